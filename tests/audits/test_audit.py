@@ -113,6 +113,7 @@ def test_generators_of_every_kind_are_projected_into(audited, generator, changes
     assert ("the labels of those that it asks about" in said) == (generator == "dcgan")  # StyleGAN2's styles have none
 
 
+@pytest.mark.slow
 def test_labels_of_candidates_that_are_not_granted_are_guessed(audited):
     table = {"generator.name": "dcgan", "generator.steps": 2, "generator.width": 2, "generator.latent": 4}
     replay = {"generator.batch_size": 8, "replay.codes": "prior", "replay.probe": False, "replay.samples": 8}

@@ -95,6 +95,7 @@ def test_defences_that_fit_the_method(tiny):
         variations(tiny("splitnn", {"audit.defences": ["prune"]}))
 
 
+@pytest.mark.slow
 def test_a_grid_has_utility_and_leakage_of_each(tiny, undisturbed, tmp_path):
     study = tiny("fedsgd", {**SMALL, "audit.defences": ["quantise", "secure-sum"]}, rounds=1)
     shutil.copytree(undisturbed(study).folder, tmp_path / "run")

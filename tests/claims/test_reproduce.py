@@ -43,6 +43,7 @@ def test_a_claim_is_run_and_judged(checked: tuple[dict, Path]) -> None:
     assert (out / "claim.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_run_again(checked: tuple[dict, Path]) -> None:
     _, out = checked
     before = (out / "fedavg-seed0" / "result.json").stat().st_mtime_ns
@@ -51,6 +52,7 @@ def test_finished_runs_are_not_run_again(checked: tuple[dict, Path]) -> None:
     assert (out / "fedavg-seed0" / "result.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_scale_is_refused(checked: tuple[dict, Path]) -> None:
     _, out = checked
     with pytest.raises(BadInput, match="another scale"):

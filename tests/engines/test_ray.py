@@ -53,7 +53,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("method", CASES)
+# an actor takes three seconds of two cores to start: one method is enough for every change
+@pytest.mark.parametrize(
+    "method", ["fedavg", *(pytest.param(one, marks=pytest.mark.slow) for one in CASES if one != "fedavg")]
+)
 def test_same_run_as_in_one_process(tiny, undisturbed, running, tmp_path, method):
     settings, actors = CASES[method]
     study = tiny(method, rounds=2, **settings)
@@ -61,6 +64,7 @@ def test_same_run_as_in_one_process(tiny, undisturbed, running, tmp_path, method
     assert_same_run(tmp_path / "run", undisturbed(study).folder)
 
 
+@pytest.mark.slow
 def test_many_sites_take_turns_in_few_actors(tiny, undisturbed, running, tmp_path):
     """Twelve sites with batch-norm layers of their own, in two actors: what a site keeps is still there in its turn."""
     few = {"sites.count": 12, "data.samples": 192, "model.backbone": "small-cnn", "data.validation": 0.0}
@@ -109,6 +113,7 @@ def test_failed_sites_are_left_out_until_the_next_round(tiny, running, trouble, 
     assert result(tmp_path / "run")["weights_sha256"] == result(tmp_path / "here")["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_resumed_by_another_engine(tiny, running, trouble, tmp_path):
     study = tiny("faulty", {"plugins": PLUGIN, "engine.on_failure": "stop"}, trouble=str(trouble))
     (trouble / "site-3-2").write_text("die")
@@ -148,6 +153,7 @@ def test_an_actor_that_fits_nowhere_is_refused():
         Share("auto", 1, 0.5).actors_for(3, {"CPU": 8.0})
 
 
+@pytest.mark.slow
 def test_from_the_command_line_ray_is_started_and_ended(tiny, undisturbed, running, tmp_path, monkeypatch):
     """Also in a process that has already read another token, and another home folder, than there are now."""
     ray.shutdown()
@@ -163,6 +169,7 @@ def test_from_the_command_line_ray_is_started_and_ended(tiny, undisturbed, runni
 
 
 def test_an_address_where_nobody_answers_is_bad_input(tiny, tmp_path, capsys):
+    ray.shutdown()  # that of the tests above
     (tmp_path / "study.toml").write_text(tiny("fedavg", rounds=1).to_toml())
     flags = ["--engine", "ray", "--address", "127.0.0.1:1", "--out", str(tmp_path / "run"), "--quiet"]
     assert run_app(["run", str(tmp_path / "study.toml"), *flags]) == 2

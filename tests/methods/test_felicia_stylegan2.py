@@ -80,7 +80,9 @@ def written_out(study: Study) -> dict[str, dict[str, torch.Tensor]]:
     return {name: model.state() for name, model in models.items()}
 
 
-@pytest.mark.parametrize("options", [{}, {"central": "per-class"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"central": "per-class"}, marks=pytest.mark.slow)], ids=["plain", "per class"]
+)
 def test_steps_are_those_written_out(felicia, undisturbed, options):
     study = felicia(**options)
     result = undisturbed(study)

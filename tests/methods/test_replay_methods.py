@@ -87,7 +87,17 @@ def test_a_replay_table_makes_any_method_that_trains_at_sites_replay(tiny_run):
     assert by_name["weights_sha256"] != tiny_run({"name": "cwt"})["weights_sha256"]
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].traits.takes_replay])
+QUICK = ("fedavg", "cwt", "splitnn", "ditto")  # a kind of training each
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in METHODS
+        if METHODS[name].traits.takes_replay
+    ],
+)
 def test_whoever_says_that_it_takes_replay_trains_on_replayed_images(tiny_run, method):
     small = {"generator": {"name": "gan", "steps": 1, "width": 4, "latent": 4}, "data": {"samples": 40}}
     small["sites"] = {"partition": "iid", "count": 2}

@@ -60,7 +60,7 @@ def median_study(**changes) -> Study:
     return Study(**tables, **changes)
 
 
-@pytest.mark.parametrize("way", ["entry points", "module"])
+@pytest.mark.parametrize("way", ["entry points", pytest.param("module", marks=pytest.mark.slow)])
 def test_an_installed_package_works_everywhere(package, tmp_path, monkeypatch, way):
     study = median_study(**({"plugins": ["fed_median"]} if way == "module" else {}))
     run(study, tmp_path / "alone")

@@ -177,6 +177,7 @@ def test_a_search_chooses_by_validation_and_goes_on_where_it_stopped(tiny, tmp_p
         entries(study, ["fedprox", "cwt"], 1, out, [], tuned=chosen_settings(out))
 
 
+@pytest.mark.slow
 def test_a_search_that_was_killed_goes_on_beside_the_run_that_it_left(tiny, tmp_path):
     """kill -9 leaves a run without its search; the next search waits for that run and takes its result."""
     study = tiny("fedavg", rounds=12)

@@ -165,6 +165,7 @@ def test_a_hopeless_parcel_leaves_its_neighbours_bit_identical(one_image_each):
     assert torch.equal(found.loss[others], calm.loss[others])
 
 
+@pytest.mark.slow
 def test_a_batch_behind_one_gradient(lenet, smooth_images, sent):
     """Two images of different classes behind each gradient; which comes first is lost, so they are assigned."""
     images = smooth_images(4).reshape(2, 2, 1, 16, 16)

@@ -132,6 +132,7 @@ def test_draws_follow_the_probabilities():
     assert draw(logits[:1], torch.tensor([0.9999999])).item() == 2
 
 
+@pytest.mark.slow
 def test_a_prior_learns_what_its_labels_mean():
     """Label 0 has codes of one kind, label 1 of another: samples must follow."""
     net = Prior(target=Target(classes=("a", "b")), grid=2, top_codes=4, bottom_codes=4, code_width=2, width=8, layers=2)

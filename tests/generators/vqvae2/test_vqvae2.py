@@ -230,6 +230,7 @@ def test_replayed_images_join_every_batch():
     assert len(seen) == 2
 
 
+@pytest.mark.slow
 def test_replay_keeps_what_was_learned_at_an_earlier_site():
     """Two sites with different images: after the second one, the first one's come back better with replay."""
     dark, bright = blobs(32) // 4, 255 - blobs(32, seed=7) // 4

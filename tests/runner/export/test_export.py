@@ -89,6 +89,7 @@ def test_the_files_of_a_torchscript_model(model, pictures, tmp_path, monkeypatch
     assert_nothing_of_this_machine(done.folder)
 
 
+@pytest.mark.slow
 def test_onnx(model, tmp_path):
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
