@@ -37,8 +37,10 @@ CHECKS = [
     [*LATENTS, "model.backbone=efficientnet-lite0-1024", "model.freeze=features"],
 ]
 LIGHT = """
-import contextlib, io, json, sys
+import contextlib, functools, io, json, sys
+import typer.main
 from polyclinic.cli import run_app
+typer.main.get_command = functools.cache(typer.main.get_command)  # built once
 from polyclinic.registry import forget_notices
 said = []
 for command in json.loads(sys.argv[1]):
@@ -91,6 +93,7 @@ def test_a_check_says_the_same_as_with_torch(tmp_path, capsys):
     assert {code for code, *_ in found} == {0, 2}  # both kinds were looked at
 
 
+@pytest.mark.slow
 def test_code_of_others_gets_torch_itself(tmp_path):
     """A plug-in first: the check begins again, and the plug-in is not left with placeholders."""
     (tmp_path / "mine.py").write_text(PLUGIN)

@@ -43,7 +43,7 @@ GENERATOR = {
             {"activations": {"latent-inversion", "learned-decoder"}, "weights": {"gradient-inversion"}},
         ),
         ("fedreplay", {}, {"latents": {"latent-inversion", "learned-decoder"}, "weights": {"gradient-inversion"}}),
-        (
+        pytest.param(
             "cwt-replay",
             GENERATOR,
             {
@@ -51,6 +51,7 @@ GENERATOR = {
                 "generator": {"copies", "near-copies", "nearest-synthetic", "projection", *REFERENCES},
                 "weights": {"gradient-inversion", *MEMBERSHIP},
             },
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "fedavg-replay",

@@ -78,6 +78,7 @@ def test_known_labels_are_used_only_where_granted(tiny, undisturbed):
     assert attack_updates.AttackPlan(blind).knowledge(truth).labels is None
 
 
+@pytest.mark.slow
 def test_masks_are_searched_for_or_known(tiny, undisturbed):
     for granted, label in (((), "joint"), ((Capability.LABELS,), "known")):
         changes = {**MASKS, "audit.threat_model": [*Audit().threat_model, *granted]}

@@ -46,7 +46,7 @@ def forked(monkeypatch):
     return started
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_number_of_workers_changes_nothing(tiny, undisturbed, forked, tmp_path, name, workers):
     method, settings = STUDIES[name]

@@ -37,7 +37,14 @@ def test_the_registry_knows_the_methods_of_the_design():
     assert all(METHODS[name].summary for name in METHODS)
 
 
-@pytest.mark.parametrize("method", sorted(name for name in METHODS if "regression" in METHODS[name].traits.tasks))
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("felicia", "feder", "feder-a", "feder-b") else ())
+        for name in sorted(METHODS)
+        if "regression" in METHODS[name].traits.tasks
+    ],
+)
 def test_every_method_runs_every_task_it_is_for(tiny_run, method):
     ages = {
         "data": {"source": "hand-phantom", "samples": 60},

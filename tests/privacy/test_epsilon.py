@@ -83,7 +83,7 @@ def test_rdp_of_a_step_against_the_integral_it_is(order):
 
 
 @given(RATES, NOISES, DELTAS, st.integers(1, 5000), st.floats(1.05, 3.0))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_more_steps_less_noise_and_larger_batches_cost_more(rate, noise, delta, steps, factor):
     base = compute_epsilon(rate, noise, steps, delta)
     assert compute_epsilon(rate, noise, math.ceil(steps * factor), delta) >= base

@@ -108,7 +108,9 @@ def test_killed_in_any_round(killable, name):
         case.resume_and_check(case.killed_at(point, midway=draw.random() < 0.5))
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize(
+    "name", ["parallel", *(pytest.param(one, marks=pytest.mark.slow) for one in STUDIES if one != "parallel")]
+)
 def test_killed_in_the_final_evaluation(killable, name):
     case = killable(name)
     late = [k for k in range(case.after_the_rounds, len(case.changes)) if "ledger" in case.changes[k - 1]]
@@ -146,7 +148,11 @@ def test_killed_twice_in_a_row(killable, name):
     )
 
 
-@pytest.mark.parametrize("name", MORE)
+#: others are killed by `benchmarks/faults.py`, or with `make check-all`
+QUICK = ("rare checkpoints", "images shared first", "controls", "own models beside")
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in MORE])
 def test_killed_somewhere(killable, name):
     case = killable(name)
     points = random.Random(f"{name} somewhere").sample(range(2, case.after_the_rounds), 2)

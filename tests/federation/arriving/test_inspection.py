@@ -16,7 +16,18 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS.builtin if not METHODS[name].traits.needs_encoder])
+#: these say nothing of arriving weights that a quicker method does not
+LONG = ("fedavg-replay", "feder", "feder-b", "finetune", "fedrep", "ditto", "moon")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
+        for name in METHODS.builtin
+        if not METHODS[name].traits.needs_encoder
+    ],
+)
 def test_an_honest_run_passes_and_ends_in_the_same_weights(tiny, undisturbed, tmp_path, method):
     tables, settings = SETTINGS.get(method, ({}, {}))
     tables = {**tables, "sites.count": 2, "data.samples": 48}
