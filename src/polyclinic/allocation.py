@@ -20,7 +20,7 @@ KEPT_BLOCKS, KEPT_AT_END, AHEAD = 2**25, 2**28, 2**24
 
 @functools.cache
 def keep_freed_memory(processes: int = 1) -> bool:
-    """Once in a process, of so many on this machine that do so; whether it was done."""
+    """For this process, one of so many on this machine that keep their freed memory. Whether it was done."""
     if not sys.platform.startswith("linux") or _is_set_by_user():
         return False
     try:

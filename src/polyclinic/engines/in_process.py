@@ -94,8 +94,8 @@ class InProcess(WorkerPool):
     def _call_group(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         self.stacked_operations.add(calls[0].operation)
         answers = self.host.handle_group(calls)
-        alone = self.host.can_divide(calls[0].operation)
-        if alone and all(isinstance(answer, Exception) for answer in answers):
+        is_repeatable = self.host.can_divide(calls[0].operation)
+        if is_repeatable and all(isinstance(answer, Exception) for answer in answers):
             yield from self._call_in_turn(calls)  # the images of one site must not cost the answers of all
             return
         for call, answer in zip(calls, answers, strict=True):

@@ -2,7 +2,8 @@
 
 TF32 rounds the factors of a product to 11 significant bits and still reads 32 bits of each. Float16 has as many
 significant bits in half the bytes, and a GPU multiplies it twice as fast. Its range is small: so every target's numbers
-are first multiplied by a power of two, which rounds nothing, and the product is divided by it. Sums are float32.
+are first multiplied by a power of two, which rounds nothing, and the product is divided by it. Sums are
+float32; a convolution writes them as float16, which rounds once more.
 """
 
 from __future__ import annotations
