@@ -41,7 +41,9 @@ def test_the_model_of_a_round_in_between_is_asked_about_members(folder):
     assert (released["operation"], released["site"], released["digests"]) == ("released model", "site-1", [])
     assert {one["attack"] for one in released["findings"]} == {"loss-threshold", "rmia", "lira"}
     assert {one["question"] for one in released["findings"]} == {"membership"}
-    assert report["verdicts"]["weights"]["questions"]["membership"]["parcels"] == 3
+    weights = report["verdicts"]["weights"]
+    assert weights["questions"]["membership"]["parcels"] == 3
+    assert (weights["attacked"], weights["released"]) == (2, 1)  # the model is no parcel that left
     assert report["level"] == pytest.approx(0.01 / (2 * 7 + 3))  # its tests have their part of the level
 
 

@@ -6,7 +6,7 @@ import re
 
 from rich.console import Console
 
-from polyclinic.cli.audit_table import coordinator_table, shorten, threat_table, verdict_table
+from polyclinic.cli.audit_table import attacks_of, coordinator_table, shorten, threat_table, verdict_table
 
 WHY = (
     "this budget does not find a planted leak either (an update of one step on held-out images, without noise: half of "
@@ -71,3 +71,9 @@ def test_the_other_tables_fit_as_well():
 def test_long_sentences_end_at_a_word():
     assert shorten("one two three four", 12) == "one two ..."
     assert shorten("one two", 12) == "one two"
+
+
+def test_the_released_model_is_named_and_not_counted_among_the_parcels():
+    of_kind = {"left": 1, "attacked": 1, "released": 1, "questions": {"membership": question("not tested")}}
+    assert list(attacks_of("weights", of_kind))[-1] == "weights: the released model was attacked, too"
+    assert len(list(attacks_of("weights", {**of_kind, "released": 0}))) == 1

@@ -64,7 +64,7 @@ def _verdict_of_attacks(left: int, parcels: Sequence[JsonMapping]) -> JsonObject
     if not findings:
         reasons = f" ({'; '.join(untried)})" if untried else ""
         why = f"no attack could be run on it{reasons}" if parcels else "no parcel of this kind was attacked"
-        return {"verdict": NOT_TESTED, "attacked": len(parcels), "words": why, "not_tried": rest}
+        return {"verdict": NOT_TESTED, **_attacked(parcels), "words": why, "not_tried": rest}
     cut_off = [n for parcel in parcels for n in parcel["not_tried"] if n["question"] == EVERY_QUESTION]
     questions = {
         name: _with_gaps(question_verdict(name, parcels), cut_off)
@@ -75,7 +75,7 @@ def _verdict_of_attacks(left: int, parcels: Sequence[JsonMapping]) -> JsonObject
     shown = _strongest_of_each([f for f in findings if f["verdict"] == LEAKS] or findings)
     return {
         "verdict": word,
-        "attacked": len(parcels),
+        **_attacked(parcels),
         "questions": questions,
         "words": " ".join(f"{f['attack']}{_in_how_many(f, findings)}: {f['words']}" for f in shown),
         "power": [check for f in shown for check in f["power"]],
@@ -83,6 +83,12 @@ def _verdict_of_attacks(left: int, parcels: Sequence[JsonMapping]) -> JsonObject
         "pictures": [path for f in shown for path in _pictures(f)],
         "not_tried": rest,
     }
+
+
+def _attacked(parcels: Sequence[JsonMapping]) -> JsonObject:
+    """How many that left were attacked, and how often the released model was, which is no parcel (it has no digest)."""
+    left = sum(bool(parcel["digests"]) for parcel in parcels)
+    return {"attacked": left, **({"released": len(parcels) - left} if len(parcels) > left else {})}
 
 
 def _with_gaps(found: JsonObject, cut_off: Sequence[JsonMapping]) -> JsonObject:

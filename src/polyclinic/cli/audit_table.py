@@ -76,6 +76,8 @@ def attacks_of(kind: str, of_kind: Mapping[str, Any]) -> Iterator[str]:
     ]
     if done:
         yield f"{kind}, attacks: {'; '.join(done)}"
+    if of_kind.get("released"):
+        yield f"{kind}: the released model was attacked, too"
 
 
 def gaps_of(kind: str, of_kind: Mapping[str, Any]) -> Iterator[str]:
