@@ -1,13 +1,14 @@
 """Mutants: small changes of the core rooms, and whether the tests notice.
 
     python benchmarks/mutants.py [--quick] [--minutes N] [--workers N] [--seed S] [--rooms a,b] [--each N]
-                                 [--again FILE] [--longest SECONDS] [--lines FILE] [--json FILE]
+                                 [--again FILE] [--also] [--longest SECONDS] [--lines FILE] [--json FILE]
 
 Each mutant negates a comparison, changes a number, swaps + and -, and and or, or drops a guard. All places of a room
 are as likely. First the tests run once as they are, to learn which lines each one runs (kept in `--lines`). A mutant is
 judged by the quick tests that run its line, the quickest first, until one fails that passes without the change; where
 no test runs the line, it lives. Those that live are listed with their line; some change nothing that a result depends
-on, and somebody must look. `--again FILE` judges the ones that lived in an earlier campaign.
+on, and somebody must look. `--again FILE` judges the ones that lived in an earlier campaign. `--also` judges those that
+live once more, by tests that take longer: the recorded digests, and tests of rooms above (`tier` 2 of a row).
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ LEFT_OUT = (
     *("test_recorded_digests", "test_publishing", "test_dependencies", "test_sbom", "test_repository", "test_layers"),
     *("test_reference_pages", "test_benchmarks", "test_extras", "test_schemas", "test_public_api", "test_ray"),
 )
+#: of these, what judges in the second tier (`--also`): it runs in one process, and a mutant is seen there
+ALSO = ("tests/runner", "tests/study", "tests/cli/test_data_cli.py", "benchmarks/mutants_digests.py")
 #: seconds that all tests of one file may take while they are watched
 LONGEST_FILE = 120.0
 
@@ -50,7 +53,7 @@ def test_files() -> list[str]:
 
 def watch(server: Server, workers: int, folder: Path, until: float, kept: Path | None) -> list[dict[str, Any]]:
     """The lines of all collected tests; those of files that are as they were are known from `kept`."""
-    known = read_kept(kept, ROOT)
+    known = [row for row in read_kept(kept, ROOT) if row["file"] != ALSO[-1]]  # digests are of this machine
     of_file: dict[str, list[str]] = {}
     for test in server.items:
         of_file.setdefault(test.split("::")[0], []).append(test)
@@ -105,6 +108,9 @@ def counted(found: Sequence[dict[str, Any]], chosen: argparse.Namespace) -> dict
         results = [one["killed"] for one in rows if one["room"] == room and one["killed"] is not None]
         if results:
             counts[room] = {"tried": len(results), "killed": sum(results)}
+        above = [one for one in rows if one["room"] == room and one["killed"] and one["tier"] == 2]
+        if above:
+            counts[room]["killed_by_tier_2"] = len(above)
     groups = {"alive": False, "not_judged": None, "killed": True}
     listed = {name: [one for one in rows if one["killed"] is value] for name, value in groups.items()}
     return {"seed": chosen.seed, "rooms": counts, "crashed": [one for one in found if "where" not in one], **listed}
@@ -118,10 +124,11 @@ def _chosen() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rooms", default=",".join(ROOMS))
     parser.add_argument("--each", type=int, default=1000, help="mutants of each room, at most")
-    parser.add_argument("--again", type=Path, help="judge only those that live in this campaign")
+    parser.add_argument("--again", type=Path, help="judge only those that live in this campaign, or in one of benchmarks/mutants/")
+    parser.add_argument("--also", action="store_true", help="judge those that live by tests that take longer, too")
     parser.add_argument("--longest", type=float, default=60.0, help="seconds of tests for one mutant")
     parser.add_argument("--lines", type=Path, help="which lines each test runs: read, and written (.jsonl.gz)")
-    parser.add_argument("--tests", help="test files, with commas (all, unless given)")
+    parser.add_argument("--tests", help="test files and folders, with commas (all, unless given)")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -130,7 +137,9 @@ def _drawn(chosen: argparse.Namespace) -> list[Place]:
     """The mutants to judge, in turn from each room."""
     if chosen.again:
         before = json.loads(chosen.again.read_text(encoding="utf-8"))
-        return found_again([*before["alive"], *before["not_judged"]])
+        parts = before if isinstance(before, list) else [before]
+        lived = [one for part in parts for one in (*part["alive"], *part["not_judged"])]
+        return found_again([one for one in lived if not one.get("word", "").startswith(("harmless", "gpu"))])
     rooms = [draw(room, chosen.seed, chosen.each) for room in chosen.rooms.split(",")]
     longest = max(len(places) for places in rooms)
     turns = [places[turn] for turn in range(longest) for places in rooms if turn < len(places)]
@@ -162,7 +171,7 @@ class Campaign:
     def judge_functions(self) -> None:
         """Collect and watch the tests, then judge the mutants of functions."""
         files = self.chosen.tests.split(",") if self.chosen.tests else test_files()
-        serve(files, self._with_server)
+        serve([*files, *(ALSO if self.chosen.also else ())], self._with_server)
 
     def _with_server(self, server: Server) -> None:
         half = self.started + 36 * self.chosen.minutes  # tests that are not watched by then judge nothing
@@ -183,7 +192,7 @@ class Campaign:
     def _judge(self, name: str, run: Run, workers: int, holds: Callable[[Place], bool] = lambda place: True) -> None:
         folder = self.folder / name
         folder.mkdir()
-        judge = Judge(run, Lines(read_kept(self.lines, ROOT)), folder, self.chosen.longest, self.until, holds)
+        judge = Judge(run, Lines(read_kept(self.lines, ROOT)), folder, self.chosen.longest, self.until, holds, ALSO)
         places = [place for place in self.places if bool(place.function) == (name == "functions")]
         judged(judge, places, workers, _noting(self.folder / f"{name}.json"))
 
@@ -226,6 +235,7 @@ def main() -> None:
     places = _drawn(chosen)
     warm()
     with tempfile.TemporaryDirectory() as name:
+        os.environ["MUTANTS_DIGESTS"] = name
         campaign = Campaign(chosen, places, Path(name), started)
         children = [_begun(campaign.judge_functions), _begun(campaign.judge_imports)]
         while children:

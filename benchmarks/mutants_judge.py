@@ -32,13 +32,20 @@ class Judge:
     until: float
     #: whether a mutant can be made at all
     holds: Callable[[Place], bool] = lambda place: True
+    #: files and folders of tests that judge in the second tier: those that live after all others
+    also: tuple[str, ...] = ()
 
     def judge(self, place: Place) -> dict[str, Any]:
-        tests = self._tests(place)
         if not self.holds(place):
-            return {**place.told(), "killed": None, "by": "its function is not in memory"}
-        killed, by = self._noticed(place, tests) if tests else (False, "no test runs it")
-        return {**place.told(), "killed": killed, "by": by}
+            return {**place.told(), "killed": None, "by": "its function is not in memory", "tier": 0}
+        tests = self._tests(place)
+        tiers = ([one for one in tests if one.startswith(self.also) is above] for above in (False, True))
+        verdict: dict[str, Any] = {"killed": False, "by": "no test runs it", "tier": 0}
+        for tier, some in enumerate(tiers, 1):
+            if some and verdict["killed"] is False:
+                killed, by = self._noticed(place, some)
+                verdict = {"killed": killed, "by": by, "tier": tier}
+        return {**place.told(), **verdict}
 
     def _tests(self, place: Place) -> list[str]:
         tests = self.lines.of(place.file, place.lines)
