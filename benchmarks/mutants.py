@@ -124,7 +124,7 @@ def _chosen() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rooms", default=",".join(ROOMS))
     parser.add_argument("--each", type=int, default=1000, help="mutants of each room, at most")
-    parser.add_argument("--again", type=Path, help="judge only those that live in this campaign, or in one of benchmarks/mutants/")
+    parser.add_argument("--again", type=Path, help="judge those that live in this file")
     parser.add_argument("--also", action="store_true", help="judge those that live by tests that take longer, too")
     parser.add_argument("--longest", type=float, default=60.0, help="seconds of tests for one mutant")
     parser.add_argument("--lines", type=Path, help="which lines each test runs: read, and written (.jsonl.gz)")
