@@ -44,7 +44,9 @@ def honest(options: argparse.Namespace, scratch: str) -> dict[str, Any]:
     ends = time.time() + options.seconds
     numbers = (one for one in range(options.first, 10**6) if not options.cheap or incoming_honest.is_cheap(one))
     with _pool(options.workers) as pool:
-        begin = lambda: pool.submit(incoming_honest.run_one, next(numbers), scratch, ends, options.each)  # noqa: E731
+        begin = lambda: pool.submit(  # noqa: E731
+            incoming_honest.run_one, next(numbers), scratch, ends, options.each, options.away
+        )
         waiting = {begin() for _ in range(options.workers)}
         while waiting:
             ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -159,6 +161,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1e9, help="honest studies stop after so long")
     parser.add_argument("--first", type=int, default=0, help="number of the first honest study")
     parser.add_argument("--each", type=int, default=incoming_honest.ROUNDS, help="most rounds of an honest study")
+    parser.add_argument("--away", type=int, default=0, help="rounds that one site of an honest study misses")
     parser.add_argument("--cheap", action="store_true", help="honest studies without generators and large networks")
     parser.add_argument("--images", type=int, default=16, help="images of the attacked site, all behind one gradient")
     parser.add_argument("--shares", default="random", choices=("random", "equal"), help="of images in gradients")

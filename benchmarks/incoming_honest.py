@@ -20,11 +20,14 @@ import polyclinic
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.arriving import inspection
 from polyclinic.federation.arriving.settings import Figure
+from polyclinic.federation.host import SiteHost
 from polyclinic.methods import METHODS
 from polyclinic.randomness import numpy_rng
 from polyclinic.runner.recorder import Display
 
 ROUNDS = 30
+#: the last round before the one that a site misses, where one is away for a while
+BEFORE = 2
 #: how a study is named that the check refuses openly, before any work
 REFUSED = "refused before the first round"
 VQVAE2 = {
@@ -88,6 +91,24 @@ def counted() -> Iterator[Seen]:
         inspection.refuse = refuse
 
 
+@contextlib.contextmanager
+def absent(rounds: int) -> Iterator[None]:
+    """Until the block ends, the first site that is called fails in so many rounds, as if it could not be reached."""
+    begin, names = SiteHost._begin, []
+
+    def _begin(self: SiteHost, call: Any, *others: Any) -> Any:
+        names.append(call.site)
+        if call.site == names[0] and BEFORE < call.round <= BEFORE + rounds:
+            raise WorkFailed("away")
+        return begin(self, call, *others)
+
+    SiteHost._begin = _begin  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SiteHost._begin = begin  # type: ignore[method-assign]
+
+
 def tables(number: int) -> dict[str, Any]:
     """The study of this number: methods in turn, all else drawn."""
     rng = numpy_rng(number, "honest study")
@@ -149,16 +170,16 @@ class Watch(Display):
             raise KeyboardInterrupt
 
 
-def run_one(number: int, scratch: str, ends: float = math.inf, rounds: int = ROUNDS) -> dict[str, Any]:
+def run_one(number: int, scratch: str, ends: float = math.inf, rounds: int = ROUNDS, away: int = 0) -> dict[str, Any]:
     """Rounds, figures and alarms of one study, which stops at the clock time `ends`.
 
-    One in seven has weights from a file, one in five is resumed.
+    One in seven has weights from a file, one in five is resumed. One site is `away` for so many rounds.
     """
     chosen, watch = tables(number), Watch(ends)
-    chosen["method"]["rounds"] = min(rounds, chosen["method"]["rounds"])
+    chosen["method"]["rounds"] = BEFORE + away + 2 if away else min(rounds, chosen["method"]["rounds"])
     row: dict[str, Any] = {"number": number, "method": chosen["method"]["name"], "rounds": 0}
     try:
-        with tempfile.TemporaryDirectory(dir=scratch) as folder, counted() as seen:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder, counted() as seen, absent(away):
             if number % 7 == 0:
                 chosen["model"]["weights"] = _file_of_weights(chosen, Path(folder), Path(scratch))
             study, places = polyclinic.Study(**chosen), {"out": Path(folder) / "run", "cache": Path(scratch) / "cache"}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from polyclinic.deployment.deployed_site import deployed_host
@@ -103,6 +104,12 @@ def ask(
 def first_weights(host: SiteHost) -> dict[str, Any]:
     """The weights that a study begins with."""
     return host.spec.first_weights(SITE)
+
+
+def shuffled(weights, seed=1):
+    """Another network of the same numbers: every row of every layer takes another one's place."""
+    rng = torch.Generator().manual_seed(seed)
+    return {name: tensor[torch.randperm(len(tensor), generator=rng)] for name, tensor in weights.items()}
 
 
 PRIVATE = {"on": ["classifier"], "noise": 1.0, "clip": 1.0}

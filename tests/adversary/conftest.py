@@ -9,3 +9,12 @@ from attacked_site import Kit
 @pytest.fixture
 def kit(tmp_path: Path) -> Kit:
     return Kit(tmp_path / "kit")
+
+
+@pytest.fixture
+def checked(kit, monkeypatch) -> Kit:
+    """The kit of a site that inspects what arrives, as every site does unless its people switch that off. Its secret is
+    the same in every run of a test, so that its draws are."""
+    monkeypatch.setattr("polyclinic.federation.open_sites.secrets.token_hex", lambda count: "5e" * count)
+    kit.policy(incoming="on = true")
+    return kit

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attacked_site import SITE, Kit, ask
+from attacked_site import SITE, ask, shuffled
 
 from polyclinic import attacks
 from polyclinic.deployment.deployed_site import FAILED, discreet
@@ -12,15 +12,6 @@ from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended, Suspensions
 
 PUBLIC = torch.rand(40, 1, 16, 16, generator=torch.Generator().manual_seed(5))
-
-
-@pytest.fixture
-def checked(kit, monkeypatch) -> Kit:
-    """The kit of a site that inspects what arrives, as every site does unless its people switch that off. Its secret is
-    the same in every run of a test, so that its draws are."""
-    monkeypatch.setattr("polyclinic.federation.open_sites.secrets.token_hex", lambda count: "5e" * count)
-    kit.policy(incoming="on = true")
-    return kit
 
 
 def fedsgd(kit, backbone, run="run", lr=0.05):
@@ -131,12 +122,6 @@ def test_what_was_inspected_once_is_not_inspected_again(checked, monkeypatch):
     ask(host, "gradient", 1, weights=weights)
     monkeypatch.setattr(type(host.inspection), "_inspect_weights", None)
     assert ask(host, "gradient", 2, weights=weights).parcels
-
-
-def shuffled(weights, seed=1):
-    """Another network of the same numbers: every row of every layer takes another one's place."""
-    rng = torch.Generator().manual_seed(seed)
-    return {name: tensor[torch.randperm(len(tensor), generator=rng)] for name, tensor in weights.items()}
 
 
 @pytest.mark.parametrize("lr", [1.0, 1e2, 1e4, 1e8])

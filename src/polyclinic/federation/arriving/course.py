@@ -24,6 +24,10 @@ LONGEST_STEP = 0.11
 #: a layer may move as if the site's training moved it by this share of how far it moved the layer that moved farthest:
 #: which layers move in a round differs from one to the next
 OTHER_LAYERS = 0.25
+#: after rounds that a site missed, weights may have moved farther: as often as far as the root of the rounds says, and
+#: no more often than this. Rounds never go back, so whoever pretends that a site missed some could have moved its
+#: weights by more in the same rounds
+MOST_TIMES = 4.0
 
 
 def layers(weights: Weights) -> dict[str, Tensor]:
@@ -59,12 +63,15 @@ def movement(weights: Weights, reference: Weights) -> dict[str, float]:
     return dict(zip(found, numbers(list(found.values())), strict=True))
 
 
-def moved(found: Mapping[str, float], own: Mapping[str, float], limits: Incoming, how: str = "") -> Iterator[Figure]:
-    """The movement of each layer and what is allowed, by `own` movement in the site's training so far. `how` says what
-    moves it, where that is not the weights themselves."""
+def moved(
+    found: Mapping[str, float], own: Mapping[str, float], limits: Incoming, how: str = "", *, rounds: int = 1
+) -> Iterator[Figure]:
+    """The movement of each layer in so many `rounds` and what is allowed, by `own` movement in the site's training so
+    far. `how` says what moves it, where that is not the weights themselves."""
     least = OTHER_LAYERS * max(own.values(), default=0.0)
+    times = limits.times_own * min(rounds**0.5, MOST_TIMES)
     for layer, value in found.items():
-        room = limits.times_own * max(own.get(layer, 0.0), least)
+        room = times * max(own.get(layer, 0.0), least)
         yield Figure("moved", layer + how, value, max(limits.moved, room))
 
 

@@ -26,10 +26,17 @@ class History:
         """The weights that arrived last; names that never arrived are missing."""
         return self.state.group(f"{GROUP}/last")
 
-    def take(self, weights: Mapping[str, Tensor]) -> None:
-        """Remember weights that passed. Half of the digits are enough to see how far others are away."""
+    def take(self, weights: Mapping[str, Tensor], round: int) -> None:
+        """Remember weights that passed, and in which round. Half of the digits are enough to see how far others are
+        away."""
         for name, tensor in floating(weights).items():
             self.state[f"{GROUP}/last/{name}"] = tensor.detach().bfloat16().cpu()
+        self.state[f"{GROUP}/round/last"] = torch.tensor(round)
+
+    def rounds_since(self, round: int) -> int:
+        """How many rounds the weights that arrived last are behind `round`, as its sender counts; at least one."""
+        last = self.state.group(f"{GROUP}/round").get("last")
+        return 1 if last is None else max(1, round - int(last))
 
     def quiet(self) -> dict[str, Tensor]:
         """bool [U]: the units of every layer that were quiet with the first weights or after own training."""

@@ -167,7 +167,7 @@ class Inspection:
             refuse(self._steps(site, {**weights, **history.last()}), ParcelRejected, SMALLER_RATE)
         refuse(self._figures(site, weights, history, own_network=own_network), DataDependentRefusal)
         if own_network:
-            history.take(weights)
+            history.take(weights, site.round)
 
     def _begin(self, site: Site, history: History) -> None:
         """Remember the first weights, and what they do with the site's images."""
@@ -175,7 +175,7 @@ class Inspection:
         if first is None:
             return
         tried = self.trials.try_weights(site, site.trainer, {**first, **site.state.group("local")})
-        history.take(first)
+        history.take(first, 0)
         history.take_beginning(tried.found)
         history.take_most("loss", {"mean": tried.loss})
 
@@ -209,7 +209,8 @@ class Inspection:
         moved = course.movement(weights, last)
         if last:
             self._rehearse_before(site, history, moved)
-        yield from course.moved(moved, self._own(site, history), self.limits)
+        rounds = history.rounds_since(site.round)
+        yield from course.moved(moved, self._own(site, history), self.limits, rounds=rounds)
         known = {**self._known(site, history), **weights} if own_network else weights
         tried = self.trials.try_weights(site, site.trainer_for(weights), known)
         # units of a dense layer align as honest training goes on; with a course, `moved` sees crafted ones
