@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polyclinic.claims.claim import Claim, Measure, Minutes, Number
-from polyclinic.claims.measures import across_sites, audited, carried_each_round, of_runs, own_sites
+from polyclinic.claims.measures import across_sites, carried_each_round, of_runs, own_sites
+from polyclinic.claims.projection import DISTANCE, projected
 from polyclinic.claims.rules import AllOf, AtMost, Lower, Rule, higher
 
 PAPER = "FedER"
@@ -176,11 +177,11 @@ CLAIMS = (
             "no privacy loss": ("method.name=feder", "tuning.alpha=0.0"),
             "privacy loss": ("method.name=feder", "tuning.alpha=1.0"),
         },
-        higher("privacy loss", "no privacy loss", "distance"),
-        measure=of_runs(audited("synthetic-images", "distance", attack="projection")),
+        higher("privacy loss", "no privacy loss", DISTANCE),
+        measure=of_runs(projected),
         quick=(
             *("tuning.on=true", "tuning.most_steps=150", "tuning.most_tuning_steps=100", "tuning.check_every=50"),
-            *("tuning.patience=150", "method.rounds=1", "audit.keep_parcels=0", "data.per_class=200"),
+            *("tuning.patience=150", "method.rounds=1", "data.per_class=200"),
         ),
         minutes=15,
         post_hoc=True,

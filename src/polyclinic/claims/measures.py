@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.claims.claim import Measure, Row, Scale
+from polyclinic.errors import WorkFailed
 from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.noted_files import read_result
@@ -108,12 +109,17 @@ def forgetting(run: Path) -> dict[str, float]:
 
 
 def audited(kind: str, name: str, *, budget: str = "quick", attack: str = "") -> OfRun:
-    """Mean of a number of the findings for a kind of parcel, as `polyclinic audit` has it; audited once."""
+    """Mean of a number of the findings for a kind of parcel, as `polyclinic audit` has it; audited once.
+
+    WorkFailed where the attack has findings, and none of them has such a number.
+    """
 
     def read(run: Path) -> dict[str, float]:
         parcels = [one for one in audit_of(run, budget)["parcels"] if one["kind"] == kind]
         findings = [one for parcel in parcels for one in parcel["findings"] if attack in one["attack"]]
         values = [float(one["evidence"][name]) for one in findings if one["evidence"].get(name) is not None]
+        if findings and not values:
+            raise WorkFailed(f"{run}: the audit's findings on '{kind}' have no number '{name}'")
         return {name: statistics.fmean(values)} if values else {}
 
     return read

@@ -133,14 +133,15 @@ CLAIMS = (
         name="ours-decoder-attack",
         paper=PAPER,
         place="docs/results.md",
-        sentence="A decoder trained on other people's images gives images back from the latents of a deep cut.",
+        sentence="A decoder trained on other people's images gives images back from the latents of a deep cut: "
+        "half of them can be picked out of hundreds.",
         numbers=(),
         paper_data="-",
         our_data="RSNA bone age, boys, 64 px",
         study="bone_age_public.toml",
         arms={"block5": ("model.cut=block5",), "block8": ("model.cut=block8",)},
-        measure=of_runs(audited("latents", "identified", attack="decoder")),
-        rule=AllOf((AtLeast("block5", "identified", 0.5), AtLeast("block8", "identified", 0.5))),
+        measure=of_runs(audited("latents", "picked", attack="decoder")),
+        rule=AllOf((AtLeast("block5", "picked", 0.5), AtLeast("block8", "picked", 0.5))),
         minutes={"quick": Minutes(12, 3), "full": Minutes(None, 10)},
         common=("method.name=fedreplay", "audit.keep_parcels=0"),
         scales={
