@@ -7,7 +7,7 @@ from medical_files import write_nifti
 
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.file_source import FileSource
-from polyclinic.data.preprocessing.graham import graham, scale_radius
+from polyclinic.data.preprocessing.graham import _inner_disc, graham, scale_radius
 from polyclinic.data.splits import split
 from polyclinic.errors import BadInput
 
@@ -66,6 +66,25 @@ def test_graham_brings_the_eye_to_radius_300_and_takes_its_average_colour_away()
         assert prepared.shape == (540, 540, 3)
         assert np.abs(prepared[200:340, 200:340].astype(int) - 128).max() <= 2
     assert (graham(eye())[0, 0] == 128).all()
+
+
+def test_the_inner_disc_is_cut_from_the_middle_and_put_there():
+    """Of a picture 400 rows high and 700 columns wide: 70 rows of grey above and below, 80 columns left away."""
+    column = np.broadcast_to(np.arange(700.0)[None, :, None], (400, 700, 3))
+    row = np.broadcast_to(np.arange(400.0)[:, None, None], (400, 700, 3))
+    across, down = _inner_disc(column), _inner_disc(row)
+    assert across.shape == (540, 540, 3)
+    assert across[270, 0, 0] == 80
+    assert across[270, 539, 0] == 619
+    assert down[70, 270, 0] == 0
+    assert down[469, 270, 0] == 399
+    assert (down[69, 270] == 128).all()
+    assert (down[470, 270] == 128).all()
+    inside = across[:, :, 0] != 128
+    assert inside[270].sum() == 539  # one column has the value of grey itself
+    ring = np.hypot(*(np.mgrid[:540, :540] - 269.5)) > 270
+    assert (across[ring] == 128).all()
+    assert (_inner_disc(np.zeros((600, 600, 3)))[~ring] == 0).all()
 
 
 def test_graham_keeps_a_lesion_and_forgets_the_lighting():

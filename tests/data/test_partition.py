@@ -298,6 +298,18 @@ class TestSubgroupBias:
         counts = self.counts(PARTITIONS["subgroup-bias"](count=3, **settings))
         assert counts == {"site-1": [50, 50, 10, 90], "site-2": [50] * 4, "site-3": [50] * 4}
 
+    def test_shares_of_few_images_by_hand(self):
+        """The first site wants one of four, none of the sub-group, and the only one of the other class."""
+        data = Dataset(
+            np.zeros((6, 1, 8, 8), np.uint8),
+            np.array([0, 0, 0, 0, 0, 1]),
+            classes=("no", "yes"),
+            subgroup=np.array(["a", "a", "a", "a", "b", "c"]),
+        )
+        sites = PARTITIONS["subgroup-bias"](count=3, subgroup="b", share=0.0, per_class=1)
+        plan = sites.plan(data, np.arange(6), ())
+        np.testing.assert_allclose(plan.shares, [[0.25, 0.375, 0.375], [0, 0.5, 0.5], [1, 0, 0]])
+
     def test_more_than_there_is(self):
         sites = PARTITIONS["subgroup-bias"](count=2, subgroup="melanoma", share=0.9, per_class=1000)
         with pytest.raises(BadInput, match=r"^sites.per_class: 1000 images .* need 500 of 'keratosis'"):

@@ -8,7 +8,7 @@ from torch.distributions import Normal
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.methods.fedpft import Mixture, _received, fit
+from polyclinic.methods.fedpft import Mixture, _is_mixture, _received, fit
 from polyclinic.randomness import torch_rng
 from polyclinic.training.optimizer import Optimizer
 
@@ -71,3 +71,13 @@ def test_a_class_that_a_site_does_not_have_is_passed_over():
     (none, _), (some, found) = _received(Parcel("statistics", sent, {"counts": [0, 4]}), "north", 2, 2)
     assert (none, some) == (0, 4)
     assert found.means.tolist() == [[1.0, 1.0]]
+
+
+def test_what_a_mixture_is():
+    half, ones = torch.full((2,), 0.5), torch.ones(2, 3)
+    assert _is_mixture(Mixture(half, ones, ones / 2), 3)
+    assert _is_mixture(Mixture(torch.tensor([0.0, 1.0]), ones, ones), 3)
+    assert not _is_mixture(Mixture(half, ones, 0 * ones), 3)
+    assert not _is_mixture(Mixture(torch.ones(1, 1), ones[:1], ones[:1]), 3), "shares are a list"
+    assert not _is_mixture(Mixture(half[:0], ones[:0], ones[:0]), 3)
+    assert not _is_mixture(Mixture(half, ones, ones), 2)

@@ -310,3 +310,44 @@ def kind_of(numbers):
 def test_the_draws_of_a_calibration_error_may_all_lie_above_it():
     """Gaps have no sign, so chance widens them; a simulated site does not round the ends outwards."""
     check_told({"calibration_error": torch.tensor([0.01, 0.02, 0.04, 0.00003], dtype=torch.float64)}, 2)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"auc": [1.0, 1.0, 1.0, 0.0]},
+        {"auc": [0.4, 0.4, 0.6, 0.04]},
+        {"auc": [20.0, -20.0, 20.0, 0.0]},
+        {"mae": [1e9, 0.0, 1e9, 1.0]},
+    ],
+    ids=str,
+)
+def test_intervals_at_their_limits_pass(told):
+    """A value may be an end of its interval, and a variance its width squared."""
+    check_told({name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in told.items()}, 2)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"auc": [1.001, 0.9, 1.0, 0.0]},
+        {"auc": [0.899, 0.9, 1.0, 0.0]},
+        {"auc": [0.5, 0.4, 0.6, 0.041]},
+        {"auc": [0.5, -21.0, 0.6, 0.0]},
+        {"auc": [0.5, 0.4, 21.0, 0.0]},
+        {"calibration_error": [21.0, 0.4, 0.6, 0.0]},
+        {"mae": [0.0, 0.0, 1.1e9, 0.0]},
+    ],
+    ids=str,
+)
+def test_intervals_beyond_their_limits_are_refused(lie):
+    with pytest.raises(ParcelRejected, match="has numbers that no images have"):
+        check_told({name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in lie.items()}, 2)
+
+
+def test_a_simulated_site_tells_every_sub_group_of_ten_patients(scores):
+    labels, good, _ = scores
+    groups = np.array(["many"] * (CASES - 19) + ["ten"] * 10 + ["nine"] * 9)
+    site = binary(labels, 0, columns=groups[:, None], names=("group",))
+    told = told_about(site, site.data.test, {"outputs": good}, ["group"])
+    assert {name.split(":")[0] for name in told if " = " in name} == {"group = many", "group = ten"}

@@ -16,7 +16,7 @@ from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
 from polyclinic.generators.vqvae2 import autoencoder, codebook
 from polyclinic.generators.vqvae2.autoencoder import Autoencoder, losses, noise_images
-from polyclinic.generators.vqvae2.codebook import Codebook, draw_vectors, used_share
+from polyclinic.generators.vqvae2.codebook import Codebook, Moved, draw_vectors, used_share
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.metrics.images import pooled_psnr
 from polyclinic.settings import variant
@@ -133,6 +133,17 @@ def test_dead_codes_come_back_to_life_among_the_latents():
     for step in range(400):
         book.learn(latents, book.nearest(latents), rng(step))
     assert used_share(book.nearest(latents), 16) == 1.0
+
+
+def test_a_dead_code_moves_to_the_only_latent_that_no_code_is_near():
+    book = Codebook(2, 1, "ema")
+    book.counts.fill_(1)
+    rows = torch.zeros(200, 1)
+    rows[17] = 0.1
+    moved = Moved(rows, torch.zeros(200, dtype=torch.int64), torch.zeros(2, 1), torch.tensor([False, True]))
+    book.revive(moved, rng())
+    assert book.vectors.weight[1].tolist() == pytest.approx([0.1])
+    assert book.counts.tolist() == pytest.approx([1, 10])  # a tenth of an even spread of 200 rows over two codes
 
 
 def test_more_than_half_of_the_codes_stay_in_use():

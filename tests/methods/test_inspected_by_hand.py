@@ -1,0 +1,153 @@
+"""What sites tell before training, by hand: bins, tables, distances between histograms, and advice."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.methods import inspect_sites
+from polyclinic.methods.inspect_sites import Counted, InspectSites
+
+HIGH = {"labels": [4, 0], "intensities": [4, 0], "sides": [4, 0], "spacings": [4, 0], "splits": [100, 20]}
+LOW = {"labels": [0, 4], "intensities": [0, 4], "sides": [4, 0], "spacings": [4, 0], "splits": [99, 20]}
+
+
+def part(**arrays):
+    return SimpleNamespace(**{"geometry": None, "cases": None, **arrays})
+
+
+def federation_of(classes=("no", "yes"), label_range=None, summed="float"):
+    target = SimpleNamespace(classes=classes, label_range=label_range)
+    sums = SimpleNamespace(settings=SimpleNamespace(sum=summed))
+    return SimpleNamespace(trainer=SimpleNamespace(target=target), sums=sums)
+
+
+def test_values_lie_in_sixteen_equal_bins():
+    values = np.array([-1.0, 0.0, 0.99, 1.0, 15.5, 16.0, 99.0])
+    assert inspect_sites.in_bins(values, 0, 16).tolist() == [0, 0, 0, 1, 15, 15, 15]
+    assert inspect_sites.in_bins(values[1:2] + 3, 3, 19).tolist() == [0]
+    assert inspect_sites.in_bins(np.array([3.0]), 3, 3).tolist() == [0]
+    assert inspect_sites.in_bins(np.array([0.5]), 0, 1).tolist() == [8]
+
+
+def test_labels_are_classes_or_values_between_the_bounds():
+    classes = SimpleNamespace(classes=("a", "b", "c"), label_range=None)
+    bins, size = inspect_sites.label_bins_of(np.array([2, 0]), classes)
+    assert (bins.tolist(), size) == ([2, 0], 3)
+    values = SimpleNamespace(classes=(), label_range=(0.0, 32.0))
+    bins, size = inspect_sites.label_bins_of(np.array([2.0, 31.0]), values)
+    assert (bins.tolist(), size) == ([1, 15], 16)
+    own = SimpleNamespace(classes=(), label_range=None)
+    assert inspect_sites.label_bins_of(np.array([5.0, 6.0, 7.0]), own)[0].tolist() == [0, 8, 15]
+    assert inspect_sites.label_bins(("a", "b")) == 2
+    assert inspect_sites.label_bins(()) == 16
+
+
+def test_sides_and_spacings_are_those_of_the_files():
+    geometry = np.array([[64, 63, 0.1, 0.05], [10, 2048, np.nan, np.nan], [63, 10, 0.01, 3.0]])
+    files = part(geometry=geometry)
+    assert inspect_sites.side_bins(files).tolist() == [1, 8, 0]
+    assert inspect_sites.spacing_bins(files).tolist() == [2, 9, 8]
+
+    class Prepared(SimpleNamespace):
+        def __len__(self):
+            return 2
+
+    prepared = Prepared(geometry=None, images=np.zeros((2, 1, 100, 130)))
+    assert inspect_sites.side_bins(prepared).tolist() == [2, 2]
+    assert inspect_sites.spacing_bins(prepared).tolist() == [9, 9]
+
+
+def test_means_of_images():
+    assert inspect_sites.mean_intensities(np.array([[[1, 3]], [[5, 5]]])).tolist() == [2, 5]
+
+
+def test_counts_of_few_patients_are_not_told():
+    people = [np.arange(20), np.array([1, 1, 2]), np.arange(30, 60), np.array([])]
+    counted = Counted(torch.tensor([20, 3, 30, 0]), people)
+    counts, told = inspect_sites.suppressed(counted, 0)
+    assert (counts.tolist(), told.tolist()) == ([20, 3, 30, 0], [1, 1, 1, 1])
+    counts, told = inspect_sites.suppressed(counted, 5)
+    assert told.tolist() == [0, 0, 1, 1]  # the smallest of the others would give the second away
+    assert counts.tolist() == [0, 0, 30, 0]
+    tables = inspect_sites.tables({"labels": counts, "labels told": told})
+    assert tables == {"labels": [-1, -1, 30, 0]}
+
+
+def test_distances_between_histograms():
+    assert inspect_sites.histogram_ks([1, 1, 2], [2, 1, 1]) == 0.25
+    assert inspect_sites.histogram_ks([4, -1], [0, 4]) == 1
+    assert inspect_sites.histogram_ks([-1, -1], [0, 1]) == 1
+    each = {"a": {"x": [1, 0]}, "b": {"x": [0, 1]}, "c": {"x": [2, 1]}}
+    assert inspect_sites._pairwise(each, "x") == {"a and b": 1, "a and c": 0.3333, "b and c": 0.6667}
+
+
+def test_what_the_coordinator_learns():
+    found = inspect_sites.about_sites({"north": HIGH, "south": {**LOW, "labels": [-1, 4]}}, federation_of())
+    assert found["per_site"]["south"]["splits"] == [99, 20]
+    assert found["total"]["labels"] == [4, 4]
+    assert found["total"]["splits"] == [199, 40]
+    assert (found["mean_ks"], found["pairwise_ks"]) == (1, {"north and south": 1})
+    assert (found["classes"], found["bounds"]) == (["no", "yes"], None)
+    assert found["ks"]["sides"] == {"north and south": 0}
+    three = inspect_sites.about_sites({"a": HIGH, "b": LOW, "c": LOW}, federation_of((), (0.0, 9.0)))
+    assert (three["mean_ks"], three["bounds"]) == (pytest.approx(2 / 3), [0, 9])
+
+
+def test_a_secure_sum_tells_the_total_only():
+    secure = inspect_sites.about_sites({"all": HIGH}, federation_of(summed="secure"))
+    assert (secure["per_site"], secure["mean_ks"], secure["total"]["labels"]) == ({}, None, [4, 0])
+    assert "not known from totals" in secure["guidance"][0]
+    assert inspect_sites.about_sites({"all": HIGH}, federation_of())["per_site"] == {"all": HIGH}
+    assert inspect_sites.about_sites({"a": HIGH, "b": LOW}, federation_of(summed="secure"))["per_site"]
+
+
+def test_advice_follows_from_the_distances():
+    advise = inspect_sites.guidance
+    differ = advise({"north": HIGH, "south": LOW}, 1.0)
+    assert differ[0].startswith("Labels differ (mean KS 1.00)")
+    assert differ[1] == inspect_sites.MEASURED
+    assert differ[2].startswith("Intensities differ most between north and south (KS 1.00)")
+    assert differ[3:] == [
+        "Fewer than 100 training images: south; these sites gain most from the others.",
+        "Some labels do not occur at north, south; a model trained there alone cannot know them.",
+    ]
+    full = {**HIGH, "labels": [1, 1]}
+    assert advise({"north": full, "south": full}, 0.19) == [
+        "Labels are alike (mean KS 0.19): fedavg and its relatives are a good choice."
+    ]
+    assert advise({"north": full, "south": full}, 0.2)[0].startswith("Labels differ")
+    assert advise({"north": full}, None, has_labels=False) == []
+    assert len(advise({"north": LOW}, None)) == 1, "one site has no others to gain from"
+    half = {**full, "intensities": [2, 2]}
+    assert len(advise({"north": full, "south": half}, 0.0)) == 2
+    close = {**full, "intensities": [51, 49]}
+    assert len(advise({"north": full, "south": close}, 0.0)) == 1
+    untold = {**full, "splits": [-1, 0], "labels": [-1, 3]}
+    assert len(advise({"north": full, "south": untold}, 0.0)) == 1, "what is not told is not few"
+    assert "Fewer than 100 training images: south" in advise({"north": full, "south": {**full, "splits": [0]}}, 0)[1]
+
+
+def test_tables_of_another_form_are_refused():
+    sizes = {"splits": 2, "patients": 1, "labels": 2, "intensities": 16, "missing": 1, "sides": 9, "spacings": 10}
+    sent = {name + end: torch.zeros(size, dtype=torch.int64) for name, size in sizes.items() for end in ("", " told")}
+    check = InspectSites().check_reply
+
+    def refused(tensors, operation="survey"):
+        reply = Reply("north", (Parcel("statistics", tensors),))
+        try:
+            check(federation_of(), Call("north", operation, 1), reply)
+        except ParcelRejected:
+            return True
+        return False
+
+    assert not refused(sent)
+    assert refused({**sent, "labels": torch.zeros(3, dtype=torch.int64)})
+    assert refused({**sent, "labels": torch.tensor([0, -1])})
+    assert refused({**sent, "labels": torch.zeros(2)})
+    assert refused({**sent, "labels": torch.zeros(2, 1, dtype=torch.int64)})
+    assert refused({name: tensor for name, tensor in sent.items() if name != "missing told"})
+    assert not refused({}, "score")
