@@ -16,7 +16,8 @@ from mutants_places import Place
 PORTIONS = (3.0, 12.0, 60.0, 300.0)
 #: a mutant whose tests take so many times as long, and so many seconds more, does not end: its tests notice
 ENDLESS = (5.0, 15.0)
-
+#: reads the defaults and bounds of all settings, which are there when a module is imported
+SETTINGS = "tests/test_recorded_settings.py"
 
 Run = Callable[[Sequence[str], Path, Place | None], None]
 
@@ -52,7 +53,8 @@ class Judge:
         if place.function:
             return tests
         tests = tests or self.lines.of(place.file, ())
-        return self.lines.quickest(list(dict.fromkeys([*tests, *self.lines.reading(place.module)])))
+        reading = [*self.lines.reading(place.module), *(one for one in self.lines.rows if one.startswith(SETTINGS))]
+        return self.lines.quickest(list(dict.fromkeys([*tests, *reading])))
 
     def _noticed(self, place: Place, tests: Sequence[str]) -> tuple[bool | None, str]:
         """Whether a test fails that does not without the change, and which; None if they did not end in time."""
