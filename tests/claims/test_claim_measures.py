@@ -18,6 +18,8 @@ from polyclinic.study import parse_study
 def audited_run(tmp_path: Path) -> Path:
     findings = [{"attack": "learned-decoder", "evidence": {"picked": share}} for share in (0.5, 0.7)]
     parcels = [{"kind": "latents", "findings": findings}, {"kind": "weights", "findings": []}]
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "site-1.jsonl").write_text('{"kind": "latents"}\n')
     (tmp_path / "audit.json").write_text(json.dumps({"complete": True, "budget": "quick", "parcels": parcels}))
     return tmp_path
 
@@ -25,6 +27,10 @@ def audited_run(tmp_path: Path) -> Path:
 def test_a_number_of_an_audit_is_the_mean_of_its_findings(audited_run: Path) -> None:
     assert audited("latents", "picked", attack="decoder")(audited_run) == {"picked": pytest.approx(0.6)}
     assert audited("latents", "picked", attack="inversion")(audited_run) == {}
+
+
+def test_a_run_without_such_parcels_is_not_audited(tmp_path: Path) -> None:
+    assert audited("latents", "picked")(tmp_path) == {}  # an audit of this empty folder would be refused
 
 
 def test_a_number_that_no_finding_has_is_an_error(audited_run: Path) -> None:

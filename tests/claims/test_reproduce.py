@@ -97,6 +97,13 @@ def test_the_list_has_a_line_for_each_claim() -> None:
     assert [one["claim"] for one in json.loads(told.stdout)] == list(CLAIMS)
 
 
+def test_the_list_fits_into_eighty_columns() -> None:
+    told = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80"}).stdout
+    assert max(map(len, told.splitlines()[:-1])) <= 80
+    assert "…" not in told
+    assert all(name in told for name in CLAIMS)
+
+
 @pytest.mark.parametrize(
     ("words", "cure"),
     [

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from polyclinic.claims.claim import Claim, Measure, Minutes, Number
-from polyclinic.claims.measures import across_sites, carried_each_round, of_runs, own_sites
+from polyclinic.claims.measures import across_sites, carried_each_round, kinds_that_left, of_runs, own_sites
 from polyclinic.claims.projection import DISTANCE, projected
 from polyclinic.claims.rules import AllOf, AtMost, Lower, Rule, higher
 
@@ -31,8 +30,7 @@ REPLAY: Mapping[str, tuple[str, ...]] = {name: (f"method.name={name}",) for name
 
 def _weights_parcels(run: Path) -> dict[str, float]:
     """How many parcels with weights the sites' ledgers have."""
-    lines = [json.loads(line) for file in sorted((run / "ledger").glob("*.jsonl")) for line in file.open()]
-    return {"parcels with weights": float(sum(line.get("kind") == "weights" for line in lines))}
+    return {"parcels with weights": float(kinds_that_left(run).count("weights"))}
 
 
 def _claim(

@@ -108,14 +108,22 @@ def forgetting(run: Path) -> dict[str, float]:
     return {"just trained": fresh, "trained longest ago": later, "lost": sign * (fresh - later)}
 
 
+def kinds_that_left(run: Path) -> list[str]:
+    """The kind of every parcel in the sites' ledgers."""
+    lines = [json.loads(line) for file in sorted((run / "ledger").glob("*.jsonl")) for line in file.open()]
+    return [str(line["kind"]) for line in lines if "kind" in line]
+
+
 def audited(kind: str, name: str, *, budget: str = "quick", attack: str = "") -> OfRun:
     """Mean of a number of the findings for a kind of parcel, as `polyclinic audit` has it; audited once.
 
-    WorkFailed where the attack has findings, and none of them has such a number.
+    Nothing where no such parcel left; WorkFailed where the attack has findings, and none of them has such a number.
     """
 
     def read(run: Path) -> dict[str, float]:
-        parcels = [one for one in audit_of(run, budget)["parcels"] if one["kind"] == kind]
+        if kind not in kinds_that_left(run):
+            return {}
+        parcels = [one for one in audit_of(run, budget, kind)["parcels"] if one["kind"] == kind]
         findings = [one for parcel in parcels for one in parcel["findings"] if attack in one["attack"]]
         values = [float(one["evidence"][name]) for one in findings if one["evidence"].get(name) is not None]
         if findings and not values:
@@ -125,12 +133,12 @@ def audited(kind: str, name: str, *, budget: str = "quick", attack: str = "") ->
     return read
 
 
-def audit_of(run: Path, budget: str) -> dict[str, Any]:
-    """The content of `audit.json`; the run is audited where that is not there or not whole."""
+def audit_of(run: Path, budget: str, kind: str) -> dict[str, Any]:
+    """The content of `audit.json`; parcels of the kind are audited where that is not there or not whole."""
     from polyclinic.audits.audit import audit
 
     file = run / "audit.json"
     found: dict[str, Any] = read_json(file) if file.exists() else {}
     if found.get("complete") and found.get("budget") == budget:
         return found
-    return audit(run, budget=budget)
+    return audit(run, budget=budget, kinds=[kind])

@@ -50,7 +50,7 @@ def last_verdict(name: str, kept: Kept, scale: str) -> str:
     if found is None:
         return "not run"
     real = ", phantoms" if found["phantom"] else ""
-    return f"{found['holds']} ({found['date']}{real})"
+    return f"{found['holds']}{real}, {found['date']}"
 
 
 def is_stale(found: dict[str, Any]) -> bool:

@@ -14,6 +14,9 @@ from polyclinic.files import check_place
 if TYPE_CHECKING:
     from polyclinic.claims.claim import Claim
 
+#: columns of --list: dates and the longest words are not cut off at 80
+NARROWEST = {"where": 15, "quick": 10, "full": 10}
+
 
 def reproduce(
     claim: str = typer.Argument("", help="The claim to check; --list shows all.", show_default=False),
@@ -68,6 +71,7 @@ def _run(claim: Claim, out: Path, options: dict[str, Any], quiet: bool) -> dict[
 
 def show_list(claims: list[Claim], *, as_json: bool) -> None:
     """A line for each claim: where it stands, what it says, how long it takes, what came of it last."""
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
@@ -78,9 +82,10 @@ def show_list(claims: list[Claim], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([_entry(claim, kept) for claim in claims]))
         return
-    table = Table(title=f"{len(claims)} claims; minutes of all runs at quick/full, as measured; ~ is an estimate")
+    title = f"{len(claims)} claims; minutes of all runs at quick/full, as measured; ~ is an estimate"
+    table = Table(title=title, box=SIMPLE, padding=0)
     for name in ("claim", "where", "minutes", "quick", "full"):
-        table.add_column(name, no_wrap=name == "claim")
+        table.add_column(name, no_wrap=name == "claim", overflow="fold", min_width=NARROWEST.get(name))
     for claim in claims:
         minutes = "/".join(minutes_of(claim, scale, kept) for scale in SCALES)
         verdicts = [last_verdict(claim.name, kept, scale) for scale in SCALES]
