@@ -168,6 +168,7 @@ def leaks() -> list[Leak]:
     fitted = tuple({"generator": _planted(leak="overfitted", steps=steps)} for steps in (600, 200, 60))
     shared = tuple({"method": {"name": "fedavg-share", "rounds": 1, "share": part}} for part in (0.2, 0.1, 0.05))
     sums = tuple({"method": {"numbers": count}} for count in (144, 72, 48))  # of about 65 images
+    few = tuple({"data": {"samples": 400, "test": part, "validation": 0.005}} for part in (0.985, 0.975, 0.955))
     scored = tuple({"data": {"samples": count}} for count in (160, 480, 1440))
     return [
         Leak("gradient, few images", "gradients", (one, two, four), sgd),
@@ -187,6 +188,7 @@ def leaks() -> list[Leak]:
         Leak("near copies", "generator", copies, REPLAY),  # type: ignore[arg-type]
         Leak("overfitted generator", "generator", fitted, REPLAY),  # type: ignore[arg-type]
         Leak("sums of features", "statistics", sums, {"method": {"name": "analytic"}, **SUMMED}),  # type: ignore
+        Leak("sums of few images", "statistics", few, _summed_few()),  # type: ignore[arg-type]
         Leak("histograms of scores", "metrics", scored, _fedavg(3, 4)),  # type: ignore[arg-type]
         Leak("real images", "real-images", shared, {}),  # type: ignore[arg-type]
     ]  # fmt: skip
@@ -198,6 +200,11 @@ def _fedavg(rounds: int, steps: int) -> dict[str, Any]:
 
 def _remembered() -> dict[str, Any]:
     return {"data": {"noisy": 0.5, "samples": 480}, "optimizer": {"name": "adam", "lr": 0.002}}
+
+
+def _summed_few() -> dict[str, Any]:
+    """Two to eight images of a site; the attacker draws phantoms of its own."""
+    return {"method": {"name": "analytic", "numbers": 144}, **SUMMED, "audit": {"own_images": "fundus-phantom"}}
 
 
 def _planted(**settings: Any) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD
 from polyclinic.audits.audit import build_tools
-from polyclinic.audits.coordinator import Rehearsal, judge, rehearse
+from polyclinic.audits.coordinator import CONTROL, Rehearsal, bounds, fish, judge, rehearse
 from polyclinic.audits.open_run import open_run
+from polyclinic.errors import BadInput
 
 STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.5, "data.samples": 80}
 
@@ -38,8 +41,27 @@ def test_crafted_weights_get_images_without_the_check_and_none_with_it(tiny, und
     assert found["verdict"] == WITHSTOOD
 
 
-def test_a_network_without_a_dense_layer_is_not_tested(tiny, undisturbed):
-    folder = undisturbed(tiny("fedavg", {**STUDY, "model.backbone": "small-cnn"}, rounds=1)).folder
+def test_fishing_names_images_of_a_network_without_a_dense_layer(tiny, undisturbed):
+    folder = undisturbed(
+        tiny("fedavg", {**STUDY, "model.backbone": "small-cnn", "model.norm": "group"}, rounds=1)
+    ).folder
     assembly, _ = open_run(folder)
     found = rehearse(build_tools(assembly, "quick", "pixels", "cpu"), "site-1")
-    assert (found["verdict"], found["rows"]) == (NOT_TESTED, [])
+    control, free, checked = found["rows"]
+    assert (control["attack"], free["attack"], checked["attack"]) == (CONTROL, "fishing", "fishing")
+    assert free["identified"] > 3 + 2 * free["by_chance"]
+    assert checked["stopped"]
+    assert not checked["identified"]
+    assert found["verdict"] == WITHSTOOD
+
+
+def test_bounds_of_fishing_hold_one_image_each():
+    assert bounds(40) == pytest.approx([1 - (n + 0.5) / 40 for n in range(40)], abs=0.01)
+    assert len(bounds(5000)) == 6
+    assert bounds(2)[0] > bounds(2)[-1] > 0
+
+
+def test_fishing_needs_classes(tiny):
+    study = tiny("fedavg", {"task.name": "regression", "data.source": "hand-phantom"})
+    with pytest.raises(BadInput, match="needs classes"):
+        fish(SimpleNamespace(study=study), False)

@@ -8,7 +8,7 @@ deep cuts it gives back far more than a search for images with the same latents 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,6 +18,8 @@ from torch.nn import functional as F
 
 from polyclinic.attacks.attack import Capability, ThreatModel
 from polyclinic.attacks.latent_decoder import DecodedLatents, PairedDecoder
+
+PENALTIES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)  #: of a linear decoder, in units of a vector's own length
 
 
 class LearnedDecoder(PairedDecoder):
@@ -52,6 +54,46 @@ class LearnedDecoder(PairedDecoder):
             self.check(threat)
         own = encode_images(encoder, own_images, together=together, device=device)
         return self.run(as_maps(latents), own_images[: len(own)], as_maps(own), seed=seed, device=device)
+
+
+class FeatureDecoder(LearnedDecoder):
+    """The same for features that were read out of sums: `FeatureDecoder().decode_vectors(vectors, own_images, own)`."""
+
+    name: Literal["feature-decoder"] = "feature-decoder"  # type: ignore[assignment]
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        return frozenset({Capability.ARCHITECTURE, Capability.SIMILAR_IMAGES})
+
+    @property
+    def assumptions(self) -> str:
+        return "features are read out of sums; a decoder is trained on the attacker's own images and their features"
+
+    def decode_vectors(
+        self, vectors: Tensor, own_images: Tensor, own_vectors: Tensor, *, seed: int = 0, device: str = "cpu"
+    ) -> DecodedLatents:
+        """Images behind vectors [N, D], from images of its own [M, C, H, W] in [0, 1] and their vectors [M, D].
+
+        A network and a linear map learn from four fifths of its own; the one that is nearer to the rest decodes."""
+        tried = len(own_images) // 5
+        asked = torch.cat([own_vectors[:tried], vectors]).float()
+        known = own_vectors[tried:].float()
+        found = self.run(as_maps(asked), own_images[tried:], as_maps(known), seed=seed, device=device)
+        linear = [ridge(known, own_images[tried:], asked, penalty) for penalty in PENALTIES]
+        best = min([found.images, *linear], key=lambda made: float((made[:tried] - own_images[:tried]).square().mean()))
+        return replace(found, images=best[tried:])
+
+
+def ridge(known: Tensor, images: Tensor, asked: Tensor, penalty: float) -> Tensor:
+    """Images [N, C, H, W] of vectors `asked` [N, D] by ridge regression from vectors `known` [M, D] to images
+    [M, C, H, W]; in its dual form, a system of M equations."""
+    deviation, mean = torch.std_mean(known.double(), 0)
+    rows, others = ((some.double() - mean) / deviation.clamp(min=1e-6) for some in (known, asked))
+    products = rows @ rows.T
+    products += penalty * products.diagonal().mean() * torch.eye(len(rows), dtype=products.dtype)
+    weights = torch.linalg.solve(products, rows @ others.T).T.float()
+    guess = images.float().mean(0)
+    return (guess + (weights @ (images.float() - guess).flatten(1)).unflatten(1, guess.shape)).clamp(0, 1)
 
 
 @torch.no_grad()

@@ -5,7 +5,8 @@ Sums look harmless, and few images behind them are not hidden.
 - *Second moments* X'X of n feature vectors in d dimensions, with n below d, tell the space that the vectors span: a
   candidate that lies in it was among them. With more vectors their *leverage* x'(X'X)^-1 x still tells: that of a
   vector among them is at most 1, and smaller than that of a new one. Leverage near 1 is an outlier. One vector alone is
-  read off, up to its sign, and vectors whose supports do not meet as well.
+  read off, up to its sign, and vectors whose supports do not meet as well. Two vectors are read off where their sum is
+  known, too.
 - *Histograms of scores* with many bins hold the scores of a small site one by one. Whoever has the network computes the
   score of a candidate, and looks whether its bin counts an image of its label; every further round is another look.
 """
@@ -53,6 +54,16 @@ def read_single(moments: Tensor) -> Tensor | None:
         return None
     vector = axes[:, -1] * values[-1].clamp(min=0).sqrt()
     return vector if float(vector.sum()) >= 0 else -vector
+
+
+def read_pair(total: Tensor, products: Tensor) -> Tensor:
+    """The two vectors [2, d] behind their sum [d] and their second moments [d, d].
+
+    What is left without the mean is half the square of their difference.
+    """
+    values, axes = torch.linalg.eigh(products.double() - torch.outer(total, total).double() / 2)
+    apart = axes[:, -1] * (2 * values[-1].clamp(min=0)).sqrt()
+    return torch.stack([total.double() + apart, total.double() - apart]) / 2
 
 
 def bins_of(scores: Tensor, edges: Tensor) -> Tensor:

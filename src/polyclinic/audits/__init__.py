@@ -5,6 +5,7 @@ engines know nothing of it. A further attack is one file and one line here, or a
 """
 
 from polyclinic.audits.attack import Attack
+from polyclinic.audits.attack_features import FeatureDecoderAttack
 from polyclinic.audits.attack_first_layer import AnalyticInversionAttack
 from polyclinic.audits.attack_generator_membership import ReferenceGeneratorsAttack
 from polyclinic.audits.attack_latents import LatentInversionAttack
@@ -35,6 +36,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "near-copies": NearCopiesAttack,
         "reference-generators": ReferenceGeneratorsAttack,
         "second-moments": SecondMomentsAttack,
+        "feature-decoder": FeatureDecoderAttack,
         "score-histograms": HistogramsAttack,
     },
     base=Attack,

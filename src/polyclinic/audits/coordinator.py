@@ -6,9 +6,10 @@ answers one round to each. What comes back is compared with the site's images an
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from polyclinic.attacks.coordinator.crafted_sum import CraftedSum
 from polyclinic.attacks.coordinator.crafting import CoordinatorAttack
+from polyclinic.attacks.coordinator.fishing import Fishing, change
 from polyclinic.attacks.coordinator.imprint import Imprint
 from polyclinic.attacks.coordinator.trap_weights import TrapWeights
 from polyclinic.attacks.scoring import identified
@@ -32,6 +34,10 @@ from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study, parse_study
 
 MOST = 64  #: images of a batch
+SLOPE = 1000.0  #: of the score at a bound of fishing
+ALONE = 0.1  #: how far the count of images between two bounds may be from one
+FISHED = 40  #: rounds of fishing at most, and images that the site looks at in all of them together
+LOOKED_AT = 8000
 #: how a site answers weights that it does not work with
 REFUSALS = (ParcelRejected, DataDependentRefusal, Suspended, GateRefused)
 CONTROL = "honest weights"  #: the row of a coordinator that sends what the study starts from
@@ -59,7 +65,7 @@ def rehearse(tools: Tools, site: str) -> dict[str, Any]:
         study = fedsgd_study(tools.assembly.study)
         victim = Victim(tools, site, study)
         rows = [victim.control()]
-        rows += [victim.attack(attack, checked) for attack in attacks_on(victim) for checked in (False, True)]
+        rows += [row for attack in attacks_on(victim) for row in attack]
     except BadInput as error:
         return {"site": site, "verdict": NOT_TESTED, "why": str(error), "rows": []}
     word, why = judge(rows)
@@ -84,16 +90,19 @@ def judge(rows: list[Rehearsal]) -> tuple[Word, str]:
     return WITHSTOOD, f"{', '.join(sorted(works))} get images back without the incoming check, and are stopped with it"
 
 
-def fedsgd_study(study: Study) -> Study:
-    """A study of one step a round with the run's data, network and optimiser, as every attack here reads."""
+def fedsgd_study(study: Study, whole: int = 0) -> Study:
+    """A study of one step a round with the run's data, network and optimiser, as every attack here reads.
+
+    `whole`: the gradient of a round is that of so many images, all that the site has, instead of a mini-batch's."""
     tables = {name: table for name, table in study.as_tables().items() if name in TABLES}
-    optimizer = {**tables.get("optimizer", {}), "augment": [], "batch_size": min(MOST, study.optimizer.batch_size)}
+    size = whole or min(MOST, study.optimizer.batch_size)
+    optimizer = {**tables.get("optimizer", {}), "augment": [], "batch_size": size}
     optimizer.pop("batch_sizes", None)
     return parse_study(
         {
             **tables,
             "optimizer": optimizer,
-            "method": {"name": "fedsgd", "rounds": 100, "batch": "mini"},
+            "method": {"name": "fedsgd", "rounds": 100, "batch": "full" if whole else "mini"},
             "engine": {"device": "cpu", "workers": 1, "durable": False},
         }
     )
@@ -113,6 +122,11 @@ class Victim:
         self.model = self._assembly(False, Path()).build_model()
         self.model.load_state_dict(tools.assembly.initial_weights())
 
+    def with_study(self, study: Study) -> Victim:
+        other = copy.copy(self)
+        other.study = study
+        return other
+
     def _assembly(self, checked: bool, folder: Path) -> Assembly:
         study = self.study.with_settings({"policy.incoming": {"on": checked}})
         return Assembly(study, self.assembly.prepared, folder, open_data=self.assembly.open_data)
@@ -120,7 +134,8 @@ class Victim:
     def attack(self, attack: CoordinatorAttack, checked: bool) -> Rehearsal:
         begin = time.perf_counter()
         crafted = attack.craft(self.model, self.public)  # type: ignore[attr-defined]
-        update, failed = self.ask(crafted, checked)
+        updates, failed = self.ask([crafted], checked)
+        update = updates[0] if updates else None
         found = self.public[:0] if update is None else attack.recover(update, crafted, self.public)  # type: ignore
         count = min(len(self.images), len(self.others))
         scored = identified(found[: 2 * MOST], self.images[:count], self.others)
@@ -132,26 +147,30 @@ class Victim:
     def control(self) -> Rehearsal:
         """The site's answer to the weights that the study starts from, with its check: it must give one."""
         begin = time.perf_counter()
-        update, failed = self.ask(self.model, True)
+        updates, failed = self.ask([self.model], True)
         took = round(time.perf_counter() - begin, 1)
-        return Rehearsal(CONTROL, True, update is None and not failed, 0, 0, len(self.images), None, took, failed)
+        return Rehearsal(CONTROL, True, not updates and not failed, 0, 0, len(self.images), None, took, failed)
 
-    def ask(self, crafted: nn.Module, checked: bool) -> tuple[dict[str, Tensor] | None, str]:
-        """The site's answer to weights in its first round, None where it refuses; and why it failed, where it did."""
+    def ask(self, sent: Sequence[nn.Module], checked: bool) -> tuple[list[dict[str, Tensor]], str]:
+        """The site's answers to weights in its first rounds, up to the first that it refuses; and why it failed, where
+        it did."""
+        found: list[dict[str, Tensor]] = []
         with tempfile.TemporaryDirectory() as folder:
             host = self._assembly(checked, Path(folder)).host()
-            weights = Parcel("weights", dict(crafted.state_dict()))
-            try:
-                reply = host.handle(Call(self.site, "gradient", 1, {"weights": weights}))
-            except REFUSALS:
-                return None, ""
-            except WorkFailed as error:
-                return None, str(error)
-            return (dict(reply.parcels[0].tensors) if reply.parcels else None), ""
+            for number, crafted in enumerate(sent, 1):
+                weights = Parcel("weights", dict(crafted.state_dict()))
+                try:
+                    reply = host.handle(Call(self.site, "gradient", number, {"weights": weights}))
+                except REFUSALS:
+                    return found, ""
+                except WorkFailed as error:
+                    return found, str(error)
+                found += [dict(reply.parcels[0].tensors)] if reply.parcels else []
+        return found, ""
 
 
-def attacks_on(victim: Victim) -> Iterator[CoordinatorAttack]:
-    """Those that fit the network; BadInput where none does."""
+def attacks_on(victim: Victim) -> Iterator[list[Rehearsal]]:
+    """What each attack that fits the network gets, without and with the check; BadInput where none does."""
     tried: list[CoordinatorAttack] = [Imprint(), TrapWeights(alive=0.1), CraftedSum()]
     reasons = []
     for attack in tried:
@@ -160,6 +179,40 @@ def attacks_on(victim: Victim) -> Iterator[CoordinatorAttack]:
         except BadInput as error:
             reasons.append(str(error))
             continue
-        yield attack
-    if len(reasons) == len(tried):
-        raise BadInput(reasons[0])
+        yield [victim.attack(attack, checked) for checked in (False, True)]
+    try:
+        yield [fish(victim, checked) for checked in (False, True)]
+    except BadInput:
+        if len(reasons) == len(tried):
+            raise BadInput(reasons[0]) from None
+
+
+# --- fishing --------------------------------------------------------------------------------------------
+
+
+def fish(victim: Victim, checked: bool) -> Rehearsal:
+    """Fishing over several rounds: the images between two bounds are behind the change from one round to the next.
+
+    The gradient of each round is that of all images of the site. A single image's features are read off exactly; they
+    name it among the site's images and others. BadInput where the network is no classifier."""
+    if victim.study.task.like != "classification":
+        raise BadInput("attack: fishing needs classes")
+    begin, images = time.perf_counter(), len(victim.images)
+    whole = victim.with_study(fedsgd_study(victim.study, images))
+    attack = Fishing(strength=SLOPE)
+    sent = [attack.craft_cut(victim.model, victim.public, share) for share in bounds(images)]
+    updates, failed = whole.ask(sent, checked)
+    candidates, named = torch.cat([victim.images, victim.others[:images]]), set[int]()
+    for crafted, before, after in zip(sent[1:], updates[:-1], updates[1:], strict=False):
+        if abs(attack.count(before, after, crafted, images) - 1) < ALONE:
+            features = attack.read_features(change(before, after), crafted)
+            named |= {attack.identify(features, crafted, candidates)}
+    own = sum(place < images for place in named)
+    stopped, took = len(updates) < len(sent) and not failed, round(time.perf_counter() - begin, 1)
+    return Rehearsal(attack.name, checked, stopped, own, len(named) - own, images, None, took, failed)
+
+
+def bounds(images: int) -> list[float]:
+    """Shares of images that lie below the bound of each round: one image between two of them, the largest first."""
+    rounds = max(6, min(FISHED, LOOKED_AT // images))
+    return [min(0.99, max(0.01, 1 - (number + 0.5) / max(images, rounds))) for number in range(rounds)]

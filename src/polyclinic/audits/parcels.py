@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
 
 from polyclinic.audits.open_run import LedgerLines
-from polyclinic.audits.planted_truth import rows_of
+from polyclinic.audits.planted_truth import join, rows_of
 from polyclinic.audits.views import Seen, Tools, Truth
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.call import Call
 from polyclinic.federation.leaving.archive import (
     ATTACKABLE_KINDS,
     SUM_KINDS,
@@ -22,6 +24,7 @@ from polyclinic.federation.leaving.archive import (
     is_worth_keeping,
     releases,
 )
+from polyclinic.federation.leaving.cohort import scored_splits
 from polyclinic.federation.leaving.defences import secure_sum
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.parcel import Parcel
@@ -101,8 +104,9 @@ class AuditedParcel:
         return tuple(Seen.of(site, release, self.number, tools) for site, release in alike.items())
 
     def truth(self, tools: Tools) -> Truth:
-        if self.parcel.kind == "metrics":
-            return truth_of_scores(tools.site_data(self.site), self.release.split, tools.seed)
+        splits = splits_behind(self.release, tools.assembly.study)
+        if self.parcel.kind in SUM_KINDS and splits != ("train",):
+            return truth_of_scores(tools.site_data(self.site), splits, tools.seed)
         opened = [tools.site_data(site) for site in self.parts]
         used, start = [], 0
         for release, data in zip(self.parts.values(), opened, strict=True):
@@ -113,11 +117,23 @@ class AuditedParcel:
         return Truth(used, data, tools.seed, own=len(opened[0].train))
 
 
-def truth_of_scores(data: SiteData, split: str, seed: int) -> Truth:
-    """The images that were scored take the place of training images; those of the other split were held out of it."""
-    scored, other = (data.test, data.validation) if split == "test" else (data.validation, data.test)
-    none = rows_of(other, np.arange(0))
-    return Truth([], SiteData(data.name, data.train if split == "train" else scored, other, none), seed)
+def splits_behind(release: Release, study: Study) -> tuple[str, ...]:
+    """The splits of the site's images that a release was computed from."""
+    work = getattr(study.method, release.operation, None)
+    declared = getattr(work, "operation", None)
+    if release.split or work is None or declared is None:
+        return (release.split or "train",)
+    call = Call("", release.operation, release.round, {})
+    return scored_splits(call, declared, work)
+
+
+def truth_of_scores(data: SiteData, splits: Sequence[str], seed: int) -> Truth:
+    """The images that were scored, or summed, take the place of training images; validation and test images that were
+    not are the ones held out of it."""
+    scored = [getattr(data, name) for name in splits]
+    others = [getattr(data, name) for name in ("validation", "test") if name not in splits]
+    none = rows_of(data.test, np.arange(0))
+    return Truth([], SiteData(data.name, reduce(join, scored), reduce(join, others, none), none), seed)
 
 
 def mean_parcel(parcels: Sequence[Parcel]) -> Parcel:

@@ -17,7 +17,7 @@ FEWEST = 8  #: held-out images, half of which are planted
 def truth_of_held_out(truth: Truth, count: int) -> Truth | None:
     """A site whose training images are up to `count`, and at most half, of this site's held-out images; None where
     there are too few."""
-    together = _join(truth.data.validation, truth.data.test)
+    together = join(truth.data.validation, truth.data.test)
     if len(together) < FEWEST:
         return None
     order = numpy_rng(truth.seed, truth.data.name, "audit", "planted").permutation(len(together))
@@ -30,7 +30,7 @@ def truth_of_held_out(truth: Truth, count: int) -> Truth | None:
 def truth_of_asked(truth: Truth, count: int) -> Truth | None:
     """A site whose training images are every second one of the held-out images that an attack with so many candidates
     asks about; None where there are too few."""
-    together = _join(truth.data.validation, truth.data.test)
+    together = join(truth.data.validation, truth.data.test)
     chosen = truth.chosen_of_held_out(count)
     if len(chosen) < 2 * FEWEST:
         return None
@@ -39,7 +39,8 @@ def truth_of_asked(truth: Truth, count: int) -> Truth | None:
     return Truth([torch.arange(len(planted))], data, truth.seed)
 
 
-def _join(first: ImageSet, second: ImageSet) -> ImageSet:
+def join(first: ImageSet, second: ImageSet) -> ImageSet:
+    """The images of two parts, with all that the first has of each."""
     names = [one.name for one in fields(ImageSet) if getattr(first, one.name) is not None]
     return ImageSet(**{name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names})
 

@@ -236,9 +236,9 @@ def identify_in_order(found: Tensor, truth: Tensor, held_out: Tensor) -> Identif
     if not len(held_out):
         return Identification(0, 0, 1.0)
     mean = held_out.mean(0)
-    found = _without_grey(found, mean)
-    own = _correlations(found - mean, truth - mean).diagonal()
-    others = _correlations(found - mean, held_out - mean).amax(1)
+    found = without_grey(found, mean)
+    own = correlations(found - mean, truth - mean).diagonal()
+    others = correlations(found - mean, held_out - mean).amax(1)
     count = int((own > others).sum())
     chance, reach = (chance_of_firsts(told, len(found), len(held_out)) for told in (count, len(found)))
     return Identification(count, len(found), chance, len(held_out), reach)
@@ -255,7 +255,7 @@ def identify_unordered(found: Tensor, candidates: Tensor, held_out: Tensor) -> I
     rng = torch_rng("audit", "told apart")
     candidates = candidates[torch.randperm(len(candidates), generator=rng)[:kept]]
     mean = held_out.mean(0)
-    closest = _correlations(_without_grey(found, mean) - mean, torch.cat([candidates, held_out]) - mean).max(1)
+    closest = correlations(without_grey(found, mean) - mean, torch.cat([candidates, held_out]) - mean).max(1)
     nearest = closest.indices[closest.values > 0]  # what is like no image points to none
     pointed, times = nearest.unique(return_counts=True)
     count = int(times[pointed < kept].sum())
@@ -265,13 +265,13 @@ def identify_unordered(found: Tensor, candidates: Tensor, held_out: Tensor) -> I
     return Identification(count, len(found), chance, len(held_out), reach)
 
 
-def _without_grey(found: Tensor, mean: Tensor) -> Tensor:
+def without_grey(found: Tensor, mean: Tensor) -> Tensor:
     """Images without any contrast are taken for the mean image, so that they point to nothing."""
     flat = found.flatten(1).std(1) < 1e-6
     return torch.where(flat.view(-1, 1, 1, 1), mean, found)
 
 
-def _correlations(first: Tensor, second: Tensor) -> Tensor:
+def correlations(first: Tensor, second: Tensor) -> Tensor:
     """[N, M] between images [N, C, H, W] and [M, C, H, W]; brightness and contrast do not count."""
     flat = [images.float().flatten(1) for images in (first, second)]
     unit = [F.normalize(rows - rows.mean(1, keepdim=True), dim=1) for rows in flat]

@@ -35,6 +35,17 @@ def chance_of_sum(weights: Sequence[int], drawn: int, images: int, least: int) -
     return float(min(1.0, table[:, least:].sum()))
 
 
+def chance_of_groups(groups: Sequence[tuple[int, int, int]], least: int) -> float:
+    """How likely `least` or more are drawn in all groups together, each (looked at, drawn, images): of so many images
+    in the group so many are drawn, and so many are looked at."""
+    from scipy.stats import hypergeom  # imported late, as below
+
+    table = np.ones(1)
+    for looked_at, drawn, images in groups:
+        table = np.convolve(table, hypergeom.pmf(np.arange(looked_at + 1), images, drawn, looked_at))
+    return float(min(1.0, table[least:].sum())) if least > 0 else 1.0
+
+
 def chance_of_order(
     members: Scores, others: Scores, member_cases: np.ndarray | None = None, other_cases: np.ndarray | None = None
 ) -> float:

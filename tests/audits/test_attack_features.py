@@ -1,0 +1,221 @@
+"""Sums of few images: features are read out of them, decoded, and compared within their class."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from polyclinic.attacks.sums import read_pair
+from polyclinic.audits import attack_features
+from polyclinic.audits.attack_features import ComparedSet, FeatureDecoderAttack, identify_in_classes, score_sets
+from polyclinic.audits.attack_sums import SecondMomentsAttack
+from polyclinic.audits.audit import audit, build_tools
+from polyclinic.audits.few_images import MOST, few_images
+from polyclinic.audits.open_run import open_run
+from polyclinic.audits.parcels import parcels_to_audit, splits_behind
+from polyclinic.audits.sum_layouts import ALL, sums_like
+from polyclinic.audits.views import Finding, NotTried
+from polyclinic.encoders import ENCODERS, Encoder
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.methods.shared import moments
+from polyclinic.metrics.exchange import chance_of_groups
+from polyclinic.randomness import numpy_rng, torch_rng
+from polyclinic.runner.run import run
+
+
+def rows(count: int, name: str, width: int = 12) -> np.ndarray:
+    return numpy_rng("few images", name).normal(0, 1, (count, width)).astype(np.float32)
+
+
+def sums_of_all(features: np.ndarray, labels: list[int]) -> Parcel:
+    targets = F.one_hot(torch.tensor(labels), max(labels) + 1).double()
+    return Parcel("statistics", moments.moments(features, targets).tensors(), {})
+
+
+# --- reading --------------------------------------------------------------------------------------------
+
+
+def test_two_vectors_are_read_out_of_their_sum_and_second_moments():
+    both = torch.from_numpy(rows(2, "pair")).double()
+    found = read_pair(both.sum(0), both.T @ both)
+    order = [0, 1] if torch.allclose(found[0], both[0], atol=1e-6) else [1, 0]
+    torch.testing.assert_close(found[order], both)
+
+
+def same(found: torch.Tensor, wanted: np.ndarray) -> bool:
+    """Equal in some order, up to the rounding of the sums."""
+    far = torch.cdist(found.double(), torch.from_numpy(wanted).double())
+    return float(far.min(0).values.max()) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("labels", "images", "vectors"),
+    [
+        ([0, 1], [1, 1], [1, 1]),  # each alone in its class
+        ([0, 1, 1], [2, 1], [2, 1]),  # the other class is known, so that two are left
+        ([0, 0, 1, 1], [2, 2], [1, 1]),  # second moments of both classes together: means alone
+        ([0] * 20 + [1], [1], [1]),  # the mean of twenty shows none of them
+        ([0] * 20 + [1] * 20, [], []),
+    ],
+)
+def test_what_sums_over_all_classes_tell_of_few_images(labels, images, vectors):
+    features = rows(len(labels), "all")
+    found = few_images(sums_of_all(features, labels))
+    assert [one.images for one in found] == images
+    assert [len(one.vectors) for one in found] == vectors
+    for one in found:
+        own = features[np.array(labels) == one.label]
+        assert same(one.vectors, own if len(one.vectors) == one.images else own.mean(0, keepdims=True))
+
+
+@pytest.mark.parametrize(("squares", "vectors"), [(False, [1, 2, 1]), (True, [1, 1, 1])])
+def test_what_sums_of_each_class_tell(squares, vectors):
+    labels, features = torch.tensor([0, 1, 1, 2, 2, 2]), rows(6, "class")
+    like = torch.zeros(3, 12 if squares else 78, dtype=torch.int64)
+    empty = {"counts": torch.zeros(3, dtype=torch.int64), "first": torch.zeros(3, 12), "second": like}
+    found = few_images(sums_like(Parcel("statistics", empty, {}), features, labels))
+    assert [len(one.vectors) for one in found] == vectors
+    assert same(found[0].vectors, features[:1])
+    assert same(found[1].vectors, features[1:3] if not squares else features[1:3].mean(0, keepdims=True))
+
+
+def test_a_regression_has_one_sum_and_mixtures_have_counts():
+    alone = Parcel("statistics", moments.moments(rows(2, "one"), torch.rand(2, 1).double()).tensors(), {})
+    (found,) = few_images(alone)
+    assert (found.label, found.images) == (ALL, 2)
+    assert same(found.vectors, rows(2, "one"))
+    mixture = {"0/shares": torch.ones(1), "0/means": torch.ones(1, 3), "0/variances": torch.ones(1, 3)}
+    assert [one.images for one in few_images(Parcel("statistics", mixture, {"counts": [3]}))] == [3]
+    assert few_images(Parcel("statistics", mixture, {"counts": [MOST + 1]})) == []
+    assert few_images(Parcel("statistics", {"running_mean": torch.zeros(3)}, {})) == []
+
+
+# --- scores ---------------------------------------------------------------------------------------------
+
+
+def pictures(count: int, name: str) -> torch.Tensor:
+    return torch.rand(count, 1, 8, 8, generator=torch_rng("few images", name))
+
+
+def test_chances_of_classes_by_hand():
+    assert chance_of_groups([(1, 1, 41), (1, 1, 41)], 2) == pytest.approx(1 / 41**2)
+    assert chance_of_groups([(1, 1, 41), (1, 1, 41)], 1) == pytest.approx(1 - (40 / 41) ** 2)
+    assert chance_of_groups([(2, 2, 4)], 2) == pytest.approx(1 / 6)
+    assert chance_of_groups([(1, 1, 4)], 0) == 1
+
+
+def test_images_that_come_back_are_told_from_held_out_ones_of_their_class():
+    sets = [ComparedSet(0.5 * pictures(1, n) + 0.2, pictures(1, n), pictures(40, f"held out {n}")) for n in "ab"]
+    told = identify_in_classes(sets)
+    assert (told.count, told.total, told.others) == (2, 2, 80)
+    assert told.chance == told.reach == pytest.approx(1 / 41**2)
+    assert score_sets(sets, torch.cat([one.held_out for one in sets])).verdict(0.001).leak
+
+
+@pytest.mark.parametrize("found", [torch.full((1, 1, 8, 8), 0.5), torch.full((1, 1, 8, 8), torch.nan)])
+def test_what_shows_nothing_points_to_nobody(found):
+    sets = [ComparedSet(found, pictures(1, n), pictures(40, f"held out {n}")) for n in "ab"]
+    assert identify_in_classes(sets).count == 0
+    assert not score_sets(sets, torch.cat([one.held_out for one in sets])).verdict(0.001).leak
+
+
+def test_the_mean_of_a_class_is_no_leak():
+    """Classes differ: the mean of a class is nearer to its images than the mean of all, and everybody knows it."""
+    dark, bright = 0.3 * pictures(48, "dark"), 0.3 * pictures(48, "bright") + 0.7
+    sets = [ComparedSet(one.mean(0, keepdim=True), one[:8], one[8:]) for one in (dark, bright)]
+    result = score_sets(sets, torch.cat([one.held_out for one in sets]))
+    assert not result.recovered.any()
+    assert result.identified.chance > 0.01
+
+
+def test_a_held_out_image_that_is_the_same_is_meant():
+    own = pictures(1, "own")
+    assert identify_in_classes([ComparedSet(own, own, torch.cat([own, pictures(9, "others")]))]).count == 0
+
+
+# --- audits ---------------------------------------------------------------------------------------------
+
+
+class Sketch(Encoder):
+    """Forty numbers of each image, by a fixed draw."""
+
+    width = 40
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        pixels = images.flatten(1)
+        return pixels @ torch.randn(pixels.shape[1], self.width, generator=torch_rng("sketch")) / 10
+
+
+FEW = {
+    "audit.keep_parcels": 0, "audit.own_images": "chest-phantom", "sites.count": 2, "data.samples": 60,
+    "data.test": 0.9, "data.validation": 0.02, "model.backbone": "sketch", "optimizer.augment": [],
+}  # fmt: skip
+
+
+@pytest.fixture
+def of_few(tiny, tmp_path, monkeypatch):
+    """The folder of a run whose sites have two or three training images each."""
+    monkeypatch.setitem(ENCODERS, "sketch", Sketch)
+    run(tiny("analytic", FEW), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def view(folder):
+    assembly, lines = open_run(folder)
+    (audited, *_) = parcels_to_audit(folder, assembly.study, lines, "quick", ("statistics",), ())
+    tools = build_tools(assembly, "quick", "pixels", "cpu")
+    return audited.seen(tools), audited.truth(tools)
+
+
+def test_the_plant_has_the_same_sums_of_other_images(of_few, hurry):
+    hurry(candidates=60)
+    seen, truth = view(of_few)
+    (planted,) = FeatureDecoderAttack().planted(seen, truth)
+    real, made = few_images(seen.parcel), few_images(planted.seen.parcel)
+    assert [one.shape for one in real] == [one.shape for one in made]
+    own = {image.numpy().tobytes() for image in truth.members(99)[0]}
+    assert not own & {image.numpy().tobytes() for image in planted.truth.members(99)[0]}
+    (found,) = FeatureDecoderAttack().attack(planted.seen, planted.truth)
+    assert isinstance(found, Finding)
+    assert found.question == "images"
+
+
+def test_nothing_is_decoded_of_sums_of_many_images(of_few, hurry, monkeypatch):
+    hurry()
+    seen, truth = view(of_few)
+    monkeypatch.setattr(attack_features, "few_images", lambda parcel: [])
+    (gap,) = FeatureDecoderAttack().attack(seen, truth)
+    assert isinstance(gap, NotTried)
+    assert gap.excluded
+
+
+def test_sums_of_validation_images_are_asked_about_those(tiny, tmp_path, monkeypatch):
+    """`give_held_out_sums` sums validation images: asked about training images, they would look harmless."""
+    monkeypatch.setitem(ENCODERS, "sketch", Sketch)
+    changes = {**FEW, "data.samples": 80, "data.test": 0.3, "data.validation": 0.3}
+    folder = tmp_path / "run"
+    run(tiny("analytic", changes, worth=True), folder)
+    assembly, lines = open_run(folder)
+    wanted = parcels_to_audit(folder, assembly.study, lines, "quick", ("statistics",), ())
+    splits = {one.release.operation: splits_behind(one.release, assembly.study) for one in wanted}
+    assert splits == {"give_sums": ("train",), "give_held_out_sums": ("validation",)}
+    (held_out,) = [one for one in wanted if one.release.operation == "give_held_out_sums"]
+    tools = build_tools(assembly, "quick", "pixels", "cpu")
+    data, truth = tools.site_data(held_out.site), held_out.truth(tools)
+    assert np.array_equal(truth.data.train.images, data.validation.images)
+    assert np.array_equal(truth.held_out(999)[0].numpy(), np.asarray(data.test.images))
+    (found,) = SecondMomentsAttack().attack(held_out.seen(tools), truth)
+    assert isinstance(found, Finding)
+    assert found.verdict.evidence["auc"] > 0.95
+    assert found.verdict.leak
+
+
+@pytest.mark.slow
+def test_sums_of_few_images_give_them_back(of_few):
+    """Also with the budget of everybody."""
+    report = audit(of_few, kinds=["statistics"])
+    (finding,) = [f for p in report["parcels"] for f in p["findings"] if f["attack"] == "feature-decoder"]
+    assert finding["verdict"] == "leaks"
+    assert (of_few / finding["picture"]).stat().st_size > 1000
