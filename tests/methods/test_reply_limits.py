@@ -1,0 +1,160 @@
+"""The limits of what is believed in a reply, and of sums over features: at the limit it passes, beyond it does not."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.federation.call import Reply
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.methods.shared import latent_range, one_round, reply_checks
+from polyclinic.methods.shared.moments import MOST_IMAGES, RESOLUTION
+
+
+def reply(kind, *more, **tensors):
+    return Reply("north", (Parcel(kind, tensors), *more))
+
+
+def labels(count=2, **changes):
+    return Parcel("labels", {"targets": torch.zeros(count, dtype=torch.int64), **changes})
+
+
+def test_a_step_may_be_a_hundred_times_a_tensor():
+    call = SimpleNamespace(parcels={"weights": Parcel("weights", {"w": torch.tensor([3.0, 4.0])})})
+    size = 5 + 0.1 * 2**0.5
+    check = reply_checks.check_step
+    check(call, reply("gradients", w=torch.tensor([99.9 * size, 0.0]) / 0.5), 0.5)
+    with pytest.raises(ParcelRejected, match=r"move tensor 'w' by .*, more than 100 times its size \(5\.14\)"):
+        check(call, reply("gradients", w=torch.tensor([100.1 * size, 0.0]) / 0.5), 0.5)
+
+
+def test_weights_up_to_the_cut_may_grow_a_thousand_times():
+    front = SimpleNamespace(state_dict=lambda: {"w": 0})
+    trainer = SimpleNamespace(split=lambda model: (front, None), model=None)
+    first = {"w": torch.tensor([3.0, 4.0])}
+    federation = SimpleNamespace(trainer=trainer, initial_weights=lambda: first)
+    most = 1000 * (5 + 0.1 * 2**0.5)
+    reply_checks.check_front_weights(federation, reply("weights", w=torch.tensor([0.0, 0.999 * most])))
+    with pytest.raises(ParcelRejected, match="the norm of tensor 'w' is beyond all that training does"):
+        reply_checks.check_front_weights(federation, reply("weights", w=torch.tensor([0.0, 1.001 * most])))
+    with pytest.raises(ParcelRejected, match=r"they differ in \['v', 'w'\]"):
+        reply_checks.check_front_weights(federation, reply("weights", v=torch.ones(2)))
+
+
+def test_shared_weights_are_all_but_local_ones():
+    trainer = SimpleNamespace(state=lambda: {"a": 0, "b": 0}, local_names={"b"})
+    federation = SimpleNamespace(trainer=trainer)
+    reply_checks.check_shared_weights(federation, reply("weights", a=torch.ones(1)))
+    with pytest.raises(ParcelRejected, match=r"they differ in \['b'\]"):
+        reply_checks.check_shared_weights(federation, reply("weights", a=torch.ones(1), b=torch.ones(1)))
+    trainer.local_names = {"a", "b"}
+    reply_checks.check_shared_weights(federation, reply("weights", a=torch.ones(1), b=torch.ones(1)))
+
+
+def test_activations_have_the_shape_of_the_cut_and_come_with_targets():
+    front = torch.nn.Flatten()
+    trainer = SimpleNamespace(split=lambda model: (front, None), model=None, kept={}, device="cpu")
+    federation = SimpleNamespace(trainer=trainer, image_shape=(1, 2, 3))
+    front.train()
+    check = reply_checks.check_rows
+    check(federation, reply("activations", labels(), x=torch.zeros(2, 6)), "activations", "x")
+    assert front.training
+    assert trainer.kept == {"shape at the cut": (6,)}
+    for wrong in (torch.zeros(3, 6), torch.zeros(2, 5), torch.zeros(2, 6, 1)):
+        with pytest.raises(ParcelRejected, match=r"activations: 'x' is .*, expected \(2, 6\)"):
+            check(federation, reply("activations", labels(), x=wrong), "activations", "x")
+    with pytest.raises(ParcelRejected, match="activations: 'x' is missing"):
+        check(federation, reply("activations", labels(), y=torch.zeros(2, 6)), "activations", "x")
+    rows = torch.zeros(2, 6)
+    for parcels in (
+        (),
+        (labels(0),),
+        (labels(), labels()),
+        (labels(targets=torch.tensor(1)),),
+        (Parcel("labels", {}),),
+    ):
+        with pytest.raises(ParcelRejected, match="one tensor 'targets' must come"):
+            check(federation, reply("activations", *parcels, x=rows), "activations", "x")
+    masks = Parcel("masks", {"targets": torch.zeros(2, 4, 4)})
+    check(federation, reply("activations", masks, x=rows), "activations", "x")
+
+
+def federation_of(covers=False, chosen=("a", "b", "c")):
+    return SimpleNamespace(sums=SimpleNamespace(covers=lambda name: covers), chosen=list(chosen), warned=[])
+
+
+def test_sites_share_the_images_that_sums_can_hold():
+    assert one_round.most_images(federation_of(), "give_sums") == MOST_IMAGES // 3
+    assert one_round.most_images(federation_of(covers=True), "give_sums") == MOST_IMAGES
+    assert one_round.most_images(federation_of(chosen=()), "give_sums") == MOST_IMAGES
+
+
+def test_a_site_says_as_many_images_as_its_sums_have():
+    parcel = Parcel("statistics", {}, {"samples": 5})
+    one_round.check_samples(federation_of(), "give_sums", parcel, 5)
+    one_round.check_samples(federation_of(covers=True), "give_sums", parcel, 6)
+    with pytest.raises(ParcelRejected, match="samples = 5, and the sums are of 6 images"):
+        one_round.check_samples(federation_of(), "give_sums", parcel, 6)
+
+
+@pytest.mark.parametrize(
+    ("counts", "who"),
+    [({"a": 9}, None), ({"a": 8}, "site 'a'"), ({"a": 8, "b": 9, "c": 1}, "sites 'a', 'c'")]
+    + [({name: 1 for name in "abcd"}, "sites 'a', 'b', 'c', ...")],
+)
+def test_sites_with_no_more_images_than_numbers_are_named(counts, who):
+    said = []
+    one_round.warn_of_small_sites(SimpleNamespace(warn=said.append), counts, 8)
+    assert [words.split(":")[0] for words in said] == ([who] if who else [])
+
+
+def test_a_projection_has_signs_over_a_power_of_two():
+    assert one_round.projection(64, None) is None
+    assert one_round.projection(64, 64) is None
+    signs = one_round.projection(64, 20)
+    assert signs.shape == (64, 20)
+    assert set(signs.unique().tolist()) == {-1 / 8, 1 / 8}  # the root of 64
+    assert abs(float(signs.mean())) < 0.02
+    assert float(one_round.projection(600, 2).abs().max()) == 1 / 32  # near 24.5
+    rows = np.array([[1.0, 0.3 * RESOLUTION], [2.0, -1.0]], np.float32)
+    found = one_round.project(rows, torch.tensor([[0.5, -0.5], [0.5, 0.5]]).double())
+    np.testing.assert_array_equal(found, [[0.5, -0.5], [0.5, -1.5]])
+    assert one_round.project(rows[:0], signs[:2]).shape == (0, 20)
+
+
+def test_targets_are_columns_of_classes_or_scaled_labels():
+    def site(task, target, values):
+        trainer = SimpleNamespace(task=SimpleNamespace(like=task), target=target)
+        return SimpleNamespace(trainer=trainer, data=SimpleNamespace(train=SimpleNamespace(labels=np.array(values))))
+
+    classes = SimpleNamespace(classes=("a", "b", "c"))
+    assert one_round.scaled_targets(site("classification", classes, [2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+    ages = SimpleNamespace(classes=(), label_range=(0.0, 100.0), centre=0.0, scale=1.0)
+    assert one_round.scaled_targets(site("regression", ages, [0.0, 75.0])).tolist() == [[-1], [0.5]]
+
+
+def test_the_largest_latent_is_read_from_packed_numbers():
+    assert latent_range._largest({"latents": torch.tensor([1.0, -3.0])}, "") == 3
+    assert latent_range._largest({"latents": torch.tensor([4.0, -3.0])}, "") == 4
+    packed = {"x latents": torch.zeros(2, dtype=torch.int8), "x low": torch.tensor([-2.0, -9.0])}
+    assert latent_range._largest({**packed, "x step": torch.tensor([0.1, 0.01])}, "x ") == pytest.approx(23.5)
+    assert latent_range._largest({**packed, "x step": torch.tensor([0.01, 0.01])}, "x ") == pytest.approx(9)
+
+
+def test_latents_may_be_twenty_times_those_of_trial_images(monkeypatch):
+    monkeypatch.setattr(latent_range, "_largest_of_trials", lambda *given: 2.0)
+    latent_range.check(None, {}, {"x latents": torch.tensor([41.0]), "other": torch.tensor([99.0])})
+    with pytest.raises(ParcelRejected, match=r"'x latents' holds numbers up to 41\.1, and .* no more than 41"):
+        latent_range.check(None, {}, {"x latents": torch.tensor([41.1])})
+
+
+def test_trial_images_are_plain_striped_and_random():
+    images = latent_range._trial_images((1, 8, 8))
+    assert images.shape == (8, 1, 8, 8)
+    assert images[:3].mean((1, 2, 3)).tolist() == [0, 0.5, 1]
+    assert images[3, 0, :, 0].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert images[4, 0, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert (images[3, 0] == images[3, 0, :, :1]).all()
+    assert 0 <= float(images[5:].min()) < 0.2
+    assert 0.8 < float(images[5:].max()) < 1
