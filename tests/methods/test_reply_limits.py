@@ -100,8 +100,12 @@ def test_a_site_says_as_many_images_as_its_sums_have():
 
 @pytest.mark.parametrize(
     ("counts", "who"),
-    [({"a": 9}, None), ({"a": 8}, "site 'a'"), ({"a": 8, "b": 9, "c": 1}, "sites 'a', 'c'")]
-    + [({name: 1 for name in "abcd"}, "sites 'a', 'b', 'c', ...")],
+    [
+        ({"a": 9}, None),
+        ({"a": 8}, "site 'a'"),
+        ({"a": 8, "b": 9, "c": 1}, "sites 'a', 'c'"),
+        (dict.fromkeys("abcd", 1), "sites 'a', 'b', 'c', ..."),
+    ],
 )
 def test_sites_with_no_more_images_than_numbers_are_named(counts, who):
     said = []

@@ -1,0 +1,132 @@
+"""Cropping, padding, colours and masks by hand, and what is said of images that cannot be read."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from polyclinic.data.preprocessing import prepare
+from polyclinic.data.preprocessing.fit import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square
+
+
+def numbered(height, width):
+    return np.arange(height * width, dtype=np.uint8).reshape(height, width)
+
+
+def test_an_oblong_image_is_padded_or_cropped_around_its_middle():
+    pixels = numbered(2, 5)
+    assert make_square(pixels, "squash") is pixels
+    padded = make_square(pixels, "pad")
+    assert padded.shape == (5, 5)
+    np.testing.assert_array_equal(padded[1:3], pixels)
+    assert padded[[0, 3, 4]].max() == 0
+    np.testing.assert_array_equal(make_square(pixels, "crop"), [[1, 2], [6, 7]])
+    tall = make_square(pixels.T, "pad")
+    np.testing.assert_array_equal(tall[:, 1:3], pixels.T)
+    colour = np.repeat(pixels[..., None], 3, 2)
+    assert make_square(colour, "pad").shape == (5, 5, 3)
+    square = numbered(3, 3)
+    assert make_square(square, "pad") is square
+
+
+def test_the_middle_of_a_short_edge_is_all_of_it():
+    np.testing.assert_array_equal(crop_centre(numbered(2, 6), 3), numbered(2, 6)[:, 1:4])
+    np.testing.assert_array_equal(crop_centre(numbered(7, 2), 4), numbered(7, 2)[1:5])
+
+
+def test_colour_is_where_channels_differ():
+    grey = np.full((2, 2, 3), 9, np.uint8)
+    assert not is_colour(grey)
+    assert not is_colour(grey[..., 0])
+    for channel in (1, 2):
+        differs = grey.copy()
+        differs[0, 0, channel] = 8
+        assert is_colour(differs)
+
+
+def test_an_image_of_the_size_keeps_its_pixels():
+    pixels = numbered(4, 4)
+    np.testing.assert_array_equal(fit_image(pixels, Fit(4), 1), pixels[None])
+    np.testing.assert_array_equal(fit_image(pixels, Fit(4), 3), np.stack([pixels] * 3))
+    assert fit_image(numbered(4, 8), Fit(2), 1).shape == (1, 2, 2)
+    flat = np.full((6, 3), 77, np.uint8)
+    assert set(fit_image(flat, Fit(5), 1).ravel()) == {77}
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((2, 2)), np.zeros(4, np.uint8), np.zeros((2, 2, 4), np.uint8), np.zeros((2, 2, 3, 1), np.uint8)]
+)
+def test_other_arrays_are_no_images(wrong):
+    with pytest.raises(ValueError, match=r"pixels must be uint8 \[H, W\] or \[H, W, 3\]"):
+        fit_image(wrong, Fit(2), 1)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 2, 3)])
+def test_an_image_without_pixels_is_empty(shape):
+    with pytest.raises(ValueError, match="the image is empty"):
+        fit_image(np.zeros(shape, np.uint8), Fit(2), 1)
+
+
+def test_a_pixel_is_inside_a_mask_when_most_of_it_is():
+    """Of four pixels that become one, three are inside, or two, or one."""
+    mask = np.zeros((2, 6))
+    mask[0, 0] = mask[0, 1] = mask[1, 0] = 1
+    mask[0, 2] = mask[1, 3] = 5
+    mask[0, 4] = 0.5
+    wide = np.vstack([mask, np.zeros((4, 6))])
+    np.testing.assert_array_equal(fit_mask(wide, Fit(3))[0], [1, 1, 0])  # halves are inside: 127.5 is rounded up
+    np.testing.assert_array_equal(fit_mask(wide, Fit(6)), wide > 0)
+    assert fit_mask(wide, Fit(6)).dtype == np.uint8
+    with pytest.raises(ValueError, match=r"a mask must be \[H, W\]"):
+        fit_mask(np.zeros((2, 2, 1)), Fit(2))
+
+
+def test_pieces_cover_everything_once():
+    assert list(prepare._pieces(0, 130)) == [range(64), range(64, 128), range(128, 130)]
+    assert list(prepare._pieces(64, 64)) == []
+
+
+def test_a_reason_is_one_short_line():
+    assert prepare._reason(ValueError("a\n  b")) == "a b"
+    assert prepare._reason(ValueError()) == "ValueError"
+    assert prepare._reason(ValueError("x" * 200)) == "x" * 200
+    assert prepare._reason(ValueError("x" * 201)) == "x" * 197 + "..."
+
+
+def test_images_with_the_same_problem_share_a_line():
+    few = prepare.unreadable([("a.png", "byte 3 is wrong"), ("b.png", "byte 55 is wrong"), ("c.png", "empty")], 9)
+    assert few.splitlines() == [
+        "data.path: 3 of 9 images cannot be read; repair or remove them:",
+        "  a.png: byte 3 is wrong",
+        "  b.png: byte 55 is wrong",
+        "  c.png: empty",
+    ]
+    twenty = [(f"{n}.png", f"byte {n} is wrong") for n in range(21)]
+    assert len(prepare.unreadable(twenty[:20], 30).splitlines()) == 21
+    assert prepare.unreadable(twenty, 30).splitlines()[1:] == ["  21 of 30 images, such as 0.png: byte 0 is wrong"]
+    words = ["".join(chr(97 + int(digit)) for digit in str(n)) for n in range(201)]
+    many = prepare.unreadable([(word, word) for word in words], 300).splitlines()
+    assert len(many) == 202
+    assert many[-1] == "  and 1 more"
+    assert len(prepare.unreadable([(word, word) for word in words[:200]], 300).splitlines()) == 201
+
+
+def test_channels_are_looked_at_in_a_few_images():
+    asked = []
+
+    class Listing(SimpleNamespace):
+        def __len__(self):
+            return 100
+
+        def picture(self, number):
+            asked.append(number)
+            if number == 0:
+                raise OSError("broken")
+            colour = np.zeros((2, 2, 3), np.uint8)
+            colour[0, 0, 0] = number == self.colour
+            return colour
+
+    assert prepare.channels_of(Listing(colour=99), Fit(2)) == 3
+    assert (asked[0], asked[-1], len(asked)) == (0, 99, 24)
+    assert prepare.channels_of(Listing(colour=-1), Fit(2)) == 1
+    assert prepare.channels_of(Listing(colour=99), Fit(2, channels=1)) == 1
