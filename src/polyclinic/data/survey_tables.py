@@ -192,7 +192,7 @@ def _image_column(table: Table, folder: Path, stems: Mapping[str, Path]) -> str 
 def _images_listed(table: Table, folder: Path, stems: Mapping[str, Path]) -> int:
     """How many images a table names; 0 where it has no column of images."""
     column = _image_column(table, folder, stems)
-    return len({_path(row[column], folder, stems) for row in table.rows}) if column else 0
+    return len({_path(row[column], folder, stems) for row in table.rows} - {""}) if column else 0
 
 
 def _named_columns(table: Table, image: str) -> dict[str, str]:

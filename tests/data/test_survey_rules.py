@@ -1,0 +1,216 @@
+"""Rules of a first look at tables, masks and archives, each at its limit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyclinic.data import archives, survey_archive, survey_tables
+from polyclinic.data.tables import read_table
+from polyclinic.errors import BadInput
+
+
+def table_of(tmp_path, text):
+    (tmp_path / "table.csv").write_text(text, encoding="utf-8")
+    return read_table(tmp_path / "table.csv")
+
+
+def touch(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    return [folder / name for name in names]
+
+
+# --- tables
+
+
+def test_a_column_is_sparse_when_most_of_it_is_empty():
+    assert not survey_tables._is_sparse(np.array(["", "a"]))
+    assert survey_tables._is_sparse(np.array(["", "a", ""]))
+
+
+def test_of_several_tables_the_one_that_lists_images_is_found(tmp_path):
+    touch(tmp_path, *(f"{n}.png" for n in range(4)))
+    (tmp_path / "all.csv").write_text("file,label\n0.png,a\n1.png,b\n2.png,a\n3.png,b\n")
+    (tmp_path / "some.csv").write_text("file,label\n0.png,a\n1.png,b\n")
+    (tmp_path / "none.csv").write_text("name,label\nx,a\n")
+    assert survey_tables.find_table(tmp_path) == tmp_path / "all.csv"
+    assert survey_tables.find_table(tmp_path, ignore=tmp_path / "all.csv") == tmp_path / "some.csv"
+    (tmp_path / "more.csv").write_text("file,label\n0.png,a\n1.png,b\n2.png,b\n")
+    with pytest.raises(BadInput, match=r"all\.csv, more\.csv all list images; name one of them, --for .*all\.csv"):
+        survey_tables.find_table(tmp_path)
+
+
+def test_images_are_named_by_most_cells_of_their_column(tmp_path):
+    touch(tmp_path, "a.png", "b.nii.gz")
+    stems = survey_tables._by_stem(tmp_path)
+    assert set(stems) == {"a", "a.png", "b", "b.nii.gz"}
+    half = table_of(tmp_path, "file,other\na,1\nzz,2\n")
+    assert survey_tables._image_column(half, tmp_path, stems) is None
+    most = table_of(tmp_path, "other,file\n1,a\n2,b.nii.gz\n3,zz\n")
+    assert survey_tables._image_column(most, tmp_path, stems) == "file"
+    assert survey_tables._images_listed(most, tmp_path, stems) == 2
+    assert survey_tables._path("elsewhere/a.png", tmp_path, stems) == "a.png"
+    assert survey_tables._path("", tmp_path, stems) == ""
+
+
+def test_columns_are_known_by_their_names(tmp_path):
+    def named(head, *rows):
+        return survey_tables._named_columns(table_of(tmp_path, "\n".join([head, *rows]) + "\n"), "file")
+
+    assert named("file,Bone Age,sex", "a,1,2") == {"label": "Bone Age"}
+    assert named("file,Age,sex", "a,1,2") == {"label": "Age"}
+    assert named("file,whatever", "a,1") == {"label": "whatever"}
+    assert named("file,what,ever", "a,1,2") == {}
+    assert named("file,label,mask", "a,1,m") == {"mask": "mask"}
+    assert named("file,label,hospital", "a,1,x", "b,1,x") == {"label": "label"}
+    assert named("file,label,hospital", "a,1,x", "b,1,y", "c,1,") == {"label": "label", "site": "hospital"}
+    for sites, known in ((50, True), (51, False)):
+        rows = [f"{n},1,h{n}" for n in range(sites)]
+        assert ("site" in named("file,label,hospital", *rows)) is known
+
+
+def test_rows_that_say_the_same_again_are_left_out():
+    rows = [{"path": "a", "label": "1"}, {"path": "b", "label": "1"}, {"path": "a", "label": "1"}]
+    kept, doubles = survey_tables._without_doubles(rows)
+    assert (kept, doubles) == (rows[:2], ["a"])
+    assert kept[0] is rows[0]
+    assert survey_tables._rows(1) == "1 row names"
+    assert survey_tables._rows(2) == "2 rows name"
+
+
+def test_gaps_are_counted_in_a_note(tmp_path):
+    touch(tmp_path, "a.png", "b.png", "c.png", "d.png")
+    (tmp_path / "t.csv").write_text("file,label,site\na,1,x\nb,,y\nc,,x\nd,2,y\ngone,1,x\na,1,x\n")
+    cases = survey_tables.cases_in_table(tmp_path / "t.csv", tmp_path)
+    assert [row["path"] for row in cases.rows] == ["a.png", "d.png"]
+    assert cases.is_new
+    assert list(cases.notes) == [
+        "1 row names no image that is there, such as 'gone': left out",
+        "1 row names an image again, such as 'a.png': left out",
+        "2 rows without label (an empty cell) left out",
+    ]
+    (tmp_path / "t.csv").write_text("file,label\na.png,1\nb.png,2\n")
+    assert not survey_tables.cases_in_table(tmp_path / "t.csv", tmp_path).is_new
+
+
+# --- masks
+
+
+def test_masks_belong_to_images_of_their_names(tmp_path):
+    files = touch(tmp_path, "a.png", "a_mask.png", "b.png", "masks/b.png", "c.png")
+    cases = survey_tables.paired_masks(tmp_path, files)
+    assert cases.rows == [{"path": "a.png", "mask": "a_mask.png"}, {"path": "b.png", "mask": "masks/b.png"}]
+    assert cases.notes == ("1 image has no mask and is left out, such as c.png",)
+    more = [*files, *touch(tmp_path, "d.png")]
+    assert survey_tables.paired_masks(tmp_path, more).notes[0].startswith("2 images have no mask and are left out")
+    most = [*more, *touch(tmp_path, "e.png")]
+    assert survey_tables.paired_masks(tmp_path, most) is None, "fewer than half have masks"
+
+
+def test_an_image_and_a_mask_alone_in_a_folder_belong_together(tmp_path):
+    files = touch(tmp_path, "p1/scan.png", "p1/lesion_seg.png", "p2/scan.png", "p2/lesion_seg.png")
+    assert len(survey_tables.paired_masks(tmp_path, files).rows) == 2
+    assert survey_tables.paired_masks(tmp_path, files[:2]) is None, "one folder says little"
+    with pytest.raises(BadInput, match="several images lie beside one mask, such as in .*p1"):
+        survey_tables.paired_masks(tmp_path, [*files, *touch(tmp_path, "p1/other.png")])
+
+
+# --- archives
+
+
+def test_floats_run_from_zero_to_one():
+    assert archives.as_bytes(np.array([0.0, 0.5, 1.0])).tolist() == [0, 128, 255]
+    assert archives.as_bytes(np.array([False, True])).tolist() == [0, 255]
+    for wrong, cure in (([0.0, 1.1], True), ([0.0, 255.0], True), ([0.0, 256.0], False), ([-0.1, 1.0], False)):
+        with pytest.raises(ValueError, match="instead of 0 to 1") as error:
+            archives.as_bytes(np.array(wrong))
+        assert ("divide them by 255" in str(error.value)) is cure
+    with pytest.raises(ValueError, match="instead of 0 to 1"):
+        archives.as_bytes(np.array([0.0, np.nan]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "seen"),
+    [
+        ((2, 5, 6), (2, 5, 6)),
+        ((2, 5, 6, 3), (2, 5, 6, 3)),
+        ((2, 3, 5, 6), (2, 5, 6, 3)),
+        ((2, 1, 5, 6), (2, 5, 6)),
+        ((2, 5, 6, 1), (2, 5, 6)),
+        ((2, 3, 5, 3), (2, 3, 5, 3)),
+    ],
+)
+def test_channels_come_last(shape, seen):
+    assert archives.channels_last(np.zeros(shape, np.uint8), "x").shape == seen
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (2, 5, 6, 2), (2, 2, 5, 6), (1, 1, 1, 1, 1)])
+def test_other_shapes_are_no_images(shape):
+    with pytest.raises(BadInput, match=r"images must be \[N, H, W\]"):
+        archives.channels_last(np.zeros(shape, np.uint8), "x")
+    with pytest.raises(BadInput, match="images must be uint8, or floats"):
+        archives.channels_last(np.zeros((1, 2, 2), np.int64), "x")
+
+
+def test_a_chain_begins_its_second_part_where_the_first_ends():
+    chain = archives.Chain([np.array([[1], [2]]), np.array([[3]])])
+    assert len(chain) == 3
+    assert [int(chain[i][0]) for i in range(3)] == [1, 2, 3]
+    assert chain.lengths == [2, 1]
+
+
+def test_pixels_are_counted_from_the_shape(tmp_path):
+    arrays = {"rgb": (1, 3, 4, 5), "last": (1, 4, 5, 3), "grey": (1, 4, 5), "labels": (500,)}
+    np.savez(tmp_path / "a.npz", **{name: np.ones(shape, np.uint8) for name, shape in arrays.items()})
+    enough, few = archives.Archive(tmp_path / "a.npz", 20), archives.Archive(tmp_path / "a.npz", 19)
+    for name in arrays:
+        assert enough[name].shape == arrays[name]
+    for name in ("rgb", "last", "grey"):
+        with pytest.raises(BadInput, match=f"the array '{name}' cannot be read"):
+            few[name]
+    assert few["labels"].shape == (500,)
+    assert enough.first("rgb").shape == (60,)
+    assert enough.first("labels").tolist() == [1]
+
+
+def test_an_array_in_columns_order_has_no_first_entry(tmp_path):
+    np.savez(tmp_path / "a.npz", turned=np.asfortranarray(np.ones((3, 2))), none=np.ones((0, 2)), one=np.array(1))
+    archive = archives.Archive(tmp_path / "a.npz")
+    assert [len(archive.first(name)) for name in ("turned", "none", "one")] == [0, 0, 0]
+
+
+def test_notes_about_floats_and_missing_labels():
+    assert survey_archive._floats(np.array([0.0, 1.0])) == ()
+    assert survey_archive._floats(np.array([], float)) == ()
+    assert survey_archive._floats(np.array([7], np.uint8)) == ()
+    assert "divide them by 255" in survey_archive._floats(np.array([0.0, 255.0]))[0]
+    assert "scale them before" in survey_archive._floats(np.array([-1.0, 1.0]))[0]
+    assert "scale them before" in survey_archive._floats(np.array([0.0, 256.0]))[0]
+    assert survey_archive._gaps(["a", "b"], "classification") == ()
+    [one] = survey_archive._gaps(["a", "", "b"], "classification")
+    assert one.startswith("1 image has no label (image 1: ''")
+    [two] = survey_archive._gaps(["", "", "b"], "regression")
+    assert two.startswith("2 images have no label (image 0")
+
+
+def test_arrays_are_known_by_their_names_and_lengths():
+    shapes = {"images": (5, 8, 8), "y": (5, 1), "n": (5,), "short": (4,), "wide": (5, 2)}
+    assert survey_archive._images(shapes) == "images"
+    assert survey_archive._images({"train_x": (5, 8, 8), "y": (5,)}) == "x"
+    assert survey_archive._images({"images": (5, 8)}) is None
+    assert survey_archive._flat_arrays(shapes, [""], "images") == ["y", "n"]
+    sites = {"y": np.arange(60), "site": np.arange(60) % 50}
+    assert survey_archive._named(sites) == {"labels": "y", "site": "site"}
+    assert survey_archive._named({"y": np.arange(60), "site": np.arange(60) % 51}) == {"labels": "y"}
+    assert survey_archive._named({"y": np.arange(60), "site": np.zeros(60)}) == {"labels": "y"}
+    assert survey_archive._named({"site": np.arange(2)}) == {"site": "site"}
+
+
+@pytest.mark.parametrize("shape", [(4, 9, 7), (4, 9, 7, 3), (4, 3, 9, 7)])
+def test_an_archive_has_the_size_of_its_images(tmp_path, shape):
+    np.savez(tmp_path / "a.npz", images=np.zeros(shape, np.uint8), labels=np.arange(4) % 2)
+    found = survey_archive.survey_archive(tmp_path / "a.npz")
+    assert (found.images, found.sizes) == (4, survey_archive.Sizes.one(7, 9))
+    assert isinstance(found.path, Path)
