@@ -113,7 +113,7 @@ def test_an_image_and_a_mask_alone_in_a_folder_belong_together(tmp_path):
     files = touch(tmp_path, "p1/scan.png", "p1/lesion_seg.png", "p2/scan.png", "p2/lesion_seg.png")
     assert len(survey_tables.paired_masks(tmp_path, files).rows) == 2
     assert survey_tables.paired_masks(tmp_path, files[:2]) is None, "one folder says little"
-    with pytest.raises(BadInput, match="several images lie beside one mask, such as in .*p1"):
+    with pytest.raises(BadInput, match=r"several images lie beside one mask, such as in .*p1"):
         survey_tables.paired_masks(tmp_path, [*files, *touch(tmp_path, "p1/other.png")])
 
 
