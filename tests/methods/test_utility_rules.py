@@ -1,0 +1,147 @@
+"""Small rules of synthetic images at a site: scores, parts, sheets, labels and buffers by hand."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import ImageSet
+from polyclinic.errors import WorkFailed
+from polyclinic.methods.shared import synthetic_buffer, utility
+from polyclinic.randomness import torch_rng
+
+
+def images(labels, **more):
+    labels = np.asarray(labels)
+    pixels = np.broadcast_to(np.arange(len(labels), dtype=np.uint8)[:, None, None, None], (len(labels), 1, 4, 4))
+    return ImageSet(pixels.copy(), labels, **more)
+
+
+def trainer_of(metrics, metric="accuracy", better="higher"):
+    task = SimpleNamespace(finish=lambda sums: metrics, metric=metric, better=better)
+    return SimpleNamespace(task=task, evaluate=lambda part: {}, load=lambda weights: None)
+
+
+def test_a_score_is_larger_where_it_is_better_and_ties_go_by_the_loss():
+    score = utility.score
+    assert score(trainer_of({"accuracy": 0.5, "auc": 0.75, "loss": 2.0}), None) == pytest.approx(0.75 - 2e-6, abs=1e-9)
+    assert score(trainer_of({"accuracy": 0.5}), None) == 0.5
+    assert score(trainer_of({"mae": 3.0, "loss": 1.0}, "mae", "lower"), None) == pytest.approx(-3 - 1e-6, abs=1e-9)
+    site = SimpleNamespace(trainer=trainer_of({"accuracy": 0.5}), data=SimpleNamespace(test=images([])))
+    assert np.isnan(utility.test_score(site, utility.TrainedNetwork({}, 0.0)))
+    site.data.test = images([1])
+    assert utility.test_score(site, utility.TrainedNetwork({}, 0.0)) == 0.5
+
+
+def test_steps_are_cut_into_even_parts():
+    assert utility._even_parts(10, 5) == [2] * 5
+    assert utility._even_parts(7, 5) == [1, 2, 1, 2, 1]
+    assert utility._even_parts(2, 5) == [1, 1]
+
+
+def test_a_subset_keeps_what_is_known_of_each_image():
+    whole = images([0, 1, 2], cases=np.array([7, 8, 9]), subgroup=np.array(["a", "b", "c"]))
+    some = utility.subset(whole, np.array([2, 0]))
+    assert (some.labels.tolist(), some.cases.tolist(), some.subgroup.tolist()) == ([2, 0], [9, 7], ["c", "a"])
+    assert (some.images[:, 0, 0, 0].tolist(), some.masks) == ([2, 0], None)
+
+
+def test_coverage_needs_more_images_than_neighbours():
+    site = SimpleNamespace(data=SimpleNamespace(validation=images([]), test=images([]), train=images([0] * 30)))
+    assert utility.measure_coverage(site, images([0] * 30)) == {}
+    rng = np.random.default_rng(0)
+
+    def noise(count):
+        return ImageSet(rng.integers(0, 256, (count, 1, 4, 4), dtype=np.uint8), np.zeros(count))
+
+    enough = utility.NEIGHBOURS + 1
+    site.data = SimpleNamespace(validation=noise(3), test=noise(enough - 3), train=noise(30))
+    assert set(utility.measure_coverage(site, noise(enough))) >= {"precision", "recall"}
+    assert utility.measure_coverage(site, noise(enough - 1)) == {}
+    site.data.validation = noise(2)
+    assert utility.measure_coverage(site, noise(enough)) == {}
+
+
+@pytest.mark.parametrize(("classes", "rows"), [(("a", "b"), 4), ((), 2), (tuple("abcdefg"), 10)])
+def test_a_sheet_shows_up_to_eight_images_of_five_classes(monkeypatch, tmp_path, classes, rows):
+    drawn = []
+    monkeypatch.setattr(utility, "contact_sheet", lambda *given: drawn.append(given))
+    part = images(np.arange(70) % 7 if classes else np.linspace(0, 1, 70))
+    target = SimpleNamespace(classes=classes)
+    site = SimpleNamespace(
+        name="north", trainer=SimpleNamespace(target=target), data=SimpleNamespace(train=part), folder=tmp_path
+    )
+    utility.draw_sheet(site, part)
+    [(shown, name, _, title)] = drawn
+    assert (len(shown), name) == (rows, tmp_path / "samples.png")
+    assert all(len(row) == 8 for row in shown.values())
+    assert ("the first 5 of 7 classes" in title) is (len(classes) == 7)
+
+
+def test_labels_are_drawn_from_the_classes_that_a_site_has():
+    target = SimpleNamespace(classes=("a", "b", "c"), label_range=None)
+    found = synthetic_buffer.uniform_labels(300, np.array([0, 2, 2]), target, torch_rng("labels"))
+    assert set(found.tolist()) == {0, 2}
+    assert 110 < int((found == 0).sum()) < 190
+    ages = SimpleNamespace(classes=(), label_range=(10.0, 30.0))
+    drawn = synthetic_buffer.uniform_labels(300, np.array([]), ages, torch_rng("ages"))
+    assert 10 <= float(drawn.min()) < 11
+    assert 29 < float(drawn.max()) < 30
+
+
+def test_masks_of_a_buffer_are_the_last_channel():
+    made = torch.zeros(2, 2, 3, 3, dtype=torch.uint8)
+    made[0, 1] = 128
+    made[1, 1] = 127
+    site = SimpleNamespace(
+        trainer=SimpleNamespace(task=SimpleNamespace(dense=True), target=SimpleNamespace(classes=("x",))),
+        data=SimpleNamespace(train=SimpleNamespace(labels=np.zeros(1))),
+        rng=torch_rng,
+    )
+    model = SimpleNamespace(sample=lambda labels, rng: made)
+    sheets = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic_buffer, "_draw_sheet", lambda *given: sheets.append(given))
+        buffer = synthetic_buffer.draw_buffer(site, model, 2)
+        assert len(sheets) == 1
+        synthetic_buffer.draw_buffer(site, SimpleNamespace(sample=lambda labels, rng: made[:0]), 0)
+        assert len(sheets) == 1
+    assert buffer["images"].shape == (2, 1, 3, 3)
+    assert buffer["masks"].float().mean((1, 2)).tolist() == [1, 0]
+
+
+def test_the_sheet_of_a_buffer_has_real_images_of_the_same_labels(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(synthetic_buffer, "contact_sheet", lambda rows, *rest: drawn.append((rows, rest)))
+    train = images([0, 1, 1, 0], masks=np.ones((4, 4, 4), np.uint8))
+    site = SimpleNamespace(
+        name="north",
+        folder=tmp_path,
+        data=SimpleNamespace(train=train),
+        trainer=SimpleNamespace(target=SimpleNamespace(classes=("no", "yes"), unit="")),
+    )
+    made = torch.zeros(20, 1, 4, 4, dtype=torch.uint8)
+    synthetic_buffer._draw_sheet(site, {"images": made, "labels": torch.ones(20, dtype=torch.int64)})
+    rows, (name, words, title) = drawn[0]
+    assert list(rows) == ["real", "synthetic"]
+    assert (len(rows["synthetic"]), name, words) == (12, tmp_path / "synthetic.png", ["yes"] * 12)
+    assert rows["real"][:2, 0, 0, 0].tolist() == [1, 2], "in their order, each once"
+    assert title.startswith("north: 12 of 20 synthetic images")
+    masks = torch.ones(20, 4, 4, dtype=torch.uint8)
+    synthetic_buffer._draw_sheet(site, {"images": made, "labels": torch.ones(20), "masks": masks})
+    rows = drawn[1][0]
+    assert list(rows) == ["real", "real mask", "synthetic", "synthetic mask"]
+    assert (int(rows["real mask"].min()), int(rows["synthetic mask"].max())) == (255, 255)
+    assert rows["real mask"].shape == (4, 1, 4, 4)
+    assert rows["synthetic mask"].shape == (12, 1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [{}, {"images": torch.zeros(2, 1, 4, 4)}, {"images": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)}],
+)
+def test_images_of_others_are_like_the_sites_own(tensors):
+    site = SimpleNamespace(data=SimpleNamespace(train=images([0])), trainer=SimpleNamespace(target=None))
+    with pytest.raises(WorkFailed, match="synthetic images of other sites are"):
+        utility.received_part(site, tensors)
