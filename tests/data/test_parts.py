@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.data import parts as parts_module
+from polyclinic.data import small_arrays
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.names import check_site_names, safe_name, safe_names
 from polyclinic.data.partitions import PARTITIONS
@@ -86,6 +88,10 @@ def test_digests_are_of_labels_and_images_and_do_not_depend_on_the_sites(tmp_pat
     assert fewer.folder != parts.folder
 
 
+#: how a large file is opened
+MAPPED = {"mmap_mode": "r", "allow_pickle": False}
+
+
 def test_a_site_opens_its_own_part_only(tmp_path, sites):
     """With every other site's folder, and the summary, gone from the disk a site still opens its part."""
     parts = prepare(Drawn(), sites, cache=tmp_path)
@@ -99,16 +105,18 @@ def test_a_site_opens_its_own_part_only(tmp_path, sites):
         open_site(parts.folder, others[0])
 
 
-def test_opening_a_site_touches_no_file_outside_its_folder(tmp_path, sites, monkeypatch):
+@pytest.mark.parametrize(("room", "name", "options"), [(small_arrays, "read", {}), (np, "load", MAPPED)])
+def test_opening_a_site_touches_no_file_outside_its_folder(room, name, options, tmp_path, sites, monkeypatch):
     parts = prepare(Drawn(), sites, cache=tmp_path)
     opened = []
-    real = np.load
-    monkeypatch.setattr(np, "load", lambda file, **options: (opened.append((file, options)), real(file, **options))[1])
+    real = getattr(room, name)
+    monkeypatch.setattr(room, name, lambda file, **told: (opened.append((file, told)), real(file, **told))[1])
+    monkeypatch.setattr("polyclinic.data.parts.READ_AT_ONCE", 0 if options else 2**17)
     open_site(parts.folder, parts.names[0])
     assert len(opened) == 18
-    for file, options in opened:
-        assert file.resolve().is_relative_to((parts.folder / parts.names[0]).resolve())
-        assert options["allow_pickle"] is False
+    for file, told in opened:
+        assert Path(file).resolve().is_relative_to((parts.folder / parts.names[0]).resolve())
+        assert told == options
 
 
 def test_small_files_are_read_at_once_and_large_ones_mapped(tmp_path, sites, monkeypatch):

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from polyclinic.data import small_arrays
 from polyclinic.data.acquisition import apply_styles, crop_masks
 from polyclinic.data.balanced_test import balanced, balanced_total
 from polyclinic.data.cache import (
@@ -109,6 +110,8 @@ class PreparedSites:
     info: dict[str, Any]
 
 
+#: the file of each field of an ImageSet
+FILES = {field.name: f"{field.name}.npy" for field in fields(ImageSet)}
 #: in the folder of a site's parts: the names of its columns
 COLUMNS = "columns.json"
 
@@ -138,19 +141,17 @@ def open_site(folder: Path, site: str) -> SiteData:
 
 
 def _open_part(folder: Path) -> ImageSet:
-    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
-    files = {field.name: f"{field.name}.npy" for field in fields(ImageSet)}
-    return ImageSet(**{name: _open(folder / file, sizes[file]) for name, file in files.items() if file in sizes})
+    with os.scandir(folder) as entries:
+        there = {entry.name: entry for entry in entries}
+    return ImageSet(**{name: _open(there[file]) for name, file in FILES.items() if file in there})
 
 
-def _open(file: Path, size: int) -> np.ndarray:
+def _open(file: os.DirEntry[str]) -> np.ndarray:
     """An array, read-only: mapped into memory, or read at once if it is small, which is faster and leaves no file
     open."""
-    if size > READ_AT_ONCE:
-        return np.load(file, mmap_mode="r", allow_pickle=False)
-    array = np.load(file, allow_pickle=False)
-    array.flags.writeable = False
-    return array
+    if file.stat().st_size > READ_AT_ONCE:
+        return np.load(file.path, mmap_mode="r", allow_pickle=False)
+    return small_arrays.read(file.path)
 
 
 def load(data: Source, cache: Path | None = None, progress: Progress | None = None) -> Dataset:

@@ -7,7 +7,7 @@ with addresses, and never sees another site's numbers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Literal
 
@@ -94,8 +94,7 @@ class InProcess(WorkerPool):
     def _call_group(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         self.stacked_operations.add(calls[0].operation)
         answers = self.host.handle_group(calls)
-        is_repeatable = self.host.can_divide(calls[0].operation)
-        if is_repeatable and all(isinstance(answer, Exception) for answer in answers):
+        if self.host.can_divide(calls[0].operation) and _failed_together(answers):
             yield from self._call_in_turn(calls)  # the images of one site must not cost the answers of all
             return
         for call, answer in zip(calls, answers, strict=True):
@@ -114,6 +113,12 @@ class InProcess(WorkerPool):
                 return
             self._positions = self.host.checkpoint()
             self._pool = [None] * self.most
+
+
+def _failed_together(answers: Sequence[Reply | Exception]) -> bool:
+    """Whether the work of several sites failed at once: they have one error. Where gates refuse, each has its own."""
+    errors = [answer for answer in answers if isinstance(answer, Exception)]
+    return len({id(error) for error in errors}) < len(errors)
 
 
 def _failure(call: Call, error: Exception) -> Failure:

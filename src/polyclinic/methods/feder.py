@@ -159,9 +159,7 @@ class FedER(LocalWork, PeerMethod):
         return synthetic_buffer.figures_parcel(figures)
 
     def prepare_together(self, sites: list[Site]) -> list[Parcel]:
-        trained = train_generators(sites)
-        for site, (model, _) in zip(sites, trained, strict=True):
-            self.keep_buffer(site, model)
+        trained = train_generators(sites, self.keep_buffer)
         self.train_all(sites, [None for _ in sites])
         return [synthetic_buffer.figures_parcel(figures) for _, figures in trained]
 
@@ -226,8 +224,14 @@ class FedER(LocalWork, PeerMethod):
         given = {site.name: buffer for site, buffer in zip(sites, buffers, strict=True)}
         if len(sites) < 2 or not can_stack(sites[0].trainer, len(sites)):
             return [self.train(site, given[site.name]) for site in sites]
-        local_training.train_together(sites, [{} for _ in sites], lambda site: self.fit_spec(site, given[site.name]))
-        return [self.images_seen(site, self.fit_spec(site, given[site.name])) for site in sites]
+        plans: dict[str, FitSpec] = {}
+
+        def plan(site: Site) -> FitSpec:
+            plans[site.name] = self.fit_spec(site, given[site.name])
+            return plans[site.name]
+
+        local_training.train_together(sites, [{} for _ in sites], plan)
+        return [self.images_seen(site, plans[site.name]) for site in sites]
 
     def fit_spec(self, site: Site, buffer: Tensors | None) -> FitSpec:
         own = self.own_images(site)

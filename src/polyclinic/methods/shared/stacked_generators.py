@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 from polyclinic.federation.site import Site
 from polyclinic.generators.base import GeneratorModel
@@ -16,16 +17,32 @@ from polyclinic.generators.gan.settings import GAN
 from polyclinic.methods.shared.site_generator import generator_progress, generator_settings, tuning_settings
 from polyclinic.methods.shared.synthetic_buffer import new_generator, train_generator, training_images
 from polyclinic.methods.shared.training_gans import batch_rows, stackable
+from polyclinic.randomness import seeded
 from polyclinic.training.choices import stacking_gans_pays
 
 #: a site's generator, and the figures of its training
 Trained = tuple[GeneratorModel, dict[str, float]]
 
 
-def train_generators(sites: Sequence[Site]) -> list[Trained]:
-    """What `train_generator` gives at each of several simulated sites, up to rounding."""
+def train_generators(sites: Sequence[Site], keep: Callable[[Site, GeneratorModel], None]) -> list[Trained]:
+    """What `train_generator` gives at each of several simulated sites, up to rounding; then `keep` what it made."""
     if not isinstance(generator_settings(sites[0]), GAN) or tuning_settings(sites[0]) is not None:
-        return [train_generator(site) for site in sites]
+        return [_train_as_if_alone(site, keep) for site in sites]
+    trained = _train_gans(sites)
+    for site, (model, _) in zip(sites, trained, strict=True):
+        keep(site, model)
+    return trained
+
+
+def _train_as_if_alone(site: Site, keep: Callable[[Site, GeneratorModel], None]) -> Trained:
+    """A plug-in's generator may draw from torch's global state: each site has a stream of its own there."""
+    with seeded(*site.address("prepare", site.round), gpus=range(torch.cuda.device_count())):
+        model, figures = train_generator(site)
+        keep(site, model)
+    return model, figures
+
+
+def _train_gans(sites: Sequence[Site]) -> list[Trained]:
     found: dict[str, Trained] = {}
     ordered = sorted(sites, key=batch_rows)
     for _, alike in itertools.groupby(ordered, key=batch_rows):
