@@ -10,7 +10,16 @@ from PIL import Image
 from pydicom.encaps import encapsulate
 from pydicom.uid import JPEGBaseline8Bit, RLELossless
 
-from polyclinic.data.reading import Reader, count_slices, is_image_name
+from polyclinic.data.reading import (
+    Reader,
+    _in_window,
+    _index,
+    axial,
+    count_slices,
+    is_image_name,
+    load_volume,
+    window_to_uint8,
+)
 
 
 def test_dicom_is_rescaled_and_windowed_as_the_file_says(tmp_path):
@@ -157,3 +166,66 @@ def test_an_empty_file_is_called_empty(tmp_path):
         (tmp_path / name).touch()
         with pytest.raises(ValueError, match=r"^the file is empty$"):
             Reader().pixels(tmp_path / name)
+
+
+@pytest.mark.parametrize(("count", "frame", "index"), [(4, None, 2), (5, None, 2), (4, 3, 3), (4, -4, -4), (1, 0, 0)])
+def test_the_middle_slice_or_the_one_asked_for(count, frame, index):
+    assert _index(frame, count) == index
+
+
+@pytest.mark.parametrize("frame", [4, -5])
+def test_there_is_no_slice_beyond_the_ends(frame):
+    with pytest.raises(IndexError, match=f"there is no slice {frame}: the volume has 4"):
+        _index(frame, 4)
+
+
+def test_a_window_of_one_value_is_a_step():
+    assert _in_window(np.array([9.0, 10.0]), (10.0, 1.0)).tolist() == [0, 255]
+    assert _in_window(np.array([-1.0, 0.0, 49.5, 99.0]), (50.0, 100.0)).tolist() == [0, 0, 128, 255]
+    assert window_to_uint8(np.array([3.0, 3.0]), 3.0, 3.0).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="values that are not numbers"):
+        window_to_uint8(np.array([np.inf]), 0, 1)
+
+
+def test_a_slice_is_seen_from_the_feet_face_up():
+    volume = np.arange(2 * 3 * 4).reshape(2, 3, 4)
+    found = axial(volume, 1)
+    assert found.shape == (3, 2)
+    assert found[0].tolist() == [volume[1, 2, 1], volume[0, 2, 1]]
+    assert found[2].tolist() == [volume[1, 0, 1], volume[0, 0, 1]]
+
+
+def test_the_spread_of_a_volume_is_that_of_what_is_not_zero(tmp_path):
+    voxels = np.zeros((10, 10, 12), np.float32)
+    voxels.reshape(-1)[:1001] = np.arange(1, 1002)
+    volume, (low, high) = load_volume(write_nifti(tmp_path / "v.nii", voxels))
+    assert (low, high) == pytest.approx((6, 996))
+    assert volume.shape == (10, 10, 12)
+    empty = write_nifti(tmp_path / "e.nii", np.zeros((2, 2, 2), np.float32))
+    assert load_volume(empty)[1] == (0, 1)
+    flat = write_nifti(tmp_path / "f.nii", np.zeros((2, 2, 2, 2), np.float32))
+    with pytest.raises(ValueError, match="the volume has 4 dimensions instead of 3"):
+        load_volume(flat)
+
+
+def test_a_window_of_a_volume_is_around_its_centre(tmp_path):
+    file = write_nifti(tmp_path / "v.nii", np.array([0, 40, 50, 60, 100], np.float32).reshape(5, 1, 1))
+    assert Reader(window=(50, 20)).pixels(file).tolist() == [[255, 255, 128, 0, 0]]
+
+
+def test_distances_between_columns_come_first(tmp_path):
+    scan = write_dicom(tmp_path / "a.dcm", np.zeros((2, 2), np.uint8), PixelSpacing=[0.5, 0.25])
+    assert Reader().spacing(scan) == (0.25, 0.5)
+    film = write_dicom(tmp_path / "b.dcm", np.zeros((2, 2), np.uint8), ImagerPixelSpacing=[2, 3])
+    assert Reader().spacing(film) == (3, 2)
+    assert np.isnan(Reader().spacing(write_dicom(tmp_path / "c.dcm", np.zeros((2, 2), np.uint8)))).all()
+    volume = write_nifti(tmp_path / "v.nii", np.zeros((2, 2, 2), np.float32), flips=(2, 3, 5))
+    assert Reader().spacing(volume) == (2, 3)
+
+
+def test_frames_are_those_of_volumes_only(tmp_path):
+    volume = write_nifti(tmp_path / "v.nii", np.zeros((2, 3, 4), np.float32))
+    assert Reader(slices="all").frames(volume) == (0, 1, 2, 3)
+    assert Reader(slices=(1, -1)).frames(volume) == (1, -1)
+    assert Reader(slices="middle").frames(volume) == (None,)
+    assert Reader(slices="all").frames(tmp_path / "a.png") == (None,)
