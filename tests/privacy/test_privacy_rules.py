@@ -1,14 +1,26 @@
 """Small rules of privacy, each by hand: mutants of them lived until these tests were written."""
 
+import math
+import warnings
+
 import pytest
 import torch
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+from torch import nn
 
+from polyclinic.errors import BadInput
+from polyclinic.privacy import clipped_sums
+from polyclinic.privacy.clipped_sums import ClippedSums
 from polyclinic.privacy.curve import draw
-from polyclinic.privacy.epsilon import ORDERS
-from polyclinic.privacy.ghost_clipping import laid_out_as
-from polyclinic.privacy.settings import Privacy
+from polyclinic.privacy.dp_sgd import try_gradients
+from polyclinic.privacy.epsilon import MOST_NOISE, MOST_STEPS, ORDERS, Mechanism, _prv, noise_for, steps_for
+from polyclinic.privacy.ghost_clipping import GhostClipping, can_follow, laid_out_as
+from polyclinic.privacy.obstacles import mixes_samples
+from polyclinic.privacy.settings import Facts, Privacy, check_facts
+from polyclinic.privacy.site_account import Account
+
+# --- settings and pictures ----------------------------------------------------------------------------
 
 
 def test_a_study_that_names_no_noise_has_that_of_the_curves_of_the_paper():
@@ -16,7 +28,21 @@ def test_a_study_that_names_no_noise_has_that_of_the_curves_of_the_paper():
     assert (Privacy().noise, Privacy().clip) == (0.7, 1.0)
 
 
-def test_a_picture_of_curves_begins_at_zero(monkeypatch, tmp_path):
+def test_little_noise_of_scores_is_noise():
+    assert Privacy(score_noise=0.5).score_noise == 0.5
+    with pytest.raises(ValueError, match="score_noise"):
+        Privacy(score_noise=0.0)
+
+
+def test_a_primary_model_cannot_be_private_for_patients_and_others_can():
+    facts = Facts("fedreplay", ("encoder", "primary", "classifier"))
+    check_facts(Privacy(on=("classifier",), unit="patient"), facts)
+    check_facts(Privacy(on=("encoder", "primary"), unit="image"), facts)
+    with pytest.raises(BadInput, match=r"privacy\.unit: the coordinator does not know"):
+        check_facts(Privacy(on=("encoder", "primary"), unit="patient"), facts)
+
+
+def test_a_picture_of_curves_begins_at_zero_and_says_what_it_shows(monkeypatch, tmp_path):
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     monkeypatch.setattr(pyplot, "close", lambda _: None)
     draw(tmp_path / "curve.png", (500,), epochs=2)
@@ -25,6 +51,95 @@ def test_a_picture_of_curves_begins_at_zero(monkeypatch, tmp_path):
     pyplot.close("all")
     assert axis.get_xlim() == (0.0, 2.0)
     assert axis.get_ylim()[0] == 0.0
+    assert axis.get_title() == "DP-SGD: noise 0.7, batches of 32, RDP accountant"
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["500 (δ = 2.0e-03)"]
+
+
+# --- accounts -----------------------------------------------------------------------------------------
+
+
+def test_orders_grow_from_close_to_one_to_a_thousand():
+    assert list(ORDERS) == sorted(set(ORDERS))
+    assert ORDERS[:4] == pytest.approx((1.01, 1.02, 1.05, 1.1))
+    assert set(range(11, 64)) <= set(ORDERS)
+    assert 10.9 in [pytest.approx(one) for one in ORDERS]
+    assert ORDERS[-4:] == (128, 256, 512, 1024)
+
+
+def test_searches_for_steps_and_noise_end():
+    assert steps_for(math.inf, 1.0, 1.0, 1e-5) >= MOST_STEPS // 2
+    assert (MOST_STEPS, MOST_NOISE) == (100_000_000, 1_000_000.0)
+    with pytest.raises(BadInput, match="no noise reaches it"):
+        noise_for(0.0, 1.0, 10**6, 1e-12)
+
+
+def test_an_account_that_nothing_was_kept_of_is_empty():
+    account = Account.restored({}, 1e-5, "rdp")
+    assert (account.history, account.trained, account.recorded, account.after) == ([], 0, 0, 0)
+
+
+def test_prv_is_asked_for_a_hundredth_of_an_epsilon(monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from opacus.accountants import PRVAccountant
+    asked = []
+
+    def get_epsilon(self, delta, *, eps_error):
+        asked.append(eps_error)
+        return 5.0
+
+    monkeypatch.setattr(PRVAccountant, "get_epsilon", get_epsilon)
+    weak, strong = (Mechanism(0.5, 0.02, 1003),), (Mechanism(20.0, 0.01, 103),)
+    assert _prv.__wrapped__(weak, 1e-5) == 5.0
+    assert _prv.__wrapped__(strong, 1e-5) < 5.0  # never above RDP's bound
+    assert asked[0] == 0.01
+    assert 0 < asked[1] < 0.002
+
+
+# --- gradients of single images -----------------------------------------------------------------------
+
+
+def of_rows(model):
+    return lambda rows: model(rows).sum(1)
+
+
+@pytest.mark.parametrize("clipping", ["ghost", "stored"])
+def test_gradients_shorter_than_the_clipping_norm_stay_as_they_are(clipping):
+    model, rows = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    sums = ClippedSums(model, clipping)
+    with sums.following():
+        [found] = sums.total(of_rows(model), [(rows,)], 1.0, list(model.parameters()))
+    assert found.tolist() == [pytest.approx([0.6 + 0.3, 0.8 + 0.4], rel=1e-4)]
+
+
+def test_stored_gradients_go_through_in_pieces_that_fit_the_memory(monkeypatch):
+    model, seen = nn.Linear(8, 1, bias=False), []
+
+    def losses(rows):
+        seen.append(len(rows))
+        return model(rows).sum(1)
+
+    monkeypatch.setattr(clipped_sums, "ROOM", {"cpu": 3 * 8 * 4})  # three times eight numbers of four bytes
+    sums = ClippedSums(model, "stored")
+    with sums.following():
+        sums.total(losses, [(torch.ones(7, 8),)], 1.0, list(model.parameters()))
+    assert seen == [3, 3, 1]
+
+
+def test_the_memory_of_a_pass_by_hand():
+    """Outputs three times, and what kernels see: nine numbers at each place of an image."""
+    model = nn.Conv2d(1, 2, 3, padding=1)
+    ghost = GhostClipping(model)
+    with ghost.following():
+        found = ghost.bytes_of(lambda: model(torch.ones(1, 1, 4, 4)).sum((1, 2, 3)))
+    assert found == 4 * (3 * 2 * 16 + 9 * 16)
+
+
+@pytest.mark.parametrize(
+    ("settings", "followed"), [({}, True), ({"padding_idx": 0}, False), ({"max_norm": 1.0}, False)]
+)
+def test_a_table_that_changes_its_rows_by_itself_is_not_followed(settings, followed):
+    assert can_follow(nn.Embedding(5, 4, **settings)) is followed
 
 
 def test_a_gradient_lies_in_memory_as_its_parameter():
@@ -36,9 +151,24 @@ def test_a_gradient_lies_in_memory_as_its_parameter():
     assert torch.equal(found, gradient)
 
 
-def test_orders_grow_from_close_to_one_to_a_thousand():
-    assert list(ORDERS) == sorted(set(ORDERS))
-    assert ORDERS[:4] == pytest.approx((1.01, 1.02, 1.05, 1.1))
-    assert set(range(11, 64)) <= set(ORDERS)
-    assert 10.9 in [pytest.approx(one) for one in ORDERS]
-    assert ORDERS[-4:] == (128, 256, 512, 1024)
+def test_dropout_is_no_reason_against_gradients_of_single_images():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    assert try_gradients(model, torch.rand(4, 1, 4, 4)) is None
+
+
+class Mixing(nn.Module):
+    """A share of the batch's mean is in every row, in numbers of some size."""
+
+    def __init__(self, share, size):
+        super().__init__()
+        self.share, self.size = share, size
+
+    def forward(self, rows):
+        return self.size * (rows + self.share * rows.mean(0))
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_a_hundredth_of_other_rows_is_noticed_in_numbers_of_any_size(size):
+    rows = torch.tensor([[1.0], [2.0], [-3.0], [5.0]])
+    assert mixes_samples(Mixing(0.01, size), rows)
+    assert not mixes_samples(Mixing(0.0, size), rows)
