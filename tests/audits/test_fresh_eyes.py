@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from polyclinic.attacks.membership.attacks import Memberships
-from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD
+from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Verdict
 from polyclinic.audits.attack_membership import WEAKEST, sent_model, weakest_between
 from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.attack_updates import AttackPlan, GradientInversionAttack, with_start
@@ -17,11 +19,15 @@ from polyclinic.audits.audit import build_tools
 from polyclinic.audits.coordinator import CONTROL, Rehearsal, judge
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit
+from polyclinic.audits.power import with_doubt
 from polyclinic.audits.recovery import recovery
 from polyclinic.audits.run_inversion import unfinished
+from polyclinic.audits.unread import unread_names, without_unread
 from polyclinic.audits.verdicts import verdicts
-from polyclinic.audits.views import NotTried
+from polyclinic.audits.views import Finding, NotTried, Truth
+from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.metrics.roc import separation
 
 STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.5, "data.samples": 80, "optimizer.batch_size": 2}
@@ -227,3 +233,61 @@ def test_images_are_not_searched_behind_an_encoder_without_gradients(tiny, undis
     (gap,) = GradientInversionAttack().attack(audited.seen(tools), audited.truth(tools))
     assert isinstance(gap, NotTried)
     assert "encoder" in gap.why
+
+
+# --- what was left out of the question --------------------------------------------------------------------------
+
+
+def test_an_operation_that_nobody_attacked_has_not_withstood():
+    lines = {"a": [{"kind": "weights", "operation": "train"}, {"kind": "weights", "operation": "give_secret"}]}
+    parcel = {**withstood("a"), "operation": "train"}
+    found = verdicts([parcel], lines)["weights"]
+    assert found["verdict"] == NOT_TESTED
+    assert "what left by give_secret was not attacked" in found["words"]
+    both = [parcel, {**parcel, "operation": "give_secret"}]
+    assert verdicts(both, lines)["weights"]["verdict"] == WITHSTOOD
+
+
+def test_a_tensor_that_no_attack_reads_leaves_a_gap(trained):
+    """A plug-in method may put anything beside the network's weights."""
+    tools, audited = trained
+    seen = audited.seen(tools)
+    assert without_unread(seen) == (seen, [])
+    spoiled = Parcel("weights", {**seen.parcel.tensors, "diary": torch.zeros(3, 8, 8)}, seen.parcel.metadata)
+    clean, (gap,) = without_unread(replace(seen, parcel=spoiled, together=(spoiled,)))
+    assert clean.parcel.tensors.keys() == seen.parcel.tensors.keys()
+    assert clean.together == (clean.parcel,)
+    assert "'diary', which no attack reads" in gap.why
+    lines = {"a": [{"kind": "weights"}]}
+    parcel = {**withstood("a"), "not_tried": [vars(gap)]}
+    assert verdicts([parcel], lines)["weights"]["verdict"] == NOT_TESTED
+
+
+@pytest.mark.parametrize(
+    ("kind", "known", "extra"),
+    [
+        ("statistics", {"counts": 2, "first": 2, "second": 2}, {"thumbnails": 2}),
+        ("metrics", {"histograms": 30, "confusion": 9, "loss": 1}, {"losses": 40}),
+        ("statistics", {"something": 3}, {}),
+    ],
+)
+def test_sums_have_tensors_that_are_known(kind, known, extra):
+    tensors = {name: torch.zeros(size) for name, size in (known | extra).items()}
+    assert unread_names(SimpleNamespace(kind=kind, parcel=Parcel(kind, tensors, {}))) == list(extra)
+
+
+def test_held_out_images_that_were_trained_on_are_not_held_out(trained):
+    """Duplicates, or one folder given twice: a copy of such an image would look as near to a held-out one."""
+    tools, audited = trained
+    data = audited.truth(tools).data
+    both = ImageSet(
+        **{name: np.concatenate([getattr(data.test, name), getattr(data.train, name)]) for name in ("images", "labels")}
+    )
+    assert len(Truth([], replace(data, test=both), 0).data.test) == len(data.test)
+    assert not len(Truth([], replace(data, test=data.train), 0).data.test)
+    assert Truth([], data, 0).data is data
+
+
+def test_a_projection_that_chance_seldom_gives_leaves_a_doubt():
+    said = Verdict(False, "nothing", {"p_members_closer": 0.02})
+    assert with_doubt(Finding("projection", "", said)).doubt

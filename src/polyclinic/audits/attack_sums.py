@@ -19,9 +19,9 @@ from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.sums import OUTLIER, histogram_scores
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_membership import FEWEST, WEAKEST, Candidates, membership_finding, unsent_names
-from polyclinic.audits.planted_truth import rows_of, truth_of_held_out
+from polyclinic.audits.planted_truth import truth_of_held_out
 from polyclinic.audits.sum_layouts import MomentMatrices, read_sums, sums_like
-from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
+from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, rows_of
 from polyclinic.encoders.kept_features import kept_features
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.methods.shared.one_round import project, projection

@@ -19,6 +19,7 @@ from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit
 from polyclinic.audits.power import FALSE_ALARMS, CheckedFinding, PowerCheck, run_with_power
 from polyclinic.audits.released_model import released_models
+from polyclinic.audits.unread import without_unread
 from polyclinic.audits.verdicts import verdicts
 from polyclinic.audits.views import EVERY_QUESTION, Finding, NotTried, SearchSteps, Seen, Tools, Truth
 from polyclinic.data.own_images import only_site_plugins
@@ -135,7 +136,8 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Cloc
     """Attack one parcel; what audit.json says about it. Pictures show images, so they stay in the site's folder."""
     begin = time.perf_counter()
     release, parcel = audited.release, audited.parcel
-    results = _attack(fitting_attacks(audited), audited.seen(tools), audited.truth(tools), clock or Clock())
+    seen, gaps = without_unread(audited.seen(tools))
+    results = [*_attack(fitting_attacks(audited), seen, audited.truth(tools), clock or Clock()), *gaps]
     findings = []
     for tested in (result for result in results if isinstance(result, CheckedFinding)):
         found = tested.finding

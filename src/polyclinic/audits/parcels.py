@@ -11,8 +11,8 @@ import numpy as np
 from safetensors import SafetensorError
 
 from polyclinic.audits.open_run import LedgerLines
-from polyclinic.audits.planted_truth import join, rows_of
-from polyclinic.audits.views import Seen, Tools, Truth
+from polyclinic.audits.planted_truth import join
+from polyclinic.audits.views import Seen, Tools, Truth, rows_of
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call

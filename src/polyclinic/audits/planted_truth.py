@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from polyclinic.audits.views import Truth
+from polyclinic.audits.views import Truth, rows_of
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.randomness import numpy_rng
 
@@ -43,9 +43,3 @@ def join(first: ImageSet, second: ImageSet) -> ImageSet:
     """The images of two parts, with all that the first has of each."""
     names = [one.name for one in fields(ImageSet) if getattr(first, one.name) is not None]
     return ImageSet(**{name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names})
-
-
-def rows_of(part: ImageSet, index: np.ndarray) -> ImageSet:
-    """Some of the images of a part, with all that it has of each."""
-    names = [one.name for one in fields(ImageSet) if getattr(part, one.name) is not None]
-    return ImageSet(**{name: getattr(part, name)[index] for name in names})

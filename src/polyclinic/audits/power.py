@@ -20,7 +20,7 @@ FALSE_ALARMS = 0.01
 #: a result that chance gives less often than this, and that is no leak yet, is not called withstood
 SUSPECT = 0.05
 #: figures that say how often chance does as well
-CHANCES = ("told_by_chance", "picked_by_chance", "order_by_chance", "closer_by_chance")
+CHANCES = ("told_by_chance", "picked_by_chance", "order_by_chance", "closer_by_chance", "p_members_closer")
 
 #: how an attack is run on a parcel: the audit's own, which survives too little memory
 Run = Callable[[Seen, Truth], list[Finding | NotTried]]

@@ -84,6 +84,15 @@ def read_sums(parcel: Parcel) -> MomentMatrices | Gaussians | None:
     return None
 
 
+def names_of_sums(parcel: Parcel) -> set[str]:
+    """The tensors that `read_sums` reads; none where it knows no sums in the parcel."""
+    sent = set(parcel.tensors)
+    for layout in ({"products", "cross", "squares"}, {"counts", "first", "second"}):
+        if layout <= sent:
+            return layout
+    return {name for name in sent if name.split("/")[0].isdigit() and name.split("/")[-1] in Mixture._fields}
+
+
 def _of_classes(counts: Tensor, first: Tensor, second: Tensor) -> MomentMatrices | Gaussians:
     """Counts [C], sums [C, D], and squares [C, D] or products [C, D (D + 1) / 2], in whole numbers."""
     present = [label for label in range(len(counts)) if float(counts[label]) > 0]

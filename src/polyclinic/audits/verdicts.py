@@ -40,8 +40,21 @@ def verdicts(parcels: Sequence[JsonMapping], lines: Mapping[str, Sequence[JsonMa
             found[kind] = {"left": count, **said}
         else:
             sent = [site for site, of_site in lines.items() if any(line["kind"] == kind for line in of_site)]
-            found[kind] = _with_other_sites({"left": count, **_verdict_of_attacks(count, of_kind)}, sent, of_kind)
+            said = _with_other_operations({"left": count, **_verdict_of_attacks(count, of_kind)}, kind, lines, of_kind)
+            found[kind] = _with_other_sites(said, sent, of_kind)
     return found
+
+
+def _with_other_operations(
+    found: JsonObject, kind: str, lines: Mapping[str, Sequence[JsonMapping]], parcels: Sequence[JsonMapping]
+) -> JsonObject:
+    """A kind of which another operation let out parcels as well has not withstood: nobody looked at those."""
+    left = {line.get("operation") for of_site in lines.values() for line in of_site if line["kind"] == kind}
+    others = sorted(str(one) for one in left - {parcel.get("operation") for parcel in parcels} if one)
+    if not others or found["verdict"] != WITHSTOOD:
+        return found
+    words = f"what left by {', '.join(others)} was not attacked. {found['words']}"
+    return {**found, "verdict": NOT_TESTED, "operations_not_tested": others, "words": words}
 
 
 def _with_other_sites(found: JsonObject, sent: Sequence[str], parcels: Sequence[JsonMapping]) -> JsonObject:

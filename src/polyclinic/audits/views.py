@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.verdict import Verdict
-from polyclinic.data.parts import SiteData, open_site
+from polyclinic.data.parts import ImageSet, SiteData, open_site
 from polyclinic.federation.leaving.archive import Release
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.metrics.perceptual import Distance
@@ -129,8 +129,9 @@ class Truth:
     def __init__(self, used: Sequence[Tensor], data: SiteData, seed: int, own: int | None = None) -> None:
         """`used`: indices of training images by mini-batch; none if the operation took no batches, but all images.
 
-        `own`: how many of the training images, from the first, are the site's where several sites' are joined."""
-        self.data, self.seed = data, seed
+        `own`: how many of the training images, from the first, are the site's where several sites' are joined. An
+        image that is also among the training images was not held out, and is left out there."""
+        self.data, self.seed = without_repeats(data), seed
         self.own = len(data.train) if own is None else own
         self._used = list(used)
 
@@ -188,6 +189,25 @@ class Truth:
 
     def _subset(self, available: int, count: int, what: str) -> np.ndarray:
         return np.sort(numpy_rng(self.seed, self.data.name, "audit", what).permutation(available)[:count])
+
+
+def without_repeats(data: SiteData) -> SiteData:
+    """A site without those validation and test images that are, pixel for pixel, training images as well."""
+    inside = {hash(image.tobytes()) for image in data.train.images}
+    kept = {
+        split: np.array([hash(image.tobytes()) not in inside for image in getattr(data, split).images], bool)
+        for split in ("validation", "test")
+    }
+    if all(rows.all() for rows in kept.values()):
+        return data
+    parts = {split: rows_of(getattr(data, split), np.flatnonzero(rows)) for split, rows in kept.items()}
+    return replace(data, **parts)
+
+
+def rows_of(part: ImageSet, index: np.ndarray) -> ImageSet:
+    """Some of the images of a part, with all that it has of each."""
+    names = [one.name for one in fields(ImageSet) if getattr(part, one.name) is not None]
+    return ImageSet(**{name: getattr(part, name)[index] for name in names})
 
 
 @dataclass(frozen=True)

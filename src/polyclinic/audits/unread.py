@@ -1,0 +1,39 @@
+"""Tensors of a parcel that no attack reads: whatever a method puts beside the ones that are known leaves a gap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polyclinic.audits.sum_layouts import names_of_sums
+from polyclinic.audits.views import EVERY_QUESTION, NotTried, Seen
+from polyclinic.federation.leaving.parcel import Parcel
+
+METRICS = frozenset({"histograms", "confusion"})
+FEW = 8  #: numbers that a tensor of metrics may have without being looked at: a mean, a count
+
+
+def unread_names(seen: Seen) -> list[str]:
+    """Names of tensors in a parcel that are neither of the study's network nor of sums that are known here."""
+    sent = seen.parcel.tensors
+    if seen.kind in ("weights", "gradients"):
+        known = set(seen.network.state_dict())
+    elif seen.kind == "statistics":
+        known = names_of_sums(seen.parcel) or set(sent)  # sums that are not known at all have a gap of their own
+    elif seen.kind == "metrics":
+        known = METRICS | {name for name, tensor in sent.items() if tensor.numel() <= FEW}
+    else:
+        return []
+    return sorted(set(sent) - known)
+
+
+def without_unread(seen: Seen) -> tuple[Seen, list[NotTried]]:
+    """What attacks can read of a parcel, and the gap that the rest leaves in every question."""
+    names = unread_names(seen)
+    if not names:
+        return seen, []
+    shown = ", ".join(f"'{name}'" for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    rest = {name: tensor for name, tensor in seen.parcel.tensors.items() if name not in names}
+    parcel = Parcel(seen.kind, rest, seen.parcel.metadata)
+    together = tuple(parcel if one is seen.parcel else one for one in seen.together)
+    gap = NotTried("every attack", f"the parcel holds {shown}, which no attack reads", EVERY_QUESTION)
+    return replace(seen, parcel=parcel, together=together), [gap]
