@@ -13,13 +13,25 @@ from typing import Any
 
 import pytest
 
+from polyclinic import attacks
+from polyclinic.attacks.learned_decoder import FeatureDecoder, LearnedDecoder
+from polyclinic.attacks.membership.attacks import DiscriminatorScore, ReferenceGenerators
+from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.study.tables import PLAIN, VARIANTS
 
 RECORDED = Path(__file__).with_name("recorded_settings.json")
 #: of a setting, what is told to people and to machines that fill in forms
 WORDS = ("description", "title")
+ATTACKS = (
+    *(attacks.CraftedSum, attacks.Fishing, attacks.Imprint, attacks.OverflowFilter, attacks.TrapWeights),
+    *(attacks.CopySearch, attacks.GradientInversion, attacks.PairedDecoder, attacks.SurrogateDecoder),
+    *(attacks.LatentInversion, attacks.LossThreshold, attacks.NearestSynthetic, attacks.ShadowModels),
+    *(attacks.Projection, LearnedDecoder, FeatureDecoder, ReferenceGenerators, DiscriminatorScore),
+)
 KINDS = {
     **PLAIN,
+    "incoming": Incoming,
+    **{f"attack {one.__name__}": one for one in ATTACKS},
     **{f"{table} {name}": registry[name] for table, (registry, _) in VARIANTS.items() for name in registry.builtin},
 }
 

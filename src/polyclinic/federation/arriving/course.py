@@ -24,10 +24,10 @@ LONGEST_STEP = 0.11
 #: a layer may move as if the site's training moved it by this share of how far it moved the layer that moved farthest:
 #: which layers move in a round differs from one to the next
 OTHER_LAYERS = 0.25
-#: after rounds that a site missed, weights may have moved farther: as often as far as the root of the rounds says, and
-#: no more often than this. Rounds never go back, so whoever pretends that a site missed some could have moved its
-#: weights by more in the same rounds
-MOST_TIMES = 4.0
+#: after rounds that a site missed, weights may have moved as far as in these rounds with an arrival each, and no
+#: farther than in so many: whoever pretends that a site missed rounds gains nothing that the rounds would not give, and
+#: a row is not exchanged by one arrival
+MOST_ROUNDS = 4
 
 
 def layers(weights: Weights) -> dict[str, Tensor]:
@@ -69,10 +69,9 @@ def moved(
     """The movement of each layer in so many `rounds` and what is allowed, by `own` movement in the site's training so
     far. `how` says what moves it, where that is not the weights themselves."""
     least = OTHER_LAYERS * max(own.values(), default=0.0)
-    times = limits.times_own * min(rounds**0.5, MOST_TIMES)
     for layer, value in found.items():
-        room = times * max(own.get(layer, 0.0), least)
-        yield Figure("moved", layer + how, value, max(limits.moved, room))
+        room = max(limits.moved, limits.times_own * max(own.get(layer, 0.0), least))
+        yield Figure("moved", layer + how, value, min(rounds, MOST_ROUNDS) * room)
 
 
 def steps(found: Mapping[str, float], limits: Incoming) -> Iterator[Figure]:

@@ -165,7 +165,9 @@ class Inspection:
         if own_network and not history.last():
             self._begin(site, history)
             refuse(self._steps(site, {**weights, **history.last()}), ParcelRejected, SMALLER_RATE)
-        refuse(self._figures(site, weights, history, own_network=own_network), DataDependentRefusal)
+        missed = history.rounds_since(site.round) - 1 if own_network else 0
+        words = f"; the site missed {missed} rounds before" if missed else ""
+        refuse(self._figures(site, weights, history, own_network=own_network), DataDependentRefusal, words)
         if own_network:
             history.take(weights, site.round)
 
