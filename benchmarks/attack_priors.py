@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyclinic.attacks.gradient_inversion.denoiser_prior import DenoiserPrior
 from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, GaussianPrior, batch_statistics
 from polyclinic.attacks.gradient_inversion.settings import PRESETS
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
@@ -30,12 +31,15 @@ LENET: dict[str, dict[str, Any]] = {
     "public images, 1e-4": {"image_prior": 1e-4},
     "public images, 1e-3": {"image_prior": 1e-3},
     "smaller images first": {"scales": (4, 2)},
+    "denoiser, 1e-4": {"image_prior": 1e-4, "denoiser": True},
+    "denoiser, 1e-3": {"image_prior": 1e-3, "denoiser": True},
 }
 NORMED: dict[str, dict[str, Any]] = {
     "plain": PLAIN,
     "public images, 3e-4": {"image_prior": 3e-4},
     "statistics, 0.1": {"batch_norm_prior": 0.1},
     "both, 3e-4 and 1": {"image_prior": 3e-4, "batch_norm_prior": 1.0},
+    "denoiser, 3e-4": {"image_prior": 3e-4, "denoiser": True},
 }
 #: network, images in the gradient, steps, seed, variants
 CASES = (
@@ -60,7 +64,9 @@ def sent_by(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Parcel, d
 
 
 def attack(model: nn.Module, own: Tensor, images: Tensor, labels: Tensor, steps: int, changes: dict[str, Any]) -> float:
-    """PSNR of what one search brings back."""
+    """PSNR of what one search brings back; `denoiser`: public images train one, and it is the prior."""
+    changes = dict(changes)
+    prior = DenoiserPrior.of(own) if changes.pop("denoiser", False) else GaussianPrior.of(own)
     parcel, after = sent_by(model, images, labels)
     statistics = batch_statistics(model, after, torch.zeros_like(images))
     noise = torch.randn(images.shape, generator=torch_rng(0, "s"))
@@ -71,7 +77,7 @@ def attack(model: nn.Module, own: Tensor, images: Tensor, labels: Tensor, steps:
         classes=2,
         labels=labels[None],
         start_images=(own.mean(0) + 0.05 * noise).clamp(0, 1)[None],
-        image_prior=GaussianPrior.of(own),
+        image_prior=prior,
         batch_norm_prior=BatchNormPrior(model, statistics) if statistics else None,
     )
     always = {"iterations": steps, "total_variation": 1e-4, "start": "given", "lr": 0.01, "label": "known"}
@@ -100,11 +106,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="five steps of each search")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--only", default="", help="only variants whose name begins so")
     parser.add_argument("--networks", nargs="+", default=["lenet5", "small-cnn"], help="only these networks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases = [case for case in CASES if case[0] in options.networks]
-    made = [row for case in cases for row in rows(*case[:2], 5 if options.quick else case[2], *case[3:])]
+    made = []
+    for name, batch, steps, seed, variants in cases:
+        chosen = {variant: one for variant, one in variants.items() if variant.startswith(options.only)}
+        made += rows(name, batch, 5 if options.quick else steps, seed, chosen)
     figures = {"benchmark": "attack_priors", "quick": options.quick, "rows": made}
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyclinic.attacks.gradient_inversion.denoiser_prior import DenoiserPrior
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
 from polyclinic.attacks.gradient_inversion.objective import FixedLabels, JoinedObjective, Objective, enlarge
 from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, GaussianPrior, batch_statistics
@@ -84,6 +85,27 @@ def test_the_penalty_pulls_as_a_denoiser_does():
     step = 0.5 * prior.rest * (SIDE * SIDE)
     after = noisy.detach() - 0.5 * step * gradient
     assert float((after - clean).square().mean()) < 0.6 * float((noisy.detach() - clean).square().mean())
+
+
+@pytest.fixture(scope="module")
+def denoiser() -> DenoiserPrior:
+    return DenoiserPrior.of(PUBLIC, steps=120)
+
+
+def test_a_denoiser_learns_from_public_images_to_take_noise_away(denoiser):
+    clean = pictures(8, "clean")
+    noisy = clean + 0.2 * torch.randn(clean.shape, generator=torch_rng("priors", "on"))
+    after = denoiser.denoiser(noisy)
+    assert float((after - clean).square().mean()) < 0.5 * float((noisy - clean).square().mean())
+
+
+def test_a_denoiser_changes_little_about_images_like_the_public_ones(denoiser):
+    alike = denoiser(pictures(20, "others")[:, None])
+    noise = denoiser(torch.rand(20, 1, 1, SIDE, SIDE, generator=torch_rng("priors", "noise")))
+    assert float(noise.min()) > 5 * float(alike.max())
+    assert denoiser.select_rows(torch.tensor([0])) is denoiser
+    assert denoiser.to("cpu", torch.float64)(PUBLIC[:1, None].double()).dtype == torch.float64
+    denoiser.to("cpu", torch.float32)
 
 
 # --- batch-norm statistics ------------------------------------------------------------------------------
