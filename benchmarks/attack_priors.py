@@ -64,9 +64,9 @@ def sent_by(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Parcel, d
 
 
 def attack(model: nn.Module, own: Tensor, images: Tensor, labels: Tensor, steps: int, changes: dict[str, Any]) -> float:
-    """PSNR of what one search brings back; `denoiser`: public images train one, and it is the prior."""
+    """PSNR of what one search brings back; `denoiser`: public images trained one, and it is the prior."""
     changes = dict(changes)
-    prior = DenoiserPrior.of(own) if changes.pop("denoiser", False) else GaussianPrior.of(own)
+    prior = changes.pop("denoiser", None) or GaussianPrior.of(own)
     parcel, after = sent_by(model, images, labels)
     statistics = batch_statistics(model, after, torch.zeros_like(images))
     noise = torch.randn(images.shape, generator=torch_rng(0, "s"))
@@ -93,7 +93,8 @@ def rows(name: str, batch: int, steps: int, seed: int, variants: dict[str, dict[
     parts = [slice(OWN + n * batch, OWN + (n + 1) * batch) for n in range(2)]
     near = [decibels((own[None] - images[part][:, None]).square().flatten(2).mean(2).amin(1)) for part in parts]
     found = []
-    for variant, changes in variants.items():
+    for variant, settings in variants.items():
+        changes = {**settings, "denoiser": DenoiserPrior.of(own)} if "denoiser" in settings else settings
         psnr = [attack(model, own, images[part], labels[part], steps, changes) for part in parts]
         found.append(
             {"network": name, "images": batch, "steps": steps, "variant": variant, "psnr": psnr, "nearest": near}
