@@ -5,8 +5,9 @@ import torch
 
 from polyclinic.attacks.coordinator.fishing import Fishing
 from polyclinic.attacks.gradient_inversion.exact_batch import _sparse_columns
-from polyclinic.attacks.near_copies import _shifts, _shrink
-from polyclinic.attacks.planted_copies import WEAKEST, WEAKEST_WORDS
+from polyclinic.attacks.near_copies import View, _shifts, _shrink, _window
+from polyclinic.attacks.planted_copies import WEAKEST, WEAKEST_WORDS, weakest_copies
+from polyclinic.attacks.verdict import verdict_word
 
 
 def test_columns_with_one_more_zero_than_was_asked_for_are_found():
@@ -38,3 +39,31 @@ def test_the_weakest_copy_is_the_one_that_its_words_say():
 
 def test_defaults_of_fishing():
     assert (Fishing().strength, Fishing().target_class) == (30.0, 0)
+
+
+def test_a_window_leaves_out_what_shifts_may_reach():
+    images = torch.arange(48.0).reshape(1, 1, 6, 8)
+    assert torch.equal(_window(images, [1, 2], (0, 0), None), images[..., 1:5, 2:6])
+    assert torch.equal(_window(images, [1, 2], (-1, 2), None), images[..., 0:4, 4:8])
+    assert torch.equal(_window(images, [1, 2], (0, 0), (1, 0)), images[..., 3:5, 2:4])
+
+
+def test_a_plain_view_changes_nothing():
+    assert (View().before, View().after, View().quarter, View().blur) == (0.0, 0.0, None, 0.0)
+
+
+def test_copies_are_planted_by_seed_zero_unless_another_is_given():
+    images = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(weakest_copies(images), weakest_copies(images, 0))
+    assert not torch.equal(weakest_copies(images), weakest_copies(images, 1))
+
+
+@pytest.mark.parametrize(
+    ("told", "word"),
+    [
+        *(({"verdict": "withstood"}, "withstood"), ({"verdict": "leaks"}, "leaks"), ({"leak": True}, "leaks")),
+        *(({"leak": False}, "not tested"), ({"verdict": "no word", "leak": True}, "leaks"), ({}, "not tested")),
+    ],
+)
+def test_the_word_of_a_verdict(told, word):
+    assert verdict_word(told) == word

@@ -1,15 +1,24 @@
 """Small rules of sites and their records, each by hand: mutants of them lived until these tests were written."""
 
+import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from polyclinic.federation.arriving.replies import _short
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.budget import OverBudget, Price
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.leaving.score_course import course_of
 from polyclinic.federation.leaving.target import EpsilonTarget
+from polyclinic.federation.leaving.wire_codec import _is_described
 from polyclinic.federation.ledger_check import _unsigned
+from polyclinic.federation.summing.floor import floor_of
+from polyclinic.federation.summing.summand import check_layout, check_open, parcels_of
 
 RECORD = {"epsilon": 3.0, "delta": 1e-5, "steps": 10}
 
@@ -38,3 +47,103 @@ def test_norms_of_tensors_of_several_precisions():
     tensors = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([6.0, 8.0], dtype=torch.float64)}
     tensors["c"] = torch.full((10_000,), 60_000.0, dtype=torch.float16)  # their norm is beyond half precision
     assert Parcel("weights", tensors).norms == pytest.approx({"a": 5.0, "b": 10.0, "c": 59_968 * 100}, rel=1e-3)
+
+
+# --- the course of a study, and sums ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("settings", "fraction", "left_out"), [({}, 1.0, 3), ({"fraction": 0.5}, 0.5, 3 + 8)])
+def test_rounds_may_be_left_out_where_not_all_sites_take_part(settings, fraction, left_out):
+    course = course_of(SimpleNamespace(rounds=10, **settings))
+    assert (course.fraction, course.left_out, course.ends_early) == (fraction, left_out, False)
+    assert [round for round in range(11) if course.may_end_in(round)] == [10]
+    patient = course_of(SimpleNamespace(rounds=10, patience=2))
+    assert patient.may_end_in(1)
+
+
+@pytest.mark.parametrize(
+    ("pinned", "policy", "floor"),
+    [
+        *((0, {}, (3, 0)), (1, {}, (3, 1)), (3, {}, (3, 1)), (6, {}, (4, 1)), (12, {}, (7, 2))),
+        *((12, {"min_sites": 5}, (5, 2)), (12, {"liars": 0}, (7, 0)), (0, {"liars": 4}, (3, 4))),
+    ],
+)
+def test_the_floor_of_a_sum_by_the_sites_that_are_known(pinned, policy, floor):
+    found = floor_of(Policy(**policy), pinned)
+    assert (found.min_sites, found.liars) == floor
+
+
+def row_of(numbers, weight=2, expected=0, sites=2):
+    return np.array([*numbers, weight, expected, sites], dtype=np.int64).view(np.uint64)
+
+
+def test_what_a_sum_says_by_hand():
+    """Whole numbers of two bits: 6 and 8 are 1.5 and 2; of two images they are a mean of 0.75 and 1."""
+    layout = [["weights", "w", "float32", [2]]]
+    [mean] = parcels_of(row_of([6, 8], expected=12), layout, ["weights"], mean=True, bits=2, sites=2)
+    assert mean.tensors["w"].tolist() == [0.75, 1.0]
+    assert mean.metadata == {"samples": 2, "expected": 3.0, "sites": 2}
+    [total] = parcels_of(row_of([6, 8], weight=1), layout, ["weights"], mean=False, bits=2, sites=2)
+    assert total.tensors["w"].tolist() == [1.5, 2.0]
+    for wrong in (row_of([6, 8], weight=0), row_of([6, 8], sites=3)):
+        with pytest.raises(ParcelRejected, match="masks do not cancel"):
+            parcels_of(wrong, layout, ["weights"], mean=False, bits=2, sites=2)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("weights", ["weights", "w", "float32"], ["labels", "w", "float32", [2]], ["weights", 7, "float32", [2]]),
+        *(["weights", "w", "save", [2]], ["weights", "w", 7, [2]], ["weights", "w", "float32", 2]),
+        *(["weights", "w", "float32", [-1]], ["weights", "w", "float32", [True]], ["weights", "w", "float32", [2.0]]),
+    ],
+)
+def test_a_layout_that_says_something_else_is_refused(entry):
+    numbers = torch.zeros(5, dtype=torch.int64)
+    check_layout([["weights", "w", "float32", [2]]], numbers, ["weights"])
+    with pytest.raises(ParcelRejected, match="no list of kinds, names, dtypes and shapes"):
+        check_layout([entry], numbers, ["weights"])
+
+
+def test_a_row_in_the_clear_counts_as_one_site():
+    row = torch.tensor([2**53, -(2**53), 3, 0, 1])
+    check_open(row)
+    for place, wrong in ((0, 2**53 + 1), (1, -(2**53) - 1), (2, -1), (3, -1), (4, 2), (4, 0)):
+        changed = row.clone()
+        changed[place] = wrong
+        with pytest.raises(ParcelRejected, match="does not count as one site"):
+            check_open(changed)
+
+
+# --- what is sent --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "right"),
+    [
+        ([1] * 8, True),
+        ([1] * 9, False),
+        ([0], False),
+        ([2**40], True),
+        ([2**40 + 1], False),
+        ([True], False),
+        (3, False),
+    ],
+)
+def test_shapes_that_a_message_may_describe(shape, right):
+    assert _is_described({"dtype": "float32", "shape": shape}) is right
+    assert not _is_described({"dtype": "int7", "shape": [1]})
+    assert not _is_described({"shape": [1]})
+
+
+def test_size_and_digest_are_the_same_before_and_after_a_parcel_is_encoded():
+    parcel = Parcel("weights", {"w": torch.arange(4.0)}, {"samples": 3})
+    before = (parcel.size, parcel.digest)
+    other = Parcel("weights", {"w": torch.arange(4.0)}, {"samples": 3})
+    assert before == (len(other.encoded), hashlib.sha256(other.encoded).hexdigest()) == (other.size, other.digest)
+
+
+def test_long_values_are_cut_in_a_sentence():
+    assert _short(10**20 - 1) == str(10**20 - 1)
+    assert _short(10**20) == "a number of more than 20 digits"
+    assert _short("x" * 60) == "'" + "x" * 39 + "..."

@@ -12,7 +12,7 @@ from torch import nn
 from polyclinic.errors import BadInput
 from polyclinic.privacy import clipped_sums
 from polyclinic.privacy.clipped_sums import ClippedSums
-from polyclinic.privacy.curve import draw
+from polyclinic.privacy.curve import POINTS, SIZES, draw
 from polyclinic.privacy.dp_sgd import try_gradients
 from polyclinic.privacy.epsilon import MOST_NOISE, MOST_STEPS, ORDERS, Mechanism, _prv, noise_for, steps_for
 from polyclinic.privacy.ghost_clipping import GhostClipping, can_follow, laid_out_as
@@ -55,6 +55,12 @@ def test_a_picture_of_curves_begins_at_zero_and_says_what_it_shows(monkeypatch, 
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["500 (δ = 2.0e-03)"]
 
 
+def test_curves_are_those_of_the_paper():
+    """Qu et al. 2022, Fig. 7."""
+    assert SIZES == (500, 1144, 2000, 5000, 10_000)
+    assert POINTS == {"rdp": 60, "prv": 8}
+
+
 # --- accounts -----------------------------------------------------------------------------------------
 
 
@@ -71,6 +77,11 @@ def test_searches_for_steps_and_noise_end():
     assert (MOST_STEPS, MOST_NOISE) == (100_000_000, 1_000_000.0)
     with pytest.raises(BadInput, match="no noise reaches it"):
         noise_for(0.0, 1.0, 10**6, 1e-12)
+
+
+def test_a_new_account_has_trained_and_recorded_nothing():
+    account = Account(1e-5)
+    assert (account.trained, account.recorded, account.after, account.steps, account.epsilon) == (0, 0, 0, 0, 0.0)
 
 
 def test_an_account_that_nothing_was_kept_of_is_empty():
@@ -124,6 +135,15 @@ def test_stored_gradients_go_through_in_pieces_that_fit_the_memory(monkeypatch):
     with sums.following():
         sums.total(losses, [(torch.ones(7, 8),)], 1.0, list(model.parameters()))
     assert seen == [3, 3, 1]
+
+
+def test_there_is_a_loss_for_each_row():
+    model = nn.Linear(2, 1)
+    sums = ClippedSums(model)
+    with sums.following(), pytest.raises(ValueError, match=r"losses gave \(\) for 1 rows; give one loss a row"):
+        sums.total(
+            lambda rows, _: model(rows).sum(), [(torch.ones(1, 2), torch.ones(1))], 1.0, list(model.parameters())
+        )
 
 
 def test_the_memory_of_a_pass_by_hand():
