@@ -28,6 +28,11 @@ def test_codes_have_the_colours_of_viridis():
     assert found[0].tolist() == [[68, 1, 84], [253, 231, 37]]
     assert found[1].tolist() == [[33, 145, 140], [70, 23, 104]]  # half way between the first two
     assert coloured(torch.zeros(1, 1, 1, dtype=torch.int64), 1, 4).shape == (1, 3, 4, 4)
+    steps = coloured(torch.arange(9).reshape(1, 3, 3), 9, 3)[0].flatten(1).T.tolist()
+    assert steps == [
+        *([68, 1, 84], [71, 45, 123], [59, 82, 139], [44, 114, 142], [33, 145, 140]),
+        *([40, 174, 128], [94, 201, 98], [173, 220, 48], [253, 231, 37]),
+    ]
 
 
 def test_the_edge_of_a_mask_is_drawn():

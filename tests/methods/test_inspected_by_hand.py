@@ -47,10 +47,10 @@ def test_labels_are_classes_or_values_between_the_bounds():
 
 
 def test_sides_and_spacings_are_those_of_the_files():
-    geometry = np.array([[64, 63, 0.1, 0.05], [10, 2048, np.nan, np.nan], [63, 10, 0.01, 3.0]])
+    geometry = np.array([[64, 63, 0.1, 0.05], [10, 2048, np.nan, np.nan], [63, 10, 0.01, 3.0], [10, 10, 500, 1]])
     files = part(geometry=geometry)
-    assert inspect_sites.side_bins(files).tolist() == [1, 8, 0]
-    assert inspect_sites.spacing_bins(files).tolist() == [2, 9, 8]
+    assert inspect_sites.side_bins(files).tolist() == [1, 8, 0, 0]
+    assert inspect_sites.spacing_bins(files).tolist() == [2, 9, 8, 8]
 
     class Prepared(SimpleNamespace):
         def __len__(self):
@@ -70,6 +70,8 @@ def test_counts_of_few_patients_are_not_told():
     counted = Counted(torch.tensor([20, 3, 30, 0]), people)
     counts, told = inspect_sites.suppressed(counted, 0)
     assert (counts.tolist(), told.tolist()) == ([20, 3, 30, 0], [1, 1, 1, 1])
+    one = Counted(torch.tensor([1]), [np.array([4])])
+    assert inspect_sites.suppressed(one, 0)[0].tolist() == [1]
     counts, told = inspect_sites.suppressed(counted, 5)
     assert told.tolist() == [0, 0, 1, 1]  # the smallest of the others would give the second away
     assert counts.tolist() == [0, 0, 30, 0]

@@ -40,6 +40,17 @@ def test_weights_up_to_the_cut_may_grow_a_thousand_times():
         reply_checks.check_front_weights(federation, reply("weights", w=torch.tensor([0.0, 1.001 * most])))
     with pytest.raises(ParcelRejected, match=r"they differ in \['v', 'w'\]"):
         reply_checks.check_front_weights(federation, reply("weights", v=torch.ones(2)))
+    many = {name: torch.ones(1) for name in "abcd"}
+    with pytest.raises(ParcelRejected, match=r"they differ in \['a', 'b', 'c'\]$"):
+        reply_checks.check_front_weights(federation, reply("weights", **many))
+    first["w"] = torch.tensor([1, 1])
+    reply_checks.check_front_weights(federation, reply("weights", w=torch.tensor([2**40, 0])))  # a counter
+
+
+def test_a_reply_says_of_how_many_images_it_is():
+    reply_checks.check_samples(Reply("north", (Parcel("weights", {}, {"samples": 3}),)))
+    with pytest.raises(ParcelRejected, match="does not say of how many images it is"):
+        reply_checks.check_samples(reply("weights"))
 
 
 def test_shared_weights_are_all_but_local_ones():
@@ -53,7 +64,9 @@ def test_shared_weights_are_all_but_local_ones():
 
 
 def test_activations_have_the_shape_of_the_cut_and_come_with_targets():
+    seen = []
     front = torch.nn.Flatten()
+    front.register_forward_hook(lambda layer, given, made: seen.append((tuple(given[0].shape), layer.training)))
     trainer = SimpleNamespace(split=lambda model: (front, None), model=None, kept={}, device="cpu")
     federation = SimpleNamespace(trainer=trainer, image_shape=(1, 2, 3))
     front.train()
@@ -61,6 +74,7 @@ def test_activations_have_the_shape_of_the_cut_and_come_with_targets():
     check(federation, reply("activations", labels(), x=torch.zeros(2, 6)), "activations", "x")
     assert front.training
     assert trainer.kept == {"shape at the cut": (6,)}
+    assert seen == [((1, 1, 2, 3), False)]
     for wrong in (torch.zeros(3, 6), torch.zeros(2, 5), torch.zeros(2, 6, 1)):
         with pytest.raises(ParcelRejected, match=r"activations: 'x' is .*, expected \(2, 6\)"):
             check(federation, reply("activations", labels(), x=wrong), "activations", "x")

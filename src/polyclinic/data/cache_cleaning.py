@@ -34,7 +34,8 @@ def entries(older_than: float = 0.0, cache: Path | None = None) -> list[Entry]:
             files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
             states = [file.stat() for file in files] or [path.stat()]
             used = max(max(state.st_mtime, state.st_atime) for state in states)
-            entry = Entry(shelf, path, sum(state.st_size for state in states if files), (now - used) / DAY)
+            days = max(0.0, now - used) / DAY  # to look into an empty folder is to use it
+            entry = Entry(shelf, path, sum(state.st_size for state in states if files), days)
             found += [entry] if entry.days >= older_than and path.suffix != ".lock" else []
     return sorted(found, key=lambda entry: -entry.days)
 

@@ -34,6 +34,11 @@ def test_images_have_the_size_that_was_asked_for(size, channels):
     assert model.sample(torch.zeros(0, dtype=torch.long), rng()).shape == (0, channels, size, size)
 
 
+@pytest.mark.parametrize(("size", "inner"), [(28, 32), (32, 32), (33, 64), (64, 64), (65, 128), (256, 256)])
+def test_inside_a_side_is_a_power_of_two(size, inner):
+    assert StyleGAN2().shape(1, size, Target()).size == inner
+
+
 def test_the_same_draws_give_the_same_bits_and_leave_torch_alone():
     images = torch.randint(0, 256, (16, 1, 28, 28), dtype=torch.uint8, generator=rng())
     labels = torch.arange(16) % 2

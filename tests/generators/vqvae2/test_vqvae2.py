@@ -350,6 +350,18 @@ def test_a_gpu_moves_dead_codes_and_no_others() -> None:
     assert float(book.counts[5]) == pytest.approx(codebook.REVIVED * 40 / 8)
 
 
+def test_a_gpu_moves_a_dead_code_to_the_latent_that_is_far_from_its_own() -> None:
+    book = Codebook(2, 1, "ema")
+    book.counts.fill_(9.0)
+    rows = torch.full((200, 1), -50.0)
+    rows[17] = 50.0
+    before = torch.full((2, 1), -50.0)
+    moved = Moved(rows, torch.zeros(200, dtype=torch.int64), before, torch.tensor([False, True]))
+    book.revive_unasked(moved, rng())
+    assert book.vectors.weight[1].tolist() == pytest.approx([50.0])
+    assert book.counts.tolist() == pytest.approx([9, 10])
+
+
 def test_padded_convolutions_and_shuffles_are_the_same() -> None:
     x = torch.randn(2, 3, 8, 8, generator=rng()).contiguous(memory_format=torch.channels_last)
     conv = torch.nn.Conv2d(3, 12, 4, stride=2, padding=1)

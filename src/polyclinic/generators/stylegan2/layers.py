@@ -22,7 +22,6 @@ SLOPE = 0.2
 #: keeps the variance that a leaky ReLU takes away
 GAIN = math.sqrt(2)
 EPS = 1e-8
-TAPS = (1 / 8, 3 / 8, 3 / 8, 1 / 8)
 #: a GPU's tensor cores take channels in groups of so many; with three, or 513, convolutions go elsewhere and crawl
 GROUPED = 8
 
@@ -46,7 +45,7 @@ def uses_gpu_kernels(x: Tensor) -> bool:
 
 
 def blur(x: Tensor, before: int, after: int) -> Tensor:
-    """Filtered with TAPS along both sides, after padding with zeros; a side grows by before + after - 3.
+    """Filtered with [1, 3, 3, 1] / 8 along both sides, after padding with zeros; a side grows by before + after - 3.
 
     Sums of shifted copies, which have second derivatives on any device.
     """
@@ -58,7 +57,7 @@ def blur(x: Tensor, before: int, after: int) -> Tensor:
 
 
 def swept(x: Tensor, side: int, before: int, stride: int = 1) -> Tensor:
-    """The same as two products with a band of TAPS, which take a GPU one pass each; of every `stride`-th pixel."""
+    """The same as two products with a band, which take a GPU one pass each; of every `stride`-th pixel."""
     if kernels.filters_are_usable(x):
         return kernels.filtered(x, side, before, stride)
     batch, channels, height, width = x.shape

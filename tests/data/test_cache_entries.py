@@ -1,0 +1,67 @@
+"""What lies in the cache: ages, sizes, and what is removed; listings that are joined."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from polyclinic.data.cache_cleaning import entries, remove
+from polyclinic.data.listing import Listing
+
+DAY = 86400
+
+
+def entry(folder, shelf, name, size, days):
+    path = folder / shelf / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size)
+    used = time.time() - days * DAY
+    os.utime(path, (used, used))
+    return path
+
+
+def test_entries_are_told_with_their_size_and_age_the_oldest_first(tmp_path):
+    entry(tmp_path, "prepared/a", "images.npy", 10, 9)
+    entry(tmp_path, "prepared/a", "labels.npy", 5, 3)
+    old = entry(tmp_path, "generators", "g.safetensors", 7, 5)
+    entry(tmp_path, "generators", "g.lock", 1, 8)
+    (tmp_path / "parts" / "empty").mkdir(parents=True)
+    found = entries(cache=tmp_path)
+    assert [(one.shelf, one.path.name, one.bytes) for one in found] == [
+        ("generators", "g.safetensors", 7),
+        ("prepared", "a", 15),
+        ("parts", "empty", 0),
+    ]
+    assert [one.days for one in found] == pytest.approx([5, 3, 0], abs=0.01)
+    assert [one.path for one in entries(4, tmp_path)] == [old]
+    assert len(entries(2.9, tmp_path)) == 2
+    assert entries(cache=tmp_path / "nowhere") == []
+    for one in found:
+        remove(one)
+    assert entries(cache=tmp_path) == []
+    assert (tmp_path / "prepared").is_dir()
+
+
+def listing(count, **more):
+    numbers = np.arange(count)
+    return Listing(picture=lambda i: 10 * i, name=str, labels=numbers, ids=numbers.astype(str), **more)
+
+
+def test_joined_listings_count_on():
+    both = listing(2, mask=lambda i: i).joined(listing(3, mask=lambda i: -i))
+    assert [both.picture(i) for i in range(5)] == [0, 10, 0, 10, 20]
+    assert [both.mask(i) for i in range(5)] == [0, 1, 0, -1, -2]
+    assert both.labels.tolist() == [0, 1, 0, 1, 2]
+    assert both.spacing is None
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_masks_and_spacings_are_there_if_both_have_them(which):
+    half = [listing(1, mask=lambda i: i, spacing=lambda i: (1, 2)), listing(1)]
+    both = half[which].joined(half[1 - which])
+    assert (both.mask, both.spacing) == (None, None)
+    whole = half[0].joined(half[0])
+    assert whole.spacing(1) == (1, 2)
+    taken = listing(3).take(np.array([2, 0]))
+    assert ([taken.picture(i) for i in range(2)], taken.labels.tolist(), taken.mask) == ([20, 0], [2, 0], None)
