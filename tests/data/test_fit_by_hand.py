@@ -7,6 +7,7 @@ import pytest
 
 from polyclinic.data.preprocessing import prepare
 from polyclinic.data.preprocessing.fit import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square
+from polyclinic.errors import BadInput
 
 
 def numbered(height, width):
@@ -22,7 +23,12 @@ def test_an_oblong_image_is_padded_or_cropped_around_its_middle():
     assert padded[[0, 3, 4]].max() == 0
     np.testing.assert_array_equal(make_square(pixels, "crop"), [[1, 2], [6, 7]])
     tall = make_square(pixels.T, "pad")
+    assert tall.shape == (5, 5)
     np.testing.assert_array_equal(tall[:, 1:3], pixels.T)
+    long = make_square(np.ones((2, 9), np.uint8), "pad")
+    assert long.shape == (9, 9)
+    assert np.flatnonzero(long.any(1)).tolist() == [3, 4]
+    assert np.flatnonzero(make_square(np.ones((9, 2), np.uint8), "pad").any(0)).tolist() == [3, 4]
     colour = np.repeat(pixels[..., None], 3, 2)
     assert make_square(colour, "pad").shape == (5, 5, 3)
     square = numbered(3, 3)
@@ -32,6 +38,7 @@ def test_an_oblong_image_is_padded_or_cropped_around_its_middle():
 def test_the_middle_of_a_short_edge_is_all_of_it():
     np.testing.assert_array_equal(crop_centre(numbered(2, 6), 3), numbered(2, 6)[:, 1:4])
     np.testing.assert_array_equal(crop_centre(numbered(7, 2), 4), numbered(7, 2)[1:5])
+    np.testing.assert_array_equal(crop_centre(numbered(9, 9), 3), numbered(9, 9)[3:6, 3:6])
 
 
 def test_colour_is_where_channels_differ():
@@ -84,6 +91,39 @@ def test_a_pixel_is_inside_a_mask_when_most_of_it_is():
 def test_pieces_cover_everything_once():
     assert list(prepare._pieces(0, 130)) == [range(64), range(64, 128), range(128, 130)]
     assert list(prepare._pieces(64, 64)) == []
+
+
+def test_progress_is_noted_now_and_then_and_at_the_end(tmp_path):
+    done = tmp_path / "done.txt"
+
+    def noted(number, count=5000):
+        done.unlink(missing_ok=True)
+        prepare._note(done, prepare.Arrays(np.empty((count, 0)), None, np.empty(0)), number)
+        return done.exists()
+
+    assert [noted(number) for number in (64, 2048, 2112, 4096, 5000)] == [False, True, False, True, True]
+    assert noted(64, 64)
+    assert done.read_text() == "64"
+
+
+def test_no_images_are_said_before_anything_is_made(tmp_path):
+    class Nothing(SimpleNamespace):
+        def __len__(self):
+            return 0
+
+    with pytest.raises(BadInput, match="no images found"):
+        prepare.prepare_images(Nothing(), Fit(2), tmp_path / "prepared")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("mask", "problem"), [(None, None), ("fine", None), ("broken", ("3", "no mask"))])
+def test_a_mask_that_cannot_be_read_is_a_problem(mask, problem):
+    def read(number):
+        if mask == "broken":
+            raise ValueError("no mask")
+
+    listing = SimpleNamespace(picture=lambda number: None, mask=read if mask else None, name=str)
+    assert prepare.problem_of(listing, 3) == problem
 
 
 def test_a_reason_is_one_short_line():

@@ -1,9 +1,13 @@
 """Rules of a first look at tables, masks and archives, each at its limit."""
 
+import io
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from polyclinic.data import archives, survey_archive, survey_tables
 from polyclinic.data.tables import read_table
@@ -172,7 +176,54 @@ def test_pixels_are_counted_from_the_shape(tmp_path):
             few[name]
     assert few["labels"].shape == (500,)
     assert enough.first("rgb").shape == (60,)
+    assert archives.Archive(tmp_path / "a.npz", 20).first("last").shape == (60,)
+    with pytest.raises(BadInput, match="the array 'rgb' cannot be read"):
+        few.first("rgb")  # 60 numbers, and 3 channels of 19 pixels
     assert enough.first("labels").tolist() == [1]
+
+
+def npy(array, version):
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array, version=version, allow_pickle=True)
+    return stream.getvalue()
+
+
+def test_headers_of_both_versions_are_read_and_others_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as packed:
+        packed.writestr("one.npy", npy(np.arange(3), (1, 0)))
+        packed.writestr("two.npy", npy(np.arange(3), (2, 0)))
+        packed.writestr("three.npy", npy(np.arange(3), (3, 0)))
+        packed.writestr("objects.npy", npy(np.array([{}], object), (1, 0)))
+    archive = archives.Archive(tmp_path / "a.npz")
+    assert archive["one"].tolist() == archive["two"].tolist() == [0, 1, 2]
+    with pytest.raises(BadInput, match=r"version \(3, 0\) of the .npy format is unknown"):
+        archive.shape("three")
+    with pytest.raises(BadInput, match="it holds Python objects"):
+        archive.shape("objects")
+
+
+def test_a_large_array_is_unpacked_to_a_file_where_there_is_room(tmp_path, monkeypatch):
+    for name, order in (("c", "C"), ("f", "F")):
+        np.savez(tmp_path / f"{name}.npz", x=np.asarray(np.arange(600).reshape(20, 30), order=order))
+    monkeypatch.setattr(archives, "LARGE", 1000)
+    for name in ("c", "f"):
+        found = archives.Archive(tmp_path / f"{name}.npz")["x"]
+        assert isinstance(found, np.memmap)
+        assert found.tolist() == np.arange(600).reshape(20, 30).tolist()
+    monkeypatch.setattr(archives.shutil, "disk_usage", lambda folder: SimpleNamespace(free=3000))
+    with pytest.raises(BadInput, match="has no room to unpack it"):
+        archives.Archive(tmp_path / "c.npz")["x"]
+    monkeypatch.setattr(archives, "LARGE", 10_000)
+    assert not isinstance(archives.Archive(tmp_path / "c.npz")["x"], np.memmap)
+
+
+@pytest.mark.parametrize(("mode", "ndim"), [("L", 2), ("1", 2), ("RGB", 3), ("P", 3)])
+def test_packed_pictures_are_grey_or_have_colour(mode, ndim):
+    stream = io.BytesIO()
+    Image.new(mode, (4, 3)).save(stream, "PNG")
+    data = np.frombuffer(b"??" + stream.getvalue(), np.uint8)
+    packed = archives.Packed(data, np.array([2, len(data)]))
+    assert (len(packed), packed[0].ndim, packed[0].shape[:2]) == (1, ndim, (3, 4))
 
 
 def test_an_array_in_columns_order_has_no_first_entry(tmp_path):

@@ -176,11 +176,9 @@ def channels_last(images: np.ndarray, what: str) -> np.ndarray:
 
 
 def as_bytes(pixels: np.ndarray) -> np.ndarray:
-    """One image as uint8; floats are taken to run from 0 to 1."""
+    """One image as uint8; floats are taken to run from 0 to 1, and so do truth values."""
     if pixels.dtype == np.uint8:
         return pixels
-    if pixels.dtype == np.bool_:
-        return pixels.astype(np.uint8) * 255
     if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 1):
         cure = "; divide them by 255, or save them as uint8" if pixels.min() >= 0 and 1 < pixels.max() <= 255 else ""
         raise ValueError(f"its values run from {pixels.min():g} to {pixels.max():g} instead of 0 to 1{cure}")
