@@ -7,8 +7,9 @@ import torch
 from pretended_gpu import pretend_gpu
 from torch import Tensor
 
+from polyclinic.attacks.solvers.adam import Adam
 from polyclinic.attacks.solvers.lbfgs import LBFGS, Memory
-from polyclinic.attacks.solvers.search import search
+from polyclinic.attacks.solvers.search import _Batch, search
 from polyclinic.randomness import torch_rng
 
 
@@ -178,3 +179,22 @@ def test_iterations_as_cuda_graphs_are_the_iterations(steps, monkeypatch):
     graphed = search(problem, LBFGS(start, lr=0.5, steps=steps))
     for name in ("point", "loss", "evaluations", "converged", "diverged"):
         assert torch.equal(getattr(graphed, name), getattr(plain, name)), name
+
+
+@pytest.mark.parametrize("kind", [LBFGS, Adam])
+def test_an_iteration_after_the_end_moves_nobody_and_tells_the_last_loss(kind):
+    """A recorded one is the quickest way to the loss of the last points."""
+    problem, start = valleys()
+    batch = _Batch(problem, kind(start, lr=0.1, steps=2), trajectory=[1, 2])
+    batch.run(graphs=False)
+    assert not bool(batch.optimizer.active.any())
+    before = batch.results("last")
+    batch.iterate()
+    after = batch.results("last")
+    assert torch.equal(after.loss, problem(before.point)[0])
+    for name in ("point", "evaluations", "converged", "diverged"):
+        assert torch.equal(getattr(after, name), getattr(before, name)), name
+    batch.evaluate_last_point()
+    told = batch.results("last").trajectory
+    assert torch.equal(after.trajectory.points, told.points)
+    assert torch.equal(after.trajectory.loss, told.loss)

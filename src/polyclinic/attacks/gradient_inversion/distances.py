@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from polyclinic.attacks.solvers.half_products import in_half, is_fused, times_rows
+
 Distance = Callable[[Sequence[Tensor]], Tensor]
 #: observed gradients to a distance from them
 DistanceFrom = Callable[[Sequence[Tensor]], Distance]
@@ -25,15 +27,26 @@ class _SquaredDistance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        difference = a - b
+        difference, total = difference_and_square(a, b)
         ctx.save_for_backward(difference)
-        return torch.linalg.vector_norm(difference, dim=1).square()
+        return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (difference,) = ctx.saved_tensors
-        return difference.mul_((2 * gradients[0])[:, None]), None  # in place: these are the largest tensors of all
+        twice = (2 * gradients[0])[:, None]  # in place: these are the largest tensors of all
+        return times_rows(difference, twice, difference) if in_half(difference) else difference.mul_(twice), None
+
+
+def difference_and_square(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a - b, both [N, n], and its sum of squares [N]."""
+    if in_half(a) and is_fused(a) and is_fused(b):
+        from polyclinic.attacks.solvers import triton_kernels
+
+        return triton_kernels.difference(a, b)
+    difference = a - b
+    return difference, torch.linalg.vector_norm(difference, dim=1).square()
 
 
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:

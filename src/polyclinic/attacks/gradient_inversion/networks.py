@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polyclinic.attacks.solvers.stacked_convolution import OwnWeightsConv2d
 from polyclinic.attacks.solvers.vmap_batch_norm import BatchStatistics2d
 from polyclinic.attacks.solvers.vmap_convolution import ManyTargetsConv2d
+from polyclinic.attacks.solvers.vmap_sigmoid import ManyTargetsSigmoid
 from polyclinic.errors import BadInput
 
 SPREAD = 0.5  # the papers draw LeNet's weights from U(-0.5, 0.5)
@@ -31,13 +32,14 @@ class LeNet(nn.Module):
         self.conv1 = nn.Conv2d(channels, 12, 5, stride=2, padding=2)
         self.conv2 = nn.Conv2d(12, 12, 5, stride=2, padding=2)
         self.conv3 = nn.Conv2d(12, 12, 5, stride=1, padding=2)
+        self.activation = nn.Sigmoid()
         side = -(-size // 4)
         self.fc = nn.Linear(12 * side * side, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.conv1(images).sigmoid()
-        x = self.conv2(x).sigmoid()
-        x = self.conv3(x).sigmoid()
+        x = self.activation(self.conv1(images))
+        x = self.activation(self.conv2(x))
+        x = self.activation(self.conv3(x))
         return self.fc(x.flatten(1))
 
 
@@ -50,13 +52,14 @@ class Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
+        self.activation = nn.Sigmoid()
         self.shortcut = nn.Sequential()
         if channels != width:
             self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.bn1(self.conv1(x)).sigmoid()
-        return (self.bn2(self.conv2(h)) + self.shortcut(x)).sigmoid()
+        h = self.activation(self.bn1(self.conv1(x)))
+        return self.activation(self.bn2(self.conv2(h)) + self.shortcut(x))
 
 
 class UnstridedResNet18(nn.Module):
@@ -68,13 +71,14 @@ class UnstridedResNet18(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
+        self.activation = nn.Sigmoid()
         before = (widths[0], *widths[:-1])
         pairs = [(Block(a, b), Block(b, b)) for a, b in zip(before, widths, strict=True)]
         self.blocks = nn.Sequential(*(block for pair in pairs for block in pair))
         self.fc = nn.Linear(widths[-1] * (size // 4) ** 2, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.blocks(self.bn1(self.conv1(images)).sigmoid())
+        x = self.blocks(self.activation(self.bn1(self.conv1(images))))
         return self.fc(F.avg_pool2d(x, 4).flatten(1))
 
 
@@ -126,4 +130,6 @@ def prepare_for_attack(
             layer.__class__ = BatchStatistics2d  # keeps the parameters under their names
         elif device.type == "cuda" and ManyTargetsConv2d.can_replace(layer):
             layer.__class__ = OwnWeightsConv2d if own_weights else ManyTargetsConv2d
+        elif device.type == "cuda" and type(layer) is nn.Sigmoid:
+            layer.__class__ = ManyTargetsSigmoid
     return twin

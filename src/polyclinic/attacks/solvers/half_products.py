@@ -44,10 +44,10 @@ def passes_work(device: torch.device) -> bool:
 
     if not kernels_work(device):
         return False
-    from polyclinic.attacks.solvers import triton_kernels
+    from polyclinic.attacks.solvers import triton_kernels, triton_layouts, triton_rows
 
     try:
-        return triton_kernels.are_right(device)
+        return all(room.are_right(device) for room in (triton_kernels, triton_layouts, triton_rows))
     except Exception as error:  # whatever a compiler may raise
         warnings.warn(f"attack: runs without fused passes, more slowly: {error}", stacklevel=2)
         return False
@@ -157,16 +157,43 @@ class Transposed(torch.autograd.Function):
 
 def _operands(images: Tensor, weight: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
     """Images and weights in float16, so small that a sum of `terms` products has room."""
-    small, undo = scaled(images, LARGEST_OUTPUT / terms)
     kernel, of_weight = scaled(weight[None], 1.0)
-    assert undo is not None
     assert of_weight is not None
+    if turns(images, weight):
+        from polyclinic.attacks.solvers import triton_layouts
+
+        scale = scale_of(images, LARGEST_OUTPUT / terms)
+        small = triton_layouts.to_channels_last(images, scale.flatten())
+        return small, kernel[0].contiguous(memory_format=torch.channels_last), of_weight[0] / scale
+    small, undo = scaled(images, LARGEST_OUTPUT / terms)
+    assert undo is not None
     return small, kernel[0], undo * of_weight[0]
+
+
+def turns(images: Tensor, weight: Tensor) -> bool:
+    """Whether a convolution gets channels last, which it wants for float16 on a GPU; of eight numbers at least."""
+    return is_fused(images) and weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0
 
 
 def _undone(small: Tensor, undo: Tensor) -> Tensor:
     """The output of a convolution in float32."""
+    if small.is_cuda and small.is_contiguous(memory_format=torch.channels_last) and not small.is_contiguous():
+        from polyclinic.attacks.solvers import triton_layouts
+
+        return triton_layouts.to_channels_first(small, undo.flatten())
     return times_rows(small, undo, torch.empty(small.shape, dtype=torch.float32, device=small.device))
+
+
+def both_layouts(weights: Tensor) -> tuple[Factor, Factor]:
+    """Weights [N, O, C, k, k] as factors [N, O, C·k·k] and [N, C, O·k·k]."""
+    if in_half(weights) and is_fused(weights):
+        from polyclinic.attacks.solvers import triton_layouts
+
+        scale = scale_of(weights)
+        along, across = triton_layouts.both_layouts(weights, scale.flatten())
+        return Factor(along, 1 / scale), Factor(across, 1 / scale)
+    whole = factor(weights)
+    return Factor(whole.values.flatten(2), whole.undo), Factor(whole.values.transpose(1, 2).flatten(2), whole.undo)
 
 
 def _merged(images: Tensor, axis: int | None, size: int) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Size, Tensor, nn
 from torch.autograd import Function
 
-from polyclinic.attacks.solvers.half_products import factor
+from polyclinic.attacks.solvers.half_products import both_layouts
 from polyclinic.attacks.solvers.vmap_convolution import (
     Window,
     by_channel,
@@ -67,7 +67,7 @@ class _SendBack(_Bilinear):
 
     @staticmethod
     def forward(y: Tensor, w: Tensor, window: Window, size: Size) -> Tensor:
-        return convolve_back(y, factor(w), window, Size((*y.shape[:2], w.shape[2], *size)))
+        return convolve_back(y, *both_layouts(w), window, Size((*y.shape[:2], w.shape[2], *size)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -99,5 +99,5 @@ class OwnWeightsConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         window = Window(self.kernel_size, self.stride, self.padding)  # type: ignore[arg-type]
-        output = _Convolve.apply(input[None], self.weight[None], window, input.shape[-2:])[0]
+        output = _Convolve.apply(input[None], self.weight[None], window, input.shape[-2:]).squeeze(0)
         return output if self.bias is None else output + self.bias[:, None, None]

@@ -16,6 +16,7 @@ from polyclinic.attacks.solvers.half_products import (
     Convolution,
     Factor,
     Transposed,
+    both_layouts,
     factor,
     in_half,
     is_fused,
@@ -56,7 +57,8 @@ class _Convolve(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_images = _transposed(gradient, weight, images.shape[-2:], ctx.window)
         if ctx.needs_input_grad[1]:
-            of_weight = _WeightGradients.apply(gradient[None], images[None], ctx.window)[0][0]
+            found = _WeightGradients.apply(gradient[None], images[None], ctx.window)[0]
+            of_weight = found.squeeze(0)  # the derivative of [0] would fill and copy a tensor of all weights
         return of_images, of_weight, None
 
 
@@ -73,17 +75,18 @@ def _transposed(gradient: Tensor, weight: Tensor, size: torch.Size, window: Wind
 class _WeightGradients(torch.autograd.Function):
     """For N targets: gradients [N, B, O, H', W'] and images [N, B, C, H, W] to weight gradients [N, O, C, k, k].
 
-    Also returns what each output pixel sees, [N, C·k·k, B·H'·W'] as a factor, which the derivative uses again.
+    Also returns what the derivative uses again: what each output pixel sees, [N, C·k·k, B·H'·W'] as a factor, and what
+    undoes the scale of the gradients.
     """
 
     @staticmethod
-    def forward(gradient: Tensor, images: Tensor, window: Window) -> tuple[Tensor, Tensor, Tensor | None]:
-        columns = columns_of(images, window)
-        found = product(factor(by_channel(gradient)), Factor(columns.values.mT, columns.undo))
-        return found.unflatten(2, (images.shape[2], *window.kernel)), *columns
+    def forward(gradient: Tensor, images: Tensor, window: Window) -> tuple[Tensor | None, ...]:
+        columns, outputs = columns_of(images, window), factor(by_channel(gradient))
+        found = product(outputs, Factor(columns.values.mT, columns.undo))
+        return found.unflatten(2, (images.shape[2], *window.kernel)), *columns, outputs.undo
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor | None]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
         gradient, images, ctx.window = inputs
         ctx.shape = images.shape
         ctx.mark_non_differentiable(*(one for one in output[1:] if one is not None))
@@ -93,14 +96,13 @@ class _WeightGradients(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, *columns = ctx.saved_tensors
-        weights = factor(gradients[0])
+        gradient, *columns, undo = ctx.saved_tensors
+        along, across = both_layouts(gradients[0])
         of_gradient = of_images = None
         if ctx.needs_input_grad[0]:
-            found = product(Factor(weights.values.flatten(2), weights.undo), Factor(*columns))
-            of_gradient = by_image(found, gradient.shape)
+            of_gradient = by_image(product(along, Factor(*columns)), gradient.shape)
         if ctx.needs_input_grad[1]:
-            of_images = convolve_back(gradient, weights, ctx.window, ctx.shape)
+            of_images = convolve_back(gradient, along, across, ctx.window, ctx.shape, undo)
         return of_gradient, of_images, None
 
     @staticmethod
@@ -133,12 +135,13 @@ def seen_by_outputs(images: Tensor, window: Window) -> Tensor:
     return seen.view(count, batch, -1, seen.shape[-1]).transpose(1, 2).flatten(2)
 
 
-def columns_of(images: Tensor, window: Window, *, turned: bool = False) -> Factor:
-    """`seen_by_outputs` as a factor of a product; `turned`: what a kernel sees that is turned by half a circle."""
+def columns_of(images: Tensor, window: Window, *, turned: bool = False, undo: Tensor | None = None) -> Factor:
+    """`seen_by_outputs` as a factor of a product; `turned`: what a kernel sees that is turned by half a circle. `undo`:
+    of these images as a factor, where that is known."""
     if in_half(images) and images.shape[1] == 1 and is_fused(images):
         from polyclinic.attacks.solvers import triton_kernels
 
-        scale = scale_of(images)
+        scale = scale_of(images) if undo is None else 1 / undo
         return Factor(triton_kernels.columns(images[:, 0], scale.flatten(), *window, turned=turned), 1 / scale)
     small = factor(images)  # rounded before it is spread, as it then is larger by k·k
     if not turned:
@@ -147,19 +150,20 @@ def columns_of(images: Tensor, window: Window, *, turned: bool = False) -> Facto
     return Factor(seen.flip(2, 3).flatten(1, 3), small.undo)
 
 
-def convolve_back(gradient: Tensor, weights: Factor, window: Window, shape: torch.Size) -> Tensor:
-    """The gradient of images, `shape`, that N targets convolve with weights [N, O, C, k, k] of their own.
+def convolve_back(
+    gradient: Tensor, along: Factor, across: Factor, window: Window, shape: torch.Size, undo: Tensor | None = None
+) -> Tensor:
+    """The gradient of images, `shape`, that N targets convolve with weights of their own, in `both_layouts`. `undo`: of
+    the gradient as a factor, where that is known.
 
     Without strides it is a convolution as well, by a kernel turned by half a circle: what that sees is found thrice as
     fast on a GPU as columns are added up.
     """
     around = (window.kernel[0] - 1 - window.padding[0], window.kernel[1] - 1 - window.padding[1])
     if window.stride == (1, 1) and min(around) >= 0:
-        columns = columns_of(gradient, Window(window.kernel, (1, 1), around), turned=True)
-        across = Factor(weights.values.transpose(1, 2).flatten(2), weights.undo)
+        columns = columns_of(gradient, Window(window.kernel, (1, 1), around), turned=True, undo=undo)
         return by_image(product(across, columns), shape)
-    given = Factor(weights.values.flatten(2).mT, weights.undo)
-    back = product(given, factor(by_channel(gradient)))
+    back = product(Factor(along.values.mT, along.undo), factor(by_channel(gradient)))
     seen = back.unflatten(2, (shape[1], -1)).transpose(1, 2).reshape(1, -1, back.shape[2] // shape[1])
     return F.fold(seen, shape[-2:], window.kernel, 1, window.padding, window.stride).view(shape)
 

@@ -1,0 +1,63 @@
+"""Passes written in Triton against autograd in float32, where there is a GPU; and the same layers on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from polyclinic.attacks.gradient_inversion.networks import UnstridedResNet18, prepare_for_attack
+from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective
+from polyclinic.attacks.gradient_inversion.simulation import Simulation
+from polyclinic.attacks.solvers import half_products
+from polyclinic.attacks.solvers.search import allow_tf32
+from polyclinic.attacks.solvers.vmap_sigmoid import ManyTargetsSigmoid
+from polyclinic.randomness import torch_rng
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def evaluation(device: str, *, tf32: bool):
+    """Loss and gradient of three targets whose network has eight channels or more, for convolutions with channels
+    last."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = UnstridedResNet18(3, 4, 8, widths=(8, 8, 16, 16))
+    rng = torch_rng("passes")
+    images = torch.rand(3, 1, 3, 8, 8, generator=rng).to(device)
+    labels = torch.rand(3, 1, 4, generator=rng).softmax(-1).to(device)
+    points = torch.randn(3, 3 * 64 + 4, generator=rng).to(device)
+    simulation = Simulation(prepare_for_attack(model, device=device))
+    with allow_tf32(tf32):
+        observed = {name: one.detach() for name, one in simulation.of_targets(images, labels).items()}
+        objective = Objective(simulation, observed, FreeLabels((4,)), image_shape=(1, 3, 8, 8))
+        return [one.cpu() for one in objective(points)]
+
+
+@on_gpu
+def test_passes_give_what_torch_gives():
+    assert half_products.passes_work(torch.device("cuda", torch.cuda.current_device()))
+
+
+@on_gpu
+def test_an_evaluation_is_that_of_float32_up_to_rounding():
+    exact, rounded = evaluation("cuda", tf32=False), evaluation("cuda", tf32=True)
+    for one, other in zip(exact, rounded, strict=True):
+        assert float((one - other).norm() / one.norm()) < 0.02
+    for one, other in zip(exact, evaluation("cpu", tf32=False), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_a_sigmoid_of_many_targets_has_the_derivatives_of_torchs_own():
+    """First and second ones, through `vmap`."""
+    x = torch.randn(3, 5, generator=torch_rng("x"), dtype=torch.float64).requires_grad_()
+
+    def second(layer):
+        def loss(row):
+            return (layer(row) ** 3).sum()
+
+        sent = torch.vmap(torch.func.grad(loss))(x)
+        return sent, torch.autograd.grad((sent**2).sum(), x)[0]
+
+    for one, other in zip(second(nn.Sigmoid()), second(ManyTargetsSigmoid()), strict=True):
+        torch.testing.assert_close(one, other)
