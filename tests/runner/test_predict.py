@@ -190,6 +190,29 @@ def test_a_damaged_model_is_refused_wherever_the_bit_lies(joined, tmp_path):
         load_predictor(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"task": {"name": "telepathy"}}, "task: no such choice: 'telepathy'"),
+        ({"task": {"name": ["classification"]}}, "task: no such choice"),
+        ({"task": {}}, "task: no such choice: 'None'"),
+        ({"task": {"name": "classification", "label_smoothing": 7}}, "task: 1 validation error"),
+        ({"backbones": {"": "no-such-network"}}, "no-such-network"),
+        ({"backbones": {"": "small-cnn"}}, r"tensors of the network|not of the network that its card names"),
+        ({"classes": ["a", "b", "c", "d", "e"]}, "its weights are not of the network that its card names"),
+        ({"size": -1}, "its weights are not of the network that its card names"),
+    ],
+)
+def test_a_card_that_does_not_fit_is_one_sentence(joined, tmp_path, change, sentence, capsys):
+    """Whoever sends a model may write any card; the weights have their digest, and the card alone has none."""
+    card, tensors = read_model_file(joined.folder / "model.safetensors")
+    told = {**card.model_dump(mode="json"), **change}
+    file = tmp_path / "model.safetensors"
+    save_file({name: one.contiguous() for name, one in tensors.items()}, file, {"polyclinic": json.dumps(told)})
+    assert run_app(["predict", str(file), str(file)]) == 2
+    assert re.search(sentence, " ".join(capsys.readouterr().err.split()))
+
+
 def test_sets_intervals_and_thresholds_stand_in_the_table(joined, pngs, tmp_path, capsys):
     card, tensors = read_model_file(joined.folder / "model.safetensors")
     fitted = Calibration(cases=30, temperature=2.0, quantiles={"0.9": 0.999999}, thresholds={"0.95": 0.0})

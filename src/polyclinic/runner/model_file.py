@@ -29,7 +29,7 @@ from polyclinic.models import Backbone, build, is_importable, registry_of
 from polyclinic.registry import Registry
 from polyclinic.runner.calibration import Calibration
 from polyclinic.runner.release import digest_of_weights
-from polyclinic.settings import Settings
+from polyclinic.settings import Settings, no_such_choice
 from polyclinic.study import Study
 from polyclinic.study.plugged import networks_of, packages_of
 from polyclinic.tasks import TASKS, Target, Task
@@ -73,7 +73,16 @@ class Card(Settings):
         return Target(self.classes, self.unit, self.label_range)
 
     def built_task(self) -> Task:
-        return TASKS[self.task["name"]].model_validate(self.task)
+        """The task; BadInput where nobody here knows it, or its settings."""
+        name = self.task.get("name")
+        if not isinstance(name, str) or name not in TASKS:
+            wrong = no_such_choice(str(name)[:60], list(TASKS))
+            raise BadInput(f"the model's card: task: {wrong}; it may need a plug-in, or a newer version of polyclinic")
+        try:
+            return TASKS[name].model_validate(self.task)
+        except ValidationError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise BadInput(f"the model's card: task: {reason}; fetch the model again") from None
 
 
 def looked_up_names(task: str, backbones: Mapping[str, str]) -> list[tuple[Registry[Any], str]]:
@@ -177,18 +186,7 @@ def _format_of(card: str) -> object:
 
 def built_model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path) -> Backbone:
     """The network of a site, or of all sites (`""`), with its weights; it is not trained."""
-    outputs = card.built_task().outputs(card.target)
-    backbone = card.backbones[site]
-    model = build(
-        backbone,
-        channels=card.channels,
-        outputs=outputs,
-        size=card.size,
-        norm=card.norm,
-        input_size=card.input_size,
-        head=card.head,
-        arguments=card.arguments if is_importable(backbone) else None,
-    )
+    model = _built_network(card, site, file)
     start = f"{site}/" if site else ""
     found = {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
     if missing := model.state_dict().keys() - found.keys():
@@ -196,5 +194,30 @@ def built_model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path
             f"{file}: lacks {len(missing)} tensors of the network, which the sites kept to themselves; predict at a "
             "site, with the model in the folder of its own run"
         )
-    model.load_state_dict(found)
+    try:
+        model.load_state_dict(found)
+    except RuntimeError as error:
+        raise BadInput(_not_fitting(file, error)) from None
     return model.eval()
+
+
+def _built_network(card: Card, site: str, file: Path) -> Backbone:
+    outputs, backbone = card.built_task().outputs(card.target), card.backbones[site]
+    try:
+        return build(
+            backbone,
+            channels=card.channels,
+            outputs=outputs,
+            size=card.size,
+            norm=card.norm,
+            input_size=card.input_size,
+            head=card.head,
+            arguments=card.arguments if is_importable(backbone) else None,
+        )
+    except (RuntimeError, ValueError, TypeError, ArithmeticError, MemoryError) as error:  # such as sides of -1
+        raise BadInput(_not_fitting(file, error)) from None
+
+
+def _not_fitting(file: Path, error: Exception) -> str:
+    reason = " ".join(str(error).split())[:160]
+    return f"{file}: its weights are not of the network that its card names ({reason}); fetch it again"
