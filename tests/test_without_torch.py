@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from polyclinic import plugins
 from polyclinic.cli import run_app
+from polyclinic.models import build
 from polyclinic.study.reading import default_path
 from polyclinic.without_torch import need_torch, without_torch
 
@@ -42,14 +45,18 @@ import typer.main
 from polyclinic.cli import run_app
 typer.main.get_command = functools.cache(typer.main.get_command)  # built once
 from polyclinic.registry import forget_notices
-said = []
-for command in json.loads(sys.argv[1]):
+from polyclinic.without_torch import is_torch_here, without_torch
+
+def say(command):
     out, err = io.StringIO(), io.StringIO()
     forget_notices()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run_app(command)
-    said.append([code, out.getvalue(), err.getvalue(), "torch" in sys.modules])
-print(json.dumps(said))
+    return [code, out.getvalue(), err.getvalue(), is_torch_here()]
+
+first, *others = json.loads(sys.argv[1])
+# others at once: modules are imported once with placeholders
+print(json.dumps([*map(say, first), *(one for some in others for one in without_torch(lambda: [*map(say, some)]))]))
 """
 PLUGIN = """
 import torch
@@ -63,9 +70,9 @@ METHODS = {"mine": Mine}
 """
 
 
-def in_new_process(commands: list[list[str]]) -> list[tuple[int, str, str, bool]]:
+def in_new_process(*groups: list[list[str]]) -> list[tuple[int, str, str, bool]]:
     """The exit code, what was printed, and whether torch was imported by then, for each command."""
-    command = [sys.executable, "-c", LIGHT, json.dumps(commands)]
+    command = [sys.executable, "-c", LIGHT, json.dumps(groups)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return [tuple(one) for one in json.loads(done.stdout)]  # type: ignore[misc]
@@ -83,10 +90,14 @@ def test_a_check_says_the_same_as_with_torch(tmp_path, capsys):
     own = tmp_path / "own.toml"
     own.write_text('plugins = ["mine.py"]\n' + default_path().read_text().replace('name = "fedavg"', 'name = "mine"'))
     study = str(default_path())
-    light = [["study", "check", study, *(word for one in sets for word in ("--set", one))] for sets in CHECKS]
+    tensors = build("small-cnn", channels=3, outputs=2, size=32).state_dict()
+    save_file(tensors, tmp_path / "weights.safetensors")
+    torch.save(tensors, tmp_path / "weights.pt")
+    files = [[f"model.weights={tmp_path / name}"] for name in ("weights.safetensors", "weights.pt", "nowhere.pt")]
+    light = [["study", "check", study, *(word for one in sets for word in ("--set", one))] for sets in CHECKS + files]
     light += [["study", "new", "-", "--method", method] for method in ("cwt-replay",)]
     heavy = [["study", "check", str(own)]]
-    found = in_new_process([*light, *heavy])
+    found = in_new_process(light[:2], light[2:], heavy)
     for command, (*said, imported) in zip([*light, *heavy], found, strict=True):
         assert tuple(said) == here(command, capsys), command
         assert imported == (command in heavy), command
@@ -105,7 +116,5 @@ def test_code_of_others_gets_torch_itself(tmp_path):
 
 
 def test_where_torch_is_imported_the_work_uses_it(tmp_path: Path):
-    import torch
-
     need_torch("nothing is in the way")
     assert without_torch(lambda: torch.ones(2).sum().item()) == 2

@@ -26,7 +26,7 @@ class NeedsTorch(BaseException):
 
 def without_torch(work: Callable[[], T]) -> T:
     """What the work returns. Torch is imported only if the work computes, or loads somebody else's code."""
-    if "torch" in sys.modules:
+    if "torch" in sys.modules or any(isinstance(finder, _Finder) for finder in sys.meta_path):  # or is within another
         return work()
     try:
         with _placeholders():
@@ -37,8 +37,13 @@ def without_torch(work: Callable[[], T]) -> T:
 
 def need_torch(why: str) -> None:
     """Give up on placeholders, where they are in use: what follows is somebody else's code, and may compute."""
-    if isinstance(sys.modules.get("torch"), _Module):
+    if "torch" in sys.modules and not is_torch_here():
         raise NeedsTorch(why)
+
+
+def is_torch_here() -> bool:
+    """Whether torch itself was imported, and no placeholder for it."""
+    return "torch" in sys.modules and not isinstance(sys.modules["torch"], _Module)
 
 
 class _Placeholder(ABCMeta):

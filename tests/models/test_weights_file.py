@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from polyclinic import models
 from polyclinic.errors import BadInput
 from polyclinic.models import read_weights
+from polyclinic.models.weights_look import look_at_weights
 
 
 def drawn(outputs: int = 2) -> dict[str, torch.Tensor]:
@@ -54,6 +55,11 @@ def test_what_fits_is_taken_over_and_the_rest_is_named(tmp_path):
     assert words.endswith("1 in the file not used (fc9.weight)")
 
 
+def look_at(path):
+    """What `study check` does, without torch."""
+    return look_at_weights(path).sentence(["conv1"], str, "lenet5")
+
+
 class Dangerous:
     def __reduce__(self):
         return os.mkdir, ("made-by-a-pickle",)
@@ -81,8 +87,9 @@ def test_other_files_are_refused_and_nothing_in_them_runs(tmp_path, monkeypatch,
         (tmp_path / name).write_bytes(content)
     elif content is not None:
         torch.save(content, tmp_path / name)
-    with pytest.raises(BadInput, match=message):
-        read_weights(tmp_path / name)
+    for read in (read_weights, look_at):
+        with pytest.raises(BadInput, match=message if name != "empty.pt" or read is read_weights else "no tensor of"):
+            read(tmp_path / name)
     assert not (tmp_path / "made-by-a-pickle").exists()
 
 
@@ -93,3 +100,17 @@ def test_a_file_of_another_network_and_one_that_is_not_finite_are_refused(tmp_pa
     save_file({"conv1.bias": torch.full((6,), torch.nan)}, tmp_path / "nan.safetensors")
     with pytest.raises(BadInput, match=r"'conv1\.bias' in .* is not finite"):
         read_weights(tmp_path / "nan.safetensors").fitted(drawn(), "lenet5")
+
+
+def test_a_look_without_torch_sees_the_wrapping_whole_networks_and_old_files(tmp_path):
+    wrapped = {"epoch": 3, "version": "1.2", "state_dict": {f"module.{n}": t for n, t in drawn().items()}}
+    torch.save(wrapped, tmp_path / "wrapped.pt")
+    assert len(look_at_weights(tmp_path / "wrapped.pt").names) == 11  # "1.2" looks like a name, too
+    assert look_at(tmp_path / "wrapped.pt").startswith("WARNING: ")  # of lenet5 only conv1 was named
+    torch.save(models.build("lenet5", channels=1, outputs=2, size=28), tmp_path / "network.pt")
+    torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)), tmp_path / "layers.pt")
+    for name in ("network.pt", "layers.pt"):
+        with pytest.raises(BadInput, match=r"holds other objects than tensors"):
+            look_at(tmp_path / name)
+    torch.save(drawn(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    assert look_at(tmp_path / "old.pt").endswith("an old file of torch; the run compares its tensors with lenet5")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from polyclinic.cli import run_app
 from polyclinic.data.parts import prepare
@@ -17,7 +20,8 @@ TASK = {"hand-phantom": {"task": {"name": "regression"}}}
 
 
 def weights_of(backbone, file, **more):
-    torch.save(build(backbone, channels=3, outputs=2, size=28, norm="batch").state_dict() | more, file)
+    tensors = build(backbone, channels=3, outputs=2, size=28, norm="batch").state_dict() | more
+    save_file(tensors, file) if file.suffix == ".safetensors" else torch.save(tensors, file)
     return str(file)
 
 
@@ -68,22 +72,39 @@ def test_sites_that_differ_by_their_images_need_the_pixels(tiny):
     assert check_files(study)[0].startswith(f"train images: {sum(own['train'] for own in counts)},")
 
 
-def test_a_file_of_weights_is_compared_with_the_network_of_these_images(tiny, tmp_path):
-    fits = weights_of("lenet5", tmp_path / "fits.pt", more=torch.ones(1))
-    _, sentence = check_files(tiny("fedavg", {"model.weights": fits}))
-    assert sentence == f"{fits}: 10 of 10 tensors loaded; 1 in the file not used (more)"
-    other = weights_of("resnet18", tmp_path / "other.pt")
-    with pytest.raises(BadInput, match=r"no tensor of '.*other\.pt' fits lenet5"):
-        check_files(tiny("fedavg", {"model.weights": other}))
+@pytest.mark.parametrize("end", ["pt", "safetensors"])
+def test_the_names_in_a_file_of_weights_are_looked_at(tiny, tmp_path, end):
+    fits = weights_of("lenet5", tmp_path / f"fits.{end}", **{"my.own": torch.ones(1)})
+    found = check_files(tiny("fedavg", {"model.weights": fits}))
+    assert found == [f"{fits}: 10 of 11 tensors have names of lenet5; the run compares their shapes"]
+    other = weights_of("resnet18", tmp_path / f"other.{end}")
+    (warning,) = check_files(tiny("fedavg", {"model.weights": other}))  # both have a conv1
+    assert re.match(rf"WARNING: {other}: only 1 of 1\d\d tensors have names of lenet5; it may be a file of", warning)
+    tensors, none = {"body.weight": torch.ones(2)}, tmp_path / f"none.{end}"
+    save_file(tensors, none) if end == "safetensors" else torch.save(tensors, none)
+    with pytest.raises(
+        BadInput, match=rf"no tensor of '{none}' fits lenet5: the file has body\.weight, the network co"
+    ):
+        check_files(tiny("fedavg", {"model.weights": str(none)}))
+
+
+@pytest.mark.slow
+def test_weights_of_somebody_elses_network_are_compared_with_the_network_of_these_images(tiny, tmp_path):
+    pytest.importorskip("monai")
+    model = {"backbone": "monai.networks.nets:Classifier", "arguments": {"channels": [4, 8], "strides": [2, 2]}}
+    network = build(**model, channels=3, outputs=2, size=28)
+    torch.save(network.state_dict() | {"more": torch.ones(1)}, tmp_path / "fits.pt")
+    counted, sentence = check_files(tiny("fedavg", {"model": model | {"weights": str(tmp_path / "fits.pt")}}))
+    assert counted.startswith("train images: ")
+    assert re.search(r"fits\.pt: (\d+) of \1 tensors loaded; 1 in the file not used \(network\.more\)$", sentence)
 
 
 def test_images_that_are_not_here_are_not_counted(tiny, tmp_path):
     away = {"source": "npz", "path": str(tmp_path / "away.npz"), "size": 28, "fold": "1/4"}
     assert check_files(tiny("fedavg", {"data": away})) == ["the images are not here, and were not counted"]
-    fits, other = (weights_of(name, tmp_path / f"{name}.pt") for name in ("lenet5", "resnet18"))
-    assert check_files(tiny("fedavg", {"data": away, "model.weights": fits}))[1] == f"{fits}: its tensors fit lenet5"
-    with pytest.raises(BadInput, match=r"fits lenet5"):
-        check_files(tiny("fedavg", {"data": away, "model.weights": other}))
+    fits = weights_of("lenet5", tmp_path / "lenet5.pt")
+    said = check_files(tiny("fedavg", {"data": away, "model.weights": fits}))[1]
+    assert said == f"{fits}: 10 of 10 tensors have names of lenet5; the run compares their shapes"
 
 
 def test_the_command_says_what_was_found(tiny, tmp_path, capsys):

@@ -46,10 +46,7 @@ class WeightsFile:
         """
         taken = {name: tensor for name, tensor in self.tensors.items() if name in drawn and alike(tensor, drawn[name])}
         if not any(tensor.is_floating_point() for tensor in taken.values()):
-            raise BadInput(
-                f"model.weights: no tensor of '{self.path}' fits {backbone}: the file has {_some(self.tensors)}, the "
-                f"network {_some(drawn)}; name another file, or the model.backbone that it is of"
-            )
+            raise BadInput(nothing_fits(self.path, backbone, list(self.tensors), list(drawn)))
         for name, tensor in taken.items():
             if not tensor.isfinite().all():
                 raise BadInput(f"model.weights: '{name}' in '{self.path}' is not finite; name another file")
@@ -101,25 +98,36 @@ def read_weights(path: Path, setting: str = "model.weights") -> WeightsFile:
     try:
         content = path.expanduser().read_bytes()
     except OSError as error:
-        cause = error.strerror or error
-        choices = "a file, 'random' or 'public'" if setting == "model.weights" else "a file of weights"
-        raise BadInput(f"{setting}: '{path}' cannot be read ({cause}); name {choices}") from None
+        raise BadInput(cannot_read(path, error, setting)) from None
     try:
         if path.suffix == ".safetensors":
             found: Any = decode_tensors(content)
         else:
             found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception:  # whatever a reader says about a file that is something else
-        raise BadInput(f"{setting}: '{path}' {_what_is_wrong(path, content)}") from None
+        by_torch = zipfile.is_zipfile(io.BytesIO(content)) or content[:1] == PICKLE
+        raise BadInput(f"{setting}: '{path}' {what_is_wrong(path, by_torch=by_torch)}") from None
     return WeightsFile(path, hashlib.sha256(content).hexdigest(), _tensors(found, path))
 
 
-def _what_is_wrong(path: Path, content: bytes) -> str:
+def cannot_read(path: Path, error: OSError, setting: str = "model.weights") -> str:
+    choices = "a file, 'random' or 'public'" if setting == "model.weights" else "a file of weights"
+    return f"{setting}: '{path}' cannot be read ({error.strerror or error}); name {choices}"
+
+
+def nothing_fits(path: Path, backbone: str, in_file: Sequence[str], in_network: Sequence[str]) -> str:
+    return (
+        f"model.weights: no tensor of '{path}' fits {backbone}: the file has {_some(in_file)}, the network "
+        f"{_some(in_network)}; name another file, or the model.backbone that it is of"
+    )
+
+
+def what_is_wrong(path: Path, *, by_torch: bool) -> str:
     """Why a file cannot be read as weights, and the cure. torch's own words advise to run the code in the file."""
     save = "torch.save(network.state_dict(), FILE)"
     if path.suffix == ".safetensors":
         return f"is not a safetensors file, or is damaged; name another one, or a .pt file of {save}"
-    if zipfile.is_zipfile(io.BytesIO(content)) or content[:1] == PICKLE:
+    if by_torch:
         return (
             f"holds other objects than tensors, or is damaged; only tensors are read, since other objects can run "
             f"code: write it again with {save}"

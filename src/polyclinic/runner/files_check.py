@@ -22,39 +22,58 @@ from polyclinic.data.splits import SPLITS
 from polyclinic.data.survey_folders import are_same_names
 from polyclinic.data.survey_headers import institutions_of
 from polyclinic.errors import BadInput
-from polyclinic.models import PUBLIC, WeightsFile, find_weights
+from polyclinic.models import PUBLIC, RANDOM, WeightsFile, find_weights, is_importable, registry_of
+from polyclinic.models.weights_look import look_at_weights
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study
-from polyclinic.study.network import network_of
+from polyclinic.study.network import backbone_of, network_of
 
 #: images that `study check` reads
 READ_AT_MOST = 1000
 #: DICOM headers that it reads
 INSTITUTIONS_OF = 200
+AWAY = "the images are not here, and were not counted"
 
 
 def check_files(study: Study) -> list[str]:
     """What was found, a sentence each; BadInput where the study cannot run with these images or these weights.
 
     Images are counted only where the study asks for a fold or for so many test images of each class. They are prepared,
-    as a run does it, only where their pixels decide: for a file of weights, and for sites that differ by their images.
+    as a run does it, only where their pixels decide: for sites that differ by their images, and for a file of weights
+    of somebody else's network. Of a file for a backbone of the package the names are looked at, without torch.
     """
-    model, size = study.model, study.model.input_size or study.data.size
-    if model.weights == PUBLIC:  # they come with the backbone
-        file = None
-    else:
-        file = find_weights(model.weights, model.backbone, size=size, arguments=model.arguments)
-    if file is None and not _counts_images(study):
+    model, named = study.model, study.model.weights not in (RANDOM, PUBLIC)  # public ones come with the backbone
+    by_name = named and not is_importable(model.backbone) and model.backbone in registry_of(model.backbone).builtin
+    if by_name:
+        return [*_counted_images(study), _looked_at(study)]
+    size = model.input_size or study.data.size
+    file = find_weights(model.weights, model.backbone, size=size, arguments=model.arguments) if named else None
+    return _counted_images(study) if file is None else _compared(study, file)
+
+
+def _counted_images(study: Study) -> list[str]:
+    """How many images there are in each part, where the study's settings depend on it."""
+    if not _counts_images(study):
         return []
     if not _are_here(study.data):
-        away = ["the images are not here, and were not counted"]
-        return [*away, _weights_sentence(study, file, None)] if file else away
-    if file is None and study.sites.partition in PARTITIONS.builtin and not isinstance(study.sites, Clusters):
+        return [AWAY]
+    if study.sites.partition in PARTITIONS.builtin and not isinstance(study.sites, Clusters):
         where = spread(study.data.without_pixels(), study.data, study.sites)
         return [_counted({site: {name: len(parts[name]) for name in SPLITS} for site, parts in where.items()})]
-    parts = prepare(study.data, study.sites)
-    found = [_counted(parts.info["counts"])]
-    return [*found, _weights_sentence(study, file, parts)] if file else found
+    return [_counted(prepare(study.data, study.sites).info["counts"])]
+
+
+def _looked_at(study: Study) -> str:
+    """Whether the names in a file of weights are those of the study's network."""
+    model, kind = study.model, backbone_of(study)
+    children = [child for stage in kind.stages.values() for child in stage]
+    return look_at_weights(Path(model.weights)).sentence(children, kind.own_name, model.backbone)
+
+
+def _compared(study: Study, file: WeightsFile) -> list[str]:
+    """What the images and the weights are, both read as a run does it."""
+    parts = prepare(study.data, study.sites) if _are_here(study.data) else None
+    return [AWAY if parts is None else _counted(parts.info["counts"]), _weights_sentence(study, file, parts)]
 
 
 def _counts_images(study: Study) -> bool:

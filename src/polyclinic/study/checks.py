@@ -12,6 +12,7 @@ from polyclinic.errors import BadInput
 from polyclinic.generators.base import SMALLEST_IMAGE
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
+from polyclinic.methods.shared.method import Method
 from polyclinic.models import (
     BACKBONES,
     PUBLIC,
@@ -103,7 +104,8 @@ def check_model(study: Study) -> None:
     _check_first_weights(study, cuts)
     method.check_cuts(model.backbone, cuts)
     deployed_weights = model.weights != RANDOM and isinstance(study.data, AtSites)
-    if deployed_weights and method.local_names(network_of(study), model.batch_norm):
+    may_keep = model.batch_norm == "local" or type(method).local_names is not Method.local_names  # seen without torch
+    if deployed_weights and may_keep and method.local_names(network_of(study), model.batch_norm):
         raise BadInput(
             f"model.weights: sites of '{method.name}' keep a part of the network, which at a deployed site would not "
             "begin with the file's weights; choose a method that sends all of it, and model.batch_norm = 'average'"
