@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import tomllib
 from pathlib import Path
@@ -15,7 +16,9 @@ from polyclinic.data.contact_sheet import _font, coloured, contact_sheet
 from polyclinic.errors import BadInput, Notice
 from polyclinic.extras import EXTRAS, missing_sentence, need, picture_if_possible
 from polyclinic.registry import forget_notices
+from polyclinic.runner import comparison_figure
 from polyclinic.runner.run import assemble
+from polyclinic.tasks import TASKS
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -77,6 +80,21 @@ def test_pictures_beside_other_results_are_left_out_with_a_notice(hide, tmp_path
         import matplotlib  # noqa: F401
     with pytest.raises(ModuleNotFoundError), picture_if_possible():
         import no_such_package  # noqa: F401
+
+
+def test_a_font_that_is_gone_costs_the_picture_and_no_result(tmp_path, monkeypatch):
+    font_manager = pytest.importorskip("matplotlib.font_manager")
+    gone = str(tmp_path / "DejaVuSans.ttf")
+    monkeypatch.setattr(font_manager.FontManager, "findfont", lambda *_, **__: gone)
+    monkeypatch.setattr(font_manager.FontManager, "_find_fonts_by_props", lambda *_, **__: [gone])
+    summary = {"methods": {"fedavg": {"test_accuracy": {"mean": 0.8, "std": 0.1, "n": 2}}}}
+    picture = tmp_path / "comparison.png"
+    words = r"cannot open a font \(.*DejaVuSans\.ttf.*; install it again with"
+    with pytest.warns(Notice, match=words), picture_if_possible():
+        comparison_figure.draw({"": summary}, TASKS["classification"](), picture)
+    assert list(tmp_path.iterdir()) == []  # nothing half-written
+    with pytest.raises(OSError, match="No space left"), picture_if_possible():
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_contact_sheet_needs_no_matplotlib(hide, tmp_path):

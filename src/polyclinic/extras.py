@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 from polyclinic.errors import BadInput
 from polyclinic.registry import notice_once
@@ -44,10 +46,23 @@ def need(package: str, who: str) -> None:
 
 @contextlib.contextmanager
 def picture_if_possible() -> Iterator[None]:
-    """For pictures beside other results: without matplotlib there is a notice in their place."""
+    """For pictures beside other results: without matplotlib, or without its fonts, there is a notice in their place."""
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         notice_once("no picture was drawn: matplotlib is not installed; run `pip install 'polyclinic[figures]'`")
+    except (OSError, RuntimeError, ValueError) as error:
+        if not _came_from_fonts(error):
+            raise
+        notice_once(
+            f"no picture was drawn: matplotlib cannot open a font ({error}); install it again with "
+            "`pip install --force-reinstall --no-deps matplotlib`"
+        )
+
+
+def _came_from_fonts(error: Exception) -> bool:
+    """Whether matplotlib raised this while it looked for a font or opened one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(Path(frame.filename).parts[-2:] == ("matplotlib", "font_manager.py") for frame in frames)

@@ -92,6 +92,42 @@ def test_one_class_in_three_rounds_is_said_once():
     assert said_after([[[[9, 0], [0, 0]], [[0, 0], [0, 5]]]] * 4, [4.0, 3, 2, 1]) == []
 
 
+ONE, TWO = [[9, 0], [5, 0]], [[9, 0], [4, 1]]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "best", "said"),
+    [
+        ([TWO, ONE], 1, True),
+        ([ONE, TWO], 0, True),  # what tells classes apart may come later
+        ([ONE, TWO], 1, False),
+        ([ONE, ONE], 1, False),  # no round is better: the scores at the end tell
+    ],
+)
+def test_a_chosen_round_of_one_class_is_said_where_another_tells_classes_apart(tiny, rounds, best, said):
+    watch = Watch()
+    for number, confusion in enumerate(rounds):
+        list(watch.scored(CLASSIFICATION, [reply(confusion)], {}))
+        if number == best:
+            watch.choose()
+        watch = Watch(watch.memory())  # a resumed run says the same
+    chooses = tiny("fedavg", {"evaluation.select": "best", "evaluation.metric": "auc"})
+    words = "the round that auc chose puts every validation image into the same class, and another round does not; set "
+    words += "evaluation.metric = 'balanced_accuracy', or train longer (method.rounds, method.local_epochs)"
+    assert watch.chosen(chooses) == (words if said else None)
+    assert watch.chosen(tiny("fedavg", {"evaluation.metric": "auc"})) is None  # the last round is released anyway
+
+
+def test_a_run_released_by_auc_says_that_its_round_has_one_class(tiny, tmp_path, monkeypatch):
+    """In the first round, which AUC likes best, all images are of one class."""
+    scored = iter([True, False, False])
+    monkeypatch.setattr(advice, "predicts_one_class", lambda task, replies: next(scored))
+    ranks = iter([(0.9, 0.0), (0.8, 0.0), (0.7, 0.0)])
+    monkeypatch.setattr(type(CLASSIFICATION), "rank", lambda *_: next(ranks))
+    study = tiny("fedavg", {"evaluation.select": "best", "evaluation.metric": "auc"}, rounds=3, local_steps=1)
+    assert any(one.startswith("the round that auc chose") for one in run(study, tmp_path / "run")["warnings"])
+
+
 def test_a_loss_that_does_not_fall_is_said_once():
     fine = [[[9, 1], [1, 5]]]
     (said,) = said_after([fine] * 6, [0.7, 0.7, 0.9, 0.8, 0.9, 1.0])

@@ -103,14 +103,22 @@ class Watch:
         known = memory or {}
         self.one_class = int(known.get("one_class", 0))
         self.losses: list[float] = list(known.get("losses", []))
+        self.some_told_apart = bool(known.get("some_told_apart", False))
+        self.best_is_one_class = bool(known.get("best_is_one_class", False))
 
     def memory(self) -> JsonObject:
         """What a checkpoint must keep; no more losses are needed than are looked at."""
-        return {"one_class": self.one_class, "losses": self.losses[: ROUNDS_TO_JUDGE + 2]}
+        return {
+            "one_class": self.one_class,
+            "losses": self.losses[: ROUNDS_TO_JUDGE + 2],
+            "some_told_apart": self.some_told_apart,
+            "best_is_one_class": self.best_is_one_class,
+        }
 
     def scored(self, task: Task, replies: Sequence[Reply], pooled: Mapping[str, float]) -> Iterator[str]:
         """Sentences about the rounds so far, each of which is said once."""
         self.one_class = self.one_class + 1 if predicts_one_class(task, replies) else 0
+        self.some_told_apart |= self.one_class == 0
         if "loss" in pooled:
             self.losses.append(pooled["loss"])
         if self.one_class == ROUNDS_TO_JUDGE:
@@ -123,6 +131,21 @@ class Watch:
                 f"the validation loss has not fallen since the first round ({self.losses[0]:.3g}, now "
                 f"{self.losses[-1]:.3g}); lower optimizer.lr, or train longer in each round (method.local_epochs)"
             )
+
+    def choose(self) -> None:
+        """The round that was scored last is the best so far."""
+        self.best_is_one_class = self.one_class > 0
+
+    def chosen(self, study: Study) -> str | None:
+        """What to say of the round that was chosen: a metric of ranks such as AUC does not see one class."""
+        if not (self.best_is_one_class and self.some_told_apart and study.evaluation.select == "best"):
+            return None
+        metric = study.evaluation.metric or study.task.metric
+        other = "balanced_accuracy" if metric != "balanced_accuracy" else "accuracy"
+        return (
+            f"the round that {metric} chose puts every validation image into the same class, and another round does "
+            f"not; set evaluation.metric = '{other}', or train longer (method.rounds, method.local_epochs)"
+        )
 
 
 def predicts_one_class(task: Task, replies: Sequence[Reply]) -> bool:

@@ -65,7 +65,7 @@ class Recorder(Observer):
         self._seconds = 0.0
         self._history = hashlib.sha256()  # of the lines of history.jsonl
         self._noted_history: str | None = None
-        self._watch = Watch()
+        self.watch = Watch()
 
     # --- what the federation tells ----------------------------------------------------------------
 
@@ -89,10 +89,11 @@ class Recorder(Observer):
         pooled = (self._validation or {}).get("pooled", {})
         rank = self.study.task.rank(pooled, self.study.evaluation.metric)
         self.scored_round = federation.round
-        for sentence in self._watch.scored(self.study.task, replies, pooled):
+        for sentence in self.watch.scored(self.study.task, replies, pooled):
             federation.warn(sentence)
         if rank is not None and rank > self.best_rank:
             self.best_rank, self.leading_round = rank, federation.round
+            self.watch.choose()
             if self.study.evaluation.select == "best":
                 self._keep(federation, weights)
 
@@ -150,7 +151,7 @@ class Recorder(Observer):
             **rounds,
             "seconds": self._seconds,
             "history_sha256": self._history.hexdigest(),
-            "watch": self._watch.memory(),
+            "watch": self.watch.memory(),
         }
 
     def restore(self, memory: JsonMapping, best: dict[str, Tensor] | None) -> None:
@@ -161,7 +162,7 @@ class Recorder(Observer):
             self.best_rank = (memory["best_score"], memory.get("best_minus_loss") or 0.0)
         self._seconds = memory["seconds"]
         self._noted_history = memory.get("history_sha256")
-        self._watch = Watch(memory.get("watch"))
+        self.watch = Watch(memory.get("watch"))
         self.best_weights = best
 
     def rewind_history(self, round: int) -> None:

@@ -195,6 +195,8 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         for sentence in advice.before(study, parts.info):
             federation.warn(sentence)
         last = run_method(study.method, federation)
+        if chosen := recorder.watch.chosen(study):
+            federation.warn(chosen)
         # before the final evaluation, so that a run killed in it evaluates again, and counts it once
         federation.save()
         models = released_models(federation, recorder, last)
