@@ -1,0 +1,230 @@
+"""GANs at sites: who can be stacked, rows of a batch, samples; models that are kept; means of joined rows: by hand."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import ImageSet
+from polyclinic.errors import BadInput
+from polyclinic.files import write_tensors
+from polyclinic.methods.evaluate_only import second_model
+from polyclinic.methods.shared import averaging, local_training, safe_statistics, synthetic_buffer, training_gans
+from polyclinic.methods.shared.gan_site import SiteGANs, _of_member
+from polyclinic.methods.shared.halves_site import SiteGANInHalves
+from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.training_gans import STEPS
+
+
+@pytest.fixture
+def gans(monkeypatch):
+    """Sites with settings of a GAN; private ones by name."""
+    monkeypatch.setattr(training_gans, "adversarial_settings", lambda at: at.generator)
+    monkeypatch.setattr(training_gans.private, "is_private", lambda site, part: site.name == "private")
+    settings = {"stackable": True, "separates_classes": False, "balances_classes": False, "batch_size": 8}
+    settings["takes_turns"] = True
+
+    def make(name="a", images=20, size=28, labels=(0, 1), classes=2, steps=None, **changes):
+        part = ImageSet(np.zeros((images, 1, size, size), np.uint8), np.resize(labels, images))
+        return SimpleNamespace(
+            name=name,
+            generator=SimpleNamespace(**{**settings, **changes}),
+            data=SimpleNamespace(
+                train=ImageSet(np.zeros((images, 1, size, size), np.uint8), np.resize(labels, images))
+            ),
+            trainer=SimpleNamespace(target=SimpleNamespace(classes=("x",) * classes)),
+            state={} if steps is None else {STEPS: torch.tensor(steps)},
+        )
+
+    return make
+
+
+def test_rows_of_a_batch_are_those_of_a_small_site_unless_images_are_repeated(gans):
+    assert training_gans.batch_rows(gans()) == 8
+    assert training_gans.batch_rows(gans(images=5)) == 5
+    assert training_gans.batch_rows(gans(images=5, balances_classes=True)) == 8
+    assert training_gans.batch_rows(gans(images=5, balances_classes=True, classes=0)) == 5
+    assert training_gans.steps_taken(gans()) == 0
+    assert training_gans.steps_taken(gans(steps=7)) == 7
+
+
+def test_sites_are_stacked_where_all_is_alike(gans):
+    def groups(*sites):
+        return [len(group) for group in training_gans.stackable(list(sites))]
+
+    assert groups(gans(), gans("b")) == [2]
+    assert groups(gans()) == [1]
+    assert groups(gans(), gans("b", size=32)) == [1, 1]
+    assert groups(gans(), gans("b", images=3)) == [1, 1]
+    assert groups(gans(), gans("b", steps=1)) == [1, 1]
+    assert groups(gans(), gans("private")) == [1, 1]
+    assert groups(gans(stackable=False), gans("b")) == [1, 1]
+    apart = {"separates_classes": True}
+    assert groups(gans(**apart), gans("b", **apart)) == [2]
+    assert groups(gans(**apart), gans("b", labels=(0,), **apart)) == [1, 1]
+
+
+def test_classes_take_turns_where_a_batch_has_each_as_often(gans):
+    turns = training_gans.classes_take_turns
+    assert turns([gans(), gans("b")])
+    assert not turns([gans(takes_turns=False)])
+    assert not turns([gans(classes=0)])
+    assert not turns([gans(classes=3, labels=(0, 1, 2))]), "eight rows are not three times as many"
+    assert not turns([gans(), gans("b", labels=(0,))])
+
+
+def test_as_many_images_are_sampled_as_asked_for():
+    batches = iter([(None, torch.tensor([n, n, n])) for n in range(9)])
+    steps = SimpleNamespace(batches=batches, make=lambda labels, noise: labels.reshape(-1, 1, 1, 1).expand(-1, 1, 4, 4))
+    own = SimpleNamespace(steps=steps, noise=None, _cropped=lambda images: images[..., :2, :2])
+    [found] = SiteGANInHalves.sample(own, 7)
+    assert (found.labels.tolist(), tuple(found.images.shape)) == ([0, 0, 0, 1, 1, 1, 2], (7, 1, 2, 2))
+    assert next(batches)[1].tolist() == [3, 3, 3]
+    [three] = SiteGANInHalves.sample(own, 3)
+    assert three.labels.tolist() == [4, 4, 4]
+
+
+def test_gradients_have_zeros_at_the_border_that_was_cut_off():
+    given = []
+    steps = SimpleNamespace(generator_half=lambda fake, labels, gradient: given.append(gradient))
+    model = SimpleNamespace(size=2, device="cpu")
+    own = SimpleNamespace(steps=steps, model=model, fake=torch.zeros(1, 1, 4, 4), labels=None)
+    SiteGANInHalves._generator_step(own, torch.ones(1, 1, 2, 2))
+    assert given[0][0, 0].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0] * 4, [0] * 4]
+    own.fake = torch.zeros(1, 1, 4, 4)
+    SiteGANInHalves._generator_step(own, None)
+    assert given[1] is None
+    assert SiteGANInHalves._cropped(own, torch.zeros(1, 1, 4, 4)).shape == (1, 1, 2, 2)
+
+
+def member(name):
+    return SimpleNamespace(site=SimpleNamespace(name=name))
+
+
+def test_a_site_that_dropped_out_goes_on_without_the_further_loss():
+    both = SimpleNamespace(members=[member("a"), member("b")], device="cpu")
+    both._stack = lambda each: SiteGANs._stack(both, each)
+    assert SiteGANs._gradient(both, {}) is None
+    found = SiteGANs._gradient(both, {"b": torch.ones(2)})
+    assert found.tolist() == [[0, 0], [1, 1]]
+    alone = SimpleNamespace(members=[member("a")])
+    assert SiteGANs._stack(alone, [torch.ones(2)]).tolist() == [1, 1]
+    assert [len(SiteGANs._each(one, torch.zeros(2, 3), torch.zeros(2))) for one in (both, alone)] == [2, 1]
+
+
+def test_the_state_of_a_stacked_optimiser_is_taken_apart_and_put_together():
+    groups = [{"0/step": torch.tensor(4.0), "0/mean": torch.tensor([n])} for n in (1.0, 2.0)]
+    both = SiteGANs._stacked(None, groups)
+    assert (float(both["0/step"]), both["0/mean"].tolist()) == (4, [[1], [2]])
+    assert SiteGANs._stacked(None, groups[:1]) is groups[0]
+    second = _of_member(both, 1)
+    assert (float(second["0/step"]), second["0/mean"].tolist()) == (4, [2])
+
+
+@pytest.mark.parametrize("further", [True, False])
+def test_a_private_step_has_the_further_loss_if_there_is_one(further):
+    steps = []
+    trainer = SimpleNamespace(
+        generate=lambda noise, wanted: ("images of", noise, wanted),
+        generator_step=lambda *given: steps.append(given),
+    )
+    own = SimpleNamespace(
+        private=True,
+        trainer=trainer,
+        members=[SimpleNamespace(draw_noise=lambda: "noise")],
+        _private_steps=lambda: steps.append("private"),
+        _wanted=lambda: "labels",
+        _generator_draws=lambda: "draws",
+    )
+    gradient = (lambda fake, wanted, draws: ("gradient", draws)) if further else None
+    SiteGANs.local_step(own, gradient, "more")
+    fake = ("images of", "noise", "labels")
+    assert steps == ["private", (fake, "labels", "draws", ("gradient", "more") if further else None)]
+
+
+# --- models that are kept, read and joined
+
+
+def test_a_site_keeps_the_released_model_where_it_wants_one(monkeypatch):
+    monkeypatch.setattr(local_training, "assemble", lambda site, weights, own: {**weights, **site.local})
+    kept = []
+    site = SimpleNamespace(keep_model=kept.append, local={})
+    Method.keep_model(None, site, {"w": 1})
+    Method.keep_model(None, site)
+    site.local = {"own": 2}
+    Method.keep_model(None, site)
+    assert kept == [{"w": 1}, {"own": 2}]
+    site.keep_model = None
+    Method.keep_model(None, site, {"w": 1})
+
+
+def test_a_second_model_is_of_the_same_network(tmp_path):
+    file = tmp_path / "second.safetensors"
+    write_tensors(file, {"w": torch.ones(2)})
+    assert second_model(str(file), {"w": torch.zeros(2)}).tensors["w"].tolist() == [1, 1]
+    for other in ({"w": torch.zeros(3)}, {"w": torch.zeros(2).double()}, {"v": torch.zeros(2)}):
+        with pytest.raises(BadInput, match="has other tensors than the first model"):
+            second_model(str(file), other)
+
+
+def test_rows_of_a_type_are_joined_and_parted():
+    tensors = {"a": torch.tensor([[1.0, 2.0]]), "n": torch.tensor(3), "b": torch.tensor([4.0])}
+    rows = averaging._joined(tensors)
+    assert {name: row.tolist() for name, row in rows.items()} == {"torch.float32": [1, 2, 4], "torch.int64": [3]}
+    shapes = {name: (one.dtype, one.shape) for name, one in tensors.items()}
+    found = averaging._parted({torch.float32: rows["torch.float32"], torch.int64: rows["torch.int64"]}, shapes)
+    assert list(found) == ["a", "n", "b"]
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_a_generator_of_the_cache_is_not_trained_again(monkeypatch, tmp_path):
+    fitted = []
+    model = SimpleNamespace(state=lambda: {"w": torch.ones(1)}, load=lambda state: None)
+    monkeypatch.setattr(synthetic_buffer, "new_generator", lambda site: model)
+    monkeypatch.setattr(synthetic_buffer, "fit", lambda site, own: fitted.append(site) or {"loss": 0.5})
+    monkeypatch.setattr(synthetic_buffer, "fingerprint", lambda site: "digest")
+    site = SimpleNamespace(cache_folder=tmp_path)
+    figures = [synthetic_buffer.train_generator(site, reuse=reuse)[1] for reuse in (False, True, True)]
+    assert figures == [{"loss": 0.5}] * 3
+    assert len(fitted) == 2
+    assert (tmp_path / "generators" / "digest.safetensors").is_file()
+
+
+# --- statistics
+
+
+def test_dice_is_that_of_a_patients_images_together():
+    """Patient 1 has two images: 1 of 2 and 2 pixels are right, together 2 * 3 / (4 + 4)."""
+    said = torch.zeros(3, 1, 4)
+    said[0, 0, :2] = said[1, 0, :2] = said[2, 0, 0] = 0.9
+    true = torch.zeros(3, 1, 1, 4)
+    true[0, 0, 0, 1:3] = true[1, 0, 0, :2] = 1
+    task = SimpleNamespace(predictions=lambda output, target: output)
+    trainer = SimpleNamespace(task=task, target=None, outputs=lambda part: [(said[:2], true[:2]), (said[2:], true[2:])])
+    part = ImageSet(np.zeros((3, 1, 1, 4), np.uint8), np.zeros(3), cases=np.array([1, 1, 2]))
+    found = safe_statistics._dice_of_patients(trainer, part)
+    assert found[0] == pytest.approx(0.75)
+    assert np.isnan(found[1])
+    assert found[2] == 0
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 100.0), None])
+def test_what_one_patient_can_change_of_an_error(bounds):
+    labels = np.array([10.0, 20.0, 30.0, 50.0])
+    part = ImageSet(np.zeros((4, 1, 1, 1), np.uint8), labels, cases=np.array([1, 1, 2, 3]))
+    task = SimpleNamespace(
+        dense=False, like="regression", bounded=lambda said, _: said * 0, predictions=lambda said, _: said[:, 0]
+    )
+    trainer = SimpleNamespace(
+        task=task,
+        target=SimpleNamespace(label_range=bounds),
+        load=lambda weights: None,
+        outputs=lambda part: [(torch.ones(4, 1), None)],
+    )
+    found = safe_statistics.score(SimpleNamespace(trainer=trainer, min_cohort=0), part, {})
+    most = (100 if bounds else 40) * 0.5 * 3  # half of the images are one patient's, of three
+    assert found.bounds == pytest.approx({"mae": most, "bias": most, "rmse": most * 2})
+    assert float(found.metrics(np.ones((1, 4)))["mae"][0]) == pytest.approx(26.5)
+    coarse = safe_statistics.score(SimpleNamespace(trainer=trainer, min_cohort=5), part, {})
+    assert float(coarse.metrics(np.ones((1, 4)))["mae"][0]) == pytest.approx(27.5)
