@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from polyclinic.data.cache_cleaning import entries, remove
+from polyclinic.data.dataset import Dataset
+from polyclinic.data.heterogeneity import masked_share
 from polyclinic.data.listing import Listing
 
 DAY = 86400
@@ -65,3 +67,25 @@ def test_masks_and_spacings_are_there_if_both_have_them(which):
     assert whole.spacing(1) == (1, 2)
     taken = listing(3).take(np.array([2, 0]))
     assert ([taken.picture(i) for i in range(2)], taken.labels.tolist(), taken.mask) == ([20, 0], [2, 0], None)
+
+
+def test_images_are_taken_with_what_is_known_of_them():
+    numbers = np.arange(4)
+    images = np.zeros((4, 1, 2, 2), np.uint8) + numbers.astype(np.uint8)[:, None, None, None]
+    whole = Dataset(images, numbers, classes=("a", "b"), patient=numbers + 10, column_names=("sex",))
+    some = whole.take(np.array([3, 1]))
+    assert (some.labels.tolist(), some.patient.tolist(), some.images[:, 0, 0, 0].tolist()) == ([3, 1], [13, 11], [3, 1])
+    assert (some.classes, some.column_names, some.site, len(some)) == (("a", "b"), ("sex",), None, 2)
+    with pytest.raises(ValueError, match="labels has 3 entries for 4 images"):
+        Dataset(images, numbers[:3])
+    for wrong in (images.astype(float), images[0]):
+        with pytest.raises(ValueError, match=r"images must be uint8 \[N, C, H, W\]"):
+            Dataset(wrong, np.arange(len(wrong)))
+
+
+def test_the_share_of_pixels_inside_masks():
+    masks = np.zeros((2, 2, 2))
+    masks[0, 0, 0], masks[1] = 1, 0.5
+    assert masked_share(masks) == pytest.approx((0.25 + 1) / 2)
+    assert masked_share(None) == 0
+    assert masked_share(masks[:0]) == 0

@@ -30,9 +30,7 @@ def gans(monkeypatch):
         return SimpleNamespace(
             name=name,
             generator=SimpleNamespace(**{**settings, **changes}),
-            data=SimpleNamespace(
-                train=ImageSet(np.zeros((images, 1, size, size), np.uint8), np.resize(labels, images))
-            ),
+            data=SimpleNamespace(train=part),
             trainer=SimpleNamespace(target=SimpleNamespace(classes=("x",) * classes)),
             state={} if steps is None else {STEPS: torch.tensor(steps)},
         )
