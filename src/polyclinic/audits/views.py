@@ -131,14 +131,19 @@ class Truth:
 
         `own`: how many of the training images, from the first, are the site's where several sites' are joined. An
         image that is also among the training images was not held out, and is left out there."""
-        self.data, self.seed = without_repeats(data), seed
+        self._given, self.seed = data, seed
         self.own = len(data.train) if own is None else own
         self._used = list(used)
 
     @cached_property
+    def data(self) -> SiteData:
+        """The site's images; looked through for repeats where they are needed, which takes a while."""
+        return without_repeats(self._given)
+
+    @cached_property
     def batches(self) -> list[Tensor]:
         """Indices of the site's own images by mini-batch, as used; others' images (FedAvg+Share) are left out."""
-        count = len(self.data.train)
+        count = len(self._given.train)
         used = self._used or [torch.arange(count)]
         return [index[index < count] for index in used]
 
