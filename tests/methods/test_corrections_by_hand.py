@@ -1,5 +1,6 @@
 """Corrections of gradients at sites, alone and stacked, mixtures step by step, and who trains an encoder: by hand."""
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,8 @@ from polyclinic.methods.feddyn import FedDyn
 from polyclinic.methods.fedpft import FedPFT, Mixture
 from polyclinic.methods.fedprox import FedProx
 from polyclinic.methods.fedreplay import FedReplay
+from polyclinic.methods.moon import Moon, StackedContrast
+from polyclinic.methods.private_head import PrivateHead, clipped_sum
 from polyclinic.methods.scaffold import Scaffold, StackedDrift
 from polyclinic.methods.shared import local_training, replay_quality
 from polyclinic.methods.shared.averaging import WeightedMean
@@ -295,3 +298,67 @@ def test_a_probe_asks_for_the_site_where_enough_replay(monkeypatch, sources, ask
     assert float(found.tensors["real_or_replayed_auc"]) == 0.75
     assert ("which_site_accuracy" in found.tensors) is asked
     assert groups == ([[min(count, 400) for count in sources]] if asked else [])
+
+
+# --- MOON and private heads
+
+
+@pytest.mark.parametrize(("mu", "wanted"), [(0.0, [1.0, 2.0]), (0.5, None)])
+def test_the_contrast_of_a_stack_is_that_of_each_network(mu, wanted):
+    """Representations of two networks, of the common model and of the last one, as numbers that are known."""
+    own = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+    common = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])
+    last = torch.tensor([[[0.0, 1.0]], [[0.0, 1.0]]])
+
+    def through(representation):
+        return SimpleNamespace(through=lambda cut, images, whole=True: (representation, "output"))
+
+    trainer = SimpleNamespace(model=SimpleNamespace(cuts=("x", "last")), autocast=contextlib.nullcontext)
+    contrast = SimpleNamespace(
+        trainer=trainer,
+        mu=mu,
+        temperature=0.5,
+        references=[through(common), through(last)],
+        loss=lambda output, targets: torch.tensor([1.0, 2.0]),
+    )
+    contrast.contrast = torch.func.vmap(lambda *each: StackedContrast._contrast(contrast, *each))
+    model = SimpleNamespace(through=lambda cut, images: (own, torch.zeros(1)) if cut == "last" else None)
+    found = StackedContrast.__call__(contrast, model, None, None)
+    # the first lies at the common model, the second at its last one: softplus of -2 and of 2
+    near, far = (float(torch.nn.functional.softplus(torch.tensor(x))) for x in (-2.0, 2.0))
+    assert found.tolist() == pytest.approx(wanted or [1 + 0.5 * near, 2 + 0.5 * far])
+
+
+def test_a_site_of_moon_begins_with_the_common_model(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(local_training, "assemble", lambda own, weights: {"common": weights})
+
+    def train_together(sites, weights, how, *, losses, alone):
+        losses.load(SimpleNamespace(load=lambda *given: loaded.append(given)), [0, 1])
+        return [Parcel("weights", {"w": torch.ones(1)}) for _ in sites]
+
+    monkeypatch.setattr(local_training, "train_together", train_together)
+    sites = [site("a"), site("b", last={"w": "before"})]
+    Moon().train_together(sites, ["x", "y"])
+    assert loaded == [([{"common": "x"}, {"common": "y"}], [{"common": "x"}, {"w": "before"}])]
+    assert [set(own.state["last"]) for own in sites] == [{"common", "w"}] * 2
+
+
+def test_the_noise_of_a_sum_is_shared_by_its_sites(monkeypatch):
+    shares = []
+    monkeypatch.setattr(PrivateHead, "_noisy_gradient", lambda self, own, head, share, limits=(): shares.append(share))
+    monkeypatch.setattr("polyclinic.methods.private_head.honest_sites", lambda own: 4)
+    own = site("a", basis={"sites": torch.tensor(9)})
+    method, head = PrivateHead(), {"head": torch.zeros(1)}
+    method.give_gradient(own, head)
+    method.give_shared_gradient(own, head)
+    method.give_share_of_sum(own, head)
+    assert shares == pytest.approx([1, 1 / 3, 1 / 2])
+
+
+def test_gradients_are_clipped_for_each_image_or_patient():
+    slopes = torch.tensor([[3.0], [0.5], [1.0], [float("inf")]])
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    assert clipped_sum(slopes, vectors, 2.0).tolist() == [[2.5, 1.0]]
+    patients = torch.tensor([0, 0, 1, 2])
+    assert clipped_sum(slopes, vectors, 2.0, patients).tolist() == [[2.0, 1.0]]

@@ -351,3 +351,31 @@ def test_a_simulated_site_tells_every_sub_group_of_ten_patients(scores):
     site = binary(labels, 0, columns=groups[:, None], names=("group",))
     told = told_about(site, site.data.test, {"outputs": good}, ["group"])
     assert {name.split(":")[0] for name in told if " = " in name} == {"group = many", "group = ten"}
+
+
+def test_statistics_are_told_when_the_run_is_over(scores, tmp_path, monkeypatch):
+    labels, good, _ = scores
+    site = binary(labels)
+    site.folder, site.state, site.data.test = tmp_path, None, part_of(labels)
+    scored = []
+    monkeypatch.setattr("polyclinic.methods.shared.safe_statistics.was_scored", lambda own: bool(scored))
+    early = SafeStatistics(lambda _: None, rounds=5, ends_early=True)
+    assert early.give_statistics(site, {"outputs": good}).tensors, "a simulated site tells at any time"
+    site.secret = "secret"
+    with pytest.raises(ParcelRejected, match="after its test scores"):
+        early.give_statistics(site, {"outputs": good})
+    scored.append(True)
+    assert early.give_statistics(site, {"outputs": good}).tensors
+
+
+def test_a_change_is_told_where_the_first_model_is_another_one(scores):
+    labels, good, fair = scores
+    site = binary(labels, 0)
+    site.state, site.data.test = None, part_of(labels)
+
+    def told(first):
+        asked = SafeStatistics(lambda name: first, rounds=1, ends_early=False)
+        return {name for name in asked.give_statistics(site, {"outputs": good}).tensors if name.startswith("change")}
+
+    assert "change of auc" in told({"outputs": fair})
+    assert told(None) == told({"outputs": good.clone()}) == told({"other": fair}) == set()
