@@ -18,6 +18,7 @@ from polyclinic.federation.leaving.target import EpsilonTarget
 from polyclinic.federation.leaving.wire_codec import _is_described
 from polyclinic.federation.ledger_check import _unsigned
 from polyclinic.federation.summing.floor import floor_of
+from polyclinic.federation.summing.open_sum import OpenSum
 from polyclinic.federation.summing.summand import check_layout, check_open, parcels_of
 
 RECORD = {"epsilon": 3.0, "delta": 1e-5, "steps": 10}
@@ -71,6 +72,11 @@ def test_rounds_may_be_left_out_where_not_all_sites_take_part(settings, fraction
 def test_the_floor_of_a_sum_by_the_sites_that_are_known(pinned, policy, floor):
     found = floor_of(Policy(**policy), pinned)
     assert (found.min_sites, found.liars) == floor
+
+
+def test_a_sum_of_which_nothing_else_is_known_has_no_honest_site():
+    fields = OpenSum.model_fields
+    assert (fields["honest"].default, fields["threshold"].default) == (0, 0)
 
 
 def row_of(numbers, weight=2, expected=0, sites=2):
