@@ -131,9 +131,10 @@ def bare_loop(result, folder, cache):
     model = trainer.load(assembly.initial_weights()).train()
     part = open_site(assembly.prepared.folder, "site-1").train
 
-    def step(number, correct):
-        batches = trainer.batches(part, torch_rng(study.seed, "site-1", "batches", number))
-        for _ in range(len(part) // study.optimizer.batch_size):
+    def step(number, correct, purpose="batches"):
+        batches = trainer.batches(part, torch_rng(study.seed, "site-1", purpose, number))
+        steps = len(part) // study.optimizer.batch_size
+        for _ in range(steps):
             images, labels = next(batches)
             model.zero_grad()
             torch.nn.functional.cross_entropy(model(images), labels).backward()
@@ -141,6 +142,7 @@ def bare_loop(result, folder, cache):
             with torch.no_grad():
                 for one in model.parameters():
                     one -= study.optimizer.lr * one.grad
+        return steps
 
     return model, step
 

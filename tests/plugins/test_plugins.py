@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 from PIL import Image
 from plugin_studies import TABLES, StopAfter, forked, with_engine
 from run_folders import assert_same_run, result
@@ -108,6 +109,17 @@ def test_a_file_that_has_moved_may_be_named_again_if_it_is_the_same(study, plugi
     there = load_study(tmp_path / "run" / "study.toml", [f'plugins=["{moved}"]'])
     run(there, tmp_path / "run", resume=True)
     assert result(tmp_path / "run")["rounds"] == 2
+
+
+def test_a_plugin_begins_at_the_study_or_on_the_command_line_at_the_working_folder(plugin, tmp_path, monkeypatch):
+    (tmp_path / "studies").mkdir()
+    file = tmp_path / "studies" / "study.toml"
+    name, tables = plugin.relative_to(tmp_path), tomli_w.dumps(TABLES)
+    file.write_text(f'plugins = ["../{name}"]\n{tables}')
+    monkeypatch.chdir(tmp_path)
+    assert load_study(file).plugins == (str(plugin),)
+    file.write_text(tables)
+    assert load_study(file, [f'plugins=["{name}"]']).plugins == (str(plugin),)
 
 
 def test_commands_on_a_run_take_the_new_place_of_a_plugin(study, plugin, tmp_path, monkeypatch, capsys):

@@ -64,7 +64,8 @@ def load_study(path: Path, sets: list[str] | None = None) -> Study:
     changed = _changed(tables, changes)
     with only_site_plugins(folder):  # in a kit a study brings no code
         if changed.get("plugins"):
-            changed["plugins"] = plugins.resolve(changed["plugins"], folder)
+            # as with data.path: a path on the command line begins where polyclinic is started
+            changed["plugins"] = plugins.resolve(changed["plugins"], Path() if "plugins" in changes else folder)
             load_checked(changed["plugins"], folder)
         study = parse_study(fit_to_variants(tables, changed, changes))
         data = [name.removeprefix("data.") for name in changes if name.startswith("data.")]
