@@ -50,7 +50,7 @@ def test_what_fits_is_taken_over_and_the_rest_is_named(tmp_path):
         assert fitted.weights[name].dtype == torch.float32
     words = fitted.sentence()
     assert words.startswith(
-        "6 of 10 tensors loaded; 3 drawn at random, as their shape differs (conv2.bias, fc3.weight,"
+        "6 of 10 tensors loaded; 3 drawn at random, as their shape or kind differs (conv2.bias, fc3.weight,"
     )
     assert words.endswith("1 in the file not used (fc9.weight)")
 
@@ -58,6 +58,23 @@ def test_what_fits_is_taken_over_and_the_rest_is_named(tmp_path):
 def look_at(path):
     """What `study check` does, without torch."""
     return look_at_weights(path).sentence(["conv1"], str, "lenet5")
+
+
+def test_parameters_lose_their_gradients_and_8_bits_become_32(tmp_path):
+    torch.save({name: torch.nn.Parameter(tensor) for name, tensor in other().items()}, tmp_path / "parameters.pt")
+    fitted = read_weights(tmp_path / "parameters.pt").fitted(drawn(), "lenet5")
+    assert not any(tensor.requires_grad for tensor in fitted.weights.values())
+    torch.save({"fc3.bias": torch.ones(2).to(torch.float8_e4m3fn)}, tmp_path / "eight.pt")
+    fitted = read_weights(tmp_path / "eight.pt").fitted(drawn(), "lenet5")
+    assert torch.equal(fitted.weights["fc3.bias"], torch.ones(2))
+
+
+@pytest.mark.parametrize("odd", [lambda tensor: tensor.to_sparse(), lambda tensor: tensor.to("meta")])
+def test_sparse_tensors_and_those_without_values_are_not_taken_over(tmp_path, odd):
+    torch.save({**other(), "fc3.weight": odd(other()["fc3.weight"])}, tmp_path / "w.pt")
+    fitted = read_weights(tmp_path / "w.pt").fitted(drawn(), "lenet5")
+    assert fitted.other_shape == ("fc3.weight",)
+    assert torch.equal(fitted.weights["fc3.weight"], drawn()["fc3.weight"])
 
 
 class Dangerous:
@@ -100,6 +117,9 @@ def test_a_file_of_another_network_and_one_that_is_not_finite_are_refused(tmp_pa
     save_file({"conv1.bias": torch.full((6,), torch.nan)}, tmp_path / "nan.safetensors")
     with pytest.raises(BadInput, match=r"'conv1\.bias' in .* is not finite"):
         read_weights(tmp_path / "nan.safetensors").fitted(drawn(), "lenet5")
+    save_file({"conv1.bias": torch.full((6,), 1e300, dtype=torch.float64)}, tmp_path / "large.safetensors")
+    with pytest.raises(BadInput, match=r"'conv1\.bias' in .* is not finite"):  # as float32
+        read_weights(tmp_path / "large.safetensors").fitted(drawn(), "lenet5")
 
 
 def test_a_look_without_torch_sees_the_wrapping_whole_networks_and_old_files(tmp_path):

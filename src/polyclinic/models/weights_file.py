@@ -44,15 +44,16 @@ class WeightsFile:
 
         BadInput if nothing agrees, or if what is taken over is not finite.
         """
-        taken = {name: tensor for name, tensor in self.tensors.items() if name in drawn and alike(tensor, drawn[name])}
+        fits = {name: tensor for name, tensor in self.tensors.items() if name in drawn and alike(tensor, drawn[name])}
+        # a copy in the network's own kind of number: a parameter brings gradients along, and 1e300 is no float32
+        taken = {name: tensor.detach().to(drawn[name].dtype, copy=True) for name, tensor in fits.items()}
         if not any(tensor.is_floating_point() for tensor in taken.values()):
             raise BadInput(nothing_fits(self.path, backbone, list(self.tensors), list(drawn)))
         for name, tensor in taken.items():
             if not tensor.isfinite().all():
                 raise BadInput(f"model.weights: '{name}' in '{self.path}' is not finite; name another file")
-        weights = {n: taken[n].to(t.dtype).clone() if n in taken else t for n, t in drawn.items()}
         return Fitted(
-            weights,
+            {name: taken.get(name, tensor) for name, tensor in drawn.items()},
             loaded=tuple(taken),
             other_shape=tuple(name for name in drawn if name in self.tensors and name not in taken),
             missing=tuple(name for name in drawn if name not in self.tensors),
@@ -66,7 +67,7 @@ class Fitted:
 
     weights: dict[str, Tensor]
     loaded: tuple[str, ...]
-    other_shape: tuple[str, ...]  #: in the file with another shape; drawn
+    other_shape: tuple[str, ...]  #: in the file with another shape or kind of number; drawn
     missing: tuple[str, ...]  #: not in the file; drawn
     unused: tuple[str, ...]  #: in the file, and not in the network
 
@@ -78,7 +79,7 @@ class Fitted:
         """What was taken over, for people."""
         parts = [f"{len(self.loaded)} of {len(self.weights)} tensors loaded"]
         for names, what in (
-            (self.other_shape, "drawn at random, as their shape differs"),
+            (self.other_shape, "drawn at random, as their shape or kind differs"),
             (self.missing, "drawn at random, as the file lacks them"),
             (self.unused, "in the file not used"),
         ):
@@ -88,8 +89,9 @@ class Fitted:
 
 
 def alike(tensor: Tensor, drawn: Tensor) -> bool:
-    """Whether a tensor of a file can take the place of one of a network."""
-    return tensor.shape == drawn.shape and tensor.is_floating_point() == drawn.is_floating_point()
+    """Whether a tensor of a file can take the place of one of a network: sparse ones and those without values cannot."""
+    plain = tensor.layout == torch.strided and not tensor.is_meta
+    return plain and tensor.shape == drawn.shape and tensor.is_floating_point() == drawn.is_floating_point()
 
 
 def read_weights(path: Path, setting: str = "model.weights") -> WeightsFile:
