@@ -89,7 +89,7 @@ class Fitted:
 
 
 def alike(tensor: Tensor, drawn: Tensor) -> bool:
-    """Whether a tensor of a file can take the place of one of a network; a sparse one cannot, nor one without values."""
+    """Whether a tensor of a file can be one of a network; sparse ones and those without values cannot."""
     plain = tensor.layout == torch.strided and not tensor.is_meta
     return plain and tensor.shape == drawn.shape and tensor.is_floating_point() == drawn.is_floating_point()
 
