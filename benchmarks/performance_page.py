@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -184,6 +185,31 @@ def gan_stacks(figures: Figures) -> str:
     return table(head, rows)
 
 
+def feder_stacked(figures: Figures) -> str:
+    """Whole runs of FedER, both ways."""
+    what = f"FedER, {figures['sites']} sites, {figures['size']} px, {figures['generator steps']} steps of each DCGAN, "
+    what += f"{figures['rounds']} rounds"
+    medians = [f"{statistics.median(seconds):.1f}" for seconds in figures["seconds"].values()]
+    head = ["whole run", "one after the other, s", "stacked, s", "times as fast"]
+    return table(head, [[what, *medians, figures["times as fast"]]])
+
+
+def compile_cpu(figures: Figures) -> str:
+    """A step with and without `torch.compile` on one core."""
+    rows = [
+        [
+            case["case"],
+            case["eager_ms"],
+            case["compiled_ms"],
+            case["compile_cpu_seconds"],
+            case["pays_after_steps"] or "never",
+        ]
+        for case in figures["cases"]
+    ]
+    head = ["network", "step as it is, CPU ms", "compiled, CPU ms", "to compile, CPU s", "pays after steps"]
+    return table(head, rows)
+
+
 def attacks(figures: Figures) -> str:
     """Many targets of gradient inversion at once."""
     rows = [
@@ -260,11 +286,14 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "stylegan2_check": ("StyleGAN2's kernels against plain layers: whole steps on a GPU", stylegan2_check),
     "gan_steps": ("Small GANs on a GPU, as FedER's sites train them", gan_steps),
     "gan_stacks": ("Small GANs of several sites on a GPU, one after the other and stacked", gan_stacks),
+    "feder_stacked": ("FedER end to end on a GPU, one site after the other and stacked", feder_stacked),
     "attacks": ("Gradient inversion of many targets on a GPU", attacks),
     "one_pass": ("One model scored at many simulated sites, on a GPU", one_pass),
     "gpu_round_bytes": ("The same with parcels as bytes, before optimisers were fused", gpu_round),
     "overhead": ("A round on a CPU beside a bare loop", overhead),
+    "compile_cpu": ("`torch.compile` on a CPU", compile_cpu),
     "peers": ("The same job by other programs, on a CPU", peers),
+    "peers_two_sites": ("The same with two sites, for simulators that start a process for each", peers),
     "peers_gpu": ("The same job by another program, on a GPU", peers),
     "scaling": ("Many sites", scaling),
     "plan": ("Features of an encoder on a CPU", encoder),

@@ -97,3 +97,15 @@ def test_steps_of_stacked_sites_are_the_steps_of_each(tmp_path):
     assert check["stacked"] < 1e-3 < check["another seed"]
     assert [row["networks"] for row in rows] == [1, 1, 4]
     assert all(value > 0 for row in rows for value in row["milliseconds"].values())
+
+
+@pytest.mark.slow
+def test_feder_is_timed_as_stacks_and_one_after_the_other(tmp_path):
+    written, printed = run_benchmark("feder_stacked", "--size", "28", "--device", "cpu", file=tmp_path / "figures.json")
+    assert written == printed
+    assert {way: len(seconds) for way, seconds in written["seconds"].items()} == {
+        "one after the other": 1,
+        "stacked": 1,
+    }
+    assert written["told"]["stacked"]["stacked"] == ["adapt", "prepare"]
+    assert written["told"]["one after the other"]["stacked"] == []
