@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from audit_power_leaks import REPLAY, STRENGTHS, SUMMED, _fedavg, _planted, leaks, register, study_tables
+from audit_power_leaks import REPLAY, STRENGTHS, SUMMED, WORDS, _fedavg, _planted, leaks, register, study_tables
 
 from polyclinic.audits import audit as audit_module
 from polyclinic.audits.audit import audit, audit_parcel, build_tools, count_tests
@@ -47,6 +47,7 @@ HONEST_KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("statistics", {"method": {"name": "analytic"}, **SUMMED}),
     ("metrics", _fedavg(2, 4)),
 )
+NOT_RUN = "–"
 Case = tuple[str, str, str]  #: what, strength, budget
 
 
@@ -169,31 +170,40 @@ def page(rows: list[dict[str, Any]]) -> str:
     """A Markdown table: what came of each kind, strength and budget, with minutes."""
     lines = []
     for budget in dict.fromkeys(row["budget"] for row in rows):
-        lines += [f"Budget `{budget}`:", "", "| leak | full | half | quarter |", "|---|---|---|---|"]
+        head = ["| leak | full, half, quarter | full | half | quarter |", "|---|---|---|---|---|"]
+        lines += [f"Budget `{budget}`:", "", *head]
         by_case = {(row["what"], row["strength"]): row for row in rows if row["budget"] == budget}
         for leak in leaks():
             cells = [_cell(by_case.get((leak.name, strength))) for strength in STRENGTHS]
-            lines.append(f"| {leak.name} | {' | '.join(cells)} |")
+            if set(cells) != {NOT_RUN}:
+                lines.append(f"| {leak.name} | {WORDS[leak.name]} | {' | '.join(cells)} |")
         lines += [
             "",
-            "| honest runs | alarms | withstood | not tested | failed | minutes |",
-            "|---|---|---|---|---|---|",
+            "| honest runs | alarms | withstood | not tested | failed | minutes | questions that withstood |",
+            "|---|---|---|---|---|---|---|",
         ]
         for kind, _ in HONEST_KINDS:
-            lines.append(_honest_line(kind, [row for row in by_case.values() if row.get("kind") == kind]))
+            of_kind = [row for row in by_case.values() if row.get("kind") == kind]
+            lines += [_honest_line(kind, of_kind)] if of_kind else []
         lines.append("")
     return "\n".join(lines)
 
 
 def _cell(row: dict[str, Any] | None) -> str:
-    return "–" if row is None else f"{row['verdict']} ({60 * row['minutes']:.0f} s)"
+    if row is None:
+        return NOT_RUN
+    seconds = 60 * row["minutes"]
+    took = f"{seconds:.0f} s" if seconds < 100 else f"{row['minutes']:.1f} min"
+    return f"{row['verdict']} ({took}{', GPU' if row.get('device') == 'cuda' else ''})"
 
 
 def _honest_line(kind: str, rows: list[dict[str, Any]]) -> str:
     words = Counter(row["verdict"] for row in rows)
     counts = " | ".join(str(words[word]) for word in ("leaks", "withstood", "not tested", "failed"))
     mean = sum(row["minutes"] for row in rows) / max(1, len(rows))
-    return f"| {len(rows)} of {kind} | {counts} | {mean:.1f} |"
+    asked = Counter(name for row in rows for name, word in row.get("questions", {}).items() if word == "withstood")
+    withstood = ", ".join(f"{name} {count}" for name, count in asked.items()) or "none"
+    return f"| {len(rows)} of {kind} | {counts} | {mean:.1f} | {withstood} |"
 
 
 def main() -> None:
