@@ -183,10 +183,13 @@ def test_a_shifted_copy_among_synthetic_images_leaks_and_honest_ones_do_not(run,
 
 
 def test_too_few_images_are_named(run, tmp_path, chests):
-    few = write(tmp_path / "few", chests[:3])
-    found = run("images", few, "--training", few, "--held-out", few, "--out", tmp_path / "out")
+    few, other = write(tmp_path / "few", chests[:3]), write(tmp_path / "other", chests[3:6])
+    found = run("images", few, "--training", few, "--held-out", other, "--out", tmp_path / "out")
     assert found.exit_code == 2
     assert "give 20 or more of each" in found.output.replace("\n", " ")
+    same = run("images", few, "--training", few, "--held-out", few, "--out", tmp_path / "out")
+    assert same.exit_code == 2
+    assert "all its images are among those trained on" in same.output.replace("\n", " ")
 
 
 def test_the_old_form_goes_on_working(run, tmp_path):

@@ -23,9 +23,9 @@ from polyclinic.attacks.planted_copies import WEAKEST_WORDS, weakest_copies
 from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Word
 from polyclinic.audits.attack_near_copies import finding_of
 from polyclinic.audits.audit import write_file
-from polyclinic.audits.outside_attacks import Update, compute, invert, plant
+from polyclinic.audits.outside_attacks import compute, invert, plant
 from polyclinic.audits.outside_images import OutsideImages, read_folder, share_classes
-from polyclinic.audits.outside_update import Sent, UpdateSettings, build_network, fit_names, read_tensors
+from polyclinic.audits.outside_update import Sent, Update, UpdateSettings, build_network, fit_names, read_tensors
 from polyclinic.audits.power import with_doubt
 from polyclinic.audits.verdicts import gravest
 from polyclinic.audits.views import Finding
@@ -47,7 +47,7 @@ def audit_images(
     """Search the images of any generator for copies of its training images; the content of `out`/audit.json."""
     real = read_folder(training, "--training")
     size, channels = real.images.shape[-1], real.images.shape[1]
-    others = read_folder(held_out, "--held-out", size=size, channels=channels)
+    others = read_folder(held_out, "--held-out", size=size, channels=channels).without(real)
     made = read_folder(synthetic, "SYNTHETIC", size=size, channels=channels)
     if min(len(real), len(others)) < FEWEST:
         raise BadInput(
@@ -98,7 +98,7 @@ def audit_update(
     sent = after if isinstance(after, Sent) else Sent(after)
     update = open_update(before, sent, model, settings, true)
     size, channels = true.images.shape[-1], true.images.shape[1]
-    others = read_folder(held_out, "--held-out", size=size, channels=channels) if held_out else None
+    others = read_folder(held_out, "--held-out", size=size, channels=channels).without(true) if held_out else None
     if others is not None and true.labels is not None and others.labels is not None:
         true, others = share_classes(true, others, update.outputs)
     held = others.images.float() / 255 if others else torch.zeros(0, *update.shape)

@@ -5,7 +5,7 @@ They are those of an audit of a run, with the same start, priors and number of s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,24 +18,13 @@ from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.audits.attack_updates import FEW, FEW_TIMES, FROM_IMAGES, IMAGE_PRIOR, IMAGES_PRIOR
 from polyclinic.audits.attacker_images import FEWEST, start_near
-from polyclinic.audits.outside_update import UpdateSettings
+from polyclinic.audits.outside_doubts import doubt_about
+from polyclinic.audits.outside_update import Update
 from polyclinic.audits.recovery import recovery
 from polyclinic.audits.views import Finding
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.study.audit_settings import Effort
-
-
-@dataclass(frozen=True)
-class Update:
-    """What an attacker has of an update: the network before it, both states, and how the site trained."""
-
-    network: nn.Module
-    before: dict[str, Tensor]
-    after: dict[str, Tensor]
-    settings: UpdateSettings
-    shape: tuple[int, int, int]
-    outputs: int
 
 
 def plant(update: Update, image: Tensor) -> Update:
@@ -66,7 +55,9 @@ def invert(update: Update, truth: Tensor, held: Tensor, effort: Effort, seed: in
         raise BadInput(f"--settings: this update cannot be attacked: {error}") from None
     where = f"Update of {settings.images} images in {settings.steps} steps, {attack.name}"
     result = recovery(found.images[0], truth, compared, in_order=False, where=where)
-    return Finding(attack.name, found.threat_model, result.verdict(), words, result.draw)
+    verdict = result.verdict()
+    doubt = "" if verdict.leak else doubt_about(update, truth, found.images[0])
+    return Finding(attack.name, found.threat_model, verdict, words, result.draw, doubt=doubt)
 
 
 def shared_out(held: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,14 @@ class OutsideImages:
         places = torch.tensor([classes.index(name) for name in self.classes])
         return OutsideImages(self.images, places[self.labels], classes)
 
+    def without(self, trained: OutsideImages) -> OutsideImages:
+        """The same without images that were trained on, pixel for pixel: they were not held out."""
+        inside = {image.numpy().tobytes() for image in trained.images}
+        kept = torch.tensor([image.numpy().tobytes() not in inside for image in self.images], dtype=torch.bool)
+        if not kept.any():
+            raise BadInput("--held-out: all its images are among those trained on; name images of other patients")
+        return OutsideImages(self.images[kept], None if self.labels is None else self.labels[kept], self.classes)
+
 
 def share_classes(first: OutsideImages, second: OutsideImages, outputs: int) -> tuple[OutsideImages, OutsideImages]:
     """Both with the classes of either, in the order of their names: a site may have images of one class only."""

@@ -54,6 +54,18 @@ class Sent:
         return {name: before[name] + tensor for name, tensor in found.items() if name in before}
 
 
+@dataclass(frozen=True)
+class Update:
+    """What an attacker has of an update: the network before it, both states, and how the site trained."""
+
+    network: nn.Module
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    settings: UpdateSettings
+    shape: tuple[int, int, int]
+    outputs: int
+
+
 def parse_settings(text: str) -> UpdateSettings:
     """Settings written as name=value with commas between them; BadInput names the one that is wrong."""
     pairs: dict[str, Any] = {}
