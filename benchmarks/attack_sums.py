@@ -17,13 +17,17 @@ import torch
 from attack_cuts import load_images
 from torch import Tensor
 
-from polyclinic.attacks.sums import bins_of, histogram_scores, moment_scores
+from polyclinic.attacks.learned_decoder import FeatureDecoder
+from polyclinic.attacks.sums import bins_of, histogram_scores, moment_scores, read_pair
+from polyclinic.audits.recovery import correlations
 from polyclinic.encoders import ENCODERS
 from polyclinic.metrics.roc import separation
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks.classification import BINS, EDGES
 
 ENCODER = "efficientnet-lite0-1280"
+SUMMED = (1, 2, 4, 8)  #: images of a sum that is decoded
+GROUPS = 40  #: such sums, at most
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
 
 
@@ -52,6 +56,39 @@ def of_histograms(features: Tensor, count: int, rounds: int, seed: int) -> dict[
         counts.append(bins_of(margin[:count], EDGES).bincount(minlength=BINS))
     told = histogram_scores(counts, scores, EDGES)
     return {"n": count, "rounds": rounds, **_figures(separation(told[:count], told[count:]))}
+
+
+def of_decoded(images: Tensor, features: Tensor, steps: int, device: str) -> list[dict[str, Any]]:
+    """What a decoder makes of sums of 1, 2, 4 and 8 images: half of the images are the attacker's own, the sums are of
+    others. How often does the decoded image point to one of those in the sum, among all others?"""
+    half = len(images) // 2
+    own, site, known, asked = images[:half], images[half:], features[:half], features[half:].double()
+    cases = {}
+    for size in SUMMED:
+        groups = torch.arange(min(len(site), GROUPS * size) // size * size).reshape(-1, size)
+        cases[size, "mean" if size > 1 else "features"] = (groups, asked[groups].mean(1))
+        if size == 2:  # sum and second moments give both
+            pairs = [read_pair(rows.sum(0), rows.T @ rows) for rows in asked[groups]]
+            cases[size, "features"] = (groups.repeat_interleave(2, 0), torch.cat(pairs))
+    vectors = torch.cat([found for _, found in cases.values()]).float()
+    made = FeatureDecoder(steps=steps).decode_vectors(vectors, own, known, device=device).images
+    nearest = correlations(made - own.mean(0), site - own.mean(0)).argmax(1)
+    rows, start = [], 0
+    for (size, read), (groups, found) in cases.items():
+        part = slice(start, start + len(found))
+        right = (nearest[part, None] == groups).any(1)
+        errors = (made[part, None] - site[groups]).square().flatten(2).mean(2).amin(1)
+        told = {
+            "images": size,
+            "read": read,
+            "sums": len(groups),
+            "points_right": round(float(right.float().mean()), 3),
+        }
+        rows.append(
+            {**told, "chance": round(size / len(site), 4), "psnr": round(float(-10 * errors.log10().mean()), 1)}
+        )
+        start += len(found)
+    return rows
 
 
 def _figures(found: Any) -> dict[str, float]:
@@ -96,13 +133,15 @@ def main() -> None:
     moments = [of_moments(features, size, count, options.seed) for size, count in points]
     counts = [count for count in (5, 10, 20, 50, 100, 200, 500, 1000) if count <= most]
     histograms = [of_histograms(features, n, rounds, options.seed) for rounds in options.rounds for n in counts]
-    figures = {
+    figures: dict[str, Any] = {
         "benchmark": "attack_sums",
         "quick": options.quick,
         "images": len(images),
         "moments": moments,
         "histograms": histograms,
     }
+    if options.decode:
+        figures["decoded"] = of_decoded(images, features, options.decode, options.device)
     if options.picture:
         draw(options.picture, moments, histograms)
     if options.json:
@@ -114,6 +153,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="64 images")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--decode", type=int, default=0, help="train a decoder of so many steps for sums of few images")
     parser.add_argument("--picture", type=Path, help="draw both curves")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--images", type=int, default=1500)

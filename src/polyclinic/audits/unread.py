@@ -20,7 +20,7 @@ def unread_names(seen: Seen) -> list[str]:
     elif seen.kind == "statistics":
         known = names_of_sums(seen.parcel) or set(sent)  # sums that are not known at all have a gap of their own
     elif seen.kind == "metrics":
-        known = METRICS | {name for name, tensor in sent.items() if tensor.numel() <= FEW}
+        known = {*METRICS, *(name for name, tensor in sent.items() if tensor.numel() <= FEW)}
     else:
         return []
     return sorted(set(sent) - known)

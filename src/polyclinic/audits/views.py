@@ -206,7 +206,7 @@ def without_repeats(data: SiteData) -> SiteData:
     if all(rows.all() for rows in kept.values()):
         return data
     parts = {split: rows_of(getattr(data, split), np.flatnonzero(rows)) for split, rows in kept.items()}
-    return replace(data, **parts)
+    return replace(data, validation=parts["validation"], test=parts["test"])
 
 
 def rows_of(part: ImageSet, index: np.ndarray) -> ImageSet:
