@@ -94,6 +94,8 @@ def test_every_rule_runs_and_does_not_depend_on_the_partition(tiny_run, rule):
     ]
     assert found[0]["weights_sha256"] == found[1]["weights_sha256"]
     assert found[0].metrics["test"]["accuracy"] > 0.5
+    told = [any("sums over a class of fewer than 10 images" in one for one in run["warnings"]) for run in found]
+    assert told == [False, True]  # 24 images of each class at one site, or 8 at each of three
 
 
 def test_a_projection_is_for_linear_heads(study_of):

@@ -127,6 +127,15 @@ def test_sites_with_no_more_images_than_numbers_are_named(counts, who):
     assert [words.split(":")[0] for words in said] == ([who] if who else [])
 
 
+def test_sites_with_a_class_of_few_images_are_named():
+    said, counts = [], {"a": [10, 0], "b": [40, 1], "c": [0, 9.0], "d": [10, 10]}
+    each = {site: torch.tensor(numbers) for site, numbers in counts.items()}
+    one_round.warn_of_small_classes(SimpleNamespace(warn=said.append), each)
+    assert [words.split(":")[0] for words in said] == ["sites 'b', 'c'"]
+    one_round.warn_of_small_classes(SimpleNamespace(warn=said.append), {"a": each["a"]})
+    assert len(said) == 1
+
+
 def test_a_projection_has_signs_over_a_power_of_two():
     assert one_round.projection(64, None) is None
     assert one_round.projection(64, 64) is None

@@ -29,6 +29,7 @@ from polyclinic.methods.shared.one_round import (
     check_samples,
     head_shape,
     most_images,
+    warn_of_small_classes,
     warn_of_small_sites,
 )
 from polyclinic.methods.shared.traits import Traits
@@ -104,10 +105,11 @@ class GaussianHeads(OneRound):
         counts = {}
         for reply in federation.ask_all("give_class_sums"):
             sent = reply.parcel("statistics").tensors
-            counts[reply.site] = int(sent["counts"].sum())
+            counts[reply.site] = sent["counts"]
             total = {name: tensor + total.get(name, 0) for name, tensor in sent.items()}
-        moments.check_count(sum(counts.values()))
-        warn_of_small_sites(federation, counts, width)
+        moments.check_count(sum(int(each.sum()) for each in counts.values()))
+        warn_of_small_sites(federation, {site: int(each.sum()) for site, each in counts.items()}, width)
+        warn_of_small_classes(federation, counts)
         return total["counts"], total["first"], total["second"]
 
     @operation("statistics", summed="sum")

@@ -30,6 +30,7 @@ from polyclinic.registry import notice_once
 from polyclinic.tasks.regression import scale
 
 PIECE = 4096  # rows that lie in memory at once
+IMAGES_A_CLASS = 10  # sums over fewer are close to single images
 #: of all methods that fit a head on an encoder in one round
 ENCODER_TRAITS = Traits(
     tasks=("classification",),
@@ -77,6 +78,9 @@ class OneRound(Method):
         replies = federation.ask_all(operation)
         sent = {r.site: moments.checked(r.parcel("statistics").tensors, r.site, width, outputs) for r in replies}
         warn_of_small_sites(federation, {site: sums.count for site, sums in sent.items()}, width)
+        if federation.trainer.task.like == "classification":  # a target is 1 for its class, so their sums are counts
+            counts = {site: sums.cross[0] * moments.TARGET_RESOLUTION for site, sums in sent.items()}
+            warn_of_small_classes(federation, counts)
         return sent
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
@@ -171,6 +175,17 @@ def warn_of_small_sites(federation: Federation, counts: dict[str, int], width: i
             f"{_names(small)}: sums of {width:,} features over at most {width:,} images are sent, and such sums reveal "
             "the features of single images; set federation.sum = 'secure', choose an encoder with fewer features (or "
             "a smaller method.numbers), or leave the site out"
+        )
+
+
+def warn_of_small_classes(federation: Federation, counts: dict[str, Tensor]) -> None:
+    """Say which sites have a class of few images, from the counts of each class: the sum of one is itself."""
+    small = [site for site, each in counts.items() if bool(((each > 0) & (each < IMAGES_A_CLASS)).any())]
+    if small:
+        federation.warn(
+            f"{_names(small)}: sums over a class of fewer than {IMAGES_A_CLASS} images are sent, close to the features "
+            "of single images; set federation.sum = 'secure', merge rare classes (data.merge), or leave the "
+            "site out"
         )
 
 
