@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from polyclinic.data.parts import ImageSet
 from polyclinic.federation.arriving.replies import _short
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.budget import OverBudget, Price
+from polyclinic.federation.leaving.cohort import fewest_patients, images_in_private_step
+from polyclinic.federation.leaving.defence_settings import Defence
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.score_course import course_of
@@ -153,3 +156,38 @@ def test_long_values_are_cut_in_a_sentence():
     assert _short(10**20 - 1) == str(10**20 - 1)
     assert _short(10**20) == "a number of more than 20 digits"
     assert _short("x" * 60) == "'" + "x" * 39 + "..."
+
+
+# --- what is done to a parcel before it leaves ----------------------------------------------------------
+
+
+def test_a_defence_changes_gradients_and_what_weights_moved_by():
+    gradients = Parcel("gradients", {"g": torch.tensor([1.0, -4.0, 2.0, 3.0])}, {"samples": 5})
+    kept = Defence(name="sparsify", keep=0.5)(gradients, {})
+    assert kept.tensors["g"].tolist() == [0.0, -4.0, 0.0, 3.0]
+    assert kept.metadata == {"samples": 5}
+    assert Defence(name="prune", fraction=0.25)(gradients, {}).tensors["g"].tolist() == [0.0, -4.0, 2.0, 3.0]
+    start = Parcel("weights", {"w": torch.tensor([10.0, 10.0, 10.0])})
+    sent = Parcel("weights", {"w": torch.tensor([11.0, 7.0, 12.0]), "n": torch.tensor(3), "own": torch.ones(1)})
+    moved = Defence(name="sparsify", keep=1 / 3)(sent, {"weights": start})
+    assert {name: one.tolist() for name, one in moved.tensors.items()} == {"w": [10.0, 7.0, 10.0], "n": 3, "own": [1.0]}
+    levels = Defence(name="quantise", bits=2)(sent, {"weights": start}).tensors["w"]
+    assert levels.tolist() == [10.0, 7.0, 13.0]  # steps of 3: plus and minus the largest, and nothing
+    for other in (sent, Parcel("metrics", {"m": torch.ones(2)})):
+        assert Defence(name="sparsify")(other, {}) is other
+
+
+@pytest.mark.parametrize(
+    ("cases", "batch", "patients"),
+    [(None, 3, 3), (None, 9, 5), ([1, 1, 1, 2, 3], 3, 1), ([1, 1, 1, 2, 3], 4, 2), ([1, 1, 1, 2, 3], 99, 3)],
+)
+def test_the_fewest_patients_of_a_batch(cases, batch, patients):
+    images = ImageSet(np.zeros((5, 1, 2, 2), np.uint8), np.zeros(5), cases=None if cases is None else np.array(cases))
+    assert fewest_patients(images, batch) == patients
+
+
+def test_a_private_step_takes_as_many_images_as_its_smallest_rate_says():
+    private = {"steps": 1, "sampling_rate": 0.25}
+    assert images_in_private_step({"mechanisms": [private, {"steps": 3, "sampling_rate": 0.5}]}, 40) == 10
+    assert images_in_private_step({"mechanisms": [{"steps": 0, "sampling_rate": 0.01}]}, 40) == 40
+    assert images_in_private_step({}, 40) == 0
