@@ -214,6 +214,9 @@ def test_compare_runs_all_writes_tables_and_goes_on_where_it_stopped(here, capsy
     assert "cwt" in printed
     assert "±" in printed
     assert "Holm-corrected" in printed
+    warned = json.loads((here / "all" / "cwt-seed1" / "result.json").read_text())["warnings"]  # the last of two seeds
+    words = re.escape(f"warning: cwt: {warned[-1]}") + r" \(\d+ more in result\.json of its runs\)$"
+    assert re.search(words, printed, re.MULTILINE)
     summary = json.loads((here / "all" / "comparison.json").read_text())
     assert errors("comparison", summary) == []
     assert summary["baseline"] == "cwt"

@@ -85,6 +85,6 @@ def test_files_of_a_package_that_changed_are_named():
     noted, now = {"a.py": "1", "b.py": "2", "c.py": "3", "d.py": "4"}, {"a.py": "1", "b.py": "0", "e.py": "5"}
     changed = plugged._changed(noted, now)
     assert changed == ["b.py", "c.py", "d.py", "e.py"]  # another one, two that are gone, a new one
-    with pytest.raises(BadInput, match=r"has changed in b\.py, c\.py, d\.py and 1 more files \(.*install that version"):
+    with pytest.raises(BadInput, match=r"has changed in b\.py, c\.py, d\.py and 1 more \(.*install that version"):
         plugged.refuse_changed({"nets 1.0": "0"}, {"nets 1.0": "1"}, Path("run"), changed)
     assert plugged._changed({}, now) == []  # a folder from before files were noted

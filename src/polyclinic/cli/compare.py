@@ -84,6 +84,7 @@ def compare(
     for group, summary in found.items():
         if summary["rows"] and not as_json:
             print_table(summary, chosen, group)
+            print_warnings(groups[group])
     if any(summary["rows"] for summary in found.values()):
         units = (entry.result["data"].get("unit", "") for entry in every if entry.result)
         with picture_if_possible():
@@ -215,6 +216,18 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
             "interval and p: Student's t over runs; p: runs of the same seed and fold are pairs, Holm-corrected; "
             "comparison_statistics.csv has all metrics"
         )
+
+
+def print_warnings(planned: list[Entry]) -> None:
+    """A line for each method whose runs warned: the last thing that one said, and how many more there are."""
+    from rich.console import Console
+
+    for method in dict.fromkeys(entry.method for entry in planned):
+        results = [entry.result for entry in planned if entry.method == method and entry.result]
+        if said := [sentence for result in results for sentence in result.get("warnings", [])]:
+            more = f" ({len(said) - 1} more in result.json of its runs)" if len(said) > 1 else ""
+            line = f"warning: {method}: {said[-1]}{more}"
+            Console().print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def mean_and_deviation(value: dict[str, float] | None) -> str:

@@ -98,7 +98,8 @@ class RunDisplay(Display):
         self.close()
         if first_round > 1:
             self.console.print(f"resuming at round {first_round}")
-        self._show(f"{study.method.name}, {len(sites)} sites", first_round - 1, study.method.rounds, "")
+        many = "1 site" if len(sites) == 1 else f"{len(sites)} sites"
+        self._show(f"{study.method.name}, {many}", first_round - 1, study.method.rounds, "")
 
     def asking(self, operation: str, sites: Sequence[str]) -> None:
         if self._bars and self.console.is_terminal:

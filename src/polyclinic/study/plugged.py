@@ -125,7 +125,7 @@ def check_installed(study: Study, folder: Path) -> None:
 
 def _changed(noted: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Names of files that are others than were noted, gone or new; none where no file was noted."""
-    return sorted(name for name in noted | now if noted.get(name) != now.get(name)) if noted else []
+    return sorted(name for name in {**noted, **now} if noted.get(name) != now.get(name)) if noted else []
 
 
 def refuse_changed(noted: Mapping[str, str], now: Mapping[str, str], made: Path, changed: Sequence[str] = ()) -> None:
@@ -137,7 +137,7 @@ def refuse_changed(noted: Mapping[str, str], now: Mapping[str, str], made: Path,
         if now.get(name) != sha256:
             what = f"the network {name}" if is_importable(name) else f"the package {name}"
             has = f"SHA-256 {now[name][:12]}, not {sha256[:12]}" if name in now else ", ".join(now) or "nothing of it"
-            more = f" and {len(changed) - SHOWN} more files" if len(changed) > SHOWN else ""
+            more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
             where = f" in {', '.join(changed[:SHOWN])}{more}" if changed else ""
             cure = "bring the old file back" if len(changed) == 1 else "install that version again"
             raise BadInput(
