@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from polyclinic.encoders.base import Encoder
+from polyclinic.encoders.kept_features import kept_features
 from polyclinic.methods import METHODS
 from polyclinic.models import build
 from polyclinic.runner.run import run
@@ -55,11 +56,14 @@ def test_other_weights_have_another_identity():
     assert identity_of(front, torch.device("cpu")) != before
 
 
-def test_features_of_an_image_do_not_depend_on_others():
+def test_features_of_an_image_do_not_depend_on_others(tmp_path):
     model = build("small-cnn", channels=1, outputs=2, size=28, freeze="conv1").train()
     front = FrozenFront(model, torch.device("cpu"), (1, 28, 28))
     images = torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert torch.equal(front.features(images)[3:4], front.features(images[3:4]))
+    nothing = kept_features(front, images[:0].numpy(), tmp_path)  # of a site without test images
+    assert nothing.shape == (0, *front.features(images).shape[1:])
+    assert kept_features(front, images[:0].numpy(), tmp_path).shape == nothing.shape  # out of the file
 
 
 def test_methods_that_need_images_do_not_take_features():

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from polyclinic.encoders.base import Encoder
-from polyclinic.files import atomic_file, digest_of
+from polyclinic.files import atomic_file, digest_of, lock
 from polyclinic.progress import tell
 
 PIECE = 1024  # images that lie in memory at once
@@ -26,14 +26,31 @@ def kept_features(encoder: Encoder, images: np.ndarray, folder: Path | None = No
     Images that are not memory-mapped from a folder need `folder`, or they have no file. Features of encoders without
     `identity` have none.
     """
-    file = features_file(encoder, images, folder)
+    file, shape = features_file(encoder, images, folder), (len(images), encoder.width)
     if file is None:
         return _computed(encoder, images)
-    if not file.is_file():
-        features = _computed(encoder, images)
-        with atomic_file(file) as scratch, scratch.open("wb") as stream:
-            np.save(stream, features, allow_pickle=False)
-    return np.load(file, mmap_mode="r", allow_pickle=False)
+    kept = _read(file, shape)
+    if kept is None:
+        with lock(file.with_suffix(".lock")):  # of two runs that want the same features, the second waits for the first
+            kept = _read(file, shape)
+            return _made(file, encoder, images) if kept is None else kept
+    return kept
+
+
+def _read(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
+    """The features in a file; None where there is none, or it is damaged."""
+    try:
+        found = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if getattr(found, "shape", None) == shape and found.dtype == np.float32 else None
+
+
+def _made(file: Path, encoder: Encoder, images: np.ndarray) -> np.ndarray:
+    features = _computed(encoder, images)
+    with atomic_file(file) as scratch, scratch.open("wb") as stream:
+        np.save(stream, features, allow_pickle=False)
+    return features
 
 
 def features_file(encoder: Encoder, images: np.ndarray, folder: Path | None = None) -> Path | None:

@@ -7,6 +7,7 @@ the images (`encoders.kept_features`), so other weights or other images never fi
 from __future__ import annotations
 
 import hashlib
+import math
 import weakref
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ class FrozenFront(Encoder):
         self.front = front.eval()
         with torch.no_grad():
             self.shape = tuple(self.front(torch.zeros(1, *image_shape, device=device)).shape[1:])
+        self.width = math.prod(self.shape)  # type: ignore[misc]  # of this network, and not of all
         self._identity = identity_of(front, device)
 
     @property
