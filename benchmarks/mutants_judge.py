@@ -72,6 +72,8 @@ class Judge:
                     return True, failed
                 portion = [test for test in portion if test != failed] if failed in portion else []
             passed += len(portion)
+        if not passed:  # on a busy machine they may not end in time, with the change and without it
+            return None, "its tests do not pass without it"
         return False, f"{passed} of {len(tests)} tests that run it passed"
 
     def _failed(self, tests: Sequence[str], place: Place | None) -> str:

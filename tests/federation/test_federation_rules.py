@@ -10,18 +10,25 @@ import torch
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.arriving.replies import _short
+from polyclinic.federation.call import _opened
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
+from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, is_attackable, is_worth_keeping
 from polyclinic.federation.leaving.budget import OverBudget, Price
 from polyclinic.federation.leaving.cohort import fewest_patients, images_in_private_step
 from polyclinic.federation.leaving.defence_settings import Defence
+from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.leaving.raw_images import _as_bytes
+from polyclinic.federation.leaving.reservation import Reserved
 from polyclinic.federation.leaving.score_course import course_of
 from polyclinic.federation.leaving.target import EpsilonTarget
 from polyclinic.federation.leaving.wire_codec import _is_described
-from polyclinic.federation.ledger_check import _unsigned
+from polyclinic.federation.ledger_check import Checked, _unsigned
+from polyclinic.federation.summing import fixed_point
 from polyclinic.federation.summing.floor import floor_of
 from polyclinic.federation.summing.open_sum import OpenSum
+from polyclinic.federation.summing.site_sums import _privacy_of
 from polyclinic.federation.summing.summand import check_layout, check_open, parcels_of
 
 RECORD = {"epsilon": 3.0, "delta": 1e-5, "steps": 10}
@@ -155,7 +162,8 @@ def test_size_and_digest_are_the_same_before_and_after_a_parcel_is_encoded():
 def test_long_values_are_cut_in_a_sentence():
     assert _short(10**20 - 1) == str(10**20 - 1)
     assert _short(10**20) == "a number of more than 20 digits"
-    assert _short("x" * 60) == "'" + "x" * 39 + "..."
+    assert _short("x" * 60) == _short("x" * 39) == "'" + "x" * 39 + "..."
+    assert _short("x" * 38) == repr("x" * 38)
 
 
 # --- what is done to a parcel before it leaves ----------------------------------------------------------
@@ -191,3 +199,53 @@ def test_a_private_step_takes_as_many_images_as_its_smallest_rate_says():
     assert images_in_private_step({"mechanisms": [private, {"steps": 3, "sampling_rate": 0.5}]}, 40) == 10
     assert images_in_private_step({"mechanisms": [{"steps": 0, "sampling_rate": 0.01}]}, 40) == 40
     assert images_in_private_step({}, 40) == 0
+
+
+# --- and more of what is sent, kept and counted ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00" * 7, (9).to_bytes(8, "little") + b"{}", (3).to_bytes(8, "little") + b"{}"]
+)
+def test_a_message_that_is_cut_short_is_called_so(data):
+    with pytest.raises(ParcelRejected, match="the message is cut short"):
+        _opened(data)
+
+
+def test_a_sum_is_private_only_where_all_of_it_is():
+    covered, open_ = (Parcel("weights", {"w": torch.ones(1)}, privacy=privacy) for privacy in (RECORD, None))
+    empty = Parcel("weights", {})
+    assert _privacy_of([covered, empty]) == RECORD
+    assert _privacy_of([covered, open_]) is None
+    assert _privacy_of([open_, covered]) is None
+    assert _privacy_of([empty]) is None
+    assert _privacy_of([]) is None
+
+
+@pytest.mark.parametrize(("weight", "mean"), [(1, 12), (2, 6), (3, 4), (8, 2)])
+def test_means_of_whole_numbers(weight, mean):
+    assert int(fixed_point.from_whole(np.array([12], dtype=np.uint64), weight, 24, torch.int64)) == mean
+
+
+def test_rows_above_one_are_brightness_as_it_is_on_disk():
+    rows = torch.tensor([[0.0, 0.5, 1.0], [0.0, 1.0, 2.0], [-4.0, 300.0, 7.6]])
+    assert _as_bytes(rows).tolist() == [[0, 128, 255], [0, 1, 2], [0, 255, 8]]
+    assert _as_bytes(torch.tensor([[7, 255]], dtype=torch.uint8)).tolist() == [[7, 255]]
+
+
+def test_kinds_that_an_audit_can_attack():
+    assert {kind for kind in KINDS.builtin if is_attackable(kind)} == set(ATTACKABLE_KINDS)
+    assert not is_attackable("a kind that nobody knows")
+
+
+def test_what_is_worth_keeping_of_sums():
+    counts = torch.zeros(5, dtype=torch.int64)
+    assert is_worth_keeping(Parcel("statistics", {"table": torch.zeros(2, 2)}))
+    assert is_worth_keeping(Parcel("metrics", {"counts": counts}))
+    assert not is_worth_keeping(Parcel("metrics", {"mean": torch.zeros(5), "count": counts[:1].sum()}))
+
+
+def test_nothing_is_set_aside_or_unsigned_unless_it_is_said():
+    assert Reserved() == (0, 0)
+    checked = Checked([], signatures_checked=True)
+    assert (checked.unsigned, checked.seen, checked.countersigned, checked.not_received) == (0, 0, 0, [])
