@@ -2,6 +2,7 @@
 
 import io
 
+import nibabel
 import numpy as np
 import pydicom
 import pytest
@@ -229,3 +230,18 @@ def test_frames_are_those_of_volumes_only(tmp_path):
     assert Reader(slices=(1, -1)).frames(volume) == (1, -1)
     assert Reader(slices="middle").frames(volume) == (None,)
     assert Reader(slices="all").frames(tmp_path / "a.png") == (None,)
+
+
+def test_a_nifti_of_two_dimensions_is_one_slice(tmp_path):
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    flat = write_nifti(tmp_path / "flat.nii.gz", values)
+    volume = write_nifti(tmp_path / "volume.nii.gz", values[..., None])
+    assert Reader(slices="all").frames(flat) == (0,)
+    assert Reader().spacing(flat) == (1, 1)
+    for frame in (None, 0):
+        assert Reader().pixels(flat, frame).tolist() == Reader().pixels(volume).tolist()
+        assert Reader().mask(flat, frame).tolist() == [[5, 3, 1], [4, 2, 0]]
+    sagittal = np.array([[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1.0]])
+    nibabel.save(nibabel.Nifti1Image(values, sagittal), tmp_path / "side.nii")
+    assert Reader().mask(tmp_path / "side.nii").shape == (2, 3)
+    assert count_slices(tmp_path / "side.nii") == 1

@@ -88,7 +88,7 @@ def test_masks_in_a_folder_beside_their_images(masked, tmp_path, capsys):
     assert said.splitlines()[-1] == "all 11 images and their masks can be read"
     assert len(study.data.listing()) == 11
     # three sites have about 3 images each, and train on 2
-    assert "batch_size = 4  # a site takes about 1 step in a pass with it" in written(tmp_path)
+    assert "batch_size = 4  # the smallest site takes about 1 step in a pass" in written(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["masked", "ages"])

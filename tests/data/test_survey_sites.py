@@ -137,8 +137,8 @@ def test_images_and_labels_of_other_names(tmp_path, capsys):
 
 
 def test_an_archive_without_images_names_what_it_has(tmp_path):
-    save(tmp_path / "a.npz", scan=images(4), y=np.arange(4), X=np.zeros((4, 9)))
-    with pytest.raises(BadInput, match=r"it has scan \[4, 28, 28\], y \[4\], X \[4, 9\].* images = \"NAME\""):
+    save(tmp_path / "a.npz", y=np.arange(4), X=np.zeros((4, 9)))
+    with pytest.raises(BadInput, match=r"no array has images \[N, H, W\]; it has y \[4\], X \[4, 9\]"):
         survey(tmp_path / "a.npz")
     save(tmp_path / "b.npz", images=images(4), odd=np.arange(3))
     with pytest.raises(BadInput, match=r"no array looks like labels \[N\] or masks; it has images .*, odd \[3\]"):

@@ -66,6 +66,16 @@ def test_a_volume_gets_a_mask_in_its_own_voxels(tmp_path, axes):
     assert np.allclose(mask.affine, turned.affine)
 
 
+def test_a_nifti_of_two_dimensions_gets_a_mask_of_two(tmp_path):
+    nibabel = pytest.importorskip("nibabel")
+    values = np.zeros((6, 8), np.float32)
+    values[1, 2] = 1
+    nibabel.save(nibabel.Nifti1Image(values, np.diag([-1, 2, 3, 1.0])), tmp_path / "a.nii")
+    one = SimpleNamespace(file=tmp_path / "a.nii", frame=None, mask=Reader().mask(tmp_path / "a.nii") > 0)
+    [written] = write_masks([one], tmp_path / "masks")
+    assert np.array_equal(np.asarray(nibabel.load(written).dataobj), values)
+
+
 def test_the_middle_slice_stands_in_the_middle(tmp_path):
     nibabel = pytest.importorskip("nibabel")
     nibabel.save(nibabel.Nifti1Image(np.ones((6, 8, 5), np.float32), np.eye(4)), tmp_path / "a.nii")

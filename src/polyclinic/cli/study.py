@@ -35,6 +35,13 @@ def new(
     site: str = typer.Option(
         "", metavar="REGEX", help="With --for: finds the hospital in the names of files, such as '^([A-Z]+)_'."
     ),
+    patient: str = typer.Option(
+        "", metavar="REGEX", help="With --for: finds the patient in the names of files, such as '^(\\d+)_'."
+    ),
+    images_name: str = typer.Option(
+        "", "--images", metavar="NAME", help="With --for: the array of the images, or the column of their paths."
+    ),
+    label: str = typer.Option("", metavar="NAME", help="With --for: the array, or the column, of the labels."),
     preset: str | None = typer.Option(
         None, help="A paper's experiment with the paper's own settings, instead of the four above."
     ),
@@ -50,10 +57,13 @@ def new(
         others = (method, source, partition, task, preset)
         if any(one is not None for one in others) or phantom or scale != 1 or list_presets:
             raise BadInput("--for: what lies there decides; leave the other flags out, and change the study it writes")
-        new_for(images, path, site=site, force=force)
+        hints = {"site": site, "patient": patient, "images": images_name, "label": label}
+        new_for(images, path, hints, force=force)
         return
     if site:
         raise BadInput("--site: goes with --for; without it write sites into the study")
+    if given := [flag for flag, value in (("patient", patient), ("images", images_name), ("label", label)) if value]:
+        raise BadInput(f"--{given[0]}: goes with --for; without it write data.{given[0]} into the study")
     from polyclinic.study.preset import preset as preset_text
     from polyclinic.study.preset import preset_names, summary_of
 
@@ -85,14 +95,14 @@ def usual_partition(task: str) -> str:
     return "iid" if task == "segmentation" else "label-skew"
 
 
-def new_for(images: Path, path: Path, *, site: str = "", force: bool = False) -> None:
+def new_for(images: Path, path: Path, hints: dict[str, str], *, force: bool = False) -> None:
     """Look at somebody's images, and write a study for them."""
-    from polyclinic.cli.study_for import study_for
+    from polyclinic.cli.study_for import Hints, study_for
 
     if str(path) == "-":
         raise BadInput("--for: paths in the study begin at its folder, so it must be a file; name one instead of -")
     refuse_existing(path, force=force)
-    text, said = study_for(images, path, site=site, force=force)
+    text, said = study_for(images, path, Hints(**hints), force=force)
     for sentence in said:
         typer.echo(sentence)
     refuse_existing(path, force=force)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
+from polyclinic.data.datasets.folder import images_below
 from polyclinic.data.outside import first_outside
-from polyclinic.data.survey import survey
-from polyclinic.data.survey_names import sites_by_name
+from polyclinic.data.survey import PATIENT, survey
+from polyclinic.data.survey_folders import like_names
+from polyclinic.data.survey_names import patients_by_name, sites_by_name
 from polyclinic.data.survey_result import Survey
 from polyclinic.data.survey_tables import Cases
 from polyclinic.errors import BadInput
@@ -18,6 +22,7 @@ from polyclinic.files import atomic_write
 SITES = 3  #: simulated ones, where the images do not say where they were taken
 SIDE = {"classification": 64, "regression": 64, "segmentation": 64}
 FEW_IMAGES = 5000  #: up to so many, a network that has seen other images already is better than one that has not
+FEW_AT_A_SITE = 10  #: images of a site, below which the study says so
 TRAINED = 0.65  #: share of the images that are trained on
 STEPS = 10  #: of a site in a round, at least
 FEATURES = 1024  #: numbers of an image, of which a site sends sums
@@ -30,24 +35,60 @@ RANGE_TELLS = (
 #: what holds for a site that has no more training images than an image has numbers
 SUMS_TELL = "# fine for a simulation; between real hospitals these sums give single images away, see docs/encoders.md"
 
-OUTSIDE = "allow_outside = true  # the table lies beside this file, and the images that it lists lie elsewhere"
+OUTSIDE = "allow_outside = true  # the table lists images that lie outside of its folder"
+#: what is said where nothing names patients
+NO_PATIENTS = "no patients found: two images of one patient may fall on both sides of the split; name"
 
 
-def study_for(images: Path, path: Path, *, site: str = "", force: bool = False) -> tuple[str, list[str]]:
+@dataclass(frozen=True)
+class Hints:
+    """What somebody says about images: regular expressions that find site and patient in names of files, and names of
+    columns or arrays; '' where a look shall find it."""
+
+    site: str = ""
+    patient: str = ""
+    images: str = ""
+    label: str = ""
+
+
+def study_for(
+    images: Path,
+    path: Path,
+    hints: Hints = Hints(),  # noqa: B008 (frozen)
+    *,
+    force: bool = False,
+) -> tuple[str, list[str]]:
     """The text of a study for these images, and sentences about what was found. A table of cases, where one is
-    needed, is written beside the study; with `force` also over an earlier one. `site` finds sites in file names."""
+    needed, is written beside the study; with `force` also over an earlier one."""
     table = path.with_name(f"{path.stem}_cases.csv")
-    found = survey(images, ignore=table if force else None)
-    found = sites_by_name(found, site) if site else found
-    said = [_what(found), *found.notes]
+    found = survey(images, ignore=table if force else None, images=hints.images, label=hints.label)
+    found = sites_by_name(found, hints.site) if hints.site else found
+    found = patients_by_name(found, hints.patient) if hints.patient else found
+    said = [_what(found), *found.notes, *_warnings(found)]
     if found.cases is not None:
         _refuse_table(table, found.path, force)
         atomic_write(table, found.cases.as_csv(table.parent.resolve()))
         said.append(f"wrote {table}, which lists them; {_mend(found)}, then write both anew with --force")
         text = _text(found, table.name, said, outside=_lie_outside(found.cases, table.parent))
     else:
-        text = _text(found, os.path.relpath(found.path, path.parent.resolve()), said)
+        text = _text(found, os.path.relpath(found.path, path.parent.resolve()), said, outside=_links_outside(found))
     return text, [*said, *([f"label_range: {RANGE_TELLS}"] if found.labels.bounds else [])]
+
+
+def _warnings(found: Survey) -> list[str]:
+    """What somebody should know before the first run."""
+    where = "an array patient" if found.source == "npz" else "a column patient, or give --patient REGEX"
+    patients = [] if found.patients else [f"{NO_PATIENTS} {where}"]
+    few = {name: count for name, count in found.sites.items() if count < FEW_AT_A_SITE}
+    small = f"with fewer than {FEW_AT_A_SITE} images train on very little, and may have no validation or test image"
+    return [*patients, *([f"sites {small}: {_counts(few)}"] if few else []), *like_names(found.sites)]
+
+
+def _links_outside(found: Survey) -> bool:
+    """Whether a file that the study reads lies outside of the folder of its path, by its path or by a link."""
+    if found.source == "csv" and found.table is not None:
+        return _lie_outside(found.table, found.path.parent)
+    return found.source == "folder" and first_outside(images_below(found.path), found.path) is not None
 
 
 def _refuse_table(table: Path, own: Path, force: bool) -> None:
@@ -108,7 +149,7 @@ def _data(found: Survey, path: str) -> list[str]:
         "[data]",
         f"source = {json.dumps(found.source)}",
         f"path = {json.dumps(path)}  # from the folder of this file",
-        f"size = {_side(found)}  # the images have {found.sizes}; more takes longer, and may be better",
+        f"size = {_side(found)}  # the images have {found.sizes}{_larger(found)}",
         *_shape(found),
     ]
     if found.source == "csv":
@@ -125,17 +166,17 @@ def _data(found: Survey, path: str) -> list[str]:
     if found.slices > 1:
         lines.append(f'slices = "middle"  # of about {found.slices} of each volume; "all" takes every one')
     if found.patient_pattern:
+        seem = "file names seem to begin with the patient" if found.patient_pattern == PATIENT else "finds the patient"
         lines.append(
-            f"patient = {json.dumps(found.patient_pattern)}  # file names seem to begin with the patient "
-            f"({found.patients} of them); take it out if not"
+            f"patient = {json.dumps(found.patient_pattern)}  # {seem} ({found.patients} of them); take it out if not"
         )
     if found.site_pattern:
         lines.append(f"site = {json.dumps(found.site_pattern)}  # finds the site in the name of a file")
     if found.labels.bounds:
         low, high = found.labels.bounds
         lines += [f"# {RANGE_TELLS}", f"label_range = [{low:g}, {high:g}]  # lowest and highest possible value"]
-        if unit := UNIT.search(found.columns.get("label", "")):
-            lines.append(f"unit = {json.dumps(unit.group(1).lower())}  # by the name of the column")
+        if unit := UNIT.search(found.columns.get("label", found.columns.get("labels", ""))):
+            lines.append(f"unit = {json.dumps(unit.group(1).lower())}  # by the name of the label")
     return lines
 
 
@@ -157,6 +198,11 @@ def _side(found: Survey) -> int:
     """The side of the prepared images: what the images have, in sixteens, and at most a quick first size."""
     smallest = found.sizes.smallest_side or SIDE[found.task]
     return max(28, min(SIDE[found.task], smallest // 16 * 16)) if smallest >= 32 else 28
+
+
+def _larger(found: Survey) -> str:
+    """What a larger side would bring; nothing, where the images are not larger."""
+    return "; more takes longer, and may be better" if found.sizes.smallest_side > _side(found) else ""
 
 
 def _sites(found: Survey) -> list[str]:
@@ -218,7 +264,7 @@ def _optimizer(found: Survey) -> list[str]:
         "[optimizer]",
         'name = "adamw"',
         "lr = 0.001",
-        f"batch_size = {batch_size(found)}  # a site takes about {steps} step{'s' * (steps > 1)} in a pass with it",
+        f"batch_size = {batch_size(found)}  # the smallest site takes about {steps} step{'s' * (steps > 1)} in a pass",
     ]
 
 
@@ -240,10 +286,12 @@ def _method(found: Survey) -> list[str]:
 
 
 def _passes(found: Survey) -> list[str]:
-    """Passes of a site in a round, where one pass has too few steps to learn anything."""
-    steps = max(1, trained_at_a_site(found) // batch_size(found))
+    """Passes of a site in a round, where one pass has too few steps to learn anything. The site of middle size sets
+    the pace: all sites make as many passes, so that a very small one would make the large ones slow."""
+    middle = median(found.sites.values()) if len(found.sites) > 1 else found.images // SITES
+    steps = max(1, int(TRAINED * middle) // batch_size(found))
     passes = -(-STEPS // steps)
-    return [f"local_epochs = {passes}  # passes in a round, so that the smallest site takes {STEPS} steps"] * (
+    return [f"local_epochs = {passes}  # passes in a round: a site of middle size takes about {STEPS} steps"] * (
         passes > 1
     )
 

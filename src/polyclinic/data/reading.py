@@ -94,6 +94,17 @@ def is_volume_name(file: Path) -> bool:
     return not _ends(file, PICTURES)
 
 
+def open_nifti(file: Path) -> Any:
+    """A NIfTI image. One of two dimensions is a volume of one axial slice."""
+    import nibabel
+
+    image: Any = nibabel.load(file)
+    if len(image.shape) != 2:
+        return image
+    is_axial = nibabel.io_orientation(image.affine)[2, 0] == 2
+    return nibabel.Nifti1Image(np.asarray(image.dataobj)[..., None], image.affine if is_axial else np.eye(4))
+
+
 def count_slices(file: Path) -> int:
     """Slices of a volume, from its header; 1 where that is broken, so that reading names the file."""
     import nibabel
@@ -102,6 +113,8 @@ def count_slices(file: Path) -> int:
     try:
         if is_nifti(file):
             image: Any = nibabel.load(file)
+            if len(image.shape) == 2:
+                return 1
             upward = nibabel.io_orientation(image.affine)[:, 0].tolist().index(2)  # the axis from feet to head
             return int(image.shape[upward])
         return int(pydicom.dcmread(file, stop_before_pixels=True).get("NumberOfFrames") or 1)
@@ -114,6 +127,7 @@ def _nifti_spacing(file: Path) -> tuple[float, float]:
 
     image: Any = nibabel.load(file)
     upward = nibabel.io_orientation(image.affine)[:, 0].tolist().index(2)  # slices are taken across this axis
+    upward = upward if len(image.shape) > 2 else 2
     first, second = (float(zoom) for axis, zoom in enumerate(image.header.get_zooms()[:3]) if axis != upward)
     return first, second
 
@@ -236,7 +250,7 @@ def _load_volume(file: Path, modified: int, max_pixels: int) -> tuple[np.ndarray
     opened: Any = nibabel.load(file)
     sides = (*opened.shape, 1, 1, 1)
     check_pixels(int(sides[0]), int(sides[1]), max_pixels, math.prod(map(int, sides[2:])))
-    image = nibabel.as_closest_canonical(opened)
+    image = nibabel.as_closest_canonical(open_nifti(file))
     voxels = np.asarray(image.dataobj, dtype=np.float32)
     if voxels.ndim != 3:
         raise ValueError(f"the volume has {voxels.ndim} dimensions instead of 3")

@@ -15,41 +15,53 @@ from pathlib import Path
 from polyclinic.data.cache import files_below
 from polyclinic.data.reading import is_dicom, is_image_name
 from polyclinic.data.survey_archive import survey_archive
-from polyclinic.data.survey_folders import Levels, are_same_names, levels_of
+from polyclinic.data.survey_folders import Levels, are_same_names, hospitals_note, hospitals_of, levels_of
 from polyclinic.data.survey_headers import (
+    count_patients,
     institutions_note,
     institutions_of,
     middle_slices_note,
     patients_of,
     slices_of,
 )
-from polyclinic.data.survey_labels import MOST_CLASSES, Labels, labels_of
+from polyclinic.data.survey_labels import MOST_CLASSES, Labels, code_notes, labels_of
 from polyclinic.data.survey_result import Survey, sizes_of
-from polyclinic.data.survey_tables import MASK_FOLDER, Cases, cases_in_table, find_table, paired_masks
+from polyclinic.data.survey_tables import (
+    MASK_FOLDER,
+    Cases,
+    Wanted,
+    cases_in_table,
+    find_table,
+    paired_masks,
+    unused_tables,
+)
 from polyclinic.data.tables import SPLIT_NAMES
 from polyclinic.errors import BadInput
 
 #: the parts of file names that may say who the patient is: what stands before the first _ or -
 PATIENT = "^([^_-]+)[_-]"
+DICOM_PATIENTS = "patients are those of the DICOM files"
 FEWEST_IN_A_FOLDER = 5  #: images of a class, on average, where there are many folders
 
 
-def survey(path: Path, ignore: Path | None = None) -> Survey:
+def survey(path: Path, ignore: Path | None = None, *, images: str = "", label: str = "") -> Survey:
     """What lies at a folder, a CSV or an npz file; BadInput where nothing of it can be learnt from. `ignore`: a table
-    that an earlier look has written."""
-    path = Path(path)
+    that an earlier look has written. `images` and `label` name columns or arrays."""
+    path, wanted = Path(path), Wanted(images, label)
     if not path.exists():
         raise BadInput(f"--for {path}: there is nothing; name the folder, the CSV or the npz file of your images")
     if path.suffix.lower() == ".npz":
-        return survey_archive(path)
+        return survey_archive(path, wanted)
     if path.is_file():
-        return _table(path, path.parent)
+        return _table(path, path.parent, wanted)
     table = find_table(path, ignore)
     if table is not None:
-        return _table(table, path)
+        return _table(table, path, wanted)
     archives = sorted(path.glob("*.npz"))
     if len(archives) == 1 and not _images(path):
-        return survey_archive(archives[0])
+        return survey_archive(archives[0], wanted)
+    if wanted != Wanted():
+        raise BadInput(f"--{'images' if images else 'label'}: names a column or an array; name the file with --for")
     return _folders(path)
 
 
@@ -60,12 +72,13 @@ def _images(path: Path) -> list[Path]:
 # --- tables ---------------------------------------------------------------------------------------------
 
 
-def _table(file: Path, folder: Path) -> Survey:
-    cases = _with_institutions(cases_in_table(file, folder))
+def _table(file: Path, folder: Path, wanted: Wanted) -> Survey:
+    cases = _with_patients(_with_sites(cases_in_table(file, folder, wanted)))
     found = cases.files()
-    labels = labels_of([row["label"] for row in cases.rows]) if not cases.has_masks else Labels.masks()
+    texts = [row["label"] for row in cases.rows] if not cases.has_masks else []
+    labels = labels_of(texts) if texts else Labels.masks()
     sites = Counter(row["site"] for row in cases.rows) if "site" in cases.fields else {}
-    patients = {row["patient"] for row in cases.rows} if "patient" in cases.fields else None
+    patients = len({row["patient"] for row in cases.rows}) if "patient" in cases.fields else count_patients(found)
     slices = slices_of(found)
     return Survey(
         path=file,
@@ -75,21 +88,34 @@ def _table(file: Path, folder: Path) -> Survey:
         sizes=sizes_of(found),
         columns=cases.columns,
         sites=dict(sites),
-        patients=len(patients) if patients is not None else None,
+        patients=patients,
         cases=cases if cases.is_new else None,
-        notes=(*cases.notes, *([middle_slices_note(slices)] if slices > 1 else [])),
+        table=cases,
+        notes=(*cases.notes, *code_notes(texts), *([middle_slices_note(slices)] if slices > 1 else [])),
         slices=slices,
     )
 
 
-def _with_institutions(cases: Cases) -> Cases:
-    """A table that names no sites with those that its DICOM files name, where they do."""
-    institutions = None if "site" in cases.fields else institutions_of(cases.files())
-    if institutions is None:
+def _with_sites(cases: Cases) -> Cases:
+    """A table that names no sites with those that its DICOM files name, or the uppermost folders of its paths."""
+    if "site" in cases.fields:
         return cases
-    rows = [{**row, "site": site} for row, site in zip(cases.rows, institutions, strict=True)]
-    notes = (*cases.notes, institutions_note(len(set(institutions))))
-    return replace(cases, rows=rows, fields=tuple(rows[0]), is_new=True, notes=notes)
+    if institutions := institutions_of(cases.files()):
+        return _with_column(cases, "site", institutions, institutions_note(len(set(institutions))))
+    labels = None if cases.has_masks else [row["label"] for row in cases.rows]
+    hospitals = hospitals_of([row["path"] for row in cases.rows], labels)
+    return _with_column(cases, "site", hospitals, hospitals_note(hospitals)) if hospitals else cases
+
+
+def _with_patients(cases: Cases) -> Cases:
+    """A table that names no patients with those that its DICOM files name, where they do."""
+    patients = None if "patient" in cases.fields else patients_of(cases.files())
+    return _with_column(cases, "patient", patients, DICOM_PATIENTS) if patients else cases
+
+
+def _with_column(cases: Cases, name: str, values: Sequence[str], note: str) -> Cases:
+    rows = [{**row, name: value} for row, value in zip(cases.rows, values, strict=True)]
+    return replace(cases, rows=rows, fields=tuple(rows[0]), is_new=True, notes=(*cases.notes, note))
 
 
 # --- folders --------------------------------------------------------------------------------------------
@@ -102,14 +128,28 @@ def _folders(path: Path) -> Survey:
         raise BadInput(f"--for {path}: no image lies there; PNG, JPEG, TIFF, BMP, DICOM and NIfTI are read")
     pairs = paired_masks(path, files)
     if pairs is not None:
-        slices = slices_of(files)
-        notes = (*pairs.notes, *([middle_slices_note(slices)] if slices > 1 else []))
-        sizes = sizes_of(files)
-        return Survey(path, "csv", Labels.masks(), len(pairs.rows), sizes, cases=pairs, notes=notes, slices=slices)
+        return _masks(path, _with_patients(_with_sites(pairs)))
     if inside and all(entry.name.lower() in SPLIT_NAMES for entry in inside):
         inside = [sub for top in inside for sub in sorted(top.iterdir()) if sub.is_dir()]
     levels = levels_of(path, files)
     return _sites_and_classes(path, files, levels) if levels else _classes(path, inside, files)
+
+
+def _masks(path: Path, pairs: Cases) -> Survey:
+    files = pairs.files()
+    slices = slices_of(files)
+    return Survey(
+        path=path,
+        source="csv",
+        labels=Labels.masks(),
+        images=len(pairs.rows),
+        sizes=sizes_of(files),
+        sites=dict(Counter(row["site"] for row in pairs.rows)) if "site" in pairs.fields else {},
+        patients=len({row["patient"] for row in pairs.rows}) if "patient" in pairs.fields else count_patients(files),
+        cases=pairs,
+        notes=(*pairs.notes, *([middle_slices_note(slices)] if slices > 1 else [])),
+        slices=slices,
+    )
 
 
 def _sites_and_classes(path: Path, files: list[Path], levels: Levels) -> Survey:
@@ -129,7 +169,7 @@ def _classes(path: Path, folders: Sequence[Path], files: list[Path]) -> Survey:
     if len(classes) < 2:
         raise BadInput(
             f"--for {path}: {len(files)} images, and nothing says what they show; put them into a folder per class, "
-            "masks into a folder beside them, or add a CSV with the columns path and label"
+            f"masks into a folder beside them, or add a CSV with the columns path and label{unused_tables(path)}"
         )
     if len(classes) > MOST_CLASSES and len(files) < FEWEST_IN_A_FOLDER * len(classes):
         raise BadInput(
@@ -172,7 +212,7 @@ def _listed(path: Path, files: list[Path], columns: dict[str, list[str] | None],
         for i, file in enumerate(files)
     ]
     if "patient" in known and is_dicom(files[0]):
-        notes = [*notes, "patients are those of the DICOM files"]
+        notes = [*notes, DICOM_PATIENTS]
     slices = slices_of(files)
     return Survey(
         path=path,
@@ -181,7 +221,7 @@ def _listed(path: Path, files: list[Path], columns: dict[str, list[str] | None],
         images=len(files),
         sizes=sizes_of(files),
         sites=dict(Counter(known.get("site", []))),
-        patients=len(set(known["patient"])) if "patient" in known else None,
+        patients=len(set(known["patient"])) if "patient" in known else count_patients(files),
         cases=Cases(path, rows, tuple(rows[0])),
         notes=(*notes, *([middle_slices_note(slices)] if slices > 1 else [])),
         slices=slices,

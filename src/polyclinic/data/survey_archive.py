@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from polyclinic.data.archives import Archive
-from polyclinic.data.survey_labels import Labels, are_labels, labels_of
+from polyclinic.data.survey_labels import Labels, are_labels, code_notes, labels_of
 from polyclinic.data.survey_result import Sizes, Survey
-from polyclinic.data.survey_tables import MOST_SITES, NAMES
+from polyclinic.data.survey_tables import MOST_SITES, NAMES, Wanted, likely_patients
 from polyclinic.errors import BadInput
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -22,15 +23,11 @@ LABELS = ("labels", "y", "targets", *NAMES["label"])
 PATIENTS = (*NAMES["patient"], "group", "groups", "case")
 
 
-def survey_archive(path: Path) -> Survey:
+def survey_archive(path: Path, wanted: Wanted = Wanted()) -> Survey:  # noqa: B008 (frozen)
     """What an archive holds; BadInput where images, or what to learn about them, are missing."""
     archive, shapes = _opened(path)
-    name = _images(shapes)
-    if name is None:
-        raise BadInput(
-            f"--for {path}: no array looks like images [N, H, W]; it has {_listed(shapes)}. "
-            'Name the array images, or write a study by hand: source = "npz" and images = "NAME" in [data]'
-        )
+    wanted.refuse_absent(path, (name.removeprefix("train_") for name in shapes))
+    name = wanted.images or _images_or_refusal(path, shapes)
     prefixes = [prefix for prefix in ("", "train_", "val_", "test_") if prefix + name in shapes]
     images = sum(shapes[prefix + name][0] for prefix in prefixes)
     arrays = {
@@ -40,10 +37,15 @@ def survey_archive(path: Path) -> Survey:
     shape = shapes[prefixes[0] + name]
     height, width = shape[2:] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
     columns = {"images": name, **_named(arrays)}
-    if masks := next((own for own in ("masks", "mask") if len(shapes.get(prefixes[0] + own, ())) >= 3), ""):
-        columns["masks"] = masks
+    if wanted.label:
+        _refuse_other_length(path, wanted.label, arrays)
+        columns["labels"] = wanted.label
+    masks = [own for own in ("masks", "mask") if len(shapes.get(prefixes[0] + own, ())) >= 3]
+    if masks and not wanted.label:
+        columns["masks"] = masks[0]
     found, gaps = _labels(path, arrays, columns, shapes)
-    notes = (*gaps, *_floats(archive.first(prefixes[0] + name)))
+    codes = code_notes([str(value) for value in arrays[columns["labels"]].tolist()]) if "labels" in columns else ()
+    notes = (*gaps, *codes, *_floats(archive.first(prefixes[0] + name)))
     return Survey(
         path=path,
         source="npz",
@@ -72,6 +74,33 @@ def _images(shapes: Shapes) -> str | None:
     return next((own for wanted in IMAGES for own in names if own.lower() == wanted), None)
 
 
+def _images_or_refusal(path: Path, shapes: Shapes) -> str:
+    """The name of the images: one of the usual names, else that of the only array that can be images."""
+    if name := _images(shapes):
+        return name
+    fit = {own.removeprefix("train_") for own in shapes if _can_be_images(own, shapes[own])}
+    fit -= {own for own in fit if own.startswith(("val_", "test_"))}
+    if len(fit) == 1:
+        return fit.pop()
+    why = f"several arrays can be images ({', '.join(sorted(fit))})" if fit else "no array has images [N, H, W]"
+    cure = f"name them: --images {min(fit)}" if fit else "save the images of one size as one array"
+    raise BadInput(f"--for {path}: {why}; it has {_listed(shapes)}; {cure}")
+
+
+def _can_be_images(name: str, shape: tuple[int, ...]) -> bool:
+    """[N, H, W], [N, H, W, C] or [N, C, H, W] of at least 8 x 8 pixels, and no masks."""
+    sides = shape[2:] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
+    is_colour = len(shape) == 3 or (len(shape) == 4 and (shape[1] in (1, 3) or shape[3] in (1, 3)))
+    return is_colour and min(sides) >= 8 and not re.search("mask|seg", name, re.I)
+
+
+def _refuse_other_length(path: Path, label: str, arrays: Mapping[str, np.ndarray]) -> None:
+    if label not in arrays:
+        raise BadInput(
+            f"--label: '{label}' of {path} has not one entry for each image; choose from {', '.join(arrays)}"
+        )
+
+
 def _flat_arrays(shapes: Shapes, prefixes: Sequence[str], images: str) -> list[str]:
     """Arrays with one entry for each image."""
     names = [own.removeprefix(prefixes[0]) for own in shapes if own.startswith(prefixes[0])]
@@ -85,12 +114,21 @@ def _fits(shapes: Shapes, prefix: str, name: str, images: str) -> bool:
 
 def _named(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Which array holds what; one institution alone, or very many, make no sites."""
-    own = {name.lower(): name for name in arrays}
+    own = {name.lower().replace(" ", "_"): name for name in arrays}
     wanted = {"labels": LABELS, "site": NAMES["site"], "group": PATIENTS, "split": ("split",)}
     found = {what: next((own[name] for name in names if name in own), "") for what, names in wanted.items()}
+    found["labels"] = found["labels"] or _near_label(own)
+    taken = {what: values for what, values in arrays.items() if what not in found.values()}
+    found["group"] = found["group"] or likely_patients(taken)
     if found["site"] and not 2 <= len(np.unique(arrays[found["site"]])) <= MOST_SITES:
         found["site"] = ""
     return {what: name for what, name in found.items() if name}
+
+
+def _near_label(own: Mapping[str, str]) -> str:
+    """The array one of whose words is a usual name of labels, such as age_years."""
+    words = ((wanted, name) for wanted in LABELS if len(wanted) > 2 for name in own)
+    return next((own[name] for wanted, name in words if wanted in re.split(r"[_-]", name)), "")
 
 
 def _labels(
@@ -100,7 +138,9 @@ def _labels(
         columns.pop("labels", None)
         return Labels.masks(), ()
     if "labels" not in columns:
-        raise BadInput(f"--for {path}: no array looks like labels [N] or masks; it has {_listed(shapes)}")
+        raise BadInput(
+            f"--for {path}: no array looks like labels [N] or masks; it has {_listed(shapes)}; --label names one"
+        )
     texts = [str(value) for value in arrays[columns["labels"]].tolist()]
     found = labels_of(texts)
     return found, _gaps(texts, found.task)

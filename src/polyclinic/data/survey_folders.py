@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyclinic.data.names import safe_name
 from polyclinic.data.survey_headers import institutions_note, institutions_of
 from polyclinic.data.survey_labels import MOST_CLASSES
 from polyclinic.data.survey_tables import MOST_SITES
@@ -24,6 +25,15 @@ SITE = re.compile(r"(site|hospital|cent(er|re)|clinic|klinik|institut|scanner|un
 NEITHER = re.compile(
     r"^(left|right|l|r|images?|imgs?|png|jpe?g|dicom|dcm|(p|pat|patient|case|subject)?[_-]?\d{2,})$", re.I
 )
+
+
+#: names of folders that say how somebody has packed images, and not where they were taken
+PACKED = re.compile(
+    r"(^|[_ -])(images?|imgs?|pictures?|photos?|scans?|data|part|batch|fold|set|subset|train(ing)?|test(ing)?|val"
+    r"(idation)?)([_ -]?\d+)?$|\d{3,}",
+    re.I,
+)
+FEWEST_AT_A_SITE = 5  #: images of a folder, on average, that is taken for a hospital; a patient has fewer
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,43 @@ def levels_of(top: Path, files: Sequence[Path]) -> Levels | None:
         note = _sentence(lower, upper, "lower", "upper", bool(institutions))
         return Levels(institutions or lower, upper, note, upper_are_sites=False)
     return Levels(institutions or upper, lower, _sentence(upper, lower, "upper", "lower", bool(institutions)))
+
+
+def hospitals_of(paths: Sequence[str], labels: Sequence[str] | None = None) -> list[str] | None:
+    """The first folder of each path, where these folders look like hospitals: few, with several images each, and not
+    what the labels say already. None where they do not."""
+    parts = [_below_split(tuple(part for part in Path(path).parts if part not in ("..", "."))) for path in paths]
+    if any(len(part) < 2 for part in parts):
+        return None
+    found = [part[0] for part in parts]
+    names = set(found)
+    few = 2 <= len(names) <= MOST_SITES and len(paths) >= FEWEST_AT_A_SITE * len(names)
+    packed = any((NEITHER.match(name) or PACKED.search(name)) and not SITE.search(name) for name in names)
+    return None if not few or packed or _say_the_label(found, labels) else [safe_name(name) for name in found]
+
+
+def _say_the_label(folders: Sequence[str], labels: Sequence[str] | None) -> bool:
+    """Whether each folder holds images of one label only, or has the name of one."""
+    if labels is None:
+        return False
+    pure = len(set(zip(folders, labels, strict=True))) == len(set(folders))
+    return pure or are_same_names(folders, labels) or all(CLASS.match(name) for name in set(folders))
+
+
+def like_names(sites: Iterable[str]) -> list[str]:
+    """A sentence about sites that may be one: their names differ by case, blanks and signs only."""
+    spelled: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sites:
+        spelled[re.sub(r"[\W_]+", "", name).casefold()].append(name)
+    pairs = [" and ".join(names) for names in spelled.values() if len(names) > 1]
+    return [f"sites that may be one: {', '.join(pairs)}; write them alike if so"] if pairs else []
+
+
+def hospitals_note(sites: Sequence[str]) -> str:
+    return (
+        f"the uppermost folders ({some(sites)}) are taken for the sites; if they are none, set "
+        'sites.partition = "iid" and sites.count'
+    )
 
 
 def _below_split(parts: tuple[str, ...]) -> tuple[str, ...]:

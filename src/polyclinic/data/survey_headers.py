@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from polyclinic.data.names import safe_name
 from polyclinic.data.reading import count_slices, is_dicom, is_volume_name
 from polyclinic.data.survey_tables import MOST_SITES
 
+TAGS = ("PatientID", "InstitutionName")
 LOOKED_AT = 5  #: volumes whose slices are counted
 
 
@@ -41,6 +43,12 @@ def patients_of(files: Sequence[Path]) -> list[str] | None:
     return [hashlib.sha256(patient.encode()).hexdigest()[:16] for patient in found]
 
 
+def count_patients(files: Sequence[Path]) -> int | None:
+    """How many different PatientID the DICOM files have; None where one has none, or all have the same."""
+    found = set(_tags(files, "PatientID") or ())
+    return len(found) if len(found) > 1 else None
+
+
 def institutions_of(files: Sequence[Path]) -> list[str] | None:
     """The InstitutionName of each DICOM file as a site's name; None where a file has none, or all have the same."""
     found = _tags(files, "InstitutionName")
@@ -61,17 +69,19 @@ def _tags(files: Sequence[Path], tag: str) -> list[str] | None:
         return None
     found = []
     for file in files:
-        value = _tag(file, tag)
+        value = _tags_of(file, file.stat().st_mtime_ns)[TAGS.index(tag)]
         if not value:
             return None
         found.append(value)
     return found
 
 
-def _tag(file: Path, tag: str) -> str:
+@lru_cache(maxsize=100_000)
+def _tags_of(file: Path, modified: int) -> tuple[str, ...]:
     import pydicom  # imported where it is used: it takes time
 
     try:
-        return str(pydicom.dcmread(file, stop_before_pixels=True, specific_tags=[tag]).get(tag, "")).strip()
+        header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(TAGS))
     except Exception:  # a broken file is named by `study check`
-        return ""
+        return ("",) * len(TAGS)
+    return tuple(str(header.get(tag, "")).strip() for tag in TAGS)

@@ -38,6 +38,20 @@ def labels_of(texts: Sequence[str]) -> Labels:
     return Labels("regression", bounds=(math.floor(min(values)), math.ceil(max(values))))
 
 
+def code_notes(texts: Sequence[str]) -> tuple[str, ...]:
+    """A note about a value that may stand for "not known": the only negative one, or one of nines far above all."""
+    values = numbers_in(texts) or [0.0]
+    different = sorted(set(values))
+    negative = [value for value in different if value < 0]
+    odd = negative if len(negative) == 1 else []
+    if len(different) > 1 and re.fullmatch("9{2,}", f"{different[-1]:g}") and different[-1] > 3 * different[-2]:
+        odd = [*odd, different[-1]]
+    return tuple(
+        f"{values.count(code)} of {len(values)} labels are {code:g}: if it stands for 'not known', leave these out"
+        for code in odd
+    )
+
+
 def gaps_in(texts: Sequence[str]) -> list[bool]:
     """Whether somebody wrote that there is no label. "none" is a class, where words are labels and many images have it:
     none of the diseases."""

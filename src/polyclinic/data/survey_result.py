@@ -58,12 +58,13 @@ class Survey:
     sizes: Sizes
     columns: dict[str, str] = field(default_factory=dict)
     sites: dict[str, int] = field(default_factory=dict)
-    patients: int | None = None
+    patients: int | None = None  #: None where nothing says whose an image is
     patient_pattern: str = ""
     cases: Cases | None = None
     notes: tuple[str, ...] = ()
     slices: int = 1  #: of a volume
     site_pattern: str = ""
+    table: Cases | None = None  #: what a CSV lists that a study can use as it is
     keeps_classes: bool = False  #: some images of an archive have no label, and the study must leave them out
 
     @property

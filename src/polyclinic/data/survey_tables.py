@@ -9,7 +9,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from polyclinic.data.reading import is_image_name
 from polyclinic.data.survey_labels import are_labels
 from polyclinic.data.tables import Table, read_table
 from polyclinic.errors import BadInput
+from polyclinic.settings import nearest
 
 #: folders and endings of names that say that a file is a mask
 MASK_FOLDER = re.compile(
@@ -46,6 +47,9 @@ NAMES = {
     "split": ("split", "set", "fold", "subset"),
     "mask": ("mask", "mask_path", "segmentation", "seg"),
 }
+#: columns that may tell patients apart, where many of their values differ; people look for the others first
+LIKE_PATIENTS = ("lesion_id", "lesion", "record", "record_id", "mrn", "case", "accession", "exam_id")
+FEWEST_PATIENTS = 0.2  #: share of the rows that such a column must have different values for
 MOST_SITES = 50
 
 
@@ -97,21 +101,46 @@ def find_table(folder: Path, ignore: Path | None = None) -> Path | None:
     return listing[0] if listing else None
 
 
-def cases_in_table(file: Path, folder: Path) -> Cases:
+@dataclass(frozen=True)
+class Wanted:
+    """Names of columns or arrays that somebody has given, '' where a look shall find them."""
+
+    images: str = ""
+    label: str = ""
+
+    def refuse_absent(self, path: Path, names: Iterable[str]) -> None:
+        """BadInput where there is none of a name that was given."""
+        names = list(names)
+        for flag, name in (("--images", self.images), ("--label", self.label)):
+            if name and name not in names:
+                raise BadInput(f"{flag}: {path} has no '{name}'{nearest(name, names)}; it has {', '.join(names)}")
+
+
+def unused_tables(folder: Path) -> str:
+    """What to say of tables in a folder that name too few of its images to be used."""
+    stems = _by_stem(folder)
+    fits = [(file, _best_fit(read_table(file), folder, stems)) for file in sorted(folder.glob("*.csv"))]
+    return "".join(f"; {file.name} is not used: no column names these images{fit}" for file, fit in fits)
+
+
+def cases_in_table(file: Path, folder: Path, wanted: Wanted = Wanted()) -> Cases:  # noqa: B008 (frozen)
     """What a table lists; rows without a label, or whose image is not there, are left out with a note."""
     table, stems = read_table(file), _by_stem(folder)
-    image = _image_column(table, file.parent, stems)
+    wanted.refuse_absent(file, table.columns)
+    image = wanted.images or _image_column(table, file.parent, stems)
     if image is None:
         raise BadInput(
-            f"--for {file}: no column names images that lie in {folder}; it has {', '.join(table.columns)}, and one "
-            "of them must hold their paths or names"
+            f"--for {file}: no column names images that lie in {folder}{_best_fit(table, file.parent, stems)}; it has "
+            f"{', '.join(table.columns)}, and one of them must hold their paths or names"
         )
-    columns = {"path": image, **_named_columns(table, image)}
+    columns = {"path": image, **_named_columns(table, image, wanted.label)}
     sparse = [name for name in ("site", "patient") if name in columns and _is_sparse(table.column(columns[name]))]
     notes = [f"column {columns.pop(name)} is empty in most rows: not used for the {name}" for name in sparse]
+    if _plain(columns.get("patient", "")) in LIKE_PATIENTS:
+        notes.append(f"'{columns['patient']}' is taken for the patient: images that share one stay in one split")
     if "label" not in columns and "mask" not in columns:
         raise BadInput(
-            f"--for {file}: none of the columns {', '.join(table.columns)} looks like a label; name it label"
+            f"--for {file}: none of the columns {', '.join(table.columns)} looks like a label; name it with --label"
         )
     kept = {**columns, **_further_columns(table, columns)}
     rows = [{field: row[column] for field, column in kept.items()} for row in table.rows]
@@ -178,6 +207,9 @@ def _path(cell: str, folder: Path, stems: Mapping[str, Path]) -> str:
     """The path, from `folder`, of the image that a cell names; nothing where there is none."""
     if cell and (folder / cell).is_file():
         return cell
+    cell = cell.replace("\\", "/")  # a table that was made on Windows
+    if cell and (folder / cell).is_file():
+        return cell
     file = stems.get(cell) or stems.get(Path(cell).name)
     return os.path.relpath(file, folder) if file and cell else ""
 
@@ -189,17 +221,44 @@ def _image_column(table: Table, folder: Path, stems: Mapping[str, Path]) -> str 
     return best if best is not None and counts[best] > len(table) / 2 else None
 
 
+def _best_fit(table: Table, folder: Path, stems: Mapping[str, Path]) -> str:
+    """Which column names some of the images, and a cell of it that names none; nothing where no column does."""
+    counts = {name: sum(bool(_path(row[name], folder, stems)) for row in table.rows) for name in table.columns}
+    best = max(counts, key=lambda name: counts[name], default="")
+    if not best or not counts[best]:
+        return ""
+    gone = next(row[best] for row in table.rows if not _path(row[best], folder, stems))
+    return f" ('{best}' fits {counts[best]} of {len(table)} rows; such as '{gone}' is not there)"
+
+
 def _images_listed(table: Table, folder: Path, stems: Mapping[str, Path]) -> int:
     """How many images a table names; 0 where it has no column of images."""
     column = _image_column(table, folder, stems)
     return len({_path(row[column], folder, stems) for row in table.rows} - {""}) if column else 0
 
 
-def _named_columns(table: Table, image: str) -> dict[str, str]:
+def _plain(name: str) -> str:
+    return name.strip().lower().replace(" ", "_")
+
+
+def likely_patients(values: Mapping[str, np.ndarray]) -> str:
+    """Of columns or arrays, the one that may tell patients apart by its name and its values; '' where none does."""
+    by_name = {_plain(name): name for name in values}
+    names = [by_name[name] for name in LIKE_PATIENTS if name in by_name]
+    return next((name for name in names if _many_differ(values[name])), "")
+
+
+def _many_differ(cells: np.ndarray) -> bool:
+    different = set(cells.tolist())
+    return "" not in different and len(different) >= max(2, FEWEST_PATIENTS * len(cells))
+
+
+def _named_columns(table: Table, image: str, label: str = "") -> dict[str, str]:
     """Columns by what they hold; a lone column of unknown name is the label."""
-    by_name = {name.strip().lower().replace(" ", "_"): name for name in table.columns if name != image}
-    found = {}
-    for what, names in NAMES.items():
+    by_name = {_plain(name): name for name in table.columns if name not in (image, label)}
+    found = {"label": label} if label else {}
+    for what in [name for name in NAMES if name not in found]:
+        names = NAMES[what]
         exact = [by_name[name] for name in names if name in by_name]
         near = [by_name[own] for name in names if len(name) > 2 for own in by_name if name in re.split(r"[_-]", own)]
         if exact or near:
@@ -207,10 +266,12 @@ def _named_columns(table: Table, image: str) -> dict[str, str]:
     if "site" in found and not 2 <= len(set(table.column(found["site"]).tolist()) - {""}) <= MOST_SITES:
         del found["site"]
     rest = [name for name in by_name.values() if name not in found.values()]
+    if "patient" not in found and (patients := likely_patients({name: table.column(name) for name in rest})):
+        found["patient"] = patients
     if "label" not in found and "mask" not in found and len(rest) == 1:
         found["label"] = rest[0]
     if "label" in found and "mask" in found:
-        del found["label"]
+        del found["mask" if label else "label"]
     return found
 
 
@@ -220,7 +281,9 @@ def _named_columns(table: Table, image: str) -> dict[str, str]:
 def paired_masks(path: Path, files: Sequence[Path]) -> Cases | None:
     """Images with masks that have their names, or that lie alone with them in a folder; None where masks are not what
     this is. Images without one are left out, with a note."""
-    masks, images = _by(_stem, files, path)
+    stems = [_stem(file) for file in files if not is_mask(file, path)]
+    # two hospitals may have given images the same names
+    masks, images = _by(_stem if len(set(stems)) == len(stems) else _stem_below(path), files, path)
     both = [stem for stem in images if stem in masks]
     if not both or len(both) < len(images) / 2:
         masks, images = _by(_folder, files, path)
@@ -253,6 +316,10 @@ def is_mask(file: Path, top: Path) -> bool:
 
 def _stem(file: Path) -> str:
     return MASK_ENDING.sub("", file.name.partition(".")[0])
+
+
+def _stem_below(top: Path) -> Callable[[Path], str]:
+    return lambda file: f"{file.relative_to(top).parts[0]}/{_stem(file)}"
 
 
 def _folder(file: Path) -> str:

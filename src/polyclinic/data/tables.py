@@ -104,6 +104,12 @@ def read_table(file: Path, *needed: str) -> Table:
     return table
 
 
+def file_of(folder: Path, cell: str) -> Path:
+    """The file that a cell names, from a folder; a path of Windows, with backslashes, where no file has that name."""
+    file = folder / cell
+    return folder / cell.replace("\\", "/") if "\\" in cell and not file.exists() else file
+
+
 def split_names(values: np.ndarray, places: list[str]) -> np.ndarray:
     """Usual spellings ("val", "training") as the project's three words; others are named with their place."""
     words = [SPLIT_NAMES.get(str(value).strip().lower()) for value in values]

@@ -15,7 +15,7 @@ from PIL import Image
 
 from polyclinic import __version__
 from polyclinic.data.preprocessing.fit import Shape
-from polyclinic.data.reading import is_dicom, is_nifti
+from polyclinic.data.reading import is_dicom, is_nifti, open_nifti
 from polyclinic.errors import BadInput, Notice
 from polyclinic.files import atomic_file
 
@@ -118,7 +118,8 @@ def _write_nifti(file: Path, masks: Sequence[Masked], path: Path) -> Path:
     """The masks of a volume's slices as a volume of the same shape and affine; other slices are 0."""
     import nibabel
 
-    image: Any = nibabel.load(file)
+    image = open_nifti(file)
+    on_disk: Any = nibabel.load(file)  # of two dimensions, where it is one slice
     turn = nibabel.io_orientation(image.affine)  # from the file's voxels to those that `reading.axial` shows
     shape = nibabel.apply_orientation(np.empty(image.shape, bool), turn).shape
     canonical = np.zeros(shape, np.uint8)
@@ -127,7 +128,8 @@ def _write_nifti(file: Path, masks: Sequence[Masked], path: Path) -> Path:
         frame = shape[2] // 2 if one.frame is None else one.frame
         canonical[:, :, frame] = one.mask.T[::-1, ::-1]
     back = nibabel.orientations.ornt_transform([[0, 1], [1, 1], [2, 1]], turn)
-    found = nibabel.Nifti1Image(nibabel.apply_orientation(canonical, back), image.affine)
+    voxels = nibabel.apply_orientation(canonical, back).reshape(on_disk.shape)
+    found = nibabel.Nifti1Image(voxels, on_disk.affine)
     content = found.to_bytes()
     with atomic_file(path) as partial:
         import gzip

@@ -13,7 +13,7 @@ from polyclinic.data.labelled import LabelledSource
 from polyclinic.data.listing import Listing
 from polyclinic.data.names import safe_names
 from polyclinic.data.reading import Reader, Slices, Window
-from polyclinic.data.tables import Table, read_table, split_names
+from polyclinic.data.tables import Table, file_of, read_table, split_names
 from polyclinic.errors import BadInput
 
 OPTIONAL = ("label", "site", "split", "patient", "mask", "subgroup")
@@ -52,13 +52,13 @@ class Csv(LabelledSource):
     def files(self) -> Iterable[str | Path]:
         table = self._read()
         names = [name for name in (self.image, self._name(table, "mask")) if name]
-        return [self.location, *(self.location.parent / row[name] for row in table.rows for name in names)]
+        return [self.location, *(file_of(self.location.parent, row[name]) for row in table.rows for name in names)]
 
     def listing(self) -> Listing:
         table = self._chosen_rows()
         reader = Reader(self.window, self.slices, self.max_pixels)
         folder = self.location.parent
-        paths = [folder / row[self.image] for row in table.rows]
+        paths = [file_of(folder, row[self.image]) for row in table.rows]
         items = [(row, frame) for row, path in enumerate(paths) for frame in reader.frames(path)]
         rows = np.array([row for row, _ in items])
         labels, classes = self._labels(table)
@@ -73,7 +73,7 @@ class Csv(LabelledSource):
             classes=classes,
             unit=self.unit,
             label_range=self.label_range,
-            mask=None if masks is None else lambda i: reader.mask(folder / masks[items[i][0]], items[i][1]),
+            mask=None if masks is None else lambda i: reader.mask(file_of(folder, masks[items[i][0]]), items[i][1]),
             patient=self._patients(columns["patient"], rows, paths),
             site=_taken(columns["site"], rows, safe_names),
             split=_taken(columns["split"], rows, lambda values: split_names(values, places)),
@@ -122,7 +122,7 @@ class Csv(LabelledSource):
             f"row {line}: {row[name]}"
             for row, line in zip(table.rows, table.lines, strict=True)
             for name in names
-            if row[name] and not (self.location.parent / row[name]).exists()
+            if row[name] and not file_of(self.location.parent, row[name]).exists()
         ]
         head = f"{self.location}: {len(found)} files are not there; correct the paths or remove the rows:"
         return "\n  ".join([head.replace("1 files are", "1 file is"), *found[:200]]) if found else ""

@@ -1,0 +1,193 @@
+"""`study new --for` on untidy exports: hospitals in paths, patients in headers and names, odd tables and archives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from medical_files import write_nifti
+from test_survey import draw, write_dicom, write_study, written
+
+from polyclinic.cli import run_app
+from polyclinic.cli.study_for import NO_PATIENTS
+from polyclinic.data.datasets.table import Csv
+from polyclinic.data.survey import survey
+from polyclinic.data.survey_folders import hospitals_of, like_names
+from polyclinic.data.survey_labels import code_notes
+from polyclinic.errors import BadInput
+from polyclinic.study import load_study
+
+COUNTRIES = ("China", "United Kingdom", "other_or_unknown")
+
+
+@pytest.fixture
+def exports(tmp_path):
+    """Eighteen DICOM files of nine patients in a folder for each hospital, and a table of findings."""
+    rows = []
+    for number in range(18):
+        file = tmp_path / "scans" / COUNTRIES[number % 3] / "export" / f"IM{number:04d}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_dicom(file, patient=f"P{number // 2}")
+        rows.append(f"1.2.{number},{file.relative_to(tmp_path / 'scans')},{'ab'[number // 3 % 2]}")
+    (tmp_path / "scans" / "reports.csv").write_text("uid,path,finding\n" + "\n".join(rows) + "\n")
+    return tmp_path / "scans"
+
+
+def test_hospital_folders_and_patients_of_files_that_a_table_lists(exports, tmp_path, capsys):
+    study, said = write_study(exports, tmp_path, capsys)
+    assert "9 patients, 3 sites (China: 6, United Kingdom: 6, other_or_unknown: 6)" in said
+    assert "the uppermost folders (China, United Kingdom, other_or_unknown) are taken for the sites" in said
+    assert "patients are those of the DICOM files" in said
+    assert "sites with fewer than 10 images train on very little" in said
+    assert NO_PATIENTS not in said
+    assert study.sites.partition == "column"
+    listing = study.data.listing()
+    assert len(set(listing.patient.tolist())) == 9
+    assert "P1" not in (tmp_path / "out" / "study_cases.csv").read_text()
+
+
+def test_patterns_are_searched_in_the_paths_of_a_table(exports, tmp_path, capsys):
+    command = ["study", "new", str(tmp_path / "s.toml"), "--for", str(exports / "reports.csv")]
+    assert run_app([*command, "--site", "^(China|United|other)", "--patient", r"IM\d\d(\d\d)"]) == 0
+    assert "18 patients, 3 sites (China: 6, United: 6, other: 6)" in capsys.readouterr().out
+    assert run_app([*command, "--force", "--patient", "^X"]) == 2
+    assert "--patient: '^X' finds no patient in the file name 'IM0000'" in capsys.readouterr().err
+    assert run_app(["study", "new", str(tmp_path / "t.toml"), "--patient", "x"]) == 2
+    assert "--patient: goes with --for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("paths", "labels", "sites"),
+    [
+        (["Graz/a", "Wien/b"], "xy", True),
+        (["Graz/a", "Wien/b"], "xx", False),  # a folder for each label, as far as one can see
+        (["../in/Graz/a", "../in/Wien/b"], "xy", False),
+        (["part_1/a", "part_2/b"], "xy", False),
+        (["left/a", "right/b"], "xy", False),
+        (["TCGA_CS_4944/a", "TCGA_DU_1234/b"], "xy", False),
+        (["a", "b"], "xy", False),
+    ],
+)
+def test_folders_that_look_like_hospitals(paths, labels, sites):
+    many = [path for path in paths for _ in range(6)]
+    own = [labels[i % 2] if labels != "xx" else paths[i // 6] for i in range(12)]
+    assert (hospitals_of(many, own) is not None) is sites
+    assert hospitals_of(paths) is None, "too few images for a hospital"
+
+
+def test_hospitals_above_images_and_masks_of_two_dimensions(tmp_path, capsys):
+    """Two hospitals use the same names; a file of two dimensions is one slice."""
+    pytest.importorskip("monai")
+    for site, count in (("CS", 6), ("DU", 14)):
+        for number in range(count):
+            for kind, end in (("flair", ""), ("tumour", "_seg")):
+                folder = tmp_path / "scans" / f"TCGA-{site}" / kind
+                folder.mkdir(parents=True, exist_ok=True)
+                values = np.random.default_rng(number).integers(0, 2 if end else 255, (40, 40)).astype(np.float32)
+                write_nifti(folder / f"P_{number // 2}_{number}{end}.nii", values)
+    study, said = write_study(tmp_path / "scans", tmp_path, capsys)
+    assert "20 images of 40 x 40 pixels, masks, 2 sites (TCGA-CS: 6, TCGA-DU: 14)" in said
+    assert "all 20 images and their masks can be read" in said
+    assert f"{NO_PATIENTS} a column patient, or give --patient REGEX" in said
+    rows = (tmp_path / "out" / "study_cases.csv").read_text().splitlines()[1:]
+    assert all(row.split(",")[0].split("/")[-3] == row.split(",")[1].split("/")[-3] for row in rows)
+    assert study.method.local_epochs == 10  # 10 images of the middle site make one step
+    file = str(tmp_path / "out" / "study.toml")
+    assert run_app(["study", "new", file, "--for", str(tmp_path / "scans"), "--patient", r"^(P_\d+)_", "--force"]) == 0
+    assert "masks, 7 patients, 2 sites" in capsys.readouterr().out
+    assert load_study(tmp_path / "out" / "study.toml").data.patient == "patient"
+
+
+def test_a_very_small_site_does_not_set_the_pace(tmp_path):
+    from polyclinic.cli.study_for import _passes
+    from polyclinic.data.survey_labels import Labels
+    from polyclinic.data.survey_result import Sizes, Survey
+
+    found = Survey(tmp_path, "csv", Labels.masks(), 150, Sizes(), sites={"a": 6, "b": 62, "c": 64})
+    assert _passes(found) == []
+    fewer = Survey(tmp_path, "csv", Labels.masks(), 150, Sizes(), sites={"a": 6, "b": 31, "c": 64})
+    assert _passes(fewer) == ["local_epochs = 2  # passes in a round: a site of middle size takes about 10 steps"]
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def write_findings(tmp_path, name=lambda number: f"pictures\\{number}.png", count=12):
+    for number in range(count):
+        draw(tmp_path / "skin" / "pictures" / f"{number}.png", seed=number)
+    rows = [f"{name(number)};{'ab'[number % 2]};{7000 + number // 2};{'MSK4' if number < 5 else 'msk4'}"
+            for number in range(count)]  # fmt: skip
+    (tmp_path / "skin" / "findings.csv").write_text("File name;Diagnosis;Lesion ID;Device\n" + "\n".join(rows) + "\n")
+    return tmp_path / "skin"
+
+
+def test_backslashes_and_a_column_like_patients(tmp_path, capsys):
+    skin = write_findings(tmp_path, lambda number: f"pictures{'/' if number % 2 else chr(92)}{number}.png")
+    study, said = write_study(skin, tmp_path, capsys)
+    assert "12 images of 40 x 40 pixels, 2 classes (a: 6, b: 6), 6 patients" in said
+    assert "'Lesion ID' is taken for the patient: images that share one stay in one split" in said
+    assert len(study.data.listing()) == 12
+    by_hand = Csv(path=skin / "findings.csv", image="File name", label="Diagnosis", size=32)
+    assert len(by_hand.prepared(tmp_path / "cache")) == 12
+
+
+def test_a_table_that_fits_some_images_says_how_many(tmp_path):
+    skin = write_findings(tmp_path, lambda number: f"pictures/{number if number < 4 else 100 + number}.png")
+    fits = r"\('File name' fits 4 of 12 rows; such as 'pictures/104.png' is not there\)"
+    with pytest.raises(BadInput, match=f"no column names images that lie in .*{fits}; it has File name"):
+        survey(skin / "findings.csv")
+    with pytest.raises(BadInput, match=f"nothing says what they show.*findings.csv is not used: .*{fits}"):
+        survey(skin)
+
+
+def test_a_label_may_be_named(tmp_path, capsys):
+    skin = write_findings(tmp_path)
+    assert set(survey(skin, label="Device").labels.classes) == {"MSK4", "msk4"}
+    with pytest.raises(BadInput, match=r"--label: .* has no 'Devise' \(did you mean 'Device'\?\); it has File name"):
+        survey(skin, label="Devise")
+    assert like_names(["MSK4", "msk-4", "b"]) == ["sites that may be one: MSK4 and msk-4; write them alike if so"]
+    assert like_names(["a", "b"]) == []
+
+
+def test_a_table_of_images_elsewhere_can_be_used_as_it_is(tmp_path, capsys):
+    skin = write_findings(tmp_path, lambda number: f"../skin/pictures/{number}.png")
+    (tmp_path / "out").mkdir()
+    table = (skin / "findings.csv").rename(tmp_path / "out" / "own.csv")
+    assert run_app(["study", "new", str(tmp_path / "s.toml"), "--for", str(table)]) == 0
+    assert run_app(["study", "check", str(tmp_path / "s.toml")]) == 0, capsys.readouterr().err
+    assert load_study(tmp_path / "s.toml").data.path == table
+    assert "allow_outside = true  # the table lists images that lie outside" in (tmp_path / "s.toml").read_text()
+
+
+# --- archives -------------------------------------------------------------------------------------------
+
+
+def test_the_only_array_that_can_be_images_and_a_label_with_a_unit(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "pixel_values": rng.integers(0, 255, (40, 28, 28), dtype=np.uint8),
+        "age_years": np.arange(40) / 2,
+        "clinic": np.array(["a", "b"] * 20),
+        "record": np.arange(40) // 2 + 500,
+    }
+    np.savez(tmp_path / "a.npz", **arrays)
+    study, said = write_study(tmp_path / "a.npz", tmp_path, capsys)
+    assert "40 images of 28 x 28 pixels, values from 0 to 20, 20 patients, 2 sites (a: 20, b: 20)" in said
+    assert (study.data.images, study.data.labels, study.data.unit) == ("pixel_values", "age_years", "years")
+    assert (study.data.group, study.data.site) == ("record", "clinic")
+    assert "may be better" not in written(tmp_path)  # the images are not larger
+    np.savez(tmp_path / "a.npz", other_view=arrays["pixel_values"], **arrays)
+    with pytest.raises(BadInput, match=r"several arrays can be images \(other_view, pixel_values\).*--images other"):
+        survey(tmp_path / "a.npz")
+    named = survey(tmp_path / "a.npz", images="other_view", label="record")
+    assert (named.columns["images"], named.columns["labels"]) == ("other_view", "record")
+
+
+def test_values_that_may_stand_for_not_known():
+    ages = [str(age) for age in range(20)]
+    assert code_notes(ages) == ()
+    assert code_notes([*ages, "-1", "-1", "999"]) == (
+        "2 of 23 labels are -1: if it stands for 'not known', leave these out",
+        "1 of 23 labels are 999: if it stands for 'not known', leave these out",
+    )
+    assert code_notes([*map(str, range(80, 100))]) == ()
+    assert code_notes(["a", "b"]) == ()
