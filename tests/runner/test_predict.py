@@ -21,7 +21,7 @@ from polyclinic.errors import BadInput, Notice
 from polyclinic.runner.calibration import Calibration
 from polyclinic.runner.cases import read_cases, write_cases
 from polyclinic.runner.model_file import Card, model_file, read_model_file
-from polyclinic.runner.predict import load_predictor, predict
+from polyclinic.runner.predict import image_files, load_predictor, predict
 from polyclinic.runner.readings import BETWEEN
 from polyclinic.runner.release import digest_of_weights
 
@@ -124,6 +124,27 @@ def test_flags_that_do_not_fit_are_named(joined, pngs, arguments, sentence, caps
     assert re.search(sentence, capsys.readouterr().err)
 
 
+def test_images_of_an_archive_get_the_answers_of_the_same_images_in_files(joined, pngs, tmp_path, capsys):
+    files = sorted(pngs.iterdir())[:3]
+    np.savez(tmp_path / "a.npz", scans=np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files]))
+    assert run_app(["predict", str(joined.folder), str(tmp_path / "a.npz")]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["image"] for row in rows] == ["0", "1", "2"]
+    assert run_app(["predict", str(joined.folder), *map(str, files)]) == 0
+    own = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["class"] for row in rows] == [row["class"] for row in own]
+
+
+def test_masks_beside_images_are_not_predicted(tmp_path):
+    for name in ("a.png", "a_mask.png", "masks/b.png", "b.png", "c_seg.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("L", (8, 8)).save(tmp_path / name)
+    with pytest.warns(Notice, match="2 files are masks of the others, such as a_mask.png: not predicted"):
+        found = image_files([tmp_path], masks=False)
+    assert [file.name for file in found] == ["a.png", "b.png", "c_seg.png"]
+    assert len(image_files([tmp_path])) == 5
+
+
 def test_files_that_do_not_fit_are_named(joined, pngs, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"not an image")
     (tmp_path / "empty").mkdir()
@@ -131,8 +152,8 @@ def test_files_that_do_not_fit_are_named(joined, pngs, tmp_path):
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     with pytest.raises(BadInput, match=r"broken\.png: cannot be read"):
         list(load_predictor(joined.folder).predict([tmp_path / "broken.png"]))
-    np.savez(tmp_path / "grades.npz", images=np.zeros((2, 28, 28), np.uint8))
-    with pytest.raises(BadInput, match=r"grades\.npz: npz archives are not read by predict; save the images as PNG"):
+    np.savez(tmp_path / "grades.npz", left=np.zeros((2, 28, 28), np.uint8), right=np.zeros((2, 28, 28), np.uint8))
+    with pytest.raises(BadInput, match=r"grades\.npz: .*which array are the images\? it has left \[2, 28, 28\], right"):
         list(load_predictor(joined.folder).predict([tmp_path / "grades.npz"]))
     with pytest.raises(BadInput, match="empty: holds no image"):
         list(load_predictor(joined.folder).predict([tmp_path / "empty"]))

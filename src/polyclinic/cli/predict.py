@@ -26,7 +26,9 @@ ALLOW_IMPORT = typer.Option(
 
 def predict(
     model: Path = typer.Argument(..., help="The folder of a finished run, or its model.safetensors."),
-    images: list[Path] = typer.Argument(..., help="Images (PNG, JPEG, DICOM, NIfTI, ...) or folders with images."),
+    images: list[Path] = typer.Argument(
+        ..., help="Images (PNG, JPEG, DICOM, NIfTI, ..., an npz file) or folders with images."
+    ),
     site: str = typer.Option(None, help="The site whose model is used, where each site has its own model."),
     ensemble: bool = typer.Option(
         False, "--ensemble", help="Use the models of all sites: the mean of their predictions."
@@ -74,7 +76,7 @@ def predict(
         raise BadInput(f"images: none of the {len(skipped.files)} files can be read; name other files")
     if masks is not None:
         _write(masks, lambda: _write_masks(found, masks))
-    if any(one.frame is not None for one in found):
+    if any(one.frame is not None and one.file.suffix.lower() != ".npz" for one in found):
         say_other_slices(slices, predictor.card.slices)
     _say_what_is_missing(predictor, coverage, model, site)
     rows = [_row(one) for one in found]
@@ -126,7 +128,7 @@ def _write(target: Path, write: Callable[[], None]) -> None:
 
 
 def _row(one: Prediction) -> dict[str, Any]:
-    slice_ = {} if one.frame is None else {"slice": one.frame}
+    slice_ = {} if one.frame is None else {"image" if one.file.suffix.lower() == ".npz" else "slice": one.frame}
     return {"file": str(one.file), **slice_, **one.values}
 
 

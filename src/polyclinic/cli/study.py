@@ -12,6 +12,9 @@ from polyclinic.extras import need
 from polyclinic.files import check_place
 from polyclinic.without_torch import without_torch
 
+#: where a study with every setting says which images it is for
+PLACEHOLDER = '"path/to/your/images"'
+
 app = typer.Typer(help="Write and check studies.", no_args_is_help=True)
 
 
@@ -127,7 +130,13 @@ def write_new(path: Path, text: str, *, force: bool = False) -> None:
         return
     refuse_existing(path, force=force)
     path.write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {path}; run it with: polyclinic run {path}")
+    if PLACEHOLDER in text:
+        typer.echo(f"wrote {path}; write where your images are into data.path, then: polyclinic study check {path}")
+        typer.echo(
+            "a short study to begin with: docs/data.md; one that fits your images: polyclinic study new --for DIR"
+        )
+    else:
+        typer.echo(f"wrote {path}; run it with: polyclinic run {path}")
 
 
 @app.command("check")
@@ -146,6 +155,7 @@ def check(
 
 def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     """What to say of a study that can run."""
+    from polyclinic.runner.data_hints import data_hints
     from polyclinic.runner.files_check import check_files, check_images
     from polyclinic.study import load_study
     from polyclinic.study.ignored import notice_ignored
@@ -157,7 +167,7 @@ def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     if study.tuning is not None and study.data.source != "at-sites":
         study.tuning.check_weights()
     looked_at = check_images(study.data) if images else []
-    found = [*check_files(study), *looked_at]
+    found = [*check_files(study), *looked_at, *(data_hints(study.data, study.sites) if images else [])]
     sites = len(study.sites.site_names()) or "as many as the data has"
     fine = (
         f"{path}: fine. {study.method.name} for {study.task.name} on {study.data.source}, "

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from polyclinic.data.archives import Archive
+from polyclinic.data.archives import Archive, as_bytes
+from polyclinic.data.datasets.npz import Columns
 from polyclinic.data.survey_labels import Labels, are_labels, code_notes, labels_of
 from polyclinic.data.survey_result import Sizes, Survey
-from polyclinic.data.survey_tables import MOST_SITES, NAMES, Wanted, likely_patients
+from polyclinic.data.survey_tables import MOST_SITES, NAMES, Wanted, like_patients_note, likely_patients
 from polyclinic.errors import BadInput
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -45,7 +46,7 @@ def survey_archive(path: Path, wanted: Wanted = Wanted()) -> Survey:  # noqa: B0
         columns["masks"] = masks[0]
     found, gaps = _labels(path, arrays, columns, shapes)
     codes = code_notes([str(value) for value in arrays[columns["labels"]].tolist()]) if "labels" in columns else ()
-    notes = (*gaps, *codes, *_floats(archive.first(prefixes[0] + name)))
+    notes = (*gaps, *codes, *like_patients_note(columns.get("group", "")), *_floats(archive.first(prefixes[0] + name)))
     return Survey(
         path=path,
         source="npz",
@@ -76,15 +77,30 @@ def _images(shapes: Shapes) -> str | None:
 
 def _images_or_refusal(path: Path, shapes: Shapes) -> str:
     """The name of the images: one of the usual names, else that of the only array that can be images."""
-    if name := _images(shapes):
-        return name
-    fit = {own.removeprefix("train_") for own in shapes if _can_be_images(own, shapes[own])}
-    fit -= {own for own in fit if own.startswith(("val_", "test_"))}
+    fit = _candidates(shapes)
     if len(fit) == 1:
-        return fit.pop()
-    why = f"several arrays can be images ({', '.join(sorted(fit))})" if fit else "no array has images [N, H, W]"
-    cure = f"name them: --images {min(fit)}" if fit else "save the images of one size as one array"
+        return fit[0]
+    why = f"several arrays can be images ({', '.join(fit)})" if fit else "no array has images [N, H, W]"
+    cure = f"name them: --images {fit[0]}" if fit else "save the images of one size as one array"
     raise BadInput(f"--for {path}: {why}; it has {_listed(shapes)}; {cure}")
+
+
+def _candidates(shapes: Shapes) -> list[str]:
+    """Names of arrays that can be the images; the one with a usual name alone, where there is one."""
+    if name := _images(shapes):
+        return [name]
+    fit = {own.removeprefix("train_") for own in shapes if _can_be_images(own, shapes[own])}
+    return sorted(own for own in fit if not own.startswith(("val_", "test_")))
+
+
+def pictures_in(path: Path) -> Iterator[np.ndarray]:
+    """The images of an archive, uint8 [H, W] or [H, W, 3] each; BadInput where nobody can say which array they are."""
+    archive, shapes = _opened(path)
+    fit = _candidates(shapes)
+    if len(fit) != 1:
+        raise BadInput(f"which array are the images? it has {_listed(shapes)}; call them images")
+    images = Columns(archive, fit[0]).images
+    return (as_bytes(images[number]) for number in range(len(images)))
 
 
 def _can_be_images(name: str, shape: tuple[int, ...]) -> bool:

@@ -136,8 +136,7 @@ def cases_in_table(file: Path, folder: Path, wanted: Wanted = Wanted()) -> Cases
     columns = {"path": image, **_named_columns(table, image, wanted.label)}
     sparse = [name for name in ("site", "patient") if name in columns and _is_sparse(table.column(columns[name]))]
     notes = [f"column {columns.pop(name)} is empty in most rows: not used for the {name}" for name in sparse]
-    if _plain(columns.get("patient", "")) in LIKE_PATIENTS:
-        notes.append(f"'{columns['patient']}' is taken for the patient: images that share one stay in one split")
+    notes += like_patients_note(columns.get("patient", ""))
     if "label" not in columns and "mask" not in columns:
         raise BadInput(
             f"--for {file}: none of the columns {', '.join(table.columns)} looks like a label; name it with --label"
@@ -248,6 +247,12 @@ def likely_patients(values: Mapping[str, np.ndarray]) -> str:
     return next((name for name in names if _many_differ(values[name])), "")
 
 
+def like_patients_note(name: str) -> list[str]:
+    """What is said of a column or an array that is taken for patients though it may be something else."""
+    taken = f"'{name}' is taken for the patient: images that share one stay in one split"
+    return [taken] if _plain(name) in LIKE_PATIENTS else []
+
+
 def _many_differ(cells: np.ndarray) -> bool:
     different = set(cells.tolist())
     return "" not in different and len(different) >= max(2, FEWEST_PATIENTS * len(cells))
@@ -312,6 +317,12 @@ def is_mask(file: Path, top: Path) -> bool:
     """Whether a file is a mask, by its folder or by the end of its name."""
     folders = file.relative_to(top).parts[:-1]
     return any(MASK_FOLDER.match(name) for name in folders) or bool(MASK_ENDING.search(file.name.partition(".")[0]))
+
+
+def masks_among(files: Sequence[Path], top: Path) -> list[Path]:
+    """The files that are masks by folder or name, and have the name of an image that lies there too."""
+    images = {_stem(file) for file in files if not is_mask(file, top)}
+    return [file for file in files if is_mask(file, top) and _stem(file) in images]
 
 
 def _stem(file: Path) -> str:

@@ -17,6 +17,8 @@ from polyclinic.data.own_images import only_site_plugins
 from polyclinic.data.preprocessing.fit import Fit, fit_image
 from polyclinic.data.preprocessing.graham import graham
 from polyclinic.data.reading import Reader, Slices, is_image_name
+from polyclinic.data.survey_archive import pictures_in
+from polyclinic.data.survey_tables import masks_among
 from polyclinic.errors import BadInput, Notice
 from polyclinic.formats import check_run_format
 from polyclinic.metrics.statistics.conformal import COVERAGE
@@ -109,10 +111,11 @@ class Predictor:
         self, reader: Reader, paths: Iterable[Path], on_bad_file: OnBadFile | None
     ) -> Iterator[tuple[Path, int | None, np.ndarray, tuple[int, ...]]]:
         """File, slice, prepared image and own height and width of every image that can be read."""
-        for file in image_files(paths):
+        for file in image_files(paths, masks=not self.task.dense):
             try:
-                found = [(file, frame, reader.pixels(file, frame)) for frame in reader.frames(file)]
-                images = [(file, frame, self._fitted(pixels), pixels.shape[:2]) for file, frame, pixels in found]
+                images = [
+                    (file, frame, self._fitted(pixels), pixels.shape[:2]) for frame, pixels in _pictures(reader, file)
+                ]
             except Exception as error:  # whatever a decoder raises on a broken file is a fact about that file
                 reason = _why_unreadable(file, error)
                 if on_bad_file is None:
@@ -131,9 +134,15 @@ class Predictor:
         return Prediction(file, frame, {"pixels": int(mask.sum()), "share": round(float(mask.mean()), 6)}, mask)
 
 
-def _why_unreadable(file: Path, error: Exception) -> str:
+def _pictures(reader: Reader, file: Path) -> Iterator[tuple[int | None, np.ndarray]]:
+    """Slices of a volume, images of an archive, or the only image of a file, each with its number."""
     if file.suffix.lower() == ".npz":
-        return "npz archives are not read by predict; save the images as PNG"
+        yield from enumerate(pictures_in(file))
+    else:
+        yield from ((frame, reader.pixels(file, frame)) for frame in reader.frames(file))
+
+
+def _why_unreadable(file: Path, error: Exception) -> str:
     return f"cannot be read as an image: {' '.join(str(error).split())[:200] or type(error).__name__}"
 
 
@@ -226,8 +235,9 @@ def warn_of_bad_file(file: Path, reason: str) -> None:
     warnings.warn(f"{file}: {reason}; skipped", Notice, stacklevel=2)
 
 
-def image_files(paths: Iterable[Path]) -> list[Path]:
-    """The files named, and all images below the folders named, in the order of their names."""
+def image_files(paths: Iterable[Path], *, masks: bool = True) -> list[Path]:
+    """The files named, and all images below the folders named, in the order of their names. Without `masks`, files of a
+    folder that are masks of its other files are left out, with a notice."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -235,5 +245,9 @@ def image_files(paths: Iterable[Path]) -> list[Path]:
         inside = sorted(file for file in path.rglob("*") if file.is_file() and is_image_name(file))
         if path.is_dir() and not inside:
             raise BadInput(f"{path}: holds no image that can be read; name images or folders with images")
+        if not masks and (drawn := masks_among(inside, path)):
+            inside = [file for file in inside if file not in set(drawn)]
+            said = f"{path}: {len(drawn)} files are masks of the others, such as {drawn[0].name}: not predicted"
+            warnings.warn(said, Notice, stacklevel=2)
         found += inside if path.is_dir() else [path]
     return found

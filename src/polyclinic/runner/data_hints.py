@@ -1,0 +1,81 @@
+"""Hints about data that can be read and yet may be the wrong ones: what `study check` says, and refuses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from polyclinic.data.file_source import FileSource
+from polyclinic.data.listing import Listing
+from polyclinic.data.partitions.base import Sites
+from polyclinic.data.partitions.column import Column
+from polyclinic.data.parts import spread
+from polyclinic.data.source import Source
+from polyclinic.data.survey_folders import one_to_one
+from polyclinic.data.survey_labels import MOST_CLASSES, to_number
+from polyclinic.errors import BadInput
+
+FEW_PATIENTS = 10
+FEW_TRAINED = 5  #: training images of a site
+FILLED = 0.2  #: share of label_range that labels have at least, where its unit is theirs
+NAMED = 4
+
+
+def data_hints(data: Source, sites: Sites) -> list[str]:
+    """One sentence for each thing that looks odd."""
+    if not isinstance(data, FileSource):
+        return []
+    listing = data.listing()
+    found = [*_labels(listing), *_patients(listing), *(_small_sites(data, sites) if isinstance(sites, Column) else [])]
+    return [f"hint: {sentence}" for sentence in found]
+
+
+def _labels(listing: Listing) -> list[str]:
+    count, classes = len(listing), listing.classes
+    if listing.label_range is not None and count:
+        return _range(np.asarray(listing.labels, float), listing.label_range)
+    if len(classes) > MOST_CLASSES and all(to_number(name) is not None for name in classes):
+        return [
+            f"the labels are {len(classes)} different numbers; if they are values and not classes, set task.name = "
+            '"regression" and data.label_range'
+        ]
+    if len(classes) > MOST_CLASSES and len(classes) > count / 2:
+        return [f"{len(classes)} classes for {count} images; does data.label name the right column?"]
+    return []
+
+
+def _range(labels: np.ndarray, bounds: tuple[float, float]) -> list[str]:
+    low, high = float(labels.min()), float(labels.max())
+    if len(labels) < 2 or high - low >= FILLED * (bounds[1] - bounds[0]):
+        return []
+    said = f"labels are from {low:g} to {high:g}, and data.label_range is from {bounds[0]:g} to {bounds[1]:g}"
+    return [f"{said}; have both the same unit?"]
+
+
+def _patients(listing: Listing) -> list[str]:
+    if listing.patient is None:
+        return []
+    patients = [str(patient) for patient in listing.patient]
+    if listing.site is not None and one_to_one(patients, [str(site) for site in listing.site]):
+        return ["each site has one patient; does the setting for patients name the right column?"]
+    if len(set(patients)) < min(FEW_PATIENTS, len(patients)):
+        said = f"{len(patients)} images are of {len(set(patients))} patients, which stay together"
+        return [f"{said}: splits will be uneven; is the patient the right column?"]
+    return []
+
+
+def _small_sites(data: FileSource, sites: Sites) -> list[str]:
+    try:
+        where = spread(data.without_pixels(), data, sites)
+    except BadInput:  # a run says what is wrong
+        return []
+    counts = {site: (len(parts["train"]), len(parts["validation"])) for site, parts in where.items()}
+    few = [site for site, (trained, validated) in counts.items() if trained < FEW_TRAINED or not validated]
+    return [_sentence(few, counts)] if few else []
+
+
+def _sentence(few: Sequence[str], counts: dict[str, tuple[int, int]]) -> str:
+    named = [f"{site} ({counts[site][0]} training, {counts[site][1]} validation images)" for site in few[:NAMED]]
+    more = [f"and {len(few) - NAMED} more"] if len(few) > NAMED else []
+    return f"sites with very few images: {', '.join([*named, *more])}; join them, or leave them out with sites.names"
