@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 from medical_files import write_nifti
@@ -74,9 +76,9 @@ def test_folders_that_look_like_hospitals(paths, labels, sites):
     assert hospitals_of(paths) is None, "too few images for a hospital"
 
 
+@pytest.mark.skipif(find_spec("monai") is None, reason="a study with masks needs it")
 def test_hospitals_above_images_and_masks_of_two_dimensions(tmp_path, capsys):
     """Two hospitals use the same names; a file of two dimensions is one slice."""
-    pytest.importorskip("monai")
     for site, count in (("CS", 6), ("DU", 14)):
         for number in range(count):
             for kind, end in (("flair", ""), ("tumour", "_seg")):
