@@ -110,6 +110,7 @@ REPLAYING |= {"generator.steps": 1, "generator.width": 2, "generator.latent": 4}
     [
         *("fedavg", "fedbn", "moon", "scaffold"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedprox", "feddyn", "standalone", "fedavg-replay")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ditto", "fedrep", "finetune")),
     ],
 )
 def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny, tmp_path, monkeypatch):
@@ -121,10 +122,13 @@ def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny,
         "fedbn": {"model.backbone": "small-cnn"},
         "standalone": {"method.local_steps": 2},
         "fedavg-replay": REPLAYING,
+        "fedrep": {"method.head_epochs": 1},
+        "finetune": {"method.tuning_steps": 2},
     }.get(method, {})
     alone, stacked = (run(tiny, tmp_path, method, choice, **options) for choice in ("never", "always"))
     assert used
-    together = ["train"] if method in ("fedbn", "standalone") else ["evaluate", "train"]
+    together = ["train"] if method in ("fedbn", "standalone", "ditto", "fedrep") else ["evaluate", "train"]
+    together = ["train", "tune"] if method == "finetune" else together
     assert (alone["environment"]["stacked"], stacked["environment"]["stacked"]) == ([], together)
     a, b = weights_of(alone.folder), weights_of(stacked.folder)
     assert a.keys() == b.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -13,7 +14,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedper import FedPer
 from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.local_training import FitSpec
+from polyclinic.methods.shared.local_training import Correct, FitSpec
 
 
 class FedRep(FedPer):
@@ -26,30 +27,37 @@ class FedRep(FedPer):
 
     summary: ClassVar[str] = "FedPer that trains the head first and the common layers after it"
 
-    @operation("weights", begins_round=True, summed="mean")
+    @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        head, replayed = self.head_names(site.trainer.model), self.replayed(site)
+        head = self.head_names(site.trainer.model)
         start = local_training.assemble(site, weights)
         if self.head_epochs:
-            start, _ = local_training.fit(
-                site,
-                start,
-                FitSpec(
-                    self.head_epochs * site.trainer.steps_in(site.data.train),
-                    correct=lambda model: _only(model, head),
-                    optimizer_group="head optimizer",
-                    purpose="head batches",
-                ),
-            )
-        rest = frozenset(start) - head
-        trained, metadata = local_training.fit(
-            site, start, FitSpec(self.steps_at(site), correct=lambda model: _only(model, rest), replayed=replayed)
-        )
-        return local_training.release(site, trained, metadata)
+            start, _ = local_training.fit(site, start, replace(self.head_spec(site), correct=_only(head)))
+        rest = replace(self.fit_spec(site), correct=_only(frozenset(start) - head))
+        return local_training.release(site, *local_training.fit(site, start, rest))
+
+    def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
+        head = self.head_names(sites[0].trainer.model)
+        starts = [local_training.assemble(site, own) for site, own in zip(sites, weights, strict=True)]
+        if self.head_epochs:
+            heads = local_training.fit_together(sites, starts, self.head_spec, correct_for=lambda *_: _only(head))
+            starts = [trained for trained, _ in heads]
+        rest = _only(frozenset(starts[0]) - head)
+        found = local_training.fit_together(sites, starts, self.fit_spec, correct_for=lambda *_: rest)
+        return [local_training.release(site, *one) for site, one in zip(sites, found, strict=True)]
+
+    def head_spec(self, site: Site) -> FitSpec:
+        """How a site trains its head, but for what keeps the rest as it is."""
+        steps = self.head_epochs * site.trainer.steps_in(site.data.train)
+        return FitSpec(steps, optimizer_group="head optimizer", purpose="head batches")
 
 
-def _only(model: nn.Module, names: frozenset[str]) -> None:
-    """Let a step change no other parameters than these."""
-    for name, parameter in model.named_parameters():
-        if name not in names:
-            parameter.grad = None
+def _only(names: frozenset[str]) -> Correct:
+    """Lets a step change no other parameters than these."""
+
+    def correct(model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if name not in names:
+                parameter.grad = None
+
+    return correct

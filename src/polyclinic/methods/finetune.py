@@ -30,17 +30,29 @@ class FineTune(PersonalFedAvg):
         federation.ask_all("tune", weights=last if best is None else best)
         return last
 
-    @operation("weights", begins_round=True, summed="mean")
+    @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
         return self.train_common(site, weights)
 
-    @operation()
+    def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
+        return self.train_common_together(sites, weights)
+
+    @operation(together="tune_together")
     def tune(self, site: Site, weights: Weights) -> None:
         """Train the common model for the site alone; it is the site's best, whatever round the common one is of."""
-        own = dict(weights)
+        own = local_training.fit(site, weights, self.tuning_spec(site))[0] if self.tuning_steps else dict(weights)
+        _keep(site, own)
+
+    def tune_together(self, sites: list[Site], weights: list[Weights]) -> list[None]:
+        models = [dict(own) for own in weights]
         if self.tuning_steps:
-            own, _ = local_training.fit(
-                site, weights, FitSpec(self.tuning_steps, optimizer_group="own optimizer", purpose="tuning batches")
-            )
-        for group in ("local", "best"):
-            site.state.put(group, own)
+            models = [own for own, _ in local_training.fit_together(sites, weights, self.tuning_spec)]
+        return [_keep(site, own) for site, own in zip(sites, models, strict=True)]
+
+    def tuning_spec(self, site: Site) -> FitSpec:
+        return FitSpec(self.tuning_steps, optimizer_group="own optimizer", purpose="tuning batches")
+
+
+def _keep(site: Site, own: Weights) -> None:
+    for group in ("local", "best"):
+        site.state.put(group, own)

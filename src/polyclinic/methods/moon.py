@@ -25,7 +25,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.local_training import StackedLosses
+from polyclinic.methods.shared.local_training import Fitted, StackedLosses
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Backbone, split
 from polyclinic.training.stacking import StackedModel
@@ -60,8 +60,14 @@ class Moon(FedAvg):
 
     @operation("weights", begins_round=True, together="train_together", summed="mean")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        trainer = site.trainer
         common = local_training.assemble(site, weights)
+        parcel = local_training.release(site, *self._fit(site, common))
+        site.state.put("last", {**common, **site.state.group("local"), **parcel.tensors})
+        return parcel
+
+    def _fit(self, site: Site, common: Weights) -> Fitted:
+        """Train one site from the whole model at the beginning of a round."""
+        trainer = site.trainer
         last = site.state.group("last") or common
         references = [self._representation(site, one) for one in (common, last)]
         front, rest = split(trainer.load(common).train(), _last_cut(trainer.model))
@@ -76,9 +82,7 @@ class Moon(FedAvg):
             to_common, to_last = (self._similarity(representation, refer(images)) for refer in references)
             return loss + self.mu * contrastive_loss(to_common, to_last, self.temperature)
 
-        parcel = local_training.train(site, weights, replace(self.fit_spec(site), objective=objective))
-        site.state.put("last", {**common, **site.state.group("local"), **parcel.tensors})
-        return parcel
+        return local_training.fit(site, common, replace(self.fit_spec(site), objective=objective))
 
     def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
         trainer = sites[0].trainer
@@ -93,7 +97,7 @@ class Moon(FedAvg):
             weights,
             self.fit_spec,
             losses=StackedLosses(lambda members: StackedContrast(trainer, members, self.mu, self.temperature), load),
-            alone=lambda place: self.train(sites[place], weights[place]),
+            alone=lambda place: self._fit(sites[place], common[place]),
         )
         for site, own, parcel in zip(sites, common, parcels, strict=True):
             site.state.put("last", {**own, **site.state.group("local"), **parcel.tensors})

@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: the longest row that a program holds
-LONGEST = 4096
 #: numbers that a program works on where rows do not matter
 BLOCK = 1024
 

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from polyclinic.attacks.solvers.half_products import in_half, is_fused
 from polyclinic.attacks.solvers.vmap_convolution import vmapped_first
 
+#: pixels that a program of Triton's holds at once
+LONGEST_ROW = 4096
+
 
 class _Normalise(torch.autograd.Function):
     """Images [B, C, H, W], weight and bias [C] to weight · n + bias, where n has mean 0 and variance 1 per channel.
@@ -103,7 +106,7 @@ class _NormaliseBackward(torch.autograd.Function):
 def in_rows(*images: Tensor) -> bool:
     """Whether a program of Triton's takes all pixels of a channel at once: those of single images are one row."""
     batch, _, high, wide = images[0].shape
-    fits = batch == 1 and high * wide <= 4096
+    fits = batch == 1 and high * wide <= LONGEST_ROW
     return fits and in_half(images[0]) and all(is_fused(one) for one in images)
 
 

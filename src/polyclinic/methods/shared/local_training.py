@@ -29,6 +29,8 @@ HIDDEN = -1e4
 Correct = Callable[[nn.Module], None]
 #: what changes the gradients of the sites at these places, as one stacked network or of the one site
 CorrectFor = Callable[[Sequence[int], bool], Any]
+#: all weights after training, and what may be said about it: images, steps, perhaps the loss
+Fitted = tuple[dict[str, Tensor], dict[str, float]]
 #: the loss of images and targets
 Objective = Callable[[Tensor, Tensor], Tensor]
 
@@ -72,8 +74,8 @@ def release(site: Site, trained: dict[str, Tensor], metadata: Mapping[str, float
     return Parcel("weights", shared, dict(metadata), private.record_of(site, "classifier"))
 
 
-def fit(site: Site, weights: Weights, how: FitSpec = PLAIN) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """All weights after training from `weights`, and what may be said about it: images, steps, perhaps the loss.
+def fit(site: Site, weights: Weights, how: FitSpec = PLAIN) -> Fitted:
+    """Train from `weights`.
 
     Nothing but the optimiser is put into the site's state.
     """
@@ -143,31 +145,46 @@ def train_together(
     *,
     correct_for: CorrectFor | None = None,
     losses: StackedLosses | None = None,
-    alone: Callable[[int], Parcel] | None = None,
+    alone: Callable[[int], Fitted] | None = None,
 ) -> list[Parcel]:
-    """What `train` gives for each of several simulated sites, up to rounding: sites with batches of one size train as
-    one stacked network. `how(site)` has the site's steps, images and what is replayed, anew at every call.
+    """What `train` gives for each of several simulated sites, up to rounding; see `fit_together`."""
+    starts = [assemble(site, own) for site, own in zip(sites, weights, strict=True)]
+    found = fit_together(sites, starts, how, correct_for=correct_for, losses=losses, alone=alone)
+    return [release(site, *one) for site, one in zip(sites, found, strict=True)]
+
+
+def fit_together(
+    sites: Sequence[Site],
+    starts: Sequence[Weights],
+    how: Callable[[Site], FitSpec],
+    *,
+    correct_for: CorrectFor | None = None,
+    losses: StackedLosses | None = None,
+    alone: Callable[[int], Fitted] | None = None,
+) -> list[Fitted]:
+    """What `fit` gives for each of several simulated sites, up to rounding: sites with batches of one size train as one
+    stacked network. `how(site)` has the site's steps, images and what is replayed, anew at every call.
 
     `correct_for(places, stacked)` gives what changes gradients, by name, of the sites at these places: with `stacked`
     those of all of them at once, [M, ...], else those of the only one. `alone` trains the site at a place by itself,
-    where `train` cannot."""
+    where `fit` cannot."""
     plans = [how(site) for site in sites]
     members = [_member(site, plan) for site, plan in zip(sites, plans, strict=True)]
-    found: dict[int, Parcel] = {}
+    found: dict[int, Fitted] = {}
     for rows in dict.fromkeys(member.rows for member in members):
         places = [place for place, member in enumerate(members) if member.rows == rows]
         stack = _Stack(
             [sites[place] for place in places],
-            [weights[place] for place in places],
+            [starts[place] for place in places],
             [plans[place] for place in places],
             [members[place] for place in places],
         )
         correct = functools.partial(correct_for, places, True) if correct_for else None
-        parcels = stack.train(correct, losses, places)
-        if parcels is None:
-            trained = alone or functools.partial(_train_alone, sites, weights, how, correct_for)
-            parcels = [trained(place) for place in places]
-        found |= dict(zip(places, parcels, strict=True))
+        fitted = stack.train(correct, losses, places)
+        if fitted is None:
+            trained = alone or functools.partial(_fit_alone, sites, starts, how, correct_for)
+            fitted = [trained(place) for place in places]
+        found |= dict(zip(places, fitted, strict=True))
     return [found[place] for place in range(len(sites))]
 
 
@@ -175,15 +192,15 @@ def _member(site: Site, plan: FitSpec) -> stacking.Member:
     return stacking.Member(site.trainer, plan.part or site.data.train, site.rng(plan.purpose), plan.replayed)
 
 
-def _train_alone(
+def _fit_alone(
     sites: Sequence[Site],
-    weights: Sequence[Weights],
+    starts: Sequence[Weights],
     how: Callable[[Site], FitSpec],
     correct_for: CorrectFor | None,
     place: int,
-) -> Parcel:
+) -> Fitted:
     correct = correct_for([place], False) if correct_for else None
-    return train(sites[place], weights[place], replace(how(sites[place]), correct=correct))
+    return fit(sites[place], starts[place], replace(how(sites[place]), correct=correct))
 
 
 @dataclass(frozen=True)
@@ -191,7 +208,7 @@ class _Stack:
     """Sites that may train as one stacked network, with the weights that they begin with."""
 
     sites: Sequence[Site]
-    weights: Sequence[Weights]
+    starts: Sequence[Weights]
     plans: Sequence[FitSpec]
     members: Sequence[stacking.Member]
 
@@ -200,7 +217,7 @@ class _Stack:
         correct_all: Callable[[], Any] | None,
         other: StackedLosses | None,
         places: Sequence[int],
-    ) -> list[Parcel] | None:
+    ) -> list[Fitted] | None:
         """None where a stack does not pay, or fails: then nothing has happened."""
         if not stacking.is_worthwhile(self.members):
             return None
@@ -212,7 +229,7 @@ class _Stack:
             stack = stacking.stacked_trainer(trainer, len(self.sites), other.make if other else None)
             if other is not None:
                 other.load(stack.gradients.losses_of, places)
-            stack.model.load([assemble(site, own) for site, own in zip(self.sites, self.weights, strict=True)])
+            stack.model.load(self.starts)
             optimizer = trainer.optimizer.make(iter(stack.model.parameters.values()), self.sites[0].round)
             batches, device = stacking.stacked_batches(self.members), None if trainer.weights_stay else "cpu"
             correct = correct_all() if correct_all else None
@@ -222,8 +239,8 @@ class _Stack:
             return None
         counts = [len(member.part) for member in self.members]
         return [
-            release(site, state, {"samples": count, "steps": own, "loss": loss})
-            for site, state, count, own, loss in zip(self.sites, states, counts, steps, losses, strict=True)
+            (state, {"samples": count, "steps": own, "loss": loss})
+            for state, count, own, loss in zip(states, counts, steps, losses, strict=True)
         ]
 
 

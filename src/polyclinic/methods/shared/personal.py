@@ -10,7 +10,6 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private
 
@@ -28,7 +27,13 @@ class PersonalFedAvg(FedAvg):
 
     def train_common(self, site: Site, weights: Weights) -> Parcel:
         """FedAvg's training of the common model: all of it leaves, and the site's own model is not touched."""
-        trained, metadata = local_training.fit(
-            site, weights, FitSpec(self.steps_at(site), replayed=self.replayed(site))
-        )
+        trained, metadata = local_training.fit(site, weights, self.fit_spec(site))
         return Parcel("weights", trained, metadata, private.record_of(site, "classifier"))
+
+    def train_common_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
+        """The same at several simulated sites, up to rounding."""
+        found = local_training.fit_together(sites, weights, self.fit_spec)
+        return [
+            Parcel("weights", *one, private.record_of(site, "classifier"))
+            for site, one in zip(sites, found, strict=True)
+        ]
