@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from polyclinic.cli.compare import guessed_cells
 from polyclinic.cli.tables import print_warnings, replay_sentence
 from polyclinic.runner.result_display import few_images
 
@@ -35,3 +36,10 @@ def test_a_replay_is_put_into_words():
 
 def test_what_was_not_measured_is_not_mentioned():
     assert replay_sentence({}) == ""
+
+
+def test_a_guess_fills_the_columns_that_it_has():
+    names = ["test_accuracy", "test_auc", "test_balanced_accuracy"]
+    guessed = {"accuracy": 0.7, "balanced_accuracy": 0.5}
+    assert list(guessed_cells(guessed, names, "")) == ["0.700", "", "0.500"]
+    assert list(guessed_cells(guessed, names, "test_accuracy")) == ["0.700", "", "", "", "0.500"]

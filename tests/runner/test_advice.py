@@ -12,10 +12,12 @@ import torch
 from polyclinic.cli.tables import print_result
 from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.parts import PreparedSites
+from polyclinic.methods.analytic import Analytic
 from polyclinic.runner import advice
 from polyclinic.runner.advice import Watch
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run
+from polyclinic.runner.without_images import guessed_scores
 from polyclinic.tasks import TASKS
 
 CLASSIFICATION = TASKS["classification"](name="classification")
@@ -144,17 +146,42 @@ def parts(tmp_path, **info):
     return PreparedSites(tmp_path, ("north",), info)
 
 
+def study_of(task, method=None):
+    evaluation = SimpleNamespace(final="test")
+    return SimpleNamespace(task=task, method=method or SimpleNamespace(), evaluation=evaluation)
+
+
+def said_of(task, pooled, parts, method=None):
+    study = study_of(task, method)
+    return advice.guessing(study, pooled, guessed_scores(study, parts))
+
+
 def test_a_classifier_that_only_knows_the_majority_is_said(tmp_path):
     prepared = parts(tmp_path, class_counts={"north": {"test": [30, 10]}})
-    said = advice.guessing(CLASSIFICATION, {"accuracy": 0.75, "balanced_accuracy": 0.5}, prepared, "test")
+    said = said_of(CLASSIFICATION, {"accuracy": 0.75, "balanced_accuracy": 0.5}, prepared)
     assert "always saying the most frequent class (accuracy 0.750, and 0.750 without a look at the images)" in said
-    assert advice.guessing(CLASSIFICATION, {"accuracy": 0.8, "balanced_accuracy": 0.6}, prepared, "test") is None
-    said = advice.guessing(CLASSIFICATION, {"accuracy": 0.7, "balanced_accuracy": 0.56}, prepared, "test")
-    assert (
-        "always saying the most frequent class would be right more often (accuracy 0.750, the model's is 0.700)" in said
-    )
+    assert said.endswith("train longer (method.rounds, method.local_epochs), or try another optimizer.lr")
+    assert said_of(CLASSIFICATION, {"accuracy": 0.8, "balanced_accuracy": 0.61}, prepared) is None
     # rarer classes found at the price of some accuracy
-    assert advice.guessing(CLASSIFICATION, {"accuracy": 0.7, "balanced_accuracy": 0.7}, prepared, "test") is None
+    assert said_of(CLASSIFICATION, {"accuracy": 0.7, "balanced_accuracy": 0.7}, prepared) is None
+    assert said_of(CLASSIFICATION, {"accuracy": 0.9, "balanced_accuracy": 0.9}, parts(tmp_path)) is None  # not known
+
+
+@pytest.mark.parametrize("accuracy", [0.7, 0.8])
+def test_a_classifier_that_misses_rarer_classes_is_said(tmp_path, accuracy):
+    prepared = parts(tmp_path, class_counts={"north": {"test": [30, 10]}})
+    said = said_of(CLASSIFICATION, {"accuracy": accuracy, "balanced_accuracy": 0.56}, prepared)
+    assert "finds few images of some classes (balanced accuracy 0.560, and 0.500 without a look at the images" in said
+    assert "set optimizer.balanced_batches = true" in said
+
+
+def test_a_method_of_one_round_is_not_told_to_train_longer(tmp_path):
+    prepared = parts(tmp_path, class_counts={"north": {"test": [30, 10]}})
+    one_round = Analytic.model_construct()
+    for accuracy, balanced in ((0.75, 0.5), (0.8, 0.56)):
+        said = said_of(CLASSIFICATION, {"accuracy": accuracy, "balanced_accuracy": balanced}, prepared, one_round)
+        assert "balanced_batches" not in said
+        assert said.endswith("; try another model.backbone, or a method that trains in rounds")
 
 
 def test_a_regression_that_only_knows_the_mean_is_said(tmp_path):
@@ -163,14 +190,15 @@ def test_a_regression_that_only_knows_the_mean_is_said(tmp_path):
         folder.mkdir(parents=True)
         np.save(folder / "images.npy", np.zeros((len(labels), 1, 28, 28), np.uint8))
         np.save(folder / "labels.npy", np.array(labels, np.float32))
-    said = advice.guessing(REGRESSION, {"mae": 10.2}, parts(tmp_path), "test")
+    said = said_of(REGRESSION, {"mae": 10.2}, parts(tmp_path))
     assert "no better than always saying the mean (mean absolute error 10.2, and 10 without" in said
-    assert advice.guessing(REGRESSION, {"mae": 5.0}, parts(tmp_path), "test") is None
+    assert said_of(REGRESSION, {"mae": 5.0}, parts(tmp_path)) is None
+    assert guessed_scores(study_of(REGRESSION), parts(tmp_path)) == {"mae": 10.0, "rmse": 10.0}
 
 
 def test_masks_that_hit_nothing_are_said(tmp_path):
-    assert "(Dice 0.000)" in advice.guessing(SEGMENTATION, {"dice": 0.0}, parts(tmp_path), "test")
-    assert advice.guessing(SEGMENTATION, {"dice": 0.4}, parts(tmp_path), "test") is None
+    assert "(Dice 0.000)" in said_of(SEGMENTATION, {"dice": 0.0}, parts(tmp_path))
+    assert said_of(SEGMENTATION, {"dice": 0.4}, parts(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from polyclinic.files import check_place
 from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.progress import Progress
 
     from polyclinic.runner.compare import Entry
@@ -179,6 +181,7 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from polyclinic.cli.tables import WITHOUT_IMAGES
     from polyclinic.messages import human_bytes
 
     names = [n for n in next(iter(summary["methods"].values())) if n.startswith("test_") and n != "test_loss"]
@@ -207,6 +210,9 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
                 cells += interval_and_p(summary["statistics"].get(method, {}).get(name))
         carried = human_bytes(values["total_bytes"]["mean"])
         table.add_row(method, *cells, carried, f"{values['seconds']['mean']:.0f}")
+    if guessed := summary.get("without_images"):
+        table.add_section()
+        table.add_row(WITHOUT_IMAGES, *guessed_cells(guessed, names, main if tested else ""))
     Console().print(table)
     typer.echo(
         "all columns but 'own site': test images of all sites together; 'own site': mean over sites, each on its own"
@@ -216,6 +222,14 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
             "interval and p: Student's t over runs; p: runs of the same seed and fold are pairs, Holm-corrected; "
             "comparison_statistics.csv has all metrics"
         )
+
+
+def guessed_cells(guessed: JsonObject, names: list[str], with_statistics: str) -> Iterator[str]:
+    """Scores of a guess by column; beside those `with_statistics` two columns stay empty."""
+    for name in names:
+        value = guessed.get(name.removeprefix("test_"))
+        yield "" if value is None else f"{value:.3f}"
+        yield from ("", "") if name == with_statistics else ()
 
 
 def print_warnings(planned: list[Entry]) -> None:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from polyclinic.runner.result import Result
 
 
+#: the row of somebody who always says the most frequent class, or the mean label
+WITHOUT_IMAGES = "a guess without images"
+
+
 def print_result(result: Result, shown: Sequence[str] = ()) -> None:
     """The metrics of a run, pooled, as a mean over sites, and of each site: test images, or validation images only.
 
@@ -31,7 +35,10 @@ def print_result(result: Result, shown: Sequence[str] = ()) -> None:
     for name in ["images", *names]:
         table.add_column(name, justify="right")
     table.add_row("all sites together", _sum(counts), *_cells(metrics["test"], names))
-    table.add_row("mean over sites", "", *_cells(metrics["mean"], names), end_section=True)
+    guessed = result.values.get("without_images")
+    table.add_row("mean over sites", "", *_cells(metrics["mean"], names), end_section=not guessed)
+    if guessed:
+        table.add_row(WITHOUT_IMAGES, "", *_cells(guessed, names), end_section=True)
     for site, own in metrics["per_site"].items():
         table.add_row(site, str(counts.get(site, "-")), *_cells(own, names))
     console = Console()

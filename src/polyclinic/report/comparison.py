@@ -8,6 +8,7 @@ from polyclinic.report.blocks import Report, number
 from polyclinic.report.comparison_evidence import ComparisonEvidence, share_recovered
 from polyclinic.report.sections import again, methods, sites
 from polyclinic.report.sections.same_images import paired_section
+from polyclinic.report.summary import warnings_of
 from polyclinic.report.words import LOWER, counted, listed, metric_name, name_of_images
 
 
@@ -28,7 +29,14 @@ def report_of_comparison(found: ComparisonEvidence) -> Report:
     images = name_of_images(data, str(source))
     title = f"{images or 'One study'}: {counted(len(names), 'method')} compared"
     subtitle = f"Comparison '{found.folder.resolve().name}' on {source}; {counted(len(found.content['rows']), 'run')}"
-    return Report(title, subtitle, _summary(found), [one for one in sections if one is not None], dict(found.sources))
+    kept = [one for one in sections if one is not None]
+    return Report(title, subtitle, _summary(found), kept, dict(found.sources), _warnings(found))
+
+
+def _warnings(found: ComparisonEvidence) -> list[str]:
+    """What the runs of each method warned of, each sentence once."""
+    said = {method: [one for run in runs for one in warnings_of(run)] for method, runs in found.runs.items()}
+    return [f"{method}: {sentence}" for method, of_method in said.items() for sentence in dict.fromkeys(of_method)]
 
 
 def _summary(found: ComparisonEvidence) -> list[str]:

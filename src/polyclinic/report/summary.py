@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
 from polyclinic.json_types import JsonMapping
 from polyclinic.messages import human_bytes
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.words import counted, listed, metric_name, with_interval, with_unit
-from polyclinic.runner.result_display import image_counts
+from polyclinic.runner.result_display import FEW_IMAGES, image_counts
 
 #: what a sentence calls a kind of task
 TASKS = {
@@ -58,8 +60,8 @@ def who(run: RunEvidence) -> str:
     taken = f" with {images:,} images in all" if images else ", whose numbers of images are their own"
     failures = run.result.get("failures") or []
     failed = f" Sites failed {counted(len(failures), 'time')} on the way." if failures else ""
-    where = "Real institutions" if run.is_deployed else "Simulated sites on one machine"
-    return f"{where} took part: {counted(len(counts), 'site')} ({listed(list(counts))}){taken}.{failed}"
+    where = "Real institutions took part" if run.is_deployed else "One machine computed for all sites"
+    return f"{where}: {counted(len(counts), 'site')} ({listed(list(counts))}){taken}.{failed}"
 
 
 def how_good(run: RunEvidence) -> list[str]:
@@ -67,14 +69,22 @@ def how_good(run: RunEvidence) -> list[str]:
     if not pooled:
         return ["The released model was not evaluated (evaluation.final is 'none')."]
     intervals = metrics.get("intervals", {}).get("pooled", {})
-    names = [name for name in (run.metric, "auc", "rmse") if name in pooled]
+    names = [name for name in dict.fromkeys((run.metric, "balanced_accuracy", "auc", "rmse")) if name in pooled]
     if run.personal or not intervals:
         said = [f"{metric_name(name)} {with_unit(name, pooled[name], run.unit)}" for name in names]
     else:
         known = [name for name in names if name in intervals]
         said = [f"{metric_name(name)} {with_interval(name, intervals[name], run.unit)}" for name in known]
     basis = f"On {_judged_by(run)} of all sites together the model reaches: {'; '.join(said)}."
-    return [basis, *_spread(run), *([] if intervals else [_why_no_interval(run)])]
+    return [basis, *_guessed(run), *_spread(run), *([] if intervals else [_why_no_interval(run)])]
+
+
+def _guessed(run: RunEvidence) -> list[str]:
+    """What somebody reaches who has seen no image, so that a reader can judge the figures."""
+    guessed = run.result.get("without_images") or {}
+    said = [f"{metric_name(name)} {with_unit(name, value, run.unit)}" for name, value in guessed.items()]
+    guess = "the most frequent class" if run.like == "classification" else "the mean"
+    return [f"Somebody who sees no image and always says {guess} reaches: {'; '.join(said)}."] if said else []
 
 
 def _judged_by(run: RunEvidence) -> str:
@@ -84,7 +94,9 @@ def _judged_by(run: RunEvidence) -> str:
 
 
 def _spread(run: RunEvidence) -> list[str]:
-    values = {site: own[run.metric] for site, own in run.scores["per_site"].items() if run.metric in own}
+    counts = image_counts(run.result, run.split)
+    scored = {site: own for site, own in run.scores["per_site"].items() if counts.get(site, FEW_IMAGES) >= FEW_IMAGES}
+    values = {site: own[run.metric] for site, own in scored.items() if run.metric in own}
     if len(values) < 2:
         return []
     low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
@@ -92,7 +104,6 @@ def _spread(run: RunEvidence) -> list[str]:
     lowest, highest = (with_unit(run.metric, values[site], run.unit) for site in (low, high))
     if lowest == highest:
         return [f"All sites have {name} {lowest}."]
-    counts = image_counts(run.result, run.split)
     low, high = (f"{site}, {counted(counts[site], 'image')}" if site in counts else site for site in (low, high))
     return [f"Sites differ: {name} lies between {lowest} ({low}) and {highest} ({high})."]
 
@@ -118,14 +129,22 @@ def what_left(run: RunEvidence) -> list[str]:
         return [f"In all {human_bytes(total)} were carried.", *why_none]
     kinds = sorted({kind for of_site in run.ledgers.by_kind().values() for kind in of_site})
     sizes = {site: sum(of_kind.values()) for site, of_kind in run.ledgers.by_kind().items()}
-    most = max(sizes, key=sizes.__getitem__)
     kept = unknown if broken else "No real image left a site as it is."
     raw = "Real images left a site." if "real-images" in kinds else kept
     words = (
-        f"What left each site is in its ledger: {listed(kinds)}. {most} sent most, {human_bytes(sizes[most])}; "
+        f"What left each site is in its ledger: {listed(kinds)}. {_most(sizes)}; "
         f"in both directions {human_bytes(total)} were carried. {raw}"
     )
     return [words, *broken]
+
+
+def _most(sizes: Mapping[str, int]) -> str:
+    """Who sent most; all where they sent the same."""
+    most = max(sizes, key=sizes.__getitem__)
+    said = {human_bytes(size) for size in sizes.values()}
+    if len(sizes) > 1 and len(said) == 1:
+        return f"Each site sent {human_bytes(sizes[most])}"
+    return f"{most} sent {'most, ' if len(sizes) > 1 else ''}{human_bytes(sizes[most])}"
 
 
 def attacked(run: RunEvidence) -> str:

@@ -9,9 +9,6 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from polyclinic.data.parts import PreparedSites, open_site
 from polyclinic.federation.call import Reply
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods.shared.local_work import LocalWork
@@ -27,7 +24,7 @@ LEAST_PSNR = 18.0  #: dB of replayed images
 LEAST_USAGE = 0.05  #: share of a generator's codes that occur
 LEAST_DICE = 0.05
 NEXT_TO_NOTHING = 0.01  #: what a score must be above that of guessing to count as better
-WEAK = 0.1  #: balanced accuracy above guessing, below which a model that finds rare classes is still a poor one
+WEAK = 0.2  #: of the way from guessing to a balanced accuracy of 1, below which a model is a poor one
 
 
 # --- before the first round -----------------------------------------------------------------------------
@@ -165,67 +162,61 @@ def does_not_fall(losses: Sequence[float]) -> bool:
 # --- at the end -----------------------------------------------------------------------------------------
 
 
-def after(study: Study, parts: PreparedSites, metrics: JsonMapping, reports: JsonMapping) -> list[str]:
-    """What the released model's scores, and the generator's figures, tell."""
-    split = "test" if study.evaluation.final == "test" else "validation"
+def after(study: Study, guessed: Mapping[str, float], metrics: JsonMapping, reports: JsonMapping) -> list[str]:
+    """What the released model's scores, beside those `guessed` without images, and the generator's figures tell."""
     pooled = metrics.get("test") or (metrics.get("validation") or {}).get("pooled") or {}
-    scored = guessing(study.task, pooled, parts, split) if study.evaluation.final != "none" else None
+    scored = guessing(study, pooled, guessed) if study.evaluation.final != "none" else None
     found = (scored, poor_replay(reports.get("replay") or {}), no_help(study.task, metrics.get("diets") or {}))
     return [sentence for sentence in found if sentence]
 
 
-def guessing(task: Task, pooled: Mapping[str, float], parts: PreparedSites, split: str) -> str | None:
-    """Whether the model is no better than the guess of somebody who has seen no image."""
-    if task.like == "segmentation":
+def guessing(study: Study, pooled: Mapping[str, float], guessed: Mapping[str, float]) -> str | None:
+    """Whether the model is no better than the guess of somebody who has seen no image, or little better."""
+    if study.task.like == "segmentation":
         dice = pooled.get("dice")
         if dice is None or dice > LEAST_DICE:
             return None
-        return f"the masks hit next to nothing (Dice {dice:.3f}); {LONGER}"
-    if task.like == "classification":
-        return _majority(pooled, parts.info, split)
-    return _mean(pooled, parts, split)
+        return f"the masks hit next to nothing (Dice {dice:.3f}); {_cure(study)}"
+    if study.task.like == "classification":
+        return _majority(study, pooled, guessed)
+    return _mean(study, pooled, guessed)
 
 
-LONGER = "train longer (method.rounds, method.local_epochs), or try another optimizer.lr"
+def _cure(study: Study) -> str:
+    if isinstance(study.method, OneRound):
+        return "try another model.backbone, or a method that trains in rounds"
+    return "train longer (method.rounds, method.local_epochs), or try another optimizer.lr"
 
 
-def _majority(pooled: Mapping[str, float], info: JsonMapping, split: str) -> str | None:
-    counts = [of_site[split] for of_site in (info.get("class_counts") or {}).values() if of_site]
-    total = np.sum(counts, axis=0) if counts else np.zeros(0)
-    if "accuracy" not in pooled or (total > 0).sum() < 2:
+def _majority(study: Study, pooled: Mapping[str, float], guessed: Mapping[str, float]) -> str | None:
+    if not {"accuracy", "balanced_accuracy"} <= {*pooled} & {*guessed}:
         return None
-    share, even = float(total.max() / total.sum()), 1 / int((total > 0).sum())
-    if pooled["accuracy"] > share + NEXT_TO_NOTHING:
-        return None
-    if pooled["balanced_accuracy"] > even + 5 * NEXT_TO_NOTHING:
-        weak = pooled["accuracy"] < share and pooled["balanced_accuracy"] < even + WEAK
-        return _below_majority(pooled, share) if weak else None
+    share, even = guessed["accuracy"], guessed["balanced_accuracy"]
+    better, found = pooled["accuracy"] > share + NEXT_TO_NOTHING, pooled["balanced_accuracy"] - even
+    if better or found > 5 * NEXT_TO_NOTHING:
+        weak = better or pooled["accuracy"] < share
+        return _rarer_missed(study, pooled, guessed) if weak and found < WEAK * (1 - even) else None
     return (
         f"the model is no better than always saying the most frequent class (accuracy {pooled['accuracy']:.3f}, and "
-        f"{share:.3f} without a look at the images); {LONGER}"
+        f"{share:.3f} without a look at the images); {_cure(study)}"
     )
 
 
-def _below_majority(pooled: Mapping[str, float], share: float) -> str:
+def _rarer_missed(study: Study, pooled: Mapping[str, float], guessed: Mapping[str, float]) -> str:
+    balance = "" if isinstance(study.method, OneRound) else "set optimizer.balanced_batches = true; "
     return (
-        f"always saying the most frequent class would be right more often (accuracy {share:.3f}, the model's is "
-        f"{pooled['accuracy']:.3f}); the model finds the rarer classes as well (balanced accuracy "
-        f"{pooled['balanced_accuracy']:.3f}), but it is weak; {LONGER}"
+        f"the model is weak: it finds few images of some classes (balanced accuracy {pooled['balanced_accuracy']:.3f}, "
+        f"and {guessed['balanced_accuracy']:.3f} without a look at the images; accuracy {pooled['accuracy']:.3f}, and "
+        f"{guessed['accuracy']:.3f}); {balance}{_cure(study)}"
     )
 
 
-def _mean(pooled: Mapping[str, float], parts: PreparedSites, split: str) -> str | None:
-    if "mae" not in pooled or not all((parts.folder / site).is_dir() for site in parts.names):
-        return None  # at deployed sites nobody sees the labels
-    sites = [open_site(parts.folder, name) for name in parts.names]
-    known = np.concatenate([site.train.labels for site in sites])
-    asked = np.concatenate([getattr(site, split).labels for site in sites])
-    guess = float(np.abs(asked - known.mean()).mean()) if len(known) and len(asked) else 0.0
-    if pooled["mae"] < guess * (1 - NEXT_TO_NOTHING):
+def _mean(study: Study, pooled: Mapping[str, float], guessed: Mapping[str, float]) -> str | None:
+    if not {"mae"} <= {*pooled} & {*guessed} or pooled["mae"] < guessed["mae"] * (1 - NEXT_TO_NOTHING):
         return None
     return (
         f"the model is no better than always saying the mean (mean absolute error {pooled['mae']:.3g}, and "
-        f"{guess:.3g} without a look at the images); {LONGER}"
+        f"{guessed['mae']:.3g} without a look at the images); {_cure(study)}"
     )
 
 

@@ -339,7 +339,9 @@ def summarise(planned: list[Entry], baseline: str) -> JsonObject:
         methods[method] = dict(_spreads(mine))
     folds = max(entry.fold or 0 for entry in planned) or None
     tests = statistics_of(rows, baseline, folds)
-    return {"methods": methods, "baseline": baseline, "statistics": tests, "rows": rows}
+    guessed = next((e.result["without_images"] for e in planned if e.result and "without_images" in e.result), None)
+    about = {"without_images": guessed} if guessed else {}
+    return {"methods": methods, "baseline": baseline, "statistics": tests, "rows": rows, **about}
 
 
 def row_of(entry: Entry) -> JsonObject:

@@ -39,6 +39,7 @@ from polyclinic.runner.recorder import Display, Recorder
 from polyclinic.runner.release import Models, _flat, digest_of_weights, final_metrics, released_models, whose_part
 from polyclinic.runner.result import Result, result_of
 from polyclinic.runner.statistics_at_sites import ask_statistics
+from polyclinic.runner.without_images import guessed_scores
 from polyclinic.study import Study, load_run_study, plugged
 
 #: what a run killed at its very beginning may leave in its folder
@@ -203,7 +204,8 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         metrics = final_metrics(federation, study, models, bool(trainer.local_names))
         if study.evaluation.final == "test":
             metrics |= study.method.more_metrics(federation, models)
-        for sentence in advice.after(study, parts, metrics, federation.reports):
+        guessed = {} if has_noised_scores(study) else guessed_scores(study, parts)
+        for sentence in advice.after(study, guessed, metrics, federation.reports):
             federation.warn(sentence)
         calibrations: dict[str, Calibration] = {}
         if engine.simulation and not has_noised_scores(study):  # of a real site no score of a single image is kept
@@ -228,6 +230,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     }
     result = result_of(study, parts, federation, recorder, models, metrics, timing)
     known = {site: one.model_dump(mode="json") for site, one in calibrations.items()}
+    result |= {"without_images": guessed} if guessed else {}
     return result | {"calibrations": known, "model_sha256": hashlib.sha256(content).hexdigest()}
 
 

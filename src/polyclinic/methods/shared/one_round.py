@@ -170,11 +170,15 @@ def scaled_targets(site: Site) -> Tensor:
 def warn_of_small_sites(federation: Federation, counts: dict[str, int], width: int) -> None:
     """Say which sites' sums give their images' features away: those with no more images than numbers."""
     small = [site for site, count in counts.items() if count <= width]
-    if small:
+    if small and federation.sums.settings.sum == "secure":
+        federation.warn(
+            f"all sites together have at most {width:,} images, and their sum of {width:,} features reveals the "
+            f"features of single images, though not whose they are; {FEWER}"
+        )
+    elif small:
         federation.warn(
             f"{_names(small)}: sums of {width:,} features over at most {width:,} images are sent, and such sums reveal "
-            "the features of single images; set federation.sum = 'secure', choose an encoder with fewer features (or "
-            "a smaller method.numbers), or leave the site out"
+            f"the features of single images; set federation.sum = 'secure', {FEWER}, or leave the site out"
         )
 
 
@@ -184,9 +188,16 @@ def warn_of_small_classes(federation: Federation, counts: dict[str, Tensor]) -> 
     if small:
         federation.warn(
             f"{_names(small)}: sums over a class of fewer than {IMAGES_A_CLASS} images are sent, close to the features "
-            "of single images; set federation.sum = 'secure', merge rare classes (data.merge), or leave the "
-            "site out"
+            f"of single images; {_secure(federation)}merge rare classes (data.merge), or leave the site out"
         )
+
+
+FEWER = "choose an encoder with fewer features (or a smaller method.numbers)"
+
+
+def _secure(federation: Federation) -> str:
+    """The first cure, unless it is taken already."""
+    return "" if federation.sums.settings.sum == "secure" else "set federation.sum = 'secure', "
 
 
 def _names(sites: Sequence[str]) -> str:
