@@ -21,6 +21,7 @@ from polyclinic.audits.attacker_images import FEWEST, start_near
 from polyclinic.audits.outside_doubts import doubt_about
 from polyclinic.audits.outside_update import Update
 from polyclinic.audits.recovery import recovery
+from polyclinic.audits.verdicts import count_of
 from polyclinic.audits.views import Finding
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.parcel import Parcel
@@ -53,7 +54,8 @@ def invert(update: Update, truth: Tensor, held: Tensor, effort: Effort, seed: in
         found = attack.run([Parcel("weights", sent)], knowledge, seed=seed, device=device)
     except (BadInput, ValueError) as error:
         raise BadInput(f"--settings: this update cannot be attacked: {error}") from None
-    where = f"Update of {settings.images} images in {settings.steps} steps, {attack.name}"
+    made = f"{count_of(settings.images, 'image')} in {count_of(settings.steps, 'step')}"
+    where = f"Update of {made}, {attack.name}"
     result = recovery(found.images[0], truth, compared, in_order=False, where=where)
     verdict = result.verdict()
     doubt = "" if verdict.leak else doubt_about(update, truth, found.images[0])
