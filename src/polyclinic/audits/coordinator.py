@@ -87,7 +87,7 @@ def judge(rows: list[Rehearsal]) -> tuple[Word, str]:
         return NOT_TESTED, f"the site failed before its check could answer: {', '.join(broken)}"
     if not works:
         return NOT_TESTED, "no attack gets images back without the check either"
-    return WITHSTOOD, f"{', '.join(sorted(works))} get images back without the incoming check, and are stopped with it"
+    return WITHSTOOD, f"without the incoming check images come back by {', '.join(sorted(works))}; with it by none"
 
 
 def fedsgd_study(study: Study, whole: int = 0) -> Study:

@@ -38,3 +38,9 @@ def test_a_row_is_alive_for_the_share_it_was_set_to():
 def test_tanh_is_never_dead():
     with pytest.raises(BadInput, match="need ReLU"):
         TrapWeights().craft(network("lenet5", 16), pictures(5, 16))
+
+
+def test_a_network_without_a_layer_that_sees_places_is_named():
+    """Also where its convolutions cannot be opened, as those of one pixel in a ResNet."""
+    with pytest.raises(BadInput, match="use 'fishing'"):
+        TrapWeights().craft(network("resnet18", 16), pictures(4, 16, 2))

@@ -48,8 +48,9 @@ class TrapWeights(CoordinatorAttack):
         """A copy with traps, set so that each row is alive for a share of the attacker's own images [M, C, H, W]."""
         if activation(model) is not nn.ReLU:
             raise BadInput("attack: trap weights need ReLU, since tanh is never dead; use 'imprint'")
+        name, _ = dense_layer(model)  # first: fronts of other networks cannot be opened
         crafted = open_front(model)
-        name, layer = dense_layer(crafted)
+        layer = dense_layer(crafted)[1]
         rows, width = round(self.strength * layer.out_features), layer.in_features
         rng = torch_rng(self.seed, "trap weights")
         size = torch.randn(rows, width, generator=rng).abs() / width**0.5
