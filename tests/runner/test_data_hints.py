@@ -10,7 +10,7 @@ from polyclinic.data.partitions.column import Column
 from polyclinic.data.partitions.iid import Iid
 from polyclinic.runner.data_hints import data_hints
 
-HEAD = "path,label,site,patient,age,id,region"
+HEAD = "path,label,site,patient,age,id,region,number"
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def table(tmp_path_factory):
     """Sixty rows: two classes, three sites of which one has three images, thirty patients."""
     file = tmp_path_factory.mktemp("hints") / "t.csv"
     sites = ["A"] * 37 + ["B"] * 20 + ["C"] * 3
-    rows = [f"{n}.png,{'ab'[n % 2]},{sites[n]},p{n // 2},{n % 19 + 1},n{n},{sites[n]}" for n in range(60)]
+    rows = [f"{n}.png,{'ab'[n % 2]},{sites[n]},p{n // 2},{n % 19 + 1},n{n},{sites[n]},{n}" for n in range(60)]
     file.write_text("\n".join([HEAD, *rows]) + "\n")
     return file
 
@@ -36,6 +36,7 @@ def test_a_study_that_is_fine_gets_no_hint(table):
     ("settings", "sentence"),
     [
         ({"label": "age"}, "hint: the labels are 19 different numbers; if they are values and not classes"),
+        ({"label": "number"}, "hint: 60 classes for 60 images; does data.label name the right column?"),
         ({"label": "id"}, "hint: 60 classes for 60 images; does data.label name the right column?"),
         ({"label": "age", "label_range": (0, 228)}, "hint: labels are from 1 to 19, and data.label_range is from 0 to"),
         ({"patient": "site", "site": ""}, "hint: 60 images are of 3 patients, which stay together"),
@@ -52,6 +53,8 @@ def test_sites_with_very_few_images_are_named(table):
     assert found.startswith("hint: sites with very few images: C (")
     assert "join them, or leave them out with sites.names" in found
     assert hints(table, Column(partition="column", names=("A", "B"))) == []
+    (found,) = hints(table, Column(partition="column"), site="age")
+    assert found == "hint: the sites are 19 different numbers; does data.site name the right column?"
 
 
 def test_a_study_with_a_placeholder_says_what_to_edit(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,8 @@ from polyclinic.errors import BadInput
 FEW_PATIENTS = 10
 FEW_TRAINED = 5  #: training images of a site
 FILLED = 0.2  #: share of label_range that labels have at least, where its unit is theirs
+NEARLY_ALL = 0.5  #: classes for each image, above which labels are names of images and no classes
+NUMBER = re.compile(r"\d+([.-]\d+)?")  #: also as the name of a site, in which a comma is "-"
 NAMED = 4
 
 
@@ -27,7 +30,11 @@ def data_hints(data: Source, sites: Sites) -> list[str]:
     if not isinstance(data, FileSource):
         return []
     listing = data.listing()
-    found = [*_labels(listing), *_patients(listing), *(_small_sites(data, sites) if isinstance(sites, Column) else [])]
+    found = [
+        *_labels(listing),
+        *_patients(listing),
+        *(_sites(data, listing, sites) if isinstance(sites, Column) else []),
+    ]
     return [f"hint: {sentence}" for sentence in found]
 
 
@@ -35,13 +42,13 @@ def _labels(listing: Listing) -> list[str]:
     count, classes = len(listing), listing.classes
     if listing.label_range is not None and count:
         return _range(np.asarray(listing.labels, float), listing.label_range)
+    if len(classes) > MOST_CLASSES and len(classes) > NEARLY_ALL * count:
+        return [f"{len(classes)} classes for {count} images; does data.label name the right column?"]
     if len(classes) > MOST_CLASSES and all(to_number(name) is not None for name in classes):
         return [
             f"the labels are {len(classes)} different numbers; if they are values and not classes, set task.name = "
             '"regression" and data.label_range'
         ]
-    if len(classes) > MOST_CLASSES and len(classes) > count / 2:
-        return [f"{len(classes)} classes for {count} images; does data.label name the right column?"]
     return []
 
 
@@ -65,7 +72,10 @@ def _patients(listing: Listing) -> list[str]:
     return []
 
 
-def _small_sites(data: FileSource, sites: Sites) -> list[str]:
+def _sites(data: FileSource, listing: Listing, sites: Sites) -> list[str]:
+    names = set() if listing.site is None else {str(site) for site in listing.site}
+    if len(names) > MOST_CLASSES and all(NUMBER.fullmatch(name) for name in names):
+        return [f"the sites are {len(names)} different numbers; does data.site name the right column?"]
     try:
         where = spread(data.without_pixels(), data, sites)
     except BadInput:  # a run says what is wrong
