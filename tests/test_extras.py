@@ -86,7 +86,7 @@ def test_a_font_that_is_gone_costs_the_picture_and_no_result(tmp_path, monkeypat
     font_manager = pytest.importorskip("matplotlib.font_manager")
     gone = str(tmp_path / "DejaVuSans.ttf")
     monkeypatch.setattr(font_manager.FontManager, "findfont", lambda *_, **__: gone)
-    monkeypatch.setattr(font_manager.FontManager, "_find_fonts_by_props", lambda *_, **__: [gone])
+    monkeypatch.setattr(font_manager.FontManager, "_find_fonts_by_props", lambda *_, **__: [gone], raising=False)
     summary = {"methods": {"fedavg": {"test_accuracy": {"mean": 0.8, "std": 0.1, "n": 2}}}}
     picture = tmp_path / "comparison.png"
     words = r"cannot open a font \(.*DejaVuSans\.ttf.*; install it again with"
