@@ -16,9 +16,10 @@ def measure():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fundus", "chest", "skin", "brain-classes"])
 def test_classes_are_learnt_but_not_perfectly(name, measure):
-    row = measure(name, size=32, train_images=1000, test_images=500, epochs=8)
+    """After 8 epochs the network leads by 0.05 to 0.11 for skin (five seeds), after 16 by 0.10 to 0.14 (three)."""
+    row = measure(name, size=32, train_images=1000, test_images=500, epochs=16)
     assert row["guess"] + 0.08 < row["network"] < 0.96
-    assert row["network"] > row["linear"] + 0.02  # one machine had 0.046 more for skin
+    assert row["network"] > row["linear"] + 0.05
 
 
 @pytest.mark.slow
