@@ -1,5 +1,6 @@
 """Small rules of sites and their records, each by hand: mutants of them lived until these tests were written."""
 
+import contextlib
 import hashlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 from polyclinic.data.parts import ImageSet
-from polyclinic.federation.arriving.replies import _short
-from polyclinic.federation.call import _opened
+from polyclinic.federation import ledger_check
+from polyclinic.federation.arriving.replies import _check_targets, _short
+from polyclinic.federation.call import COORDINATOR, _opened
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, is_attackable, is_worth_keeping
 from polyclinic.federation.leaving.budget import OverBudget, Price
@@ -30,6 +32,9 @@ from polyclinic.federation.summing.floor import floor_of
 from polyclinic.federation.summing.open_sum import OpenSum
 from polyclinic.federation.summing.site_sums import _privacy_of
 from polyclinic.federation.summing.summand import check_layout, check_open, parcels_of
+from polyclinic.tasks.classification import Classification
+from polyclinic.tasks.regression import Regression
+from polyclinic.tasks.task import Target
 
 RECORD = {"epsilon": 3.0, "delta": 1e-5, "steps": 10}
 
@@ -124,6 +129,7 @@ def test_a_layout_that_says_something_else_is_refused(entry):
 def test_a_row_in_the_clear_counts_as_one_site():
     row = torch.tensor([2**53, -(2**53), 3, 0, 1])
     check_open(row)
+    check_open(torch.tensor([5, -5, 0, 0, 1]))  # a site without images
     for place, wrong in ((0, 2**53 + 1), (1, -(2**53) - 1), (2, -1), (3, -1), (4, 2), (4, 0)):
         changed = row.clone()
         changed[place] = wrong
@@ -212,6 +218,19 @@ def test_a_message_that_is_cut_short_is_called_so(data):
         _opened(data)
 
 
+def test_a_message_of_nothing_but_a_header_is_read():
+    assert _opened(bytes([27, *[0] * 7]) + b'{"header":{},"lengths":[1]}') == (27, {}, [1])
+    for text in (
+        b"",
+        b"{}",
+        b'{"header":[],"lengths":[]}',
+        b'{"header":{},"lengths":{}}',
+        b'{"header":{},"lengths":[-1]}',
+    ):
+        with pytest.raises(ParcelRejected, match="no readable header"):
+            _opened(bytes([len(text), *[0] * 7]) + text)
+
+
 def test_a_sum_is_private_only_where_all_of_it_is():
     covered, open_ = (Parcel("weights", {"w": torch.ones(1)}, privacy=privacy) for privacy in (RECORD, None))
     empty = Parcel("weights", {})
@@ -249,3 +268,47 @@ def test_nothing_is_set_aside_or_unsigned_unless_it_is_said():
     assert Reserved() == (0, 0)
     checked = Checked([], signatures_checked=True)
     assert (checked.unsigned, checked.seen, checked.countersigned, checked.not_received) == (0, 0, 0, [])
+
+
+def test_what_the_coordinator_never_received_is_counted(monkeypatch, tmp_path):
+    same = {"round": 1, "operation": "train", "kind": "weights", "digest": "d"}
+    lines = [
+        {**same, "index": 0, "to": COORDINATOR, "bytes": 5},
+        {**same, "index": 1, "to": "site-2", "bytes": 5},
+        {**same, "index": 2, "to": COORDINATOR, "bytes": 0},
+        {**same, "index": 3, "to": COORDINATOR, "bytes": 7},
+    ]
+    came = {"site": "site-1", "number": 1, "round": 1, "operation": "train", "to": COORDINATOR}
+    parcel = {"kind": "weights", "bytes": 5, "digest": "d"}
+    told = [{**came, "parcels": [parcel]}, {**came, "site": "another", "parcels": [7]}]
+    monkeypatch.setattr(ledger_check, "read_received", lambda folder: told)
+    checked = Checked(lines, signatures_checked=True)
+    ledger_check._compare(tmp_path / "ledger", "site-1", checked, tmp_path)
+    assert checked.not_received == [4]
+    parcel["digest"] = "other"
+    with pytest.raises(LedgerBroken, match=r"line 1: weights of 'train' in round 1 came, and .* has no such line"):
+        ledger_check._compare(tmp_path / "ledger", "site-1", checked, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "right"),
+    [
+        *(("masks", [0, 1], True), ("masks", [-1, 1], False), ("masks", [0, 2], False), ("masks", [], True)),
+        *(
+            ("labels", [0, 2], True),
+            ("labels", [-1, 2], False),
+            ("labels", [0, 3], False),
+            ("labels", [0.0, 1.0], False),
+        ),
+    ],
+)
+def test_targets_that_a_coordinator_believes(kind, values, right):
+    trainer = SimpleNamespace(task=Classification(), target=Target(classes=("a", "b", "c")))
+    parcel = Parcel(kind, {"t": torch.tensor(values)})
+    with contextlib.nullcontext() if right else pytest.raises(ParcelRejected, match=f"{kind}: tensor 't'"):
+        _check_targets(SimpleNamespace(trainer=trainer), parcel)
+
+
+def test_ages_are_no_classes():
+    trainer = SimpleNamespace(task=Regression(), target=Target(label_range=(0.0, 200.0)))
+    _check_targets(SimpleNamespace(trainer=trainer), Parcel("labels", {"t": torch.tensor([30.5, 120.0])}))

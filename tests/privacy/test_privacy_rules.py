@@ -12,9 +12,19 @@ from torch import nn
 from polyclinic.errors import BadInput
 from polyclinic.privacy import clipped_sums
 from polyclinic.privacy.clipped_sums import ClippedSums
-from polyclinic.privacy.curve import POINTS, SIZES, draw
+from polyclinic.privacy.curve import POINTS, SIZES, curves, draw
 from polyclinic.privacy.dp_sgd import try_gradients
-from polyclinic.privacy.epsilon import MOST_NOISE, MOST_STEPS, ORDERS, Mechanism, _prv, noise_for, steps_for
+from polyclinic.privacy.epsilon import (
+    MOST_NOISE,
+    MOST_STEPS,
+    ORDERS,
+    Mechanism,
+    _gaussian,
+    _prv,
+    noise_for,
+    sampling_rate_for,
+    steps_for,
+)
 from polyclinic.privacy.ghost_clipping import GhostClipping, can_follow, laid_out_as
 from polyclinic.privacy.obstacles import mixes_samples
 from polyclinic.privacy.settings import Facts, Privacy, check_facts
@@ -61,6 +71,14 @@ def test_curves_are_those_of_the_paper():
     assert POINTS == {"rdp": 60, "prv": 8}
 
 
+def test_points_of_a_curve_are_even_and_begin_after_one_epoch():
+    [points] = curves((500,), epochs=3, batch_size=32, noise=1.0).values()
+    assert [epochs for epochs, _ in points] == [1.0, 2.0, 3.0]
+    assert points[0][1] < points[1][1] < points[2][1]
+    [points] = curves((500,), epochs=120, batch_size=32, noise=1.0).values()
+    assert [epochs for epochs, _ in points] == [1.0, *range(2, 121, 2)]
+
+
 # --- accounts -----------------------------------------------------------------------------------------
 
 
@@ -77,6 +95,25 @@ def test_searches_for_steps_and_noise_end():
     assert (MOST_STEPS, MOST_NOISE) == (100_000_000, 1_000_000.0)
     with pytest.raises(BadInput, match="no noise reaches it"):
         noise_for(0.0, 1.0, 10**6, 1e-12)
+
+
+@pytest.mark.parametrize("shift", [1e-3, 0.1, 2.0])
+def test_epsilon_of_a_gaussian_is_the_smallest_that_covers_the_shift(shift):
+    """Balle and Wang 2018, Theorem 8, to a thousandth of it."""
+
+    def delta_of(epsilon):
+        more, less = (0.5 * math.erfc(-(sign * shift / 2 - epsilon / shift) / math.sqrt(2)) for sign in (1, -1))
+        return more - math.exp(epsilon) * less
+
+    found = _gaussian(shift, 1e-5)
+    assert delta_of(found * 1.0001) <= 1e-5 < delta_of(found * 0.999)
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(0, 8), (8, 0), (-1, 8)])
+def test_rates_of_no_images_are_refused(samples, batch):
+    with pytest.raises(BadInput, match="both must be at least 1"):
+        sampling_rate_for(samples, batch)
+    assert (sampling_rate_for(1, 1), sampling_rate_for(8, 2), sampling_rate_for(2, 8)) == (1.0, 0.25, 1.0)
 
 
 def test_a_new_account_has_trained_and_recorded_nothing():
