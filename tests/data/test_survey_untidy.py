@@ -141,6 +141,16 @@ def test_a_table_that_fits_some_images_says_how_many(tmp_path):
         survey(skin)
 
 
+def test_a_table_of_something_else_is_not_taken(tmp_path):
+    """Its only row names an image by accident; and a label that all share teaches nothing."""
+    for number in range(24):
+        draw(tmp_path / "scans" / ("normal", "sick")[number % 2] / f"{number}.png")
+    (tmp_path / "scans" / "notes.csv").write_text("day;remark\n1;2\n")
+    assert set(survey(tmp_path / "scans").labels.classes) == {"normal", "sick"}
+    with pytest.raises(BadInput, match="every image has the remark '2'; name a --label"):
+        survey(tmp_path / "scans" / "notes.csv")
+
+
 def test_a_label_may_be_named(tmp_path, capsys):
     skin = write_findings(tmp_path)
     assert set(survey(skin, label="Device").labels.classes) == {"MSK4", "msk4"}
@@ -180,8 +190,21 @@ def test_the_only_array_that_can_be_images_and_a_label_with_a_unit(tmp_path, cap
     np.savez(tmp_path / "a.npz", other_view=arrays["pixel_values"], **arrays)
     with pytest.raises(BadInput, match=r"several arrays can be images \(other_view, pixel_values\).*--images other"):
         survey(tmp_path / "a.npz")
+    with pytest.raises(BadInput, match=r"--images: 'clinic' of .* has the shape \[40\], no images'"):
+        survey(tmp_path / "a.npz", images="clinic")
+    with pytest.raises(
+        BadInput, match=r"--label: 'pixel_values' of .* has not one entry for each image; choose from age"
+    ):
+        survey(tmp_path / "a.npz", images="other_view", label="pixel_values")
     named = survey(tmp_path / "a.npz", images="other_view", label="record")
     assert (named.columns["images"], named.columns["labels"]) == ("other_view", "record")
+
+
+def test_masks_of_an_archive_may_have_a_name_of_their_own(tmp_path):
+    images = np.zeros((6, 3, 16, 16), np.uint8)
+    np.savez(tmp_path / "a.npz", scans=images, tumour_seg=images[:, 0], segment=np.arange(6))
+    found = survey(tmp_path / "a.npz")
+    assert (found.task, found.columns["images"], found.columns["masks"]) == ("segmentation", "scans", "tumour_seg")
 
 
 def test_values_that_may_stand_for_not_known():

@@ -77,6 +77,8 @@ def _table(file: Path, folder: Path, wanted: Wanted) -> Survey:
     found = cases.files()
     texts = [row["label"] for row in cases.rows] if not cases.has_masks else []
     labels = labels_of(texts) if texts else Labels.masks()
+    if labels.task == "classification" and len(labels.classes) < 2:
+        raise BadInput(f"--for {file}: every image has the {cases.columns['label']} '{texts[0]}'; name a --label")
     sites = Counter(row["site"] for row in cases.rows) if "site" in cases.fields else {}
     patients = len({row["patient"] for row in cases.rows}) if "patient" in cases.fields else count_patients(found)
     slices = slices_of(found)

@@ -21,6 +21,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 #: names of arrays by what they hold, the likeliest first; upper and lower case count as one
 IMAGES = ("images", "image", "x", "data", "imgs", "img", "pixels", "scans")
 LABELS = ("labels", "y", "targets", *NAMES["label"])
+MASKS = re.compile(r"(^|_)(masks?|seg|segs|segmentations?)($|_)", re.I)
 PATIENTS = (*NAMES["patient"], "group", "groups", "case")
 
 
@@ -30,6 +31,8 @@ def survey_archive(path: Path, wanted: Wanted = Wanted()) -> Survey:  # noqa: B0
     wanted.refuse_absent(path, (name.removeprefix("train_") for name in shapes))
     name = wanted.images or _images_or_refusal(path, shapes)
     prefixes = [prefix for prefix in ("", "train_", "val_", "test_") if prefix + name in shapes]
+    if not _has_image_shape(shapes[prefixes[0] + name]):
+        raise BadInput(f"--images: '{name}' of {path} has the shape {list(shapes[prefixes[0] + name])}, no images'")
     images = sum(shapes[prefix + name][0] for prefix in prefixes)
     arrays = {
         own: np.concatenate([archive[prefix + own].reshape(-1) for prefix in prefixes])
@@ -41,9 +44,9 @@ def survey_archive(path: Path, wanted: Wanted = Wanted()) -> Survey:  # noqa: B0
     if wanted.label:
         _refuse_other_length(path, wanted.label, arrays)
         columns["labels"] = wanted.label
-    masks = [own for own in ("masks", "mask") if len(shapes.get(prefixes[0] + own, ())) >= 3]
+    masks = _masks(shapes, prefixes[0], images=name)
     if masks and not wanted.label:
-        columns["masks"] = masks[0]
+        columns["masks"] = masks
     found, gaps = _labels(path, arrays, columns, shapes)
     codes = code_notes([str(value) for value in arrays[columns["labels"]].tolist()]) if "labels" in columns else ()
     notes = (*gaps, *codes, *like_patients_note(columns.get("group", "")), *_floats(archive.first(prefixes[0] + name)))
@@ -104,10 +107,22 @@ def pictures_in(path: Path) -> Iterator[np.ndarray]:
 
 
 def _can_be_images(name: str, shape: tuple[int, ...]) -> bool:
-    """[N, H, W], [N, H, W, C] or [N, C, H, W] of at least 8 x 8 pixels, and no masks."""
+    """An array of images of at least 8 x 8 pixels, and no masks."""
     sides = shape[2:] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
-    is_colour = len(shape) == 3 or (len(shape) == 4 and (shape[1] in (1, 3) or shape[3] in (1, 3)))
-    return is_colour and min(sides) >= 8 and not re.search("mask|seg", name, re.I)
+    return _has_image_shape(shape) and min(sides) >= 8 and not MASKS.search(name)
+
+
+def _has_image_shape(shape: tuple[int, ...]) -> bool:
+    """[N, H, W], [N, H, W, C] or [N, C, H, W]."""
+    return len(shape) == 3 or (len(shape) == 4 and (shape[1] in (1, 3) or shape[3] in (1, 3)))
+
+
+def _masks(shapes: Shapes, prefix: str, images: str) -> str:
+    """The array of masks: one of the usual names, else the only one with masks in its name; '' where there is none."""
+    named = [own.removeprefix(prefix) for own, shape in shapes.items() if own.startswith(prefix) and len(shape) >= 3]
+    others = [own for own in named if MASKS.search(own) and own != images]
+    usual = [own for own in ("masks", "mask") if own in others]
+    return usual[0] if usual else others[0] if len(others) == 1 else ""
 
 
 def _refuse_other_length(path: Path, label: str, arrays: Mapping[str, np.ndarray]) -> None:

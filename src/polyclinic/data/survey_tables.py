@@ -33,6 +33,7 @@ NAMES = {
         "label",
         "class",
         "diagnosis",
+        "dx",
         "target",
         "boneage",
         "age",
@@ -49,6 +50,7 @@ NAMES = {
 }
 #: columns that may tell patients apart, where many of their values differ; people look for the others first
 LIKE_PATIENTS = ("lesion_id", "lesion", "record", "record_id", "mrn", "case", "accession", "exam_id")
+LISTED = 0.05  #: share of a folder's images that a table in it lists, if it is theirs
 FEWEST_PATIENTS = 0.2  #: share of the rows that such a column must have different values for
 MOST_SITES = 50
 
@@ -94,7 +96,8 @@ def find_table(folder: Path, ignore: Path | None = None) -> Path | None:
     tables = [file for file in sorted(folder.glob("*.csv")) if ignore is None or file.resolve() != ignore.resolve()]
     counts = {file: _images_listed(read_table(file), folder, stems) for file in tables}
     # a table of something else may name an image or two by accident
-    listing = [file for file, count in counts.items() if count > max(counts.values()) / 2]
+    fewest = max(LISTED * len(set(stems.values())), max(counts.values(), default=0) / 2)
+    listing = [file for file, count in counts.items() if count > fewest]
     if len(listing) > 1:
         names = ", ".join(file.name for file in listing)
         raise BadInput(f"--for {folder}: {names} all list images; name one of them, --for {listing[0]}")
@@ -120,7 +123,7 @@ def unused_tables(folder: Path) -> str:
     """What to say of tables in a folder that name too few of its images to be used."""
     stems = _by_stem(folder)
     fits = [(file, _best_fit(read_table(file), folder, stems)) for file in sorted(folder.glob("*.csv"))]
-    return "".join(f"; {file.name} is not used: no column names these images{fit}" for file, fit in fits)
+    return "".join(f"; {file.name} is not used: no column names most of these images{fit}" for file, fit in fits)
 
 
 def cases_in_table(file: Path, folder: Path, wanted: Wanted = Wanted()) -> Cases:  # noqa: B008 (frozen)
@@ -226,8 +229,9 @@ def _best_fit(table: Table, folder: Path, stems: Mapping[str, Path]) -> str:
     best = max(counts, key=lambda name: counts[name], default="")
     if not best or not counts[best]:
         return ""
-    gone = next(row[best] for row in table.rows if not _path(row[best], folder, stems))
-    return f" ('{best}' fits {counts[best]} of {len(table)} rows; such as '{gone}' is not there)"
+    gone = next((row[best] for row in table.rows if not _path(row[best], folder, stems)), None)
+    such = "" if gone is None else f"; such as '{gone}' is not there"
+    return f" ('{best}' fits {counts[best]} of {len(table)} rows{such})"
 
 
 def _images_listed(table: Table, folder: Path, stems: Mapping[str, Path]) -> int:
