@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+import zipfile
 
 import pytest
 import torch
@@ -108,6 +109,19 @@ def test_other_files_are_refused_and_nothing_in_them_runs(tmp_path, monkeypatch,
         with pytest.raises(BadInput, match=message if name != "empty.pt" or read is read_weights else "no tensor of"):
             read(tmp_path / name)
     assert not (tmp_path / "made-by-a-pickle").exists()
+
+
+def test_a_damaged_archive_is_refused(tmp_path):
+    file = tmp_path / "damaged.pt"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(range(256)) * 4)
+    content = file.read_bytes()
+    overwritten, unknown = content[:60] + b"\xff" * 40 + content[100:], content.replace(b"\x08\x00", b"\x63\x00")
+    for damaged in (overwritten, unknown, content[:200]):
+        file.write_bytes(damaged)
+        for read in (read_weights, look_at):
+            with pytest.raises(BadInput, match=r"damaged\.pt' (holds other objects than|is not a file of weights)"):
+                read(file)
 
 
 def test_a_file_of_another_network_and_one_that_is_not_finite_are_refused(tmp_path):

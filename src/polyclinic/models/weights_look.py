@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from polyclinic.errors import BadInput
 from polyclinic.models.weights_file import PICKLE, PREFIX, cannot_read, nothing_fits, what_is_wrong
@@ -58,7 +58,7 @@ def look_at_weights(path: Path) -> LookedAt:
         return LookedAt(path, _names(path.expanduser(), start))
     except OSError as error:
         raise BadInput(cannot_read(path, error)) from None
-    except (SafetensorError, zipfile.BadZipFile, ValueError):
+    except Exception:  # whatever a reader says about a file that is something else
         by_torch = start.startswith((ZIP, PICKLE))
         raise BadInput(f"model.weights: '{path}' {what_is_wrong(path, by_torch=by_torch)}") from None
 
