@@ -253,7 +253,7 @@ PRIVACY = (
         "replay beats sharing 5 %.",
         Lower(PRIVATE, "fedavg-share", "mae"),
         {PRIVATE: KNOWN["qu-table2-privacy"].arms[PRIVATE], "fedavg-share": ("method.name=fedavg-share",)},
-        arms_at={"quick": {PRIVATE: ("generator.epochs=192",)}, "full": {PRIVATE: ("generator.epochs=400",)}},
+        arms_at={"quick": {PRIVATE: ("generator.epochs=192",)}, "full": {PRIVATE: ("generator.epochs=240",)}},
         minutes=12,
     ),
 )
