@@ -234,6 +234,18 @@ GRADIENTS = (
     ),
 )
 
+RESNET = (
+    _why(
+        "resnet-longer",
+        "gradients-figure3-resnet",
+        "Is it the length? With ten times the steps, no image fails from the transformed Gaussian.",
+        AtMost("TG", "failed", 0.0, exact=True),
+        {"TG": KNOWN["gradients-figure3-resnet"].arms["TG"]},
+        quick=(f"{gradient_inversion.ATTACK}.iterations=4000",),
+        minutes=15,
+    ),
+)
+
 PRIVATE = "cwt-replay, private"
 PRIVACY = (
     _why(
@@ -321,4 +333,4 @@ EPSILON = (
     ),
 )
 
-CLAIMS = (*RETINA, *SHARING, *SKIN, *ANIMALS, *GRADIENTS, *PRIVACY, *MONTHS, *EPSILON)
+CLAIMS = (*RETINA, *SHARING, *SKIN, *ANIMALS, *GRADIENTS, *RESNET, *PRIVACY, *MONTHS, *EPSILON)
