@@ -247,7 +247,7 @@ def test_a_folder_for_each_patient_with_an_image_and_its_mask(tmp_path):
     draw_patients(tmp_path, ("flair", "seg"))
     (tmp_path / "p3" / "p3_seg.png").unlink()
     found = survey(tmp_path)
-    assert (found.task, found.images) == ("segmentation", 13)
+    assert (found.task, found.images, found.patients) == ("segmentation", 13, 13)
     assert found.notes == ("1 image has no mask and is left out, such as p3_flair.png",)
     assert {(row["path"], row["mask"]) for row in found.cases.rows} > {("p0/p0_flair.png", "p0/p0_seg.png")}
 

@@ -57,6 +57,19 @@ def test_patterns_are_searched_in_the_paths_of_a_table(exports, tmp_path, capsys
     assert "--patient: goes with --for" in capsys.readouterr().err
 
 
+def test_patients_in_the_names_of_a_folder_of_classes(tmp_path, capsys):
+    for number in range(12):
+        draw(tmp_path / "scans" / "ab"[number % 2] / f"x{number // 2}.{number}.png", seed=number)
+    command = ["study", "new", str(tmp_path / "s.toml"), "--for", str(tmp_path / "scans")]
+    assert run_app(command) == 0
+    assert NO_PATIENTS in capsys.readouterr().out
+    assert run_app([*command, "--patient", r"^(x\d+)\.", "--force"]) == 0
+    said = capsys.readouterr().out
+    assert "2 classes (a: 6, b: 6), 6 patients" in said
+    assert NO_PATIENTS not in said
+    assert len(set(load_study(tmp_path / "s.toml").data.listing().patient)) == 6
+
+
 @pytest.mark.parametrize(
     ("paths", "labels", "sites"),
     [

@@ -147,11 +147,17 @@ def _masks(path: Path, pairs: Cases) -> Survey:
         images=len(pairs.rows),
         sizes=sizes_of(files),
         sites=dict(Counter(row["site"] for row in pairs.rows)) if "site" in pairs.fields else {},
-        patients=len({row["patient"] for row in pairs.rows}) if "patient" in pairs.fields else count_patients(files),
+        patients=len({row["patient"] for row in pairs.rows}) if "patient" in pairs.fields else _alone(files),
         cases=pairs,
         notes=(*pairs.notes, *([middle_slices_note(slices)] if slices > 1 else [])),
         slices=slices,
     )
+
+
+def _alone(files: Sequence[Path]) -> int | None:
+    """How many patients there are: those of DICOM files, or a folder for each image; None where neither says it."""
+    folders = {file.parent for file in files}
+    return len(files) if len(folders) == len(files) > 1 else count_patients(files)
 
 
 def _sites_and_classes(path: Path, files: list[Path], levels: Levels) -> Survey:
