@@ -53,7 +53,6 @@ def _with_column(found: Survey, what: What, values: Sequence[str], pattern: str)
     """With the values as a column of the cases; with the pattern itself, where a study reads the folder."""
     cases = found.cases or found.table
     if cases is None:
-        changes = {"site_pattern": pattern} if what == "site" else {"patient_pattern": pattern}
-        return replace(found, **changes)
+        return replace(found, site_pattern=pattern) if what == "site" else replace(found, patient_pattern=pattern)
     rows = [{**row, what: value} for row, value in zip(cases.rows, values, strict=True)]
     return replace(found, cases=replace(cases, rows=rows, fields=tuple(rows[0]), is_new=True))
