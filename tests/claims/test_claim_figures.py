@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyclinic.claims.catalogue import CLAIMS
-from polyclinic.claims.figure import POINT, draw, shown_metrics
+from polyclinic.claims.figure import POINT, _panel, draw, shown_metrics
 from polyclinic.claims.page import minutes_of
 
 pytest.importorskip("matplotlib")
@@ -43,6 +43,21 @@ def test_a_metric_with_a_number_is_a_point() -> None:
 def test_metrics_of_the_rule_and_of_the_paper_come_first() -> None:
     rows = [row("a", metric, 1.0) for metric in ("MB", "seconds", "loss", "auc", "mae")]
     assert shown_metrics(found(*rows, paper=(row("a", "mae", 1.0),))) == ["auc", "mae", "MB", "seconds"]
+
+
+def test_metrics_of_the_same_training_set_come_next() -> None:
+    rows = [row("a", metric, 1.0) for metric in ("cat, real", "dog, real", "auc, augmented", "cat, augmented")]
+    told = found(*rows) | {"rule": "cat, augmented of a is at least 1"}
+    assert shown_metrics(told) == ["cat, augmented", "auc, augmented", "cat, real", "dog, real"]
+
+
+def test_deviations_larger_than_a_mean_do_not_pull_the_axis_below_zero() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    _panel(axes, found(row("a", "failed", 0.05), row("c", "failed", 0.0)), "failed", ["a", "b", "c"])
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_xlim() == pytest.approx((-0.6, 2.6))  # b has no bar
 
 
 def test_minutes_are_measured_where_there_is_a_record() -> None:

@@ -34,7 +34,7 @@ def draw(found: JsonObject, file: Path) -> None:
         _curves(axes, found, what, labels)
     for axes, metric in zip(panels[len(curves) :], metrics, strict=False):
         _panel(axes, found, metric, labels)
-    stop = "" if found["place"].endswith("?") else "."
+    stop = f" {found.get('claim', '')}." if found["place"].endswith("?") else "."
     figure.suptitle(f"{found['paper']}, {found['place']}{stop} Holds: {found['holds']}", fontsize=10)
     told = {name: handle for axes in panels for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if told:
@@ -44,10 +44,15 @@ def draw(found: JsonObject, file: Path) -> None:
 
 
 def shown_metrics(found: JsonObject) -> list[str]:
-    """The metrics that get bars: first those of the rule, then those that the paper has; points are of curves."""
+    """The metrics that get bars: first those of the rule, then those that the paper has, then those about the same
+    training set as the rule's (", augmented"); points are of curves."""
     told = {row["metric"] for row in found["paper_numbers"]}
     metrics = dict.fromkeys(row["metric"] for row in found["ours"] if not POINT.fullmatch(row["metric"]))
-    return sorted(metrics, key=lambda metric: (f"{metric} of " not in found["rule"], metric not in told))[:MOST_PANELS]
+
+    def place(metric: str) -> tuple[bool, bool, bool]:
+        return f"{metric} of " not in found["rule"], metric not in told, metric.rpartition(", ")[2] not in found["rule"]
+
+    return sorted(metrics, key=place)[:MOST_PANELS]
 
 
 def _curves(axes: Axes, found: JsonObject, what: str, labels: list[str]) -> None:
@@ -95,8 +100,12 @@ def _panel(axes: Axes, found: JsonObject, metric: str, labels: list[str]) -> Non
         axes.set_xlabel(found["axis"])
     else:
         axes.set_xticks(range(len(labels)), labels, rotation=40, ha="right", fontsize=8)
-    if all(row["mean"] == 0 for row in found["ours"] if row["metric"] == metric):
+        axes.set_xlim(-0.6, len(labels) - 0.4)  # also where some labels have no bar
+    means = [row["mean"] for rows in sides.values() for row in rows if row["metric"] == metric]
+    if not any(means):
         axes.set_ylim(0, 1)
+    elif min(means) >= 0:  # a deviation may be larger than the mean of a share
+        axes.set_ylim(bottom=0)
     axes.set_title(metric, fontsize=9)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)

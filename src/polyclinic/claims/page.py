@@ -30,6 +30,9 @@ This page is written by `python docs/building/claims_page.py` from the files in
 - `yes`: the whole 95 % interval lies on the claimed side. `no`: it lies on the other side.
 - Methods of a claim have the same images, steps, settings and seeds; none is tuned by itself.
   Differences are taken seed by seed.
+- `not enough data`: the interval has both signs, or there are fewer than two pairs of runs. Some
+  claims got six seeds when three had left them open, with the same rule (last column); to look
+  twice makes a wrong `yes` or `no` a little likelier than one in twenty.
 - *Post hoc*: a result was known when the rule was written. The commit of the rule is in the record.
 - Every record names its machine. Runs have a core each (or a core and a GPU that they share); two
   cores need half of the minutes that are given for all runs together.
