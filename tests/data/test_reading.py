@@ -245,3 +245,17 @@ def test_a_nifti_of_two_dimensions_is_one_slice(tmp_path):
     nibabel.save(nibabel.Nifti1Image(values, sagittal), tmp_path / "side.nii")
     assert Reader().mask(tmp_path / "side.nii").shape == (2, 3)
     assert count_slices(tmp_path / "side.nii") == 1
+
+
+def test_colours_of_sixteen_bits_become_bytes(tmp_path):
+    pixels = np.array([[[65535, 0, 32896], [257, 514, 771]]], np.uint16)
+    tags = {"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB", "PlanarConfiguration": 0, "Rows": 1, "Columns": 2}
+    file = write_dicom(tmp_path / "a.dcm", pixels, **tags, NumberOfFrames=1)
+    assert Reader().pixels(file).tolist() == [[[255, 0, 128], [1, 2, 3]]]
+
+
+def test_a_frame_of_a_file_without_a_number_of_frames_is_the_only_one(tmp_path):
+    file = write_dicom(tmp_path / "a.dcm", np.array([[0, 100], [200, 255]], np.uint8))
+    assert Reader(max_pixels=4).pixels(file).tolist() == [[0, 100], [200, 255]]
+    with pytest.raises(ValueError, match="pixels"):
+        Reader(max_pixels=3).pixels(file)

@@ -7,8 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from polyclinic.data.acquisition import Style, _vignette, acquire, draw_style, zoom_centre
+from polyclinic.data.acquisition import Style, _vignette, acquire, crop_masks, draw_style, zoom_centre
 from polyclinic.data.contact_sheet import coloured, contact_sheet, label_words, mosaic, outlined
+from polyclinic.errors import BadInput
+from polyclinic.randomness import numpy_rng
 
 
 def test_a_mosaic_has_its_images_in_rows():
@@ -72,10 +74,27 @@ def test_a_sheet_has_room_for_its_words(tmp_path, title, captions, size, left_to
     assert (pixels[top : top + 112, left : left + 112] == 0).all()
     assert (pixels[top : top + 112, left + 112 : left + 114] == 255).all()
     assert (pixels[:top, left : left + 5] > 0).all()
+    if captions:  # above the middle of its image, between the title and the images
+        above = pixels[7 + 18 * bool(title) : top, left + 114 : left + 228] < 128
+        rows, columns = np.nonzero(above)
+        assert abs(columns.mean() - 56) < 5
+        assert abs(rows.mean() - len(above) / 2) < 5
     words = pixels[top : top + 114, :left] < 128  # the name of the row, in the middle of its height, beside the images
     rows, columns = np.nonzero(words)
     assert abs(rows.mean() - 57) < 8
     assert columns.max() < left - 4
+
+
+def test_a_sheet_of_nothing_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="there are no images to show"):
+        contact_sheet({"real": np.zeros((0, 1, 8, 8), np.uint8)}, tmp_path / "sheet.png")
+
+
+def test_an_image_is_enlarged_by_its_longer_side(tmp_path):
+    contact_sheet({"real": np.zeros((1, 1, 20, 56), np.uint8)}, tmp_path / "sheet.png")
+    assert Image.open(tmp_path / "sheet.png").size == (126 + 114, 7 + 42)
+    contact_sheet({"real": np.zeros((1, 1, 56, 20), np.uint8)}, tmp_path / "sheet.png")
+    assert Image.open(tmp_path / "sheet.png").size == (126 + 42, 7 + 114)
 
 
 def test_a_large_image_stays_as_it_is(tmp_path):
@@ -93,8 +112,14 @@ def test_a_style_has_the_strength_that_is_asked_for():
     least = SimpleNamespace(uniform=lambda low, high, count: np.full(count, float(low)))
     assert draw_style(least, 0.5).gamma == pytest.approx(np.exp(-0.225))
     assert draw_style(least, 0.5).crop == 1
-    turns = SimpleNamespace(uniform=lambda low, high, count: np.arange(1.0, count + 1))
-    numbered = draw_style(turns, 1.0)
+    drawn = []
+
+    def uniform(low, high, count):
+        drawn.append((low, high, count))
+        return np.arange(1.0, count + 1)
+
+    numbered = draw_style(SimpleNamespace(uniform=uniform), 1.0)
+    assert drawn == [(-1, 1, 5), (0, 1, 4)], "no number more: all that is drawn later would be another"
     assert np.log([numbered.gamma, numbered.contrast, *numbered.colour]) == pytest.approx([0.45, 0.7, 0.66, 0.88, 1.1])
     assert (numbered.blur, numbered.noise, numbered.vignette) == pytest.approx((0.015, 0.12, 1.8))
     assert numbered.crop == pytest.approx(0.2)
@@ -113,6 +138,21 @@ def test_the_middle_is_enlarged_by_hand():
     np.testing.assert_allclose(zoom_centre(ramp, 0.5, order=1)[0], [1, 1.5, 2, 2.5, 3])
     np.testing.assert_allclose(zoom_centre(ramp.T[:, :3], 0.5, order=1)[:, 1], [1, 1.5, 2, 2.5, 3])
     assert zoom_centre(ramp, 1, order=1) is ramp
+
+
+def test_images_are_enlarged_evenly_and_masks_by_the_nearest_pixel():
+    ramp = np.broadcast_to(np.arange(0, 250, 50, dtype=np.uint8), (1, 1, 5, 5)).copy()
+    found = acquire(ramp, Style(crop=0.5), np.random.default_rng(0))
+    assert found[0, 0, 2].tolist() == [50, 75, 100, 125, 150]
+    steep = np.zeros((1, 1, 5, 5), np.uint8)
+    steep[..., 2] = 200
+    curved = acquire(steep, Style(crop=0.5), np.random.default_rng(0))[0, 0, 2]
+    assert curved.tolist() == [0, 100, 200, 100, 0], "straight lines between pixels"
+    mask = np.zeros((1, 9, 9), np.uint8)
+    mask[0, :, :5] = 200
+    address = (3, "style", "site-1")
+    assert draw_style(numpy_rng(*address), 1.0).crop < 0.95
+    assert set(crop_masks(mask, address, 1.0).ravel()) == {0, 200}
 
 
 def test_a_bright_image_through_gamma_and_contrast_by_hand():
@@ -134,3 +174,5 @@ def test_blur_below_a_tenth_of_a_pixel_is_none():
     taps /= taps.sum()
     found = acquire(step, Style(blur=0.05), np.random.default_rng(0))
     assert found[0, 0, 5, 9] == pytest.approx(255 * taps[5:].sum(), abs=1)
+    turned = acquire(step.swapaxes(2, 3), Style(blur=0.05), np.random.default_rng(0))
+    assert turned[0, 0, 9, 5] == pytest.approx(255 * taps[5:].sum(), abs=1)

@@ -238,6 +238,7 @@ def test_notes_about_floats_and_missing_labels():
     assert survey_archive._floats(np.array([7], np.uint8)) == ()
     assert "divide them by 255" in survey_archive._floats(np.array([0.0, 255.0]))[0]
     assert "scale them before" in survey_archive._floats(np.array([-1.0, 1.0]))[0]
+    assert "divide them by 255" in survey_archive._floats(np.array([0.0, 1.5]))[0]
     assert "scale them before" in survey_archive._floats(np.array([0.0, 256.0]))[0]
     assert survey_archive._gaps(["a", "b"], "classification") == ()
     [one] = survey_archive._gaps(["a", "", "b"], "classification")
@@ -251,6 +252,7 @@ def test_arrays_are_known_by_their_names_and_lengths():
     assert survey_archive._images(shapes) == "images"
     assert survey_archive._images({"train_x": (5, 8, 8), "y": (5,)}) == "x"
     assert survey_archive._images({"images": (5, 8)}) is None
+    assert survey_archive._images({"other": (5, 8, 8), "Images": (5, 8, 8)}) == "Images"
     assert survey_archive._flat_arrays(shapes, [""], "images") == ["y", "n"]
     sites = {"y": np.arange(60), "site": np.arange(60) % 50}
     assert survey_archive._named(sites) == {"labels": "y", "site": "site"}
@@ -259,9 +261,16 @@ def test_arrays_are_known_by_their_names_and_lengths():
     assert survey_archive._named({"site": np.arange(2)}) == {"site": "site"}
 
 
+def test_an_archive_without_images_says_what_it_has(tmp_path):
+    np.savez(tmp_path / "a.npz", labels=np.arange(4))
+    with pytest.raises(BadInput, match=r"no array looks like images \[N, H, W\]; it has labels \[4\]"):
+        survey_archive.survey_archive(tmp_path / "a.npz")
+
+
 @pytest.mark.parametrize("shape", [(4, 9, 7), (4, 9, 7, 3), (4, 3, 9, 7)])
 def test_an_archive_has_the_size_of_its_images(tmp_path, shape):
     np.savez(tmp_path / "a.npz", images=np.zeros(shape, np.uint8), labels=np.arange(4) % 2)
     found = survey_archive.survey_archive(tmp_path / "a.npz")
     assert (found.images, found.sizes) == (4, survey_archive.Sizes.one(7, 9))
+    assert not found.keeps_classes
     assert isinstance(found.path, Path)
