@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyclinic.data import archives, survey_archive, survey_tables
+from polyclinic.data import archives, survey_archive, survey_result, survey_tables
 from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput
 
@@ -274,3 +274,13 @@ def test_an_archive_has_the_size_of_its_images(tmp_path, shape):
     assert (found.images, found.sizes) == (4, survey_archive.Sizes.one(7, 9))
     assert not found.keeps_classes
     assert isinstance(found.path, Path)
+
+
+def test_sizes_are_those_of_a_few_images_in_colour_and_grey(tmp_path):
+    for name, size, mode in (("a", (4, 2), "RGB"), ("b", (6, 2), "L"), ("c", (6, 3), "RGB")):
+        Image.new(mode, size).save(tmp_path / f"{name}.png")
+    files = [tmp_path / f"{name}.png" for name in "abc"]
+    assert survey_result.sizes_of(files) == survey_archive.Sizes(((4, 2), (6, 2), (6, 3)), (6, 2), all=True)
+    (tmp_path / "d.png").write_bytes(b"broken")
+    assert survey_result.sizes_of([tmp_path / "d.png"]) == survey_archive.Sizes()
+    assert not survey_result.sizes_of([tmp_path / "a.png"] * 200).all

@@ -126,3 +126,10 @@ def test_an_encoder_from_outside_is_a_backbone(tiny_run, monkeypatch, method):
     result = tiny_run({"name": method}, **AGES, model={"backbone": "means"}, optimizer={"augment": []})
     assert 0 < result.metrics["test"]["mae"] < 228
     assert result.weights()["fc.weight"].shape == (1, 6)
+
+
+def test_where_no_penalty_can_be_scored_the_largest_is_taken():
+    """Of one image all degrees of freedom are used up."""
+    assert best_penalty(torch.ones(1), torch.ones(1, 1), 1.0, 1) == PENALTIES[-1] == 100
+    assert len(PENALTIES) == 33
+    assert PENALTIES[0] == pytest.approx(1e-6)

@@ -138,3 +138,11 @@ def test_class_sums_of_none_or_too_many_images_are_refused_whatever_samples_say(
     check = gaussian_heads.GaussianHeads(rule="naive-bayes").check_class_sums
     with pytest.raises(ParcelRejected, match="of no image or of more than"):
         check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": count}))
+
+
+def test_a_feature_that_never_varies_has_the_least_variance():
+    """Four steps of rounding, squared; below that a feature is mostly rounding."""
+    rows = np.full((5, 1), 2.0, np.float32)
+    first, squares = moments.sums_and_squares(rows)
+    weights = gaussian_heads.naive_bayes(torch.tensor([5, 0]), torch.stack([first] * 2), torch.stack([squares] * 2))
+    assert weights["fc.products"][0].tolist() == pytest.approx([-0.5 / (4 / 4096) ** 2])

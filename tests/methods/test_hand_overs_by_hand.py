@@ -13,7 +13,7 @@ from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.fedreplay import FedReplay, _batches, _counts, _pooled
 from polyclinic.methods.inspect_sites import InspectSites
-from polyclinic.methods.shared import generative_replay, local_training, pooling, stacked_generators
+from polyclinic.methods.shared import generative_replay, local_training, pooling, replay_quality, stacked_generators
 from polyclinic.randomness import torch_rng
 
 # --- FedReplay
@@ -237,3 +237,47 @@ def test_a_site_counts_its_images():
     site.data = SimpleNamespace(train=train, validation=validation)
     found = {name: tensor.tolist() for name, tensor in InspectSites().survey(site).tensors.items()}
     assert (found["patients"], found["missing"]) == ([6], [0])
+
+
+# --- what is looked at of replay
+
+
+class Coded:
+    """Codes that come back one brighter; samples are all 9."""
+
+    def encode(self, images):
+        return {"codes": images}
+
+    def decode(self, codes):
+        return codes["codes"] + 1
+
+    def sample(self, labels, rng):
+        return torch.full((len(labels), 1, 2, 2), 9)
+
+
+@pytest.mark.parametrize(("sampled", "coded", "value"), [(True, True, 9), (False, True, 4), (False, False, 9)])
+def test_real_images_stand_beside_samples_or_what_came_back(monkeypatch, sampled, coded, value):
+    pixels = np.full((500, 1, 2, 2), 3, np.uint8)
+    monkeypatch.setattr(replay_quality.replay_space, "learned", lambda own: pixels)
+    monkeypatch.setattr(replay_quality, "CodedModel", Coded if coded else int)
+    part = SimpleNamespace(labels=np.zeros(500, np.int64))
+    own = SimpleNamespace(data=SimpleNamespace(train=part), rng=torch_rng)
+    real, replayed = replay_quality.real_and_replayed(own, Coded(), sampled=sampled)
+    assert (len(real), len(replayed), int(replayed.max())) == (400, 400, value)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_accounts_are_opened_where_the_primary_model_is_private(monkeypatch, private):
+    opened = []
+    module = "polyclinic.methods.fedreplay.private_latents"
+    monkeypatch.setattr(f"{module}.open_accounts", lambda federation, counts: opened.append(counts) or "accounts")
+    sent = {"a/latents": torch.ones(3, 1), "a/targets": torch.zeros(3)}
+    federation = SimpleNamespace(
+        once=lambda name, make: sent if name == "latents" else {},
+        trainer=SimpleNamespace(privacy=SimpleNamespace(on=("primary",)) if private else None),
+        initial_weights=dict,
+        state=lambda **values: SimpleNamespace(**values),
+        rounds=lambda count, state: [],
+    )
+    FedReplay().run(federation)
+    assert opened == ([{"a": 3}] if private else [])

@@ -48,6 +48,9 @@ def test_mean_predictions_by_hand():
     classes = torch.tensor([[[0.2, 0.8]], [[0.6, 0.4]]]).log()
     assert mean_prediction(classes, values=False).exp().tolist() == [pytest.approx([0.4, 0.6])]
     assert mean_prediction(torch.tensor([[[1.0]], [[3.0]]]), values=True).tolist() == [[2.0]]
+    sure = mean_prediction(torch.tensor([[[90.0]], [[90.0]]]), values=False)
+    assert 15 < float(sure) < 17, "a logit stays finite"
+    assert -17 < float(mean_prediction(torch.tensor([[[-90.0]], [[-90.0]]]), values=False)) < -15
 
 
 def test_chances_of_a_difference_by_hand():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyclinic.data.parts import ImageSet
-from polyclinic.errors import WorkFailed
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods.shared import synthetic_buffer, utility
 from polyclinic.randomness import torch_rng
 
@@ -145,3 +145,35 @@ def test_images_of_others_are_like_the_sites_own(tensors):
     site = SimpleNamespace(data=SimpleNamespace(train=images([0])), trainer=SimpleNamespace(target=None))
     with pytest.raises(WorkFailed, match="synthetic images of other sites are"):
         utility.received_part(site, tensors)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_images_of_others_have_labels(count):
+    target = SimpleNamespace(classes=())
+    site = SimpleNamespace(data=SimpleNamespace(train=images([0])), trainer=SimpleNamespace(target=target))
+    others = {"images": torch.zeros(count, 1, 4, 4, dtype=torch.uint8)}
+    with pytest.raises(BadInput, match="give one each"):
+        utility.received_part(site, others)
+    found = utility.received_part(site, {**others, "labels": torch.arange(count)})
+    assert found.labels.tolist() == list(range(count))
+
+
+def test_every_network_begins_at_the_first_step_of_the_schedule(monkeypatch):
+    made, begun = [], []
+    initial = torch.nn.Linear(1, 1)
+    optimizer = SimpleNamespace(make=lambda parameters, number: made.append(number) or "optimizer")
+    trainer = SimpleNamespace(load=lambda weights: initial, initial_local={}, optimizer=optimizer)
+    site = SimpleNamespace(
+        trainer=trainer, data=SimpleNamespace(validation="validation"), lasting_rng=lambda name: torch_rng(name)
+    )
+
+    def train(trainer, optimizer, part, validation, steps, rng):
+        begun.append((part, validation, steps, int(torch.randint(1000, (), generator=rng))))
+        return part
+
+    monkeypatch.setattr(utility, "train_network", train)
+    found = utility.train_networks(site, {"real": 1, "synthetic": 2, "augmented": 3}, 50, {"real": "known"})
+    assert found == {"real": "known", "synthetic": 2, "augmented": 3}
+    assert made == [1, 1]
+    assert [one[:3] for one in begun] == [(2, "validation", 50), (3, "validation", 50)]
+    assert begun[0][3] == begun[1][3], "all from the same seed"

@@ -126,6 +126,14 @@ def test_layers_learn_at_one_speed():
     assert Conv(3, 4, 3, down=True)(torch.zeros(1, 3, 8, 8)).shape == (1, 4, 4, 4)
 
 
+@pytest.mark.parametrize("speed", [1.0, 0.1])
+def test_a_slow_layer_begins_like_a_fast_one(speed):
+    layer = Linear(3, 2, bias=1.5, speed=speed, gain=2.0)
+    assert layer(torch.zeros(1, 3))[0].tolist() == pytest.approx([3.0, 3.0])
+    wide = Linear(400, 400, speed=speed, gain=2.0)
+    assert float(wide(torch.ones(1, 400)).detach().std()) == pytest.approx(2, rel=0.15)
+
+
 def test_the_spread_of_a_batch_by_hand():
     x = torch.arange(8.0).reshape(8, 1, 1, 1).expand(8, 2, 3, 3)
     plane = Spread()(x)[:, -1]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from polyclinic.generators.labels import LabelEmbedding
-from polyclinic.generators.vqvae2.prior import PixelCNN, Prior, draw, negative_log_likelihoods
+from polyclinic.generators.vqvae2.prior import GatedLayer, PixelCNN, Prior, draw, negative_log_likelihoods
 from polyclinic.tasks import Target
 
 CLASSES = Target(classes=("a", "b", "c"))
@@ -149,3 +150,32 @@ def test_a_prior_learns_what_its_labels_mean():
         new_top, new_bottom = net.sample(labels, torch.Generator().manual_seed(1))
     assert (new_top // 2 == labels[:, None, None]).float().mean() > 0.97
     assert (new_bottom == new_top.repeat_interleave(2, 1).repeat_interleave(2, 2)).float().mean() > 0.97
+
+
+def test_a_gated_layer_by_hand():
+    layer = GatedLayer(2, 0.0).double()
+    above, left, condition = (torch.randn(3, 2, 4, 4, dtype=torch.double) for _ in range(3))
+    found_above, found_left = layer(above, left, condition)
+
+    def gated(inner):
+        first, second = inner[:, :2], inner[:, 2:]
+        return first.tanh() * second.sigmoid()
+
+    told = layer.condition(condition)
+    seen = F.conv2d(F.pad(above, (1, 1, 1, 0)), layer.vertical.weight, layer.vertical.bias)
+    torch.testing.assert_close(found_above, above + gated(seen + told[:, :4]))
+    beside = F.conv2d(F.pad(left, (1, 0)), layer.horizontal.weight, layer.horizontal.bias)
+    inner = beside + layer.link(seen) + told[:, 4:]
+    torch.testing.assert_close(found_left, left + layer.out(gated(inner)))
+
+
+def test_logits_by_hand():
+    net = pixel_cnn(5, 2)
+    features = torch.randn(1, 8, 2, 2, dtype=torch.double)
+    found = net.logits(features)
+    hidden = net.body(features)
+    trusted, guess = F.softplus(net.trust(hidden)), net.guess(hidden)
+    for code, vector in enumerate(net.embed.vectors):
+        # minus the squared distance, less what is the same for all codes
+        nearness = guess.square().sum(1) - (guess - vector[:, None, None]).square().sum(1)
+        torch.testing.assert_close(found[:, code], net.own(hidden)[:, code] + trusted[:, 0] * nearness)
