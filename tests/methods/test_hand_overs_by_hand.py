@@ -174,9 +174,9 @@ def test_what_is_asked_follows_from_the_study(changes, operations):
 def test_sites_train_alone_in_the_methods_own_way_where_a_stack_does_not_pay(monkeypatch, own_way):
     monkeypatch.setattr(local_training, "_member", lambda site, plan: SimpleNamespace(rows=8))
     monkeypatch.setattr(local_training._Stack, "train", lambda self, *given: None)
-    monkeypatch.setattr(local_training, "_train_alone", lambda *given: ("plain", given[-1]))
+    monkeypatch.setattr(local_training, "_fit_alone", lambda *given: ("plain", given[-1]))
     alone = (lambda place: ("own", place)) if own_way else None
-    found = local_training.train_together(["a", "b"], [{}, {}], lambda site: None, alone=alone)
+    found = local_training.fit_together(["a", "b"], [{}, {}], lambda site: None, alone=alone)
     assert found == [("own" if own_way else "plain", place) for place in (0, 1)]
 
 
