@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 COLOURS = ("#4c8fbd", "#e07b54", "#59a58b", "#c9a227", "#8e6bbf", "#c25b7a")
 
 
-def draw_images(path: Path, rows: Mapping[str, Tensor], steps: Sequence[int], truth: Tensor | None = None) -> None:
+def draw_images(
+    path: Path, rows: Mapping[str, Tensor], steps: Sequence[int], truth: Tensor | None = None, where: str = ""
+) -> None:
     """A row of images [K, C, H, W] for each name, one for each of `steps`; the true image [C, H, W] (or one for each
-    row, [R, C, H, W]) ends each row. What lies outside [0, 1] is cut off."""
+    row, [R, C, H, W]) ends each row. What lies outside [0, 1] is cut off. `where` says whose they are."""
     captions = [f"step {step}" for step in steps]
     shown = {name: images.float().nan_to_num(0.5).clamp(0, 1).cpu() for name, images in rows.items()}
     for name, images in shown.items():
@@ -34,6 +36,7 @@ def draw_images(path: Path, rows: Mapping[str, Tensor], steps: Sequence[int], tr
         true = truth.expand(len(shown), *truth.shape[-3:]).cpu()
         shown = {name: torch.cat((shown[name], true[i : i + 1])) for i, name in enumerate(shown)}
     title = "Reconstructions through the steps of the search" + (", and the true images" if truth is not None else "")
+    title = f"{where}. {title}" if where else title
     contact_sheet({name: to_uint8(images) for name, images in shown.items()}, path, captions, title)
 
 

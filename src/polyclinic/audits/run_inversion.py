@@ -135,5 +135,6 @@ def search_steps(kept: ImageTrajectory, result: Recovery, most: int = 6) -> Sear
         return SearchSteps(kept.steps, loss, distance)
     best = result.error.argsort()[:most]
     images = {f"image {n + 1}": kept.images[0, :, result.rows[i]] for n, i in enumerate(best.tolist())}
-    draw = partial(draw_images, rows=images, steps=kept.steps, truth=result.truth[best])
+    where = f"{result.where}, the best {len(best)} of {len(result.error)}"
+    draw = partial(draw_images, rows=images, steps=kept.steps, truth=result.truth[best], where=where)
     return SearchSteps(kept.steps, loss, distance, draw)

@@ -106,7 +106,7 @@ def contact_sheet(rows: Mapping[str, Images], path: Path, captions: Sequence[str
     left = MARGIN * TEXT
     wide = max(left + pixels.shape[1], NARROWEST if title else 0)
     lines = textwrap.wrap(title, wide // LETTER)
-    words = [textwrap.fill(one, max(CAPTION, width // LETTER), break_long_words=False) for one in captions]
+    words = [_wrapped(one, max(CAPTION, width // LETTER)) for one in captions]
     above = TEXT // 2 + LINE * len(lines)
     top = above + LINE * max((one.count("\n") + 1 for one in words), default=0)
     sheet = Image.new("RGB", (wide, top + pixels.shape[0]), "white")
@@ -121,6 +121,11 @@ def contact_sheet(rows: Mapping[str, Images], path: Path, captions: Sequence[str
         place = (left + round((k + 0.5) * width), (above + top) // 2)
         pen.multiline_text(place, one, fill="black", font=font, anchor="mm", align="center")
     sheet.save(path, format="PNG")
+
+
+def _wrapped(words: str, letters: int) -> str:
+    """Lines of at most so many letters; those that are there stay."""
+    return "\n".join(textwrap.fill(line, letters, break_long_words=False) for line in words.split("\n"))
 
 
 def _enlarged(images: Images) -> Images:
