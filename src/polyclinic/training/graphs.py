@@ -35,8 +35,7 @@ class GraphedFunction:
     Every call does the work exactly once, whether it is an ordinary call or a replay. The output of a replay is
     overwritten by the next one. The function must take the same decisions at every call and read no number from the
     GPU; networks and optimisers that it changes must keep their tensors. `name` says in the warning what is slower;
-    `rngs` are the CUDA generators that the function draws from: a replay draws new numbers. `warm_up`: ordinary calls
-    first, of which a function without optimisers needs one.
+    `rngs` are the CUDA generators that the function draws from: a replay draws new numbers.
     """
 
     def __init__(
@@ -46,9 +45,8 @@ class GraphedFunction:
         *,
         rngs: Sequence[torch.Generator] = (),
         stream: torch.cuda.Stream | None = None,
-        warm_up: int = WARM_UP,
     ) -> None:
-        self.function, self.name, self.rngs, self.warm_up = function, name, list(rngs), warm_up
+        self.function, self.name, self.rngs = function, name, list(rngs)
         self.stream = stream or torch.cuda.Stream()
         self.calls: Counter[tuple] = Counter()
         self.graphs: dict[tuple, Graph] = {}
@@ -59,7 +57,7 @@ class GraphedFunction:
         if shapes not in self.graphs:
             self.calls[shapes] += 1
             full = len(self.graphs) >= MOST_GRAPHS
-            if self.failed or full or self.calls[shapes] <= self.warm_up or not self._record(shapes, inputs):
+            if self.failed or full or self.calls[shapes] <= WARM_UP or not self._record(shapes, inputs):
                 return self._call(inputs)
         return self.graphs[shapes].replay(inputs)
 

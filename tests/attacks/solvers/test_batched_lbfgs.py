@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from pretended_gpu import pretend_gpu
@@ -11,6 +14,7 @@ from polyclinic.attacks.solvers.adam import Adam
 from polyclinic.attacks.solvers.lbfgs import LBFGS, Memory
 from polyclinic.attacks.solvers.search import _Batch, search
 from polyclinic.randomness import torch_rng
+from polyclinic.training.graphs import GraphedFunction
 
 
 class Valleys:
@@ -186,7 +190,7 @@ def test_an_iteration_after_the_end_moves_nobody_and_tells_the_last_loss(kind):
     """A recorded one is the quickest way to the loss of the last points."""
     problem, start = valleys()
     batch = _Batch(problem, kind(start, lr=0.1, steps=2), trajectory=[1, 2])
-    batch.run(graphs=False)
+    iterate = batch.run(graphs=False)
     assert not bool(batch.optimizer.active.any())
     before = batch.results("last")
     batch.iterate()
@@ -194,7 +198,29 @@ def test_an_iteration_after_the_end_moves_nobody_and_tells_the_last_loss(kind):
     assert torch.equal(after.loss, problem(before.point)[0])
     for name in ("point", "evaluations", "converged", "diverged"):
         assert torch.equal(getattr(after, name), getattr(before, name)), name
-    batch.evaluate_last_point()
+    batch.evaluate_last_point(iterate)
     told = batch.results("last").trajectory
     assert torch.equal(after.trajectory.points, told.points)
     assert torch.equal(after.trajectory.loss, told.loss)
+
+
+def test_a_search_that_is_over_holds_no_graph(monkeypatch):
+    """Its memory is most of a GPU's; it must not wait until Python looks for objects that hold each other."""
+    problem, start = valleys()
+    pretend_gpu(monkeypatch)
+    monkeypatch.setattr("polyclinic.attacks.solvers.search.on_gpu", lambda tensor: True)
+    made = []
+
+    class Noted(GraphedFunction):
+        def __init__(self, *given, **options):
+            super().__init__(*given, **options)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr("polyclinic.attacks.solvers.search.GraphedFunction", Noted)
+    gc.collect()
+    gc.disable()
+    try:
+        search(problem, Adam(start, lr=0.1, steps=3))
+        assert [one() for one in made] == [None]
+    finally:
+        gc.enable()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -75,9 +75,9 @@ def search(
     found = batch.results(returns)
     rows = torch.arange(len(optimizer.point), device=optimizer.point.device)
     while True:
-        batch.run(graphs)
+        iterate = batch.run(graphs)
         left = ~optimizer.active
-        batch.evaluate_last_point()
+        batch.evaluate_last_point(iterate)
         _write(found, rows[left], batch.results(returns), left)
         if bool(left.all()):
             return found
@@ -114,7 +114,6 @@ class _Batch:
         self.loss = self.best_loss.clone()
         self.evaluations = torch.zeros(len(self.best), dtype=torch.long, device=self.best.device)
         self.iterations = 0
-        self.recorded: GraphedFunction | None = None
 
     def iterate(self) -> None:
         loss, gradient = self.objective(self.optimizer.point)
@@ -130,27 +129,29 @@ class _Batch:
         self.best_loss.copy_(torch.where(better, loss, self.best_loss))
         self.loss.copy_(loss)
 
-    def evaluate_last_point(self) -> None:
+    def evaluate_last_point(self, iterate: Callable[[], None]) -> None:
         """The last point of a target has been moved to, but not been evaluated yet.
 
         Once every target has finished, an iteration moves none of them: a recorded one is the quickest way.
         """
-        if self.recorded is not None and not bool(self.optimizer.active.any()):
-            self.recorded()
+        recorded = isinstance(iterate, GraphedFunction) and bool(iterate.graphs)
+        if recorded and not bool(self.optimizer.active.any()):
+            iterate()
         else:
             self._note(self.objective(self.optimizer.point)[0])
 
-    def run(self, graphs: bool) -> None:
-        """Iterate until so many targets have finished that the rest should go on without them."""
+    def run(self, graphs: bool) -> Callable[[], None]:
+        """Iterate until so many targets have finished that the rest should go on without them. What it iterated with
+        is not kept here: a graph that its own batch held would keep its memory until Python looks for such circles."""
         enough = SHRINK_AT.get(self.best.device.type, 1 / 2) * len(self.best)
         gpu = on_gpu(self.best)
-        self.recorded = GraphedFunction(self.iterate, "the attack", warm_up=1) if gpu and graphs else None
-        iterate = self.recorded or self.iterate
+        iterate = GraphedFunction(self.iterate, "the attack") if gpu and graphs else self.iterate
         while int(self.optimizer.active.sum()) > enough:
             for _ in range(min(CHECK_EVERY if gpu else 1, self.optimizer.limit - self.iterations)):
                 iterate()
                 self.iterations += 1
             tell("search for images", self.iterations, self.optimizer.limit)
+        return iterate
 
     def select_rows(self, rows: Tensor) -> None:
         self.objective = self.objective.select_rows(rows)
