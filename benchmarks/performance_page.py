@@ -194,22 +194,6 @@ def feder_stacked(figures: Figures) -> str:
     return table(head, [[what, *medians, figures["times as fast"]]])
 
 
-def compile_cpu(figures: Figures) -> str:
-    """A step with and without `torch.compile` on one core."""
-    rows = [
-        [
-            case["case"],
-            case["eager_ms"],
-            case["compiled_ms"],
-            case["compile_cpu_seconds"],
-            case["pays_after_steps"] or "never",
-        ]
-        for case in figures["cases"]
-    ]
-    head = ["network", "step as it is, CPU ms", "compiled, CPU ms", "to compile, CPU s", "pays after steps"]
-    return table(head, rows)
-
-
 def attacks(figures: Figures) -> str:
     """Many targets of gradient inversion at once."""
     rows = [
@@ -291,7 +275,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "one_pass": ("One model scored at many simulated sites, on a GPU", one_pass),
     "gpu_round_bytes": ("The same with parcels as bytes, before optimisers were fused", gpu_round),
     "overhead": ("A round on a CPU beside a bare loop", overhead),
-    "compile_cpu": ("`torch.compile` on a CPU", compile_cpu),
     "peers": ("The same job by other programs, on a CPU", peers),
     "peers_two_sites": ("The same with two sites, for simulators that start a process for each", peers),
     "peers_gpu": ("The same job by another program, on a GPU", peers),
