@@ -33,6 +33,7 @@ class LiteMedSAM(Encoder):
 
     width: ClassVar[int] = CHANNELS * (2 + GRID * GRID)
     side: ClassVar[int | None] = SIDE
+    batch: ClassVar[int] = 4  # it takes seconds an image on a CPU
 
     def __init__(self, device: str | torch.device = "cpu", side: int | None = None) -> None:
         if side not in (None, SIDE):

@@ -5,6 +5,7 @@ import torch
 
 from polyclinic.encoders import ENCODERS
 from polyclinic.encoders.base import BATCH, Encoder
+from polyclinic.encoders.kept_features import features_file
 from polyclinic.metrics.networks.efficientnet import efficientnet_lite0
 from polyclinic.randomness import torch_rng
 
@@ -22,6 +23,27 @@ def test_features_by_hand_over_several_batches():
     assert found.shape == (BATCH + 2, 3)
     assert torch.allclose(found[:, 1], torch.arange(BATCH + 2) / 255)
     assert Means().features(images[:0]).shape == (0, 3)
+
+
+def test_an_encoder_has_its_own_size_of_batches(tmp_path):
+    seen = []
+
+    class Slow(Means):
+        batch, identity = 2, "slow"
+
+        def encode(self, images):
+            seen.append(len(images))
+            return super().encode(images)
+
+    class Usual(Slow):
+        batch = BATCH
+
+    images = torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 4, 4)
+    assert torch.equal(Slow().features(images), Means().features(images))
+    assert seen == [2, 2, 2]
+    Usual.__qualname__ = Slow.__qualname__
+    files = [features_file(encoder, images.numpy(), tmp_path) for encoder in (Slow(), Usual())]
+    assert files[0] != files[1]
 
 
 @pytest.mark.slow

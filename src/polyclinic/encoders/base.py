@@ -19,6 +19,7 @@ class Encoder(ABC):
 
     width: ClassVar[int]  #: D, the length of a feature vector
     side: ClassVar[int | None] = None  #: the side to which images are resized; None leaves them as they are
+    batch: ClassVar[int] = BATCH  #: images at once; fewer for a slow encoder, as a site with one image computes so many
 
     def __init__(self, device: str | torch.device = "cpu", side: int | None = None) -> None:
         """`side` is another side of the images than the encoder's own."""
@@ -33,7 +34,7 @@ class Encoder(ABC):
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """Features float32 [N, D] on the CPU of images uint8 [N, C, H, W] with one or three channels."""
-        found = [self._of_batch(batch) for batch in images.split(BATCH)] if len(images) else []
+        found = [self._of_batch(batch) for batch in images.split(self.batch)] if len(images) else []
         return torch.cat(found) if found else torch.zeros(0, self.width)
 
     @torch.no_grad()
@@ -48,7 +49,7 @@ class Encoder(ABC):
 
     def _of_batch(self, images: Tensor) -> Tensor:
         count = len(images)
-        full = F.pad(images, (0, 0, 0, 0, 0, 0, 0, BATCH - count)).to(self.device).float().div(255)
+        full = F.pad(images, (0, 0, 0, 0, 0, 0, 0, self.batch - count)).to(self.device).float().div(255)
         return self.of_unit(full)[:count].cpu()
 
     def _resized(self, images: Tensor) -> Tensor:

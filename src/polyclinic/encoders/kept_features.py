@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyclinic.encoders.base import Encoder
+from polyclinic.encoders.base import BATCH, Encoder
 from polyclinic.files import atomic_file, digest_of, lock
 from polyclinic.progress import tell
 
@@ -67,6 +67,8 @@ def features_file(encoder: Encoder, images: np.ndarray, folder: Path | None = No
         "torch": torch.__version__,
         "images": _digest(images),
     }
+    if encoder.batch != BATCH:  # other sizes compute other last bits
+        key["batch"] = encoder.batch
     return folder / f"features-{digest_of(key)[:24]}.npy"
 
 
