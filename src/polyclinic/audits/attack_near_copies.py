@@ -23,6 +23,7 @@ from polyclinic.metrics.image_sets import ORIENTATIONS
 from polyclinic.randomness import torch_rng
 
 NAME, QUESTION = "near-copies", "copies"
+SHOWN = 8  #: pairs of a picture
 
 
 class NearCopiesAttack(Attack):
@@ -95,9 +96,8 @@ def finding_of(
         verdict = replace(verdict, because=f"{verdict.because}; planted here, {power}", evidence=evidence)
         if power.weakest < FOUND:
             doubt = f"only {power.weakest:.0%} of planted copies are found ({WEAKEST_WORDS}); hold out more images"
-    title = (
-        f"{where}Near copies: {int(found.is_copy.sum())} of {len(made)} made images are beyond the limit; the nearest"
-    )
+    beyond, shown = int(found.is_copy.sum()), min(SHOWN, len(made))
+    title = f"{where}Near copies: {beyond} of {len(made)} made images are beyond the limit. Below: the nearest {shown}"
     draw = histograms(
         "gap between training and held-out images, as a share of the limit",
         {"made images": found.strength},
@@ -108,7 +108,7 @@ def finding_of(
     return Finding(NAME, threat, verdict, draw=draw, question=QUESTION, doubt=doubt)
 
 
-def strongest_pairs(made: Tensor, training: Tensor, found: NearCopies, shown: int = 8) -> Pairs:
+def strongest_pairs(made: Tensor, training: Tensor, found: NearCopies, shown: int = SHOWN) -> Pairs:
     """The made images with the largest gaps, as they were made, each above its training image."""
     which = found.strength.argsort(descending=True)[:shown]
     turns = [int(turn) for turn in found.orientation[which]]
