@@ -98,6 +98,10 @@ def federation_of(covers=False, chosen=("a", "b", "c")):
     return SimpleNamespace(sums=SimpleNamespace(covers=lambda name: covers), chosen=list(chosen), warned=[])
 
 
+def warned(said, summed="float"):
+    return SimpleNamespace(warn=said.append, sums=SimpleNamespace(settings=SimpleNamespace(sum=summed)))
+
+
 def test_sites_share_the_images_that_sums_can_hold():
     assert one_round.most_images(federation_of(), "give_sums") == MOST_IMAGES // 3
     assert one_round.most_images(federation_of(covers=True), "give_sums") == MOST_IMAGES
@@ -123,17 +127,23 @@ def test_a_site_says_as_many_images_as_its_sums_have():
 )
 def test_sites_with_no_more_images_than_numbers_are_named(counts, who):
     said = []
-    one_round.warn_of_small_sites(SimpleNamespace(warn=said.append), counts, 8)
+    one_round.warn_of_small_sites(warned(said), counts, 8)
     assert [words.split(":")[0] for words in said] == ([who] if who else [])
+    one_round.warn_of_small_sites(warned(said, "secure"), counts, 8)
+    assert len(said) == (2 if who else 0)
+    assert all("'a'" not in words for words in said[1:]), "a sum says nobody's name"
 
 
 def test_sites_with_a_class_of_few_images_are_named():
     said, counts = [], {"a": [10, 0], "b": [40, 1], "c": [0, 9.0], "d": [10, 10]}
     each = {site: torch.tensor(numbers) for site, numbers in counts.items()}
-    one_round.warn_of_small_classes(SimpleNamespace(warn=said.append), each)
+    one_round.warn_of_small_classes(warned(said), each)
     assert [words.split(":")[0] for words in said] == ["sites 'b', 'c'"]
-    one_round.warn_of_small_classes(SimpleNamespace(warn=said.append), {"a": each["a"]})
+    one_round.warn_of_small_classes(warned(said), {"a": each["a"]})
     assert len(said) == 1
+    assert "set federation.sum = 'secure'" in said[0]
+    one_round.warn_of_small_classes(warned(said, "secure"), each)
+    assert "set federation.sum" not in said[1], "that cure is taken already"
 
 
 def test_a_projection_has_signs_over_a_power_of_two():
