@@ -67,3 +67,11 @@ def test_rounds_are_counted_from_the_weights_that_arrived_last():
     assert history.rounds_since(7) == 1  # the state of an older version does not say
     history.take({}, 3)
     assert [history.rounds_since(round) for round in (2, 3, 4, 15)] == [1, 1, 1, 12]
+
+
+def test_weights_without_a_course_leave_no_history(checked):
+    """A head that is solved for at once, or a sealed model: what it does with images is no beginning of a course."""
+    host = checked.host(optimizer={"lr": 0.02, "batch_size": 8}, method={"name": "fedavg", "rounds": 3})
+    host.inspection.has_course = False
+    assert ask(host, "train", 1, weights=host.spec.first_weights(SITE)).parcels
+    assert {name.split("/")[0] for name in host.sites.get(SITE).state.group("incoming")} == {"seen"}

@@ -25,7 +25,7 @@ from polyclinic.federation.leaving.raw_images import _as_bytes
 from polyclinic.federation.leaving.reservation import Reserved
 from polyclinic.federation.leaving.score_course import course_of
 from polyclinic.federation.leaving.target import EpsilonTarget
-from polyclinic.federation.leaving.wire_codec import _is_described
+from polyclinic.federation.leaving.wire_codec import NotOnWire, _is_described, unpack
 from polyclinic.federation.ledger_check import Checked, _unsigned
 from polyclinic.federation.summing import fixed_point
 from polyclinic.federation.summing.floor import floor_of
@@ -312,3 +312,10 @@ def test_targets_that_a_coordinator_believes(kind, values, right):
 def test_ages_are_no_classes():
     trainer = SimpleNamespace(task=Regression(), target=Target(label_range=(0.0, 200.0)))
     _check_targets(SimpleNamespace(trainer=trainer), Parcel("labels", {"t": torch.tensor([30.5, 120.0])}))
+
+
+@pytest.mark.parametrize("described", [None, "fp16", [], {}, {"encoding": "zip", "tensors": {}}, {"encoding": [1]}])
+def test_an_encoding_that_nobody_knows_is_called_so(described):
+    with pytest.raises(NotOnWire, match="its encoding is unknown"):
+        unpack({}, described, 10**6, None)
+    assert unpack({}, {"encoding": "fp16", "tensors": {}}, 10**6, None) == {}
