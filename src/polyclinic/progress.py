@@ -15,6 +15,9 @@ Listener = Callable[[str, int, int], None]
 #: seconds between two reports to the listener; the last one of a piece of work always comes
 EVERY = 0.25
 
+#: seconds that a first piece may take and still stand for the others
+UNKNOWN_AFTER = 30
+
 _listener: Listener | None = None
 _last = 0.0
 
@@ -41,5 +44,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 def time_left(seconds: float, done: int, total: int) -> str:
     """How long the rest will take, as a person says it, after `seconds` of work: `about 2 min left`."""
+    if done <= 1 < total and seconds > UNKNOWN_AFTER:  # the first piece often prepares for all others
+        return "time left not known yet"
     left = seconds * (total - done) / max(1, done)
     return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"

@@ -31,3 +31,11 @@ def test_bars_are_the_means_and_groups_stand_side_by_side(tmp_path, axes):
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["KS 0.02", "KS 0.97"]
     assert axes[0].get_ylabel() == "mae, months, on test images (lower is better)"
     assert axes[0].get_title(loc="left") == "Mean of 3 runs of each method\nlines: ± standard deviation"
+
+
+def test_methods_of_one_comparison_are_named_under_their_bars_beside_a_guess(tmp_path, axes):
+    found = {**summary(fedavg=18.0, cwt=16.0), "without_images": {"mae": 33.0}}
+    draw({"": found}, TASKS["regression"](name="regression"), tmp_path / "comparison.png", "months")
+    assert [label.get_text() for label in axes[0].get_xticklabels()] == ["fedavg", "cwt"]
+    assert [line.get_ydata()[0] for line in axes[0].lines if line.get_linestyle() == "--"] == [33.0]
+    assert axes[0].get_figure().legends == []

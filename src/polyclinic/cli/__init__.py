@@ -78,10 +78,16 @@ def _run_app(arguments: list[str]) -> int:
     except Exception as error:
         # typer's own complaints about flags and arguments know how to put themselves
         if hasattr(error, "format_message"):
-            return _say(f"{error.format_message()} (`polyclinic --help` lists commands and flags)", 2)
+            return _say(f"{error.format_message()} (`{_command_of(error)} --help` lists commands and flags)", 2)
         if type(error).__name__ == "Abort" or _interrupted:
             return _say("interrupted; what was finished is kept", 1)
         raise
+
+
+def _command_of(error: Exception) -> str:
+    """The command that a complaint is about, as it is written."""
+    path = getattr(getattr(error, "ctx", None), "command_path", "polyclinic")
+    return str(path).removesuffix(" default")
 
 
 def _say(text: str, code: int) -> int:

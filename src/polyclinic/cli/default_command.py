@@ -17,10 +17,19 @@ class SentencesGroup(TyperGroup):
             formatter.write_dl(shown)
 
 
+#: the command of a group that needs no name
+UNNAMED = "default"
+
+
 class DefaultCommand(SentencesGroup):
     """What is no name of a command goes to the command `default`. A folder called like one is written ./verify."""
 
-    default = "default"
+    default = UNNAMED
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        super().format_commands(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(f"`{ctx.command_path} RUN --help` lists the options without a command's name.")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] != "--help":

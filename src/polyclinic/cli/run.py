@@ -22,7 +22,7 @@ PLUGIN = typer.Option(
     [],
     "--plugin",
     help="A plug-in of the run that has moved since: its file or module; name all of them, in the study's order. "
-    "`predict` loads no plug-in file that is not named here.",
+    "No plug-in file is loaded that is not named here.",
 )
 
 
@@ -35,7 +35,7 @@ def run(
     resume: bool = typer.Option(False, "--resume", help="Continue the run that was begun in the folder."),
     engine: str | None = typer.Option(None, help="in-process, ray or nvflare.", show_default=False),
     address: str | None = typer.Option(None, help="A Ray cluster to run on, with --engine ray.", show_default=False),
-    quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),
+    quiet: bool = typer.Option(False, "--quiet", help="Show no progress and no scores; result.json has them."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON, and nothing else on stdout."),
 ) -> None:
     """Run one study and write its result folder."""

@@ -117,7 +117,10 @@ def _study_and_folder(study: Study | None, out: str | Path | None, resume: bool)
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--out {folder}: is a file; name a folder")
     if begun.exists() and not resume:
-        raise BadInput(f"--out {folder}: holds a run already; add --resume to continue it, or name another folder")
+        ended = (folder / "result.json").is_file()
+        to = "see its result" if ended else "continue it"
+        held = "a run that has ended" if ended else "a run already"
+        raise BadInput(f"--out {folder}: holds {held}; add --resume to {to}, or name another folder")
     left = {path.name.removesuffix(PARTIAL) for path in folder.iterdir()} if folder.is_dir() else set()
     if not begun.exists() and left - BEFORE_THE_STUDY:
         raise BadInput(f"--out {folder}: holds other files; name a new or empty folder")
