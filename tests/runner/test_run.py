@@ -160,7 +160,7 @@ def test_a_finished_run_is_not_run_again(tiny, fedavg):
 
 
 def test_a_folder_with_a_run_in_it_is_not_begun_again(tiny, fedavg):
-    with pytest.raises(BadInput, match="holds a run already; add --resume"):
+    with pytest.raises(BadInput, match="holds a run that has ended; add --resume to see its result"):
         run(tiny("fedavg"), fedavg.folder)
 
 
