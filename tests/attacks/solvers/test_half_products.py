@@ -68,3 +68,12 @@ def test_second_derivatives_are_those_of_float32_up_to_rounding(make, training, 
     rounded = gradient_of(twin, training)
     away = float((rounded - exact).norm() / exact.norm())
     assert 0 < away < 0.02
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_the_largest_sum_of_products_has_room_in_sixteen_bits(size):
+    images, weight = torch.full((2, 4, 3, 3), size), torch.full((5, 4, 3, 3), 3.0)
+    small, kernel, undo = half_products._operands(images, weight, weight[0].numel())
+    largest = float(small.float().max() * kernel.float().max()) * weight[0].numel()
+    assert 2.0**12 < largest <= 2.0**15
+    assert torch.allclose(small.float() * kernel.float().max() * undo, torch.tensor(3 * size), rtol=1e-3)
