@@ -259,3 +259,9 @@ def test_a_frame_of_a_file_without_a_number_of_frames_is_the_only_one(tmp_path):
     assert Reader(max_pixels=4).pixels(file).tolist() == [[0, 100], [200, 255]]
     with pytest.raises(ValueError, match="pixels"):
         Reader(max_pixels=3).pixels(file)
+
+
+def test_a_flat_nifti_is_turned_as_its_header_says(tmp_path):
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    plain, mirrored = (write_nifti(tmp_path / f"{flip}.nii", values, flips=(flip, 1, 1)) for flip in (1, -1))
+    assert np.array_equal(Reader().pixels(mirrored), Reader().pixels(plain)[:, ::-1])

@@ -52,6 +52,15 @@ def test_sides_and_spacings_are_those_of_the_files():
     assert inspect_sites.side_bins(files).tolist() == [1, 8, 0, 0]
     assert inspect_sites.spacing_bins(files).tolist() == [2, 9, 8, 8]
 
+    edges = np.array([0.04, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0])
+    sides = np.array([63, 64, 128, 256, 384, 512, 768, 1024, 2048])
+    at_edges = part(geometry=np.stack([sides, sides, edges, edges], 1))
+    assert inspect_sites.spacing_bins(at_edges).tolist() == list(range(9))
+    assert inspect_sites.side_bins(at_edges).tolist() == list(range(9))
+    below = part(geometry=np.stack([sides - 1, sides - 1, edges - 0.001, edges - 0.001], 1))
+    assert inspect_sites.spacing_bins(below).tolist() == [0, *range(8)]
+    assert inspect_sites.side_bins(below).tolist() == [0, *range(8)]
+
     class Prepared(SimpleNamespace):
         def __len__(self):
             return 2

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from polyclinic.methods.fedper import FedPer
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared.gan_site import SiteGANs
 from polyclinic.methods.shared.generative_replay import Replay, hand_out_front
@@ -33,3 +34,7 @@ def test_each_discriminator_step_has_six_inputs():
     SiteGANs._discriminator_updates(SimpleNamespace(trainer=trainer), list(range(12)))
     assert [step[:3] for step in steps] == [(0, 1, 2), (6, 7, 8)]
     assert [tuple(step[3]) for step in steps] == [(3, 4, 5), (9, 10, 11)]
+
+
+def test_a_network_without_cuts_has_no_head_of_its_own():
+    assert FedPer().head_names(SimpleNamespace(cuts=())) == frozenset()

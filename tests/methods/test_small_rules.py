@@ -56,6 +56,8 @@ def test_mean_predictions_by_hand():
 def test_chances_of_a_difference_by_hand():
     assert _p((0.0, 0.0, 0.0, 0.0)) == 1.0
     assert _p((0.1, 0.1, 0.1, 0.0)) == 0.0
+    assert _p((0.1, 0.0, 0.2, 0.0)) == 0.0
+    assert _p((1.0, 1.0, 1.0, 0.0)) == 0.0
     assert _p((1.96, 0.0, 0.0, 1.0)) == pytest.approx(0.05, abs=1e-3)
     assert _p((-1.96, 0.0, 0.0, 1.0)) == pytest.approx(0.05, abs=1e-3)
 

@@ -184,6 +184,8 @@ def test_every_image_is_seen_in_one_of_the_steps():
     parts = [_share_of_step(site, place, 2) for place in (0, 1)]
     assert parts[0].tolist() == [True, False, True, True, False, True]
     assert torch.equal(parts[0], ~parts[1])
+    three = torch.tensor([0, 1, 1, 1, 2, 2])
+    assert _share_of_step(three, 0, 2).tolist() == [True, True, False, True, True, False]
 
 
 def test_another_site_is_never_the_own_one():

@@ -115,7 +115,7 @@ class GANModel(GeneratorModel):
         for some in labels.split(max(1, CHUNK_PIXELS // self.size**2)):
             noise = random.normal(len(some), self.settings.latent)
             sampled.append(to_uint8((average(noise, self.on_device(some)) + 1) / 2))
-        return torch.cat(sampled) if sampled else torch.empty(0, self.channels, self.size, self.size, dtype=torch.uint8)
+        return torch.cat(sampled)
 
     def latent_space(self) -> GaussianSpace:
         """The random numbers z that images are made from, given labels."""

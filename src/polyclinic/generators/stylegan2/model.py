@@ -228,7 +228,7 @@ class StyleGAN2Model(AdversarialModel):
             w = network.mapping(random.normal(len(some), self.settings.latent), self.on_device(some))
             noises = [random.normal(len(some), 1, side, side) for side in network.synthesis.noise_sides]
             made.append(to_uint8(self.images_of(network.truncated(w, self.settings.truncation), noises)))
-        return torch.cat(made) if made else torch.empty(0, self.channels, self.size, self.size, dtype=torch.uint8)
+        return torch.cat(made)
 
     def latent_space(self) -> GaussianSpace:
         """The styles w, with fixed noise maps. They have no label: the mapping network has put it in."""
