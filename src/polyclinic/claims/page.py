@@ -161,7 +161,8 @@ def reason(experiments: list[Claim], kept: Kept) -> str:
 def _verdict(found: dict[str, Any]) -> list[str]:
     given = ", as given" if found.get("commit_given") else ""
     spent = sum(found["minutes"].get(name, 0) for name in ("runs", "audits"))
-    where = f"({found['date']}, {found['machine']}, commit {found['commit'][:10]}{given}; {spent:.1f} minutes of runs)"
+    commits = ", ".join(one[:10] for one in found["commit"].split(", "))
+    where = f"({found['date']}, {found['machine']}, commit {commits}{given}; {spent:.1f} minutes of runs)"
     stale = " The study has changed since: run it again." if is_stale(found) else ""
     images = found["data"]["ours"]
     others = "" if images == CLAIMS[found["claim"]].our_data else f" Images of this record: {images}."
