@@ -10,8 +10,9 @@ from schema_words import cell, table
 from polyclinic.federation.operation import Operation
 from polyclinic.methods import METHODS
 
-LEAVES = "<!-- what leaves -->"
-SETTINGS = "<!-- settings -->"
+#: what a page says in the place of a part until the site is built
+NOTE = "*`make docs` writes this part from the code.*"
+LEAVES, SETTINGS = f"{NOTE} <!-- what leaves -->", f"{NOTE} <!-- settings -->"
 
 
 def filled(markdown: str, name: str) -> str:
