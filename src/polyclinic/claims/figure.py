@@ -34,7 +34,7 @@ def draw(found: JsonObject, file: Path) -> None:
         _curves(axes, found, what, labels)
     for axes, metric in zip(panels[len(curves) :], metrics, strict=False):
         _panel(axes, found, metric, labels)
-    stop = f" {found.get('claim', '')}." if found["place"].endswith("?") else "."
+    stop = f"\n{found.get('claim', '')}." if found["place"].endswith("?") else "."
     figure.suptitle(f"{found['paper']}, {found['place']}{stop} Holds: {found['holds']}", fontsize=10)
     told = {name: handle for axes in panels for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if told:
