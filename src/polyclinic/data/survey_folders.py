@@ -11,7 +11,7 @@ from pathlib import Path
 from polyclinic.data.names import safe_name
 from polyclinic.data.survey_headers import institutions_note, institutions_of
 from polyclinic.data.survey_labels import MOST_CLASSES
-from polyclinic.data.survey_tables import MOST_SITES
+from polyclinic.data.survey_tables import IMAGE_FOLDER, MOST_SITES
 from polyclinic.data.tables import SPLIT_NAMES
 
 #: names of folders that say what images show, and where they were taken
@@ -66,7 +66,7 @@ def levels_of(top: Path, files: Sequence[Path]) -> Levels | None:
 def hospitals_of(paths: Sequence[str], labels: Sequence[str] | None = None) -> list[str] | None:
     """The first folder of each path, where these folders look like hospitals: few, with several images each, and not
     what the labels say already. None where they do not."""
-    parts = [_below_split(tuple(part for part in Path(path).parts if part not in ("..", "."))) for path in paths]
+    parts = [_below_packs(tuple(part for part in Path(path).parts if part not in ("..", "."))) for path in paths]
     if any(len(part) < 2 for part in parts):
         return None
     found = [part[0] for part in parts]
@@ -102,6 +102,13 @@ def hospitals_note(sites: Sequence[str]) -> str:
 
 def _below_split(parts: tuple[str, ...]) -> tuple[str, ...]:
     return parts[1:] if parts[0].lower() in SPLIT_NAMES else parts
+
+
+def _below_packs(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """A path without the folders of splits and of images that it begins with: hospitals may lie in them."""
+    while len(parts) > 1 and (parts[0].lower() in SPLIT_NAMES or IMAGE_FOLDER.match(parts[0])):
+        parts = parts[1:]
+    return parts
 
 
 def _is_grid(upper: Sequence[str], lower: Sequence[str]) -> bool:

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ MASK_FOLDER = re.compile(
     r"^(masks?|seg|segs|segmentations?|annotations?|contours?|labels?tr|labels|gt|ground_?truth)$", re.I
 )
 MASK_ENDING = re.compile(r"[_-](mask|seg|segmentation|label|gt)$", re.I)
+#: folders that say that images lie in them, and nothing else
+IMAGE_FOLDER = re.compile(r"^(images?(tr)?|imgs?|scans?|data)$", re.I)
 #: names of columns by what they hold, the likeliest first
 NAMES = {
     "label": (
@@ -290,20 +293,11 @@ def _named_columns(table: Table, image: str, label: str = "") -> dict[str, str]:
 def paired_masks(path: Path, files: Sequence[Path]) -> Cases | None:
     """Images with masks that have their names, or that lie alone with them in a folder; None where masks are not what
     this is. Images without one are left out, with a note."""
-    stems = [_stem(file) for file in files if not is_mask(file, path)]
-    # two hospitals may have given images the same names
-    masks, images = _by(_stem if len(set(stems)) == len(stems) else _stem_below(path), files, path)
+    masks, images = _by_name(path, files) or _by_folder(path, files) or ({}, {})
     both = [stem for stem in images if stem in masks]
-    if not both or len(both) < len(images) / 2:
-        masks, images = _by(_folder, files, path)
-        both = [folder for folder in images if folder in masks]
-        if len(both) < max(2, len(images) / 2) or len(masks) < sum(is_mask(file, path) for file in files):
-            return None
-        if len(images) + len(masks) < len(files):
-            raise BadInput(
-                f"--for {path}: several images lie beside one mask, such as in {both[0]}; keep the one that the mask "
-                "is of, or add a CSV with the columns path and mask"
-            )
+    if not both:
+        return None
+    _refuse_doubles(path, files, [*images.values(), *masks.values()])
     alone = [images[stem].name for stem in images if stem not in masks]
     many = "image has no mask and is" if len(alone) == 1 else "images have no mask and are"
     notes = (f"{len(alone)} {many} left out, such as {alone[0]}",) if alone else ()
@@ -311,7 +305,41 @@ def paired_masks(path: Path, files: Sequence[Path]) -> Cases | None:
     return Cases(path, rows, ("path", "mask"), notes=notes)
 
 
-def _by(key: Callable[[Path], str], files: Sequence[Path], top: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+Pairs = tuple[dict[str, Path], dict[str, Path]]
+
+
+def _by_name(top: Path, files: Sequence[Path]) -> Pairs | None:
+    """Masks and images by the first key that tells all files apart; where none does, by the first that finds masks."""
+    stems = [_stem(file) for file in files if not is_mask(file, top)]
+    # two hospitals, or two patients, may have given images the same names
+    keys = [_stem] * (len(set(stems)) == len(stems)) + [partial(key, top) for key in (_stem_below, _above, _first)]
+    found = [pairs for pairs in (_by(key, files, top) for key in keys) if _fit(*pairs, fewest=1)]
+    return next((pairs for pairs in found if sum(map(len, pairs)) == len(files)), found[0] if found else None)
+
+
+def _by_folder(top: Path, files: Sequence[Path]) -> Pairs | None:
+    """Masks and images by the folder in which they lie alone; None where several masks lie in one."""
+    masks, images = _by(_folder, files, top)
+    each = len(masks) == sum(is_mask(file, top) for file in files)
+    return (masks, images) if each and _fit(masks, images, fewest=2) else None
+
+
+def _fit(masks: Mapping[str, Path], images: Mapping[str, Path], fewest: int) -> bool:
+    return len(masks.keys() & images.keys()) >= max(fewest, len(images) / 2)
+
+
+def _refuse_doubles(top: Path, files: Sequence[Path], used: Sequence[Path]) -> None:
+    """BadInput where files would be lost, because others have the same key."""
+    lost = sorted(set(files) - set(used))
+    if lost:
+        many = "masks lie beside one image" if is_mask(lost[0], top) else "images lie beside one mask"
+        raise BadInput(
+            f"--for {top}: several {many}, such as in {lost[0].parent} ({lost[0].name}); keep the one that belongs to "
+            "it, or add a CSV with the columns path and mask"
+        )
+
+
+def _by(key: Callable[[Path], str], files: Sequence[Path], top: Path) -> Pairs:
     """Masks and images by a key."""
     masks = {key(file): file for file in files if is_mask(file, top)}
     return masks, {key(file): file for file in files if not is_mask(file, top)}
@@ -333,8 +361,20 @@ def _stem(file: Path) -> str:
     return MASK_ENDING.sub("", file.name.partition(".")[0])
 
 
-def _stem_below(top: Path) -> Callable[[Path], str]:
-    return lambda file: f"{file.relative_to(top).parts[0]}/{_stem(file)}"
+def _stem_below(top: Path, file: Path) -> str:
+    """The name with all folders but those that only say whether it is an image or a mask."""
+    folders = file.relative_to(top).parts[:-1]
+    kept = [name for name in folders if not MASK_FOLDER.match(name) and not IMAGE_FOLDER.match(name)]
+    return "/".join([*kept, _stem(file)])
+
+
+def _above(top: Path, file: Path) -> str:
+    """The name with all folders but the last, which may be one of images or of masks by any name."""
+    return "/".join([*file.relative_to(top).parts[:-2], _stem(file)])
+
+
+def _first(top: Path, file: Path) -> str:
+    return f"{file.relative_to(top).parts[0]}/{_stem(file)}"
 
 
 def _folder(file: Path) -> str:
