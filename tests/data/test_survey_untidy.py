@@ -26,7 +26,7 @@ def exports(tmp_path):
     """Eighteen DICOM files of nine patients in a folder for each hospital, and a table of findings."""
     rows = []
     for number in range(18):
-        file = tmp_path / "scans" / COUNTRIES[number % 3] / "export" / f"IM{number:04d}"
+        file = tmp_path / "scans" / COUNTRIES[number // 2 % 3] / "export" / f"IM{number:04d}"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_dicom(file, patient=f"P{number // 2}")
         rows.append(f"1.2.{number},{file.relative_to(tmp_path / 'scans')},{'ab'[number // 3 % 2]}")
@@ -45,6 +45,13 @@ def test_hospital_folders_and_patients_of_files_that_a_table_lists(exports, tmp_
     listing = study.data.listing()
     assert len(set(listing.patient.tolist())) == 9
     assert "P1" not in (tmp_path / "out" / "study_cases.csv").read_text()
+
+
+def test_no_digest_of_a_patient_is_written(exports):
+    """A digest of a short number gives the number away by trying."""
+    rows = survey(exports).cases.rows
+    assert {row["patient"] for row in rows} == {f"p{number}" for number in range(1, 10)}
+    assert len({(row["patient"], row["path"].split("/")[0]) for row in rows}) == 9
 
 
 def test_patterns_are_searched_in_the_paths_of_a_table(exports, tmp_path, capsys):
@@ -229,3 +236,36 @@ def test_values_that_may_stand_for_not_known():
     )
     assert code_notes([*map(str, range(80, 100))]) == ()
     assert code_notes(["a", "b"]) == ()
+
+
+# --- masks in deep folders ------------------------------------------------------------------------------
+
+
+def found_masks(top, pairs):
+    """What is found where these images and masks lie."""
+    for number, name in enumerate(name for pair in pairs for name in pair):
+        draw(top / name, seed=number)
+    return survey(top)
+
+
+def test_folders_of_hospitals_inside_of_images_and_masks(tmp_path):
+    names = [f"{site}/{number:03d}.png" for site in ("hospA", "hospB") for number in range(5)]
+    found = found_masks(tmp_path, [(f"images/{name}", f"masks/{name}") for name in names])
+    assert (found.task, found.images, found.sites) == ("segmentation", 10, {"hospA": 5, "hospB": 5})
+    assert all(row["mask"] == row["path"].replace("images", "masks") for row in found.cases.rows)
+
+
+def test_patients_of_two_hospitals_with_images_of_the_same_names(tmp_path):
+    folders = [f"{site}/p{patient}" for site in ("mercy", "stmary") for patient in range(3)]
+    pairs = [(f"{folder}/{scan}.png", f"{folder}/{scan}_mask.png") for folder in folders for scan in range(2)]
+    found = found_masks(tmp_path, pairs)
+    assert (found.images, found.sites) == (12, {"mercy": 6, "stmary": 6})
+    assert all(row["mask"] == row["path"].replace(".png", "_mask.png") for row in found.cases.rows)
+
+
+def test_files_that_would_be_lost_are_refused(tmp_path):
+    pairs = [(f"{number}.png", f"{number}_mask.png") for number in range(3)]
+    found_masks(tmp_path, pairs)
+    draw(tmp_path / "1_seg.png")
+    with pytest.raises(BadInput, match=r"several masks lie beside one image, such as in .*1_.*; keep the one"):
+        survey(tmp_path)

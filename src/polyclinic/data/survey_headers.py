@@ -3,7 +3,6 @@ where they were taken."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -35,16 +34,17 @@ def middle_slices_note(slices: int) -> str:
 
 
 def patients_of(files: Sequence[Path]) -> list[str] | None:
-    """A digest of the PatientID of each DICOM file, and no name. None where a file is no DICOM or names no patient, and
-    where no patient has several images."""
+    """A number for the patient of each DICOM file, as p1: neither a name nor a digest, from which an id could be found
+    by trying. None where a file is no DICOM or names no patient, and where no patient has several images."""
     found = _tags(files, "PatientID")
     if found is None or not 1 < len(set(found)) < len(files):
         return None
-    return [hashlib.sha256(patient.encode()).hexdigest()[:16] for patient in found]
+    numbers = {patient: f"p{number}" for number, patient in enumerate(dict.fromkeys(found), start=1)}
+    return [numbers[patient] for patient in found]
 
 
 def count_patients(files: Sequence[Path]) -> int | None:
-    """How many different PatientID the DICOM files have; None where one has none, or all have the same."""
+    """How many different patients the DICOM files name; None where one names none, or all name the same."""
     found = set(_tags(files, "PatientID") or ())
     return len(found) if len(found) > 1 else None
 
