@@ -75,3 +75,22 @@ def test_weights_without_a_course_leave_no_history(checked):
     host.inspection.has_course = False
     assert ask(host, "train", 1, weights=host.spec.first_weights(SITE)).parcels
     assert {name.split("/")[0] for name in host.sites.get(SITE).state.group("incoming")} == {"seen"}
+
+
+@pytest.mark.parametrize("rounds", [(20, 0), (1, 1)])
+def test_an_operation_that_releases_nothing_does_not_walk_the_course_to_other_weights(checked, rounds):
+    host = checked.host(optimizer={"lr": 0.02, "batch_size": 8}, method={"name": "finetune", "rounds": 20})
+    first = host.spec.first_weights(SITE)
+    other = shuffled(first)
+    ask(host, "train", 1, weights=first)
+    near, far = ({n: first[n] + share * (other[n] - first[n]) for n in first} for share in (0.07, 0.14))
+    ask(host, "tune", rounds[0], weights=near)
+    with pytest.raises(DataDependentRefusal, match="moved of"):  # beside `near` it would pass
+        ask(host, "tune", rounds[1], weights=far)
+
+
+def test_the_round_that_counts_does_not_go_back():
+    history = History(SiteState())
+    history.take({}, 9)
+    history.take({}, 2)
+    assert history.rounds_since(10) == 1

@@ -268,7 +268,12 @@ def test_a_tensor_that_no_attack_reads_leaves_a_gap(trained):
     [
         ("statistics", {"counts": 2, "first": 2, "second": 2}, {"thumbnails": 2}),
         ("metrics", {"histograms": 30, "confusion": 9, "loss": 1}, {"losses": 40}),
+        ("metrics", {"confusion": 9}, {f"piece{number:02}": 8 for number in range(9)}),
         ("statistics", {"something": 3}, {}),
+        ("synthetic-images", {"images": 12, "labels": 3}, {"more": 90}),
+        ("activations", {"activations": 12}, {"images": 90}),
+        ("latents", {"latents": 12, "low": 2, "step": 2, "flipped_latents": 12}, {"images": 90}),
+        ("generator", {"anything": 12}, {}),
     ],
 )
 def test_sums_have_tensors_that_are_known(kind, known, extra):

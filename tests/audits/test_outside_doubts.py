@@ -36,6 +36,7 @@ def test_the_true_image_explains_the_update_and_others_do_not(update):
 
 def test_a_search_that_had_not_ended_leaves_a_doubt(update):
     assert "had not ended" in doubt_about(update, IMAGES[:1], IMAGES[1:2])
+    assert "had not ended" in doubt_about(update, IMAGES[:1], torch.full_like(IMAGES[:1], torch.nan))
     assert doubt_about(update, IMAGES[:1], IMAGES[:1]) == ""
 
 

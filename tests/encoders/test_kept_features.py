@@ -35,7 +35,7 @@ def test_of_runs_that_want_the_same_features_at_once_one_computes_them(tmp_path)
     assert encoder.batches == 1
 
 
-@pytest.mark.parametrize("damage", ["empty", "half", "text", "zip", "rows", "kind"])
+@pytest.mark.parametrize("damage", ["empty", "half", "text", "zip", "rows", "kind", "header"])
 def test_a_damaged_file_is_made_again(tmp_path, damage):
     encoder = Counted()
     right, file = np.array(kept_features(encoder, IMAGES, tmp_path)), features_file(encoder, IMAGES, tmp_path)
@@ -45,7 +45,14 @@ def test_a_damaged_file_is_made_again(tmp_path, damage):
     elif damage == "zip":
         np.savez(file.open("wb"), right)
     else:
-        file.write_bytes({"empty": b"", "half": content[: len(content) // 2], "text": b"features"}[damage])
+        file.write_bytes(
+            {
+                "empty": b"",
+                "half": content[: len(content) // 2],
+                "text": b"features",
+                "header": content.replace(b"'descr'", b"'descr(", 1),
+            }[damage]
+        )
     assert np.array_equal(kept_features(encoder, IMAGES, tmp_path), right)
     assert file.read_bytes() == content
     assert encoder.batches == 2

@@ -141,6 +141,8 @@ def test_a_look_without_torch_sees_the_wrapping_whole_networks_and_old_files(tmp
     torch.save(wrapped, tmp_path / "wrapped.pt")
     assert len(look_at_weights(tmp_path / "wrapped.pt").names) == 11  # "1.2" looks like a name, too
     assert look_at(tmp_path / "wrapped.pt").startswith("WARNING: ")  # of lenet5 only conv1 was named
+    torch.save({"state_dict": drawn(), "tags": {1, 2}}, tmp_path / "tagged.pt")
+    assert len(look_at_weights(tmp_path / "tagged.pt").names) == len(drawn())
     torch.save(models.build("lenet5", channels=1, outputs=2, size=28), tmp_path / "network.pt")
     torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)), tmp_path / "layers.pt")
     for name in ("network.pt", "layers.pt"):

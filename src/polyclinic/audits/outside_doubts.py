@@ -20,7 +20,7 @@ def doubt_about(update: Update, truth: Tensor, found: Tensor) -> str:
     if settings.images > 1 or settings.optimizer != "sgd" or not len(truth):
         return ""
     best, own = (float(distances(update, images).min()) for images in (truth[:MOST], found[:1]))
-    if own > best * (1 + ENOUGH):
+    if not own <= best * (1 + ENOUGH):  # as NaN is, too
         return f"the search had not ended: its distance is {own:.2g}, that of the true image {best:.2g}; use --budget"
     if own < BETTER * best:
         return "what was found explains the update, and none of --images does; name the images that the site used"

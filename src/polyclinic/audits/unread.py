@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+
+from torch import Tensor
 
 from polyclinic.audits.sum_layouts import names_of_sums
 from polyclinic.audits.views import EVERY_QUESTION, NotTried, Seen
@@ -10,6 +13,13 @@ from polyclinic.federation.leaving.parcel import Parcel
 
 METRICS = frozenset({"histograms", "confusion"})
 FEW = 8  #: numbers that a tensor of metrics may have without being looked at: a mean, a count
+FEW_IN_ALL = 64  #: numbers of all such tensors together: images can be cut into small pieces
+#: what attacks read of parcels whose tensors have fixed names
+READ = {
+    "synthetic-images": frozenset({"images", "labels", "masks"}),
+    "activations": frozenset({"activations"}),
+    "latents": frozenset({"latents", "low", "step", "flipped_latents", "flipped_low", "flipped_step"}),
+}
 
 
 def unread_names(seen: Seen) -> list[str]:
@@ -20,10 +30,15 @@ def unread_names(seen: Seen) -> list[str]:
     elif seen.kind == "statistics":
         known = names_of_sums(seen.parcel) or set(sent)  # sums that are not known at all have a gap of their own
     elif seen.kind == "metrics":
-        known = {*METRICS, *(name for name, tensor in sent.items() if tensor.numel() <= FEW)}
+        known = {*METRICS, *_small(sent)}
     else:
-        return []
+        known = set(READ.get(seen.kind, sent))
     return sorted(set(sent) - known)
+
+
+def _small(sent: Mapping[str, Tensor]) -> set[str]:
+    small = {name: tensor.numel() for name, tensor in sent.items() if name not in METRICS and tensor.numel() <= FEW}
+    return set(small) if sum(small.values()) <= FEW_IN_ALL else set()
 
 
 def without_unread(seen: Seen) -> tuple[Seen, list[NotTried]]:

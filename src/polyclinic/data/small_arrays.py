@@ -34,6 +34,6 @@ def _shape_and_type(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
     try:
         np.lib.format.read_magic(file)
         shape, by_columns, kind = np.lib.format.read_array_header_1_0(file)
-    except ValueError:
+    except Exception:  # numpy reads a header as Python does: a damaged one fails in many ways
         return None
     return None if by_columns or kind.hasobject else (shape, kind)

@@ -41,7 +41,7 @@ def _read(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
     """The features in a file; None where there is none, or it is damaged."""
     try:
         found = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+    except Exception:  # numpy reads a header as Python does: a damaged one fails in many ways
         return None
     return found if getattr(found, "shape", None) == shape and found.dtype == np.float32 else None
 

@@ -21,7 +21,7 @@ from polyclinic.models.weights_file import PICKLE, PREFIX, cannot_read, nothing_
 #: the longest list of instructions that is looked at; that of a network with 10,000 tensors has 2 MB
 LONGEST_PICKLE = 64 * 2**20
 #: whose functions and classes a file of tensors names; whole networks name classes of torch.nn
-OF_TENSORS = ("torch", "collections", "builtins", "_codecs", "numpy")
+OF_TENSORS = ("torch", "collections", "builtins", "__builtin__", "_codecs", "numpy")
 NETWORKS = "torch.nn.modules"
 DOTTED = re.compile(r"\w+(\.\w+)+")
 ZIP = b"PK"

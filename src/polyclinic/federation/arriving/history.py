@@ -27,11 +27,12 @@ class History:
         return self.state.group(f"{GROUP}/last")
 
     def take(self, weights: Mapping[str, Tensor], round: int) -> None:
-        """Remember weights that passed, and in which round. Half of the digits are enough to see how far others are
-        away."""
+        """Remember weights that passed, and in which round, which never goes back. Half of the digits are enough to see
+        how far others are away."""
         for name, tensor in floating(weights).items():
             self.state[f"{GROUP}/last/{name}"] = tensor.detach().bfloat16().cpu()
-        self.state[f"{GROUP}/round/last"] = torch.tensor(round)
+        last = self.state.group(f"{GROUP}/round").get("last")
+        self.state[f"{GROUP}/round/last"] = torch.tensor(round if last is None else max(round, int(last)))
 
     def rounds_since(self, round: int) -> int:
         """How many rounds the weights that arrived last are behind `round`, as its sender counts; at least one."""

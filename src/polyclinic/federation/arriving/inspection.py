@@ -126,8 +126,10 @@ class Inspection:
         if parcel.kind != "weights":
             self._inspect_lengths(site, parcel, history)
         elif sealed or not _only_scored(declared):
-            self._inspect_weights(site, tensors, history, has_course=has_course)
-            history.take_passed(parcel.digest, has_course=has_course)
+            kept = sealed or declared is None or bool(declared.releases)
+            self._inspect_weights(site, tensors, history, has_course=has_course, kept=kept)
+            if kept:
+                history.take_passed(parcel.digest, has_course=has_course)
 
     def _inspect_lengths(self, site: Site, parcel: Parcel, history: History) -> None:
         """Gradients and generators: how long they are beside those before; whether a gradient is of one image; how far
@@ -157,7 +159,9 @@ class Inspection:
         self._rehearse_before(site, history, found)
         yield from course.moved(found, self._own(site, history), self.limits, " by the control variate")
 
-    def _inspect_weights(self, site: Site, weights: Weights, history: History, *, has_course: bool) -> None:
+    def _inspect_weights(self, site: Site, weights: Weights, history: History, *, has_course: bool, kept: bool) -> None:
+        """Weights of an operation that releases nothing are not `kept`: it may be called as often as one likes, and
+        the course could be walked to any weights by small steps."""
         trainer = site.trainer_for(weights)
         if not _fits(weights, trainer) or len(site.data.train) < FEWEST_IMAGES:
             return
@@ -167,8 +171,9 @@ class Inspection:
             refuse(self._steps(site, {**weights, **history.last()}), ParcelRejected, SMALLER_RATE)
         missed = history.rounds_since(site.round) - 1 if own_network else 0
         words = f"; the site missed {missed} rounds before" if missed else ""
-        refuse(self._figures(site, weights, history, own_network=own_network), DataDependentRefusal, words)
-        if own_network:
+        figures = self._figures(site, weights, history, own_network=own_network, kept=kept)
+        refuse(figures, DataDependentRefusal, words)
+        if own_network and kept:
             history.take(weights, site.round)
 
     def _begin(self, site: Site, history: History) -> None:
@@ -205,7 +210,9 @@ class Inspection:
         """Values of weights that do not arrive: as they arrived last, or the site's own part."""
         return {**history.last(), **site.trainer.initial_local, **site.state.group("local")}
 
-    def _figures(self, site: Site, weights: Weights, history: History, *, own_network: bool) -> Iterator[Figure]:
+    def _figures(
+        self, site: Site, weights: Weights, history: History, *, own_network: bool, kept: bool
+    ) -> Iterator[Figure]:
         """Figures that look at the site's own training or images. Those of the course need a course."""
         last = history.last() if own_network else {}
         moved = course.movement(weights, last)
@@ -222,9 +229,10 @@ class Inspection:
             return
         if last:
             yield from self._beside_history(tried, history)
-        else:
+        elif kept:
             history.take_beginning(tried.found)
-        history.take_most("loss", {"mean": tried.loss})
+        if kept:
+            history.take_most("loss", {"mean": tried.loss})
 
     def _beside_history(self, tried: Tried, history: History) -> Iterator[Figure]:
         """What the weights do with the images, beside the first weights and the site's own training."""
