@@ -259,7 +259,8 @@ def test_patients_of_two_hospitals_with_images_of_the_same_names(tmp_path):
     folders = [f"{site}/p{patient}" for site in ("mercy", "stmary") for patient in range(3)]
     pairs = [(f"{folder}/{scan}.png", f"{folder}/{scan}_mask.png") for folder in folders for scan in range(2)]
     found = found_masks(tmp_path, pairs)
-    assert (found.images, found.sites) == (12, {"mercy": 6, "stmary": 6})
+    assert (found.images, found.sites, found.patients) == (12, {"mercy": 6, "stmary": 6}, 6)
+    assert {row["patient"] for row in found.cases.rows} == set(folders)
     assert all(row["mask"] == row["path"].replace(".png", "_mask.png") for row in found.cases.rows)
 
 
@@ -269,3 +270,30 @@ def test_files_that_would_be_lost_are_refused(tmp_path):
     draw(tmp_path / "1_seg.png")
     with pytest.raises(BadInput, match=r"several masks lie beside one image, such as in .*1_.*; keep the one"):
         survey(tmp_path)
+
+
+@pytest.mark.parametrize("names", [("img.png", "img_mask.png"), ("scan.png", "lesion_mask.png")])
+def test_visits_of_a_patient_are_no_patients(tmp_path, names):
+    visits = [f"patient{patient:02d}/visit{visit}" for patient in range(4) for visit in range(2)]
+    found = found_masks(tmp_path, [(f"{visit}/{names[0]}", f"{visit}/{names[1]}") for visit in visits])
+    assert (found.images, found.patients, found.sites) == (8, 4, {})
+    assert {row["patient"] for row in found.cases.rows} == {f"patient{number:02d}" for number in range(4)}
+    assert "the folders patient00, patient01, patient02, patient03 are taken for the patients" in found.notes[0]
+
+
+def test_folders_that_need_not_be_patients_leave_the_warning(tmp_path):
+    visits = [f"{day}/{time}" for day in ("monday", "tuesday") for time in ("early", "late")]
+    found = found_masks(tmp_path, [(f"{visit}/scan.png", f"{visit}/lesion_mask.png") for visit in visits])
+    assert (found.images, found.patients) == (4, None)
+
+
+def test_folders_of_classes_are_no_hospitals_of_masks(tmp_path):
+    names = [f"{kind}/{kind}{number}" for kind in ("benign", "malignant", "normal") for number in range(5)]
+    found = found_masks(tmp_path, [(f"{name}.png", f"{name}_mask.png") for name in names])
+    assert (found.images, found.sites, found.patients) == (15, {}, None)
+
+
+def test_an_archive_without_images_is_refused(tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", images=np.zeros((0, 28, 28), np.uint8), labels=np.zeros(0, int))
+    assert run_app(["study", "new", str(tmp_path / "s.toml"), "--for", str(tmp_path / "a.npz")]) == 2
+    assert "a.npz: 'images' holds no image; save the images" in capsys.readouterr().err

@@ -15,7 +15,16 @@ from pathlib import Path
 from polyclinic.data.cache import files_below
 from polyclinic.data.reading import is_dicom, is_image_name
 from polyclinic.data.survey_archive import survey_archive
-from polyclinic.data.survey_folders import Levels, are_same_names, hospitals_note, hospitals_of, levels_of
+from polyclinic.data.survey_folders import (
+    Levels,
+    are_same_names,
+    hospitals_note,
+    hospitals_of,
+    levels_of,
+    patients_in,
+    patients_note,
+    tops_of,
+)
 from polyclinic.data.survey_headers import (
     count_patients,
     institutions_note,
@@ -130,7 +139,7 @@ def _folders(path: Path) -> Survey:
         raise BadInput(f"--for {path}: no image lies there; PNG, JPEG, TIFF, BMP, DICOM and NIfTI are read")
     pairs = paired_masks(path, files)
     if pairs is not None:
-        return _masks(path, _with_patients(_with_sites(pairs)))
+        return _masks(path, _with_patient_folders(_with_patients(_with_sites(pairs))))
     if inside and all(entry.name.lower() in SPLIT_NAMES for entry in inside):
         inside = [sub for top in inside for sub in sorted(top.iterdir()) if sub.is_dir()]
     levels = levels_of(path, files)
@@ -147,17 +156,29 @@ def _masks(path: Path, pairs: Cases) -> Survey:
         images=len(pairs.rows),
         sizes=sizes_of(files),
         sites=dict(Counter(row["site"] for row in pairs.rows)) if "site" in pairs.fields else {},
-        patients=len({row["patient"] for row in pairs.rows}) if "patient" in pairs.fields else _alone(files),
+        patients=len({row["patient"] for row in pairs.rows}) if "patient" in pairs.fields else _alone(pairs),
         cases=pairs,
         notes=(*pairs.notes, *([middle_slices_note(slices)] if slices > 1 else [])),
         slices=slices,
     )
 
 
-def _alone(files: Sequence[Path]) -> int | None:
-    """How many patients there are: those of DICOM files, or a folder for each image; None where neither says it."""
-    folders = {file.parent for file in files}
-    return len(files) if len(folders) == len(files) > 1 else count_patients(files)
+def _tops(cases: Cases) -> list[str] | None:
+    sites = [row["site"] for row in cases.rows] if "site" in cases.fields else None
+    return tops_of([row["path"] for row in cases.rows], sites)
+
+
+def _with_patient_folders(cases: Cases) -> Cases:
+    """Cases that name no patients with those that their folders name, where they do; visits may lie in these."""
+    tops = None if "patient" in cases.fields else _tops(cases)
+    return _with_column(cases, "patient", tops, patients_note(tops)) if tops and patients_in(tops) else cases
+
+
+def _alone(cases: Cases) -> int | None:
+    """How many patients there are: those of DICOM files, or an uppermost folder for each image; None where neither
+    says it."""
+    tops = _tops(cases) or []
+    return len(tops) if len(set(tops)) == len(tops) > 1 else count_patients(cases.files())
 
 
 def _sites_and_classes(path: Path, files: list[Path], levels: Levels) -> Survey:

@@ -34,6 +34,8 @@ def survey_archive(path: Path, wanted: Wanted = Wanted()) -> Survey:  # noqa: B0
     if not _has_image_shape(shapes[prefixes[0] + name]):
         raise BadInput(f"--images: '{name}' of {path} has the shape {list(shapes[prefixes[0] + name])}, no images'")
     images = sum(shapes[prefix + name][0] for prefix in prefixes)
+    if not images:
+        raise BadInput(f"--for {path}: '{name}' holds no image; save the images and their labels in it first")
     arrays = {
         own: np.concatenate([archive[prefix + own].reshape(-1) for prefix in prefixes])
         for own in _flat_arrays(shapes, prefixes, name)

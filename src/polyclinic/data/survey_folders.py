@@ -17,7 +17,8 @@ from polyclinic.data.tables import SPLIT_NAMES
 #: names of folders that say what images show, and where they were taken
 CLASS = re.compile(
     r"^(normal|healthy|abnormal|benign|malignant|melanoma|n(a)?evus|positive|negative|pos|neg|control|disease[d]?|sick"
-    r"|ill|tb|tuberculosis|covid.*|pneumonia|no[_ -]?finding|lesion|tumou?r|cancer|yes|no|class.*|grade.*|\d)$",
+    r"|ill|tb|tuberculosis|covid.*|pneumonia|no[_ -]?(finding|tumou?r)|lesion|tumou?r|cancer|carcinoma|glioma"
+    r"|meningioma|yes|no|class.*|grade.*|\d)$",
     re.I,
 )
 SITE = re.compile(r"(site|hospital|cent(er|re)|clinic|klinik|institut|scanner|universit)", re.I)
@@ -33,6 +34,8 @@ PACKED = re.compile(
     r"(idation)?)([_ -]?\d+)?$|\d{3,}",
     re.I,
 )
+#: names of folders that hold what belongs to one patient
+PATIENT_FOLDER = re.compile(r"^(p|pat|patient|sub|subj|subject|case|person)[_ -]?\d+$", re.I)
 FEWEST_AT_A_SITE = 5  #: images of a folder, on average, that is taken for a hospital; a patient has fewer
 
 
@@ -66,22 +69,43 @@ def levels_of(top: Path, files: Sequence[Path]) -> Levels | None:
 def hospitals_of(paths: Sequence[str], labels: Sequence[str] | None = None) -> list[str] | None:
     """The first folder of each path, where these folders look like hospitals: few, with several images each, and not
     what the labels say already. None where they do not."""
-    parts = [_below_packs(tuple(part for part in Path(path).parts if part not in ("..", "."))) for path in paths]
+    parts = [_below_packs(path) for path in paths]
     if any(len(part) < 2 for part in parts):
         return None
     found = [part[0] for part in parts]
     names = set(found)
     few = 2 <= len(names) <= MOST_SITES and len(paths) >= FEWEST_AT_A_SITE * len(names)
     packed = any((NEITHER.match(name) or PACKED.search(name)) and not SITE.search(name) for name in names)
+    packed = packed or all(PATIENT_FOLDER.match(name) for name in names)
     return None if not few or packed or _say_the_label(found, labels) else [safe_name(name) for name in found]
 
 
 def _say_the_label(folders: Sequence[str], labels: Sequence[str] | None) -> bool:
-    """Whether each folder holds images of one label only, or has the name of one."""
+    """Whether each folder has the name of a class, or holds images of one label only."""
+    if all(CLASS.match(name) for name in set(folders)):
+        return True  # also where masks are what is learnt, and nothing is a label
     if labels is None:
         return False
     pure = len(set(zip(folders, labels, strict=True))) == len(set(folders))
-    return pure or are_same_names(folders, labels) or all(CLASS.match(name) for name in set(folders))
+    return pure or are_same_names(folders, labels)
+
+
+def tops_of(paths: Sequence[str], sites: Sequence[str] | None = None) -> list[str] | None:
+    """The uppermost folder of each path, below its hospital where the path names it: that of a patient, if any is.
+    None where a path has no such folder."""
+    parts = [_below_packs(path) for path in paths]
+    named = sites is not None and all(safe_name(part[0]) == site for part, site in zip(parts, sites, strict=True))
+    depth = 2 if named else 1
+    return None if any(len(part) <= depth for part in parts) else ["/".join(part[:depth]) for part in parts]
+
+
+def patients_in(tops: Sequence[str]) -> bool:
+    """Whether folders are those of patients by their names, some with several images."""
+    return 1 < len(set(tops)) < len(tops) and all(PATIENT_FOLDER.match(Path(top).name) for top in tops)
+
+
+def patients_note(tops: Sequence[str]) -> str:
+    return f"the folders {some(tops)} are taken for the patients; if they are none, give --patient REGEX"
 
 
 def like_names(sites: Iterable[str]) -> list[str]:
@@ -104,8 +128,9 @@ def _below_split(parts: tuple[str, ...]) -> tuple[str, ...]:
     return parts[1:] if parts[0].lower() in SPLIT_NAMES else parts
 
 
-def _below_packs(parts: tuple[str, ...]) -> tuple[str, ...]:
+def _below_packs(path: str) -> tuple[str, ...]:
     """A path without the folders of splits and of images that it begins with: hospitals may lie in them."""
+    parts = tuple(part for part in Path(path).parts if part not in ("..", "."))
     while len(parts) > 1 and (parts[0].lower() in SPLIT_NAMES or IMAGE_FOLDER.match(parts[0])):
         parts = parts[1:]
     return parts
