@@ -181,7 +181,6 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from polyclinic.cli.tables import WITHOUT_IMAGES
     from polyclinic.messages import human_bytes
 
     names = [n for n in next(iter(summary["methods"].values())) if n.startswith("test_") and n != "test_loss"]
@@ -212,10 +211,11 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
         table.add_row(method, *cells, carried, f"{values['seconds']['mean']:.0f}")
     if guessed := summary.get("without_images"):
         table.add_section()
-        table.add_row(WITHOUT_IMAGES, *guessed_cells(guessed, names, main if tested else ""))
+        table.add_row("a guess", *guessed_cells(guessed, names, main if tested else ""))
     Console().print(table)
     typer.echo(
         "all columns but 'own site': test images of all sites together; 'own site': mean over sites, each on its own"
+        + ("; 'a guess': without a look at the images" if guessed else "")
     )
     if tested:
         typer.echo(

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from polyclinic.runner.result import Result
 
 
-#: the row of somebody who always says the most frequent class, or the mean label
-WITHOUT_IMAGES = "a guess without images"
-
-
 def print_result(result: Result, shown: Sequence[str] = ()) -> None:
     """The metrics of a run, pooled, as a mean over sites, and of each site: test images, or validation images only.
 
@@ -38,7 +34,7 @@ def print_result(result: Result, shown: Sequence[str] = ()) -> None:
     guessed = result.values.get("without_images")
     table.add_row("mean over sites", "", *_cells(metrics["mean"], names), end_section=not guessed)
     if guessed:
-        table.add_row(WITHOUT_IMAGES, "", *_cells(guessed, names), end_section=True)
+        table.add_row("a guess without images", "", *_cells(guessed, names), end_section=True)
     for site, own in metrics["per_site"].items():
         table.add_row(site, str(counts.get(site, "-")), *_cells(own, names))
     console = Console()
