@@ -54,6 +54,18 @@ def test_no_digest_of_a_patient_is_written(exports):
     assert len({(row["patient"], row["path"].split("/")[0]) for row in rows}) == 9
 
 
+def test_equal_patient_ids_at_two_hospitals_are_two_patients(tmp_path):
+    for number in range(16):
+        site, label = ("mercy", "stmary")[number // 8], ("ill", "normal")[number % 2]
+        (tmp_path / site / label).mkdir(parents=True, exist_ok=True)
+        write_dicom(tmp_path / site / label / f"{number}.dcm", patient=f"70{number % 8 // 2}")
+    found = survey(tmp_path)
+    assert found.patients == 8
+    patients = {row["path"]: row["patient"] for row in found.cases.rows}
+    assert set(patients.values()) == {f"p{number}" for number in range(1, 9)}
+    assert patients["mercy/ill/0.dcm"] == patients["mercy/normal/1.dcm"] != patients["stmary/ill/8.dcm"]
+
+
 def test_patterns_are_searched_in_the_paths_of_a_table(exports, tmp_path, capsys):
     command = ["study", "new", str(tmp_path / "s.toml"), "--for", str(exports / "reports.csv")]
     assert run_app([*command, "--site", "^(China|United|other)", "--patient", r"IM\d\d(\d\d)"]) == 0

@@ -88,8 +88,9 @@ def _table(file: Path, folder: Path, wanted: Wanted) -> Survey:
     labels = labels_of(texts) if texts else Labels.masks()
     if labels.task == "classification" and len(labels.classes) < 2:
         raise BadInput(f"--for {file}: every image has the {cases.columns['label']} '{texts[0]}'; name a --label")
-    sites = Counter(row["site"] for row in cases.rows) if "site" in cases.fields else {}
-    patients = len({row["patient"] for row in cases.rows}) if "patient" in cases.fields else count_patients(found)
+    sites = Counter(cases.column("site") or ())
+    own = cases.column("patient")
+    patients = len(set(own)) if own else count_patients(found, cases.column("site"))
     slices = slices_of(found)
     return Survey(
         path=file,
@@ -120,7 +121,7 @@ def _with_sites(cases: Cases) -> Cases:
 
 def _with_patients(cases: Cases) -> Cases:
     """A table that names no patients with those that its DICOM files name, where they do."""
-    patients = None if "patient" in cases.fields else patients_of(cases.files())
+    patients = None if "patient" in cases.fields else patients_of(cases.files(), cases.column("site"))
     return _with_column(cases, "patient", patients, DICOM_PATIENTS) if patients else cases
 
 
@@ -164,8 +165,7 @@ def _masks(path: Path, pairs: Cases) -> Survey:
 
 
 def _tops(cases: Cases) -> list[str] | None:
-    sites = [row["site"] for row in cases.rows] if "site" in cases.fields else None
-    return tops_of([row["path"] for row in cases.rows], sites)
+    return tops_of([row["path"] for row in cases.rows], cases.column("site"))
 
 
 def _with_patient_folders(cases: Cases) -> Cases:
@@ -178,14 +178,14 @@ def _alone(cases: Cases) -> int | None:
     """How many patients there are: those of DICOM files, or an uppermost folder for each image; None where neither
     says it."""
     tops = _tops(cases) or []
-    return len(tops) if len(set(tops)) == len(tops) > 1 else count_patients(cases.files())
+    return len(tops) if len(set(tops)) == len(tops) > 1 else count_patients(cases.files(), cases.column("site"))
 
 
 def _sites_and_classes(path: Path, files: list[Path], levels: Levels) -> Survey:
     """Folders that say both where an image was taken and what it shows."""
     named = _patients(files)[0]
     found = [f"{site}/{_patient(file, named)}" for site, file in zip(levels.sites, files, strict=True)]
-    patients = patients_of(files) or (found if named else None)
+    patients = patients_of(files, levels.sites) or (found if named else None)
     return _listed(path, files, {"label": levels.labels, "site": levels.sites, "patient": patients}, [levels.note])
 
 
@@ -211,7 +211,8 @@ def _classes(path: Path, folders: Sequence[Path], files: list[Path]) -> Survey:
     if masks:
         notes.append(f"'{masks[0]}' is taken for a class; if it holds masks, give them the names of their images")
     inside = {file: folder.name for folder in folders for file in files if file.is_relative_to(folder)}
-    patients, institutions = patients_of(list(inside)), institutions_of(list(inside))
+    institutions = institutions_of(list(inside))
+    patients = patients_of(list(inside), institutions)
     if patients or institutions:
         _refuse_sites_as_classes(path, list(inside.values()), institutions)
         columns = {"label": list(inside.values()), "site": institutions, "patient": patients}
@@ -250,7 +251,7 @@ def _listed(path: Path, files: list[Path], columns: dict[str, list[str] | None],
         images=len(files),
         sizes=sizes_of(files),
         sites=dict(Counter(known.get("site", []))),
-        patients=len(set(known["patient"])) if "patient" in known else count_patients(files),
+        patients=len(set(known["patient"])) if "patient" in known else count_patients(files, known.get("site")),
         cases=Cases(path, rows, tuple(rows[0])),
         notes=(*notes, *([middle_slices_note(slices)] if slices > 1 else [])),
         slices=slices,

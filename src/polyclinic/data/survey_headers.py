@@ -33,20 +33,26 @@ def middle_slices_note(slices: int) -> str:
     return f"volumes of about {slices} slices: the middle slice of each is used; data.slices = 'all' takes every one"
 
 
-def patients_of(files: Sequence[Path]) -> list[str] | None:
+def patients_of(files: Sequence[Path], sites: Sequence[str] | None = None) -> list[str] | None:
     """A number for the patient of each DICOM file, as p1: neither a name nor a digest, from which an id could be found
     by trying. None where a file is no DICOM or names no patient, and where no patient has several images."""
-    found = _tags(files, "PatientID")
+    found = _ids(files, sites)
     if found is None or not 1 < len(set(found)) < len(files):
         return None
     numbers = {patient: f"p{number}" for number, patient in enumerate(dict.fromkeys(found), start=1)}
     return [numbers[patient] for patient in found]
 
 
-def count_patients(files: Sequence[Path]) -> int | None:
+def count_patients(files: Sequence[Path], sites: Sequence[str] | None = None) -> int | None:
     """How many different patients the DICOM files name; None where one names none, or all name the same."""
-    found = set(_tags(files, "PatientID") or ())
+    found = set(_ids(files, sites) or ())
     return len(found) if len(found) > 1 else None
+
+
+def _ids(files: Sequence[Path], sites: Sequence[str] | None) -> list[tuple[str, str]] | None:
+    """Site and PatientID of each file: two hospitals may give two patients the same id."""
+    found = _tags(files, "PatientID")
+    return None if found is None else list(zip(sites or [""] * len(found), found, strict=True))
 
 
 def institutions_of(files: Sequence[Path]) -> list[str] | None:

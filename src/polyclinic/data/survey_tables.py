@@ -77,6 +77,9 @@ class Cases:
     def files(self) -> list[Path]:
         return [self.folder / row["path"] for row in self.rows]
 
+    def column(self, name: str) -> list[str] | None:
+        return [row[name] for row in self.rows] if name in self.fields else None
+
     def as_csv(self, beside: Path) -> str:
         """The text of a CSV in the folder `beside`, from which its paths begin."""
         text = io.StringIO(newline="")
