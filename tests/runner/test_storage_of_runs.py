@@ -1,12 +1,21 @@
 """What runs leave on disk and how they are interrupted: pruned states, workers of a killed run, Ctrl-C at any time."""
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from polyclinic import __main__, cli
+import polyclinic
+from polyclinic import cli
 from polyclinic.errors import BadInput, Damaged
 from polyclinic.files import lock
 from polyclinic.runner import folder_lock
 from polyclinic.runner.run import run
+
+SOURCES = Path(polyclinic.__file__).parents[1]
 
 
 @pytest.mark.slow
@@ -42,21 +51,23 @@ def test_an_error_that_a_package_made_of_ctrl_c_is_an_interruption(monkeypatch, 
     assert capsys.readouterr().err == "interrupted; what was finished is kept\n"
 
 
-def test_ctrl_c_while_the_command_is_imported(monkeypatch, capsys):
-    import builtins
+@pytest.mark.parametrize("way", [["-m", "polyclinic"], ["-c", "from polyclinic.__main__ import main; main()"]])
+def test_ctrl_c_while_the_command_is_imported(way, tmp_path):
+    """A package that makes its own error of an interruption: the command says its sentence all the same."""
+    (tmp_path / "typer.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n"
+        "    raise ImportError('initialization failed')\n"
+    )
+    places = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    ended = subprocess.run([sys.executable, *way, "list", "methods"], env=places, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "interrupted; nothing was done\n")
 
-    honest = builtins.__import__
 
-    def interrupted(name, *rest):
-        if name == "polyclinic.cli":
-            raise KeyboardInterrupt
-        return honest(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        __main__.main()
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == "interrupted; nothing was done\n"
+def test_the_command_waits_for_ctrl_c_before_it_imports_anything():
+    """Ten milliseconds of imports were ten milliseconds in which Ctrl-C was a traceback."""
+    words = "import os, sys; before = set(sys.modules); import polyclinic.__main__; print(set(sys.modules) - before)"
+    loaded = subprocess.run([sys.executable, "-S", "-c", words], env={"PYTHONPATH": str(SOURCES)}, capture_output=True)
+    assert set(re.findall(r"'(.+?)'", loaded.stdout.decode())) <= {"__future__", "polyclinic", "polyclinic.__main__"}
 
 
 def test_a_finished_run_with_a_damaged_history_is_not_called_finished(tiny, tmp_path):
