@@ -221,7 +221,10 @@ def test_a_damaged_model_is_refused_wherever_the_bit_lies(joined, tmp_path):
         ({"backbones": {"": "no-such-network"}}, "no-such-network"),
         ({"backbones": {"": "small-cnn"}}, r"tensors of the network|not of the network that its card names"),
         ({"classes": ["a", "b", "c", "d", "e"]}, "its weights are not of the network that its card names"),
-        ({"size": -1}, "its weights are not of the network that its card names"),
+        ({"size": -1}, "size Input should be greater than or equal to 1"),
+        ({"size": 10**6}, "size Input should be less than or equal to 4096"),
+        ({"input_size": 10**9}, "input_size Input should be less than or equal to 4096"),
+        ({"size": 4096}, r"not of the network that its card names \('\w+\.weight' is \(\d+, \d+\), not"),
     ],
 )
 def test_a_card_that_does_not_fit_is_one_sentence(joined, tmp_path, change, sentence, capsys):
@@ -232,6 +235,14 @@ def test_a_card_that_does_not_fit_is_one_sentence(joined, tmp_path, change, sent
     save_file({name: one.contiguous() for name, one in tensors.items()}, file, {"polyclinic": json.dumps(told)})
     assert run_app(["predict", str(file), str(file)]) == 2
     assert re.search(sentence, " ".join(capsys.readouterr().err.split()))
+
+
+@pytest.mark.parametrize(
+    ("facts", "most"), [({"size": 512}, 64), ({"size": 1024}, 16), ({"size": 64, "input_size": 4096}, 1)]
+)
+def test_large_images_come_in_smaller_batches(joined, facts, most):
+    predictor = load_predictor(joined.folder)
+    assert replace(predictor, card=predictor.card.model_copy(update=facts))._batch() == most
 
 
 def test_sets_intervals_and_thresholds_stand_in_the_table(joined, pngs, tmp_path, capsys):

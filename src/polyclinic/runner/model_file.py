@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -38,6 +39,8 @@ from polyclinic.tasks import TASKS, Target, Task
 MODEL = "model.safetensors"
 #: name of the card in the header of the file
 CARD = "polyclinic"
+#: the largest side of images that a card may name: whoever sends a model chooses what memory it takes
+LARGEST_SIDE = 4096
 
 
 class Card(Settings):
@@ -50,10 +53,12 @@ class Card(Settings):
     installed: dict[str, str] = Field({}, description="packages whose network or task it needs, with their SHA-256")
     networks: dict[str, str] = Field({}, description="importable networks, with the SHA-256 of their packages")
     norm: str
-    input_size: int | None = Field(None, description="side to which the network resizes images; None: its own choice")
+    input_size: int | None = Field(
+        None, ge=1, le=LARGEST_SIDE, description="side to which the network resizes images; None: its own choice"
+    )
     head: Literal["linear", "diagonal", "quadratic"] = Field("linear", description="what follows an encoder")
     channels: Literal[1, 3]
-    size: int
+    size: int = Field(ge=1, le=LARGEST_SIDE, description="side of the square images, in pixels")
     task: dict[str, Any]
     classes: tuple[str, ...] = ()
     unit: str = ""
@@ -186,9 +191,10 @@ def _format_of(card: str) -> object:
 
 def built_model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path) -> Backbone:
     """The network of a site, or of all sites (`""`), with its weights; it is not trained."""
-    model = _built_network(card, site, file)
     start = f"{site}/" if site else ""
     found = {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+    _refuse_other_shapes(card, site, found, file)
+    model = _built_network(card, site, file)
     if missing := model.state_dict().keys() - found.keys():
         raise BadInput(
             f"{file}: lacks {len(missing)} tensors of the network, which the sites kept to themselves; predict at a "
@@ -199,6 +205,24 @@ def built_model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path
     except RuntimeError as error:
         raise BadInput(_not_fitting(file, error)) from None
     return model.eval()
+
+
+def _refuse_other_shapes(card: Card, site: str, found: Mapping[str, Tensor], file: Path) -> None:
+    """BadInput where the network that the card names has tensors of other shapes than the file.
+
+    It is built without memory first: a dense layer for images of 4096 pixels would take gigabytes.
+    """
+    try:
+        with torch.device("meta"):
+            wanted = _built_network(card, site, file).state_dict()
+    except BadInput:
+        if not is_importable(card.backbones[site]):
+            raise
+        return  # some networks of other packages cannot be built without memory
+    for name in wanted.keys() & found.keys():
+        if wanted[name].shape != found[name].shape:
+            shapes = f"'{name}' is {tuple(found[name].shape)}, not {tuple(wanted[name].shape)}"
+            raise BadInput(_not_fitting(file, ValueError(shapes)))
 
 
 def _built_network(card: Card, site: str, file: Path) -> Backbone:

@@ -32,6 +32,8 @@ from polyclinic.study.plugged import networks_of, packages_of, refuse_changed
 from polyclinic.tasks import Task
 
 BATCH = 64
+#: pixels of a batch: 64 images of 512 x 512; larger images come in smaller batches
+BATCH_PIXELS = BATCH * 512**2
 #: told of a file that cannot be read, and why
 OnBadFile = Callable[[Path, str], None]
 
@@ -72,6 +74,11 @@ class Predictor:
         """
         return self.model(torch.from_numpy(images))
 
+    def _batch(self) -> int:
+        """How many images go through the network at once."""
+        side = max(self.card.size, self.card.input_size or 0)
+        return max(1, min(BATCH, BATCH_PIXELS // side**2))
+
     def prepared(self, file: Path, frame: int | None) -> np.ndarray:
         """An image as the training images were prepared."""
         return self._fitted(Reader(self.card.window, self.card.slices).pixels(file, frame))
@@ -101,7 +108,7 @@ class Predictor:
         `slices` of volumes, if not those of the training images.
         """
         reader = Reader(self.card.window, slices or self.card.slices)
-        for batch in _batches(self._read_all(reader, paths, on_bad_file)):
+        for batch in _batches(self._read_all(reader, paths, on_bad_file), self._batch()):
             outputs = self.outputs(np.stack([image for _, _, image, _ in batch]))
             readings = readings_of(self.card, self.task, self.calibration, outputs, coverage, specificity)
             for (file, frame, _, shape), output, values in zip(batch, outputs, readings, strict=True):
@@ -146,14 +153,8 @@ def _why_unreadable(file: Path, error: Exception) -> str:
     return f"cannot be read as an image: {' '.join(str(error).split())[:200] or type(error).__name__}"
 
 
-def _batches(images: Iterator[Any]) -> Iterator[list[Any]]:
-    batch: list[Any] = []
-    for image in images:
-        batch.append(image)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
+def _batches(images: Iterator[Any], most: int) -> Iterator[list[Any]]:
+    while batch := list(itertools.islice(images, most)):
         yield batch
 
 
