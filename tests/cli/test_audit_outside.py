@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from polyclinic.attacks.planted_copies import shift
+from polyclinic.audits import outside_update
 from polyclinic.audits.outside_images import OutsideImages, share_classes
 from polyclinic.cli import run_app
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
@@ -160,6 +161,15 @@ def test_a_pickled_object_is_refused(run, update, tmp_path):
     found = run(*arguments(update, tmp_path, before=evil))
     assert found.exit_code == 2
     assert "is no archive of plain arrays" in found.output
+
+
+def test_an_archive_that_unpacks_to_gigabytes_is_refused(run, update, tmp_path, monkeypatch):
+    monkeypatch.setattr(outside_update, "MOST_BYTES", 2**20)
+    np.savez_compressed(tmp_path / "zeros.npz", weights=np.zeros(2**18, np.float32))
+    assert (tmp_path / "zeros.npz").stat().st_size < 2**12
+    found = run(*arguments(update, tmp_path, before=tmp_path / "zeros.npz"))
+    assert found.exit_code == 2
+    assert "it unpacks to more than" in found.output
 
 
 # --- images -------------------------------------------------------------------------------------------

@@ -124,6 +124,22 @@ def test_a_damaged_archive_is_refused(tmp_path):
                 read(file)
 
 
+def test_a_small_file_does_not_become_a_large_tensor(tmp_path):
+    torch.save({"conv1.bias": torch.ones(1).expand(2**40)}, tmp_path / "expanded.pt")
+    with pytest.raises(BadInput, match=r"'conv1\.bias' in '.*expanded\.pt' is larger than the file"):
+        read_weights(tmp_path / "expanded.pt")
+    torch.save({"conv1.bias": torch.zeros(2**16)}, tmp_path / "plain.pt")
+    assert read_weights(tmp_path / "plain.pt").tensors["conv1.bias"].shape == (2**16,)
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in plain.infolist():
+            packed.writestr(entry.filename, plain.read(entry))
+    with pytest.raises(BadInput, match=r"packed\.pt' holds other objects than tensors, or is damaged"):
+        read_weights(tmp_path / "packed.pt")
+
+
 def test_a_file_of_another_network_and_one_that_is_not_finite_are_refused(tmp_path):
     save_file({"layer1.weight": torch.ones(3)}, tmp_path / "other.safetensors")
     with pytest.raises(BadInput, match=r"no tensor of .* fits lenet5: the file has layer1\.weight, the network conv1"):

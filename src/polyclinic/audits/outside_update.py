@@ -14,10 +14,14 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
+from polyclinic.data.archives import UNREADABLE
 from polyclinic.errors import BadInput
 from polyclinic.models import build
 from polyclinic.models.weights_file import read_weights
 from polyclinic.settings import Settings
+
+#: of all arrays of an archive of weights
+MOST_BYTES = 2**32
 
 
 class UpdateSettings(Settings):
@@ -29,7 +33,9 @@ class UpdateSettings(Settings):
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="the site's optimiser")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of sgd")
-    size: int | None = Field(None, ge=8, description="side of the images that the network takes; that of the files")
+    size: int | None = Field(
+        None, ge=8, le=4096, description="side of the images that the network takes; that of the files"
+    )
     channels: int | None = Field(None, ge=1, le=3, description="1 or 3; that of the files if not given")
     outputs: int | None = Field(None, ge=1, description="outputs of the network; those of its last layer")
     batch_norm: Literal["train", "eval"] = Field("train", description="batch norm while the site trained")
@@ -100,9 +106,12 @@ def read_tensors(path: Path, flag: str) -> dict[str, Tensor]:
 
 def _read_npz(path: Path, flag: str) -> dict[str, Tensor]:
     try:
+        with zipfile.ZipFile(path) as packed:  # zeros pack to a thousandth
+            if sum(entry.file_size for entry in packed.infolist()) > MOST_BYTES:
+                raise ValueError(f"it unpacks to more than {MOST_BYTES >> 30} GiB")
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
             return {name: torch.from_numpy(np.ascontiguousarray(archive[name])) for name in archive.files}
-    except (ValueError, OSError, TypeError, zipfile.BadZipFile) as error:
+    except (*UNREADABLE, TypeError) as error:
         raise BadInput(f"{flag}: '{path}' is no archive of plain arrays ({error}); save it with numpy.savez") from None
 
 

@@ -24,6 +24,7 @@ PUBLIC = "public"
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 PREFIX = "module."
 SHOWN = 3  # names in a sentence
+SMALL = 2**24  # bytes that no tensor is refused for
 PICKLE = b"\x80"  # what a pickle begins with
 
 
@@ -90,8 +91,12 @@ class Fitted:
 
 def alike(tensor: Tensor, drawn: Tensor) -> bool:
     """Whether a tensor of a file can be one of a network; sparse ones and those without values cannot."""
-    plain = tensor.layout == torch.strided and not tensor.is_meta
-    return plain and tensor.shape == drawn.shape and tensor.is_floating_point() == drawn.is_floating_point()
+    same_kind = tensor.is_floating_point() == drawn.is_floating_point()
+    return has_values(tensor) and tensor.shape == drawn.shape and same_kind
+
+
+def has_values(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_meta
 
 
 def read_weights(path: Path, setting: str = "model.weights") -> WeightsFile:
@@ -105,11 +110,25 @@ def read_weights(path: Path, setting: str = "model.weights") -> WeightsFile:
         if path.suffix == ".safetensors":
             found: Any = decode_tensors(content)
         else:
+            _refuse_packed(content)
             found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception:  # whatever a reader says about a file that is something else
         by_torch = zipfile.is_zipfile(io.BytesIO(content)) or content[:1] == PICKLE
         raise BadInput(f"{setting}: '{path}' {what_is_wrong(path, by_torch=by_torch)}") from None
-    return WeightsFile(path, hashlib.sha256(content).hexdigest(), _tensors(found, path))
+    tensors = _tensors(found, path)
+    for name, tensor in tensors.items():  # one number can stand for all places of a tensor
+        if has_values(tensor) and tensor.numel() * tensor.element_size() > max(len(content), SMALL):
+            raise BadInput(f"{setting}: '{name}' in '{path}' is larger than the file; write it again as contiguous")
+    return WeightsFile(path, hashlib.sha256(content).hexdigest(), tensors)
+
+
+def _refuse_packed(content: bytes) -> None:
+    """ValueError for an archive that unpacks to more than its own length: torch never packs, and a few kilobytes can
+    unpack to gigabytes."""
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > len(content):
+                raise ValueError("packed")
 
 
 def cannot_read(path: Path, error: OSError, setting: str = "model.weights") -> str:
