@@ -6,7 +6,9 @@ from scripted_engine import SITES, Script, failing, weights
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
+from polyclinic.federation.federation import _is_tensors
 from polyclinic.federation.federation_spec import Faults
+from polyclinic.federation.observer import Observer
 from polyclinic.federation.state import SitePosition
 
 # --- failures ----------------------------------------------------------------------------------------
@@ -214,6 +216,104 @@ def test_no_checkpoints_where_none_are_wanted(make, tmp_path):
     for _ in federation.rounds(3, federation.state(weights=weights())):
         pass
     assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("every", "simulation", "saved_before", "pruned"),
+    [(0, True, False, 3), (0, False, False, 0), (0, True, True, 0), (2, True, False, 2), (4, True, False, 1)],
+)
+def test_states_that_nobody_can_go_back_to_are_pruned_in_every_round(make, every, simulation, saved_before, pruned):
+    """Without checkpoints, of simulated sites, and where no earlier checkpoint needs them; else at each checkpoint."""
+    engine = Script()
+    engine.simulation = simulation
+    engine.saved_positions = lambda: {"a": SitePosition(9, 1)}
+    if saved_before:
+        make(engine=Script()).save()
+    federation = make(engine=engine, checkpoint_every=every)
+    for _ in federation.rounds(3, federation.state(weights=weights())):
+        pass
+    found = [event for event in engine.events if event[0] == "prune"]
+    assert len(found) == pruned
+    if not every:
+        assert found == [("prune", {"a": SitePosition(9, 1)})] * pruned
+
+
+def test_a_run_ends_where_its_patience_does(make):
+    class Waiting(Observer):
+        def rounds_without_progress(self, federation):
+            return federation.round // 2
+
+    for patience, rounds in ((None, 7), (1, 2), (2, 4), (3, 6)):
+        federation = make(patience=patience, checkpoint_every=0)
+        federation.observer = Waiting()
+        assert list(federation.rounds(7, federation.state())) == list(range(1, rounds + 1))
+
+
+def test_nothing_was_scored_counts_as_no_round_without_progress(make):
+    assert Observer().rounds_without_progress(make()) == 0
+
+
+@pytest.mark.parametrize(
+    ("fraction", "sites"), [(1.0, 4), (0.9, 4), (0.76, 3), (0.5, 2), (0.3, 1), (0.01, 1), (0.63, 3)]
+)
+def test_a_share_of_the_sites_takes_part_in_a_round(make, fraction, sites):
+    federation = make(fraction=fraction, checkpoint_every=0)
+    drawn = []
+    for _ in federation.rounds(20, federation.state()):
+        drawn.append(federation.chosen)
+        assert [reply.site for reply in federation.ask_all("train")] == list(federation.chosen)
+    assert {len(one) for one in drawn} == {sites}
+    assert all(one == tuple(site for site in SITES if site in one) for one in drawn)
+    assert (len(set(drawn)) > 1) is (sites < 4)
+    assert {site for one in drawn for site in one} == set(SITES)
+    assert federation.chosen == SITES
+
+
+def test_a_warning_is_told_once_and_reported(make):
+    told = []
+
+    class Told(Observer):
+        def warned(self, sentence):
+            told.append(sentence)
+
+    federation = make()
+    federation.observer = Told()
+    for sentence in ("one", "two", "one"):
+        federation.warn(sentence)
+    assert told == ["one", "two"]
+    assert federation.reports == {"warnings": ["one", "two"]}
+
+
+def test_a_run_that_goes_on_from_the_checkpoint_before_says_so(make, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        rounds_of(make(), 5, stop=4)
+    (tmp_path / "checkpoint" / "manifest.json").write_text("{")
+    resumed = make()
+    assert resumed.resume()
+    assert resumed.round == 2
+    [warning] = resumed.reports["warnings"]
+    assert warning.endswith("the run goes on from the checkpoint before, of round 2")
+
+
+def test_what_stays_at_a_real_site_nobody_else_sees(make):
+    engine = Script()
+    federation = make(engine=engine)
+    assert dict(federation.simulated_state("a")) == {}
+    engine.simulation = False
+    with pytest.raises(AssertionError, match="nobody else sees"):
+        federation.simulated_state("a")
+
+
+def test_only_sites_with_the_same_network_take_each_others_weights(make):
+    federation = make(backbones={"a": "resnet18", "b": "resnet18", "c": "lenet5"})
+    assert [federation.alike("a", other) for other in "abcd"] == [True, True, False, False]
+    assert federation.alike("d", "d")
+
+
+def test_sets_of_tensors_and_plain_values_are_told_apart():
+    plain = [{}, {"a": 1}, {"a": torch.ones(1), "b": 2}, [torch.ones(1)], torch.ones(1), None]
+    assert [_is_tensors(value) for value in plain] == [False] * 6
+    assert _is_tensors({"a": torch.ones(1), "b": torch.ones(2)})
 
 
 def test_draws_of_the_coordinator_depend_on_purpose_and_round(make):

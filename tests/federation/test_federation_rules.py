@@ -285,6 +285,13 @@ def test_what_the_coordinator_never_received_is_counted(monkeypatch, tmp_path):
     checked = Checked(lines, signatures_checked=True)
     ledger_check._compare(tmp_path / "ledger", "site-1", checked, tmp_path)
     assert checked.not_received == [4]
+    sealed = {**came, "to": "site-2", "parcels": [{**parcel, "digest": None}]}  # nobody but site 2 knows its content
+    told.append(sealed)
+    ledger_check._compare(tmp_path / "ledger", "site-1", checked, tmp_path)
+    sealed["to"] = COORDINATOR
+    with pytest.raises(LedgerBroken, match="has no such line"):
+        ledger_check._compare(tmp_path / "ledger", "site-1", checked, tmp_path)
+    told.pop()
     parcel["digest"] = "other"
     with pytest.raises(LedgerBroken, match=r"line 1: weights of 'train' in round 1 came, and .* has no such line"):
         ledger_check._compare(tmp_path / "ledger", "site-1", checked, tmp_path)
