@@ -5,6 +5,10 @@
 `polyclinic reproduce` checks one claim in one command. This script runs the same studies into one folder of shared
 runs, forks a process for each (so that PyTorch is imported once), and then has `reproduce` judge every claim whose runs
 are all there. It goes on where it stopped. `--quick` checks one claim of our own that takes seconds.
+
+`--two-cores FILE` also writes how long each claim takes on two cores, from the CPU seconds of its runs: give it on a
+machine without a GPU, or hide the GPU (CUDA_VISIBLE_DEVICES=), with OMP_NUM_THREADS=1. Every run then has a cache of
+its own, so that no claim gets a generator or images for nothing. `--claims a:3,b` runs three seeds of a.
 """
 
 from __future__ import annotations
@@ -23,8 +27,11 @@ from pathlib import Path
 
 from polyclinic.claims.catalogue import CLAIMS, find_claim
 from polyclinic.claims.claim import Claim
+from polyclinic.claims.cpu_time import cpu_seconds
 from polyclinic.claims.reproduce import note_origin, plan, reproduce
+from polyclinic.claims.two_cores import add, measured
 from polyclinic.files import read_json
+from polyclinic.json_types import JsonObject
 from polyclinic.runner.compare import Entry
 
 #: what of a run folder is kept beside it with `--keep`: enough to judge the claim again
@@ -59,6 +66,7 @@ class Judgement:
     claim: Claim
     tasks: list[Task]
     folder: Path
+    seeds: int | None
 
     @property
     def name(self) -> str:
@@ -78,7 +86,7 @@ class Judgement:
 
     def perform(self, options: argparse.Namespace) -> None:
         runs = options.out / "runs"
-        reproduce(self.claim, self.folder, scale=options.scale, seeds=options.seeds, runs=runs, jobs=1)
+        reproduce(self.claim, self.folder, scale=options.scale, seeds=self.seeds, runs=runs, jobs=1)
         if options.keep:
             keep(self.folder, options.keep / options.scale / self.name)
 
@@ -92,6 +100,8 @@ def main() -> None:
     finished = sum(task.finished for task in tasks)
     told = {"benchmark": "claims_campaign", "quick": options.quick, "runs": len(tasks), "finished": finished}
     text = json.dumps(told | {"failed": failed, "holds": holds})
+    if options.two_cores:
+        add(times_of(options), options.two_cores)
     if options.json:
         options.json.write_text(text + "\n", encoding="utf-8")
     print(text)
@@ -107,6 +117,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--keep", type=Path, help="a folder for what is needed to judge the claims again")
     parser.add_argument("--runs-only", action="store_true", help="make the runs, and judge no claim")
+    parser.add_argument("--two-cores", type=Path, help="a file for the minutes on two cores, from CPU seconds")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -114,18 +125,28 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def chosen(options: argparse.Namespace) -> list[Claim]:
-    names = [name for name in options.claims.split(",") if name]
-    return [find_claim(name) for name in names] or list(CLAIMS.values())
+def chosen(options: argparse.Namespace) -> list[tuple[Claim, int | None]]:
+    """The claims, each with its number of seeds."""
+    names = [name.partition(":") for name in options.claims.split(",") if name] or [(name, "", "") for name in CLAIMS]
+    return [(find_claim(name), int(seeds) if seeds else options.seeds) for name, _, seeds in names]
 
 
-def plan_jobs(claims: list[Claim], options: argparse.Namespace) -> list[Task | Judgement]:
+def times_of(options: argparse.Namespace) -> dict[str, JsonObject]:
+    """Minutes on two cores of the claims of which some seed has all its runs."""
+    found = {}
+    for claim, seeds in chosen(options):
+        planned = plan(claim, options.out, options.scale, seeds, phantom=False, runs=options.out / "runs")
+        found[claim.name] = measured(claim, planned, options.out / options.scale / claim.name)
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def plan_jobs(claims: list[tuple[Claim, int | None]], options: argparse.Namespace) -> list[Task | Judgement]:
     """Every study once, with all that will be measured of it, and after its runs the judgement of each claim."""
     tasks: dict[Path, Task] = {}
     jobs: list[Task | Judgement] = []
-    for claim in claims:
+    for claim, seeds in claims:
         mine = []
-        planned = plan(claim, options.out, options.scale, options.seeds, phantom=False, runs=options.out / "runs")
+        planned = plan(claim, options.out, options.scale, seeds, phantom=False, runs=options.out / "runs")
         arms = [(entry, label) for label, arm in planned.items() for entry in arm]
         for entry, label in sorted(arms, key=lambda one: one[0].seed):  # what is cut off has all arms of some seeds
             task = tasks.setdefault(entry.folder, Task(entry))
@@ -133,7 +154,7 @@ def plan_jobs(claims: list[Claim], options: argparse.Namespace) -> list[Task | J
             mine.append(task)
         jobs += [task for task in mine if task not in jobs]
         if not options.runs_only:
-            jobs.append(Judgement(claim, mine, options.out / options.scale / claim.name))
+            jobs.append(Judgement(claim, mine, options.out / options.scale / claim.name, seeds))
     return jobs
 
 
@@ -180,11 +201,14 @@ def make_and_measure(task: Task, options: argparse.Namespace) -> None:
     from polyclinic.runner.run import run
 
     study, folder = task.entry.study, task.entry.folder
+    if options.two_cores:
+        os.environ["POLYCLINIC_CACHE"] = str(options.out / "caches" / folder.name)
     if task.entry.result is None:
+        begun, before = (folder / "study.toml").exists(), cpu_seconds()
         if study.engine.workers == "auto":  # runs side by side fill the cores already
             study = study.model_copy(update={"engine": study.engine.model_copy(update={"workers": 1})})
-        run(study, folder, resume=(folder / "study.toml").exists())
-        note_origin(folder)
+        run(study, folder, resume=begun)
+        note_origin(folder, None if begun else cpu_seconds() - before)
     for claim, label in task.readers:
         claim.measure({label: [folder]}, options.scale)
     (folder / "measured").touch()

@@ -5,6 +5,10 @@
 Writes the archives of these claims to the folder under their own names, with the rows that their studies take. So
 POLYCLINIC_DATA=small gives the same runs; the script prepares all studies from both, and ends with 1 if a digest of a
 split differs. `--fit` also keeps images at the studies' size, where they are stored larger.
+
+Studies that draw different images of an archive (`data.per_class`) need a call and a folder each. With `--blank` one
+folder is enough: every row stays, so that all draw what they drew, and images that no study reads are black, which
+costs nothing in a packed folder.
 """
 
 from __future__ import annotations
@@ -15,12 +19,13 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 from polyclinic.claims.catalogue import find_claim
 from polyclinic.claims.reproduce import plan
-from polyclinic.data.archives import Archive
+from polyclinic.data.archives import Archive, Chain
 from polyclinic.data.datasets.npz import Columns, Npz
 from polyclinic.data.labels import balanced
 from polyclinic.data.parts import prepare
@@ -33,12 +38,16 @@ def main() -> None:
     parser.add_argument("--claims", required=True, help="names, commas between")
     parser.add_argument("--scale", choices=("quick", "full"), default="quick")
     parser.add_argument("--fit", action="store_true", help="keep images at the studies' size")
+    parser.add_argument("--blank", action="store_true", help="keep all rows, and black images that no study reads")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     studies = studies_of(options.claims.split(","), options.scale)
     options.out.mkdir(parents=True, exist_ok=True)
     for file, mine in by_file(studies).items():
-        write(file, mine, options.out / file.name, fit=options.fit)
+        if options.blank:
+            blank(file, [one for one in studies if one.data in mine], options.out / file.name, fit=options.fit)
+        else:
+            write(file, mine, options.out / file.name, fit=options.fit)
     wrong = [one for one in studies if facts(one) != facts(one, options.out)]
     sizes = {file.name: file.stat().st_size for file in sorted(options.out.glob("*.npz"))}
     print(json.dumps({"benchmark": "claims_data", "studies": len(studies), "differ": len(wrong), "bytes": sizes}))
@@ -85,6 +94,57 @@ def write(file: Path, sources: list[Npz], target: Path, *, fit: bool) -> None:
     if fit and len({one.size for one in sources}) == 1:
         arrays = fitted(arrays, columns, rows, sources[0])
     np.savez(target, **arrays)
+
+
+def blank(file: Path, studies: list[Study], target: Path, *, fit: bool) -> None:
+    """The whole archive, with black or empty images in place of those that no study reads."""
+    read = np.unique(np.concatenate([rows_read(one) for one in studies]))
+    archive, sources = Archive(file), [one.data for one in studies if isinstance(one.data, Npz)]
+    columns = Columns(archive, sources[0].images)
+    used = np.isin(np.arange(len(columns.images)), read)
+    masked = any(one.masks != "" for one in sources)
+    arrays: dict[str, np.ndarray] = {}
+    start = 0
+    for prefix, length in zip(columns.prefixes, columns.images.lengths, strict=True):
+        for name in (one for one in archive if one.startswith(prefix)):
+            if masked or name != "masks":
+                arrays |= blanked(archive, name, used[start : start + length])
+        start += length
+    if fit and len({one.size for one in sources}) == 1 and columns.prefixes == [""]:
+        small = fitted({name: arrays[name][read] for name in ("masks",) if name in arrays}, columns, read, sources[0])
+        arrays = {name: array for name, array in arrays.items() if name not in ("images", "jpeg", "jpeg_off", "masks")}
+        for name, array in small.items():
+            arrays[name] = np.zeros((len(used), *array.shape[1:]), array.dtype)
+            arrays[name][read] = array
+    np.savez(target, **arrays)
+
+
+def rows_read(study: Study) -> np.ndarray:
+    """The rows of the archive whose images the preparation of the study reads."""
+    read: set[int] = set()
+    whole = Chain.__getitem__
+
+    def noted(self: Chain, row: int) -> np.ndarray:
+        read.add(int(row))
+        return whole(self, row)
+
+    with mock.patch.object(Chain, "__getitem__", noted), tempfile.TemporaryDirectory() as cache:
+        prepare(study.data, study.sites, cache=Path(cache))
+    return np.array(sorted(read), dtype=np.int64)
+
+
+def blanked(archive: Archive, name: str, used: np.ndarray) -> dict[str, np.ndarray]:
+    """An array of images that is empty where `used` is false; other arrays as they are."""
+    if name.endswith("_off"):
+        return {}
+    values = archive[name]
+    if f"{name}_off" in archive:
+        offsets = archive[f"{name}_off"]
+        pieces = [values[offsets[row] : offsets[row + 1]] if used[row] else values[:0] for row in range(len(used))]
+        ends = np.cumsum([0, *map(len, pieces)])
+        return {name: np.concatenate(pieces), f"{name}_off": ends.astype(offsets.dtype)}
+    pictures = values.ndim > 2 and len(values) == len(used)
+    return {name: values * used.reshape(-1, *[1] * (values.ndim - 1)).astype(values.dtype) if pictures else values}
 
 
 def rows_of(source: Npz) -> np.ndarray:

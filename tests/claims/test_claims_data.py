@@ -57,3 +57,29 @@ def test_the_parts_are_the_same_with_fewer_images(script: ModuleType, eyes: Path
         assert kept["images"].shape[1:3] == ((32, 32) if fit else (40, 40))
         assert len(kept["label_names"]) == 5
     assert script.facts(study) == script.facts(study, small)
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_a_blank_archive_keeps_its_rows_and_only_the_images_that_are_read(
+    script: ModuleType, eyes: Path, tmp_path: Path, fit: bool
+) -> None:
+    (study,) = script.studies_of(["qu-figure5-retina-low"], "quick")
+    small = tmp_path / "small"
+    small.mkdir()
+    script.blank(study.data.location, [study], small / study.data.location.name, fit=fit)
+    with np.load(small / study.data.location.name) as kept:
+        assert len(kept["labels"]) == ROWS
+        assert kept["images"].shape == ((ROWS, 32, 32, 3) if fit else (ROWS, 40, 40, 3))
+        assert kept["images"].any((1, 2, 3)).sum() == 40
+    assert script.facts(study) == script.facts(study, small)
+
+
+def test_packed_pictures_that_nobody_reads_are_empty(script: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "packed.npz"
+    np.savez(file, jpeg=np.arange(9, dtype=np.uint8), jpeg_off=np.array([0, 2, 5, 9]), labels=np.arange(3))
+    used = np.array([True, False, True])
+    found = script.blanked(script.Archive(file), "jpeg", used)
+    assert found["jpeg"].tolist() == [0, 1, 5, 6, 7, 8]
+    assert found["jpeg_off"].tolist() == [0, 2, 2, 6]
+    assert script.blanked(script.Archive(file), "jpeg_off", used) == {}
+    assert script.blanked(script.Archive(file), "labels", used)["labels"].tolist() == [0, 1, 2]

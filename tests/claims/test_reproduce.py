@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polyclinic.claims.catalogue import CLAIMS
+from polyclinic.claims.cpu_time import CPU, ORIGIN, RUN
 from polyclinic.claims.measures import kept
 from polyclinic.claims.reproduce import commit, copy_picture, plan, reproduce, rule_commit
 from polyclinic.cli.app import app
@@ -41,6 +42,8 @@ def test_a_claim_is_run_and_judged(checked: tuple[dict, Path]) -> None:
     ]
     assert json.loads((out / "claim.json").read_text()) == found
     assert (out / "claim.png").stat().st_size > 1000
+    notes = [json.loads((out / f"{name}-seed0" / ORIGIN).read_text()) for name in TINY.arms]
+    assert all(one[CPU][RUN] > 0.5 for one in notes)  # to import PyTorch takes longer
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.claims.claim import Measure, Row, Scale
+from polyclinic.claims.cpu_time import counted
 from polyclinic.errors import WorkFailed
 from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject
@@ -91,7 +92,8 @@ def kept(run: Path, name: str, compute: Callable[[Path], JsonObject]) -> JsonObj
     """What was computed of a run before, from its file `name`; computed and written where that is not there."""
     file = run / name
     if not file.exists():
-        atomic_write(file, json.dumps(compute(run), indent=1) + "\n")
+        with counted(run, name):
+            atomic_write(file, json.dumps(compute(run), indent=1) + "\n")
     return read_json(file)
 
 
@@ -141,4 +143,5 @@ def audit_of(run: Path, budget: str, kind: str) -> dict[str, Any]:
     found: dict[str, Any] = read_json(file) if file.exists() else {}
     if found.get("complete") and found.get("budget") == budget:
         return found
-    return audit(run, budget=budget, kinds=[kind])
+    with counted(run, file.name):
+        return audit(run, budget=budget, kinds=[kind])

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyclinic.claims.claim import Row, Scale
+from polyclinic.claims.cpu_time import counted
 from polyclinic.errors import WorkFailed
 from polyclinic.noted_files import read_result
 
@@ -34,7 +35,8 @@ def same_after_kill(folders: Mapping[str, Sequence[Path]], scale: Scale) -> list
 def _models(run: Path) -> float:
     again = run.with_name(f"{run.name}-killed")
     if not (again / "result.json").exists():
-        _kill_and_resume(run / "study.toml", again)
+        with counted(run, "killed and resumed"):
+            _kill_and_resume(run / "study.toml", again)
     return float(len({read_result(one)["weights_sha256"] for one in (run, again)}))
 
 

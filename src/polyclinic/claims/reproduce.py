@@ -19,6 +19,7 @@ from pathlib import Path
 
 from polyclinic import __version__
 from polyclinic.claims.claim import Claim, Row, Scale
+from polyclinic.claims.cpu_time import ORIGIN, RUN, add_cpu, cpu_of, cpu_seconds
 from polyclinic.claims.figure import draw
 from polyclinic.claims.gradient_inversion import INVERTED
 from polyclinic.engines.worker_process import cores
@@ -33,8 +34,6 @@ from polyclinic.study.changes import parse_sets
 STUDIES = Path(__file__).parent / "studies"
 #: the commit of a tree that was exported from its repository, as whoever runs it says
 GIVEN = "POLYCLINIC_COMMIT"
-#: in a run folder: the machine, the commit and the date of the run
-ORIGIN = "origin.json"
 #: in a run folder: what its audit found
 AUDIT = "audit.json"
 
@@ -58,11 +57,14 @@ def reproduce(
     check_same_question(earlier, claim, scale, phantom=phantom, out=out)
     entries = [entry for arm in planned.values() for entry in arm]
     run_missing(entries, out, jobs, watch)
+    before = cpu_seconds()
     rows = claim.measure({label: [entry.folder for entry in arm] for label, arm in planned.items()}, scale)
     found = describe(claim, rows, scale, phantom=phantom) | origin_of(entries)
     seconds = [entry.result["timing"]["seconds"] for entry in entries if entry.result]
     audits = sum(audit_seconds(entry.folder) for entry in entries)
     spent = {"runs": sum(seconds), "audits": audits, "this call": time.monotonic() - begin}
+    cpu = cpu_of_all(entries, cpu_seconds() - before)
+    spent |= {} if cpu is None else {"cpu": cpu}
     found["minutes"] = {name: round(value / 60, 1) for name, value in spent.items()}
     atomic_write(out / "claim.json", json.dumps(found, indent=1) + "\n")
     with picture_if_possible():
@@ -71,20 +73,41 @@ def reproduce(
     return found
 
 
+def cpu_of_all(entries: list[Entry], measuring: float) -> float | None:
+    """CPU seconds of all runs and what was measured of them; None where they are not known, or a GPU helped.
+
+    A claim without runs has nothing but its measuring.
+    """
+    spent = [cpu_of(entry.folder) for entry in entries] or [measuring]
+    known = [one for one in spent if one is not None]
+    return sum(known) if len(known) == len(spent) else None
+
+
 def run_missing(entries: list[Entry], out: Path, jobs: int | None, watch: Callable[[list[Entry]], None]) -> None:
     """Run what is not finished, and note where and with which code it ran; WorkFailed where a run failed."""
     missing = [entry for entry in entries if entry.result is None]
-    failed = run_all(entries, out, jobs or default_jobs(entries[0].study), watch) if entries else {}
+    begun = {entry.folder for entry in missing if (entry.folder / "study.toml").exists()}
+    spent: dict[Path, float] = {}
+
+    def ended(entry: Entry, cpu: float) -> None:
+        spent[entry.folder] = cpu
+
+    failed = run_all(entries, out, jobs or default_jobs(entries[0].study), watch, ended) if entries else {}
     for entry in missing:
         if entry.result is not None:
-            note_origin(entry.folder)
+            note_origin(entry.folder, None if entry.folder in begun else spent.get(entry.folder))
     if failed:
         raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
 
 
-def note_origin(run: Path) -> None:
-    """`origin.json` of a run that has just ended here: a record may be made of it later, and elsewhere."""
+def note_origin(run: Path, cpu: float | None = None) -> None:
+    """`origin.json` of a run that has just ended here: a record may be made of it later, and elsewhere.
+
+    `cpu`: its CPU seconds; None for a run that was resumed, as nobody knows what its first part took.
+    """
     atomic_write(run / ORIGIN, json.dumps(origin(), indent=1) + "\n")
+    if cpu is not None:
+        add_cpu(run, RUN, cpu)
 
 
 def origin() -> JsonObject:

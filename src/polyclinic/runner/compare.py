@@ -258,11 +258,17 @@ def _one_of_each(planned: list[Entry]) -> list[Entry]:
     return list({json.dumps({**entry.study.as_tables(), "seed": 0}): entry for entry in unfinished}.values())
 
 
-def run_all(planned: list[Entry], out: Path, jobs: int, watch: Callable[[list[Entry]], None]) -> dict[Path, str]:
+def run_all(
+    planned: list[Entry],
+    out: Path,
+    jobs: int,
+    watch: Callable[[list[Entry]], None],
+    ended: Callable[[Entry, float], None] = lambda entry, cpu: None,
+) -> dict[Path, str]:
     """Run what is not finished, `jobs` at a time, each in a process; what the failed ones said last.
 
-    `watch` is called a few times a second. Where a run still works in a folder, left by a comparison that was killed,
-    it is waited for.
+    `watch` is called a few times a second, `ended` when a process has ended, with its CPU seconds. Where a run still
+    works in a folder, left by a comparison that was killed, it is waited for.
     """
     check_folders(planned, out)
     waiting = [entry for entry in planned if entry.result is None]
@@ -277,7 +283,9 @@ def run_all(planned: list[Entry], out: Path, jobs: int, watch: Callable[[list[En
                 running[process.pid] = (entry, process)
             time.sleep(0.25)
             for pid, (entry, process) in list(running.items()):
+                before = _children_seconds()
                 if process.poll() is not None:
+                    ended(entry, _children_seconds() - before)
                     del running[pid]
                     if process.returncode:
                         (waiting if is_held(entry.folder) else failed).append(entry)
@@ -286,6 +294,11 @@ def run_all(planned: list[Entry], out: Path, jobs: int, watch: Callable[[list[En
         for _, process in running.values():
             process.terminate()
     return {entry.folder: _last_words(entry, out) for entry in failed}
+
+
+def _children_seconds() -> float:
+    """CPU seconds of all child processes that have ended; it grows by those of a child when that is waited for."""
+    return sum(os.times()[2:4])
 
 
 def check_folders(planned: list[Entry], out: Path) -> None:
