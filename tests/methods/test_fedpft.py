@@ -68,8 +68,8 @@ def test_what_a_site_sends_is_checked(tensors, metadata):
 
 def test_a_class_that_a_site_does_not_have_is_passed_over():
     sent = {name.replace("0/", "1/"): tensor for name, tensor in mixture(torch.ones(1), 2).items()}
-    (none, _), (some, found) = _received(Parcel("statistics", sent, {"counts": [0, 4]}), "north", 2, 2)
-    assert (none, some) == (0, 4)
+    [(label, count, found)] = _received(Parcel("statistics", sent, {"counts": [0, 4]}), "north", 2, 2)
+    assert (label, count) == (1, 4)
     assert found.means.tolist() == [[1.0, 1.0]]
 
 

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.methods.shared import robust
@@ -107,3 +108,44 @@ def test_clusters_find_the_split_with_the_smallest_largest_cosine():
     best = min((part for size in (1, 2, 3) for part in itertools.combinations(range(6), size)), key=across)
     kept = robust.larger_cluster(rows, apart=1.0).tolist()
     assert across(kept) == pytest.approx(across(best))
+
+
+@pytest.mark.parametrize("liars", [0, 1, 2, 3])
+@pytest.mark.parametrize("sites", [1, 2, 3, 4, 5, 7, 9])
+def test_multi_krum_against_the_definition(sites, liars):
+    """Blanchard et al. 2017: K - liars - 2 nearest neighbours, and the K - liars lowest scores."""
+    liars = min(liars, (sites - 1) // 2)
+    rows = torch.randn(sites, 3, generator=torch.Generator().manual_seed(sites)).double()
+
+    def score(site):
+        distances = sorted(float((rows[site] - rows[other]).square().sum()) for other in range(sites) if other != site)
+        return sum(distances[: max(1, sites - liars - 2)])
+
+    kept = sorted(sorted(range(sites), key=score)[: sites - liars])
+    assert robust.multi_krum(rows, liars).tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("sites", "share", "liars"),
+    [(1, 0.9, 0), (2, 0.9, 0), (3, 0.9, 1), (4, 0.9, 1), (5, 0.9, 2), (10, 0.25, 2), (12, 0.25, 3), (9, 0.0, 0)],
+)
+def test_liars_are_a_share_of_the_sites_and_fewer_than_half(sites, share, liars):
+    assert robust._liars(sites, share) == liars
+
+
+@pytest.mark.parametrize("rows", [[[10.0, 0.0], [0.1, 0.1]], [[0.1, 0.1], [10.0, 0.0]]])
+def test_clusters_look_at_directions_whatever_the_lengths(rows):
+    """The cosine of these two is 0.71."""
+    assert robust.larger_cluster(torch.tensor(rows), apart=0.7).tolist() == [0, 1]
+    assert robust.larger_cluster(torch.tensor(rows), apart=0.72).tolist() == [0]
+
+
+def test_numbers_that_were_not_sent_before_count_from_zero():
+    found = robust.aggregate("median", {}, SITES[:3], [1.0] * 3, 0.25)
+    assert found["w"].tolist() == [2.0, 2.0]
+    assert found["n"].item() == 1
+
+
+def test_without_any_site_there_is_nothing_to_aggregate():
+    with pytest.raises(WorkFailed, match="no site has sent weights"):
+        aggregate("median", [])

@@ -85,10 +85,9 @@ class FedPFT(OneRound):
                     f"site '{reply.site}': it has fewer than {IMAGES_A_COMPONENT} images of some class, so the mean "
                     "that it sends is close to features of single images; leave the site out, or choose another method"
                 )
-            for label, (count, mixture) in enumerate(_received(sent, reply.site, width, classes)):
-                if count:
-                    rows.append(mixture.sample(count, federation.rng(f"mixture {reply.site} {label}")))
-                    labels += [label] * count
+            for label, count, mixture in _received(sent, reply.site, width, classes):
+                rows.append(mixture.sample(count, federation.rng(f"mixture {reply.site} {label}")))
+                labels += [label] * count
         return torch.cat(rows), torch.tensor(labels)
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
@@ -156,20 +155,20 @@ def fit(rows: Tensor, components: int, iterations: int, rng: torch.Generator) ->
     return mixture
 
 
-def _received(parcel: Parcel, site: str, width: int, classes: int) -> Iterator[tuple[int, Mixture]]:
-    """The number of images and the mixture of each class; WorkFailed where a site sent something else."""
+def _received(parcel: Parcel, site: str, width: int, classes: int) -> Iterator[tuple[int, int, Mixture]]:
+    """Each class that a site has images of: its place, their number and the mixture; WorkFailed where a site sent
+    something else."""
     counts = parcel.metadata.get("counts")
     if not isinstance(counts, list) or len(counts) != classes or not all(type(n) is int and n >= 0 for n in counts):
         raise WorkFailed(f"site '{site}' sent no number of images for each class; leave it out")
     for label, count in enumerate(counts):
+        if count == 0:
+            continue
         parts = [parcel.tensors.get(f"{label}/{part}") for part in Mixture._fields]
         known = [part.double() for part in parts if part is not None]
-        if count == 0 and not known:
-            yield 0, Mixture(torch.ones(1), torch.zeros(1, width), torch.ones(1, width))
-            continue
         if len(known) != 3 or not _is_mixture(Mixture(*known), width):
             raise WorkFailed(f"site '{site}' sent no mixture of {width} numbers for class {label}; leave it out")
-        yield count, Mixture(*known)
+        yield label, count, Mixture(*known)
 
 
 def _is_mixture(mixture: Mixture, width: int) -> bool:

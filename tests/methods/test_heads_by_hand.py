@@ -1,0 +1,322 @@
+"""Heads in closed form: their rules against plain loops, their limits, and what does not change them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.methods import METHODS, gaussian_heads
+from polyclinic.methods.analytic import MORE_HELD_OUT, MOST_HELD_OUT, PENALTIES, best_penalty, solve, within_training
+from polyclinic.methods.fedpft import FedPFT, Mixture, fit
+from polyclinic.methods.private_head import PrivateHead, clipped_sum
+from polyclinic.methods.shared import moments
+from polyclinic.methods.shared.moments import RESOLUTION
+from polyclinic.models.encoded import QuadraticHead
+from polyclinic.randomness import numpy_rng, torch_rng
+from polyclinic.registry import Notice, forget_notices
+
+# --- ridge regression -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_the_penalty_has_the_lowest_score_of_cross_validation(number):
+    """(RSS / n) / (1 - degrees of freedom / n)^2, from the hat matrix of 9 to 31 images."""
+    rng = numpy_rng("scores", number)
+    count, width = 9 + 2 * number, 5
+    features = rng.standard_normal((count, width)) * [1, 1, 2, 3, 0.5]
+    targets = features[:, :2] * (0.2 + number / 6) + rng.standard_normal((count, 2))
+    rows, goal = (features - features.mean(0)) / features.std(0), targets - targets.mean(0)
+
+    def score(penalty: float) -> float:
+        hat = rows @ np.linalg.solve(rows.T @ rows + penalty * count * np.eye(width), rows.T)
+        return float(((goal - hat @ goal) ** 2).sum() / count / (1 - (np.trace(hat) + 1) / count) ** 2)
+
+    values, vectors = torch.linalg.eigh(torch.from_numpy(rows.T @ rows / count))
+    turned = vectors.T @ torch.from_numpy(rows.T @ goal / count)
+    assert best_penalty(values, turned, float((goal**2).sum() / count), count) == min(PENALTIES, key=score)
+
+
+def test_a_penalty_that_leaves_no_freedom_is_not_scored():
+    """Five features of six images: with next to no penalty the head passes through all targets."""
+    rng = numpy_rng("interpolation")
+    rows = rng.standard_normal((6, 5))
+    rows = (rows - rows.mean(0)) / rows.std(0)
+    goal = rng.standard_normal((6, 1))
+    goal -= goal.mean(0)
+    values, vectors = torch.linalg.eigh(torch.from_numpy(rows.T @ rows / 6))
+    turned = vectors.T @ torch.from_numpy(rows.T @ goal / 6)
+    chosen = best_penalty(values, turned, float((goal**2).mean()) - 1e-12, 6)  # as rounding leaves it
+    freedom = float((values / (values + chosen)).sum()) + 1
+    assert freedom / 6 < 0.99
+
+
+def test_a_feature_that_varies_less_than_four_steps_of_rounding_is_left_out():
+    """Two values that are 8 steps apart have a deviation of 4 steps, 9 one of 4.5."""
+    steps = np.array([[0, 0, 0], [8, 9, 9000]] * 20) * RESOLUTION
+    targets = torch.arange(40).double()[:, None] % 2
+    _, head = solve(moments.moments(steps.astype(np.float32), targets), 0.1)
+    assert head[1].tolist() == [0.0]
+    assert float(head[2]) > 1
+    assert 0 < float(head[3]) < 1
+
+
+def test_far_more_validation_images_than_training_images_are_not_believed():
+    def sums(count):
+        return SimpleNamespace(count=count)
+
+    most = MOST_HELD_OUT * 7 + MORE_HELD_OUT
+    failed = []
+    federation = SimpleNamespace(note_failures=failed.extend)
+    train = {site: sums(7) for site in ("north", "south", "west")}
+    held_out = {"north": sums(most), "south": sums(most + 1), "west": sums(1)}
+    assert within_training(federation, train, held_out).keys() == {"north", "west"}
+    assert [failure.site for failure in failed] == ["south"]
+    assert f"{most + 1} validation images beside 7 training images" in failed[0].reason
+
+
+# --- Gaussian heads ---------------------------------------------------------------------------------
+
+LABELS = torch.tensor([0] * 30 + [1] * 12)
+ROWS = numpy_rng("rules").standard_normal((42, 3)).astype(np.float32) + LABELS[:, None].numpy() * [1, 0.5, 0]
+ROWS[LABELS == 1] *= [2, 1, 0.5]
+
+
+def probabilities(rule, rows):
+    """What a rule says about the images that it is made of."""
+    rows = np.asarray(rows, np.float32)
+    if rule == "lda":
+        sums = moments.moments(rows, F.one_hot(LABELS).double())
+        head = gaussian_heads.discriminant(*gaussian_heads.class_moments(sums), priors=True)
+        return (head[0] + torch.from_numpy(rows).double() @ head[1:]).softmax(1)
+    diagonal = rule == "naive-bayes"
+    sums_of = moments.sums_and_squares if diagonal else moments.sums_and_products
+    pairs = [sums_of(rows[label == LABELS]) for label in (0, 1)]
+    first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
+    make = gaussian_heads.naive_bayes if diagonal else gaussian_heads.quadratic
+    weights = make(torch.tensor([30, 12]), first, second)
+    head = QuadraticHead(3, 2, diagonal=diagonal)
+    head.load_state_dict({name.removeprefix("fc."): tensor for name, tensor in weights.items()})
+    return head(torch.from_numpy(rows)).detach().double().softmax(1)
+
+
+@pytest.mark.parametrize("rule", ["lda", "naive-bayes", "qda"])
+def test_the_unit_and_the_origin_of_a_feature_change_nothing(rule):
+    """Millimetres or inches, with shrinkage; up to the rounding of features."""
+    found, other = probabilities(rule, ROWS), probabilities(rule, ROWS * [8, 1, 2] + [0, 3, -2])
+    assert torch.allclose(found, other, atol=0.004)
+
+
+def test_a_quadratic_head_of_classes_with_one_covariance_is_linear():
+    """With uncorrelated features there is nothing to shrink, so qda is what lda is."""
+    alike = np.zeros((42, 3))
+    for label in (0, 1):
+        rows = ROWS[label == LABELS] - ROWS[label == LABELS].mean(0)
+        alike[label == LABELS] = rows @ np.linalg.inv(np.linalg.cholesky(np.cov(rows.T, bias=True))).T
+    alike = alike * [1, 2, 0.5] + LABELS[:, None].numpy() * [1.0, 0.5, 0.2]
+    assert torch.allclose(probabilities("qda", alike), probabilities("lda", alike), atol=0.004)
+
+
+def test_shrinkage_of_four_features_by_hand():
+    covariance = torch.diag(torch.tensor([1.0, 1.0, 2.0, 4.0], dtype=torch.float64))
+    # OAS with p = 4: trace 8, of the square 22; the share is (22 / 2 + 64) / ((31 + 1 - 1 / 2) * (22 - 64 / 4))
+    share = 75 / 189
+    wanted = [(1 - share) * own + share * 2 for own in (1, 1, 2, 4)]
+    assert gaussian_heads.shrunk(covariance, 31).diag().tolist() == pytest.approx(wanted)
+    assert gaussian_heads.shrunk(covariance, 5).tolist() == (2 * torch.eye(4)).tolist(), "all of it"
+    nothing = torch.zeros(2, 2, dtype=torch.float64)
+    assert gaussian_heads.shrunk(nothing, 9).diag().tolist() == [gaussian_heads.LEAST_VARIANCE] * 2
+
+
+def test_a_class_of_one_image_and_one_of_none_by_hand():
+    """One feature: class 0 has 1 and 3, class 1 has 7, and class 2 no image."""
+    counts = torch.tensor([2, 1, 0])
+    first = torch.tensor([[4.0], [7.0], [0.0]]) / RESOLUTION
+    second = torch.tensor([[10.0], [49.0], [0.0]]) / RESOLUTION**2
+    weights = gaussian_heads.naive_bayes(counts, first, second)
+    pooled = 2 / 4  # the class without an image counts as one
+    variances = [(2 + 2 * pooled) / 4, 2 * pooled / 3]
+    center = float(weights["fc.center"])
+    means = [2 - center, 7 - center]
+    assert weights["fc.weight"][:2].flatten().tolist() == pytest.approx(
+        [m / v for m, v in zip(means, variances, strict=True)]
+    )
+    assert weights["fc.products"][:2].flatten().tolist() == pytest.approx([-0.5 / v for v in variances])
+    gap = np.log(2 / 1) - 0.5 * (
+        np.log(variances[0] / variances[1]) + means[0] ** 2 / variances[0] - means[1] ** 2 / variances[1]
+    )
+    assert float(weights["fc.bias"][0] - weights["fc.bias"][1]) == pytest.approx(gap, rel=1e-4)
+    assert float(weights["fc.bias"][2]) < -50
+    quadratic = gaussian_heads.quadratic(counts, first, second)
+    assert float(quadratic["fc.bias"][2]) < -50
+    assert all(tensor.isfinite().all() for tensor in quadratic.values())
+
+
+def test_class_sums_of_one_image_pass():
+    sums, squares = moments.sums_and_squares(np.ones((1, 2), np.float32))
+    none = torch.zeros(2, dtype=torch.int64)
+    sent = {"counts": torch.tensor([1, 0]), "first": torch.stack([sums, none]), "second": torch.stack([squares, none])}
+    federation = SimpleNamespace(sums=SimpleNamespace(covers=lambda _: False), chosen=["a"])
+    check = gaussian_heads.GaussianHeads(rule="naive-bayes").check_class_sums
+    check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 1}))
+    for name, factor in (("first", 1.01), ("second", 0.98)):
+        lie = {**sent, name: (sent[name] * factor).long()}
+        with pytest.raises(ParcelRejected, match="those of no images"):
+            check(federation, "give_class_sums", Parcel("statistics", lie, {"samples": 1}))
+
+
+@pytest.mark.parametrize("rule", ["naive-bayes", "qda"])
+def test_the_largest_class_sums_pass_and_larger_ones_do_not(rule):
+    sums = moments.sums_and_squares if rule == "naive-bayes" else moments.sums_and_products
+    pairs = [sums(np.full((count, 2), 1e9, np.float32)) for count in (3, 2)]
+    first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
+    sent = {"counts": torch.tensor([3, 2]), "first": first, "second": second}
+    federation = SimpleNamespace(sums=SimpleNamespace(covers=lambda _: False), chosen=["a"])
+    check = gaussian_heads.GaussianHeads(rule=rule).check_class_sums
+    check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 5}))
+    for place in range(second.numel()):
+        lie = second.clone()
+        lie.view(-1)[place] += 1
+        with pytest.raises(ParcelRejected, match="those of no images"):
+            check(federation, "give_class_sums", Parcel("statistics", {**sent, "second": lie}, {"samples": 5}))
+
+
+def test_products_a_little_larger_than_squares_allow_are_refused():
+    features = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
+    sent = moments.moments(features, torch.zeros(2, 1)).tensors()
+    unit = 2.0**24
+    most = (1.25 * 13) ** 0.5 * unit
+    for factor, fits in ((0.999, True), (1.001, False)):
+        products = sent["products"].clone()
+        products[4] = int(most * factor)
+        sums = moments.Moments(products, sent["cross"], sent["squares"])
+        assert moments._possible(sums) is fits
+
+
+# --- mixtures ---------------------------------------------------------------------------------------
+
+
+def steps_by_hand(rows, means, iterations):
+    """Expectation-maximisation, one row and one component after the other."""
+    count = len(rows)
+    variance = rows.var(0)
+    shares, variances = np.full(len(means), 1 / len(means)), np.stack([variance] * len(means))
+    for _ in range(iterations):
+        weights = np.zeros((count, len(means)))
+        for place, row in enumerate(rows):
+            densities = [
+                share * np.prod(np.exp(-((row - m) ** 2) / (2 * v)) / np.sqrt(2 * np.pi * v))
+                for share, m, v in zip(shares, means, variances, strict=True)
+            ]
+            weights[place] = np.array(densities) / sum(densities)
+        sizes = weights.sum(0)
+        means = np.stack([(w[:, None] * rows).sum(0) / w.sum() for w in weights.T])
+        own = np.stack([(w[:, None] * (rows - m) ** 2).sum(0) for w, m in zip(weights.T, means, strict=True)])
+        variances = (own + 2 * variance) / (sizes[:, None] + 2)  # two images' worth of the variance of all
+        shares = sizes / count
+    return shares, means, variances
+
+
+def test_a_mixture_is_fitted_step_by_step():
+    rows = torch.randn(14, 2, generator=torch_rng("rows"), dtype=torch.float64) + torch.arange(14)[:, None] % 2 * 3
+    start = rows[torch.randperm(14, generator=torch_rng("start"))[:3]]
+    found = fit(rows, 3, 4, torch_rng("start"))
+    wanted = steps_by_hand(rows.numpy(), start.numpy(), 4)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one.numpy(), other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("components", [1, 2])
+def test_a_number_that_never_varies_keeps_a_variance(components):
+    """A deviation of about four steps of rounding; without it a density would divide by zero."""
+    rows = torch.tensor([[2.0, float(place)] for place in range(20)], dtype=torch.float64)
+    found = fit(rows, components, 3, torch_rng("flat"))
+    assert ((found.variances[:, 0].sqrt() / RESOLUTION).round() == 4).all()
+    assert (found.variances[:, 1] > 1).all()
+
+
+def test_a_component_of_no_share_has_next_to_no_density():
+    mixture = Mixture(torch.tensor([0.0, 1.0]).double(), torch.zeros(2, 1).double(), torch.ones(2, 1).double())
+    none, one = mixture.log_densities(torch.zeros(1, 1).double())[0].tolist()
+    assert -1000 < none < -60
+    assert one == pytest.approx(-0.5 * np.log(2 * np.pi))
+
+
+def mixtures_of(monkeypatch, counts, least, components=3):
+    """What a site sends: features of classes with so many images, in groups of ten that lie far apart."""
+    rows = [np.linspace(0, 1, count)[:, None] + 50 * (np.arange(count) // 10)[:, None] for count in counts]
+    labels = np.repeat(np.arange(len(counts)), counts)
+    monkeypatch.setattr(FedPFT, "features", lambda self, site: np.concatenate(rows))
+    monkeypatch.setattr("polyclinic.methods.fedpft.check_classes", lambda site: None)
+    target = SimpleNamespace(classes=tuple("abcd"[: len(counts)]))
+    site = SimpleNamespace(
+        data=SimpleNamespace(train=SimpleNamespace(labels=labels)),
+        trainer=SimpleNamespace(target=target),
+        min_cohort=least,
+        rng=torch_rng,
+    )
+    return FedPFT(components=components, iterations=20).give_mixtures(site)
+
+
+def test_a_component_has_ten_images_or_as_many_as_the_policy_wants(monkeypatch):
+    sent = mixtures_of(monkeypatch, [9, 20, 59, 0], least=0)
+    assert sent.metadata == {"samples": 88, "counts": [9, 20, 59, 0]}
+    assert [len(sent.tensors[f"{label}/shares"]) for label in (0, 1, 2)] == [1, 2, 3]
+    assert not any(name.startswith("3/") for name in sent.tensors)
+    coarse = mixtures_of(monkeypatch, [9, 20, 59, 0], least=20)
+    assert [len(coarse.tensors[f"{label}/shares"]) for label in (0, 1, 2)] == [1, 1, 2]
+
+
+def test_no_component_is_of_fewer_images_than_the_policy_wants(monkeypatch):
+    for seed in range(4):
+        sent = mixtures_of(monkeypatch, [39 + seed, 57], least=12, components=4)
+        for label, count in enumerate((39 + seed, 57)):
+            shares = sent.tensors[f"{label}/shares"]
+            assert len(shares) == 1 or float(shares.min()) * count >= 12 - 1e-3
+
+
+# --- the private head -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["give_gradient", "give_shared_gradient", "give_share_of_sum"])
+def test_a_reply_says_of_how_many_images_its_sum_is(operation):
+    head = {"head": torch.zeros(1, 3)}
+    call = SimpleNamespace(operation=operation, parcels={"statistics": Parcel("statistics", head)})
+
+    def reply(**metadata):
+        parcel = Parcel("gradients", head, metadata)
+        return SimpleNamespace(site="north", parcel=lambda kind: parcel, parcels=(parcel,), metadata=metadata)
+
+    PrivateHead().check_reply(None, call, reply(expected=4.0))
+    with pytest.raises(ParcelRejected, match=r"does not say how many images it is of \('expected'\)"):
+        PrivateHead().check_reply(None, call, reply(samples=4))
+
+
+@pytest.mark.parametrize("patients", [None, torch.tensor([0, 1, 2])])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_an_image_without_a_finite_gradient_adds_nothing(patients, wrong):
+    """Gradients (3, 4) and (0.3, 0.4) beside one that is not finite, in its slope or in its vector."""
+    slopes, vectors = torch.tensor([[1.0], [wrong], [0.1]]), torch.tensor([[3.0, 4.0]] * 3)
+    assert clipped_sum(slopes, vectors, 1.0, patients).flatten().tolist() == pytest.approx([0.9, 1.2])
+    slopes, vectors = torch.tensor([[1.0], [1.0], [0.1]]), torch.tensor([[3.0, 4.0], [wrong, 1.0], [3.0, 4.0]])
+    assert clipped_sum(slopes, vectors, 1.0, patients).flatten().tolist() == pytest.approx([0.9, 1.2])
+
+
+# --- one round --------------------------------------------------------------------------------------
+
+
+def test_other_rounds_than_one_are_told_of_and_not_used():
+    forget_notices()
+    with pytest.warns(Notice, match=r"method\.rounds: 'analytic' has one round, so 2 is not used"):
+        assert METHODS["analytic"](rounds=2).rounds == 1
+    forget_notices()
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_round_is_not_told_of():
+    forget_notices()
+    assert METHODS["analytic"](rounds=1).rounds == 1
