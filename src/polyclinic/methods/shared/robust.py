@@ -67,7 +67,7 @@ def multi_krum(rows: Tensor, liars: int) -> Tensor:
     distances = torch.cdist(rows, rows).square()
     nearest = max(1, sites - liars - 2)
     scores = distances.sort(1).values[:, 1 : 1 + nearest].sum(1)
-    return scores.argsort(stable=True)[: sites - liars].sort().values
+    return scores.argsort(stable=True)[: max(1, sites - liars)].sort().values
 
 
 def larger_cluster(rows: Tensor, apart: float) -> Tensor:
