@@ -38,22 +38,23 @@ class _Plain(torch.optim.Optimizer):
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
 
-def zero_moments(optimizer: torch.optim.Adam) -> torch.Tensor:
-    """Give a fresh Adam the state that its first step would make, as parts of one block of zeros: on a GPU that is one
-    kernel and not three for each parameter. The block, which makes the optimiser fresh again where it is filled with
-    zeros."""
+def zero_moments(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Give a fresh SGD or Adam the state that its first step would make, as parts of one block of zeros: on a GPU that
+    is one kernel and not three for each parameter. The block, which makes the optimiser fresh again where it is filled
+    with zeros. SGD's first step then adds the gradient to zero momentum, which is what it does without a state."""
     given = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    adam = isinstance(optimizer, torch.optim.Adam)
+    names = ("exp_avg", "exp_avg_sq") if adam else ("momentum_buffer",) if optimizer.defaults["momentum"] else ()
     sizes = [-(-one.numel() // ALIGNED) * ALIGNED for one in given]  # each begins where a GPU reads fastest
-    block = torch.zeros(2 * sum(sizes) + ALIGNED * len(given), device=given[0].device)
+    block = torch.zeros(len(names) * sum(sizes) + ALIGNED * len(given) * adam, device=given[0].device)
     place = 0
     for one, size in zip(given, sizes, strict=True):
-        step, first, second = place, place + ALIGNED, place + ALIGNED + size
-        place = second + size
-        optimizer.state[one] = {
-            "step": block[step],
-            "exp_avg": block.as_strided(one.shape, one.stride(), first),
-            "exp_avg_sq": block.as_strided(one.shape, one.stride(), second),
-        }
+        if adam:
+            optimizer.state[one]["step"] = block[place]
+            place += ALIGNED
+        for name in names:
+            optimizer.state[one][name] = block.as_strided(one.shape, one.stride(), place)
+            place += size
     return block
 
 

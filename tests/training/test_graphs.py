@@ -94,17 +94,19 @@ def test_one_recording_at_a_time_with_the_functions_generators(monkeypatch):
         def replay(self):
             asked.append("replay")
 
-    def fake_recording(graph, stream, capture_error_mode):
-        asked.append((stream, capture_error_mode))
+    def fake_recording(graph, pool, stream, capture_error_mode):
+        asked.append((pool, stream, capture_error_mode))
         return Nothing()
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph", fake_recording)
     monkeypatch.setattr(torch.cuda, "stream", Nothing)
     rng, stream, given, locked = torch.Generator(), Stream(), torch.ones(2), []
-    of = GraphedFunction(lambda x: locked.append(graphs._RECORDING.locked()), "a step", rngs=[rng], stream=stream)
+    of = GraphedFunction(
+        lambda x: locked.append(graphs._RECORDING.locked()), "a step", rngs=[rng], stream=stream, pool=7
+    )
     graph = graphs.Graph(of, (given,))
-    assert asked == [rng, (stream, "thread_local")]
+    assert asked == [rng, (7, stream, "thread_local")]
     assert locked == [True]
     assert not graphs._RECORDING.locked()
     given.fill_(7)

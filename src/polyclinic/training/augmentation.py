@@ -6,7 +6,10 @@ Every change but mixup is drawn for each image by itself, so that differential p
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -37,24 +40,63 @@ MIXUP_ALPHA = 0.2
 Draws = torch.Generator | Tensor
 
 
+@dataclass(frozen=True)
+class Changes:
+    """What was drawn for the images of a batch, by kinds of augmentation; None for kinds that are not wanted."""
+
+    flips: Tensor | None = None  #: bool [B]
+    turns: Tensor | None = None  #: quarters, int64 [B]
+    affine: Tensor | None = None  #: see `_affine`
+    grey_values: Tensor | None = None  #: in [-1, 1), for contrast, brightness and noise: [B, 3]
+    noise: tuple[tuple[int, int], ...] = ()  #: so many images have noise from this seed, one after the other
+
+    @classmethod
+    def joined(cls, some: Sequence[Changes]) -> Changes:
+        """The changes of several batches, drawn for the same kinds, as those of one."""
+        tensors = [(one.flips, one.turns, one.affine, one.grey_values) for one in some]
+        columns = (
+            None if column[0] is None else torch.cat([one for one in column if one is not None])
+            for column in zip(*tensors, strict=True)
+        )
+        return cls(*columns, tuple(itertools.chain.from_iterable(one.noise for one in some)))
+
+
 def augment(images: Tensor, masks: Tensor | None, kinds: tuple[str, ...], draws: Draws) -> tuple[Tensor, Tensor | None]:
     """Change each image [B, C, H, W] by a draw of its own, its mask [B, H, W] with it. Mixup is `mix`'s work."""
-    count = len(images)
-    if "flip" in kinds:
-        chosen = _flips(count, draws).to(images.device, non_blocking=True)
+    return change(images, masks, kinds, draw_changes(len(images), kinds, draws)) if kinds else (images, masks)
+
+
+def draw_changes(count: int, kinds: tuple[str, ...], draws: Draws) -> Changes:
+    """Draw for so many images, on the CPU."""
+    shape, grey = {"crop", "rotate"} & set(kinds), {"brightness", "contrast", "noise"} & set(kinds)
+    return Changes(
+        _flips(count, draws) if "flip" in kinds else None,
+        _turns(count, draws) if "turn" in kinds else None,
+        _affine(count, kinds, draws) if count and shape else None,
+        _uniform(count, 3, draws, "grey values") if count and grey else None,
+        _noise_seeds(count, draws) if count and "noise" in kinds else (),
+    )
+
+
+def change(
+    images: Tensor, masks: Tensor | None, kinds: tuple[str, ...], drawn: Changes
+) -> tuple[Tensor, Tensor | None]:
+    """Change images and their masks by what was drawn for them."""
+    if drawn.flips is not None:
+        chosen = drawn.flips.to(images.device, non_blocking=True)
         images = torch.where(chosen[:, None, None, None], images.flip(-1), images)
         masks = masks if masks is None else torch.where(chosen[:, None, None], masks.flip(-1), masks)
-    if "turn" in kinds:
-        turns = _turns(count, draws).to(images.device, non_blocking=True)
+    if drawn.turns is not None:
+        turns = drawn.turns.to(images.device, non_blocking=True)
         for quarter in (1, 2, 3):
             chosen = turns == quarter
             images = torch.where(chosen[:, None, None, None], images.rot90(quarter, (-2, -1)), images)
             if masks is not None:
                 masks = torch.where(chosen[:, None, None], masks.rot90(quarter, (-2, -1)), masks)
-    if count and {"crop", "rotate"} & set(kinds):
-        images, masks = _resample(images, masks, _affine(count, kinds, draws))
-    if count and {"brightness", "contrast", "noise"} & set(kinds):
-        images = _grey_values(images, kinds, draws)
+    if drawn.affine is not None:
+        images, masks = _resample(images, masks, drawn.affine)
+    if drawn.grey_values is not None:
+        images = _grey_values(images, kinds, drawn.grey_values, drawn.noise)
     return images, masks
 
 
@@ -110,27 +152,31 @@ def _resample(images: Tensor, masks: Tensor | None, affine: Tensor) -> tuple[Ten
     return new, moved[:, 0].to(masks.dtype)
 
 
-def _grey_values(images: Tensor, kinds: tuple[str, ...], draws: Draws) -> Tensor:
+def _grey_values(images: Tensor, kinds: tuple[str, ...], values: Tensor, noise: Sequence[tuple[int, int]]) -> Tensor:
     """Other contrast around the image's own mean, then brightness, then noise; within [0, 1] again."""
-    drawn = _uniform(len(images), 3, draws, "grey values").to(images, non_blocking=True)[:, :, None, None, None]
+    drawn = values.to(images, non_blocking=True)[:, :, None, None, None]
     if "contrast" in kinds:
         mean = images.mean((1, 2, 3), keepdim=True)
         images = mean + (images - mean) * MOST_CONTRAST ** drawn[:, 0]
     if "brightness" in kinds:
         images = images + MOST_BRIGHTNESS * drawn[:, 1]
     if "noise" in kinds:
-        images = images + MOST_NOISE * (drawn[:, 2] + 1) / 2 * _noise_like(images, draws)
+        images = images + MOST_NOISE * (drawn[:, 2] + 1) / 2 * _noise_like(images, noise)
     return images.clamp(0, 1)
 
 
-def _noise_like(images: Tensor, draws: Draws) -> Tensor:
-    """Standard normal numbers in the shape of the images, drawn on their device."""
+def _noise_seeds(count: int, draws: Draws) -> tuple[tuple[int, int], ...]:
     if isinstance(draws, Tensor):
-        rows = [_normal(images[0], seed) for seed in draws.tolist()]
-        return torch.stack(rows)
-    return _normal(images, int(torch.randint(2**62, (), generator=draws)))
+        return tuple((1, seed) for seed in draws.tolist())
+    return ((count, int(torch.randint(2**62, (), generator=draws))),)
 
 
-def _normal(like: Tensor, seed: int) -> Tensor:
+def _noise_like(images: Tensor, seeds: Sequence[tuple[int, int]]) -> Tensor:
+    """Standard normal numbers in the shape of the images, drawn on their device."""
+    parts = [_normal(images, rows, seed) for rows, seed in seeds]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _normal(like: Tensor, rows: int, seed: int) -> Tensor:
     rng = device_rng(like.device, seed, "noise")
-    return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=rng)
+    return torch.randn((rows, *like.shape[1:]), dtype=like.dtype, device=like.device, generator=rng)

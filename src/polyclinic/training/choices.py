@@ -34,6 +34,33 @@ def recording_pays() -> bool:
     return all(recorded < eager for eager, recorded in RECORDED.values())
 
 
+#: steps of which the batches are put on the GPU together (`epochs`), and bytes that their images may take there
+MOST_STEPS, TABLE_BYTES = 32, 2**27
+#: an epoch is recorded as one graph when it has been launched step by step so often: a recording costs as much as many
+#: epochs, and nobody knows how many are to come
+LAUNCHED_BEFORE = 8
+
+
+def steps_in_table(image_bytes: int) -> int:
+    """Steps of which the batches are put on the GPU together, by the bytes of the images of one, as float32."""
+    return max(1, min(MOST_STEPS, TABLE_BYTES // image_bytes))
+
+
+def recording_an_epoch_pays(steps: int, launched: int) -> bool:
+    """Whether an epoch of so many steps, now launched for the `launched`-th time, is worth a graph of its own."""
+    return steps > 1 and launched > LAUNCHED_BEFORE
+
+
+#: bytes of a batch of images up to which a pass of evaluation is recorded: with more the GPU, and not Python, takes the
+#: time, and a graph would hold on to much memory
+EVALUATION_BYTES = 2**26
+
+
+def recording_evaluation_pays(image_bytes: int) -> bool:
+    """Whether a pass of evaluation over so many bytes of images, as float32, is worth a graph."""
+    return image_bytes <= EVALUATION_BYTES
+
+
 #: a step of several networks: in graphs one after the other, and stacked
 STACKED: dict[tuple[Shape, int], tuple[float, float]] = {
     (Shape("small-cnn", 32, 32), 4): (1.110, 1.410),

@@ -35,7 +35,8 @@ class GraphedFunction:
     Every call does the work exactly once, whether it is an ordinary call or a replay. The output of a replay is
     overwritten by the next one. The function must take the same decisions at every call and read no number from the
     GPU; networks and optimisers that it changes must keep their tensors. `name` says in the warning what is slower;
-    `rngs` are the CUDA generators that the function draws from: a replay draws new numbers.
+    `rngs` are the CUDA generators that the function draws from: a replay draws new numbers. `pool`: graphs that share
+    one share their memory; none may run beside another, and an output is lost when another one runs.
     """
 
     def __init__(
@@ -45,8 +46,11 @@ class GraphedFunction:
         *,
         rngs: Sequence[torch.Generator] = (),
         stream: torch.cuda.Stream | None = None,
+        warm_up: int = WARM_UP,
+        pool: Any = None,
     ) -> None:
         self.function, self.name, self.rngs = function, name, list(rngs)
+        self.warm_up, self.pool = warm_up, pool
         self.stream = stream or torch.cuda.Stream()
         self.calls: Counter[tuple] = Counter()
         self.graphs: dict[tuple, Graph] = {}
@@ -57,7 +61,7 @@ class GraphedFunction:
         if shapes not in self.graphs:
             self.calls[shapes] += 1
             full = len(self.graphs) >= MOST_GRAPHS
-            if self.failed or full or self.calls[shapes] <= WARM_UP or not self._record(shapes, inputs):
+            if self.failed or full or self.calls[shapes] <= self.warm_up or not self._record(shapes, inputs):
                 return self._call(inputs)
         return self.graphs[shapes].replay(inputs)
 
@@ -109,7 +113,7 @@ class Graph:
         with (
             _RECORDING,
             torch.cuda.stream(of.stream),
-            torch.cuda.graph(self.graph, stream=of.stream, capture_error_mode="thread_local"),
+            torch.cuda.graph(self.graph, pool=of.pool, stream=of.stream, capture_error_mode="thread_local"),
         ):
             self.output = of.function(*self.inputs)
 
@@ -118,6 +122,11 @@ class Graph:
             kept.copy_(new)
         self.graph.replay()
         return self.output
+
+
+def new_pool(device: torch.device) -> Any:
+    """Memory that several graphs share; see `GraphedFunction`."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
 def _leave_recording(rngs: Sequence[torch.Generator]) -> None:
@@ -144,7 +153,13 @@ class GraphedGradients:
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The loss; its gradients are left in the parameters' `grad`."""
-        loss, gradients = self.passes(*inputs)
+        return self._leave(*self.passes(*inputs))
+
+    def compute(self, *inputs: Tensor) -> Tensor:
+        """The same as an ordinary call, which may be a part of another graph."""
+        return self._leave(*self._passes(*inputs))
+
+    def _leave(self, loss: Tensor, gradients: list[Tensor | None]) -> Tensor:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         return loss

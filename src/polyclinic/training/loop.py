@@ -19,12 +19,16 @@ from torch import Tensor, nn
 
 from polyclinic.federation.collaborators import Batch
 from polyclinic.models import split
-from polyclinic.training.augmentation import augment, mix
+from polyclinic.training.augmentation import Changes, augment, change, mix
+from polyclinic.training.batches import SiteBatches, shuffled_indices
 from polyclinic.training.device_images import DeviceImages
+from polyclinic.training.epochs import RecordedEpochs
+from polyclinic.training.evaluation import EVALUATION_BATCH, answer, join_small
 from polyclinic.training.frozen_features import FrozenFeatures
 from polyclinic.training.graphs import GraphedGradients
 from polyclinic.training.image_shares import draw_shares, hold_rows_of_few
 from polyclinic.training.network_state import NetworkState, copy_all
+from polyclinic.training.optimizer import kept_optimizer
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -32,8 +36,6 @@ if TYPE_CHECKING:
     from polyclinic.privacy.settings import Privacy
     from polyclinic.tasks import Target, Task
     from polyclinic.training.optimizer import Optimizer
-
-EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,7 @@ class Trainer:
         self._shares: torch.Generator | None = None
         self.stacked = spec.stacked
         self.graphs = spec.graphs and self.device.type == "cuda"
+        self.records_epochs = self.graphs and spec.privacy is None and spec.optimizer.can_be_recorded
 
     def with_optimizer(self, optimizer: Optimizer) -> Trainer:
         """A trainer of the same network with other settings of the optimiser, such as a site's own batch size."""
@@ -144,23 +147,11 @@ class Trainer:
 
     def batches(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]:
         """Endless shuffled mini-batches, on the device."""
-        for index in self.indices(part, rng):
-            yield self.batch(part, index, rng)
+        return SiteBatches(self, part, rng)
 
     def indices(self, part: ImageSet, rng: torch.Generator) -> Iterator[Tensor]:
-        """Endless shuffled mini-batches as indices of images, int64 [B].
-
-        Each pass is a new permutation; its incomplete last batch is left out, as floor(|D| / b) has it. With
-        `balanced_batches` a pass draws as many images with replacement, the classes alike.
-        """
-        size = min(self.optimizer.batch_size, len(part))
-        shares = class_shares(part.labels) if self.optimizer.balanced_batches else None
-        while True:
-            if shares is None:
-                order = torch.randperm(len(part), generator=rng)
-            else:
-                order = torch.multinomial(shares, len(part), replacement=True, generator=rng)
-            yield from order[: len(part) // size * size].split(size)
+        """The same as indices of images, int64 [B]; see `shuffled_indices`."""
+        return shuffled_indices(part, self.optimizer, rng)
 
     def one_pass(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]:
         """Every image once, shuffled, in floor(|D| / b) batches of nearly the same size."""
@@ -174,6 +165,14 @@ class Trainer:
             self._noted.append(index)
         images, labels, masks = self._fetch(part, index.numpy())
         images, masks = augment(images, masks, self.optimizer.augment, draws)
+        return images, self.task.targets(labels, masks)
+
+    def changed_batch(self, part: ImageSet, indices: Sequence[Tensor], drawn: Changes) -> Batch:
+        """The batches at several indices as one, changed by what was drawn for their images."""
+        if self._noted is not None:
+            self._noted.extend(indices)
+        images, labels, masks = self._fetch(part, torch.cat(list(indices)).numpy())
+        images, masks = change(images, masks, self.optimizer.augment, drawn)
         return images, self.task.targets(labels, masks)
 
     @contextlib.contextmanager
@@ -250,10 +249,14 @@ class Trainer:
         study wants that. `objective` is another loss of images and targets than the task's.
         """
         model = self._state.train() if model in (None, self.model) else model.train()
-        total = torch.zeros((), device=self.device)
-        learn = self._learner(model, class_weights, objective)
         if mixing is not None and "mixup" in self.optimizer.augment:
             batches = (mix(images, self.task.mixable(targets, self.target), mixing) for images, targets in batches)
+        if self.records_epochs and model is self.model and correct is None and objective is None:
+            epochs = self._recorded_epochs(optimizer, weighed=class_weights is not None)
+            if epochs is not None:
+                return epochs.train(batches, steps, lambda targets: self._image_weights(targets, class_weights)) / steps
+        total = torch.zeros((), device=self.device)
+        learn = self._learner(model, class_weights, objective)
         for images, targets in itertools.islice(batches, steps):
             optimizer.zero_grad(set_to_none=True)
             loss = learn(images, targets)
@@ -291,6 +294,17 @@ class Trainer:
             return loss.detach()
 
         return learn
+
+    def _recorded_epochs(self, optimizer: torch.optim.Optimizer, *, weighed: bool) -> RecordedEpochs | None:
+        """Whole steps of the network by this optimiser as graphs; None where they cannot be recorded."""
+        kept = None if self._shares is not None else kept_optimizer(optimizer, self.kept)
+        if kept is None:
+            return None
+        if weighed not in kept.recorded:
+            gradients = self._graphed_gradients(self.model, weighed=weighed)
+            kept.recorded[weighed] = RecordedEpochs(gradients, optimizer, self.device)
+        found: RecordedEpochs = kept.recorded[weighed]
+        return found
 
     def _owns(self, model: nn.Module) -> bool:
         """Whether it is the trainer's network or a part of it, whose weights stay where they are."""
@@ -336,7 +350,7 @@ class Trainer:
         """What the network gives for all images of a part and their targets, in order, in large batches."""
         self.model.eval()
         for images, target in self.in_order(part):
-            yield self.forward(images).float(), target
+            yield answer(self, images), target
 
     def evaluate(self, part: ImageSet) -> dict[str, Tensor]:
         """Additive sums of the task's metrics over all images of a part."""
@@ -347,8 +361,9 @@ class Trainer:
     def evaluate_parts(self, parts: Sequence[ImageSet]) -> list[dict[str, Tensor]]:
         """The same for each of several parts, none of them empty, whose images go through the network together."""
         self.model.eval()
+        batches = itertools.chain.from_iterable(self.in_order(part) for part in parts)
         passed: Iterator[tuple[Tensor, ...]] = (
-            (self.forward(images).float(), target) for images, target in self._joined(parts)
+            (answer(self, images), target) for images, target in join_small(batches)
         )
         if not self.task.dense:  # small outputs: the GPU is waited for once
             passed = iter([tuple(torch.cat(some) for some in zip(*passed, strict=True))])
@@ -359,16 +374,6 @@ class Trainer:
         sizes = [len(part) for part in parts]
         rows = zip(parts, torch.cat(observed).split(sizes), torch.cat(targets).split(sizes), strict=True)
         return [self._sums(part, found, truth) for part, found, truth in rows]
-
-    def _joined(self, parts: Sequence[ImageSet]) -> Iterator[Batch]:
-        """The batches of `in_order` of all parts, small ones joined."""
-        waiting: list[Batch] = []
-        for batch in itertools.chain.from_iterable(self.in_order(part) for part in parts):
-            if waiting and sum(len(targets) for _, targets in (*waiting, batch)) > EVALUATION_BATCH:
-                yield _join(waiting)
-                waiting = []
-            waiting.append(batch)
-        yield _join(waiting)
 
     def _sums(self, part: ImageSet, observed: Tensor, targets: Tensor) -> dict[str, Tensor]:
         cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
@@ -385,14 +390,3 @@ class Trainer:
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-
-def _join(batches: Sequence[Batch]) -> Batch:
-    images, targets = zip(*batches, strict=True)
-    return batches[0] if len(batches) == 1 else (torch.cat(images), torch.cat(targets))
-
-
-def class_shares(labels: np.ndarray) -> Tensor:
-    """A weight for each image, float64 [N], by which every class that occurs is drawn equally often."""
-    _, members, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    return torch.from_numpy(1.0 / counts[members])

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, PrivateAttr
-from torch import nn
+from torch import Tensor, nn
 
 from polyclinic.optimizers import SGD, Adam, AdamW, moments_fit, zero_moments
 from polyclinic.settings import Settings
 from polyclinic.training.augmentation import Augmentation
 
-#: where a fused Adam is kept
-KEPT = "fused optimiser"
+#: where fused optimisers are kept, and how many: a method may train one part of a network after the other
+KEPT, MOST_KEPT = "fused optimisers", 2
+
+
+@dataclass(frozen=True)
+class KeptOptimizer:
+    """A fused optimiser of parameters that stay where they are. Its learning rate lies on the GPU, so that a recorded
+    step takes the one of the round."""
+
+    optimizer: torch.optim.Optimizer
+    rate: Tensor
+    state: Tensor  #: all of its state in one block
+    recorded: dict[Hashable, Any] = field(default_factory=dict)  #: graphs that hold its steps
+
+    def restart(self, lr: float) -> None:
+        """Make it fresh again."""
+        self.rate.fill_(lr)
+        self.state.zero_()
+
+
+def kept_optimizer(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> KeptOptimizer | None:
+    """What `Optimizer.make` keeps with this optimiser; None where it is not kept, and its steps cannot be recorded."""
+    some: Iterable[KeptOptimizer] = kept.get(KEPT, {}).values()
+    return next((one for one in some if one.optimizer is optimizer), None)
+
+
+def on_gpu(parameters: Iterable[nn.Parameter]) -> bool:
+    return all(one.is_cuda for one in parameters)
 
 
 class Optimizer(Settings):
@@ -60,6 +87,11 @@ class Optimizer(Settings):
         known._rounds, known._fused = rounds, fused
         return known
 
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether steps on a GPU are those of a fused optimiser that `make` may keep."""
+        return self._fused and not self.keep_state
+
     def at_site(self, site: str) -> Self:
         """The same settings with the site's own batch size as `batch_size`."""
         size = self.batch_sizes.get(site, self.batch_size)
@@ -70,29 +102,35 @@ class Optimizer(Settings):
     ) -> torch.optim.Optimizer:
         """A fresh optimiser, its learning rate decayed for `round` (rounds count from 1).
 
-        `kept`: on a GPU, where to make one takes long, a fused Adam of the same parameters is kept there, and is made
-        fresh again. Nobody may use the one of before any more.
+        `kept`: on a GPU, where to make one takes long, a fused one of the same parameters is kept there, and is made
+        fresh again; its steps can be recorded (`kept_optimizer`). Nobody may use the one of before any more.
         """
         lr, given = self.lr_in(round), list(parameters)
         # a fused step wants its state to lie in memory as the parameters do, and a kept one does not
-        fused = (self._fused and not self.keep_state and bool(given) and all(one.is_cuda for one in given)) or None
+        fused = (self.can_be_recorded and bool(given) and on_gpu(given)) or None
+        if not fused or kept is None or not moments_fit(given):
+            return self._new(given, lr, fused=fused)
+        key = (self.name, self.momentum, self.weight_decay, tuple((id(one), one.requires_grad) for one in given))
+        some: dict[Hashable, KeptOptimizer] = kept.setdefault(KEPT, {})
+        if key in some:
+            some[key].restart(lr)
+            return some[key].optimizer
+        while len(some) >= MOST_KEPT:
+            del some[next(iter(some))]
+        rate = torch.tensor(lr, device=given[0].device)
+        made = self._new(given, rate, fused=True)
+        some[key] = KeptOptimizer(made, rate, zero_moments(made))
+        return made
+
+    def _new(self, given: list[nn.Parameter], lr: float | Tensor, *, fused: bool | None) -> torch.optim.Optimizer:
         if self.name == "sgd":
             return SGD(given, lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=fused)
         kind = Adam if self.name == "adam" else AdamW
-        if not fused or not moments_fit(given):
-            return kind(given, lr, weight_decay=self.weight_decay, fused=fused)
-        key = (kind, self.weight_decay, tuple((id(one), one.requires_grad) for one in given))
-        known = (kept or {}).get(KEPT)
-        if known is None or known[0] != key:
-            made = kind(given, lr, weight_decay=self.weight_decay, fused=True)
-            known = (key, made, zero_moments(made))
-        else:
-            known[2].zero_()
-            for group in known[1].param_groups:
-                group["lr"] = lr
-        if kept is not None:
-            kept[KEPT] = known
-        return known[1]
+        # a recorded step reads its learning rate from the GPU
+        made = kind(given, lr, weight_decay=self.weight_decay, fused=fused, capturable=isinstance(lr, Tensor))
+        if fused and moments_fit(given) and not isinstance(lr, Tensor):
+            zero_moments(made)
+        return made
 
     def lr_in(self, round: int) -> float:
         """The learning rate of a round (rounds count from 1): warming up first, then falling."""

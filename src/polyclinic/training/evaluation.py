@@ -1,0 +1,47 @@
+"""Passes of evaluation: small batches are joined, and on a GPU a pass is a CUDA graph where that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from polyclinic.federation.collaborators import Batch
+from polyclinic.training.choices import recording_evaluation_pays
+from polyclinic.training.graphs import GraphedFunction, new_pool
+
+if TYPE_CHECKING:
+    from polyclinic.training.loop import Trainer
+
+EVALUATION_BATCH = 256
+
+
+def answer(trainer: Trainer, images: Tensor) -> Tensor:
+    """What the trainer's network, in evaluation mode, gives for images, float32 [B, ...]."""
+    if not trainer.graphs or not recording_evaluation_pays(images.nbytes):
+        return trainer.forward(images).float()
+    key = f"evaluation: {trainer.model.frozen_shape}"
+    if key not in trainer.kept:
+        trainer.kept[key] = GraphedFunction(
+            lambda images: trainer.forward(images).float(), "engine.graphs: evaluation", pool=new_pool(trainer.device)
+        )
+    found: Tensor = trainer.kept[key](images)
+    return found.clone()  # the next pass overwrites it
+
+
+def join_small(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The same images in the same order, neighbours that are no more than a large batch as one."""
+    waiting: list[Batch] = []
+    for batch in batches:
+        if waiting and sum(len(targets) for _, targets in (*waiting, batch)) > EVALUATION_BATCH:
+            yield _join(waiting)
+            waiting = []
+        waiting.append(batch)
+    yield _join(waiting)
+
+
+def _join(batches: Sequence[Batch]) -> Batch:
+    images, targets = zip(*batches, strict=True)
+    return batches[0] if len(batches) == 1 else (torch.cat(images), torch.cat(targets))

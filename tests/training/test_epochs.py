@@ -1,0 +1,271 @@
+"""Local epochs from a table of batches: what is launched at once is what an ordinary loop does, bit for bit.
+
+Without a GPU a pretended one records (`pretended_gpu`), and fused optimisers run on the CPU.
+"""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from pretended_gpu import BrokenGraph, pretend_gpu
+
+from polyclinic.data.parts import ImageSet
+from polyclinic.models import build, initial_weights
+from polyclinic.randomness import torch_rng
+from polyclinic.tasks import TASKS, Target
+from polyclinic.training import choices, epochs, optimizer
+from polyclinic.training.augmentation import AUGMENTATIONS
+from polyclinic.training.batches import take_batches
+from polyclinic.training.epochs import BatchTable
+from polyclinic.training.graphs import WARM_UP
+from polyclinic.training.loop import Trainer, TrainerSpec
+from polyclinic.training.optimizer import KEPT, MOST_KEPT, Optimizer
+
+TASK, TARGET = TASKS["classification"](name="classification"), Target(("a", "b"))
+PART = ImageSet(np.random.default_rng(0).integers(0, 256, (22, 1, 16, 16), dtype=np.uint8), np.arange(22) % 2)
+STEPS = 5  # of one pass, with batches of four; two images are left over
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    pretend_gpu(monkeypatch)
+    monkeypatch.setattr(optimizer, "on_gpu", lambda parameters: True)
+    monkeypatch.setattr(choices, "LAUNCHED_BEFORE", 2)
+
+
+def builder():
+    return build("small-cnn", channels=1, outputs=TASK.outputs(TARGET), size=16, norm="batch")
+
+
+def make_trainer(*, recorded: bool, **settings) -> Trainer:
+    spec = TrainerSpec(task=TASK, target=TARGET, optimizer=Optimizer(batch_size=4, **settings))
+    trainer = Trainer(builder(), spec)
+    trainer.graphs = trainer.records_epochs = recorded
+    return trainer
+
+
+def trained(trainer: Trainer, rounds: int = 6, steps: int = STEPS, **how):
+    """Losses and weights after rounds of a site's training, each with a fresh optimiser."""
+    trainer.load(initial_weights(builder, 0))
+    losses = []
+    for number in range(1, rounds + 1):
+        batches = trainer.batches(PART, torch_rng("epochs", number))
+        made = trainer.optimizer.make(trainer.parameters(), number, trainer.kept)
+        mixing = torch_rng("mixup", number) if "mixup" in trainer.optimizer.augment else None
+        losses.append(trainer.train(batches, steps, made, mixing=mixing, **how))
+    return losses, trainer.weights()
+
+
+def assert_same(one, other):
+    assert one[0] == other[0]
+    assert all(torch.equal(one[1][name], other[1][name]) for name in other[1])
+
+
+def recorded_of(trainer: Trainer):
+    """The recorded epochs of a trainer with one optimiser."""
+    [kept] = trainer.kept[KEPT].values()
+    return kept.recorded
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "sgd"},
+        {"name": "sgd", "momentum": 0.0, "weight_decay": 0.1},
+        {"name": "adam", "lr": 1e-3},
+        {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1},
+        {"name": "sgd", "decay_every": 2},
+        {"name": "adam", "schedule": "cosine", "warmup": 2},
+        {"balanced_batches": True},
+        {"augment": AUGMENTATIONS},
+    ],
+    ids=str,
+)
+def test_recorded_epochs_are_the_epochs(gpu, settings):
+    plain, recorded = (make_trainer(recorded=way, **settings) for way in (False, True))
+    assert_same(trained(recorded), trained(plain))
+    [steps] = recorded_of(recorded)[False].tables.values()
+    assert len(steps.step.graphs) == 1  # of a step: used in the first two rounds
+    assert list(steps.epochs) == [STEPS]  # and of an epoch
+    assert len(steps.epochs[STEPS].graphs) == 1
+
+
+def test_rounds_with_other_learning_rates_end_elsewhere(gpu):
+    """The graph takes the round's own: it is not the one of the recording."""
+    falling, constant = (make_trainer(recorded=True, decay_every=every) for every in (2, 0))
+    assert trained(falling)[0] != trained(constant)[0]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 32])
+def test_an_epoch_longer_than_the_table_is_launched_in_parts(gpu, monkeypatch, most):
+    monkeypatch.setattr(choices, "MOST_STEPS", most)
+    plain, recorded = (make_trainer(recorded=way) for way in (False, True))
+    assert_same(trained(recorded, steps=8), trained(plain, steps=8))  # a pass has five batches: two permutations
+    [steps] = recorded_of(recorded)[False].tables.values()
+    assert sorted(steps.epochs) == {1: [], 2: [2], 3: [2, 3], 32: [8]}[most]
+
+
+def test_bytes_of_images_bound_the_table():
+    one = 4 * 32 * 3 * 224 * 224
+    assert choices.steps_in_table(one) == choices.TABLE_BYTES // one < choices.MOST_STEPS
+    assert choices.steps_in_table(100) == choices.MOST_STEPS
+    assert choices.steps_in_table(2**40) == 1
+
+
+def test_weights_of_classes_and_their_graphs(gpu):
+    weights = torch.tensor([0.3, 1.7])
+    plain, recorded = (make_trainer(recorded=way) for way in (False, True))
+    assert_same(trained(recorded, class_weights=weights), trained(plain, class_weights=weights))
+    assert trained(recorded)[0] == trained(plain)[0]  # the same trainer, without weights
+    assert sorted(recorded_of(recorded)) == [False, True]
+
+
+def test_batches_of_any_source_and_of_several_shapes(gpu):
+    """Replayed images join batches; the last batch of a pass may be smaller."""
+
+    def batches(number):
+        rng = torch_rng("source", number)
+        for count in itertools.cycle([4, 4, 3]):
+            yield torch.rand(count, 1, 16, 16, generator=rng), torch.randint(2, (count,), generator=rng)
+
+    found = []
+    for way in (False, True):
+        trainer = make_trainer(recorded=way)
+        trainer.load(initial_weights(builder, 0))
+        losses = [
+            trainer.train(batches(number), 7, trainer.optimizer.make(trainer.parameters(), 1, trainer.kept))
+            for number in range(4)
+        ]
+        found.append((losses, trainer.weights()))
+    assert_same(*found)
+    assert len(recorded_of(trainer)[False].tables) == 2
+
+
+def test_further_shapes_get_ordinary_steps(gpu, monkeypatch):
+    monkeypatch.setattr(epochs, "MOST_TABLES", 0)
+    plain, recorded = (make_trainer(recorded=way) for way in (False, True))
+    assert_same(trained(recorded), trained(plain))
+    assert recorded_of(recorded)[False].tables == {}
+
+
+def test_what_cuda_cannot_record_trains_all_the_same_with_one_warning(monkeypatch):
+    pretend_gpu(monkeypatch, BrokenGraph)
+    monkeypatch.setattr(optimizer, "on_gpu", lambda parameters: True)
+    plain, recorded = (make_trainer(recorded=way) for way in (False, True))
+    with pytest.warns(UserWarning, match=r"^engine.graphs: a training step with its optimiser runs without") as seen:
+        assert_same(trained(recorded), trained(plain))
+    assert len(seen) == 1
+    assert WARM_UP < STEPS
+
+
+def test_an_epoch_that_cannot_be_recorded_is_launched_step_by_step(gpu):
+    recorded = make_trainer(recorded=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = trained(recorded, rounds=4)
+    [steps] = recorded_of(recorded)[False].tables.values()
+    steps.epochs[STEPS].failed = True
+    steps.epochs[STEPS].function = None
+    assert_same(trained(recorded, rounds=4), before)
+
+
+@pytest.mark.parametrize("how", ["correct", "objective", "shares", "kept state", "another optimiser"])
+def test_what_cannot_be_recorded_goes_the_ordinary_way(gpu, how):
+    trainer = make_trainer(recorded=True, keep_state=how == "kept state")
+    changes = {}
+    if how == "correct":
+        changes = {"correct": lambda model: None}
+    if how == "objective":
+        changes = {"objective": lambda images, targets: trainer.loss(trainer.forward(images), targets)}
+    if how == "another optimiser":
+        made = torch.optim.SGD(trainer.parameters(), 0.1)
+        trainer.train(trainer.batches(PART, torch_rng("other")), STEPS, made)
+    elif how == "shares":
+        with trainer.random_shares(torch_rng("shares")):
+            trained(trainer, rounds=1)
+    else:
+        trained(trainer, rounds=1, **changes)
+    assert all(kept.recorded == {} for kept in trainer.kept.get(KEPT, {}).values())
+
+
+def test_batches_that_are_taken_together_are_noted_and_are_those_of_one_by_one():
+    trainer = make_trainer(recorded=False, augment=[kind for kind in AUGMENTATIONS if kind != "mixup"])
+    with trainer.note_batches() as together:
+        some = take_batches(trainer.batches(PART, torch_rng("taken")), 7, lambda size: 32)
+    with trainer.note_batches() as alone:
+        wanted = list(itertools.islice(iter(trainer.batches(PART, torch_rng("taken"))), 7))
+    assert [index.tolist() for index in together] == [index.tolist() for index in alone]
+    for (images, targets), (own, labels) in zip(some, wanted, strict=True):
+        assert torch.equal(images, own)
+        assert torch.equal(targets, labels)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_table_keeps_the_order_of_images_in_memory(channels):
+    images = torch.rand(4, channels, 5, 6).to(memory_format=torch.channels_last)
+    labels = torch.arange(4)
+    table = BatchTable((images, labels), 3)
+    table.fill([(images + shift, labels + shift) for shift in range(3)])
+    for shift in range(3):
+        found, targets = table.take()
+        assert torch.equal(found, images + shift)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        assert targets.tolist() == [shift, shift + 1, shift + 2, shift + 3]
+    table.fill([(images, labels)])
+    assert torch.equal(table.take()[0], images)  # it begins anew
+
+
+def test_optimisers_of_several_choices_of_layers_are_kept(gpu):
+    """A method that trains one part after the other does not record both anew in every round."""
+    trainer = make_trainer(recorded=True)
+    made = []
+    for frozen in (False, True, False, True):
+        trainer.model.conv1.requires_grad_(not frozen)
+        one = trainer.optimizer.make(trainer.parameters(), 1, trainer.kept)
+        trainer.train(trainer.batches(PART, torch_rng("parts")), STEPS, one)
+        made.append(one)
+    assert made[0] is made[2]
+    assert made[1] is made[3]
+    assert [len(kept.recorded) for kept in trainer.kept[KEPT].values()] == [1] * MOST_KEPT
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("augment", [(), ("flip", "rotate", "noise")])
+def test_recorded_epochs_train_on_a_gpu(name, precision, augment, monkeypatch):
+    """Launched step by step, as whole epochs, and with passes alone recorded: the same up to rounding."""
+    table = Optimizer(name=name, lr=1e-3, batch_size=4, augment=augment, schedule="cosine").over(6)
+    spec = {"task": TASK, "target": TARGET, "optimizer": table, "device": "cuda", "precision": precision}
+    found = {}
+    for way, before in (("passes", 0), ("steps", 10**6), ("epochs", 1)):
+        monkeypatch.setattr(choices, "LAUNCHED_BEFORE", before)
+        trainer = Trainer(builder(), TrainerSpec(**spec, graphs=True))
+        assert trainer.records_epochs
+        trainer.records_epochs = way != "passes"
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*without a CUDA graph.*")
+            found[way] = trained(trainer)
+    [steps] = recorded_of(trainer)[False].tables.values()
+    assert list(steps.epochs) == [STEPS]
+    for way in ("steps", "epochs"):
+        assert found[way][0] == pytest.approx(found["passes"][0], rel=2e-2)
+        for value, wanted in zip(found[way][1].values(), found["passes"][1].values(), strict=True):
+            assert torch.allclose(value.float(), wanted.float(), atol=2e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_steps_and_epochs_leave_the_same_bits_on_a_gpu(monkeypatch):
+    """What is recorded follows from counts: a resumed run must not end elsewhere."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    table = Optimizer(name="adam", lr=1e-3, batch_size=4, augment=("flip", "crop"))
+    found = []
+    for before in (10**6, 1, 3):
+        monkeypatch.setattr(choices, "LAUNCHED_BEFORE", before)
+        spec = TrainerSpec(task=TASK, target=TARGET, optimizer=table, device="cuda", precision="bf16", graphs=True)
+        found.append(trained(Trainer(builder(), spec)))
+    for other in found[1:]:
+        assert_same(other, found[0])
