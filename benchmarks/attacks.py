@@ -84,11 +84,11 @@ def cases(options: argparse.Namespace) -> list[Case]:
             lambda variables: torch.optim.LBFGS(variables, lr=0.1),
         )
     ]
-    if gpu or options.resnet:
+    if gpu or options.resnet or options.only == "resnet":
         steps = options.resnet_steps or (10 if options.quick else 100)
         make = lambda variables: torch.optim.AdamW(variables, lr=1e-3, weight_decay=0.0)  # noqa: E731
         found.append(Case("ResNet-18 + AdamW", steps, 2, 40.0, resnet, adamw, make))
-    return found
+    return {"lenet": found[:1], "resnet": found[1:], None: found}[options.only]
 
 
 # --- the targets --------------------------------------------------------------------------------------
@@ -308,6 +308,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="steps of L-BFGS, each of up to 20 iterations")
     parser.add_argument("--resnet-steps", type=int, help="steps of AdamW on ResNet-18")
     parser.add_argument("--resnet", action="store_true", help="ResNet-18 on a CPU, too (slow, and nothing to gain)")
+    parser.add_argument("--only", choices=["lenet", "resnet"], help="one of the two networks")
     parser.add_argument("--chunk", type=int, default=100, help="targets in one batch; fewer need less memory")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1, help="of both sides in turns; the fastest of each counts")
