@@ -242,6 +242,15 @@ def test_noise_is_new_at_every_draw_and_every_address_and_the_same_at_the_same()
     assert noise("a")(like.double()).dtype == torch.float64
 
 
+def test_noise_on_a_processor_is_numpys():
+    """torch's generator is linear: whoever knows some of its numbers can work out the others."""
+    rng = numpy_rng(0, "a")
+    drawn = noise("a")
+    for shape in ((3, 2), (5,)):
+        wanted = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+        assert torch.equal(drawn(torch.zeros(shape)), wanted)
+
+
 def test_noise_takes_the_whole_address():
     """A generator that takes 32 bits of a seed would give the same noise at both of these."""
     one, other = (0, "site-1", "batches", 47390), (0, "site-1", "batches", 113486)

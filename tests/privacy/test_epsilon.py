@@ -17,6 +17,8 @@ from polyclinic.privacy.epsilon import (
     _gaussian,
     composed_epsilon,
     compute_epsilon,
+    default_delta,
+    group_epsilon,
     noise_for,
     steps_for,
     steps_in,
@@ -127,6 +129,39 @@ def test_nothing_costs_nothing_and_no_noise_costs_everything():
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_next_to_no_noise_costs_everything_and_is_told_at_once(rate, accountant):
+    """Opacus' sums do not end where the square of the noise is 0."""
+    alone, beside = Mechanism(1e-101, rate, 1), Mechanism(1.0, rate, 5)
+    assert composed_epsilon([alone], 1e-5, accountant) == math.inf
+    assert composed_epsilon([beside, alone], 1e-5, accountant) == math.inf
+    assert 1e199 < compute_epsilon(rate, 1e-100, 1, 1e-5, accountant) < math.inf
+    # no step was taken with it
+    assert composed_epsilon([beside, Mechanism(0.0, rate, 0)], 1e-5) == composed_epsilon([beside], 1e-5)
+
+
+@pytest.mark.parametrize(("images", "delta"), [(1, 1 / 2), (2, 1 / 2), (3, 1 / 3), (1144, 1 / 1144)])
+def test_delta_is_one_over_the_images_and_below_one(images, delta):
+    assert default_delta(images) == delta
+
+
+@pytest.mark.parametrize(
+    ("epochs", "samples", "batch", "steps"),
+    [
+        (1, 100, 10, 10),
+        (1, 10, 3, 4),  # 3.3 rounded upwards
+        (0.5, 10, 1, 5),
+        (3, 10, 1, 30),
+        (7, 4, 9, 7),  # every image takes part in every step
+        (2, 49, 1, 98),  # 2 / (1 / 49) is a little more than 98 in floating point
+        (0, 100, 10, 0),
+    ],
+)
+def test_steps_of_epochs_by_hand(epochs, samples, batch, steps):
+    assert steps_in(epochs, samples, batch) == steps
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
 def test_steps_for_are_the_last_ones_allowed(accountant):
     steps = steps_for(3.0, 0.05, 1.0, 1e-3, accountant)
     assert (
@@ -140,6 +175,62 @@ def test_steps_for_count_what_was_spent_before():
     before = [Mechanism(1.0, 0.05, 40)]
     assert steps_for(3.0, 0.05, 1.0, 1e-3, after=before) == steps_for(3.0, 0.05, 1.0, 1e-3) - 40
     assert steps_for(0.01, 0.05, 1.0, 1e-3, after=before) == 0
+
+
+@pytest.mark.parametrize("steps", [*range(10), 31, 32, 33])
+def test_any_number_of_steps_is_found_where_the_epsilon_is_just_that(steps):
+    enough, rate, noise, delta = compute_epsilon(0.1, 2.0, steps, 1e-3), 0.1, 2.0, 1e-3
+    assert steps_for(enough, rate, noise, delta) == steps
+    assert steps_for(enough - 1e-9, rate, noise, delta) == max(0, steps - 1)
+
+
+@pytest.mark.parametrize("wrong", [{"sampling_rate": 2.0}, {"noise": -1.0}, {"delta": 1.0}])
+def test_impossible_input_of_a_search_is_named(wrong):
+    given = {"epsilon": 1.0, "sampling_rate": 0.1, "delta": 1e-3} | wrong
+    [name] = wrong
+    with pytest.raises(BadInput, match=f"^{name.replace('_', ' ')} "):
+        steps_for(**({"noise": 1.0} | given))
+    if name != "noise":
+        with pytest.raises(BadInput, match=f"^{name.replace('_', ' ')} "):
+            noise_for(**given, steps=3)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize("wanted", [0.3, 0.5, 0.9, 1.0, 1.3, 2.0, 7.0, 64.0])
+def test_any_noise_is_found_to_a_thousandth_and_never_too_small(wanted, accountant):
+    """Full batches, of which the epsilon takes no time."""
+    found = noise_for(compute_epsilon(1.0, wanted, 1, 1e-3, accountant), 1.0, 1, 1e-3, accountant)
+    assert 0 <= found - wanted <= 1.1e-3 * wanted + 1e-4
+    assert found * 1e4 == pytest.approx(round(found * 1e4), abs=1e-6)
+
+
+def test_a_search_for_noise_ends_where_next_to_none_is_enough():
+    assert noise_for(1e100, 1.0, 1, 1e-3) == 1e-4
+    assert noise_for(1.0, 1.0, 0, 1e-3) == 1e-4
+
+
+@pytest.mark.parametrize("images", [2, 3, 10])
+def test_group_privacy_is_the_theorem_at_its_own_delta(images):
+    """(e, d) for one image is (k e, d (exp(k e) - 1) / (exp(e) - 1)) for k of them."""
+    steps, delta = [Mechanism(8.0, 0.1, 10)], 1e-3
+    one = group_epsilon(steps, delta, images) / images
+    spent = delta * math.expm1(one) / math.expm1(images * one)  # the largest d that a patient's delta allows
+    assert composed_epsilon(steps, spent) <= one <= 1.2 * composed_epsilon(steps, spent)
+
+
+def test_a_large_group_has_no_privacy_and_no_number_overflows(monkeypatch):
+    asked = []
+
+    def composed(one):
+        return lambda steps, single, accountant: asked.append(single) or one
+
+    for one in (math.inf, 1e308, 800.0, 7.1):
+        monkeypatch.setattr(epsilon, "composed_epsilon", composed(one))
+        assert group_epsilon([], 1e-3, 100) == math.inf
+    assert asked == [1e-5] * 4
+    monkeypatch.setattr(epsilon, "composed_epsilon", composed(6.0))
+    assert group_epsilon([], 1e-3, 100) == 600.0  # exp(-594) is a number
+    assert group_epsilon([], 1e-3, 1) == 6.0
 
 
 @pytest.mark.parametrize(("epsilon", "accountant"), [(0.5, "rdp"), (4.0, "rdp"), (0.5, "prv")])

@@ -21,6 +21,7 @@ from polyclinic.privacy.epsilon import (
     Mechanism,
     _gaussian,
     _prv,
+    compute_epsilon,
     noise_for,
     sampling_rate_for,
     steps_for,
@@ -61,6 +62,7 @@ def test_a_picture_of_curves_begins_at_zero_and_says_what_it_shows(monkeypatch, 
     pyplot.close("all")
     assert axis.get_xlim() == (0.0, 2.0)
     assert axis.get_ylim()[0] == 0.0
+    assert len(axis.lines[0].get_xdata()) == 2
     assert axis.get_title() == "DP-SGD: noise 0.7, batches of 32, RDP accountant"
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["500 (δ = 2.0e-03)"]
 
@@ -69,6 +71,14 @@ def test_curves_are_those_of_the_paper():
     """Qu et al. 2022, Fig. 7."""
     assert SIZES == (500, 1144, 2000, 5000, 10_000)
     assert POINTS == {"rdp": 60, "prv": 8}
+
+
+@pytest.mark.parametrize(("size", "delta"), [(1, 1 / 2), (2, 1 / 2), (3, 1 / 3), (100, 1 / 100)])
+def test_a_point_of_a_curve_is_the_accountants_at_delta_one_over_the_images(size, delta):
+    [points] = curves((size,), epochs=2, batch_size=10, noise=2.0).values()
+    rate = min(1.0, 10 / size)
+    wanted = [(float(epochs), compute_epsilon(rate, 2.0, round(epochs / rate), delta)) for epochs in (1, 2)]
+    assert points == wanted
 
 
 def test_points_of_a_curve_are_even_and_begin_after_one_epoch():
@@ -87,7 +97,7 @@ def test_orders_grow_from_close_to_one_to_a_thousand():
     assert ORDERS[:4] == pytest.approx((1.01, 1.02, 1.05, 1.1))
     assert set(range(11, 64)) <= set(ORDERS)
     assert 10.9 in [pytest.approx(one) for one in ORDERS]
-    assert ORDERS[-4:] == (128, 256, 512, 1024)
+    assert ORDERS[-5:] == (63, 128, 256, 512, 1024)
 
 
 def test_searches_for_steps_and_noise_end():
@@ -121,6 +131,27 @@ def test_a_new_account_has_trained_and_recorded_nothing():
     assert (account.trained, account.recorded, account.after, account.steps, account.epsilon) == (0, 0, 0, 0, 0.0)
 
 
+def test_no_steps_leave_an_account_as_it_was():
+    account = Account(1e-5)
+    account.add(1.0, 0.1, 0)
+    assert account.history == []
+    account.add(1.0, 0.1, 2)
+    account.add(2.0, 0.1, 0)
+    account.add(1.0, 0.1, 3)
+    assert account.history == [Mechanism(1.0, 0.1, 5)]
+    account.add(1.0, 0.2, 1)
+    assert account.history == [Mechanism(1.0, 0.1, 5), Mechanism(1.0, 0.2, 1)]
+
+
+def test_an_account_lies_in_a_sites_state_as_three_numbers_a_mechanism():
+    account = Account(1e-5, history=[Mechanism(1.5, 0.1, 2), Mechanism(1.0, 1.0, 3)], trained=4, recorded=5, after=6)
+    kept = account.tensors()
+    assert kept["history"].tolist() == [[1.5, 0.1, 2.0], [1.0, 1.0, 3.0]]
+    assert kept["names"].tolist() == [4, 5, 6]
+    assert Account.restored(kept, 1e-5, "rdp") == account
+    assert Account(1e-5).tensors()["history"].shape == (0, 3)
+
+
 def test_an_account_that_nothing_was_kept_of_is_empty():
     account = Account.restored({}, 1e-5, "rdp")
     assert (account.history, account.trained, account.recorded, account.after) == ([], 0, 0, 0)
@@ -142,6 +173,20 @@ def test_prv_is_asked_for_a_hundredth_of_an_epsilon(monkeypatch):
     assert _prv.__wrapped__(strong, 1e-5) < 5.0  # never above RDP's bound
     assert asked[0] == 0.01
     assert 0 < asked[1] < 0.002
+
+
+@pytest.mark.parametrize(("noise", "asked"), [(0.09, False), (0.1, True)])
+def test_prv_is_not_asked_for_an_epsilon_above_a_hundred(monkeypatch, noise, asked):
+    """RDP's bound is 111 and 94 for one step of every second image."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from opacus.accountants import PRVAccountant
+    seen = []
+    monkeypatch.setattr(PRVAccountant, "get_epsilon", lambda self, delta, *, eps_error: seen.append(delta) or 1.0)
+    bound = compute_epsilon(0.5, noise, 1, 1e-5)
+    assert 90 < bound < 120
+    assert _prv.__wrapped__((Mechanism(noise, 0.5, 1),), 1e-5) == (1.0 if asked else bound)
+    assert bool(seen) is asked
 
 
 # --- gradients of single images -----------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import nn
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.codebook import Codebook
 from polyclinic.models import BACKBONES, build
+from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.privacy.obstacles import mixes_samples, obstacles
 from polyclinic.privacy.settings import Facts, Privacy, check_budget, check_facts
 from polyclinic.study import parse_study
@@ -24,20 +25,34 @@ class BatchDeviation(nn.Module):
         return x + x.std(0, keepdim=True)
 
 
+class DropPath(nn.Identity):
+    """As some packages call a layer that drops whole paths."""
+
+
+class StochasticDepth(nn.Identity):
+    """As others call it."""
+
+
 @pytest.mark.parametrize(
-    ("layer", "cure"),
+    ("layer", "cause", "cure"),
     [
-        (nn.BatchNorm2d(4), "model.norm = 'group'"),
-        (nn.InstanceNorm2d(4, track_running_stats=True), "model.norm = 'group'"),
-        (Codebook(4, 2, "ema"), "generator.codebook = 'gradient'"),
-        (nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), "switch it off"),
-        (nn.utils.spectral_norm(nn.Linear(3, 3)), "switch it off"),
-        (BatchDeviation(), "switch it off"),
-        (nn.ReLU(inplace=True), "inplace=False"),
+        (nn.BatchNorm2d(4), "batch norm mixes the images", "model.norm = 'group'"),
+        (nn.BatchNorm1d(4, track_running_stats=False), "batch norm mixes the images", "model.norm = 'group'"),
+        (nn.InstanceNorm2d(4, track_running_stats=True), "instance norm with running", "model.norm = 'group'"),
+        (Codebook(4, 2, "ema"), "moving averages", "generator.codebook = 'gradient'"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), "spectral norm", "switch it off"),
+        (nn.utils.spectral_norm(nn.Linear(3, 3)), "spectral norm", "switch it off"),
+        (BatchDeviation(), "BatchDeviation computes statistics", "switch it off"),
+        (nn.AlphaDropout(), "AlphaDropout drops by an image's place", "use torch.nn.Dropout"),
+        (nn.FeatureAlphaDropout(), "FeatureAlphaDropout drops by an image's place", "use torch.nn.Dropout"),
+        (DropPath(), "DropPath drops by an image's place", "use torch.nn.Dropout"),
+        (StochasticDepth(), "StochasticDepth drops by an image's place", "use torch.nn.Dropout"),
+        (nn.ReLU(inplace=True), "ReLU works in place", "inplace=False"),
     ],
 )
-def test_every_layer_that_breaks_the_guarantee_is_named_once_with_the_cure(layer, cure):
+def test_every_layer_that_breaks_the_guarantee_is_named_once_with_the_cure(layer, cause, cure):
     [sentence] = obstacles(nn.Sequential(nn.Linear(3, 3), layer, layer))
+    assert cause in sentence
     assert cure in sentence
     assert "\n" not in sentence
 
@@ -47,7 +62,9 @@ def test_every_backbone_can_be_trained_with_group_norm(name):
     assert obstacles(build(name, channels=1, outputs=2, size=32, norm="group")) == []
 
 
-@pytest.mark.parametrize("layer", [Codebook(4, 2, "gradient"), nn.InstanceNorm2d(4), nn.GroupNorm(2, 4), nn.Dropout()])
+@pytest.mark.parametrize(
+    "layer", [Codebook(4, 2, "gradient"), nn.InstanceNorm2d(4), nn.GroupNorm(2, 4), nn.Dropout(), nn.ReLU()]
+)
 def test_layers_that_keep_to_one_image_are_fine(layer):
     assert obstacles(layer) == []
 
@@ -94,6 +111,81 @@ def test_possible_combinations_pass():
     check_facts(Privacy(on=["generator"]), Facts("x", everything, network_obstacle="no"))
 
 
+EVERYTHING = ("classifier", "encoder", "primary", "generator", "prior")
+
+
+def sentence(privacy: Privacy, facts: Facts) -> str:
+    """What is said against it; "" if nothing is."""
+    try:
+        check_facts(privacy, facts)
+    except BadInput as refused:
+        return str(refused)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("on", "words"),
+    [
+        (["classifier"], "network"),
+        (["encoder"], "network"),
+        (["encoder", "primary"], "network"),
+        (["generator"], "generator"),
+        (["generator", "prior"], "generator"),
+        (["classifier", "generator"], "generator"),
+        (["prior"], "privacy.on: a prior learns codes of a generator"),
+        (["primary"], "privacy.on: the latents that the primary model learns"),
+        (["primary", "classifier"], "privacy.on: the latents that the primary model learns"),
+    ],
+)
+def test_only_what_is_to_be_private_can_stand_in_the_way(on, words):
+    facts = Facts("x", EVERYTHING, network_obstacle="network", generator_obstacle="generator")
+    assert sentence(Privacy(on=on), facts).startswith(words)
+    clear = sentence(Privacy(on=on), Facts("x", EVERYTHING))
+    assert clear.startswith(words) if words.startswith("privacy.on") else clear == ""
+
+
+@pytest.mark.parametrize(
+    ("score_noise", "obstacle", "words"), [(5.0, "why", "why"), (5.0, None, ""), (None, "why", "")]
+)
+def test_scores_that_cannot_be_noised_matter_where_noise_is_wanted(score_noise, obstacle, words):
+    facts = Facts("x", ("classifier",), score_obstacle=obstacle)
+    assert sentence(Privacy(score_noise=score_noise), facts) == words
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts", "words"),
+    [
+        ({}, {}, ""),
+        ({}, {"parts": ("classifier", "generator", "prior")}, "to be private; name generator, prior in privacy.on"),
+        ({}, {"uncovered": ("codes", "labels")}, "codes of real images leave the sites"),
+        ({}, {"uncovered": ("latents", "labels")}, "'x' releases labels, latents of real images"),
+        ({}, {"scores": True}, "scores on validation and test images are released as they are"),
+        ({"score_noise": 5.0}, {"scores": True}, ""),
+        ({"score_noise": 5.0}, {}, ""),
+        ({"cover": "named"}, {"scores": True, "uncovered": ("codes",), "parts": ("classifier", "prior")}, ""),
+    ],
+)
+def test_a_study_that_is_to_be_covered_in_all_says_what_is_not(settings, facts, words):
+    found = sentence(
+        Privacy(**{"cover": "all", **settings}), Facts(**{"method": "x", "parts": ("classifier",), **facts})
+    )
+    assert words in found
+    assert found.startswith("privacy.cover: ") if words else found == ""
+
+
+@pytest.mark.parametrize("form", ["per-batch", "per-image"])
+@pytest.mark.parametrize(("count", "batch"), [(64, 16), (9, 9), (4, 16), (1, 1)])
+def test_a_target_is_compared_with_the_epsilon_of_one_step_of_the_sites_own_batches(form, count, batch):
+    """Noise for each image adds up to the square root of the expected batch, which is never more than all images."""
+    rate, expected = min(1.0, batch / count), min(batch, count)
+    noise = 0.3 * (expected**0.5 if form == "per-image" else 1.0)
+    one = compute_epsilon(rate, noise, 1, 1 / max(count, 2))
+    assert one > 1e-3
+    check_budget(Privacy(noise=0.3, noise_form=form, target_epsilon=one + 1e-6), {"a": count}, batch)
+    with pytest.raises(BadInput, match=rf"^privacy\.target_epsilon: at site 'a' \({count} training images\) a single"):
+        check_budget(Privacy(noise=0.3, noise_form=form, target_epsilon=one - 1e-6), {"a": count}, batch)
+
+
 def test_a_target_that_one_step_would_pass_is_refused_by_the_site_at_fault():
     privacy = Privacy(noise=1.0, target_epsilon=1.0)
     with pytest.raises(BadInput, match=r"target_epsilon.*'small' \(20 training"):
@@ -125,6 +217,7 @@ def test_a_table_that_makes_no_sense_is_refused(wrong):
 
 def test_delta_is_one_over_the_number_of_images_unless_given():
     assert Privacy().delta_for(1144) == 1 / 1144
+    assert (Privacy().delta_for(2), Privacy().delta_for(1)) == (0.5, 0.5)
     assert Privacy(delta=1e-5).delta_for(1144) == 1e-5
 
 

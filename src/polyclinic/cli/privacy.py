@@ -59,7 +59,14 @@ def _figures(
     target: float | None,
 ) -> JsonObject:
     """Everything that can be said from what was given, as plain values."""
-    from polyclinic.privacy.epsilon import compute_epsilon, noise_for, sampling_rate_for, steps_for, steps_in
+    from polyclinic.privacy.epsilon import (
+        compute_epsilon,
+        default_delta,
+        noise_for,
+        sampling_rate_for,
+        steps_for,
+        steps_in,
+    )
 
     if target is None and (noise is None or epochs is None):
         missing = "--noise" if noise is None else "--epochs"
@@ -69,7 +76,8 @@ def _figures(
     _check("--noise", noise)
     _check("--epochs", epochs)
     _check("--target-epsilon", target)
-    sampling_rate, delta = sampling_rate_for(samples, batch), delta if delta is not None else 1 / max(samples, 2)
+    sampling_rate = sampling_rate_for(samples, batch)
+    delta = delta if delta is not None else default_delta(samples)
     found: JsonObject = {"samples": samples, "batch": batch, "sampling_rate": sampling_rate}
     found |= {"delta": delta, "accountant": accountant}
     steps = steps_in(epochs, samples, batch) if epochs is not None else None

@@ -98,11 +98,11 @@ class ClippedSums:
         if self._ghost is not None:
             try:
                 one_row = self._ghost.bytes_of(lambda: _checked(losses, tuple(one[:1] for one in batch)))
-                return max(1, min(MOST_ROWS, room // max(1, one_row)))
+                return _rows_in(room, one_row)
             except NotFollowedError:
                 self._store_gradients()
         weights = sum(one.numel() * one.element_size() for one in parameters)
-        return max(1, min(MOST_ROWS, room // max(1, weights)))
+        return _rows_in(room, weights)
 
     def _sums(self, losses: Losses, piece: Batch, clip: float, parameters: list[nn.Parameter]) -> list[Tensor]:
         if self._ghost is None:
@@ -130,6 +130,11 @@ class ClippedSums:
         self._contexts.close()
         self._ghost, self._stored = None, StoredGradients(self.module)
         self._contexts.enter_context(self._stored.following())
+
+
+def _rows_in(room: int, one_row: int) -> int:
+    """Rows that go into so many bytes, where one row takes `one_row`; at least one, though it may not fit."""
+    return max(1, min(MOST_ROWS, room // one_row)) if one_row else MOST_ROWS
 
 
 def padded(rows: Tensor, missing: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from polyclinic.privacy.epsilon import Accountant, compute_epsilon, sampling_rate_for, steps_in
+from polyclinic.privacy.epsilon import Accountant, compute_epsilon, default_delta, sampling_rate_for, steps_in
 
 SIZES = (500, 1144, 2000, 5000, 10000)
 POINTS = {"rdp": 60, "prv": 8}  # PRV takes seconds for each
@@ -21,13 +21,8 @@ def curves(
 
 
 def _epsilon(size: int, epochs: float, batch_size: int, noise: float, accountant: Accountant) -> float:
-    return compute_epsilon(
-        sampling_rate_for(size, batch_size), noise, steps_in(epochs, size, batch_size), _delta(size), accountant
-    )
-
-
-def _delta(size: int) -> float:
-    return 1 / max(size, 2)
+    rate, steps = sampling_rate_for(size, batch_size), steps_in(epochs, size, batch_size)
+    return compute_epsilon(rate, noise, steps, default_delta(size), accountant)
 
 
 def draw(
@@ -50,7 +45,8 @@ def draw(
     colours = pyplot.get_cmap("viridis_r")
     for number, (size, points) in enumerate(sorted(found.items())):
         colour = colours((number + 0.7) / len(found))
-        axis.plot(*zip(*points, strict=True), color=colour, linewidth=2, label=f"{size:,} (δ = {_delta(size):.1e})")
+        label = f"{size:,} (δ = {default_delta(size):.1e})"
+        axis.plot(*zip(*points, strict=True), color=colour, linewidth=2, label=label)
     axis.set(xlabel="epochs", ylabel="ε (an upper bound)", xlim=(0, epochs), ylim=(0, None))
     axis.set_title(f"DP-SGD: noise {noise:g}, batches of {batch_size}, {accountant.upper()} accountant", fontsize=11)
     axis.legend(title="training images", frameon=False)

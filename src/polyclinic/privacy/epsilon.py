@@ -26,8 +26,10 @@ Accountant = Literal["rdp", "prv"]
 ORDERS = (1.01, 1.02, 1.05, *(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
 MOST_STEPS = 10**8
 MOST_NOISE = 1e6
+LEAST_NOISE = 1e-100  # the square of much less is no number any more, and Opacus' sums of such do not end
 NO_PRIVACY = 100.0  # above this epsilon PRV would take minutes, to say what nobody needs to know
 PRECISION = 1e-3  # of a noise that was searched for, as a share of it
+FINEST = 1e4  # it is a multiple of one over this
 
 
 class Mechanism(NamedTuple):
@@ -41,7 +43,7 @@ class Mechanism(NamedTuple):
 def compute_epsilon(
     sampling_rate: float, noise: float, steps: int, delta: float, accountant: Accountant = "rdp"
 ) -> float:
-    """The epsilon, at `delta`, of so many steps; infinite without noise."""
+    """The epsilon, at `delta`, of so many steps; infinite without noise, or with next to none."""
     return composed_epsilon([Mechanism(noise, sampling_rate, steps)], delta, accountant)
 
 
@@ -53,7 +55,7 @@ def composed_epsilon(history: Iterable[Mechanism], delta: float, accountant: Acc
     known = tuple(one for one in known if one.steps)
     if not known:
         return 0.0
-    if any(one.noise == 0 for one in known):
+    if any(one.noise < LEAST_NOISE for one in known):
         return math.inf
     return _prv(known, delta) if accountant == "prv" else _rdp(known, delta)
 
@@ -70,9 +72,10 @@ def group_epsilon(history: Iterable[Mechanism], delta: float, images: int, accou
     single = delta / images
     while single > 1e-300:
         one = composed_epsilon(known, single, accountant)
-        if one == 0 or not math.isfinite(one) or images * one > 700:
-            return one if one == 0 else math.inf
-        allowed = delta * math.expm1(one) / math.expm1(images * one)
+        if one == 0:
+            return 0.0
+        # the exponents are below 0, so that nothing overflows, also where `one` is infinite
+        allowed = delta * math.exp((1 - images) * one) * math.expm1(-one) / math.expm1(-images * one)
         if single <= allowed:
             return images * one
         single = allowed / 2
@@ -90,41 +93,35 @@ def steps_for(
 ) -> int:
     """The most steps that do not spend more than `epsilon`, counting what was spent before (`after`); perhaps 0."""
     before = tuple(after)
-    _check(Mechanism(noise, sampling_rate, 0), delta)
 
     def allowed(steps: int) -> bool:
         return composed_epsilon([*before, Mechanism(noise, sampling_rate, steps)], delta, accountant) <= epsilon
 
-    if not allowed(1):
-        return 0
-    most = 2
+    least, most = 0, 1
     while most < MOST_STEPS and allowed(most):
-        most *= 2
-    return _last(allowed, most // 2, most)
+        least, most = most, 2 * most
+    return _last(allowed, least, most)
 
 
 def noise_for(epsilon: float, sampling_rate: float, steps: int, delta: float, accountant: Accountant = "rdp") -> float:
     """A noise with which so many steps spend no more than `epsilon`: the smallest one, to a thousandth of it."""
-    _check(Mechanism(1.0, sampling_rate, steps), delta)
 
     def enough(noise: float) -> bool:
         return compute_epsilon(sampling_rate, noise, steps, delta, accountant) <= epsilon
 
-    if accountant == "prv":  # never needs more noise than RDP does, and seldom much less
-        most = noise_for(epsilon, sampling_rate, steps, delta)
-        least = most / 2
-    else:
-        least, most = 0.5, 1.0
+    # PRV never needs more noise than RDP does, and seldom much less
+    most = noise_for(epsilon, sampling_rate, steps, delta) if accountant == "prv" else 1.0
     while not enough(most):
-        least, most = most, most * 2
+        most *= 2
         if most > MOST_NOISE:
             raise BadInput(f"epsilon {epsilon:g}: no noise reaches it at delta {delta:g}; allow more, or fewer steps")
-    while enough(least):
-        least, most = least / 2, least
+    while most * FINEST > 1 and enough(most / 2):
+        most /= 2
+    least = most / 2
     while most - least > PRECISION * most:
         middle = (least + most) / 2
         least, most = (least, middle) if enough(middle) else (middle, most)
-    return math.ceil(most * 1e4) / 1e4  # a number to write down, never a little too small
+    return math.ceil(most * FINEST) / FINEST  # a number to write down, never a little too small
 
 
 def steps_in(epochs: float, samples: int, batch_size: int) -> int:
@@ -137,6 +134,11 @@ def sampling_rate_for(samples: int, batch_size: int) -> float:
     if samples < 1 or batch_size < 1:
         raise BadInput(f"samples {samples}, batch size {batch_size}: both must be at least 1")
     return min(1.0, batch_size / samples)
+
+
+def default_delta(images: int) -> float:
+    """The delta for so many training images where none is given: one over their number, and below 1."""
+    return 1 / max(images, 2)
 
 
 def _last(allowed: Callable[[int], bool], least: int, most: int) -> int:
@@ -207,9 +209,7 @@ def _gaussian(shift: float, delta: float) -> float:
         more, less = (log_ndtr(sign * shift / 2 - epsilon / shift) for sign in (1, -1))
         return math.exp(more) - math.exp(epsilon + less) <= delta
 
-    if is_enough(0.0):
-        return 0.0
-    least, most = 0.0, NO_PRIVACY
+    least, most = 0.0, NO_PRIVACY  # where 0 is enough, it ends there
     while most - least > 1e-6 * most:
         middle = (least + most) / 2
         least, most = (least, middle) if is_enough(middle) else (middle, most)

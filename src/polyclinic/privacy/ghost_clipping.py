@@ -79,8 +79,6 @@ class Products:
 
 def as_weight(numbers: Tensor, shape: torch.Size | tuple[int, ...], kernel: tuple[int, ...]) -> Tensor:
     """Numbers as they are computed, in the shape of a weight; with a `kernel`, see `Products`."""
-    if not kernel:
-        return numbers.reshape(shape)
     by_pixel = (*shape[: -len(kernel) - 1], *kernel, shape[-len(kernel) - 1])
     return numbers.reshape(by_pixel).movedim(-1, -len(kernel) - 1)
 

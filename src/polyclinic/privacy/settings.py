@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from polyclinic.errors import BadInput
 from polyclinic.privacy.clipped_sums import Clipping
-from polyclinic.privacy.epsilon import Accountant, steps_for
+from polyclinic.privacy.epsilon import Accountant, default_delta, sampling_rate_for, steps_for
 from polyclinic.settings import Settings
 
 #: what can be trained with differential privacy: by a site, or (primary) by a coordinator on what sites have sent
@@ -86,7 +86,7 @@ class Privacy(Settings):
 
     def delta_for(self, images: int) -> float:
         """The delta of a site with so many training images."""
-        return self.delta if self.delta is not None else 1 / max(images, 2)
+        return self.delta if self.delta is not None else default_delta(images)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def check_budget(privacy: Privacy, images: dict[str, int], batch_size: int) -> N
         return
     for site, count in images.items():
         delta = privacy.delta_for(count)
-        rate = min(1.0, batch_size / max(count, 1))
+        rate = sampling_rate_for(count, batch_size)
         noise = privacy.noise_in_sum(rate * count)
         if steps_for(privacy.target_epsilon, rate, noise, delta, privacy.accountant) == 0:
             raise BadInput(

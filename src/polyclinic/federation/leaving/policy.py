@@ -8,7 +8,7 @@ from pydantic import Field
 
 from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.leaving.kinds import KINDS, KindNames
-from polyclinic.privacy.epsilon import Accountant
+from polyclinic.privacy.epsilon import Accountant, default_delta
 from polyclinic.settings import Settings
 
 #: kinds a deployed site lets out unless its own policy says otherwise; one that a plug-in adds must be named
@@ -85,7 +85,7 @@ class Policy(Settings):
 
     def delta_for(self, images: int) -> float:
         """The delta at which a site with so many training images counts epsilon."""
-        return self.max_delta if self.max_delta is not None else 1 / max(images, 2)
+        return self.max_delta if self.max_delta is not None else default_delta(images)
 
     incoming: Incoming = Field(
         default_factory=lambda: Incoming(on=True), description="how what arrives is inspected before any work"
