@@ -1,14 +1,16 @@
 """Messages that are junk: whatever the bytes are, the receiver sees ParcelRejected or a message, nothing else."""
 
 import contextlib
+import copy
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyclinic.federation.call import Call, Reply, pack
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.call import Call, MissingParcel, Reply, base_of, frame_of, pack, unpack
+from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected
+from polyclinic.federation.leaving.signing import Anchor, Head
 
 PARCEL = Parcel("weights", {"w": torch.ones(2)}, {"samples": 3})
 CALL = Call("a", "train", 1, {"weights": PARCEL}, {"split": "test"})
@@ -62,3 +64,57 @@ def test_a_changed_byte_gives_a_message_or_is_rejected(place, change):
         data[place % len(data)] ^= change
         with contextlib.suppress(ParcelRejected):
             type(message).from_bytes(bytes(data))
+
+
+# --- by hand --------------------------------------------------------------------------------------------
+
+
+def test_a_packed_message_is_the_header_and_then_the_blobs():
+    data = pack({"a": 1}, [b"one", b"", b"three"])
+    assert unpack(data) == ({"a": 1}, [b"one", b"", b"three"])
+    start, lengths = frame_of(data)
+    assert (data[start:], lengths) == (b"onethree", [3, 0, 5])
+    for other in (data + b"!", data[:-1]):
+        with pytest.raises(ParcelRejected, match="the message's length is not what its header says"):
+            unpack(other)
+
+
+def test_a_call_and_a_reply_keep_their_heads():
+    anchor, head = Anchor(2, "d", "s", "c"), Head(3, "e", "t")
+    assert Call.from_bytes(Call("a", "train", 1, anchor=anchor).to_bytes()).anchor == anchor
+    assert Call.from_bytes(CALL.to_bytes()).anchor is None
+    assert Reply.from_bytes(Reply("a", (), head).to_bytes()).head == head
+    assert Reply.from_bytes(Reply("a", ()).to_bytes()).head is None
+    with pytest.raises(ParcelRejected, match="no readable header: not the head of a ledger"):
+        Call.from_bytes(pack(HEADER | {"anchor": [0, "d", "s", "c"]}, []))
+    with pytest.raises(ParcelRejected, match="its header names no site"):
+        Reply.from_bytes(pack({"head": None}, []))
+
+
+@pytest.mark.parametrize("names", [[], ["weights", "more"], [3], ["weights", "weights"]])
+def test_a_call_names_each_of_its_parcels_once(names):
+    with pytest.raises(ParcelRejected, match="its parcels are not those that its header names"):
+        Call.from_bytes(pack(HEADER | {"parcels": names}, [PARCEL.encoded]))
+
+
+def test_differences_are_to_the_only_weights_of_a_call():
+    other = Parcel("weights", {"v": torch.ones(1)})
+    statistics = Parcel("statistics", {"s": torch.ones(1)})
+    assert base_of({"statistics": statistics, "weights": PARCEL}) is PARCEL.tensors
+    assert base_of({"weights": PARCEL, "front": other}) == base_of({"statistics": statistics}) == base_of({}) == {}
+
+
+def test_a_reply_gives_tensors_by_kind_and_says_what_is_missing():
+    reply = Reply("a", (PARCEL, Parcel("synthetic-images", {"x": torch.zeros(1)}, {"steps": 2})))
+    assert reply.synthetic_images["x"].tolist() == [0]
+    assert reply.metadata == {"samples": 3, "steps": 2}
+    assert copy.copy(reply).weights["w"].tolist() == [1, 1]  # a copy is asked for names while it is still empty
+    with pytest.raises(MissingParcel, match="site 'a' released no parcel of kind 'latents'"):
+        reply.latents  # noqa: B018
+
+
+def test_kinds_of_which_nothing_is_expected_are_checked_by_their_kind_alone():
+    Reply("a", (PARCEL,)).check({})
+    Reply("a", (PARCEL,)).check({"weights": Expected.like("weights", {"w": torch.zeros(2)})})
+    with pytest.raises(ParcelRejected, match="tensor 'w'"):
+        Reply("a", (PARCEL,)).check({"weights": Expected.like("weights", {"w": torch.zeros(3)})})

@@ -69,6 +69,11 @@ def test_only_sets_that_changed_are_written_again(folder, monkeypatch):
     assert len(written) == 4
 
 
+def test_before_the_first_checkpoint_there_was_round_0_and_no_site_had_a_state(folder):
+    before = Checkpoint(folder).save(Manifest(round=3, sites={"s": SitePosition(1, 2)}), {})
+    assert (before.round, before.finished, before.files, before.plain, before.sites) == (0, False, {}, {}, {})
+
+
 def test_old_files_go_and_new_ones_stay(folder):
     checkpoint = Checkpoint(folder)
     for round in range(5):
@@ -265,7 +270,7 @@ def test_a_manifest_of_other_types_is_damaged_even_if_its_digest_fits(tmp_path, 
     content = json.loads(checkpoint.path.read_text()) | change
     content.pop("sha256")
     checkpoint.path.write_text(json.dumps({**content, "sha256": digest_of(content)}))
-    with pytest.raises(Damaged, match="manifest"):
+    with pytest.raises(Damaged, match=r"manifest\.json: is damaged and cannot be read"):
         checkpoint.load()
 
 

@@ -5,10 +5,11 @@ import torch
 from scripted_engine import SITES, failing, weights
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import Reply
+from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.federation_spec import Faults
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.observer import Observer
+from polyclinic.federation.payload import sort_payload
 
 
 def size(kind, tensors, metadata=None):
@@ -157,6 +158,30 @@ def test_forward_fails_where_one_of_the_two_does(make):
     before = len(federation.engine.calls)
     assert federation.forward("b", "give", "c", "take").site == "c"
     assert len(federation.engine.calls) == before  # nothing leaves 'b' for a site that cannot take it
+
+
+@pytest.mark.parametrize(("silent", "named"), [("a", "a"), ("c", "c"), ("ac", "a")])
+def test_a_site_that_tells_no_key_is_named_and_nothing_leaves_the_source(make, silent, named):
+    federation = make(lambda call: (Parcel("latents", {}),), faults=Faults(quorum=0.25))
+    answer = federation.engine._answer
+    federation.engine._answer = lambda call: (
+        Failure(call.site, call.operation, "no key") if call.site in silent else answer(call)
+    )
+    failure = federation.forward("a", "give", "c", "take")
+    assert (failure.site, failure.operation) == (named, "take" if named == "c" and silent != "c" else "give")
+    assert federation.engine.calls == []
+
+
+@pytest.mark.parametrize("wire", ["exact", "fp16", "delta"])
+def test_numbers_are_rounded_on_their_way_to_a_site_where_the_wire_does(wire):
+    """What is sent as a difference is so on its way back only."""
+    sent = Parcel("weights", {"w": torch.linspace(0, 1, 1024)})
+    parcels, arguments = sort_payload({"weights": sent, "lr": 0.5, "labels": None}, wire)
+    assert arguments == {"lr": 0.5}
+    assert list(parcels) == ["weights"]
+    rounded = not torch.equal(parcels["weights"].tensors["w"], sent.tensors["w"])
+    assert rounded is (wire == "fp16")
+    assert (parcels["weights"] is sent) is not rounded
 
 
 # --- counting ----------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """Sites that fail, what a run keeps, and how it is resumed, as the coordinator half sees them."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import torch
 from scripted_engine import SITES, Script, failing, weights
@@ -293,6 +296,32 @@ def test_a_run_that_goes_on_from_the_checkpoint_before_says_so(make, tmp_path):
     assert resumed.round == 2
     [warning] = resumed.reports["warnings"]
     assert warning.endswith("the run goes on from the checkpoint before, of round 2")
+
+
+def test_what_a_resumed_run_did_not_change_is_not_written_again(make, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        rounds_of(make(), 5, stop=3)
+    files = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["files"]
+    resumed = make()
+    resumed.resume()
+    resumed.state(weights=weights(0), seen=[])
+    resumed.once("extra", weights)
+    resumed.save()
+    assert json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["files"] == files
+
+
+def test_the_seconds_of_a_round_are_those_between_its_beginning_and_its_end(make, monkeypatch):
+    told, clock = [], iter([10.0, 12.5, 100.0, 101.0])
+
+    class Timed(Observer):
+        def round_done(self, federation, rounds, seconds):
+            told.append((federation.round, rounds, seconds))
+
+    monkeypatch.setattr("polyclinic.federation.federation.time", SimpleNamespace(perf_counter=clock.__next__))
+    federation = make(checkpoint_every=0)
+    federation.observer = Timed()
+    list(federation.rounds(2, federation.state()))
+    assert told == [(1, 2, 2.5), (2, 2, 1.0)]
 
 
 def test_what_stays_at_a_real_site_nobody_else_sees(make):

@@ -302,8 +302,6 @@ class Federation:
     def _draw_sites(self) -> tuple[str, ...]:
         """The sites of this round (McMahan et al. 2017: a random share C of them, at least one), in their order."""
         count = max(1, round(self._fraction * len(self.sites)))
-        if count == len(self.sites):
-            return self.sites
         drawn = torch.randperm(len(self.sites), generator=self.rng("sites"))[:count]
         return tuple(self.sites[place] for place in sorted(drawn.tolist()))
 

@@ -34,7 +34,7 @@ def room_for_states() -> int:
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # a system that does not tell
-        memory = 0
+        return 2**28
     return min(max(memory // 32, 2**28), 2**30)
 
 
@@ -114,8 +114,6 @@ class OpenSites:
         if self.spec.only is not None:
             stands = self._positions.get(name, SitePosition()).version
             return [state_path(self.spec.folder, name, old) for old in range(durable)] if durable <= stands else []
-        if not durable:
-            return []
         kept = state_path(self.spec.folder, name, durable)
         return [path for path in kept.parent.glob("state-*.safetensors") if version_of(path) < durable]
 

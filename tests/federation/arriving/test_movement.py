@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyclinic.federation.arriving import course
+from polyclinic.federation.arriving import course, units
 from polyclinic.federation.arriving.history import History
 from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.state import SiteState
@@ -63,3 +63,104 @@ def test_own_movement_falls_with_the_learning_rate_and_does_not_grow_with_it():
     assert history.own(10.0) == {"fc": 0.4}
     history.take_movement({"fc": 0.05}, lr=0.01)  # more than is left of the earlier one at this rate
     assert history.own(0.01) == {"fc": 0.05}
+
+
+def test_rows_of_all_sorts_of_layers():
+    weights = {
+        "conv.weight": torch.ones(2, 3, 2, 2),
+        "conv.bias": torch.zeros(2),
+        "norm.weight": torch.tensor([1.0, 2.0, 3.0]),
+        "norm.bias": torch.tensor([4.0, 5.0, 6.0]),
+        "norm.running_var": torch.ones(3),
+        "alone.bias": torch.ones(4),
+        "odd.weight": torch.ones(2, 2),
+        "odd.bias": torch.ones(5),
+        "token": torch.ones(1, 7),
+        "scale": torch.tensor(2.0),
+    }
+    found = course.layers(weights)
+    assert {name: tuple(rows.shape) for name, rows in found.items()} == {
+        "conv": (2, 13),
+        "norm": (3, 2),
+        "alone.bias": (1, 4),
+        "odd": (2, 2),
+        "odd.bias": (1, 5),
+        "token": (1, 7),
+        "scale": (1, 1),
+    }
+    assert found["norm"].tolist() == [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moved"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], [0.4, 0.0, 0.0, 0.0], 0.4 / 0.2),  # a vector that begins at zero
+        ([0.1, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0], 0.4 / 0.2),  # a short one counts as no shorter
+        ([0.8, 0.0, 0.0, 0.0], [1.2, 0.0, 0.0, 0.0], 0.4 / 0.8),
+        ([[0.0] * 4] * 2, [[0.0] * 4, [0.4, 0.0, 0.0, 0.0]], 0.4 / 0.2),  # a layer that begins at zero
+        ([[3.0] + [0.0] * 3, [1.0] + [0.0] * 3], [[3.0] + [0.0] * 3, [2.0] + [0.0] * 3], 1 / 2),
+    ],
+)
+def test_how_far_a_short_row_moved(before, after, moved):
+    found = course.movement({"x.other": torch.tensor(after)}, {"x.other": torch.tensor(before)})
+    assert found == pytest.approx({"x.other": moved})
+
+
+def test_a_layer_may_move_a_quarter_as_far_as_the_one_that_moved_farthest():
+    limits = Incoming(moved=0.15, times_own=8)
+    found = {figure.where: figure.limit for figure in course.moved({"a": 1, "b": 1}, {"a": 0.4, "b": 0.2}, limits, "!")}
+    assert found == pytest.approx({"a!": 3.2, "b!": 1.6})
+    [other] = course.moved({"c": 1}, {"a": 0.4, "b": 0.01}, limits)
+    assert other.limit == pytest.approx(8 * 0.25 * 0.4)
+    [alone] = course.moved({"c": 1}, {}, limits)
+    assert alone == ("moved", "c", 1, 0.15)
+
+
+def test_a_step_of_the_studys_optimiser_has_a_limit_of_its_own():
+    assert list(course.steps({"fc": 0.3}, Incoming(step=0.25))) == [("step", "fc", 0.3, 0.25)]
+
+
+@pytest.mark.parametrize(("steps", "counted"), [(0, 0.11), (1, 0.11), (2, 0.22)])
+def test_no_step_counts_as_one(steps, counted):
+    assert course.counted({"fc": 1.0}, steps) == pytest.approx({"fc": counted})
+
+
+def test_a_step_is_taken_where_weights_and_gradients_fit():
+    weights = {"a": torch.ones(2), "b": torch.ones(3)}
+    gradients = {"a": torch.tensor([2.0, -4.0]), "b": torch.ones(2), "c": torch.ones(1)}
+    assert {n: t.tolist() for n, t in course.stepped(weights, gradients, 0.5, by_sign=False).items()} == {"a": [0, 3]}
+    assert course.stepped(weights, gradients, 0.5, by_sign=True)["a"].tolist() == [0.5, 1.5]
+
+
+def test_only_larger_figures_are_remembered():
+    history = History(SiteState())
+    history.take_most("loss", {"mean": 2.0, "none": 0.0})
+    assert history.most("loss") == {"mean": 2.0}
+    history.take_most("loss", {"mean": 1.0, "less": 0.25})
+    assert history.most("loss") == {"mean": 2.0, "less": 0.25}
+    history.take_movement({"fc": 0.0}, lr=0.1)
+    assert history.most("own") == {}
+    history.take_movement({"fc": 0.25}, lr=0.1)
+    history.take_movement({"fc": 0.125}, lr=0.1)
+    assert history.own(0.1) == {"fc": 0.25}
+
+
+@pytest.mark.parametrize(("images", "graded"), [(15, {}), (16, {"relu": 4.0})])
+def test_what_own_weights_do_with_images_is_remembered(images, graded):
+    level = torch.arange(float(images))[:, None] - torch.tensor([2.5, 5.5, 8.5, 11.5])
+    history = History(SiteState())
+    history.take_own({"relu": units.responses_to(level, rectifier=True)})
+    assert history.most("graded") == graded
+    assert history.quiet()["relu"].tolist() == [False] * 4
+    history.take_own({"relu": units.responses_to(level - 20, rectifier=True)})
+    history.take_own({"relu": units.responses_to(level, rectifier=True)})
+    assert history.quiet()["relu"].tolist() == [True] * 4  # what was quiet once may be so again
+    history.take_own({})
+
+
+def test_weights_are_remembered_with_half_of_their_digits():
+    history = History(SiteState())
+    history.take({"w": torch.tensor([1.001]), "n": torch.tensor(3)}, 1)
+    assert {name: one.dtype for name, one in history.last().items()} == {"w": torch.bfloat16}
+    history.take({"v": torch.ones(1)}, 2)
+    assert set(history.last()) == {"v", "w"}

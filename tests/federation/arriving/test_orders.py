@@ -82,3 +82,52 @@ def test_long_rows_are_folded_and_parallel_ones_stay_parallel():
     assert orders.row_counts(rows) == (0, 4)
     first, second, third, _ = rows[0].split(orders.FOLD)
     torch.testing.assert_close(orders.folded(rows)[0], first - second + third)
+
+
+@pytest.mark.parametrize(("shape", "seen"), [((3, 8), 0), ((4, 7), 0), ((4, 8), 2), ((4, 2, 2, 2), 2), ((32,), 0)])
+def test_layers_that_are_looked_at_by_their_rows(shape, seen):
+    weights = torch.randn(shape, generator=torch_rng("orders", "shape"))
+    figures = list(orders.rows({"w": weights, "n": torch.ones(9, 9, dtype=torch.int64)}, LIMITS))
+    assert [figure.check for figure in figures] == ["empty", "alike"][:seen]
+
+
+def test_shares_of_rows_are_those_of_their_own_layer():
+    one, other = (torch.randn(rows, 9, generator=torch_rng("orders", rows)) for rows in (8, 5))
+    one[:2] = 0
+    other[1:3] = other[0]
+    found = {(figure.check, figure.where): figure for figure in orders.rows({"a": one, "b": other}, LIMITS)}
+    values = {key: figure.value for key, figure in found.items()}
+    assert values == {("empty", "a"): 0.25, ("alike", "a"): 0.0, ("empty", "b"): 0.0, ("alike", "b"): 0.6}
+    assert {check: figure.limit for (check, _), figure in found.items()} == {"empty": 0.2, "alike": 0.2}
+
+
+def test_rows_of_next_to_nothing_are_empty_and_a_layer_of_zeros_is_not_crafted():
+    rows = torch.eye(4)
+    for share, empty in ((1e-5, 0), (1e-7, 1), (0.0, 1)):
+        rows[3, 3] = share
+        assert orders.row_counts(rows) == (empty, 0)
+    assert orders.row_counts(torch.zeros(4, 8)) == (0, 0)
+
+
+@pytest.mark.parametrize(("cosine", "alike"), [(0.9995, 2), (-0.9995, 2), (0.998, 0)])
+def test_rows_are_alike_from_the_same_direction_on(cosine, alike):
+    rows = torch.tensor([[1.0, 0.0, 0.0], [cosine, (1 - cosine**2) ** 0.5, 0.0], [0.0, 0.0, 1.0]])
+    assert orders.row_counts(rows) == (0, alike)
+
+
+def test_rows_beyond_the_first_portion_are_compared_with_all():
+    rows = torch.randn(1200, 20, generator=torch_rng("orders", "many"))
+    rows[1100], rows[600] = rows[3], -rows[700]
+    assert orders.row_counts(rows) == (0, 4)
+
+
+@pytest.mark.parametrize(("width", "left"), [(255, 255), (511, 511), (512, 256), (767, 256), (2560, 256)])
+def test_only_rows_of_two_pieces_or_more_are_folded(width, left):
+    """To a tenth where a layer has 2,560 inputs."""
+    assert orders.folded(torch.ones(2, width)).shape == (2, left)
+
+
+def test_the_largest_number_may_be_negative_and_an_empty_tensor_has_none():
+    weights = {"a": torch.tensor([1.0, -3e6]), "b": torch.zeros(0), "c": torch.tensor([2.0, 1.0])}
+    assert [(figure.where, figure.value) for figure in orders.largest(weights, LIMITS)] == [("a", 3e6), ("c", 2.0)]
+    assert orders.numbers([]) == []

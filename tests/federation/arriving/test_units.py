@@ -104,3 +104,89 @@ def test_a_direction_may_be_turned_around_and_longer():
 def test_units_that_measure_different_things_have_no_common_thresholds():
     rng = torch.Generator().manual_seed(0)
     assert units.thresholds(torch.randn(32, 64, generator=rng)) == 0
+
+
+# --- where figures begin and end ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "figures"), [(3, 0), (4, 1)])
+def test_layers_of_a_few_units_are_not_looked_at(size, figures):
+    found = {"relu": responses(dense([1.0] * size, [-1.5] * size))}
+    assert len(list(units.quiet(found, {}, LIMITS))) == figures
+    assert len(list(units.graded(found, {}, LIMITS))) == figures
+
+
+@pytest.mark.parametrize(("own", "limit"), [({}, 9), ({"relu": 5.0}, 9), ({"relu": 6.0}, 9), ({"relu": 10.0}, 15.0)])
+def test_units_may_measure_the_same_thing_half_as_often_again_as_after_own_training(own, limit):
+    found = {"relu": responses(dense([1.0] * 4, [-0.5, -2.5, -4.5, -6.5]))}
+    assert list(units.graded(found, own, LIMITS)) == [("graded", "relu", 4.0, limit)]
+
+
+def test_channels_of_a_convolution_have_no_thresholds_and_no_image_for_themselves():
+    z = torch.full((8, 4, 2, 2), -1.0)
+    z[0, 0] = 1.0
+    found = {"relu": units.responses_to(z, rectifier=True)}
+    assert units.exposed(found["relu"]) == 0.0
+    assert list(units.exposure(found, {}, LIMITS)) == []
+    assert list(units.graded(found, {}, LIMITS)) == []
+    assert list(units.quiet(found, {}, LIMITS)) == [("quiet", "relu", 0.25, LIMITS.quiet)]
+
+
+def test_what_was_not_known_before_counts_from_nothing():
+    found = {"relu": responses(dense([1.0] * 4, [-6.5] * 4))}
+    assert list(units.exposure(found, {}, LIMITS)) == [("exposed", "relu", 0.125, LIMITS.exposed)]
+    assert list(units.quiet(found, {}, LIMITS)) == [("quiet", "relu", 1.0, LIMITS.quiet)]
+
+
+@pytest.mark.parametrize(
+    ("biases", "thresholds"),
+    [
+        ([-0.5, -2.5], 0),  # two that point the same way may be an accident
+        ([-0.5, -2.5, -4.5], 3),
+        ([-7.5, -8.0, -8.5, -9.0], 0),  # all images are below
+        ([0.5, -0.5, -6.5, -7.5], 2),  # the first is below all images, and the last above all
+    ],
+)
+def test_thresholds_count_from_three_units_on_and_between_the_images(biases, thresholds):
+    assert units.thresholds(responses(dense([1.0] * len(biases), biases)).level) == thresholds
+
+
+def test_a_unit_that_is_the_same_for_all_images_measures_nothing():
+    level = torch.cat([responses(dense([1.0] * 4, [-0.5, -2.5, -4.5, -6.5])).level, torch.full((8, 2), 3.0)], 1)
+    assert units.thresholds(level) == 4
+    barely = torch.cat([level[:, :4], 1e-5 * level[:, :1]], 1)  # next to nothing is not nothing
+    assert units.thresholds(barely) == 4
+    assert units.thresholds(torch.cat([level[:, :2], 1e-5 * (VALUES - 4.5)], 1)) == 3
+    assert units.thresholds(torch.cat([level[:, :2], 1e-7 * (VALUES - 4.5)], 1)) == 0
+
+
+@pytest.mark.parametrize(("crossing", "thresholds"), [(2.9, 3), (3.1, 2)])
+def test_thresholds_far_out_separate_no_images(crossing, thresholds):
+    """Of 40 images one lies 6 standard deviations from the mean: a threshold before it separates that one alone."""
+    values = torch.zeros(40)
+    values[:20], values[39] = torch.linspace(-0.5, 0.5, 20), 10.0
+    standard = (values - values.mean()) / values.std(correction=0)
+    level = torch.stack([standard - at for at in (-0.1, 0.0, crossing)], 1)
+    assert units.thresholds(level) == thresholds
+
+
+def test_an_activation_that_a_network_uses_twice_is_watched_twice():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.relu = nn.ReLU()
+
+        def forward(self, images):
+            return self.relu(self.relu(images) - 5)
+
+    model = Twice()
+    found, output = units.watch(model, VALUES)
+    assert {name: int(one.alive.sum()) for name, one in found.items()} == {"relu": 7, "relu, 1": 2}
+    assert output.flatten().tolist() == [0, 0, 0, 0, 0, 0, 1, 2]
+    assert not model.relu._forward_pre_hooks
+
+
+def test_saturation_begins_at_three():
+    z = torch.tensor([[2.9], [3.0], [-2.9], [-3.1]])
+    assert units.responses_to(z, rectifier=False).alive.flatten().tolist() == [True, False, True, False]
+    assert units.responses_to(torch.tensor([[0.0], [1e-9]]), rectifier=True).alive.flatten().tolist() == [False, True]

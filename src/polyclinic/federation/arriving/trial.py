@@ -58,7 +58,7 @@ class Trials:
         trainer, address = site.trainer, site.address("rehearsal", site.round)
         copied = copy.deepcopy(trainer.model).train().requires_grad_(True)
         _load(copied, weights)
-        optimizer = trainer.optimizer.make(copied.parameters(), max(site.round, 1))
+        optimizer = trainer.optimizer.make(copied.parameters(), site.round)
         with seeded(*address, gpus=range(torch.cuda.device_count())):
             trainer.train(trainer.batches(site.data.train, torch_rng(*address)), steps, optimizer, model=copied)
         return {name: tensor.detach().cpu() for name, tensor in copied.state_dict().items()}
