@@ -100,6 +100,19 @@ def test_the_list_has_a_line_for_each_claim() -> None:
     assert [one["claim"] for one in json.loads(told.stdout)] == list(CLAIMS)
 
 
+def test_the_list_has_minutes_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"ours-one-site": {"minutes": 3.21, "seeds": 1}}
+    monkeypatch.setattr("polyclinic.claims.two_cores.two_cores", lambda: found)
+    listed = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "120"}).stdout
+    (line,) = [line.split() for line in listed.splitlines() if "ours-one-site" in line]
+    assert "3.2" in line
+    (guessed,) = [line.split() for line in listed.splitlines() if "ours-engines-agree" in line]
+    assert "~3" in guessed
+    told = json.loads(CliRunner().invoke(app, ["reproduce", "--list", "--json"]).stdout)
+    by_claim = {one["claim"]: one["two_cores"] for one in told}
+    assert (by_claim["ours-one-site"], by_claim["ours-engines-agree"]) == (found["ours-one-site"], None)
+
+
 def test_the_list_fits_into_eighty_columns() -> None:
     told = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80"}).stdout
     assert max(map(len, told.splitlines()[:-1])) <= 80

@@ -12,8 +12,10 @@ import pytest
 from polyclinic.claims.catalogue import CLAIMS
 from polyclinic.claims.cpu_time import CPU, ORIGIN, RUN, add_cpu, counted, cpu_of, cpu_seconds
 from polyclinic.claims.measures import kept
+from polyclinic.claims.page import page
 from polyclinic.claims.reproduce import cpu_of_all, note_origin, plan
-from polyclinic.claims.two_cores import add, measured, minutes_on_two_cores, two_cores
+from polyclinic.claims.two_cores import add, in_words, measured, merge, minutes_on_two_cores, summary, two_cores
+from polyclinic.errors import BadInput
 from polyclinic.runner.compare import Entry
 
 CLAIM = CLAIMS["ours-one-site"]  # three arms, two seeds
@@ -139,3 +141,37 @@ def test_an_estimate_is_marked() -> None:
     assert minutes_on_two_cores(CLAIM, {}) == "~3"
     assert minutes_on_two_cores(CLAIM, {CLAIM.name: {"minutes": 0.72}}) == "0.7"
     assert minutes_on_two_cores(CLAIMS["why-months-size"], {}) == "-"
+
+
+def test_a_measurement_of_more_seeds_is_kept(tmp_path: Path) -> None:
+    kept_file, other = tmp_path / "kept.json", tmp_path / "other.json"
+    add({"a": {"seeds": 3, "minutes": 1.0}, "b": {"seeds": 1, "minutes": 2.0}}, kept_file)
+    add({"a": {"seeds": 1, "minutes": 9.0}, "b": {"seeds": 1, "minutes": 4.0}, "c": {"seeds": 1}}, other)
+    merge([other], kept_file)
+    found = two_cores(kept_file)
+    assert (found["a"]["minutes"], found["b"]["minutes"], list(found)) == (1.0, 4.0, ["a", "b", "c"])
+    with pytest.raises(BadInput, match=r"none\.json"):
+        merge([tmp_path / "none.json"], kept_file)
+
+
+def test_the_page_has_the_minutes_that_were_measured(tmp_path: Path) -> None:
+    found = {"seeds": 1, "minutes": 3.21, "cpu_minutes": 6.42, **WHERE}
+    add({CLAIM.name: found}, tmp_path / "two_cores.json")
+    where = "2026-01-02, 2 cores, no GPU, commit abc"
+    words = f"*Two cores*: 3.2 minutes at `quick` (the CPU time of 1 of 2 seeds, {where})."
+    assert in_words(CLAIM, {CLAIM.name: found}) == words
+    told = " ".join(page(times=tmp_path / "two_cores.json").split())
+    assert words in told
+    assert "1 of 72 claims at `quick` were measured, the longest is ours-one-site with 3.2" in told
+    assert words not in page(times=tmp_path / "none.json")
+
+
+def test_claims_that_take_too_long_are_named() -> None:
+    found = {"ours-one-site": {"minutes": 15.0}, "ours-resume": {"minutes": 15.1}}
+    assert summary(CLAIMS, found).endswith("ours-resume with 15.1; longer than 15 minutes: ours-resume.")
+    del found["ours-resume"]
+    assert summary(CLAIMS, found).endswith("none takes longer than 15 minutes.")
+
+
+def test_measured_claims_are_in_the_catalogue() -> None:
+    assert set(two_cores()) <= set(CLAIMS)

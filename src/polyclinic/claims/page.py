@@ -10,6 +10,8 @@ from typing import Any
 
 from polyclinic.claims.catalogue import CLAIMS
 from polyclinic.claims.claim import SCALES, Claim, Scale
+from polyclinic.claims.two_cores import FILE, in_words, summary, two_cores
+from polyclinic.json_types import JsonObject
 
 RECORDS = Path(__file__).parent / "records"
 #: claims that are run at `full` first, as far as there is time on a GPU
@@ -34,8 +36,10 @@ This page is written by `python docs/building/claims_page.py` from the files in
   claims got six seeds when three had left them open, with the same rule (last column); to look
   twice makes a wrong `yes` or `no` a little likelier than one in twenty.
 - *Post hoc*: a result was known when the rule was written. The commit of the rule is in the record.
-- Every record names its machine. Runs have a core each (or a core and a GPU that they share); two
-  cores need half of the minutes that are given for all runs together.
+- Every record names its machine. Runs have a core each, or a core and a GPU that they share, so that
+  minutes of runs with a GPU are an upper bound of what one run would take with a GPU of its own.
+- *Two cores*: half of the CPU time of all runs and audits without a GPU (`two_cores.json`); where
+  some seeds were measured, the others are taken to cost the same.
 - Commits 07b3dbfac6 and bc246f5ebc are 78abc01 and its successors, but for their parents.
 
 """
@@ -72,13 +76,13 @@ def minutes_of(claim: Claim, scale: Scale, kept: Kept) -> str:
     return "-" if guess is None else f"~{guess:g}"
 
 
-def page(folder: Path = RECORDS) -> str:
+def page(folder: Path = RECORDS, times: Path = FILE) -> str:
     """The whole page."""
-    kept = records(folder)
-    lines = [HEAD, *_scoreboard(kept), "", *_wrapped(_full_first(kept))]
+    kept, minutes = records(folder), two_cores(times)
+    lines = [HEAD, *_scoreboard(kept), "", *_wrapped(summary(CLAIMS, minutes)), "", *_wrapped(_full_first(kept))]
     for claim in CLAIMS.values():
         if not claim.decides:
-            lines += ["", *_section(claim, kept)]
+            lines += ["", *_section(claim, kept, minutes)]
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 
@@ -125,7 +129,7 @@ def _link(claim: Claim, kept: Kept) -> str:
     return f"[{'*why* ' if claim.decides else ''}{short}](#{claim.decides or claim.name}){told}"
 
 
-def _section(claim: Claim, kept: Kept, level: str = "##") -> Iterator[str]:
+def _section(claim: Claim, kept: Kept, minutes: dict[str, JsonObject], level: str = "##") -> Iterator[str]:
     yield f"{level} {claim.name}"
     yield ""
     yield from _wrapped(claim.sentence)
@@ -141,13 +145,15 @@ def _section(claim: Claim, kept: Kept, level: str = "##") -> Iterator[str]:
         yield ""
         yield from _table(one)
     yield from _not_run(claim, [one["scale"] for one in found])
+    yield ""
+    yield from _wrapped(in_words(claim, minutes))
     experiments = [other for other in CLAIMS.values() if other.decides == claim.name]
     if experiments:
         yield ""
         yield from _wrapped(f"*Why it did not hold so far*: {reason(experiments, kept)}")
     for other in experiments:
         yield ""
-        yield from _section(other, kept, "###")
+        yield from _section(other, kept, minutes, "###")
 
 
 def reason(experiments: list[Claim], kept: Kept) -> str:
@@ -173,7 +179,7 @@ def _not_run(claim: Claim, scales: list[str]) -> Iterator[str]:
     cpu, gpu = claim.minutes["quick"].cpu, claim.minutes["full"].gpu
     if "quick" not in scales and cpu:
         yield ""
-        yield f"Not run at `quick`; about {cpu:g} minutes on two cores."
+        yield "Not run at `quick`."
     if "full" not in scales:
         yield ""
         yield f"Not run at `full`; about {gpu:g} minutes on a GPU." if gpu else "Needs no GPU."

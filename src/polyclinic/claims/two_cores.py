@@ -6,16 +6,19 @@ Runs may have been made side by side on a larger machine, each with one core and
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyclinic.claims.claim import Claim
 from polyclinic.claims.cpu_time import ORIGIN, cpu_of
+from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.runner.compare import Entry
 
 FILE = Path(__file__).parent / "two_cores.json"
+#: minutes that a `quick` claim may take on two cores
+MOST = 15
 
 
 def measured(claim: Claim, planned: Mapping[str, list[Entry]], judged: Path) -> JsonObject | None:
@@ -59,9 +62,46 @@ def add(found: Mapping[str, JsonObject], file: Path = FILE) -> None:
     atomic_write(file, json.dumps({"format": 1, "claims": claims}, indent=1) + "\n")
 
 
+def merge(others: Sequence[Path], file: Path = FILE) -> None:
+    """Take the measurements of other files over; one of more seeds is not replaced by one of fewer."""
+    for other in others:
+        if not other.is_file():
+            raise BadInput(f"{other}: no such file of minutes on two cores")
+        known = two_cores(file)
+        better = {name: one for name, one in two_cores(other).items() if one["seeds"] >= _seeds(known.get(name))}
+        add(better, file)
+
+
+def _seeds(one: JsonObject | None) -> int:
+    return 0 if one is None else int(one["seeds"])
+
+
 def minutes_on_two_cores(claim: Claim, found: Mapping[str, JsonObject]) -> str:
     """Measured minutes of the claim at `quick`; ~ before an estimate, - where it is not meant to run there."""
     if claim.name in found:
         return f"{found[claim.name]['minutes']:.1f}"
     guess = claim.minutes["quick"].cpu
     return "-" if guess is None else f"~{guess:g}"
+
+
+def in_words(claim: Claim, found: Mapping[str, JsonObject]) -> str:
+    """A sentence about the minutes of the claim at `quick`, and where they come from; empty where it has none."""
+    one, guess = found.get(claim.name), claim.minutes["quick"].cpu
+    if one is None:
+        return "" if guess is None else f"*Two cores*: about {guess:g} minutes at `quick`, not measured."
+    of_all = claim.seeds["quick"] if claim.arms else 1
+    source = f"the CPU time of {one['seeds']} of {of_all} seeds, {one['date']}, {one['machine']}"
+    return f"*Two cores*: {one['minutes']:.1f} minutes at `quick` ({source}, commit {one['commit'][:10]})."
+
+
+def summary(claims: Mapping[str, Claim], found: Mapping[str, JsonObject]) -> str:
+    """How many of the claims that run at `quick` were measured, and which take longer than they may."""
+    meant = [name for name, claim in claims.items() if claim.minutes["quick"].cpu is not None]
+    known = {name: found[name]["minutes"] for name in meant if name in found}
+    if not known:
+        return f"Minutes on two cores are estimates: none of {len(meant)} claims at `quick` was measured."
+    longest = max(known, key=lambda name: known[name])
+    over = [name for name in known if known[name] > MOST]
+    late = f"; longer than {MOST} minutes: {', '.join(over)}" if over else f"; none takes longer than {MOST} minutes"
+    told = f"{len(known)} of {len(meant)} claims at `quick` were measured"
+    return f"Minutes on two cores: {told}, the longest is {longest} with {known[longest]:.1f}{late}."
