@@ -53,12 +53,16 @@ class Changes:
     @classmethod
     def joined(cls, some: Sequence[Changes]) -> Changes:
         """The changes of several batches, drawn for the same kinds, as those of one."""
-        tensors = [(one.flips, one.turns, one.affine, one.grey_values) for one in some]
-        columns = (
-            None if column[0] is None else torch.cat([one for one in column if one is not None])
-            for column in zip(*tensors, strict=True)
+        flips, turns, affine, grey_values = (
+            _joined([getattr(one, name) for one in some]) for name in ("flips", "turns", "affine", "grey_values")
         )
-        return cls(*columns, tuple(itertools.chain.from_iterable(one.noise for one in some)))
+        noise = tuple(itertools.chain.from_iterable(one.noise for one in some))
+        return cls(flips, turns, affine, grey_values, noise)
+
+
+def _joined(drawn: Sequence[Tensor | None]) -> Tensor | None:
+    known = [one for one in drawn if one is not None]
+    return torch.cat(known) if known else None
 
 
 def augment(images: Tensor, masks: Tensor | None, kinds: tuple[str, ...], draws: Draws) -> tuple[Tensor, Tensor | None]:
