@@ -18,7 +18,7 @@ from typing import Any
 
 import polyclinic
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.arriving import inspection
+from polyclinic.federation.arriving import inspection, returning
 from polyclinic.federation.arriving.settings import Figure
 from polyclinic.federation.host import SiteHost
 from polyclinic.methods import METHODS
@@ -64,11 +64,13 @@ SITES = (
 
 @dataclass
 class Seen:
-    """What the checks of all sites said: figures by check, the largest beside its limit, and alarms by check."""
+    """What the checks of all sites said: figures by check, the largest beside its limit, and alarms by check. And how
+    often a site that came back looked on."""
 
     figures: Counter[str] = field(default_factory=Counter)
     nearest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     alarms: list[Figure] = field(default_factory=list)
+    looked_on: int = 0
 
     def take(self, figures: Any, error: type[Exception], cure: str = "") -> None:
         for figure in figures:
@@ -79,16 +81,23 @@ class Seen:
             if figure.is_alarm:
                 self.alarms.append(figure)
 
+    def looks_on(self, owed: int, limits: Any) -> str:
+        self.looked_on += bool(owed)
+        return looks_on(owed, limits)
+
+
+looks_on = returning.looks_on
+
 
 @contextlib.contextmanager
 def counted() -> Iterator[Seen]:
     """Until the block ends, alarms are counted and refuse nothing."""
     seen, refuse = Seen(), inspection.refuse
-    inspection.refuse = seen.take  # type: ignore[assignment]
+    inspection.refuse, returning.looks_on = seen.take, seen.looks_on  # type: ignore[assignment]
     try:
         yield seen
     finally:
-        inspection.refuse = refuse
+        inspection.refuse, returning.looks_on = refuse, looks_on
 
 
 @contextlib.contextmanager
@@ -176,7 +185,8 @@ def run_one(number: int, scratch: str, ends: float = math.inf, rounds: int = ROU
     One in seven has weights from a file, one in five is resumed. One site is `away` for so many rounds.
     """
     chosen, watch = tables(number), Watch(ends)
-    chosen["method"]["rounds"] = BEFORE + away + 2 if away else min(rounds, chosen["method"]["rounds"])
+    until = BEFORE + away + 2 + away // 3  # a site that comes back looks on for a while
+    chosen["method"]["rounds"] = until if away else min(rounds, chosen["method"]["rounds"])
     row: dict[str, Any] = {"number": number, "method": chosen["method"]["name"], "rounds": 0}
     try:
         with tempfile.TemporaryDirectory(dir=scratch) as folder, counted() as seen, absent(away):
@@ -196,6 +206,7 @@ def run_one(number: int, scratch: str, ends: float = math.inf, rounds: int = ROU
     row["figures"] = sum(seen.figures.values())
     row["nearest"] = {name: round(value, 3) for name, value in seen.nearest.items()}
     row["alarms"] = [str(figure) for figure in seen.alarms]
+    row["looked_on"] = seen.looked_on
     row["optimizer"] = f"{chosen['optimizer']['name']} {chosen['optimizer']['lr']}"
     if seen.alarms:
         row["study"] = {name: chosen[name] for name in ("data", "sites", "model", "optimizer", "task")}
@@ -228,6 +239,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "alarms": sum(len(row["alarms"]) for row in rows if row["rounds"]),
         "runs": sum(row["rounds"] > 0 for row in rows),
         "runs_with_alarms": len(alarmed),
+        "runs_in_which_a_site_looked_on": sum(row["looked_on"] > 0 for row in rows),
         "runs_refused_before_the_first_round": sum("refused" in row for row in rows),
         "runs_that_failed": sum("failed" in row for row in rows),
         "largest_share_of_a_limit": {name: round(value, 3) for name, value in sorted(nearest.items())},

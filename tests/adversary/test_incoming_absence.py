@@ -1,13 +1,18 @@
 """A site that missed rounds: an honest course has gone on without it; whoever only pretends that gains little."""
 
+import math
+import re
+
 import pytest
 from attacked_site import SITE, ask, shuffled
 
-from polyclinic.federation.arriving import course
+from polyclinic.federation.arriving import course, returning
 from polyclinic.federation.arriving.history import History
 from polyclinic.federation.arriving.settings import Incoming
+from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.leaving.suspension import DataDependentRefusal
 from polyclinic.federation.state import SiteState
+from polyclinic.randomness import numpy_rng
 
 ROUNDS = 200
 
@@ -39,27 +44,115 @@ def test_the_same_weights_are_stopped_where_no_round_was_missed(checked):
         ask(host, "train", 2, weights=along(first, step, 12))
 
 
-@pytest.mark.parametrize("round", [14, ROUNDS])
-def test_a_pretended_absence_does_not_make_room_for_another_network(checked, round):
+def looks_on_for(host, round, weights):
+    """How many rounds a site says that it will look on when these weights arrive; 0 where it works with them."""
+    try:
+        ask(host, "train", round, weights=weights)
+    except ParcelRejected as error:
+        return int(re.search(r"missed rounds and looks on for (\d+) more", str(error))[1])
+    return 0
+
+
+def test_a_pretended_absence_brings_another_network_no_nearer(checked):
+    """Weights as far away as five or more rounds are looked at; an update leaves no sooner than if they had been walked
+    to, four rounds with each arrival."""
     host, first, _ = after_one_round(checked)
-    with pytest.raises(DataDependentRefusal, match=rf"moved of .*; the site missed {round - 2} rounds before"):
-        ask(host, "train", round, weights=shuffled(first))
+    other = shuffled(first)
+    farthest = max(course.movement(other, first).values())
+    arrivals = math.ceil(farthest / (Incoming().at_once * Incoming().moved))
+    said = [looks_on_for(host, round, other) for round in range(ROUNDS // 2, ROUNDS // 2 + arrivals + 1)]
+    assert arrivals == 3
+    assert said == [3, 2, 1, 0]
+
+
+def test_no_room_is_left_at_the_end_of_a_study(checked):
+    host, first, _ = after_one_round(checked)
+    assert looks_on_for(host, ROUNDS, shuffled(first)) == 3
+    assert looks_on_for(host, ROUNDS, shuffled(first)) == 3, "the second arrival of a round pays nothing"
+
+
+def test_a_site_that_looks_on_goes_by_the_last_weights_and_stops_other_ones(checked):
+    host, first, step = after_one_round(checked)
+    assert looks_on_for(host, 60, along(first, step, 58)) >= 1
+    with pytest.raises(DataDependentRefusal, match="moved of"):
+        ask(host, "train", 61, weights=shuffled(first))
+
+
+def test_an_operation_that_releases_nothing_does_not_work_where_a_site_looks_on(checked):
+    host = checked.host(optimizer={"lr": 0.02, "batch_size": 8}, method={"name": "finetune", "rounds": ROUNDS})
+    first = host.spec.first_weights(SITE)
+    ask(host, "train", 1, weights=first)
+    assert looks_on_for(host, 100, shuffled(first)) == 3
+    with pytest.raises(ParcelRejected, match="looks on"):
+        ask(host, "tune", 0, weights=shuffled(first))
+
+
+def test_weights_that_are_too_far_for_all_missed_rounds_are_stopped(checked):
+    host, first, _ = after_one_round(checked)
+    with pytest.raises(DataDependentRefusal, match=r"moved of .*; the site missed 6 rounds before"):
+        ask(host, "train", 8, weights=shuffled(first))
+
+
+def test_a_deployed_site_comes_back_by_itself_so_often_and_no_more(checked):
+    """A run that is put back does not forget it: each time tells whether weights moved farther than own training."""
+    host, first, _ = after_one_round(checked)
+    start = host.checkpoint()
+    for seed in range(1, Incoming().returns + 1):
+        assert looks_on_for(host, 100, shuffled(first, seed)) > 1
+        host.restore(start)
+    assert looks_on_for(host, 100, shuffled(first, 1)) > 1, "a call that was made before may be repeated"
+    host.restore(start)
+    with pytest.raises(DataDependentRefusal, match="moved of"):
+        ask(host, "train", 100, weights=shuffled(first, 9))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_release_is_farther_away_than_four_rounds_for_each_arrival(seed):
+    """Whatever gaps a coordinator pretends, and however far its weights move within them."""
+    rng, limits = numpy_rng(seed, "gaps"), Incoming()
+    owed, arrivals, moved = 0, 0, 0
+    for _ in range(200):
+        rounds = int(rng.choice([1, 1, 1, 2, 4, 5, 40]))
+        arrivals, moved = arrivals + 1, moved + rounds
+        owed = returning.owed_after(owed, rounds, limits)
+        if not owed:
+            assert moved <= limits.at_once * arrivals
+    assert owed_in_full(limits) == [37, 34, 31, 28, 25, 22, 19, 16, 13, 10, 7, 4, 1, 0]
+
+
+def owed_in_full(limits):
+    """What is owed after 40 missed rounds that moved as far as they may, and then with one arrival in each round."""
+    owed = [returning.owed_after(0, 41, limits)]
+    while owed[-1]:
+        owed.append(returning.owed_after(owed[-1], 1, limits))
+    return owed
+
+
+@pytest.mark.parametrize(
+    ("gap", "farthest", "own", "rounds"),
+    [
+        (1, 9.0, 0.0, 1),
+        (4, 9.0, 0.0, 4),
+        (41, 0.6, 0.0, 4),
+        (41, 0.61, 0.0, 5),
+        (41, 0.61, 0.1, 4),  # the site's own training moves as far
+        (41, 4.0, 0.1, 27),  # how long it looks on does not tell how far its own training moves
+        (41, 99.0, 0.0, 41),
+        (41, math.inf, 0.0, 4),
+        (41, math.nan, 0.0, 4),
+    ],
+)
+def test_the_room_of_an_arrival(gap, farthest, own, rounds):
+    given = {"fc": farthest}, {"fc": own}, Incoming(moved=0.15, times_own=8), gap
+    assert returning.rounds_allowed(*given, may_return=lambda: True) == rounds
+    assert returning.rounds_allowed(*given, may_return=lambda: False) == min(gap, 4)
 
 
 @pytest.mark.parametrize(("own", "limit"), [(0.1, 0.8), (1e-3, 0.15)])
-def test_the_room_grows_with_the_rounds_and_ends_after_four(own, limit):
+def test_the_limit_grows_with_the_rounds(own, limit):
     limits = Incoming(moved=0.15, times_own=8)
-    room = {
-        rounds: next(course.moved({"fc": 1.0}, {"fc": own}, limits, rounds=rounds)) for rounds in (1, 2, 4, 5, 10**6)
-    }
-    times = {rounds: figure.limit / limit for rounds, figure in room.items()}
-    assert times == pytest.approx({1: 1, 2: 2, 4: 4, 5: 4, 10**6: 4})
-
-
-def test_many_absences_give_no_more_room_than_none():
-    """Rounds only go forward: the sum over arrivals is largest where every round has one."""
-    room = [next(course.moved({"fc": 1.0}, {"fc": 0.1}, Incoming(), rounds=gap)).limit for gap in range(1, 40)]
-    assert all(room[gap - 1] <= gap * room[0] for gap in range(1, 40))
+    room = [next(course.moved({"fc": 1.0}, {"fc": own}, limits, rounds=rounds)).limit for rounds in (1, 2, 41)]
+    assert room == pytest.approx([limit, 2 * limit, 41 * limit])
 
 
 def test_rounds_are_counted_from_the_weights_that_arrived_last():

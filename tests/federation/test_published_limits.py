@@ -33,7 +33,8 @@ def test_limits_of_the_incoming_check_are_those_of_its_page():
         (units.SAME, "correlation 0.99"),
         (units.TIMES_GRADED, "1.5 times as many"),
         (course.LONGEST_STEP, "no longer than 0.11 of a row's length"),
-        (course.MOST_ROUNDS, "at most 4 times"),
+        (Incoming().at_once, "at most 4 times"),
+        (Incoming().returns, "3 times in a study (`returns`)"),
         (inspection.EXPLODED, "more than ten times the largest so far"),
     ],
 )

@@ -142,7 +142,8 @@ def _inspects_more(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> boo
     if old is None or not old["on"]:
         return bool(new["on"])
     limits = [name for name in new if name not in ("on", "images")]
-    return new["on"] and new["images"] >= old["images"] and all(new[name] <= old[name] for name in limits)
+    narrower = all(name in old and new[name] <= old[name] for name in limits)  # an older version has fewer limits
+    return new["on"] and new["images"] >= old["images"] and narrower
 
 
 def _is_narrower(name: str, old: Any, new: Any) -> bool:

@@ -160,7 +160,9 @@ class SiteHost:
         turn = Turn(site, call, asked=asked)
         with undone_on_error([turn]):
             turn.parcels = {name: self._received(site, name, call, declared) for name in call.parcels}
-            self.inspection.arrived(site, call, turn.parcels, declared)
+            looks_on = self.inspection.arrived(site, call, turn.parcels, declared)
+        if looks_on:  # what it has seen of the course is kept
+            raise ParcelRejected(looks_on)
         if self.spec.archive:
             self.spec.archive.begins(site, turn.parcels)
         return turn

@@ -24,10 +24,6 @@ LONGEST_STEP = 0.11
 #: a layer may move as if the site's training moved it by this share of how far it moved the layer that moved farthest:
 #: which layers move in a round differs from one to the next
 OTHER_LAYERS = 0.25
-#: after rounds that a site missed, weights may have moved as far as in these rounds with an arrival each, and no
-#: farther than in so many: whoever pretends that a site missed rounds gains nothing that the rounds would not give, and
-#: a row is not exchanged by one arrival
-MOST_ROUNDS = 4
 
 
 def layers(weights: Weights) -> dict[str, Tensor]:
@@ -71,7 +67,7 @@ def moved(
     least = OTHER_LAYERS * max(own.values(), default=0.0)
     for layer, value in found.items():
         room = max(limits.moved, limits.times_own * max(own.get(layer, 0.0), least))
-        yield Figure("moved", layer + how, value, min(rounds, MOST_ROUNDS) * room)
+        yield Figure("moved", layer + how, value, rounds * room)
 
 
 def steps(found: Mapping[str, float], limits: Incoming) -> Iterator[Figure]:

@@ -34,10 +34,29 @@ class History:
         last = self.state.group(f"{GROUP}/round").get("last")
         self.state[f"{GROUP}/round/last"] = torch.tensor(round if last is None else max(round, int(last)))
 
+    def last_round(self) -> int:
+        """The round in which weights arrived last; -1 where none did."""
+        return int(self.state.group(f"{GROUP}/round").get("last", -1))
+
     def rounds_since(self, round: int) -> int:
         """How many rounds the weights that arrived last are behind `round`, as its sender counts; at least one."""
         last = self.state.group(f"{GROUP}/round").get("last")
         return 1 if last is None else max(1, round - int(last))
+
+    def owed(self) -> int:
+        """Rounds that the site owes since it came back (`returning`); nothing leaves until they are paid."""
+        return int(self.state.group(f"{GROUP}/owed").get("rounds", 0))
+
+    def take_owed(self, owed: int, *, returned: bool) -> None:
+        """Remember what is owed now, and whether the site came back just now."""
+        if owed != self.owed():
+            self.state[f"{GROUP}/owed/rounds"] = torch.tensor(owed)
+        if returned:
+            self.state[f"{GROUP}/owed/returns"] = torch.tensor(self.returns() + 1)
+
+    def returns(self) -> int:
+        """How often the site came back by itself, as its state knows."""
+        return int(self.state.group(f"{GROUP}/owed").get("returns", 0))
 
     def quiet(self) -> dict[str, Tensor]:
         """bool [U]: the units of every layer that were quiet with the first weights or after own training."""

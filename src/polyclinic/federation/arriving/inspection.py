@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polyclinic.federation.arriving import course, orders, units
+from polyclinic.federation.arriving import course, orders, returning, units
 from polyclinic.federation.arriving.history import History
+from polyclinic.federation.arriving.returning import Returns
 from polyclinic.federation.arriving.settings import Figure, Incoming
 from polyclinic.federation.arriving.trial import Trials, Tried
 from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected
@@ -68,11 +69,16 @@ class Inspection:
         self.trials = Trials(limits.images)
         self._first_weights = first_weights
 
-    def arrived(self, site: Site, call: Call, parcels: Mapping[str, Parcel], declared: Operation | None = None) -> None:
-        """Inspect what came with a call: ParcelRejected or DataDependentRefusal where a figure is above its limit."""
+    def arrived(self, site: Site, call: Call, parcels: Mapping[str, Parcel], declared: Operation | None = None) -> str:
+        """Inspect what came with a call: ParcelRejected or DataDependentRefusal where a figure is above its limit.
+
+        The answer says why the site must not work with it though it keeps what it saw (`returning`); nothing if it may.
+        """
+        words = ""
         for name, parcel in parcels.items() if self.limits.on else ():
             if parcel.kind in INSPECTED:
-                self._inspect(site, parcel, declared, sealed=call.parcels[name].kind == SEALED)
+                words = self._inspect(site, parcel, declared, sealed=call.parcels[name].kind == SEALED) or words
+        return words
 
     def left(self, site: Site, released: Iterable[Parcel]) -> None:
         """Note how far the site's own training moves weights: what comes back may move farther, but not much."""
@@ -116,20 +122,23 @@ class Inspection:
     def _by_sign(self, site: Site) -> bool:
         return getattr(site.trainer.optimizer, "name", "sgd") != "sgd"
 
-    def _inspect(self, site: Site, parcel: Parcel, declared: Operation | None, *, sealed: bool) -> None:
+    def _inspect(self, site: Site, parcel: Parcel, declared: Operation | None, *, sealed: bool) -> str:
         history = History(site.state)
         has_course = self.has_course and not sealed and not _only_encodes(declared)
         if parcel.kind == "weights" and history.has_passed(parcel.digest, has_course=has_course):
-            return
+            return ""
         tensors = _on(site.trainer.device, parcel.tensors)
         refuse(open_figures(parcel.kind, tensors, self.limits), ParcelRejected)
         if parcel.kind != "weights":
             self._inspect_lengths(site, parcel, history)
         elif sealed or not _only_scored(declared):
             kept = sealed or declared is None or bool(declared.releases)
-            self._inspect_weights(site, tensors, history, has_course=has_course, kept=kept)
+            self._inspect_weights(site, tensors, history, parcel.digest, has_course=has_course, kept=kept)
+            if has_course and (words := returning.looks_on(history.owed(), self.limits)):
+                return words
             if kept:
                 history.take_passed(parcel.digest, has_course=has_course)
+        return ""
 
     def _inspect_lengths(self, site: Site, parcel: Parcel, history: History) -> None:
         """Gradients and generators: how long they are beside those before; whether a gradient is of one image; how far
@@ -159,7 +168,9 @@ class Inspection:
         self._rehearse_before(site, history, found)
         yield from course.moved(found, self._own(site, history), self.limits, " by the control variate")
 
-    def _inspect_weights(self, site: Site, weights: Weights, history: History, *, has_course: bool, kept: bool) -> None:
+    def _inspect_weights(
+        self, site: Site, weights: Weights, history: History, digest: str, *, has_course: bool, kept: bool
+    ) -> None:
         """Weights of an operation that releases nothing are not `kept`: it may be called as often as one likes, and
         the course could be walked to any weights by small steps."""
         trainer = site.trainer_for(weights)
@@ -171,10 +182,36 @@ class Inspection:
             refuse(self._steps(site, {**weights, **history.last()}), ParcelRejected, SMALLER_RATE)
         missed = history.rounds_since(site.round) - 1 if own_network else 0
         words = f"; the site missed {missed} rounds before" if missed else ""
-        figures = self._figures(site, weights, history, own_network=own_network, kept=kept)
+        moved = course.movement(weights, history.last() if own_network else {})
+        if moved:
+            self._rehearse_before(site, history, moved)
+        rounds = self._rounds(site, history, moved, digest if kept else None)
+        figures = self._figures(site, weights, history, moved, rounds, own_network=own_network, kept=kept)
         refuse(figures, DataDependentRefusal, words)
         if own_network and kept:
-            history.take(weights, site.round)
+            self._take(site, history, weights, rounds, digest)
+
+    def _rounds(self, site: Site, history: History, moved: Mapping[str, float], digest: str | None) -> int:
+        """The rounds whose movement these weights may bring; without a digest no more than at once."""
+
+        def may_return() -> bool:
+            if digest is None or history.owed():
+                return digest is not None
+            most = self.limits.returns
+            return Returns(site.folder).allows(digest, most) if site.secret else history.returns() < most
+
+        gap = history.rounds_since(site.round)
+        return returning.rounds_allowed(moved, self._own(site, history), self.limits, gap, may_return=may_return)
+
+    def _take(self, site: Site, history: History, weights: Weights, rounds: int, digest: str) -> None:
+        """Remember weights that passed, and what the site owes after them. A second arrival of a round pays nothing."""
+        if site.round > history.last_round():
+            owed = returning.owed_after(history.owed(), rounds, self.limits)
+            returned = rounds > self.limits.at_once and not history.owed()
+            if returned and site.secret:
+                Returns(site.folder).note(digest)
+            history.take_owed(owed, returned=returned)
+        history.take(weights, site.round)
 
     def _begin(self, site: Site, history: History) -> None:
         """Remember the first weights, and what they do with the site's images."""
@@ -211,19 +248,24 @@ class Inspection:
         return {**history.last(), **site.trainer.initial_local, **site.state.group("local")}
 
     def _figures(
-        self, site: Site, weights: Weights, history: History, *, own_network: bool, kept: bool
+        self,
+        site: Site,
+        weights: Weights,
+        history: History,
+        moved: Mapping[str, float],
+        rounds: int,
+        *,
+        own_network: bool,
+        kept: bool,
     ) -> Iterator[Figure]:
         """Figures that look at the site's own training or images. Those of the course need a course."""
         last = history.last() if own_network else {}
-        moved = course.movement(weights, last)
-        if last:
-            self._rehearse_before(site, history, moved)
-        rounds = history.rounds_since(site.round)
         yield from course.moved(moved, self._own(site, history), self.limits, rounds=rounds)
         known = {**self._known(site, history), **weights} if own_network else weights
         tried = self.trials.try_weights(site, site.trainer_for(weights), known)
         # units of a dense layer align as honest training goes on; with a course, `moved` sees crafted ones
-        if not last and len(tried.losses) >= units.ENOUGH_IMAGES:
+        returns = rounds > self.limits.at_once
+        if (not last or returns) and len(tried.losses) >= units.ENOUGH_IMAGES:
             yield from units.graded(tried.found, history.most("graded") if own_network else {}, self.limits)
         if not own_network:
             return

@@ -24,6 +24,15 @@ class Incoming(Settings):
     times_own: float = Field(
         8.0, ge=0, description="or so many times as far as the site's own training has moved a row of that layer"
     )
+    at_once: int = Field(
+        4,
+        ge=2,
+        description="rounds whose movement one arrival may bring after rounds that the site missed; if it was more, "
+        "the site looks on for some rounds before it takes part again",
+    )
+    returns: int = Field(
+        3, ge=0, description="how often in a study the site comes back so by itself; the next time it is suspended"
+    )
     step: float = Field(
         0.2,
         gt=0,
