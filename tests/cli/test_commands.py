@@ -344,3 +344,11 @@ def test_a_failed_run_does_not_cost_the_comparison_of_the_others(here, capsys, f
     assert "fedavg-seed0" in captured.err
     assert "NaN or infinity" in captured.err
     assert [row["method"] for row in json.loads((here / "all" / "comparison.json").read_text())["rows"]] == ["cwt"]
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"), [("report", "[OPTIONS] {RUN|COMPARISON}"), ("ledger", "[OPTIONS] {run}")]
+)
+def test_a_command_without_a_name_is_shown_without_one(capsys, command, usage):
+    assert run_app([command, "runs/first", "--help"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"Usage: polyclinic {command} {usage}"

@@ -121,6 +121,16 @@ def test_an_image_and_a_mask_alone_in_a_folder_belong_together(tmp_path):
         survey_tables.paired_masks(tmp_path, [*files, *touch(tmp_path, "p1/other.png")])
 
 
+def test_masks_may_be_called_mask_and_nothing_else(tmp_path):
+    files = touch(tmp_path, "p1/image.png", "p1/mask.png", "p2/image.png", "p2/mask.png")
+    assert survey_tables.paired_masks(tmp_path, files).rows == [
+        {"path": f"{patient}/image.png", "mask": f"{patient}/mask.png"} for patient in ("p1", "p2")
+    ]
+    assert survey_tables.masks_among(files, tmp_path) == [files[1], files[3]]
+    alone = touch(tmp_path, "classes/mask.png")
+    assert survey_tables.masks_among(alone, tmp_path) == [], "no image lies beside it"
+
+
 # --- archives
 
 

@@ -27,7 +27,7 @@ from polyclinic.settings import nearest
 MASK_FOLDER = re.compile(
     r"^(masks?|seg|segs|segmentations?|annotations?|contours?|labels?tr|labels|gt|ground_?truth)$", re.I
 )
-MASK_ENDING = re.compile(r"[_-](mask|seg|segmentation|label|gt)$", re.I)
+MASK_ENDING = re.compile(r"(^|[_-])(mask|seg|segmentation|label|gt)$", re.I)
 #: folders that say that images lie in them, and nothing else
 IMAGE_FOLDER = re.compile(r"^(images?(tr)?|imgs?|scans?|data)$", re.I)
 #: names of columns by what they hold, the likeliest first
@@ -355,9 +355,12 @@ def is_mask(file: Path, top: Path) -> bool:
 
 
 def masks_among(files: Sequence[Path], top: Path) -> list[Path]:
-    """The files that are masks by folder or name, and have the name of an image that lies there too."""
-    images = {_stem(file) for file in files if not is_mask(file, top)}
-    return [file for file in files if is_mask(file, top) and _stem(file) in images]
+    """The files that are masks by folder or name, and have the name of an image that lies there too; or that are called
+    `mask` and nothing else, and lie beside one."""
+    pictures = [file for file in files if not is_mask(file, top)]
+    images, folders = {_stem(file) for file in pictures}, {file.parent for file in pictures}
+    masks = [file for file in files if is_mask(file, top)]
+    return [file for file in masks if (_stem(file) in images if _stem(file) else file.parent in folders)]
 
 
 def _stem(file: Path) -> str:

@@ -118,7 +118,7 @@ class Predictor:
         self, reader: Reader, paths: Iterable[Path], on_bad_file: OnBadFile | None
     ) -> Iterator[tuple[Path, int | None, np.ndarray, tuple[int, ...]]]:
         """File, slice, prepared image and own height and width of every image that can be read."""
-        for file in image_files(paths, masks=not self.task.dense):
+        for file in image_files(paths):
             try:
                 images = [
                     (file, frame, self._fitted(pixels), pixels.shape[:2]) for frame, pixels in _pictures(reader, file)
@@ -236,9 +236,9 @@ def warn_of_bad_file(file: Path, reason: str) -> None:
     warnings.warn(f"{file}: {reason}; skipped", Notice, stacklevel=2)
 
 
-def image_files(paths: Iterable[Path], *, masks: bool = True) -> list[Path]:
-    """The files named, and all images below the folders named, in the order of their names. Without `masks`, files of a
-    folder that are masks of its other files are left out, with a notice."""
+def image_files(paths: Iterable[Path]) -> list[Path]:
+    """The files named, and all images below the folders named, in the order of their names. Files of a folder that are
+    masks of its other files are left out, with a notice."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -246,7 +246,7 @@ def image_files(paths: Iterable[Path], *, masks: bool = True) -> list[Path]:
         inside = sorted(file for file in path.rglob("*") if file.is_file() and is_image_name(file))
         if path.is_dir() and not inside:
             raise BadInput(f"{path}: holds no image that can be read; name images or folders with images")
-        if not masks and (drawn := masks_among(inside, path)):
+        if drawn := masks_among(inside, path):
             inside = [file for file in inside if file not in set(drawn)]
             said = f"{path}: {len(drawn)} files are masks of the others, such as {drawn[0].name}: not predicted"
             warnings.warn(said, Notice, stacklevel=2)
