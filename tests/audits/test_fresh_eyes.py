@@ -273,7 +273,7 @@ def test_a_tensor_that_no_attack_reads_leaves_a_gap(trained):
         ("synthetic-images", {"images": 12, "labels": 3}, {"more": 90}),
         ("activations", {"activations": 12}, {"images": 90}),
         ("latents", {"latents": 12, "low": 2, "step": 2, "flipped_latents": 12}, {"images": 90}),
-        ("generator", {"anything": 12}, {}),
+        ("masks", {"anything": 12}, {}),
     ],
 )
 def test_sums_have_tensors_that_are_known(kind, known, extra):

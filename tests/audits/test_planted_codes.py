@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from polyclinic.audits.planted_codes import EXCHANGED, exchange, planted_codes
+from polyclinic.audits.unread import without_unread
 from polyclinic.audits.views import Seen, Truth
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.leaving.parcel import Parcel
@@ -63,3 +64,18 @@ def test_too_few_held_out_images_plant_no_codes(model):
     tools = SimpleNamespace(effort=SimpleNamespace(candidates=10), seed=0)
     few = Truth([], SiteData("north", part(20, "train"), part(3, "validation"), part(0, "test")), 0)
     assert planted_codes(Seen("north", None, (), dict, 1, 0, tools), few, model) == []
+
+
+@pytest.mark.parametrize("kind", ["codes", "generator"])
+def test_what_lies_beside_codes_and_generators_is_named(model, kind):
+    """A plug-in method may put anything beside them: nothing attacks it, so nothing has withstood."""
+    study = SimpleNamespace(in_latents=False, generator=VQVAE2(**SMALL), seed=0)
+    assembly = SimpleNamespace(study=study, target=Target(classes=("a", "b")))
+    tools = SimpleNamespace(assembly=assembly, image_shape=(1, 28, 28), device="cpu")
+    own = {"codes": {f"north/{level}": torch.zeros(4) for level in model.codebook_sizes}, "generator": model.state()}
+    spoiled = Parcel(kind, {**own[kind], "south/top": torch.zeros(3, 8, 8)}, {})
+    sent = (spoiled, Parcel("labels", {}), Parcel("generator", model.state()))
+    clean, (gap,) = without_unread(Seen("north", spoiled, sent, lambda kind: {}, 1, 0, tools))
+    assert clean.parcel.tensors.keys() == own[kind].keys()
+    assert "'south/top', which no attack reads" in gap.why
+    assert without_unread(clean) == (clean, [])

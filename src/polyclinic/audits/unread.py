@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from polyclinic.audits.attack_synthetic import load_generator, model_of_codes
 from polyclinic.audits.sum_layouts import names_of_sums
 from polyclinic.audits.views import EVERY_QUESTION, NotTried, Seen
 from polyclinic.federation.leaving.parcel import Parcel
@@ -23,7 +24,8 @@ READ = {
 
 
 def unread_names(seen: Seen) -> list[str]:
-    """Names of tensors in a parcel that are neither of the study's network nor of sums that are known here."""
+    """Names of tensors in a parcel that are neither of the study's network or generator nor of sums that are known
+    here."""
     sent = seen.parcel.tensors
     if seen.kind in ("weights", "gradients"):
         known = set(seen.network.state_dict())
@@ -31,6 +33,12 @@ def unread_names(seen: Seen) -> list[str]:
         known = names_of_sums(seen.parcel) or set(sent)  # sums that are not known at all have a gap of their own
     elif seen.kind == "metrics":
         known = {*METRICS, *_small(sent)}
+    elif seen.kind == "generator":
+        model = load_generator(seen, {})
+        known = set(sent) if isinstance(model, NotTried) else set(model.state())
+    elif seen.kind == "codes":
+        coded = model_of_codes(seen)
+        known = set(sent) if isinstance(coded, NotTried) else {f"{seen.site}/{one}" for one in coded.codebook_sizes}
     else:
         known = set(READ.get(seen.kind, sent))
     return sorted(set(sent) - known)
