@@ -11,6 +11,7 @@ import torch
 
 from polyclinic.cli.tables import print_result
 from polyclinic.data.datasets.at_sites import AtSites
+from polyclinic.data.partitions.column import Column
 from polyclinic.data.parts import PreparedSites
 from polyclinic.methods.analytic import Analytic
 from polyclinic.runner import advice
@@ -54,6 +55,16 @@ def test_few_steps_a_round_are_said_and_the_cure_works(tiny):
     assert advice.before(tiny("fedavg", local_epochs=2), counts(train=60)) == []
     assert advice.before(tiny("fedavg", {"optimizer.batch_size": 4}), counts(train=60)) == []
     assert advice.before(tiny("fedsgd"), counts(train=60)) == []  # one gradient a round is the method
+
+
+@pytest.mark.parametrize(("ill", "said"), [(0, True), (2, True), (9, False)])
+def test_a_class_that_is_nearly_the_hospital_is_said(tiny, ill, said):
+    study = tiny("fedavg", local_epochs=9)
+    info = {"class_counts": {"north": {"train": [40 - ill, ill]}, "south": {"train": [0, 30]}}}
+    of_hospitals = study.model_copy(update={"sites": Column(partition="column")})
+    found = advice.before(of_hospitals, info)
+    assert [one.startswith("the site alone tells the class of") for one in found] == [True] * said
+    assert advice.before(study, info) == [], "a study that spreads images itself may mean it"
 
 
 def test_a_batch_larger_than_a_site_is_said(tiny):

@@ -48,6 +48,23 @@ def test_a_wrong_column_gets_a_hint(table, settings, sentence):
     assert found.startswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ("a" * 37 + "b" * 23, "tells the class of 100% of the images (the most frequent class has 62%)"),
+        ("a" * 36 + "b" * 24, "tells the class of 98% of the images (the most frequent class has 60%)"),
+        ("a" * 28 + "b" * 32, None),  # 9 of 60 are left open, more than a quarter of 28
+        ("a" * 60, None),
+    ],
+)
+def test_a_class_that_is_nearly_the_hospital_is_said(tmp_path, labels, words):
+    """Sites A, B and C have 37, 20 and 3 images."""
+    rows = [f"{n}.png,{label},{'A' if n < 37 else 'B' if n < 57 else 'C'}" for n, label in enumerate(labels)]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,site", *rows]) + "\n")
+    found = [hint for hint in hints(tmp_path / "t.csv") if "the site alone" in hint]
+    assert [str(words) in hint for hint in found] == ([True] if words else [])
+
+
 def test_sites_with_very_few_images_are_named(table):
     (found,) = hints(table, Column(partition="column"))
     assert found.startswith("hint: sites with very few images: C (")

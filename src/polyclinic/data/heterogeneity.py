@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+#: share of what a guess without the site gets wrong, at most, that the site leaves open where it nearly is the class
+LEFT_OPEN = 0.25
+#: images below which sites differ by chance
+ENOUGH_IMAGES = 20
 #: bins of a histogram of values
 VALUE_BINS = 24
 
@@ -55,3 +59,13 @@ def mean_ks(labels_by_site: Mapping[str, np.ndarray]) -> float:
 def masked_share(masks: np.ndarray | None) -> float:
     """The share of pixels inside a mask, of masks [N, H, W] read one by one; 0 where there are none."""
     return float(np.mean([np.mean(mask > 0) for mask in masks])) if masks is not None and len(masks) else 0.0
+
+
+def tells_class(counts: Sequence[Sequence[int] | np.ndarray]) -> tuple[float, float] | None:
+    """Of images counted by site and class: the share whose class the site alone tells, and the share of the most
+    frequent class; None unless the site tells nearly all, and several classes and sites have images."""
+    table = np.array([row for row in counts if sum(row)], float)
+    if len(table) < 2 or (table.sum(0) > 0).sum() < 2 or table.sum() < ENOUGH_IMAGES:
+        return None
+    told, most = float(table.max(1).sum() / table.sum()), float(table.sum(0).max() / table.sum())
+    return (told, most) if 1 - told <= (1 - most) * LEFT_OPEN else None

@@ -9,10 +9,12 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from polyclinic.data.heterogeneity import tells_class
 from polyclinic.federation.call import Reply
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.one_round import OneRound
+from polyclinic.runner.data_hints import class_is_site
 from polyclinic.study import Study
 from polyclinic.tasks import Task
 
@@ -34,7 +36,13 @@ def before(study: Study, info: JsonMapping) -> list[str]:
     """What the study and the counts of images tell."""
     # how many images a deployed site has is not known at the coordinator
     counts = {site: own for site, own in (info.get("counts") or {}).items() if own}
-    found = (_left_out(info), _batches(study, counts), _few_steps(study, counts), _small_validation(study, counts))
+    found = (
+        _left_out(info),
+        _hospitals(study, info),
+        _batches(study, counts),
+        _few_steps(study, counts),
+        _small_validation(study, counts),
+    )
     return [sentence for sentence in found if sentence]
 
 
@@ -44,6 +52,15 @@ def _left_out(info: JsonMapping) -> str | None:
         return None
     sites = ", ".join(f"{count} of {name}" for name, count in left.items())
     return f"images of sites that sites.names does not list are left out: {sites}; add the sites there to use them"
+
+
+def _hospitals(study: Study, info: JsonMapping) -> str | None:
+    """Whether the hospital nearly is the class. Where a study spreads images itself, it may be meant so."""
+    counts = info.get("class_counts") or {}
+    known = [own["train"] for own in counts.values() if own]
+    if study.sites.partition != "column" or study.task.like != "classification" or not known:
+        return None
+    return class_is_site(*found) if (found := tells_class(known)) else None
 
 
 def _batches(study: Study, counts: JsonMapping) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from polyclinic.data.file_source import FileSource
+from polyclinic.data.heterogeneity import tells_class
 from polyclinic.data.listing import Listing
 from polyclinic.data.partitions.base import Sites
 from polyclinic.data.partitions.column import Column
@@ -33,6 +34,7 @@ def data_hints(data: Source, sites: Sites) -> list[str]:
     found = [
         *_labels(listing),
         *_patients(listing),
+        *_hospitals(listing),
         *(_sites(data, listing, sites) if isinstance(sites, Column) else []),
     ]
     return [f"hint: {sentence}" for sentence in found]
@@ -70,6 +72,23 @@ def _patients(listing: Listing) -> list[str]:
         said = f"{len(patients)} images are of {len(set(patients))} patients, which stay together"
         return [f"{said}: splits will be uneven; is the patient the right column?"]
     return []
+
+
+def _hospitals(listing: Listing) -> list[str]:
+    if listing.site is None or not listing.classes:
+        return []
+    sites, labels = np.asarray(listing.site).astype(str), np.asarray(listing.labels, int)
+    counts = [np.bincount(labels[sites == site], minlength=len(listing.classes)) for site in sorted(set(sites))]
+    return [class_is_site(*found)] if (found := tells_class(counts)) else []
+
+
+def class_is_site(told: float, most: float) -> str:
+    """What to say where the hospital nearly is the class."""
+    return (
+        f"the site alone tells the class of {told:.0%} of the images (the most frequent class has {most:.0%}): a model "
+        "can learn to recognise hospitals instead of diseases; look at the scores of each site, and add images of "
+        "other classes there"
+    )
 
 
 def _sites(data: FileSource, listing: Listing, sites: Sites) -> list[str]:
