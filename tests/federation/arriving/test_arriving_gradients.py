@@ -27,6 +27,8 @@ def test_a_gradient_of_one_image_is_refused_where_it_is_longer_than_before():
     site = make_site()
     single = torch.zeros(4, 3)
     single[2] = 1.0
+    with pytest.raises(DataDependentRefusal, match="dominance of 'activations' is 1"):
+        inspect(site, {"activations": 1e-3 * single}, kind="gradients")  # the first one, however short
     inspect(site, {"activations": torch.ones(4, 3)}, kind="gradients")
     inspect(site, {"activations": single}, kind="gradients")
     with pytest.raises(DataDependentRefusal, match="dominance of 'activations' is 1"):

@@ -7,7 +7,7 @@ from one_site import FIRST, LAST, LIMITS, Asked, changed, inspect, make_site
 from polyclinic.federation.arriving import units
 from polyclinic.federation.arriving.history import GROUP, History
 from polyclinic.federation.arriving.inspection import Inspection
-from polyclinic.federation.arriving.settings import Incoming
+from polyclinic.federation.arriving.settings import Figure, Incoming
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.leaving.suspension import DataDependentRefusal
 from polyclinic.federation.state import SiteState
@@ -98,6 +98,36 @@ def test_weights_that_moved_too_far_are_refused_and_not_remembered():
     with pytest.raises(DataDependentRefusal, match=f"moved of '{LAST}'.*; the site missed 3 rounds before"):
         inspect(site, changed(times=40.0))
     assert not any("passed" in name for name in site.state)
+
+
+@pytest.mark.parametrize(("images", "graded"), [(15, False), (16, True)])
+def test_weights_without_a_course_are_looked_at_for_graded_units_and_leave_nothing(images, graded):
+    site, check = make_site(images=images), Inspection(LIMITS, lambda _: FIRST)
+    figures = list(check._figures(site, FIRST, History(site.state), own_network=False, kept=True))
+    assert {figure.check for figure in figures} == ({"graded"} if graded else set())
+    assert not site.state
+
+
+def test_with_a_course_units_of_own_training_are_not_looked_at_for_grades():
+    site = make_site()
+    check, history = inspect(site, FIRST), History(site.state)
+    figures = list(check._figures(site, FIRST, history, own_network=True, kept=True))
+    assert {figure.check for figure in figures} == {"moved", "quiet", "exposed", "loss"}
+    beginning = make_site()
+    new = list(check._figures(beginning, FIRST, History(beginning.state), own_network=True, kept=True))
+    assert {figure.check for figure in new} == {"graded"}
+    assert {name.split("/")[1] for name in beginning.state} >= {"quiet", "loss"}
+    other = make_site()
+    list(check._figures(other, FIRST, History(other.state), own_network=True, kept=False))
+    assert not other.state
+
+
+def test_no_round_was_missed_where_there_is_no_course():
+    site = make_site(round=5)
+    check = inspect(site, FIRST)
+    check._figures = lambda *given, **more: iter([Figure("graded", "fc1", 20.0, 9.0)])
+    with pytest.raises(DataDependentRefusal, match=r"graded of 'fc1' is 20, and 9 is the limit$"):
+        inspect(site, changed(), check=check, sealed=True)
 
 
 def test_a_site_that_knows_no_first_weights_begins_with_what_comes():

@@ -102,7 +102,7 @@ class History:
 
     def has_passed(self, digest: str, *, has_course: bool) -> bool:
         """Whether these very weights have been inspected before, as thoroughly."""
-        return any(f"{GROUP}/{one}/{digest}" in self.state for one in ("passed", "seen")[: 1 if has_course else 2])
+        return any(f"{GROUP}/{one}/{digest}" in self.state for one in ("passed", *(() if has_course else ("seen",))))
 
     def take_passed(self, digest: str, *, has_course: bool) -> None:
         self.state[f"{GROUP}/{'passed' if has_course else 'seen'}/{digest}"] = torch.ones((), dtype=torch.bool)

@@ -157,10 +157,7 @@ class Inspection:
 
     def _corrected(self, site: Site, corrections: Weights, history: History) -> Iterator[Figure]:
         """How far a round's steps along a correction alone would move the weights that came."""
-        last = history.last()
-        if not corrections or not last:
-            return
-        own = site.state.group("control")
+        last, own = history.last(), site.state.group("control")
         drift = {name: one - own[name] if name in own else one for name, one in corrections.items()}
         reach = self._lr(site) * self.steps(site)
         moved = course.stepped(last, drift, reach, by_sign=self._by_sign(site))

@@ -40,7 +40,7 @@ def rows(weights: Weights, limits: Incoming) -> Iterator[Figure]:
     tensors = {
         name: tensor
         for name, tensor in floating(weights).items()
-        if tensor.dim() > 1 and len(tensor) >= FEWEST_ROWS and tensor[0].numel() >= SHORTEST_ROW
+        if tensor.dim() > 1 and len(tensor) >= FEWEST_ROWS and tensor.numel() >= SHORTEST_ROW * len(tensor)
     }
     counts = numbers([count for tensor in tensors.values() for count in row_counts(tensor)])
     for name, empty, alike in zip(tensors, counts[::2], counts[1::2], strict=True):
