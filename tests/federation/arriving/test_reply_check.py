@@ -267,5 +267,5 @@ def test_other_errors_are_told_with_their_name():
 
 
 def test_whole_numbers_of_numpy_are_no_numbers_of_a_message():
-    with pytest.raises(ParcelRejected, match="samples = .* is no number|cannot be checked"):
+    with pytest.raises(ParcelRejected, match=r"samples = .* is no number|cannot be checked"):
         check(weights(samples=np.array([3])))

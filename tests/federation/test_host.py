@@ -1,0 +1,264 @@
+"""What a host does around an operation: groups, rounding on the wire, poisoned updates, anchors and suspensions."""
+
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.federation.call import Call
+from polyclinic.federation.host import SiteHost, may_depend_on_images, model_bytes
+from polyclinic.federation.host_spec import HostSpec
+from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
+from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
+from polyclinic.federation.leaving.key_ring import SeedKeys
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.leaving.signing import Anchor, sign_anchor
+from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended
+from polyclinic.federation.operation import operation
+from polyclinic.federation.poisoning import Poisoning
+from polyclinic.federation.summing.settings import Federated
+
+NUMBERS = torch.linspace(0, 1, 2048)
+
+
+class Band:
+    """A method whose operations tell how many sites did them at once."""
+
+    name, rounds, weighting = "band", 3, "uniform"
+
+    def __init__(self, stacks=True):
+        self.stacks = stacks
+
+    def may_stack(self, trainer, sites, operation):
+        return self.stacks and sites > 1
+
+    @operation("statistics", together="play_together")
+    def play(self, site):
+        return Parcel("statistics", {"there": torch.zeros(1)})
+
+    def play_together(self, sites):
+        return [Parcel("statistics", {"there": torch.tensor([float(len(sites))])}) for _ in sites]
+
+    @operation("statistics", grouped=True)
+    def sing(self, sites):
+        return self.play_together(sites)
+
+    @operation("statistics")
+    def hum(self, site):
+        return [Parcel("statistics", {"there": torch.ones(1)})]
+
+    @operation()
+    def listen(self, site):
+        """Releases nothing."""
+
+    @operation("weights", summed="mean")
+    def train(self, site, weights):
+        return Parcel("weights", {name: one + 1 for name, one in weights.items()}, {"samples": 4})
+
+    @operation("statistics", sealed_only=True)
+    def take(self, site, latents): ...
+
+
+def make(folder, method=None, trainer=None, **changes):
+    part = ImageSet(np.zeros((4, 1, 2, 2), np.uint8), np.zeros(4, np.int64))
+    plain = SimpleNamespace(
+        privacy=None,
+        device=torch.device("cpu"),
+        local_names=frozenset(),
+        model=nn.Linear(1, 1),
+        random_shares=lambda rng: contextlib.nullcontext(),
+    )
+    spec = {
+        "method": method or Band(),
+        "seed": 0,
+        "trainer": trainer or plain,
+        "folder": folder,
+        "open_data": lambda name: SiteData(name, part, part, part),
+        "policy": Policy(shares="equal", incoming={"on": False}),
+        "expected": {},
+    }
+    return SiteHost(HostSpec(**{**spec, **changes}))
+
+
+def there(host, operation, sites="ab"):
+    replies = host.handle_group([Call(site, operation, 1) for site in sites])
+    return [float(reply.statistics["there"]) for reply in replies]
+
+
+# --- several sites at once --------------------------------------------------------------------------------
+
+
+def test_sites_work_together_where_the_operation_says_how(tmp_path):
+    host = make(tmp_path)
+    assert there(host, "play") == [2.0, 2.0]
+    assert there(host, "play", "a") == [0.0]  # one site works alone
+    assert there(host, "sing") == [2.0, 2.0]
+    assert there(host, "hum") == [1.0, 1.0]
+    assert host.handle(Call("a", "listen", 1)).parcels == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "grouped"),
+    [
+        ({}, {"play": True, "sing": True, "hum": False}),
+        ({"method": Band(stacks=False)}, {"play": False, "sing": True, "hum": False}),
+        ({"policy": Policy(shares="random")}, {"play": False, "sing": True, "hum": False}),
+        ({"policy": Policy(shares="equal", min_cohort=1)}, {"play": False, "sing": True, "hum": False}),
+        ({"trainers": {"a": None}}, {"play": False, "sing": True, "hum": False}),
+        ({"archive": "one"}, {"play": False, "sing": True, "hum": False}),
+    ],
+)
+def test_operations_that_may_work_at_several_sites_at_once(tmp_path, changes, grouped):
+    host = make(tmp_path, **changes)
+    assert {name: host.is_grouped(name, 2) for name in grouped} == grouped
+    assert not host.is_grouped("play", 1)
+    assert [host.can_divide(name) for name in grouped] == [True, False, False]
+
+
+def test_a_name_that_is_no_operation(tmp_path):
+    with pytest.raises(LookupError, match="method 'band' has no operation 'may_stack'"):
+        make(tmp_path).is_grouped("may_stack", 2)
+
+
+# --- what leaves ------------------------------------------------------------------------------------------
+
+
+def train(host, values=NUMBERS):
+    return host.handle(Call("a", "train", 1, {"weights": Parcel("weights", {"w": values})}))
+
+
+@pytest.mark.parametrize(("wire", "rounded"), [("exact", False), ("fp16", True), ("delta", False)])
+def test_numbers_leave_rounded_where_the_wire_does(tmp_path, wire, rounded):
+    left = train(make(tmp_path, wire=wire)).weights["w"]
+    assert torch.equal(left, NUMBERS + 1) is not rounded
+    assert left.tolist() == pytest.approx((NUMBERS + 1).tolist(), abs=1e-3)
+
+
+def test_a_difference_travels_to_the_coordinator_and_holds_the_whole(tmp_path):
+    exact, delta = (train(make(tmp_path / wire, wire=wire)).parcels[0] for wire in ("exact", "delta"))
+    assert delta.size < exact.size
+    assert torch.equal(delta.tensors["w"], exact.tensors["w"])
+
+
+def test_an_attacker_sends_another_update(tmp_path):
+    attack = Poisoning(sites=("a",), attack="scale", factor=10.0)
+    host = make(tmp_path, poisoning=attack)
+    assert torch.allclose(train(host).weights["w"], NUMBERS + 10)
+
+
+def test_a_defence_changes_what_leaves(tmp_path):
+    host = make(tmp_path, defend=lambda parcel, came: Parcel("weights", {"w": came["weights"].tensors["w"]}))
+    assert torch.equal(train(host).weights["w"], NUMBERS)
+
+
+def test_whole_numbers_leave_where_the_study_adds_up(tmp_path):
+    [left] = train(make(tmp_path, federated=Federated(sum="integer")), torch.tensor([0.5])).parcels
+    assert left.tensors["numbers"].tolist() == [1024 * 3 * 2**23, 1024, 0, 1]  # 1.5 times 2^24, of a weight of 1024
+
+
+def test_what_must_come_sealed_is_refused_open(tmp_path):
+    with pytest.raises(ParcelRejected, match="'take' takes what another site sealed, and latents came open"):
+        make(tmp_path).handle(Call("a", "take", 1, {"latents": Parcel("latents", {})}))
+
+
+def test_the_bytes_of_what_is_shared_of_a_model():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    shared = SimpleNamespace(model=model, local_names=frozenset({"1.running_mean", "1.num_batches_tracked"}))
+    assert model_bytes(shared) == 4 * (6 + 2 + 2 + 2 + 2)
+    shared.local_names = frozenset()
+    assert model_bytes(shared) == 4 * (6 + 2 + 2 + 2 + 2 + 2) + 8
+
+
+# --- anchors, and studies that are stopped --------------------------------------------------------------------
+
+
+def test_a_head_that_comes_with_a_call_is_kept_if_both_have_signed_it(tmp_path):
+    """The keys of a simulation stand for those of two kits."""
+    keys = SeedKeys(0)
+    host = make(tmp_path / "study", anchors=tmp_path / "anchors", keys=keys)
+    host.handle(Call("a", "hum", 1))
+    head = host.sites.ledgers["a"].head
+    signed = sign_anchor(keys.signing_key("coordinator"), "study", "a", head)
+
+    def send(anchor):
+        return host.handle(Call("a", "listen", 1, anchor=anchor))
+
+    with pytest.raises(ParcelRejected, match="is not signed by this site"):
+        send(signed._replace(signature="00" * 64))
+    for other in (
+        signed._replace(countersignature="00" * 64),
+        sign_anchor(keys.signing_key("coordinator"), "another run", "a", head),
+        sign_anchor(keys.signing_key("b"), "study", "a", head),
+    ):
+        with pytest.raises(ParcelRejected, match="is not signed by the coordinator's key"):
+            send(other)
+    assert AnchorFile(tmp_path / "anchors" / "study.json").countersigned is None
+    send(signed)
+    assert AnchorFile(tmp_path / "anchors" / "study.json").countersigned == signed
+    plain = make(tmp_path / "plain", keys=keys)
+    plain.handle(Call("a", "listen", 1, anchor=Anchor(9, "anything")))  # a simulated site keeps none
+
+
+class Stopped:
+    def __init__(self):
+        self.noted = []
+
+    def suspend(self, run, reason):
+        self.noted.append((run, reason))
+
+    def refuse_while_any(self):
+        if self.noted:
+            raise Suspended("a person must look first")
+
+
+def test_a_failure_that_may_depend_on_images_stops_the_study(tmp_path):
+    class Fails(Band):
+        @operation("statistics")
+        def hum(self, site):
+            raise ZeroDivisionError("no patient has this")
+
+    stopped = Stopped()
+    host = make(tmp_path / "study", method=Fails(), suspensions=stopped)
+    with pytest.raises(ParcelRejected):
+        host.handle(Call("a", "take", 1, {"latents": Parcel("latents", {})}))
+    assert stopped.noted == []
+    with pytest.raises(ZeroDivisionError):
+        host.handle(Call("a", "hum", 1))
+    assert stopped.noted == [("study", "ZeroDivisionError: no patient has this")]
+    with pytest.raises(Suspended, match="must look first"):
+        host.handle(Call("a", "listen", 1))
+
+
+def test_a_study_that_is_not_approved_is_refused(tmp_path):
+    def refuse():
+        raise Suspended("not approved")
+
+    with pytest.raises(Suspended, match="not approved"):
+        make(tmp_path, require_approval=refuse).handle(Call("a", "listen", 1))
+    with pytest.raises(Suspended, match="not approved"):
+        make(tmp_path, require_approval=refuse).drop_old_versions({})
+
+
+@pytest.mark.parametrize(
+    ("error", "before", "working"),
+    [
+        (DataDependentRefusal("x"), True, True),
+        (GateRefusedData("x"), True, True),
+        (ValueError("x"), False, True),
+        (LedgerBroken("x"), False, True),
+        (GateRefused("x"), False, False),
+        (ParcelRejected("x"), False, False),
+        (Suspended("x"), False, False),
+        (OSError("x"), False, False),
+        (MemoryError("x"), False, False),
+        (torch.OutOfMemoryError("x"), False, False),
+    ],
+)
+def test_failures_that_tell_something_of_images(error, before, working):
+    assert may_depend_on_images(error, working=False) is before
+    assert may_depend_on_images(error, working=True) is working
