@@ -172,7 +172,8 @@ def _verdict(found: dict[str, Any]) -> list[str]:
     stale = " The study has changed since: run it again." if is_stale(found) else ""
     images = found["data"]["ours"]
     others = "" if images == CLAIMS[found["claim"]].our_data else f" Images of this record: {images}."
-    return _wrapped(f"**{found['scale']}: {found['holds']}** {where}. {found['why']}.{others}{stale}")
+    missing = f" Runs that are missing: {'; '.join(found['missing'])}." if found.get("missing") else ""
+    return _wrapped(f"**{found['scale']}: {found['holds']}** {where}. {found['why']}.{missing}{others}{stale}")
 
 
 def _not_run(claim: Claim, scales: list[str]) -> Iterator[str]:

@@ -331,6 +331,6 @@ CLAIMS = (
             "full": FULL,
         },
         phantom=("data.source=hand-phantom", "data.samples=800"),
-        seeds={"quick": 2, "full": 2},  # bytes do not depend on the seed
+        seeds={"quick": 2, "full": 2},  # bytes hardly depend on the seed
     ),
 )
