@@ -31,6 +31,10 @@ def test_many_codes_are_packed_piece_by_piece_as_if_at_once(monkeypatch: pytest.
     assert torch.equal(unpack(at_once, 300, (7, 5, 5)), codes)
 
 
+def test_pieces_end_with_a_byte_whatever_the_bits_of_a_code():
+    assert code_packing.CHUNK % 8 == 0
+
+
 def test_bits_by_hand():
     assert [bits_for(size) for size in (1, 2, 3, 4, 5, 512, 513)] == [1, 1, 2, 2, 3, 9, 10]
     # 1 and 2 in two bits each, lowest bit first: 10 01 0000
@@ -40,7 +44,11 @@ def test_bits_by_hand():
 @pytest.mark.parametrize(
     ("words", "work"),
     [
-        ("the codebook has 4", lambda: pack(torch.tensor([4]), 4)),
+        ("run from 0 to 4, but the codebook has 4", lambda: pack(torch.tensor([4, 0]), 4)),
+        ("run from -1 to 3, but the codebook has 4", lambda: pack(torch.tensor([3, -1]), 4)),
+        ("4 bytes are not 4 codes of 2 bits", lambda: unpack(torch.zeros(4, dtype=torch.uint8), 4, (4,))),
+        ("1 bytes are not 4 codes of 2 bits", lambda: unpack(torch.zeros(1, dtype=torch.int8), 4, (4,))),
+        ("1 bytes are not 4 codes of 2 bits", lambda: unpack(torch.zeros(1, 1, dtype=torch.uint8), 4, (4,))),
         ("not 9 codes of 2 bits", lambda: unpack(torch.zeros(2, dtype=torch.uint8), 4, (9,))),
         ("hold code 3", lambda: unpack(torch.tensor([0xFF], dtype=torch.uint8), 3, (4,))),
         ("not finite", lambda: shrink(torch.tensor([[float("nan")]]), "int8")),
@@ -61,6 +69,18 @@ def test_latents_come_back_within_the_step_of_their_channel():
     off = (restore(sent) - latents).abs().amax((0, 2, 3))
     assert (off <= sent["step"] * 0.501).all()
     assert off[0] < 1e-3 < off[2]  # a scale for each channel, not one for all
+
+
+@pytest.mark.parametrize("axes", [(), (1,), (1, 1)])
+def test_int8_by_hand(axes: tuple[int, ...]):
+    """One channel from -1 to 254, so that a step is 1, and one from 10 to 20.2, so that it is 0.04."""
+    latents = torch.tensor([[-1.0, 10.0], [0.0, 15.0], [254.0, 20.2]]).reshape(3, 2, *axes)
+    sent = shrink(latents, "int8")
+    assert sent["latents"].flatten(1).tolist() == [[-128, -128], [-127, -3], [127, 127]]
+    assert sent["low"].tolist() == [-1.0, 10.0]
+    assert sent["step"].tolist() == pytest.approx([1.0, 0.04])
+    torch.testing.assert_close(restore(sent), latents)
+    assert restore(sent).shape == latents.shape
 
 
 def test_int8_takes_a_quarter_of_the_bytes_and_survives_constant_channels():

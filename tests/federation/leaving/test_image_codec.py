@@ -51,6 +51,55 @@ def test_other_shapes_than_were_packed_are_refused(shape):
         unpack(pack(smooth(3, 1, 8, 8)), shape)
 
 
+@pytest.mark.parametrize(
+    ("shape", "fits"),
+    [
+        *(((2, 1, 1, 1), True), ((2, 3, 1, 1), True), ((0, 1, 4, 4), True), ((1, 1, LONGEST, 1), True)),
+        *(((1, 1, 1, LONGEST), True), ((1, 1, LONGEST + 1, 1), False), ((1, 1, 1, LONGEST + 1), False)),
+        *(((1, 1, 0, 4), False), ((1, 1, 4, 0), False), ((1, 2, 4, 4), False), ((1, 4, 4, 4), False)),
+        *(((3, 4, 4), False), ((1, 1, 1, 4, 4), False)),
+    ],
+)
+def test_shapes_that_are_packed_are_those_that_are_unpacked(shape, fits):
+    images = torch.zeros(shape, dtype=torch.uint8)
+    assert can_pack(images) is fits
+    if fits:
+        assert torch.equal(unpack(pack(images), shape), images)
+    else:
+        with pytest.raises(NotPictures, match="cannot be in there"):
+            unpack(torch.zeros(0, dtype=torch.uint8), shape)
+
+
+def test_webp_has_no_longer_side():
+    assert LONGEST == 2**14 - 1  # 14 bits of a side less one, in the file itself
+
+
+def test_nothing_but_bytes_of_no_fewer_than_no_images_is_unpacked():
+    nothing = torch.zeros(0, dtype=torch.uint8)
+    assert unpack(nothing, (0, 1, 8, 8)).shape == (0, 1, 8, 8)
+    with pytest.raises(NotPictures, match="cannot be in there"):
+        unpack(nothing, (-1, 1, 8, 8))
+    with pytest.raises(NotPictures, match="cannot be in there"):
+        unpack(pack(smooth(3, 1, 8, 8)).to(torch.int16), (3, 1, 8, 8))
+
+
+def test_each_strip_comes_after_its_length_in_four_bytes():
+    images = smooth(3, 1, LONGEST // 2, 2)  # two images in the first strip, one in the second
+    data = pack(images).numpy().tobytes()
+    first = int.from_bytes(data[:4], "little")
+    second = int.from_bytes(data[4 + first : 8 + first], "little")
+    assert len(data) == 8 + first + second
+    assert data[4:8] == data[8 + first : 12 + first] == b"RIFF"
+    alone = pack(images[2:]).numpy().tobytes()
+    assert data[4 + first :] == alone
+
+
+def test_a_strip_of_another_size_is_refused_before_its_pixels_are_read():
+    one = pack(smooth(3, 1, 8, 8))
+    with pytest.raises(NotPictures, match=r"a strip of \(8, 24\) px came where \(8, 16\) was expected"):
+        unpack(one, (2, 1, 8, 8))
+
+
 def test_bytes_that_are_no_pictures_are_refused():
     with pytest.raises(NotPictures):
         unpack(torch.zeros(50, dtype=torch.uint8), (3, 1, 8, 8))

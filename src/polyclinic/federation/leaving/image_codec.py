@@ -72,7 +72,8 @@ def _pixels(data: bytes, size: tuple[int, int], channels: int) -> np.ndarray:
 
 
 def _in_strip(height: int) -> int:
-    return max(1, LONGEST // max(1, height))
+    """Images of this height in one strip; at least one, as no image is higher than `LONGEST`."""
+    return LONGEST // height
 
 
 def _fits(shape: Sequence[int]) -> bool:
