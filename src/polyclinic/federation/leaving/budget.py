@@ -62,7 +62,7 @@ class Spent:
     def epsilon(self) -> float:
         return self.closed + self.open
 
-    def add(self, kind: str, size: int, record: Mapping[str, Any] | None, epsilon: float = 0.0) -> None:
+    def add(self, kind: str, size: int, record: Mapping[str, Any] | None, epsilon: float) -> None:
         """One parcel; `epsilon` is what the site says its record costs."""
         self.bytes += size
         self.scores += kind == SCORES

@@ -47,4 +47,5 @@ class EpsilonTarget:
         self._add(self._spent, record)
 
     def _add(self, spent: Spent, record: Mapping[str, Any] | None) -> None:
-        spent.add("", 0, record, 0.0 if record is None else self._price(record))
+        if record is not None:
+            spent.add("", 0, record, self._price(record))
