@@ -99,13 +99,13 @@ def test_work_whose_answer_may_not_leave_is_not_begun(make):
     assert begun(gate, [])
     with pytest.raises(GateRefused, match=r"^site 'north' kept back latents of 'train': .* \(it allows weights\)"):
         begun(gate, ["latents", "codes"])
-    with pytest.raises(GateRefused, match="^site 'north' kept back real-images of 'train': real images never leave"):
+    with pytest.raises(GateRefused, match=r"^site 'north' kept back real-images of 'train': real images never leave"):
         begun(gate, ["real-images", "masks"])
 
 
 def test_work_for_which_no_bytes_are_left_is_not_begun(make):
     assert begun(make(max_bytes=MODEL), ["weights"])
-    with pytest.raises(GateRefused, match="^site 'north' kept back weights of 'train': more bytes would have left"):
+    with pytest.raises(GateRefused, match=r"^site 'north' kept back weights of 'train': more bytes would have left"):
         begun(make(max_bytes=MODEL - 1), ["weights"])
     assert begun(make(max_bytes=MODEL - 1), ["latents"])  # nobody knows how many these take
 
@@ -239,7 +239,7 @@ def test_the_first_reason_of_a_suspension_is_kept_until_a_person_releases_it(tmp
     ]
     assert all(isinstance(one, Suspension) and len(one.since) == 19 for one in suspensions.all())
     assert (tmp_path / FOLDER).stat().st_mode & 0o777 == 0o700
-    with pytest.raises(Suspended, match="^study 'study-a' is suspended since .*: a third one$"):
+    with pytest.raises(Suspended, match=r"^study 'study-a' is suspended since .*: a third one$"):
         suspensions.refuse_while_any()
     assert suspensions.release("study-a")
     assert not suspensions.release("study-a")

@@ -82,7 +82,7 @@ def test_a_round_does_not_come_after_a_later_one(ledger):
     for operation_, round in ((TRAIN, 3), (TRAIN, 4), (EVALUATE, 3), (KEYS, 2), (declared(), 2)):
         check_order(call(round), operation_, ledger)
     for operation_ in (TRAIN, EVALUATE, declared("keys", "weights")):
-        with pytest.raises(ParcelRejected, match="^'train' came for round 2, and round 3 has begun$"):
+        with pytest.raises(ParcelRejected, match=r"^'train' came for round 2, and round 3 has begun$"):
             check_order(call(2), operation_, ledger)
 
 
@@ -162,7 +162,7 @@ def test_after_a_run_that_ends_early_was_over_nothing_is_answered(ledger, answer
         answered.note(call(1, "evaluate"), asked)
     early = Course(10, ends_early=True)
     ask(ledger, answered, call(1), course=early)
-    with pytest.raises(GateRefused, match="^the run was over before round 2: its finished model was scored$"):
+    with pytest.raises(GateRefused, match=r"^the run was over before round 2: its finished model was scored$"):
         ask(ledger, answered, call(2), course=early)
     ask(ledger, answered, call(2), course=early, put_back=True)
     ask(ledger, answered, call(2))
