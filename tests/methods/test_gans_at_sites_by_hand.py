@@ -25,8 +25,8 @@ def gans(monkeypatch):
     settings = {"stackable": True, "separates_classes": False, "balances_classes": False, "batch_size": 8}
     settings["takes_turns"] = True
 
-    def make(name="a", images=20, size=28, labels=(0, 1), classes=2, steps=None, **changes):
-        part = ImageSet(np.zeros((images, 1, size, size), np.uint8), np.resize(labels, images))
+    def make(name="a", images=20, size=28, channels=1, labels=(0, 1), classes=2, steps=None, **changes):
+        part = ImageSet(np.zeros((images, channels, size, size), np.uint8), np.resize(labels, images))
         return SimpleNamespace(
             name=name,
             generator=SimpleNamespace(**{**settings, **changes}),
@@ -54,6 +54,7 @@ def test_sites_are_stacked_where_all_is_alike(gans):
     assert groups(gans(), gans("b")) == [2]
     assert groups(gans()) == [1]
     assert groups(gans(), gans("b", size=32)) == [1, 1]
+    assert groups(gans(), gans("b", channels=3)) == [1, 1]
     assert groups(gans(), gans("b", images=3)) == [1, 1]
     assert groups(gans(), gans("b", steps=1)) == [1, 1]
     assert groups(gans(), gans("private")) == [1, 1]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.methods.shared.public_basis import basis_of, is_same_basis
+from polyclinic.methods.shared.public_basis import basis_of, is_same_basis, pictures
 from polyclinic.randomness import torch_rng
 
 FEATURES = torch.randn(30, 40, generator=torch_rng("features"), dtype=torch.float64) * torch.logspace(0, 1, 40) + 3
@@ -40,6 +40,25 @@ def test_directions_that_phantoms_do_not_have_are_left_out():
     assert basis_of(FEATURES, 4, 0.0)["mean"].tolist() == pytest.approx(FEATURES.mean(0).tolist(), rel=1e-5)
 
 
+@pytest.mark.parametrize("size", [0.01, 1000.0])
+def test_the_unit_of_features_changes_nothing(size):
+    found, same = (basis_of(unit * FEATURES, 5, 0.5) for unit in (size, 1.0))
+    assert torch.allclose(size * found["matrix"], same["matrix"], rtol=1e-4, atol=1e-7)
+
+
+def test_directions_of_next_to_no_variance_are_left_out():
+    """Two directions, and rounding of a millionth in all others."""
+    rng = torch_rng("two directions")
+    strong = torch.randn(30, 2, generator=rng, dtype=torch.float64) @ torch.randn(2, 40, generator=rng).double()
+    rounding = 1e-6 * torch.randn(30, 40, generator=rng, dtype=torch.float64)
+    assert basis_of(strong + rounding, 10, 1.0)["matrix"].shape == (40, 2)
+
+
+def test_phantoms_have_64_pixels_a_side_unless_another_size_is_given():
+    assert pictures("hand-phantom", 10).shape[2:] == (64, 64)
+    assert pictures("hand-phantom", 10, 32).shape[2:] == (32, 32)
+
+
 @pytest.fixture(scope="module")
 def own():
     return basis_of(FEATURES, 6, 0.5)
@@ -72,3 +91,39 @@ def test_another_basis_is_not_the_same(own):
     assert not is_same_basis({"mean": own["mean"]}, own)
     elsewhere = own["matrix"] + 0.2 * own["matrix"].norm() / 40**0.5 / 6**0.5 * torch.ones(40, 6)
     assert not changed(own, matrix=elsewhere)
+
+
+def plain_basis(width, size=1.0):
+    """The first so many of 120 features, as they are."""
+    return {"mean": torch.ones(120), "matrix": size * torch.eye(120)[:, :width]}
+
+
+@pytest.mark.parametrize(
+    ("width", "came", "same"), [(100, 98, True), (100, 97, False), (99, 98, True), (99, 97, False)]
+)
+def test_one_of_fifty_directions_may_be_lost_or_found(width, came, same):
+    assert is_same_basis(plain_basis(came), plain_basis(width)) is same
+    # a direction that is only there in one of them has no length in the other
+    found = plain_basis(width + width - came)
+    found["matrix"][:, width:] = 0
+    assert is_same_basis(found, plain_basis(width)) is same
+
+
+def test_the_last_direction_may_be_another_one_where_their_numbers_differ():
+    came = plain_basis(99)
+    came["matrix"][:, 98] = 0
+    assert is_same_basis(came, plain_basis(100))
+    came["matrix"][:, 97] = 0
+    assert not is_same_basis(came, plain_basis(100))
+    came = plain_basis(100)
+    came["matrix"][:, 99] = 0
+    assert not is_same_basis(came, plain_basis(100))
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_what_is_outside_of_a_basis_counts_in_its_own_unit(size):
+    own = plain_basis(4, size)
+    for outside, same in ((0.08, True), (0.12, False)):
+        came = {"mean": own["mean"], "matrix": own["matrix"].clone()}
+        came["matrix"][4, 0] = 2 * size * outside  # the matrix has the length 2 x size
+        assert is_same_basis(came, own) is same

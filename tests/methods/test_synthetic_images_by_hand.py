@@ -1,0 +1,494 @@
+"""Synthetic and replayed images at sites, by hand: what generators learn, what is measured, kept, chosen and told."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import ImageSet
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Reply
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.methods.shared import (
+    replay_quality,
+    replay_space,
+    stacked_generators,
+    synthetic_buffer,
+    training_gans,
+    utility,
+)
+from polyclinic.methods.shared.replay_space import Limits
+from polyclinic.randomness import torch_rng
+
+# --- latents as bytes ---------------------------------------------------------------------------------
+
+
+def channels(*values: tuple[float, float]) -> torch.Tensor:
+    """Two images [1, 1] with a channel for each pair of values."""
+    return torch.tensor(values).T[:, :, None, None]
+
+
+def test_limits_lie_six_deviations_around_the_mean_of_a_channel():
+    """Two values that differ by d have a deviation of d over the root of 2."""
+    root = 2**0.5
+    limits = Limits.of(channels((1.0, 1.0 + root), (4.0, 4.0 + 2 * root), (0.0, 3 * root)))
+    middle = [1 + root / 2, 4 + root, 1.5 * root]
+    assert limits.low.flatten().tolist() == pytest.approx([m - 6 * d for m, d in zip(middle, (1, 2, 3), strict=True)])
+    assert limits.high.flatten().tolist() == pytest.approx([m + 6 * d for m, d in zip(middle, (1, 2, 3), strict=True)])
+    assert limits.low.shape == (3, 1, 1)
+
+
+def test_a_channel_has_a_tenth_of_the_median_deviation_at_least():
+    root = 2**0.5
+    limits = Limits.of(channels((0.0, 0.1 * root), (0.0, 4 * root), (0.0, 9 * root)))
+    half = (limits.high - limits.low).flatten() / 2
+    assert half.tolist() == pytest.approx([6 * 0.4, 6 * 4, 6 * 9])
+    still = Limits.of(torch.full((2, 3, 1, 1), 5.0))
+    assert (still.high - still.low).flatten().tolist() == pytest.approx([12e-6] * 3, rel=0.2)
+
+
+def test_latents_become_bytes_in_pieces(monkeypatch):
+    limits = Limits(torch.full((1, 1, 1), -1.0), torch.full((1, 1, 1), 3.0))
+    latents = np.array([-1.0, 3.0, 1.0, -9.0, 9.0], np.float32).reshape(5, 1, 1, 1)
+    found = limits.to_bytes(latents)
+    assert found.flatten()[[0, 1, 3, 4]].tolist() == [0, 255, 0, 255]
+    assert int(found[2]) in (127, 128)
+    assert limits.to_latents(torch.tensor([0.0, 0.25, 1.0])).flatten().tolist() == [-1.0, 0.0, 3.0]
+    monkeypatch.setattr(replay_space, "PIECE", 2)
+    assert torch.equal(limits.to_bytes(latents), found)
+
+
+def test_limits_come_from_sixteen_grey_phantoms_of_each_kind():
+    seen = []
+
+    def latents(images):
+        seen.append(images)
+        return images.astype(np.float32)
+
+    limits = replay_space.public_limits(SimpleNamespace(latents=latents), (3, 32, 32))
+    [images] = seen
+    assert (images.shape, images.dtype) == ((64, 3, 32, 32), np.uint8)
+    assert (images == images[:, :1]).all()
+    assert limits.low.shape == (3, 1, 1)
+
+
+def site_of_latents(space):
+    loaded = []
+    trainer = SimpleNamespace(load=loaded.append, latents=lambda images: images.astype(np.float32) / 100)
+    train = ImageSet(np.full((2, 1, 4, 4), 100, np.uint8), np.zeros(2))
+    state = SimpleNamespace(group=lambda name: name)
+    settings = SimpleNamespace(space=space)
+    data = SimpleNamespace(train=train)
+    return SimpleNamespace(trainer=trainer, data=data, state=state, replay_settings=settings, cache={}), loaded
+
+
+def test_latents_and_their_limits_are_computed_once(monkeypatch):
+    computed = []
+
+    def public_limits(trainer, shape):
+        computed.append(shape)
+        return Limits(torch.zeros(1, 1, 1), torch.full((1, 1, 1), 2.0))
+
+    monkeypatch.setattr(replay_space, "public_limits", public_limits)
+    site, loaded = site_of_latents("latents")
+    found = replay_space.learned(site)
+    assert int(found.max()) in (127, 128)  # 1 between 0 and 2
+    assert replay_space.learned(site) is found
+    assert replay_space.shape_of(site) == (1, 4, 4)
+    assert replay_space.limits_of(site) is replay_space.limits_of(site)
+    assert computed == [(1, 4, 4)]
+    assert set(loaded) == {replay_space.FRONT}
+    plain, loaded = site_of_latents("images")
+    assert replay_space.learned(plain) is plain.data.train.images
+    assert (loaded, plain.cache) == ([], {})
+
+
+# --- how good replay is -------------------------------------------------------------------------------
+
+
+class Coded:
+    """Codes are the images; what comes back from them is 51 brighter."""
+
+    def __init__(self):
+        self.codebook_sizes = {"top": 8}
+
+    def encode(self, images):
+        return {"top": images}
+
+    def decode(self, codes):
+        return codes["top"] + 51
+
+    def usage(self, codes):
+        return dict.fromkeys(codes, 0.25)
+
+    def sample(self, labels, rng):
+        return torch.full((len(labels), 1, 2, 2), 9, dtype=torch.uint8)
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """A site of 20 images, and the rows of its contact sheet."""
+    drawn = []
+    train = ImageSet(np.full((20, 1, 2, 2), 100, np.uint8), np.zeros(20, np.int64))
+    target = SimpleNamespace(classes=("no", "yes"), unit="")
+    site = SimpleNamespace(
+        name="north",
+        folder=Path("folder"),
+        data=SimpleNamespace(train=train),
+        trainer=SimpleNamespace(target=target, device="cpu"),
+        rng=torch_rng,
+        replay_settings=None,
+    )
+    monkeypatch.setattr(replay_quality, "CodedModel", Coded)
+    monkeypatch.setattr(replay_quality, "coloured", lambda values, size, side: (size, side))
+    monkeypatch.setattr(replay_quality, "contact_sheet", lambda rows, *rest: drawn.append((rows, *rest)))
+    return site, drawn
+
+
+def test_what_comes_back_from_codes_is_measured_and_shown(replayed):
+    """51 of 255 is a fifth: 20 log10(5) dB."""
+    site, drawn = replayed
+    found = replay_quality.measure(site, Coded(), sampled=False)
+    figures = {name: float(value) for name, value in found.tensors.items()}
+    assert figures == {"psnr": pytest.approx(13.9794, abs=1e-3), "code_usage_top": 0.25}
+    [(rows, file, words, title)] = drawn
+    assert list(rows) == ["real", "reconstructed", "top codes"]
+    assert (len(rows["real"]), rows["top codes"]) == (10, (8, 2))
+    assert (file.name, words) == ("replay.png", ["no"] * 10)
+    assert title == "north: the first 10 of 20 training images, and what replays them"
+
+
+def test_of_samples_nothing_is_measured(replayed):
+    site, drawn = replayed
+    assert replay_quality.measure(site, Coded(), sampled=True).tensors == {}
+    assert list(drawn[0][0]) == ["real", "reconstructed", "top codes", "sampled"]
+    uncoded = SimpleNamespace(sample=Coded().sample)
+    assert replay_quality.measure(site, uncoded, sampled=False).tensors == {}
+    assert list(drawn[1][0]) == ["real"]
+    site.replay_settings = SimpleNamespace(space="latents")
+    site.cache = {replay_space.LATENTS: torch.zeros(20, 1, 2, 2, dtype=torch.uint8)}
+    replay_quality.measure(site, Coded(), sampled=True)
+    assert len(drawn) == 2, "nobody can look at latents"
+
+
+@pytest.mark.parametrize(
+    ("counts", "groups"),
+    [((3, 3), [3, 3]), ((3,), None), ((3, 2), None), ((500, 3, 401), [400, 3, 400])],
+)
+def test_sites_are_told_apart_where_two_have_images_enough(monkeypatch, replayed, counts, groups):
+    site, _ = replayed
+    asked = []
+
+    def which_site(images, rng, device):
+        asked.append([len(one) for one in images.values()])
+        return {"accuracy": 0.75, "chance": 0.5}
+
+    monkeypatch.setattr(replay_quality.probe, "which_site", which_site)
+    monkeypatch.setattr(
+        replay_quality.probe, "real_or_replayed", lambda a, b, rng, paired, device: {"auc": 0.5 + 0.25 * paired}
+    )
+    sources = {
+        str(number): SimpleNamespace(labels=[0] * count, images=lambda chosen, rng: chosen)
+        for number, count in enumerate(counts)
+    }
+    found = replay_quality.probe_images(site, Coded(), sources, sampled=False)
+    figures = {name: float(value) for name, value in found.tensors.items()}
+    more = {"which_site_accuracy": 0.75, "which_site_chance": 0.5} if groups else {}
+    assert figures == {"real_or_replayed_auc": 0.75, **more}
+    assert asked == ([groups] if groups else [])
+    unpaired = replay_quality.probe_images(site, Coded(), {}, sampled=True)
+    assert float(unpaired.tensors["real_or_replayed_auc"]) == 0.5
+
+
+# --- generators of several sites ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gan", "tuning", "stacked"), [(True, None, True), (True, "tuning", False), (False, None, False)]
+)
+def test_gans_without_tuning_are_trained_together(monkeypatch, gan, tuning, stacked):
+    kept = []
+    monkeypatch.setattr(stacked_generators, "generator_settings", lambda site: 1 if gan else "other")
+    monkeypatch.setattr(stacked_generators, "GAN", int)
+    monkeypatch.setattr(stacked_generators, "tuning_settings", lambda site: tuning)
+    monkeypatch.setattr(stacked_generators, "_train_gans", lambda sites: [(f"stacked {one}", {}) for one in sites])
+    monkeypatch.setattr(
+        stacked_generators,
+        "_train_as_if_alone",
+        lambda site, keep: keep(site, f"alone {site}") or (f"alone {site}", {}),
+    )
+    found = stacked_generators.train_generators(["a", "b"], lambda site, model: kept.append((site, model)))
+    word = "stacked" if stacked else "alone"
+    assert [model for model, _ in found] == [f"{word} a", f"{word} b"]
+    assert kept == [("a", f"{word} a"), ("b", f"{word} b")]
+
+
+def test_sites_in_a_row_with_the_same_gans_are_one_group():
+    one, other = object(), object()
+    sites = [SimpleNamespace(name=name, memory={"gans": gans}) for name, gans in (("a", one), ("b", one), ("c", other))]
+    found = [(gans, [site.name for site in group]) for gans, group in training_gans.by_gans(sites)]
+    assert found == [(one, ["a", "b"]), (other, ["c"])]
+
+
+# --- buffers ------------------------------------------------------------------------------------------
+
+
+def test_a_generator_of_pairs_learns_masks_as_a_last_channel():
+    masks = np.zeros((2, 4, 4), np.uint8)
+    masks[1] = 1
+    train = ImageSet(np.full((2, 3, 4, 4), 7, np.uint8), np.zeros(2), masks=masks)
+    site = SimpleNamespace(data=SimpleNamespace(train=train), trainer=SimpleNamespace(task=SimpleNamespace(dense=True)))
+    found = synthetic_buffer.training_images(site)
+    assert (found.shape, found.dtype) == ((2, 4, 4, 4), np.uint8)
+    assert found[:, :, 0, 0].tolist() == [[7, 7, 7, 0], [7, 7, 7, 255]]
+    site.trainer.task.dense = False
+    assert synthetic_buffer.training_images(site) is train.images
+
+
+def test_a_label_of_no_known_range_is_zero():
+    nothing = SimpleNamespace(classes=(), label_range=None)
+    assert synthetic_buffer.uniform_labels(3, np.array([]), nothing, torch_rng("x")).tolist() == [0.0] * 3
+    shifted = SimpleNamespace(classes=(), label_range=(-4.0, -2.0))
+    drawn = synthetic_buffer.uniform_labels(200, np.array([]), shifted, torch_rng("x"))
+    assert -4 <= float(drawn.min()) < -3.9
+    assert -2.1 < float(drawn.max()) <= -2
+
+
+def test_figures_of_generators_are_told_by_site_with_five_digits(monkeypatch):
+    told, warned = {}, []
+    monkeypatch.setattr(
+        synthetic_buffer.private_tuning, "warning_about", lambda found: "no gain" if found["loss"] > 1 else None
+    )
+    federation = SimpleNamespace(report=lambda name, value: told.update({name: value}), warn=warned.append)
+    replies = [
+        Reply(site, (synthetic_buffer.figures_parcel({"loss": loss}),))
+        for site, loss in (("a/1", 0.1234567), ("b", 2.0))
+    ]
+    synthetic_buffer.report_generators(federation, synthetic_buffer.figures_of(replies))
+    assert told == {"generators": {"a/1": {"loss": 0.12346}, "b": {"loss": 2.0}}}
+    assert warned == ["site 'b': no gain"]
+
+
+class State(dict):
+    def group(self, name):
+        return self.get(f"group {name}", {})
+
+
+def test_a_buffer_is_compressed_once_and_kept_so(monkeypatch):
+    compressed = []
+    made = synthetic_buffer.parcel_of
+    monkeypatch.setattr(synthetic_buffer, "parcel_of", lambda buffer: compressed.append(1) or made(buffer))
+    images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
+    state = State({"group buffer": {"images": images, "labels": torch.tensor([1, 0])}})
+    site = SimpleNamespace(name="north", state=state, cache={})
+    first = synthetic_buffer.own_parcel(site)
+    assert synthetic_buffer.own_parcel(site) is first
+    site.cache = {}  # it was sent to disk and came back
+    again = synthetic_buffer.own_parcel(site)
+    assert again.encoded == first.encoded
+    assert again.tensors["labels"].tolist() == [1, 0]
+    assert len(compressed) == 1
+    with pytest.raises(
+        WorkFailed, match="site 'north' has no buffer to hand over: it could not prepare one in round 0"
+    ):
+        synthetic_buffer.own_parcel(SimpleNamespace(name="north", state=State(), cache={}))
+
+
+@pytest.mark.parametrize("tuning", [None, "tuning"])
+def test_a_generator_is_fitted_in_phases_where_the_study_has_tuning(monkeypatch, tuning):
+    train = ImageSet(np.zeros((6, 1, 4, 4), np.uint8), np.arange(6))
+    task = SimpleNamespace(dense=False)
+    site = SimpleNamespace(data=SimpleNamespace(train=train), trainer=SimpleNamespace(task=task), rng=torch_rng)
+    settings = SimpleNamespace(steps_on=lambda images: 10 * images)
+    monkeypatch.setattr(synthetic_buffer, "tuning_settings", lambda own: tuning)
+    monkeypatch.setattr(synthetic_buffer, "generator_settings", lambda own: settings)
+    monkeypatch.setattr(synthetic_buffer, "generator_progress", lambda own: None)
+    monkeypatch.setattr(
+        synthetic_buffer.private_tuning, "fit", lambda model, *given, steps, progress: {"steps": steps, "in": given[3]}
+    )
+    model = SimpleNamespace(fit=lambda images, labels, rng, progress: {"g": float(len(labels))})
+    found = synthetic_buffer.fit(site, model)
+    assert found == ({"loss_g": 6.0} if tuning is None else {"steps": 60, "in": "tuning"})
+
+
+# --- which network is released ------------------------------------------------------------------------
+
+
+def network(score):
+    return utility.TrainedNetwork({"w": torch.tensor([score])}, score)
+
+
+@pytest.mark.parametrize(
+    ("scores", "margin", "chosen"),
+    [
+        ({"real": 0.5, "augmented": 0.6}, 0.0, "augmented"),
+        ({"real": 0.5, "augmented": 0.5}, 0.0, "real"),
+        ({"real": 0.5, "augmented": 0.4, "synthetic": 0.9}, 0.0, "real"),
+        ({"real": 0.5, "augmented": 0.5625}, 0.0625, "real"),
+        ({"real": 0.5, "augmented": 0.6}, 0.0625, "augmented"),
+        ({"real": 0.5, "augmented": 0.6, "augmented-all": 0.7}, 0.0, "augmented-all"),
+        ({"real": 0.5, "augmented": 0.8, "augmented-all": 0.7}, 0.0, "augmented"),
+    ],
+)
+def test_synthetic_images_are_used_where_validation_says_they_helped(scores, margin, chosen):
+    assert utility.choose_by_validation({name: network(score) for name, score in scores.items()}, margin) == chosen
+    if not margin:
+        assert utility.choose_by_validation({name: network(score) for name, score in scores.items()}) == chosen
+
+
+@pytest.mark.parametrize(
+    ("scores", "validation", "best"),
+    [((1, 5, 3, 5, 2), 4, 2), ((5, 1, 1, 1, 1), 4, 1), ((1, 2, 3, 4, 5), 4, 5), ((), 0, 5)],
+)
+def test_a_network_is_kept_as_it_was_at_its_best_check(monkeypatch, scores, validation, best):
+    """The first of equals; the last of all where there is nothing to score."""
+    steps, given = [], iter(scores)
+    monkeypatch.setattr(utility, "score", lambda trainer, part: float(next(given)))
+    trainer = SimpleNamespace(
+        batches=lambda train, rng: "batches",
+        train=lambda batches, some, optimizer: steps.append(some),
+        weights=lambda: {"checks": torch.tensor(len(steps))},
+    )
+    found = utility.train_network(trainer, None, None, [0] * validation, 10, None)
+    assert steps == [2] * 5
+    assert int(found.weights["checks"]) == best
+    assert found.score == (max(scores) if scores else 0.0)
+
+
+def test_training_sets_have_those_of_other_sites_where_they_came():
+    def part(*labels):
+        return ImageSet(np.zeros((len(labels), 1, 2, 2), np.uint8), np.array(labels))
+
+    def labels(sets):
+        return {name: own.labels.tolist() for name, own in sets.items()}
+
+    own = {"real": [1], "synthetic": [2], "augmented": [1, 2]}
+    assert labels(utility.training_sets(part(1), part(2), None)) == own
+    more = {"synthetic-all": [2, 3], "augmented-all": [1, 2, 3]}
+    assert labels(utility.training_sets(part(1), part(2), part(3))) == own | more
+
+
+class Kept(State):
+    def put(self, name, tensors):
+        self[f"group {name}"] = tensors
+
+
+def trained_twice(monkeypatch, first, second):
+    """A site that trains in two rounds; what it was told to know in each."""
+    rounds, known = iter((first, second)), []
+
+    def train_networks(site, sets, steps, kept):
+        known.append({name: one.score for name, one in kept.items()})
+        return {name: network(score) for name, score in next(rounds).items()} | dict(kept)
+
+    monkeypatch.setattr(utility, "train_networks", train_networks)
+    monkeypatch.setattr(utility, "training_sets", lambda *given: {})
+    site = SimpleNamespace(state=Kept(), data=SimpleNamespace(train=None))
+    selection = utility.Selection(steps=10)
+    found = [utility.train_and_keep(site, None, selection) for _ in range(2)]
+    return site, known, found[1]
+
+
+def test_the_best_network_of_all_rounds_is_kept_and_real_images_are_learnt_once(monkeypatch):
+    first, second = {"real": 0.5, "synthetic": 0.7, "augmented": 0.4}, {"synthetic": 0.6, "augmented": 0.8}
+    site, known, found = trained_twice(monkeypatch, first, second)
+    assert known == [{}, {"real": 0.5}]
+    assert {name: one.score for name, one in found.items()} == {"synthetic": 0.7, "augmented": 0.8, "real": 0.5}
+    assert float(site.state["score-synthetic"]) == 0.7
+    assert float(site.state.group("diet-augmented")["w"]) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("release", "chosen"), [(None, "augmented"), ("synthetic", "synthetic"), ("augmented-all", "augmented")]
+)
+def test_a_training_set_that_the_study_names_is_released_where_it_is_there(monkeypatch, release, chosen):
+    networks = {"real": network(0.5), "synthetic": network(0.25), "augmented": network(0.75)}
+    monkeypatch.setattr(utility, "train_and_keep", lambda *given: networks)
+    monkeypatch.setattr(utility, "draw_sheet", lambda *given: None)
+    monkeypatch.setattr(utility, "test_score", lambda site, own: float("nan") if own.score == 0.25 else own.score + 1)
+    monkeypatch.setattr(utility, "measure_coverage", lambda *given: {"recall": 0.125})
+    site = SimpleNamespace(state=Kept())
+    found = utility.evaluate(site, None, utility.Selection(steps=1, release=release))
+    assert utility.TRAINING_SETS[int(site.state["released"])] == chosen
+    assert site.state.group("local") == site.state.group("best") == networks[chosen].weights
+    assert {name: float(value) for name, value in found.tensors.items()} == {
+        **{"validation_real": 0.5, "validation_synthetic": 0.25, "validation_augmented": 0.75},
+        **{"test_real": 1.5, "test_augmented": 1.75, "recall": 0.125},
+    }
+
+
+@pytest.mark.parametrize(("count", "sampled"), [(None, 5), (2, 2)])
+def test_as_many_images_are_sampled_as_there_are_real_ones_unless_a_number_is_given(count, sampled):
+    train = ImageSet(np.zeros((5, 1, 2, 2), np.uint8), np.zeros(5, np.int64))
+    target = SimpleNamespace(classes=("a", "b"))
+    site = SimpleNamespace(data=SimpleNamespace(train=train), trainer=SimpleNamespace(target=target), rng=torch_rng)
+    model = SimpleNamespace(sample=lambda labels, rng: torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8))
+    assert len(utility.sample_part(site, model, count)) == sampled
+
+
+# --- test metrics -------------------------------------------------------------------------------------
+
+
+def test_sums_on_test_images_are_told_in_all_and_by_sub_group():
+    part = ImageSet(np.zeros((3, 1, 2, 2), np.uint8), np.array([1, 2, 4]), subgroup=np.array(["f", "m", "f"]))
+    trainer = SimpleNamespace(load=lambda weights: None, evaluate=lambda own: {"sum": torch.tensor(own.labels.sum())})
+    site = SimpleNamespace(data=SimpleNamespace(test=part), trainer=trainer)
+    found = utility.test_sums(site, {})
+    assert {name: int(value) for name, value in found.tensors.items()} == {"/sum": 7, "f/sum": 5, "m/sum": 2}
+    site.data.test = ImageSet(part.images, part.labels)
+    assert {name: int(value) for name, value in utility.test_sums(site, {}).tensors.items()} == {"/sum": 7}
+    site.data.test = ImageSet(part.images[:1], part.labels[:1])
+    assert {name: int(value) for name, value in utility.test_sums(site, {}).tensors.items()} == {"/sum": 1}
+    site.data.test = ImageSet(part.images[:0], part.labels[:0])
+    assert utility.test_sums(site, {}) is None
+
+
+def federation_with(states):
+    task = SimpleNamespace(
+        add=lambda a, b: {name: a[name] + b[name] for name in a},
+        finish=lambda sums: {name: float(value) for name, value in sums.items()},
+    )
+
+    def ask_all(operation, *, counted=True, weights=None, by_site=None):
+        if weights is None:
+            return [Reply("a", (Parcel("metrics", {"auc": torch.tensor(0.12345678).double()}),))]
+        size = float(weights["w"])
+        return [
+            Reply(site, (Parcel("metrics", {"/n": torch.tensor(size), "f/n": torch.tensor(2 * size)}),))
+            for site in ("a", "b")
+        ]
+
+    return SimpleNamespace(
+        round=3,
+        sites=list(states),
+        simulated_state=states.get,
+        trainer=SimpleNamespace(task=task),
+        ask_all=ask_all,
+    )
+
+
+def test_networks_of_every_training_set_are_tried_at_all_sites():
+    weights = {"w": torch.tensor(1.0)}
+    states = {
+        "north": Kept({"group diet-real": weights, "group diet-augmented-all": weights, "released": torch.tensor(4)}),
+        "south": Kept(),
+    }
+    federation = federation_with(states)
+    scored = {"test": {"n": 2.0}, "subgroups": {"f": {"n": 4.0}}}
+    assert utility.test_metrics(federation, "try", weights) == scored
+    assert utility.test_metrics(federation, "try", {}) == {}
+    assert utility.test_tables(federation, "try") == {
+        "north": {
+            **{"real": scored, "synthetic": {}, "augmented": {}, "augmented-all": scored},
+            "released": "augmented-all",
+        },
+        "south": {},
+    }
+    del states["north"]["released"]
+    assert utility.test_tables(federation, "try")["north"]["released"] == ""
+
+
+def test_figures_of_a_round_have_five_digits():
+    assert utility.ask_utility(federation_with({}), "evaluate") == {"round": 3, "sites": {"a": {"auc": 0.12346}}}
