@@ -68,8 +68,9 @@ def corrected(correct, rows):
     return model.w.grad.tolist()
 
 
-def test_fedprox_pulls_all_sites_of_a_stack_back(captured):
-    FedProx(mu=0.5).train_together([site("a"), site("b")], START)
+@pytest.mark.parametrize("sites", [1, 2])
+def test_fedprox_pulls_all_sites_of_a_stack_back(captured, sites):
+    FedProx(mu=0.5).train_together([site("a"), site("b")][:sites], START[:sites])
     correct = captured["correct_for"]([0, 1], True)
     # 1 + 0.5 (w - 1) for weights 1 to 4
     assert corrected(correct, 2) == [[1, 1.5], [2, 2.5]]
@@ -84,6 +85,13 @@ def test_feddyn_has_a_linear_term_of_each_site(captured):
     assert corrected(both, 2) == [[1, 1.5], [1.5, 2.25]]
     second = captured["correct_for"]([1], False)
     assert corrected(second, 1) == [[0.5, 1.25]]
+
+
+def test_feddyn_has_a_stack_of_one_site_too(captured):
+    """Whatever else its batches are like; a site without a term has zeros in a stack."""
+    FedDyn(alpha=0.5).train_together([site("b", linear={"w": torch.tensor([0.5, 0.25])})], START[:1])
+    assert corrected(captured["correct_for"]([0], True), 1) == [[0.5, 1.25]]
+    assert corrected(captured["correct_for"]([0], False), 1) == [[0.5, 1.25]]
 
 
 def test_scaffold_adds_the_drift_of_each_site(captured, monkeypatch):

@@ -208,8 +208,8 @@ def clipped_sum(slopes: Tensor, vectors: Tensor, clip: float, patients: Tensor |
     if patients is None:
         lengths = slopes.norm(dim=1) * vectors.norm(dim=1)
         finite = lengths.isfinite()[:, None]
-        slopes, vectors, lengths = slopes.where(finite, 0.0), vectors.where(finite, 0.0), lengths.nan_to_num(clip)
-        return (slopes * (clip / lengths.clamp(min=clip))[:, None]).T @ vectors
+        slopes, vectors = (part.where(finite, 0.0) for part in (slopes, vectors))
+        return (slopes * (clip / lengths.nan_to_num(clip).clamp(min=clip))[:, None]).T @ vectors
     total = torch.zeros(slopes.shape[1], vectors.shape[1])
     for patient in patients.unique():
         of_patient = slopes[patients == patient].T @ vectors[patients == patient]

@@ -60,7 +60,7 @@ def labels_of(reply: Reply, classes: int) -> Tensor:
 def shared_images(reply: Reply) -> Mapping[str, Tensor]:
     """The images and labels that a site shares; sites check what they get of them (`utility.received_part`)."""
     tensors = reply.parcel("synthetic-images").tensors
-    images, labels = tensors.get("images", torch.empty(0)), tensors.get("labels", torch.empty(0))
+    images, labels = (tensors.get(name, torch.empty(0)) for name in ("images", "labels"))
     if images.dtype != torch.uint8 or images.dim() != 4 or labels.shape != images.shape[:1]:
         raise WorkFailed(f"site '{reply.site}': it shares no uint8 images with a label each")
     return tensors

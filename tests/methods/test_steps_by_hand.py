@@ -1,0 +1,205 @@
+"""Steps of coordinators and rounds of sites, by hand: momentum, clocks of turns, and who trains in a stack."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from polyclinic.federation.call import Reply
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.methods import feder, fedpft
+from polyclinic.methods.centralized import Centralized
+from polyclinic.methods.fedavgm import FedAvgM
+from polyclinic.methods.feddyn import FedDyn
+from polyclinic.methods.feder import FedER
+from polyclinic.methods.fedopt import FedOpt
+from polyclinic.methods.fedpft import FedPFT, Mixture
+from polyclinic.methods.shared import local_training, pooling
+from polyclinic.randomness import torch_rng
+
+# --- coordinators -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.25, 2.0])
+def test_momentum_moves_from_the_weights_before(rate):
+    """w - rate (beta v + (w - mean))."""
+    before, mean, velocity = torch.tensor([1.0, 5.0]), torch.tensor([3.0, 4.0]), torch.tensor([0.5, -2.0])
+    wanted = before - rate * (0.5 * velocity + (before - mean))
+    found = FedAvgM(beta=0.5, server_lr=rate)._step(mean, before - mean, velocity)
+    assert found.tolist() == pytest.approx(wanted.tolist())
+
+
+def test_squares_of_yogi_move_towards_new_ones_and_stay_where_they_are_reached():
+    squares = FedOpt(server_optimizer="yogi", beta2=0.75)._squares
+    before, new = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([4.0, 1.0, 0.5])
+    assert squares(before, new).tolist() == [1 + 0.25 * 4, 1, 1 - 0.25 * 0.5]
+
+
+def test_feddyn_corrects_a_site_that_trains_alone_by_its_own_term(monkeypatch):
+    """Weights [2] of one network, not a stack of one."""
+    found = {}
+
+    def train_together(sites, weights, how, *, correct_for):
+        found["correct"] = correct_for([1], False)
+        return [Parcel("weights", dict(weights[0]))] * 2
+
+    monkeypatch.setattr(local_training, "train_together", train_together)
+    monkeypatch.setattr(FedDyn, "_follow", lambda self, site, weights, parcel: parcel)
+    model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.tensor([3.0, 5.0]))})
+    model["w"].grad = torch.ones(2)
+    terms = [{}, {"w": torch.tensor([0.5, 0.25])}]
+    trainer = SimpleNamespace(device=torch.device("cpu"))
+    sites = [SimpleNamespace(trainer=trainer, state=SimpleNamespace(group=lambda name, t=t: t)) for t in terms]
+    FedDyn(alpha=0.5).train_together(sites, [{"w": torch.ones(2)}] * 2)
+    found["correct"](model)
+    assert model["w"].grad.tolist() == [1 + 0.5 * 2 - 0.5, 1 + 0.5 * 4 - 0.25]
+
+
+@pytest.mark.parametrize(("settings", "steps"), [({}, 5), ({"local_epochs": 3}, 15), ({"steps": 7}, 7)])
+def test_centralized_training_is_one_pass_unless_more_is_said(monkeypatch, settings, steps):
+    taken = []
+    trainer = SimpleNamespace(
+        load=lambda weights: torch.nn.Linear(1, 1),
+        train=lambda batches, steps, optimizer, mixing: taken.append(steps),
+        batches=lambda images, rng: None,
+        steps_in=lambda images: 5,
+        weights=dict,
+        optimizer=SimpleNamespace(make=lambda parameters, number: None, keep_state=False),
+    )
+    monkeypatch.setattr(pooling, "pooled_images", lambda given: "images")
+    federation = SimpleNamespace(
+        trainer=trainer,
+        once=lambda name, work: {},
+        state=lambda **given: SimpleNamespace(**given),
+        initial_weights=dict,
+        rounds=lambda count, state: range(1, count + 1),
+        rng=torch_rng,
+        round=1,
+        evaluate=lambda weights: None,
+    )
+    Centralized(rounds=2, **settings).run(federation)
+    assert taken == [steps, steps]
+
+
+# --- FedPFT -----------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_mixture_are_drawn_around_its_means():
+    mixture = Mixture(
+        torch.tensor([0.25, 0.75]).double(),
+        torch.tensor([[0.0, 10.0], [100.0, 200.0]]).double(),
+        torch.tensor([[1.0, 4.0], [9.0, 16.0]]).double(),
+    )
+    drawn, rng = mixture.sample(6, torch_rng("rows")), torch_rng("rows")
+    chosen = torch.multinomial(mixture.shares, 6, replacement=True, generator=rng)
+    noise = torch.randn(6, 2, generator=rng, dtype=torch.float64)
+    for row, place, own in zip(drawn, chosen.tolist(), noise, strict=True):
+        mean, deviation = ([0.0, 10.0], [1.0, 2.0]) if place == 0 else ([100.0, 200.0], [3.0, 4.0])
+        assert row.tolist() == pytest.approx([m + d * float(e) for m, d, e in zip(mean, deviation, own, strict=True)])
+
+
+def sent_mixtures(site, counts):
+    tensors = {}
+    for label, count in enumerate(counts):
+        if count:
+            ones = torch.ones(1, 2)
+            tensors |= {f"{label}/shares": torch.ones(1), f"{label}/means": label * ones, f"{label}/variances": ones}
+    return Reply(site, (Parcel("statistics", tensors, {"counts": counts, "samples": sum(counts)}),))
+
+
+def test_as_many_features_are_drawn_as_sites_have_images_and_small_classes_are_told(monkeypatch):
+    monkeypatch.setattr(fedpft, "head_shape", lambda federation: (2, 3))
+    monkeypatch.setattr(FedPFT, "width", lambda self, federation: 2)
+    replies = [sent_mixtures("a", [1, 0, 10]), sent_mixtures("b", [0, 12, 10]), sent_mixtures("c", [9, 20, 0])]
+    said = []
+    federation = SimpleNamespace(ask_all=lambda operation: replies, rng=torch_rng, warn=said.append)
+    rows, labels = FedPFT().draw(federation)
+    assert labels.tolist() == [0] + [2] * 10 + [1] * 12 + [2] * 10 + [0] * 9 + [1] * 20
+    assert rows.shape == (62, 2)
+    again = Mixture(torch.ones(1).double(), torch.full((1, 2), 2.0).double(), torch.ones(1, 2).double())
+    assert torch.equal(rows[1:11], again.sample(10, torch_rng("mixture a 2")))
+    assert [text.split(":")[0] for text in said] == ["site 'a'", "site 'c'"]
+    assert "fewer than 10 images of some class" in said[0]
+
+
+# --- turns of FedER ---------------------------------------------------------------------------------
+
+
+class Clocks:
+    """A federation whose sites hand models on along a ring; those that fail do not begin a turn."""
+
+    def __init__(self, sites, fails=()):
+        self.sites, self.fails, self.told, self.evaluated = sites, fails, {}, 0
+
+    def state(self, **given):
+        return SimpleNamespace(**given)
+
+    def rounds(self, count, state):
+        return range(1, count + 1)
+
+    def rng(self, name):
+        return torch_rng(name)
+
+    def alike(self, site, successor):
+        return True
+
+    def forward(self, site, give, successor, take, model):
+        ring = dict(zip(self.sites, self.sites[1:] + self.sites[:1], strict=True))
+        return ring[site] == successor
+
+    def ask_all(self, operation, sites):
+        return [SimpleNamespace(site=site) for site in sites if site not in self.fails]
+
+    def evaluate(self):
+        self.evaluated += 1
+
+    def report(self, name, figures):
+        self.told[name] = figures
+
+
+@pytest.mark.parametrize(
+    ("rounds", "takes", "time", "turns"),
+    [
+        (1, {}, 0.0, 3),  # all begin at once, and nobody is waited for
+        (2, {}, 1.0, 6),
+        (4, {}, 3.0, 12),
+        (2, {"c": 2.0}, 2.0, 6),  # at 1 b begins what a gave it, at 2 a and c
+        (3, {"c": 2.0}, 4.0, 9),
+        (3, {"c": 0.5}, 2.0, 9),  # who is quick waits for a model
+    ],
+)
+def test_time_is_that_of_the_turns_that_a_round_waits_for(rounds, takes, time, turns):
+    federation = Clocks(("a", "b", "c"))
+    FedER(mode="asynchronous", rounds=rounds, turn_takes=takes).run_asynchronously(federation)
+    assert federation.evaluated == rounds
+    assert federation.told["asynchronous"]["turns"] == turns
+    assert federation.told["asynchronous"]["time"] == time
+
+
+def test_a_round_is_over_where_nobody_can_begin():
+    federation = Clocks(("a", "b"), fails=("a", "b"))
+    FedER(mode="asynchronous", rounds=2).run_asynchronously(federation)
+    assert federation.evaluated == 2
+    assert federation.told["asynchronous"] == {"time": 0.0, "turns": 0}
+
+
+@pytest.mark.parametrize(
+    ("sites", "stacks", "together"), [(1, True, False), (2, True, True), (2, False, False), (3, True, True)]
+)
+def test_sites_train_together_where_there_are_two_and_a_stack_can_be(monkeypatch, sites, stacks, together):
+    trained, stacked = [], []
+    monkeypatch.setattr(FedER, "train", lambda self, site, buffer: trained.append((site.name, buffer)) or {"steps": 1})
+    monkeypatch.setattr(FedER, "fit_spec", lambda self, site, buffer: (site.name, buffer))
+    monkeypatch.setattr(FedER, "images_seen", lambda self, site, how: {"steps": 1})
+    monkeypatch.setattr(feder, "can_stack", lambda trainer, count: stacks and (trainer, count) == ("a", sites))
+    monkeypatch.setattr(
+        local_training,
+        "train_together",
+        lambda some, weights, plan: stacked.extend(plan(site) for site in some),
+    )
+    some = [SimpleNamespace(name=name, trainer=name) for name in "abc"[:sites]]
+    buffers = [{"labels": number} for number in range(sites)]
+    assert FedER().train_all(some, buffers) == [{"steps": 1}] * sites
+    wanted = [(site.name, buffer) for site, buffer in zip(some, buffers, strict=True)]
+    assert (stacked if together else trained) == wanted
+    assert (trained if together else stacked) == []
