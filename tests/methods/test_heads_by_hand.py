@@ -7,16 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.methods import METHODS, gaussian_heads
+from polyclinic.methods import METHODS
 from polyclinic.methods.analytic import MORE_HELD_OUT, MOST_HELD_OUT, PENALTIES, best_penalty, solve, within_training
 from polyclinic.methods.fedpft import FedPFT, Mixture, fit
 from polyclinic.methods.private_head import PrivateHead, clipped_sum
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.moments import RESOLUTION
-from polyclinic.models.encoded import QuadraticHead
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.registry import Notice, forget_notices
 
@@ -77,124 +75,6 @@ def test_far_more_validation_images_than_training_images_are_not_believed():
     assert within_training(federation, train, held_out).keys() == {"north", "west"}
     assert [failure.site for failure in failed] == ["south"]
     assert f"{most + 1} validation images beside 7 training images" in failed[0].reason
-
-
-# --- Gaussian heads ---------------------------------------------------------------------------------
-
-LABELS = torch.tensor([0] * 30 + [1] * 12)
-ROWS = numpy_rng("rules").standard_normal((42, 3)).astype(np.float32) + LABELS[:, None].numpy() * [1, 0.5, 0]
-ROWS[LABELS == 1] *= [2, 1, 0.5]
-
-
-def probabilities(rule, rows):
-    """What a rule says about the images that it is made of."""
-    rows = np.asarray(rows, np.float32)
-    if rule == "lda":
-        sums = moments.moments(rows, F.one_hot(LABELS).double())
-        head = gaussian_heads.discriminant(*gaussian_heads.class_moments(sums), priors=True)
-        return (head[0] + torch.from_numpy(rows).double() @ head[1:]).softmax(1)
-    diagonal = rule == "naive-bayes"
-    sums_of = moments.sums_and_squares if diagonal else moments.sums_and_products
-    pairs = [sums_of(rows[label == LABELS]) for label in (0, 1)]
-    first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
-    make = gaussian_heads.naive_bayes if diagonal else gaussian_heads.quadratic
-    weights = make(torch.tensor([30, 12]), first, second)
-    head = QuadraticHead(3, 2, diagonal=diagonal)
-    head.load_state_dict({name.removeprefix("fc."): tensor for name, tensor in weights.items()})
-    return head(torch.from_numpy(rows)).detach().double().softmax(1)
-
-
-@pytest.mark.parametrize("rule", ["lda", "naive-bayes", "qda"])
-def test_the_unit_and_the_origin_of_a_feature_change_nothing(rule):
-    """Millimetres or inches, with shrinkage; up to the rounding of features."""
-    found, other = probabilities(rule, ROWS), probabilities(rule, ROWS * [8, 1, 2] + [0, 3, -2])
-    assert torch.allclose(found, other, atol=0.004)
-
-
-def test_a_quadratic_head_of_classes_with_one_covariance_is_linear():
-    """With uncorrelated features there is nothing to shrink, so qda is what lda is."""
-    alike = np.zeros((42, 3))
-    for label in (0, 1):
-        rows = ROWS[label == LABELS] - ROWS[label == LABELS].mean(0)
-        alike[label == LABELS] = rows @ np.linalg.inv(np.linalg.cholesky(np.cov(rows.T, bias=True))).T
-    alike = alike * [1, 2, 0.5] + LABELS[:, None].numpy() * [1.0, 0.5, 0.2]
-    assert torch.allclose(probabilities("qda", alike), probabilities("lda", alike), atol=0.004)
-
-
-def test_shrinkage_of_four_features_by_hand():
-    covariance = torch.diag(torch.tensor([1.0, 1.0, 2.0, 4.0], dtype=torch.float64))
-    # OAS with p = 4: trace 8, of the square 22; the share is (22 / 2 + 64) / ((31 + 1 - 1 / 2) * (22 - 64 / 4))
-    share = 75 / 189
-    wanted = [(1 - share) * own + share * 2 for own in (1, 1, 2, 4)]
-    assert gaussian_heads.shrunk(covariance, 31).diag().tolist() == pytest.approx(wanted)
-    assert gaussian_heads.shrunk(covariance, 5).tolist() == (2 * torch.eye(4)).tolist(), "all of it"
-    nothing = torch.zeros(2, 2, dtype=torch.float64)
-    assert gaussian_heads.shrunk(nothing, 9).diag().tolist() == [gaussian_heads.LEAST_VARIANCE] * 2
-
-
-def test_a_class_of_one_image_and_one_of_none_by_hand():
-    """One feature: class 0 has 1 and 3, class 1 has 7, and class 2 no image."""
-    counts = torch.tensor([2, 1, 0])
-    first = torch.tensor([[4.0], [7.0], [0.0]]) / RESOLUTION
-    second = torch.tensor([[10.0], [49.0], [0.0]]) / RESOLUTION**2
-    weights = gaussian_heads.naive_bayes(counts, first, second)
-    pooled = 2 / 4  # the class without an image counts as one
-    variances = [(2 + 2 * pooled) / 4, 2 * pooled / 3]
-    center = float(weights["fc.center"])
-    means = [2 - center, 7 - center]
-    assert weights["fc.weight"][:2].flatten().tolist() == pytest.approx(
-        [m / v for m, v in zip(means, variances, strict=True)]
-    )
-    assert weights["fc.products"][:2].flatten().tolist() == pytest.approx([-0.5 / v for v in variances])
-    gap = np.log(2 / 1) - 0.5 * (
-        np.log(variances[0] / variances[1]) + means[0] ** 2 / variances[0] - means[1] ** 2 / variances[1]
-    )
-    assert float(weights["fc.bias"][0] - weights["fc.bias"][1]) == pytest.approx(gap, rel=1e-4)
-    assert float(weights["fc.bias"][2]) < -50
-    quadratic = gaussian_heads.quadratic(counts, first, second)
-    assert float(quadratic["fc.bias"][2]) < -50
-    assert all(tensor.isfinite().all() for tensor in quadratic.values())
-
-
-def test_class_sums_of_one_image_pass():
-    sums, squares = moments.sums_and_squares(np.ones((1, 2), np.float32))
-    none = torch.zeros(2, dtype=torch.int64)
-    sent = {"counts": torch.tensor([1, 0]), "first": torch.stack([sums, none]), "second": torch.stack([squares, none])}
-    federation = SimpleNamespace(sums=SimpleNamespace(covers=lambda _: False), chosen=["a"])
-    check = gaussian_heads.GaussianHeads(rule="naive-bayes").check_class_sums
-    check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 1}))
-    for name, factor in (("first", 1.01), ("second", 0.98)):
-        lie = {**sent, name: (sent[name] * factor).long()}
-        with pytest.raises(ParcelRejected, match="those of no images"):
-            check(federation, "give_class_sums", Parcel("statistics", lie, {"samples": 1}))
-
-
-@pytest.mark.parametrize("rule", ["naive-bayes", "qda"])
-def test_the_largest_class_sums_pass_and_larger_ones_do_not(rule):
-    sums = moments.sums_and_squares if rule == "naive-bayes" else moments.sums_and_products
-    pairs = [sums(np.full((count, 2), 1e9, np.float32)) for count in (3, 2)]
-    first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
-    sent = {"counts": torch.tensor([3, 2]), "first": first, "second": second}
-    federation = SimpleNamespace(sums=SimpleNamespace(covers=lambda _: False), chosen=["a"])
-    check = gaussian_heads.GaussianHeads(rule=rule).check_class_sums
-    check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 5}))
-    for place in range(second.numel()):
-        lie = second.clone()
-        lie.view(-1)[place] += 1
-        with pytest.raises(ParcelRejected, match="those of no images"):
-            check(federation, "give_class_sums", Parcel("statistics", {**sent, "second": lie}, {"samples": 5}))
-
-
-def test_products_a_little_larger_than_squares_allow_are_refused():
-    features = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
-    sent = moments.moments(features, torch.zeros(2, 1)).tensors()
-    unit = 2.0**24
-    most = (1.25 * 13) ** 0.5 * unit
-    for factor, fits in ((0.999, True), (1.001, False)):
-        products = sent["products"].clone()
-        products[4] = int(most * factor)
-        sums = moments.Moments(products, sent["cross"], sent["squares"])
-        assert moments._possible(sums) is fits
 
 
 # --- mixtures ---------------------------------------------------------------------------------------
