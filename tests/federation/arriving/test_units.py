@@ -157,7 +157,8 @@ def test_a_unit_that_is_the_same_for_all_images_measures_nothing():
     barely = torch.cat([level[:, :4], 1e-5 * level[:, :1]], 1)  # next to nothing is not nothing
     assert units.thresholds(barely) == 4
     assert units.thresholds(torch.cat([level[:, :2], 1e-5 * (VALUES - 4.5)], 1)) == 3
-    assert units.thresholds(torch.cat([level[:, :2], 1e-7 * (VALUES - 4.5)], 1)) == 0
+    next_to_nothing = torch.cat([level[:, :2], 1e-7 * (VALUES - 4.5)], 1)
+    assert units.thresholds(next_to_nothing) == units.thresholds(1e4 * next_to_nothing) == 0  # beside the others
 
 
 @pytest.mark.parametrize(("crossing", "thresholds"), [(2.9, 3), (3.1, 2)])

@@ -97,9 +97,10 @@ class ReplyCheck:
                     raise ParcelRejected(f"{parcel.kind}: {name} = {_short(value)} is no number up to {most}")
                 if name == "samples":
                     self._check_said(f"{call.site}/{call.operation}/{name}", value, f"{parcel.kind}: {name}")
-        loss = parcel.metadata.get("loss", 0.0)
-        if not _is_number(loss) or not abs(loss) < math.inf:
-            raise ParcelRejected(f"{parcel.kind}: loss = {_short(loss)} is no finite number")
+        if "loss" in parcel.metadata:
+            loss = parcel.metadata["loss"]
+            if not _is_number(loss) or not abs(loss) < math.inf:
+                raise ParcelRejected(f"{parcel.kind}: loss = {_short(loss)} is no finite number")
 
     def _check_said(self, about: str, value: float, words: str) -> None:
         before = self.said.setdefault(about, value)
@@ -144,7 +145,7 @@ class ReplyCheck:
             return
         if began:
             raise ParcelRejected("no scores came, and they did before")
-        self.said[f"{site}{asked}/began"] = 1.0  # refused once, at most
+        self.said[f"{site}{asked}/began"] = float(came)  # refused once, at most
         others = [value for about, value in self.said.items() if about.endswith(f"{asked}/first")]
         if 2 * sum(others) > len(others) - 1:
             raise ParcelRejected("scores came, and none did before, when most other sites sent some")

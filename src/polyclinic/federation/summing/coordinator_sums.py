@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -181,7 +180,7 @@ class Total:
     @property
     def _form(self) -> str:
         """The layout that most sites sent: one of a site that lies is not taken for all."""
-        return Counter({form: len(sites) for form, sites in self._sites.items()}).most_common(1)[0][0]
+        return max(self._sites, key=lambda form: len(self._sites[form]))
 
     @property
     def answered(self) -> list[str]:

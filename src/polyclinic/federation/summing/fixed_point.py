@@ -29,17 +29,19 @@ def write_whole(values: Tensor, weight: int, bits: int, row: np.ndarray) -> None
     """The same, into a part of a row that is there already; TooLarge leaves it unfinished."""
     if values.dtype.is_floating_point:
         whole = values.detach().double().mul(weight * 2.0**bits).round_()
-        low, high = (float(end) for end in whole.aminmax()) if whole.numel() else (0.0, 0.0)
-        _check(max(high, -low), weight, bits)
+        if whole.numel():
+            low, high = whole.aminmax()
+            _check(max(float(high), -float(low)), weight, bits)
     else:
-        _check(_largest(values) * weight, weight, 0)  # before they are multiplied, which could wrap around
+        if values.numel():  # before they are multiplied, which could wrap around
+            _check(_largest(values) * weight, weight, 0)
         whole = values.detach().long() * weight
     torch.from_numpy(row.view(np.int64)).copy_(whole.flatten())
 
 
 def _largest(values: Tensor) -> int:
     """The largest absolute value of whole numbers, as Python counts: the smallest of 64 bits has no opposite there."""
-    return max(int(values.max()), -int(values.min())) if values.numel() else 0
+    return max(int(values.max()), -int(values.min()))
 
 
 def _check(largest: float, weight: int, bits: int) -> None:
