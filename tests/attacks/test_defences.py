@@ -23,6 +23,18 @@ def test_clipping_is_over_all_tensors():
     torch.testing.assert_close(kept["b"], GRADIENTS["b"])
 
 
+def test_short_gradients_are_clipped_too():
+    short = {"a": torch.tensor([0.12, -0.16])}  # of length 0.2
+    clipped = defences.clip_and_noise(short, clip=0.1, noise=0.0, rng=torch_rng(0))
+    torch.testing.assert_close(clipped["a"], torch.tensor([0.06, -0.08]))
+    assert defences.clip_and_noise({"a": torch.zeros(2)}, clip=0.1, noise=0.0, rng=torch_rng(0))["a"].tolist() == [0, 0]
+
+
+def test_noise_is_added_as_it_is_drawn():
+    noisy = defences.clip_and_noise({"a": torch.ones(4)}, clip=0.5, noise=3.0, rng=torch_rng(1))["a"]
+    torch.testing.assert_close(noisy, 0.25 + 1.5 * torch.randn(4, generator=torch_rng(1)))
+
+
 def test_noise_has_the_deviation_of_dp_sgd():
     nothing = {"a": torch.zeros(100, 100)}
     noisy = defences.clip_and_noise(nothing, clip=2.0, noise=1.5, rng=torch_rng(1))["a"]
@@ -33,6 +45,22 @@ def test_sparsification_keeps_the_largest_of_all():
     kept = defences.sparsify(GRADIENTS, keep=0.5)
     assert kept["a"].tolist() == [3.0, 0.0]
     assert kept["b"].tolist() == [[4.0, 0.0], [0.0, pytest.approx(-0.3)]]
+
+
+def test_sparsification_keeps_one_entry_at_least():
+    kept = defences.sparsify(GRADIENTS, keep=1e-6)
+    assert {name: tensor.flatten().tolist() for name, tensor in kept.items()} == {"a": [0, 0], "b": [4, 0, 0, 0]}
+
+
+def test_pruning_keeps_one_entry_of_each_tensor_at_least():
+    pruned = defences.prune({"x": torch.tensor([2.0, -5.0, 1.0])}, fraction=0.99)
+    assert pruned["x"].tolist() == [0, -5, 0]
+
+
+@pytest.mark.parametrize(("bits", "levels"), [(2, [-3, 0, 0, 3]), (3, [-3, -1, 1, 3])])
+def test_quantisation_by_hand(bits, levels):
+    """One level on each side of 0 in two bits, three in three."""
+    assert defences.quantise({"a": torch.tensor([-3.0, -1.2, 1.4, 3.0])}, bits=bits)["a"].tolist() == levels
 
 
 def test_pruning_is_within_each_tensor():
