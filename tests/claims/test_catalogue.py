@@ -11,13 +11,15 @@ from polyclinic.claims.catalogue import CLAIMS, find_claim
 from polyclinic.claims.claim import SCALES, Claim
 from polyclinic.claims.page import RECORDS, is_stale, page, reason, records
 from polyclinic.claims.reproduce import STUDIES, plan, slug
-from polyclinic.claims.rules import AllOf, Rule
+from polyclinic.claims.rules import AllOf, Provided, Rule
 from polyclinic.errors import BadInput
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def parts_of(rule: Rule) -> list[Rule]:
+    if isinstance(rule, Provided):
+        return [*parts_of(rule.condition), *parts_of(rule.rule)]
     return [part for one in rule.parts for part in parts_of(one)] if isinstance(rule, AllOf) else [rule]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic.claims.measures import audited
+from polyclinic.claims.measures import audited, forgetting
 from polyclinic.claims.projection import DISTANCE, projected
 from polyclinic.errors import WorkFailed
 from polyclinic.runner.run import run
@@ -36,6 +36,20 @@ def test_a_run_without_such_parcels_is_not_audited(tmp_path: Path) -> None:
 def test_a_number_that_no_finding_has_is_an_error(audited_run: Path) -> None:
     with pytest.raises(WorkFailed, match="no number 'identified'"):
         audited("latents", "identified", attack="decoder")(audited_run)
+
+
+def test_forgetting_is_measured_at_sites_that_have_trained(tmp_path: Path) -> None:
+    """Sites trained in the order b, a, c; what b's model gets right at a, where it has not been yet, does not count."""
+    table = {
+        "a": {"b": 0.0, "a": 0.9, "c": 0.7},
+        "b": {"b": 0.8, "a": 0.1, "c": 0.5},
+        "c": {"b": 0.0, "a": 0.0, "c": 1.0},
+    }
+    (tmp_path / "forgetting.json").write_text(json.dumps({"better": "higher", "rounds": {"1": table}}))
+    found = forgetting(tmp_path)
+    assert found == pytest.approx({"just trained": 0.85, "after the last site": 0.6, "lost": 0.25})
+    (tmp_path / "forgetting.json").write_text(json.dumps({"better": "lower", "rounds": {"1": table}}))
+    assert forgetting(tmp_path)["lost"] == pytest.approx(-0.25)
 
 
 def test_generators_of_feder_are_projected_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ def test_the_page_has_the_minutes_that_were_measured(tmp_path: Path) -> None:
     assert in_words(CLAIM, {CLAIM.name: found}) == words
     told = " ".join(page(times=tmp_path / "two_cores.json").split())
     assert words in told
-    assert "1 of 72 claims at `quick` were measured, the longest is ours-one-site with 3.2" in told
+    assert "1 of 74 claims at `quick` were measured, the longest is ours-one-site with 3.2" in told
     assert words not in page(times=tmp_path / "none.json")
 
 

@@ -114,7 +114,7 @@ CLAIMS = (
     _claim(
         "table5-buffer",
         "Table 5",
-        "A buffer raises accuracy over all sites and makes the models agree; above 512 images little is gained.",
+        "A buffer raises accuracy over all sites and makes the models agree.",
         {str(size): ("method.name=feder", f"method.buffer={size}") for size in (0, 64, 256)},
         AllOf((higher("256", "0", "accuracy, all models"), Lower("256", "0", "spread of accuracy"))),
         (

@@ -158,7 +158,8 @@ CLAIMS = (
     _digits(
         "figure5-border",
         "Fig. 5, alpha 0",
-        "Where no image is exchanged, FELICIA covers more of the digits than local GANs.",
+        "Where no image is exchanged, FELICIA's images lie at the border of the clusters, and those of local GANs in "
+        "their own cluster; here: FELICIA covers more of the digits.",
         {label: (*sets, "sites.mixing=0") for label, sets in LAMBDAS.items()},
         higher("FELICIA", "local GAN", "coverage"),
     ),

@@ -14,7 +14,7 @@ from typing import Any
 
 from polyclinic.claims.claim import Claim, Minutes, Number, Row, Scale
 from polyclinic.claims.measures import kept, rows_of
-from polyclinic.claims.rules import AllOf, AtLeast, AtMost, Lower, Rule, higher
+from polyclinic.claims.rules import AllOf, AtMost, Lower, Rule, higher
 
 PAPER = "DLG configurations"
 #: lambda² of Table I that are tried here
@@ -39,6 +39,14 @@ def attack(distance: str, start: str, lr: float = 0.1, steps: int | None = 100, 
     """The table [audit.gradient_inversion] of an arm; without `steps` the scale says how many."""
     settings = {"distance": distance, "start": STARTS[start], "lr": lr, "iterations": steps, **more}
     return tuple(f"{ATTACK}.{name}={value}" for name, value in settings.items() if value is not None)
+
+
+#: the four configurations of Figs. 2, 3 and 5
+CONFIGURATIONS: Mapping[str, tuple[str, ...]] = {
+    f"{start}, {short}": attack(distance, start)
+    for start in STARTS
+    for short, distance in (("Eucl", "euclidean"), ("AG", "adaptive-gaussian"))
+}
 
 
 def gaussian(variance: float, start: str, kernel: str = "whole-gradient") -> tuple[str, ...]:
@@ -206,9 +214,9 @@ CLAIMS = (
     _claim(
         "figure5-digits",
         "Fig. 5",
-        "On handwritten digits, images come back nearly perfect with the Euclidean distance.",
-        {"Eucl": attack("euclidean", "Unif")},
-        AtLeast("Eucl", "ssim", 0.9),
+        "On handwritten digits, a uniform start with the Euclidean distance gives the best images.",
+        CONFIGURATIONS,
+        AllOf(tuple(higher("Unif, Eucl", other, "ssim") for other in CONFIGURATIONS if other != "Unif, Eucl")),
         study="gradients_digits.toml",
         data=("MNIST, 32 px", "MNIST, 28 px enlarged to 32"),
         per_class=30,

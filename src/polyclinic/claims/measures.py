@@ -98,16 +98,22 @@ def kept(run: Path, name: str, compute: Callable[[Path], JsonObject]) -> JsonObj
 
 
 def forgetting(run: Path) -> dict[str, float]:
-    """How much worse the model is at the images of a site when all others have trained after it."""
+    """How much worse the model is at the images of a site when the last site of the round has trained after it.
+
+    The last site has no other after it. What a model gets right at a site where it has not trained yet says nothing of
+    forgetting, so that models of earlier sites are left out.
+    """
     from polyclinic.runner.forgetting import matrices
 
     found = kept(run, "forgetting.json", matrices)
     table = list(found["rounds"].values())[-1]
-    sites = list(table)
-    fresh = statistics.fmean(table[site][site] for site in sites)
-    later = statistics.fmean(table[site][sites[(place - 1) % len(sites)]] for place, site in enumerate(sites))
+    *earlier, last = next(iter(table.values()))  # in the order in which sites have trained
+    fresh, later = (
+        statistics.fmean(table[site][model] for site, model in zip(earlier, models, strict=True))
+        for models in (earlier, [last] * len(earlier))
+    )
     sign = 1 if found["better"] == "higher" else -1
-    return {"just trained": fresh, "trained longest ago": later, "lost": sign * (fresh - later)}
+    return {"just trained": fresh, "after the last site": later, "lost": sign * (fresh - later)}
 
 
 def kinds_that_left(run: Path) -> list[str]:

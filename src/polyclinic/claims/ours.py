@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from polyclinic.claims.claim import Claim, Minutes
 from polyclinic.claims.measures import audited, of_runs, test
 from polyclinic.claims.own_measures import OVERHEAD, one_digest, overhead, same_after_kill
-from polyclinic.claims.rules import AllOf, AtLeast, AtMost, Lower
+from polyclinic.claims.rules import AllOf, AtLeast, AtMost, Lower, Provided
 
 PAPER = "Polyclinic"
 #: a tenth of the hands trains
@@ -120,7 +120,10 @@ CLAIMS = (
             "fedavg": ("method.name=fedavg",),
         },
         measure=of_runs(test("mae")),
-        rule=AllOf((Lower("fedreplay", "centralized", "mae", factor=1.15), Lower("fedreplay", "fedavg", "mae"))),
+        rule=Provided(  # a constant has an error of 32.4 months
+            AtMost("centralized", "mae", 30),
+            AllOf((Lower("fedreplay", "centralized", "mae", factor=1.15), Lower("fedreplay", "fedavg", "mae"))),
+        ),
         minutes={"quick": Minutes(15, 2), "full": Minutes(None, 12)},
         scales={
             "quick": (*FEW_HANDS, "model.input_size=64", "method.rounds=3", "evaluation.every=3"),

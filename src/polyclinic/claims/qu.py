@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from polyclinic.claims.claim import Claim, Measure, Minutes, Number, Row, Scale
 from polyclinic.claims.measures import audited, carried, forgetting, of_runs, own_sites, replay_quality, test
-from polyclinic.claims.rules import AllOf, AtLeast, AtMost, Lower, Rule, falling, higher
+from polyclinic.claims.rules import AllOf, AtLeast, AtMost, Lower, Provided, Rule, falling, higher
 
 if TYPE_CHECKING:
     from polyclinic.privacy.epsilon import Accountant
@@ -42,6 +42,12 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "cwt-replay": ("method.name=cwt-replay", "replay.probe=false"),
     "fedreplay": ("method.name=fedreplay",),
 }
+#: the other methods of Fig. 5
+OTHERS = ("splitnn", "fedavgm", "fedprox")
+#: the methods that keep their images apart; pooled training is what they are compared with
+APART = tuple(name for name in METHODS if name != "centralized")
+#: a constant has an error of 32.4 months, and accuracy 0.5
+LEARNT = {"mae": AtMost("centralized", "mae", 30), "accuracy": AtLeast("centralized", "accuracy", 0.6)}
 #: mean absolute error in months by split and method; Fig. 5 and Sec. 4.2, where the text has the number
 MONTHS = {
     "low": {"cwt": (6.88, 0.04), "fedavg": (7.26, 0.07), "fedavg-share": (7.99, 0.14), "cwt-replay": (7.60, 0.03)},
@@ -73,7 +79,7 @@ def _bones(split: str, rule: Rule, sentence: str) -> Claim:
         common=(f"sites.target_ks={KS['bones'][split]}",),
         scales={"quick": (*QUICK, *FEW_HANDS), "full": FULL},
         phantom=("data.source=hand-phantom", "data.samples=1500"),
-        post_hoc=split == "high",
+        post_hoc=split != "medium",
     )
 
 
@@ -96,7 +102,23 @@ def _eyes(split: str, rule: Rule, sentence: str) -> Claim:
         common=skew,
         scales={"quick": (*QUICK, "data.per_class=600"), "full": FULL},
         phantom=("data.source=fundus-phantom", "data.samples=1500"),
-        post_hoc=split == "high",
+        post_hoc=split != "medium",
+    )
+
+
+def _others(name: str, base: Claim, metric: str, numbers: Mapping[str, tuple[float, float]]) -> Claim:
+    """The methods of Fig. 5 that its first claims leave out, at the highest skew."""
+    replay = ("cwt-replay", "fedreplay")
+    pairs = itertools.product(replay, OTHERS)
+    rules = (Lower(one, other, metric) if metric == "mae" else higher(one, other, metric) for one, other in pairs)
+    return replace(
+        base,
+        name=f"qu-figure5-{name}-others",
+        sentence="With high skew, SplitNN, FedAvgM and FedProx lose as well, and both methods with replay beat them.",
+        numbers=_numbers(numbers, metric),
+        arms={**{other: (f"method.name={other}",) for other in OTHERS}, **{one: METHODS[one] for one in replay}},
+        rule=AllOf(tuple(rules)),
+        post_hoc=False,
     )
 
 
@@ -135,7 +157,7 @@ def epsilons(noise: float = 0.7, delta: float | None = None, accountant: Account
 FIGURE_5 = (
     _bones(
         "low",
-        AllOf((Lower("fedavg", "centralized", "mae", factor=1.3), Lower("cwt", "centralized", "mae", factor=1.3))),
+        Provided(LEARNT["mae"], AllOf(tuple(Lower(name, "centralized", "mae", factor=1.15) for name in APART))),
         "Where sites are alike, all methods are comparable to training on pooled images.",
     ),
     _bones(
@@ -157,7 +179,7 @@ FIGURE_5 = (
     ),
     _eyes(
         "low",
-        AllOf((higher("fedavg", "centralized", "accuracy", -0.05), higher("cwt", "centralized", "accuracy", -0.05))),
+        Provided(LEARNT["accuracy"], AllOf(tuple(higher(name, "centralized", "accuracy", -0.05) for name in APART))),
         "Where sites are alike, all methods are comparable to training on pooled images.",
     ),
     _eyes(
@@ -174,16 +196,19 @@ FIGURE_5 = (
 
 CLAIMS = (
     *FIGURE_5,
+    _others("bone-age", FIGURE_5[2], "mae", {"splitnn": (30.28, 1.47), "fedavgm": (21.81, 3.71)}),
+    _others("retina", FIGURE_5[5], "accuracy", {}),
     _replayed("bone-age", FIGURE_5[2]),
     _replayed("retina", FIGURE_5[5]),
     Claim(
         name="qu-table1-forgetting",
         paper=PAPER,
         place="Table 1",
-        sentence="CWT forgets: the model is worse at images of the site where it trained longest ago. Replay helps.",
+        sentence="CWT forgets: when the last site has trained, the model is worse at images of the sites before it than "
+        "it was there. Replay helps.",
         numbers=(
-            Number("cwt", "just trained", (0.956 + 0.877 + 0.930 + 0.977) / 4),
-            Number("cwt", "trained longest ago", (0.517 + 0.834 + 0.537 + 0.957) / 4),
+            Number("cwt", "just trained", (0.956 + 0.877 + 0.930) / 3),
+            Number("cwt", "after the last site", (0.517 + 0.600 + 0.910) / 3),
         ),
         paper_data=EYES,
         our_data=OUR_EYES,
@@ -198,7 +223,7 @@ CLAIMS = (
             "full": (*FULL, *FIRST_ROUND),
         },
         phantom=("data.source=fundus-phantom", "data.samples=1500"),
-        post_hoc=True,  # the last round had been measured, and one run of the first
+        post_hoc=True,
     ),
     Claim(
         name="qu-table2-privacy",
@@ -235,12 +260,14 @@ CLAIMS = (
         name="qu-table3-cut-depth",
         paper=PAPER,
         place="Table 3, Fig. 8",
-        sentence="A deeper cut costs FedReplay little accuracy, and images come back worse from its latents.",
+        sentence="The deeper the cut, the worse images come back from FedReplay's latents; even the deepest cut leaves "
+        "it better than FedAvg.",
         numbers=(
             Number("fedavg", "accuracy", 0.7065, 0.0083),
             Number("conv1", "accuracy", 0.7720, 0.0013),
             Number("layer2", "accuracy", 0.7648, 0.0063),
             Number("layer3", "accuracy", 0.7500, 0.0098),
+            Number("fedavg", "psnr", 11.82, 1.86),
             Number("conv1", "psnr", 11.64, 0.98),
             Number("layer2", "psnr", 10.48, 1.23),
             Number("layer3", "psnr", 9.22, 1.28),
@@ -267,7 +294,8 @@ CLAIMS = (
         name="qu-figure6-segmentation",
         paper=PAPER,
         place="Fig. 6",
-        sentence="FedReplay outlines tumours as well as training on pooled images does; FedAvg and CWT do less well.",
+        sentence="FedReplay outlines tumours as well as training on pooled images does; FedAvg, CWT and sharing 5 % do "
+        "less well.",
         numbers=(Number("centralized", "dice, own site", 0.853), Number("fedreplay", "dice, own site", 0.854)),
         paper_data="BraTS 2017, 210 patients of ten hospitals, 224 px, a pretrained U-Net",
         our_data="TCGA-LGG (Buda 2019), five hospitals, 64 px, a U-Net from random weights",
@@ -278,6 +306,7 @@ CLAIMS = (
             (
                 higher("fedreplay", "fedavg", "dice, own site"),
                 higher("fedreplay", "cwt", "dice, own site"),
+                higher("fedreplay", "fedavg-share", "dice, own site"),
                 higher("fedreplay", "centralized", "dice, own site", -0.02),
             )
         ),

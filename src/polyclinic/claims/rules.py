@@ -45,8 +45,8 @@ class Lower:
     @property
     def words(self) -> str:
         times = f"{self.factor:g} times " if self.factor != 1 else ""
-        less = f" by at least {self.by:g}" if self.by else ""
-        return f"{self.metric} of {self.first} is lower than {times}that of {self.second}{less}"
+        margin = f" by at least {self.by:g}" if self.by > 0 else f" plus {-self.by:g}" if self.by < 0 else ""
+        return f"{self.metric} of {self.first} is lower than {times}that of {self.second}{margin}"
 
     def judge(self, table: Table) -> Verdict:
         first, second = (table.get((label, self.metric), ()) for label in (self.first, self.second))
@@ -113,6 +113,24 @@ class AllOf:
         if "no" in states:
             return Verdict("no", why)
         return Verdict("yes" if states == {"yes"} else "not enough data", why)
+
+
+@dataclass(frozen=True)
+class Provided:
+    """A rule that says something only where a condition holds: methods that have learnt nothing are alike, too."""
+
+    condition: Rule
+    rule: Rule
+
+    @property
+    def words(self) -> str:
+        return f"{self.rule.words}; provided that {self.condition.words}"
+
+    def judge(self, table: Table) -> Verdict:
+        met = self.condition.judge(table)
+        if met.holds == "yes":
+            return self.rule.judge(table)
+        return Verdict("not enough data", f"the rule says nothing, as its condition does not hold. {met.why}")
 
 
 def higher(first: str, second: str, metric: str, by: float = 0.0) -> Lower:
