@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyclinic.claims.rules import AllOf, AtLeast, AtMost, Lower, falling, higher
+from polyclinic.claims.rules import AllOf, AtLeast, AtMost, Lower, Provided, falling, higher
 
 CLEAR = {("a", "mae"): (1.0, 1.1, 0.9), ("b", "mae"): (2.0, 2.1, 1.9)}
 
@@ -60,3 +60,18 @@ def test_a_series_falls_only_if_each_step_falls() -> None:
     table = {("1", "x"): (3.0, 3.1), ("2", "x"): (2.0, 2.1), ("3", "x"): (2.5, 2.6)}
     assert falling(("1", "2"), "x").judge(table).holds == "yes"
     assert falling(("1", "2", "3"), "x").judge(table).holds == "no"
+
+
+def test_a_rule_with_a_condition_says_nothing_without_it() -> None:
+    rule = Lower("a", "b", "mae")
+    assert Provided(AtMost("b", "mae", 3), rule).judge(CLEAR) == rule.judge(CLEAR)
+    for met in (AtMost("b", "mae", 1), AtMost("b", "mae", 2.0), AtMost("c", "mae", 1)):  # no, open, no data
+        found = Provided(met, rule).judge(CLEAR)
+        assert found.holds == "not enough data"
+        assert "condition does not hold" in found.why
+
+
+def test_a_margin_has_words() -> None:
+    assert Lower("a", "b", "mae", by=0.5).words.endswith("that of b by at least 0.5")
+    assert Lower("a", "b", "mae", by=-0.5).words.endswith("that of b plus 0.5")
+    assert Lower("a", "b", "mae").words.endswith("that of b")

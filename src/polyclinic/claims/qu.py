@@ -204,7 +204,7 @@ CLAIMS = (
         name="qu-table1-forgetting",
         paper=PAPER,
         place="Table 1",
-        sentence="CWT forgets: when the last site has trained, the model is worse at images of the sites before it than "
+        sentence="CWT forgets: when the last site has trained, the model is worse at the images of earlier sites than "
         "it was there. Replay helps.",
         numbers=(
             Number("cwt", "just trained", (0.956 + 0.877 + 0.930) / 3),
