@@ -196,7 +196,7 @@ def test_impossible_input_of_a_search_is_named(wrong):
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
-@pytest.mark.parametrize("wanted", [0.3, 0.5, 0.9, 1.0, 1.3, 2.0, 7.0, 64.0])
+@pytest.mark.parametrize("wanted", [0.3, 0.4, 0.5, 0.9, 1.0, 1.3, 2.0, 7.0, 64.0])
 def test_any_noise_is_found_to_a_thousandth_and_never_too_small(wanted, accountant):
     """Full batches, of which the epsilon takes no time."""
     found = noise_for(compute_epsilon(1.0, wanted, 1, 1e-3, accountant), 1.0, 1, 1e-3, accountant)
@@ -231,6 +231,7 @@ def test_a_large_group_has_no_privacy_and_no_number_overflows(monkeypatch):
     monkeypatch.setattr(epsilon, "composed_epsilon", composed(6.0))
     assert group_epsilon([], 1e-3, 100) == 600.0  # exp(-594) is a number
     assert group_epsilon([], 1e-3, 1) == 6.0
+    assert group_epsilon([], 1e-3, 0) == 6.0  # whoever has none may have one
 
 
 @pytest.mark.parametrize(("epsilon", "accountant"), [(0.5, "rdp"), (4.0, "rdp"), (0.5, "prv")])

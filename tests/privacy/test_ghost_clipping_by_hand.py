@@ -86,6 +86,40 @@ def test_a_processor_multiplies_numbers_of_any_precision_in_float32():
     assert (came.dtype, back.dtype) == (torch.float32, torch.float32)
 
 
+class OnGpu(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("layer", "short"),
+    [
+        (nn.Conv2d(8, 8, 1), True),
+        (nn.Conv2d(8, 16, 3), True),
+        (nn.Conv2d(4, 8, (1, 2)), True),  # four channels of two pixels are eight numbers
+        (nn.Conv2d(4, 8, 1), False),
+        (nn.Conv2d(8, 12, 1), False),
+        (nn.Conv2d(16, 16, 1, groups=2), True),
+        (nn.Conv2d(8, 16, 1, groups=2), False),
+        (nn.Conv2d(16, 8, 1, groups=2), False),
+        (nn.ConvTranspose2d(8, 8, 1), False),
+        (nn.Linear(8, 8), False),
+    ],
+)
+def test_a_gpu_multiplies_short_numbers_whose_rows_begin_at_sixteen_bytes(monkeypatch, layer, short):
+    """Eight numbers of two bytes: what a kernel sees of a group, and the filters of a group."""
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    came, back = _as_followed(layer, torch.ones(2), torch.ones(2).bfloat16().as_subclass(OnGpu))
+    assert {came.dtype, back.dtype} == {torch.bfloat16 if short else torch.float32}
+    _, back = _as_followed(layer, torch.ones(2), torch.ones(2).as_subclass(OnGpu))
+    assert back.dtype == torch.float32
+
+
+def test_short_numbers_are_not_for_runs_that_must_repeat_themselves(monkeypatch):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    came, back = _as_followed(nn.Conv2d(8, 8, 1), torch.ones(2), torch.ones(2).bfloat16().as_subclass(OnGpu))
+    assert (came.dtype, back.dtype) == (torch.float32, torch.float32)
+
+
 def test_numbers_by_pixel_become_a_weight_by_channel():
     """Two filters of a kernel of 1 x 2 pixels over three channels."""
     numbers = torch.arange(12)

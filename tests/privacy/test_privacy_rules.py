@@ -56,7 +56,7 @@ def test_a_primary_model_cannot_be_private_for_patients_and_others_can():
 def test_a_picture_of_curves_begins_at_zero_and_says_what_it_shows(monkeypatch, tmp_path):
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     monkeypatch.setattr(pyplot, "close", lambda _: None)
-    draw(tmp_path / "curve.png", (500,), epochs=2)
+    draw(tmp_path / "curve.png", (500,), epochs=2, batch_size=32, noise=0.7, accountant="rdp")
     axis = pyplot.gcf().axes[0]
     monkeypatch.undo()
     pyplot.close("all")
@@ -274,3 +274,4 @@ def test_a_hundredth_of_other_rows_is_noticed_in_numbers_of_any_size(size):
     rows = torch.tensor([[1.0], [2.0], [-3.0], [5.0]])
     assert mixes_samples(Mixing(0.01, size), rows)
     assert not mixes_samples(Mixing(0.0, size), rows)
+    assert not mixes_samples(Mixing(0.0, 0.0), rows)

@@ -26,13 +26,7 @@ def _epsilon(size: int, epochs: float, batch_size: int, noise: float, accountant
 
 
 def draw(
-    path: Path,
-    sizes: Sequence[int] = SIZES,
-    *,
-    epochs: int = 300,
-    batch_size: int = 32,
-    noise: float = 0.7,
-    accountant: Accountant = "rdp",
+    path: Path, sizes: Sequence[int], *, epochs: int, batch_size: int, noise: float, accountant: Accountant
 ) -> None:
     """A picture of the curves."""
     import matplotlib
