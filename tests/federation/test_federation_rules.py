@@ -28,7 +28,7 @@ from polyclinic.federation.leaving.target import EpsilonTarget
 from polyclinic.federation.leaving.wire_codec import NotOnWire, _is_described, unpack
 from polyclinic.federation.ledger_check import Checked, _unsigned
 from polyclinic.federation.summing import fixed_point
-from polyclinic.federation.summing.floor import floor_of
+from polyclinic.federation.summing.floor import Floor, floor_of
 from polyclinic.federation.summing.open_sum import OpenSum
 from polyclinic.federation.summing.site_sums import _privacy_of
 from polyclinic.federation.summing.summand import check_layout, check_open, parcels_of
@@ -92,6 +92,7 @@ def test_the_floor_of_a_sum_by_the_sites_that_are_known(pinned, policy, floor):
 def test_a_sum_of_which_nothing_else_is_known_has_no_honest_site():
     fields = OpenSum.model_fields
     assert (fields["honest"].default, fields["threshold"].default) == (0, 0)
+    assert Floor() == Floor(3, 0)
 
 
 def row_of(numbers, weight=2, expected=0, sites=2):
