@@ -7,6 +7,10 @@ import numpy as np
 import pytest
 import torch
 from company import Adding, Company
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
@@ -245,7 +249,7 @@ def secure(tmp_path, liars, said):
     return some.sites["a"]
 
 
-@pytest.mark.parametrize(("liars", "said", "honest"), [(2, 2, 6), (1, 2, 6), (0, 0, 8), (2, 1, 0)])
+@pytest.mark.parametrize(("liars", "said", "honest"), [(2, 2, 6), (1, 2, 6), (0, 0, 8), (0, 7, 1), (2, 1, 0)])
 def test_noise_is_shared_by_who_is_left_without_the_liars_of_the_study(tmp_path, liars, said, honest):
     """Of nine sites eight must be left. A policy that expects more liars than the study says cannot share noise."""
     site = secure(tmp_path, liars, said)
@@ -345,6 +349,16 @@ def test_masks_are_added_and_taken_out_beyond_one_piece():
     assert len(np.unique(masked - numbers)) == len(numbers)
     add_masks(masked, [(b"two", 1), (b"one", -1)], b"info")
     assert (masked == numbers).all()
+
+
+def test_a_mask_is_the_key_stream_of_its_secret():
+    key = HKDF(SHA256(), length=32, salt=None, info=b"info").derive(b"secret")
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * 3))
+    mask = np.frombuffer(stream, "<u8")
+    for sign, expected in ((1, 7 + mask), (-1, 7 - mask)):
+        numbers = np.full(3, 7, dtype=np.uint64)
+        add_masks(numbers, [(b"secret", sign)], b"info")
+        assert numbers.tolist() == expected.tolist()
 
 
 def test_of_two_sites_one_adds_and_the_other_subtracts():

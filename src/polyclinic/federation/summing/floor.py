@@ -49,6 +49,6 @@ class Floor:
 
 def floor_of(policy: Policy, pinned: int) -> Floor:
     """The floor of a site whose kit pins the keys of so many sites (0: a simulated one, whose keys are no secret)."""
-    least = policy.min_sites if policy.min_sites is not None else max(FEWEST, pinned // 2 + 1 if pinned else 0)
+    least = policy.min_sites if policy.min_sites is not None else max(FEWEST, pinned // 2 + 1)
     liars = policy.liars if policy.liars is not None else (max(1, pinned // 6) if pinned else 0)
     return Floor(least, liars)
