@@ -1,0 +1,227 @@
+"""FELICIA's rounds by hand: who is asked what in which step, and what gradients are handed down."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from polyclinic.federation.call import Reply
+from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.methods import felicia
+from polyclinic.methods.felicia import Felicia
+from polyclinic.methods.shared import utility
+from polyclinic.methods.shared.central_discriminator import CentralDiscriminator, ImagesOfSites
+
+
+class Central:
+    """A central discriminator that says what it was asked."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.steps, self.acted = [], []
+
+    def other_sites(self, site, rng):
+        return site
+
+    def step_and_gradient(self, batch, other, *, learn, act):
+        self.acted.append((learn, act))
+        return batch.images if act else None
+
+    def step(self, images, site, labels):
+        self.steps.append((images.flatten().tolist(), site.tolist()))
+
+    def image_gradient(self, images, site, other, labels):
+        self.seen = (images.shape, site.tolist(), other.tolist(), labels.tolist())
+        return torch.ones_like(images)
+
+
+class Coordinator(SimpleNamespace):
+    sites = ("a", "b")
+
+    def ask_all(self, operation, **given):
+        self.asked.append((operation, given))
+        return [reply("a", 1.0, 2.0), reply("b", 3.0)]
+
+    def state(self, **given):
+        return SimpleNamespace(**given)
+
+    def rounds(self, count, state):
+        return range(1, count + 1)
+
+
+def reply(site, *values):
+    return Reply(site, (Parcel("synthetic-images", {"images": torch.tensor(values).reshape(-1, 1, 1, 1)}),))
+
+
+@pytest.fixture
+def central(monkeypatch):
+    found = Central()
+    monkeypatch.setattr(Felicia, "central_discriminator", lambda self, federation, state, images: found)
+    monkeypatch.setattr(felicia, "_remember", lambda central, state: state.remembered.append(central))
+    monkeypatch.setattr(
+        Felicia,
+        "gather_images",
+        lambda self, federation, replies: ImagesOfSites(
+            torch.tensor([1.0, 2.0, 3.0]).reshape(-1, 1, 1, 1), torch.tensor([0, 0, 1]), torch.zeros(3), True
+        ),
+    )
+    return found
+
+
+def at_round(number):
+    return Coordinator(round=number, asked=[], rng=lambda name: None), SimpleNamespace(central={}, remembered=[])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_images_go_up_and_gradients_come_down_in_every_step(central, number):
+    """Three steps a round; the central term acts from step 2 on, and is learnt from step 4 on."""
+    federation, state = at_round(number)
+    Felicia(steps=3, warm_up=2, frozen=4, weight=6.0).synchronous_round(federation, state)
+    assert [operation for operation, _ in federation.asked] == ["start_round", *["generator_step"] * 3]
+    assert [given["last"] for _, given in federation.asked[1:]] == [False, False, True]
+    first = 3 * (number - 1)
+    assert central.acted == [(step >= 4, step >= 2) for step in range(first, first + 3)]
+    down = federation.asked[3][1]["by_site"]
+    # lambda times the gradient, over the images of the site
+    assert down["a"]["gradients"]["images"].flatten().tolist() == [6 * 1 / 2, 6 * 2 / 2]
+    assert down["b"]["gradients"]["images"].flatten().tolist() == [6 * 3]
+    assert federation.asked[1][1]["by_site"].keys() == (set() if number == 1 else down.keys())
+    assert state.remembered == [central]
+
+
+def test_a_round_ends_where_nobody_answers_any_more(central, monkeypatch):
+    monkeypatch.setattr(Felicia, "ask_generators", lambda self, *given, **more: [])
+    federation, state = at_round(1)
+    Felicia(steps=3).synchronous_round(federation, state)
+    assert len(central.acted) == 1
+    assert state.remembered == [central]
+
+
+def test_weights_come_down_every_few_steps_and_all_images_are_learnt_once(central):
+    """Five steps a round, two between exchanges: 5 and 6, 7 and 8, and 9; steps before 6 are not learnt."""
+    federation, state = at_round(2)
+    state.central = {"w": torch.ones(1)}
+    Felicia(steps=5, exchange_every=2, frozen=6, schedule="local").local_round(federation, state)
+    given = [one for _, one in federation.asked]
+    assert [(one["begin"], one["steps"]) for one in given] == [(5, 2), (7, 2), (9, 1)]
+    assert all(one["names"] == ["a", "b"] and one["central"].kind == "generator" for one in given)
+    # of each site every second image in a step; the first of both in the first one
+    assert central.steps == [([2.0], [0]), ([1.0, 3.0], [0, 1]), ([2.0], [0]), ([1.0, 2.0, 3.0], [0, 0, 1])]
+    assert len(state.remembered) == 3
+    federation, state = at_round(1)
+    Felicia(steps=1, schedule="local").local_round(federation, state)
+    assert federation.asked[0][1]["central"] is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "sites", "kind"),
+    [
+        ({}, 2, "synchronous"),
+        ({"schedule": "local"}, 2, "local"),
+        ({"weight": 0.0}, 2, "alone"),
+        ({}, 1, "alone"),
+    ],
+)
+@pytest.mark.parametrize(("every", "weighed"), [(0, [5]), (2, [2, 4, 5]), (5, [5]), (1, [1, 2, 3, 4, 5])])
+def test_schedules_and_rounds_in_which_images_are_evaluated(monkeypatch, settings, sites, kind, every, weighed):
+    done, at = [], []
+    for name in ("synchronous_round", "local_round"):
+        monkeypatch.setattr(Felicia, name, lambda self, federation, state, name=name: done.append(name[:-6]))
+    monkeypatch.setattr(utility, "ask_utility", lambda federation, operation, others: at.append(len(done)) or len(at))
+    told = {}
+    federation = Coordinator(asked=[], evaluate=lambda: None, report=told.__setitem__)
+    federation.sites = ("a", "b")[:sites]
+    federation.ask_all = lambda operation: done.append("alone") if operation == "train_alone" else None
+    Felicia(rounds=5, weigh_every=every, **settings).run(federation)
+    assert done == [kind] * 5
+    assert at == weighed
+    assert told == {"worth": list(range(1, len(weighed) + 1))}
+
+
+@pytest.mark.parametrize(("share", "sites", "shared"), [(True, 2, True), (True, 1, False), (False, 2, False)])
+def test_images_are_collected_where_sites_share_them(monkeypatch, share, sites, shared):
+    monkeypatch.setattr(felicia, "images_of_others", lambda replies: {"others": len(replies)})
+    federation = Coordinator(asked=[])
+    federation.sites = ("a", "b")[:sites]
+    assert Felicia(share_images=share).collect_images(federation) == ({"others": 2} if shared else {})
+
+
+# --- at the sites -----------------------------------------------------------------------------------
+
+
+class GANs:
+    rows = 2
+
+    def __init__(self, names):
+        self.names, self.steps = names, []
+
+    def local_step(self, image_gradient=None, draws=None):
+        self.steps.append((image_gradient, draws))
+
+    def keep(self):
+        self.kept = len(self.steps)
+
+    def sample(self, count):
+        return [(name, count) for name in self.names]
+
+
+def sites_of(*names):
+    generator = SimpleNamespace(batch_size=4)
+    return [SimpleNamespace(name=name, rng=lambda purpose: None, generator=generator) for name in names]
+
+
+@pytest.mark.parametrize(("sent", "count"), [(None, 3 * 4), (7, 7)])
+@pytest.mark.parametrize("names", [("b",), ("a", "b")])
+def test_some_steps_are_taken_locally_and_images_are_sent(monkeypatch, sent, count, names):
+    made, stepped = [], []
+
+    def gans_of(self, group, steps, purpose):
+        made.append((GANs([site.name for site in group]), steps, purpose))
+        return made[-1][0]
+
+    monkeypatch.setattr(Felicia, "gans_of", gans_of)
+    monkeypatch.setattr(Felicia, "received", lambda self, site, central, sites: Received(central, sites))
+    monkeypatch.setattr(Felicia, "local_step", lambda self, gans, group, central, known, step: stepped.append(step))
+    monkeypatch.setattr(Felicia, "parcel_of", lambda self, site, own: (site.name, own))
+    monkeypatch.setattr(felicia, "stackable", lambda sites: [list(sites)])
+    monkeypatch.setattr(felicia, "classes_take_turns", lambda group: True)
+    monkeypatch.setattr(felicia, "adversarial_settings", lambda site: site.generator)
+    places = len(names)
+    found = Felicia(sent=sent).train_locally(
+        sites_of(*names), [6] * places, [3] * places, [["a", "b"]] * places, [{"w": 1}] * places
+    )
+    assert stepped == [6, 7, 8]
+    assert [(steps, purpose) for _, steps, purpose in made] == [(3, "gan from 6")]
+    assert found == [(name, (name, count)) for name in names]
+
+
+class Received(SimpleNamespace):
+    def __init__(self, central, sites):
+        assert (central, sites) == ({"w": 1}, 2)
+        super().__init__(expect_turns=lambda turns: None)
+
+
+def test_a_local_step_has_lambda_times_the_gradient_of_the_mean():
+    gans, central = GANs(["b", "a"]), Central()
+    method = Felicia(weight=6.0, warm_up=3)
+    method.local_step(gans, sites_of("b", "a"), central, ["a", "b"], step=2)
+    assert gans.steps == [(None, None)]
+    method.local_step(gans, sites_of("b", "a"), central, ["a", "b"], step=3)
+    gradient, draws = gans.steps[1]
+    assert draws.tolist() == [1, 1, 0, 0]
+    fake = torch.zeros(2, 2, 1, 4, 4)
+    found = gradient(fake, torch.tensor([[0, 1], [2, 3]]), draws)
+    assert found.shape == fake.shape
+    assert set(found.flatten().tolist()) == {6.0 / 2}, "over the two images of a site"
+    assert central.seen == ((4, 1, 4, 4), [1, 1, 0, 0], [1, 1, 0, 0], [0, 1, 2, 3])
+
+
+def test_another_site_is_drawn_alike_even_of_one():
+    draw = CentralDiscriminator.other_sites
+    rng = torch.Generator().manual_seed(0)
+    assert draw(SimpleNamespace(towards="other", sites=1), torch.zeros(4, dtype=torch.long), rng).tolist() == [0] * 4
+    drawn = draw(SimpleNamespace(towards="other", sites=4), torch.full((400,), 3), rng)
+    counts = torch.bincount(drawn, minlength=4).tolist()
+    assert counts[3] == 0
+    assert min(counts[:3]) > 90
