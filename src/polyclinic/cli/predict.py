@@ -50,7 +50,7 @@ def predict(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each image instead of CSV."),
 ) -> None:
     """Say what a released model sees in images: class and probabilities, a value, or a mask."""
-    from polyclinic.runner.predict import load_predictor
+    from polyclinic.runner.predict import load_predictor, other_kind
 
     if as_json and out is not None:
         raise BadInput("--json: prints, and --out writes a CSV file; give one of them")
@@ -79,6 +79,8 @@ def predict(
     if any(one.frame is not None and one.file.suffix.lower() != ".npz" for one in found):
         say_other_slices(slices, predictor.card.slices)
     _say_what_is_missing(predictor, coverage, model, site)
+    if said := other_kind(found):
+        typer.echo(said, err=True)
     rows = [_row(one) for one in found]
     if as_json:
         typer.echo("\n".join(json.dumps(row) for row in rows))

@@ -41,6 +41,7 @@ from polyclinic.formats import write_run_format
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.calibration import Calibration, calibrate_on
 from polyclinic.runner.folder_lock import ENDS_WITHIN
+from polyclinic.runner.looks import looks_of
 from polyclinic.runner.model_file import card_of, model_file, preparation_of
 from polyclinic.runner.release import digest_of_weights
 from polyclinic.runner.run import note_plugins
@@ -221,9 +222,9 @@ def write_model(
     study = assembly.study
     backbones = {"": study.model.backbones.get(site, study.model.backbone)}
     calibration = _own_calibration(assembly, site, weights, validation)
-    card = card_of(
-        study, assembly.prepared.info, backbones, digest_of_weights(weights), {"": calibration} if calibration else {}
-    )
+    calibrations = {"": calibration} if calibration else {}
+    looks = looks_of([validation.images])
+    card = card_of(study, assembly.prepared.info, backbones, digest_of_weights(weights), calibrations, looks)
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
     content = model_file(tensors, card.model_copy(update=dict(preparation)))
     atomic_write(assembly.folder / "model.safetensors", content)

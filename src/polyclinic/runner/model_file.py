@@ -29,6 +29,7 @@ from polyclinic.json_types import parse_json
 from polyclinic.models import Backbone, build, is_importable, registry_of
 from polyclinic.registry import Registry
 from polyclinic.runner.calibration import Calibration
+from polyclinic.runner.looks import Looks
 from polyclinic.runner.release import digest_of_weights
 from polyclinic.settings import Settings, no_such_choice
 from polyclinic.study import Study
@@ -70,6 +71,7 @@ class Card(Settings):
     calibrations: dict[str, Calibration] = Field(
         {}, description="of each site's model, or of the one for all sites (''): what validation images say about it"
     )
+    looks: Looks | None = Field(None, description="what validation images look like; None where nobody has looked")
     method: str
     weights_sha256: str
 
@@ -108,6 +110,7 @@ def card_of(
     backbones: dict[str, str],
     weights_sha256: str,
     calibrations: Mapping[str, Calibration] | None = None,
+    looks: Looks | None = None,
 ) -> Card:
     """The card of a model trained by `study` on data with these facts (`PreparedSites.info`)."""
     facts = {name: info[name] for name in ("channels", "size", "classes", "unit", "label_range")}
@@ -124,6 +127,7 @@ def card_of(
         method=study.method.name,
         weights_sha256=weights_sha256,
         calibrations=dict(calibrations or {}),
+        looks=looks,
         **facts,
         **preparation_of(study.data),
     )
@@ -138,7 +142,7 @@ def preparation_of(data: Source) -> dict[str, Any]:
 
 def model_file(tensors: Mapping[str, Tensor], card: Card) -> bytes:
     """The content of `model.safetensors`: weights (of site X, where each has its own, under "X/...") and card."""
-    optional = ("arguments", "plugins", "installed", "networks", "input_size", "calibrations")
+    optional = ("arguments", "plugins", "installed", "networks", "input_size", "calibrations", "looks")
     empty = {name for name in optional if not getattr(card, name)} | ({"head"} if card.head == "linear" else set())
     return save(dict(tensors), {CARD: card.model_dump_json(exclude=empty)})
 

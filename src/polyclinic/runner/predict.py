@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,12 +41,23 @@ OnBadFile = Callable[[Path, str], None]
 @dataclass(frozen=True)
 class Prediction:
     """What the model says about one image. `values` is what a table shows; `mask` bool [H, W], in the image's own
-    size, or None."""
+    size, or None. `unlike` says how the image differs from those of the study, where it seems to be of another kind."""
 
     file: Path
     frame: int | None
     values: dict[str, Any]
     mask: np.ndarray | None = None
+    unlike: str = ""
+
+
+class _Read(NamedTuple):
+    """An image that was read: its file and slice, prepared, its own height and width, and how it differs."""
+
+    file: Path
+    frame: int | None
+    image: np.ndarray
+    shape: tuple[int, ...]
+    unlike: str
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ class Predictor:
         """The first images of files and folders, prepared, at most so many; BadInput for one that cannot be read."""
         reader = Reader(self.card.window, self.card.slices)
         found = itertools.islice(self._read_all(reader, paths, None), most)
-        return np.stack([image for _, _, image, _ in found])
+        return np.stack([one.image for one in found])
 
     def predict(
         self,
@@ -109,20 +120,16 @@ class Predictor:
         """
         reader = Reader(self.card.window, slices or self.card.slices)
         for batch in _batches(self._read_all(reader, paths, on_bad_file), self._batch()):
-            outputs = self.outputs(np.stack([image for _, _, image, _ in batch]))
+            outputs = self.outputs(np.stack([one.image for one in batch]))
             readings = readings_of(self.card, self.task, self.calibration, outputs, coverage, specificity)
-            for (file, frame, _, shape), output, values in zip(batch, outputs, readings, strict=True):
-                yield self._prediction(file, frame, shape, output, values)
+            for one, output, values in zip(batch, outputs, readings, strict=True):
+                yield self._prediction(one, output, values)
 
-    def _read_all(
-        self, reader: Reader, paths: Iterable[Path], on_bad_file: OnBadFile | None
-    ) -> Iterator[tuple[Path, int | None, np.ndarray, tuple[int, ...]]]:
-        """File, slice, prepared image and own height and width of every image that can be read."""
+    def _read_all(self, reader: Reader, paths: Iterable[Path], on_bad_file: OnBadFile | None) -> Iterator[_Read]:
+        """Every image that can be read."""
         for file in image_files(paths):
             try:
-                images = [
-                    (file, frame, self._fitted(pixels), pixels.shape[:2]) for frame, pixels in _pictures(reader, file)
-                ]
+                images = [self._read(file, frame, pixels) for frame, pixels in _pictures(reader, file)]
             except Exception as error:  # whatever a decoder raises on a broken file is a fact about that file
                 reason = _why_unreadable(file, error)
                 if on_bad_file is None:
@@ -131,14 +138,17 @@ class Predictor:
                 continue
             yield from images
 
-    def _prediction(
-        self, file: Path, frame: int | None, shape: tuple[int, ...], output: Tensor, values: dict[str, Any]
-    ) -> Prediction:
+    def _read(self, file: Path, frame: int | None, pixels: np.ndarray) -> _Read:
+        image, looks = self._fitted(pixels), self.card.looks
+        return _Read(file, frame, image, pixels.shape[:2], looks.unlike(image, pixels) if looks else "")
+
+    def _prediction(self, one: _Read, output: Tensor, values: dict[str, Any]) -> Prediction:
         if not self.task.dense:
-            return Prediction(file, frame, values)
-        own = output.numpy() if self.card.graham else in_own_size(output.numpy(), shape, self.card.shape)
+            return Prediction(one.file, one.frame, values, unlike=one.unlike)
+        own = output.numpy() if self.card.graham else in_own_size(output.numpy(), one.shape, self.card.shape)
         mask = own > 0.5
-        return Prediction(file, frame, {"pixels": int(mask.sum()), "share": round(float(mask.mean()), 6)}, mask)
+        values = {"pixels": int(mask.sum()), "share": round(float(mask.mean()), 6)}
+        return Prediction(one.file, one.frame, values, mask, one.unlike)
 
 
 def _pictures(reader: Reader, file: Path) -> Iterator[tuple[int | None, np.ndarray]]:
@@ -221,7 +231,7 @@ def predict(
     `strict`, a file that cannot be read is named in a warning and skipped.
     """
     predictor = load_predictor(Path(model), site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import)
-    return list(
+    found = list(
         predictor.predict(
             (Path(image) for image in images),
             coverage=coverage,
@@ -229,6 +239,20 @@ def predict(
             slices=slices,
             on_bad_file=None if strict else warn_of_bad_file,
         )
+    )
+    if said := other_kind(found):
+        warnings.warn(said, Notice, stacklevel=2)
+    return found
+
+
+def other_kind(found: Sequence[Prediction]) -> str:
+    """What to say of images that are unlike those of the study; nothing where none is."""
+    odd = [one for one in found if one.unlike]
+    if not odd:
+        return ""
+    return (
+        f"{len(odd)} of {len(found)} images do not look like those of the study, such as {odd[0].file.name} "
+        f"({odd[0].unlike}): what the model says of such an image may mean nothing"
     )
 
 

@@ -14,7 +14,7 @@ import torch
 
 from polyclinic.allocation import keep_freed_memory
 from polyclinic.data.own_images import find_kit
-from polyclinic.data.parts import prepare
+from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput, Damaged
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.federation import Federation
@@ -33,6 +33,7 @@ from polyclinic.runner.device import device_of
 from polyclinic.runner.engines import check_engine, in_process_engine, ray_engine
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
 from polyclinic.runner.loggers import Loggers
+from polyclinic.runner.looks import looks_of
 from polyclinic.runner.method_failure import run_method
 from polyclinic.runner.model_file import MODEL, card_of, model_file
 from polyclinic.runner.recorder import Display, Recorder
@@ -211,9 +212,11 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         for sentence in advice.after(study, guessed, metrics, federation.reports):
             federation.warn(sentence)
         calibrations: dict[str, Calibration] = {}
+        looks = None
         if engine.simulation and not has_noised_scores(study):  # of a real site no score of a single image is kept
             metrics |= kept_statistics(assembly, models)
             calibrations = calibrations_of(read_cases(folder, "validation"), models)
+            looks = looks_of(open_site(parts.folder, site).validation.images for site in parts.names)
         elif not engine.simulation:
             own = whose_part(study, bool(trainer.local_names))
             federation.ask_all("keep_model", weights=models[""], own=own)
@@ -224,7 +227,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         engine.close()
     tensors = _flat(models)
     backbones = {site: assembly.backbones.get(site, study.model.backbone) for site in models}
-    card = card_of(study, parts.info, backbones, digest_of_weights(tensors), calibrations)
+    card = card_of(study, parts.info, backbones, digest_of_weights(tensors), calibrations, looks)
     content = model_file(tensors, card)
     atomic_write(folder / MODEL, content, durable=study.engine.durable)
     timing = {
