@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from polyclinic.data.parts import ImageSet
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.methods.feder import FedER
@@ -235,6 +235,51 @@ def test_the_counts_of_classes_are_read_from_the_sums_of_targets():
         trainer.task.like = "regression"
         OneRound.collect_each(method, federation)
         assert len(warned) == 1
+
+
+def encoder_of(width, outputs):
+    model = SimpleNamespace(encoder_class=SimpleNamespace(width=width), outputs=outputs)
+    return SimpleNamespace(trainer=SimpleNamespace(model=model))
+
+
+@pytest.mark.parametrize(("numbers", "width"), [(None, 8), (3, 3), (8, 8), (20, 8)])
+def test_sums_are_about_all_features_or_so_many_numbers(monkeypatch, numbers, width):
+    monkeypatch.setattr(one_round, "Encoded", SimpleNamespace)
+    assert OneRound.width(SimpleNamespace(numbers=numbers), encoder_of(8, 2)) == width
+    assert one_round.head_shape(encoder_of(8, 2)) == (8, 2)
+
+
+def test_a_head_on_projected_numbers_is_one_on_features(monkeypatch):
+    """Offset first; a slope of a number is one of every feature, with its sign."""
+    monkeypatch.setattr(one_round, "Encoded", SimpleNamespace)
+    head = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).double()
+    found = OneRound.linear_head(SimpleNamespace(numbers=None), encoder_of(2, 2), head)
+    assert found["fc.bias"].tolist() == [1.0, 2.0]
+    assert found["fc.weight"].tolist() == [[3.0, 5.0], [4.0, 6.0]]
+    signs = one_round.projection(4, 2)
+    found = OneRound.linear_head(SimpleNamespace(numbers=2), encoder_of(4, 2), head)
+    features = torch.tensor([[0.5, -1.0, 2.0, 0.25]]).double()
+    wanted = features @ signs @ head[1:] + head[0]
+    said = features @ found["fc.weight"].double().T + found["fc.bias"]
+    assert torch.allclose(said, wanted)
+
+
+@pytest.mark.parametrize(("width", "outputs", "right"), [(2, 3, True), (3, 3, False), (2, 2, False)])
+def test_sums_that_come_are_of_the_studys_numbers_and_outputs(monkeypatch, width, outputs, right):
+    monkeypatch.setattr(one_round, "Encoded", SimpleNamespace)
+    federation = encoder_of(width, outputs)
+    federation.sums, federation.chosen = SimpleNamespace(covers=lambda operation: False), ["a"]
+    sums = moments(HELD_OUT.numpy(), torch.cat([GOALS, GOALS[:, :1]], 1))
+    reply = Reply("a", (Parcel("statistics", sums.tensors(), {"samples": 4}),))
+    method = SimpleNamespace(width=lambda own: width)
+    for operation in ("give_sums", "give_held_out_sums"):
+        call = SimpleNamespace(operation=operation)
+        if right:
+            OneRound.check_reply(method, federation, call, reply)
+        else:
+            with pytest.raises(WorkFailed, match="site 'a' sent sums of another form"):
+                OneRound.check_reply(method, federation, call, reply)
+    OneRound.check_reply(method, federation, SimpleNamespace(operation="evaluate"), Reply("a", ()))
 
 
 def test_a_projection_of_many_rows_is_that_of_each(monkeypatch):

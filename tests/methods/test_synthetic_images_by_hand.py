@@ -13,6 +13,7 @@ from polyclinic.federation.call import Reply
 from polyclinic.methods.shared import (
     replay_quality,
     replay_space,
+    site_generator,
     stacked_generators,
     synthetic_buffer,
     training_gans,
@@ -228,6 +229,31 @@ def test_sites_in_a_row_with_the_same_gans_are_one_group():
     sites = [SimpleNamespace(name=name, memory={"gans": gans}) for name, gans in (("a", one), ("b", one), ("c", other))]
     found = [(gans, [site.name for site in group]) for gans, group in training_gans.by_gans(sites)]
     assert found == [(one, ["a", "b"]), (other, ["c"])]
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "seed"),
+    [
+        ({}, (3, 8, 10), 5),
+        ({"with_masks": True}, (4, 8, 10), 5),
+        ({"shape": (2, 4, 4)}, (2, 4, 4), 5),
+        ({"seed": 0}, (3, 8, 10), 0),
+        ({"seed": 9, "with_masks": True, "shape": (2, 4, 4)}, (3, 4, 4), 9),
+    ],
+)
+def test_a_generator_is_built_for_the_sites_images_or_what_it_learns(monkeypatch, given, shape, seed):
+    built = []
+    settings = SimpleNamespace(build_for=lambda *args, **more: built.append((*args, more)))
+    monkeypatch.setattr(site_generator, "generator_settings", lambda site: settings)
+    monkeypatch.setattr(site_generator.private, "is_private", lambda site, part: site.name == "private")
+    train = ImageSet(np.zeros((1, 3, 8, 10), np.uint8), np.zeros(1))
+    trainer = SimpleNamespace(target="target", device="cpu", precision="bf16")
+    site = SimpleNamespace(name="open", data=SimpleNamespace(train=train), trainer=trainer, seed=5)
+    for site.name in ("open", "private"):
+        site_generator.build_generator(site, **given)
+    assert [one[0] for one in built] == [shape] * 2
+    assert [one[2]["seed"] for one in built] == [seed] * 2
+    assert [one[2]["precision"] for one in built] == ["bf16", "fp32"]
 
 
 # --- buffers ------------------------------------------------------------------------------------------
