@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from polyclinic.errors import WorkFailed
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.methods import METHODS
 from polyclinic.methods.analytic import MORE_HELD_OUT, MOST_HELD_OUT, PENALTIES, best_penalty, solve, within_training
@@ -37,6 +38,31 @@ def test_the_penalty_has_the_lowest_score_of_cross_validation(number):
     values, vectors = torch.linalg.eigh(torch.from_numpy(rows.T @ rows / count))
     turned = vectors.T @ torch.from_numpy(rows.T @ goal / count)
     assert best_penalty(values, turned, float((goal**2).sum() / count), count) == min(PENALTIES, key=score)
+
+
+def test_sums_give_the_penalty_of_the_images_that_they_are_of():
+    """Targets with a mean of about 1, and features of different units."""
+    rng = numpy_rng("penalty of sums")
+    features = (rng.standard_normal((30, 4)) * [1, 2, 3, 0.5] + [5, 0, -2, 1]).astype(np.float32)
+    targets = 1 + 0.3 * (features[:, :1] - 5) + 0.4 * rng.standard_normal((30, 1))
+    rows, goal = (features - features.mean(0)) / features.std(0), targets - targets.mean(0)
+
+    def score(penalty: float) -> float:
+        hat = rows @ np.linalg.solve(rows.T @ rows + penalty * 30 * np.eye(4), rows.T)
+        return float(((goal - hat @ goal) ** 2).mean() / (1 - (np.trace(hat) + 1) / 30) ** 2)
+
+    penalty, _ = solve(moments.moments(features, torch.from_numpy(targets)), None)
+    assert penalty == min(PENALTIES, key=score)
+    assert PENALTIES[0] < penalty < PENALTIES[-1]
+
+
+def test_sums_of_too_many_images_are_not_added():
+    def sums(count):
+        return moments.Moments(torch.tensor([count]), torch.zeros(1, 1), torch.zeros(1))
+
+    assert (sums(moments.MOST_IMAGES - 3) + sums(3)).count == moments.MOST_IMAGES
+    with pytest.raises(WorkFailed, match="can overflow"):
+        sums(moments.MOST_IMAGES - 3) + sums(4)
 
 
 def test_a_penalty_that_leaves_no_freedom_is_not_scored():

@@ -177,6 +177,17 @@ def test_a_control_may_be_as_large_as_ten_steps_allow(monkeypatch, steps, rate):
     assert rates == [pytest.approx(rate)]
 
 
+def test_a_site_sends_how_much_its_control_has_changed(monkeypatch):
+    monkeypatch.setattr("polyclinic.methods.scaffold.private.record_of", lambda *_: None)
+    site = SimpleNamespace(state=State())
+    weights = Parcel("weights", {}, {"samples": 4})
+    own = {"w": torch.tensor([1.0]), "frozen": torch.tensor([2.0])}
+    _, change = Scaffold._release(site, weights, own, {"w": torch.tensor([5.0])})
+    assert {name: float(one) for name, one in change.tensors.items()} == {"w": 4, "frozen": 0}
+    assert {name: float(one) for name, one in site.state["control"].items()} == {"w": 5, "frozen": 2}
+    assert change.metadata == {"samples": 4}
+
+
 def test_one_network_may_be_a_stack():
     drift = StackedDrift([{"w": torch.tensor([2.0])}], [1])
     assert drift.drift["w"].tolist() == [[2.0]]

@@ -7,9 +7,10 @@ import pytest
 import torch
 from test_statistics_at_sites import binary, part_of, site_of
 
+from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.methods.evaluate_only import EvaluateOnly
-from polyclinic.methods.shared.safe_statistics import LONGEST, changes_between, check_told, score, told_about
+from polyclinic.methods.shared.safe_statistics import LONGEST, changes_between, check_told, joined, score, told_about
 from polyclinic.metrics.statistics.delong import delong_test
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.task import MOST_IMAGES
@@ -163,6 +164,41 @@ def test_a_name_may_have_the_letters_of_a_column_and_a_value():
     check_told({"x" * 2 * LONGEST: interval}, 2)
     with pytest.raises(ParcelRejected, match="is no interval and no histogram"):
         check_told({"x" * 2 * LONGEST + "x": interval}, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "low", "believed"),
+    [
+        ("auc", 0.5, 0.5 + 0.9e-6, True),  # as rounding leaves it
+        ("auc", 0.5, 0.5 + 1.5e-6, False),
+        ("mae", 1e6, 1e6 + 0.9, True),
+        ("mae", 1e6, 1e6 + 1.5, False),
+    ],
+)
+def test_a_value_lies_in_its_interval_up_to_rounding(name, value, low, believed):
+    told = {name: torch.tensor([value, low, 2 * low, 0.0], dtype=torch.float64)}
+    if believed:
+        check_told(told, 2)
+    else:
+        with pytest.raises(ParcelRejected, match="has numbers that no images have"):
+            check_told(told, 2)
+
+
+def test_a_refusal_shows_forty_letters_of_a_name():
+    for numbers in ([0.0] * 5, [0.5, 0.6, 0.4, 0.0]):
+        with pytest.raises(ParcelRejected, match=r"statistics: 'x{40}' (is no|has numbers)"):
+            check_told({"x" * 60: torch.tensor(numbers, dtype=torch.float64)}, 2)
+
+
+def test_nothing_is_said_of_classes_that_a_site_does_not_tell_of():
+    interval = torch.tensor([0.5, 0.4, 0.6, 0.01], dtype=torch.float64)
+    replies = [
+        Reply("north", (Parcel("statistics", {"auc": interval}),)),
+        Reply("south", (Parcel("statistics", {"classes told": torch.tensor([1, 0, 0])}),)),
+    ]
+    found = joined(replies, ("clear", "ill", "worse"))
+    assert found["notes"] == ["site 'south' has no test image of ill, worse, or too few"]
+    assert found["per_site"] == {"north": {"auc": [0.5, 0.4, 0.6, 0.01]}, "south": {}}
 
 
 # --- a model that was brought ----------------------------------------------------------------------

@@ -318,9 +318,8 @@ def joined(replies: Sequence[Reply], classes: Sequence[str] = ()) -> JsonObject:
 
 
 def _untold(tensors: Mapping[str, Tensor], classes: Sequence[str]) -> list[str]:
-    return [
-        name for name, known in zip(classes, tensors.get(CLASSES, torch.empty(0)).tolist(), strict=False) if not known
-    ]
+    told = tensors[CLASSES].tolist() if CLASSES in tensors else []
+    return [name for name, known in zip(classes, told, strict=False) if not known]
 
 
 def _p(interval: Sequence[float]) -> float:
