@@ -101,3 +101,11 @@ def test_a_record_of_another_study_is_stale() -> None:
     found = {"claim": claim.name, "scale": "quick", "phantom": False, "changes": changes}
     assert not is_stale(found)
     assert is_stale(found | {"changes": {**changes, "fedavg": ["method.rounds=99"]}})
+
+
+def test_every_claim_with_experiments_says_what_they_have_shown() -> None:
+    asked = {claim.decides for claim in CLAIMS.values() if claim.decides}
+    unseen = {"gradients-figure3-resnet"}  # its experiment has no run yet
+    assert {claim.name for claim in CLAIMS.values() if claim.finding} == asked - unseen
+    told = " ".join(page().split())
+    assert all(CLAIMS[name].finding in told for name in asked)

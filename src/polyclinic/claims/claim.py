@@ -52,7 +52,10 @@ class Number:
 
 @dataclass(frozen=True)
 class Minutes:
-    """An estimate for a whole claim; None where it is not meant to run there."""
+    """An estimate for a whole claim; None where it is not meant to run there.
+
+    Minutes on a GPU are those of all runs one after another, of which six share the GPU.
+    """
 
     cpu: float | None
     gpu: float | None
@@ -87,6 +90,7 @@ class Claim:
     axis: str = ""  #: what the labels are numbers of, where the figure is a curve
     post_hoc: bool = False
     decides: str = ""  #: the claim that did not hold, and whose reason this experiment looks for
+    finding: str = ""  #: what the experiments that look for the reason have shown, where a claim has some
     picture: str = ""  #: a picture in a run folder that the paper has, too: the first run's is copied beside the figure
 
     def changes(self, label: str, scale: Scale, *, phantom: bool) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from polyclinic.claims.rules import AtMost, Lower, Rule, higher
 
 KNOWN = {claim.name: claim for module in (qu, feder, felicia, gradient_inversion) for claim in module.CLAIMS}
 OWN = feder.OWN
-ON_A_GPU: Mapping[Scale, Minutes] = {"quick": Minutes(None, 2), "full": Minutes(None, 6)}
 RARE_HORSES = "accuracy of horse, augmented"
 
 
@@ -32,8 +31,12 @@ def _why(
     full: tuple[str, ...] = (),
     arms_at: Mapping[Scale, Mapping[str, tuple[str, ...]]] | None = None,
     minutes: float = 8,
+    gpu_minutes: float | None = None,
 ) -> Claim:
-    """An experiment on the studies of the claim `about`, with other arms and changes of all of them."""
+    """An experiment on the studies of the claim `about`, with other arms and changes of all of them.
+
+    Minutes on a GPU are those of the whole claim where nothing nearer is known.
+    """
     base = KNOWN[about]
     return replace(
         base,
@@ -46,10 +49,11 @@ def _why(
         common=(*base.common, *common),
         scales={"quick": (*base.scales["quick"], *quick), "full": (*base.scales["full"], *full)},
         arms_at=arms_at or {},
-        minutes={"quick": Minutes(minutes, 3), "full": base.minutes["full"]},
+        minutes={"quick": Minutes(minutes, 3), "full": Minutes(None, gpu_minutes or base.minutes["full"].gpu)},
         axis="",
         post_hoc=False,
         decides=about,
+        finding="",
         picture="",
     )
 
@@ -66,6 +70,7 @@ RETINA = (
         higher("centralized", "fedavg", "accuracy", 0.05),
         _methods("centralized", "fedavg"),
         common=("sites.target_ks=0.95", "sites.count=2"),
+        gpu_minutes=5,
     ),
     _why(
         "retina-longer-turns",
@@ -77,6 +82,7 @@ RETINA = (
             "fedavg": ("method.name=fedavg", "method.local_epochs=5", "evaluation.every=1"),
         },
         arms_at={"quick": {"fedavg": ("method.rounds=2",)}, "full": {"fedavg": ("method.rounds=4",)}},
+        gpu_minutes=5,
     ),
     _why(
         "retina-sgd",
@@ -86,6 +92,7 @@ RETINA = (
         _methods("centralized", "fedavg"),
         common=("optimizer.name=sgd", "optimizer.lr=0.01"),
         quick=("optimizer.lr=0.01",),
+        gpu_minutes=5,
     ),
 )
 
@@ -96,6 +103,7 @@ SHARING = (
         "Is it the share? With 20 % instead of 5 %, FedAvg+Share has at most 0.7 of FedAvg's error.",
         Lower("fedavg-share", "fedavg", "mae", factor=0.7),
         {"fedavg": ("method.name=fedavg",), "fedavg-share": ("method.name=fedavg-share", "method.share=0.2")},
+        gpu_minutes=9,
     ),
     _why(
         "sharing-longer",
@@ -106,6 +114,7 @@ SHARING = (
         quick=("method.rounds=30", "evaluation.every=15"),
         full=("method.rounds=60",),
         minutes=12,
+        gpu_minutes=27,
     ),
     _why(
         "sharing-less-skew",
@@ -114,6 +123,7 @@ SHARING = (
         Lower("fedavg-share", "fedavg", "mae", factor=0.9),
         _methods("fedavg", "fedavg-share"),
         common=("sites.target_ks=0.63",),
+        gpu_minutes=9,
     ),
 )
 
@@ -187,6 +197,7 @@ GRADIENTS = (
         "Is it the learning rate? With 1 instead of 0.1, the adaptive Gaussian fails less often than Euclid.",
         Lower("AG", "Eucl", "failed"),
         {"Eucl": attack("euclidean", "TG", 1.0), "AG": attack("adaptive-gaussian", "TG", 1.0)},
+        gpu_minutes=6,
     ),
     _why(
         "adaptive-kernel",
@@ -197,6 +208,7 @@ GRADIENTS = (
             "per layer": attack("adaptive-gaussian", "TG"),
             "whole gradient": attack("adaptive-gaussian", "TG", kernel="whole-gradient"),
         },
+        gpu_minutes=6,
     ),
     _why(
         "adaptive-factor",
@@ -207,6 +219,7 @@ GRADIENTS = (
             "n Var": attack("adaptive-gaussian", "TG"),
             "2 n Var": attack("adaptive-gaussian", "TG", variance_factor=2),
         },
+        gpu_minutes=6,
     ),
     _why(
         "lambda-kernel",
@@ -214,6 +227,7 @@ GRADIENTS = (
         "Is it the kernel? With one exponential for each layer, lambda² = 50 gives worse images than 200.",
         higher("200", "50", "ssim"),
         {str(value): gaussian(value, "TG", kernel="per-layer") for value in (50, 200)},
+        gpu_minutes=4,
     ),
     _why(
         "lambda-smaller",
@@ -221,6 +235,7 @@ GRADIENTS = (
         "Is it the size of the gradients? A lambda² of 5 gives worse images than 200.",
         higher("200", "5", "ssim"),
         {str(value): gaussian(value, "TG") for value in (5, 200)},
+        gpu_minutes=4,
     ),
     _why(
         "lambda-scaled",
@@ -231,6 +246,7 @@ GRADIENTS = (
             str(value): attack("gaussian", "TG", variance=value, kernel="whole-gradient", scaled="true")
             for value in (50, 200)
         },
+        gpu_minutes=4,
     ),
 )
 
@@ -243,6 +259,7 @@ RESNET = (
         {"TG": KNOWN["gradients-figure3-resnet"].arms["TG"]},
         quick=(f"{gradient_inversion.ATTACK}.iterations=4000",),
         minutes=15,
+        gpu_minutes=150,
     ),
 )
 
@@ -284,7 +301,7 @@ MONTHS = (
             common=("method.name=centralized",),
         ),
         measure=of_runs(test("mae")),
-        minutes=ON_A_GPU,
+        minutes={"quick": Minutes(None, 2), "full": Minutes(None, 6)},
     ),
     replace(
         _why(
@@ -301,7 +318,7 @@ MONTHS = (
             common=("method.name=centralized",),
         ),
         measure=of_runs(test("mae")),
-        minutes=ON_A_GPU,
+        minutes={"quick": Minutes(None, 2), "full": Minutes(None, 19)},
     ),
 )
 
@@ -309,7 +326,13 @@ MONTHS = (
 def _epsilon(name: str, question: str, measure: Measure, *, post_hoc: bool = False) -> Claim:
     """The account of Fig. 7 with one thing changed; its rule is that of the figure: both figures of the paper."""
     base = KNOWN["qu-figure7-epsilon"]
-    told = {"name": f"why-epsilon-{name}", "sentence": question, "place": f"{base.place}: why?", "numbers": ()}
+    told = {
+        "name": f"why-epsilon-{name}",
+        "sentence": question,
+        "place": f"{base.place}: why?",
+        "numbers": (),
+        "finding": "",
+    }
     return replace(base, **told, measure=measure, post_hoc=post_hoc, decides=base.name)
 
 

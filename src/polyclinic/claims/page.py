@@ -150,7 +150,7 @@ def _section(claim: Claim, kept: Kept, minutes: dict[str, JsonObject], level: st
     experiments = [other for other in CLAIMS.values() if other.decides == claim.name]
     if experiments:
         yield ""
-        yield from _wrapped(f"*Why it did not hold so far*: {reason(experiments, kept)}")
+        yield from _wrapped(f"*Why it did not hold so far*: {reason(experiments, kept)} {claim.finding}")
     for other in experiments:
         yield ""
         yield from _section(other, kept, minutes, "###")

@@ -62,7 +62,7 @@ def _numbers(table: Mapping[str, tuple[float, float]], metric: str) -> tuple[Num
     return tuple(Number(label, metric, mean, std) for label, (mean, std) in table.items())
 
 
-def _bones(split: str, rule: Rule, sentence: str) -> Claim:
+def _bones(split: str, rule: Rule, sentence: str, finding: str = "") -> Claim:
     return Claim(
         name=f"qu-figure5-bone-age-{split}",
         paper=PAPER,
@@ -75,7 +75,8 @@ def _bones(split: str, rule: Rule, sentence: str) -> Claim:
         arms=METHODS,
         measure=of_runs(test("mae"), carried),
         rule=rule,
-        minutes={"quick": Minutes(12, 3), "full": Minutes(None, 60)},
+        finding=finding,
+        minutes={"quick": Minutes(12, 3), "full": Minutes(None, 42)},
         common=(f"sites.target_ks={KS['bones'][split]}",),
         scales={"quick": (*QUICK, *FEW_HANDS), "full": FULL},
         phantom=("data.source=hand-phantom", "data.samples=1500"),
@@ -83,7 +84,7 @@ def _bones(split: str, rule: Rule, sentence: str) -> Claim:
     )
 
 
-def _eyes(split: str, rule: Rule, sentence: str) -> Claim:
+def _eyes(split: str, rule: Rule, sentence: str, finding: str = "") -> Claim:
     ks = KS["eyes"][split]
     skew = ("sites.partition=iid", "sites.count=4") if ks == 0 else (f"sites.target_ks={ks}",)
     return Claim(
@@ -98,7 +99,8 @@ def _eyes(split: str, rule: Rule, sentence: str) -> Claim:
         arms=METHODS,
         measure=of_runs(test("accuracy"), carried),
         rule=rule,
-        minutes={"quick": Minutes(14, 3), "full": Minutes(None, 45)},
+        finding=finding,
+        minutes={"quick": Minutes(14, 3), "full": Minutes(None, 21)},
         common=skew,
         scales={"quick": (*QUICK, "data.per_class=600"), "full": FULL},
         phantom=("data.source=fundus-phantom", "data.samples=1500"),
@@ -119,10 +121,11 @@ def _others(name: str, base: Claim, metric: str, numbers: Mapping[str, tuple[flo
         arms={**{other: (f"method.name={other}",) for other in OTHERS}, **{one: METHODS[one] for one in replay}},
         rule=AllOf(tuple(rules)),
         post_hoc=False,
+        finding="",
     )
 
 
-def _replayed(name: str, base: Claim) -> Claim:
+def _replayed(name: str, base: Claim, gpu_minutes: float) -> Claim:
     return replace(
         base,
         name=f"qu-replayed-{name}",
@@ -132,7 +135,8 @@ def _replayed(name: str, base: Claim) -> Claim:
         arms={"cwt-replay": METHODS["cwt-replay"]},
         measure=of_runs(replay_quality),
         rule=AtLeast("cwt-replay", "psnr", 25),
-        minutes={"quick": Minutes(5, 2), "full": Minutes(None, 10)},
+        minutes={"quick": Minutes(5, 2), "full": Minutes(None, gpu_minutes)},
+        finding="",
         post_hoc=True,
         picture="sites/*/replay.png",
     )
@@ -176,6 +180,9 @@ FIGURE_5 = (
             )
         ),
         "With high skew, CWT and FedAvg break; CWT+Replay and FedReplay do not, and beat sharing 5 % of the images.",
+        "Sharing: more images, more rounds and less skew each bring too little, so none of them is the reason. Months: "
+        "enlarged images with a deeper network make the error larger (19 in place of 16), and public weights, in one "
+        "run, bring it below 10: most of the gap to 7.84 seems to be the start from random weights.",
     ),
     _eyes(
         "low",
@@ -191,6 +198,9 @@ FIGURE_5 = (
         "high",
         AllOf((higher("cwt-replay", "cwt", "accuracy"), higher("fedreplay", "fedavg", "accuracy"))),
         "With high skew, CWT and FedAvg lose accuracy, and replay does not.",
+        "At `quick` neither more skew, nor longer turns, nor SGD make FedAvg fall by a clear 0.05. At `full` it falls "
+        "by 0.06, to nearly the paper's accuracy: the small network and images of `quick` seem to be the reason, which "
+        "no rule had asked.",
     ),
 )
 
@@ -198,8 +208,8 @@ CLAIMS = (
     *FIGURE_5,
     _others("bone-age", FIGURE_5[2], "mae", {"splitnn": (30.28, 1.47), "fedavgm": (21.81, 3.71)}),
     _others("retina", FIGURE_5[5], "accuracy", {}),
-    _replayed("bone-age", FIGURE_5[2]),
-    _replayed("retina", FIGURE_5[5]),
+    _replayed("bone-age", FIGURE_5[2], 16),
+    _replayed("retina", FIGURE_5[5], 8),
     Claim(
         name="qu-table1-forgetting",
         paper=PAPER,
@@ -216,7 +226,7 @@ CLAIMS = (
         arms={name: METHODS[name] for name in ("cwt", "cwt-replay")},
         measure=of_runs(forgetting),
         rule=AllOf((AtLeast("cwt", "lost", 0.1), Lower("cwt-replay", "cwt", "lost"))),
-        minutes={"quick": Minutes(6, 2), "full": Minutes(None, 20)},
+        minutes={"quick": Minutes(6, 2), "full": Minutes(None, 6)},
         common=("sites.target_ks=0.61", "evaluation.handovers=last"),
         scales={
             "quick": (*QUICK, "data.per_class=600", *FIRST_ROUND),
@@ -250,6 +260,8 @@ CLAIMS = (
         rule=AllOf(
             (Lower("cwt-replay", "cwt-replay, private", "mae"), Lower("cwt-replay, private", "fedavg-share", "mae"))
         ),
+        finding="It is not the noise: with nearly none, private replay still has the larger error. At `quick` replay "
+        "without privacy does not beat sharing either, so that the claim could hardly hold at this size.",
         minutes={"quick": Minutes(10, 3), "full": Minutes(None, 40)},
         common=("sites.target_ks=0.97",),
         scales={"quick": (*QUICK, *FEW_HANDS), "full": FULL},
@@ -338,6 +350,8 @@ CLAIMS = (
                 AtMost("1144 images", "epsilon after 225 epochs", 17.8, exact=True),
             )
         ),
+        finding="With the paper's noise neither a tighter account nor a larger delta gives its epsilons; noise 1.2 "
+        "gives both. So its figures belong to more noise than 0.7, or to an account of other numbers.",
         minutes={"quick": Minutes(0.2, None), "full": Minutes(0.2, None)},
         post_hoc=True,
     ),
@@ -353,7 +367,7 @@ CLAIMS = (
         arms={name: METHODS[name] for name in ("fedavg", "fedreplay")},
         measure=of_runs(test("mae"), carried),
         rule=Lower("fedreplay", "fedavg", "MB"),
-        minutes={"quick": Minutes(6, 2), "full": Minutes(None, 15)},
+        minutes={"quick": Minutes(6, 2), "full": Minutes(None, 8)},
         common=("sites.target_ks=0.97",),
         scales={
             "quick": ("data.size=32", *FEW_HANDS, "model.backbone=resnet18", "method.rounds=2"),
