@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyclinic.claims.catalogue import CLAIMS
-from polyclinic.claims.figure import POINT, _panel, draw, shown_metrics
+from polyclinic.claims.figure import POINT, _by_count, _panel, draw, shown_metrics
 from polyclinic.claims.page import minutes_of
 
 pytest.importorskip("matplotlib")
@@ -73,3 +73,28 @@ def test_points_are_drawn_as_curves_beside_the_bars_of_the_rule(tmp_path: Path) 
     assert shown_metrics(content) == ["auc"]
     draw(content, tmp_path / "both.png")
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_real_images_alone_are_a_dashed_line() -> None:
+    from matplotlib.figure import Figure
+
+    rows = [row("a", "auc, real", 0.6), row("b", "auc, real", 0.8), row("a", "auc, augmented", 0.5)]
+    lines = []
+    for metric in ("auc, augmented", "auc, real"):
+        axes = Figure().subplots()
+        _panel(axes, found(*rows), metric, ["a", "b"])
+        lines.append([line.get_ydata()[0] for line in axes.get_lines() if line.get_linestyle() == "--"])
+    assert lines == [[pytest.approx(0.7)], []]
+
+
+def test_arms_that_differ_in_the_number_of_sites_are_curves(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    rows = [row(f"{name}, {count} sites", "auc", count / 10) for name in ("feder", "fedavg") for count in (6, 2)]
+    axes = Figure().subplots()
+    _by_count(axes, found(*rows), "auc", [])
+    handles, names = axes.get_legend_handles_labels()
+    assert names == ["feder", "fedavg"]
+    assert list(handles[0].lines[0].get_xdata()) == [2, 6]
+    draw(found(*rows), tmp_path / "sites.png")
+    assert (tmp_path / "sites.png").read_bytes().startswith(b"\x89PNG")

@@ -188,8 +188,8 @@ CLAIMS = (
         "With FELICIA's images the rare sub-group is found more often than with a local GAN's.",
         quick=("data.per_class=1200", "sites.per_class=270"),
         finding="With lambda 1 in place of 3 the rule holds, but the mean is the same (0.66 against 0.53 with a local "
-        "GAN) and the seeds only scatter less: more seeds may be what lambda 3 needs. Augmentation and more horses left "
-        "it open. Real images alone do better than with either GAN at this length.",
+        "GAN) and the seeds only scatter less: more seeds may be what lambda 3 needs. Augmentation and more horses "
+        "left it open. Real images alone do better than with either GAN at this length.",
     ),
     _skin(
         "figure8-synthetic",

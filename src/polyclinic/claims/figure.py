@@ -18,6 +18,8 @@ COLOURS = {"ours": "#2a6f97", "paper": "#bbbbbb"}
 MOST_PANELS = 4
 #: a metric that is a point of a curve, such as "epsilon after 50 epochs"
 POINT = re.compile(r"(?P<what>.+) after (?P<place>\d+) (?P<unit>\w+)")
+#: a label that is a point of a curve, such as "fedavg, 6 sites"
+COUNTED = re.compile(r"(?P<what>.+), (?P<place>\d+) (?P<unit>sites)")
 
 
 def draw(found: JsonObject, file: Path) -> None:
@@ -32,13 +34,15 @@ def draw(found: JsonObject, file: Path) -> None:
     panels = figure.subplots(1, max(1, len(widths)), squeeze=False, width_ratios=widths or [1.0])[0]
     for axes, what in zip(panels, curves, strict=False):
         _curves(axes, found, what, labels)
+    panel = _by_count if all(COUNTED.fullmatch(label) for label in labels) else _panel
     for axes, metric in zip(panels[len(curves) :], metrics, strict=False):
-        _panel(axes, found, metric, labels)
+        panel(axes, found, metric, labels)
     stop = f"\n{found.get('claim', '')}." if found["place"].endswith("?") else "."
     figure.suptitle(f"{found['paper']}, {found['place']}{stop} Holds: {found['holds']}", fontsize=10)
     told = {name: handle for axes in panels for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    columns = min(3, max(1, int(sum(widths) // 2)))  # a narrow figure would cut a wide legend off
     if told:
-        figure.legend(told.values(), told.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+        figure.legend(told.values(), told.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
     with atomic_file(file) as partial:
         figure.savefig(partial, dpi=120, format="png")
 
@@ -71,11 +75,35 @@ def _curves(axes: Axes, found: JsonObject, what: str, labels: list[str]) -> None
     axes.grid(alpha=0.3)
 
 
+def _by_count(axes: Axes, found: JsonObject, metric: str, labels: list[str]) -> None:
+    """A curve for each method over the number of sites, as Fig. 2 of FedER has it."""
+    curves: dict[str, list[tuple[int, float, float]]] = {}
+    for row in found["ours"]:
+        match = COUNTED.fullmatch(row["label"])
+        if match and row["metric"] == metric:
+            curves.setdefault(match["what"], []).append((int(match["place"]), row["mean"], row["std"] or 0.0))
+    for name, points in curves.items():
+        places, means, spreads = zip(*sorted(points), strict=True)
+        axes.errorbar(places, means, spreads, fmt="o-", capsize=2, label=name)
+    axes.set_xlabel("sites")
+    axes.set_title(metric, fontsize=9)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+
+
 def _points(rows: list[JsonObject], label: str, what: str) -> Iterator[tuple[float, float, float]]:
     for row in rows:
         match = POINT.fullmatch(row["metric"])
         if match and row["label"] == label and match["what"] == what:
             yield float(match["place"]), row["mean"], row["std"] or 0.0
+
+
+def _draw_real(axes: Axes, found: JsonObject, metric: str) -> None:
+    """A dashed line where real images alone lead, as Figs. 6 and 8 of FELICIA have it; nothing if that is not known."""
+    name = f"{metric.rpartition(', ')[0]}, real"
+    known = [row["mean"] for row in found["ours"] if row["metric"] == name]
+    if known and name != metric:
+        axes.axhline(sum(known) / len(known), color="black", linestyle="--", linewidth=1, label="real images alone")
 
 
 def _panel(axes: Axes, found: JsonObject, metric: str, labels: list[str]) -> None:
@@ -96,6 +124,7 @@ def _panel(axes: Axes, found: JsonObject, metric: str, labels: list[str]) -> Non
             shift = (-0.2 if side == "paper" else 0.2) if told else 0.0
             places = [labels.index(label) + shift for label in shown]
             axes.bar(places, means, 0.38, yerr=spreads, capsize=2, color=COLOURS[side], label=side)
+    _draw_real(axes, found, metric)
     if found["axis"]:
         axes.set_xlabel(found["axis"])
     else:
