@@ -54,6 +54,27 @@ def test_a_prime_just_above_32_bytes():
     assert shamir.PRIME > 2**256
 
 
-@pytest.mark.parametrize("shares", [{}, {0: bytes(33)}, {1: b"\xff" * 33}])
+@pytest.mark.parametrize("shares", [{}, {0: bytes(33)}, {1: b"\xff" * 33}, {1: (2**256).to_bytes(33, "big")}])
 def test_what_is_no_share_gives_nothing(shares):
     assert shamir.combine(shares) is None
+
+
+def test_shares_are_the_values_of_a_polynomial_with_as_many_coefficients_as_open_it():
+    """The secret 5 with the coefficients 10 and 100: 5 + 10 x + 100 x^2. One coefficient less, and two shares open."""
+    made = shamir.split((5).to_bytes(32, "big"), 3, 4, lambda k: 10**k)
+    assert [int.from_bytes(share, "big") for share in made] == [115, 425, 935, 1645]
+    assert [int.from_bytes(share, "big") for share in shamir.split((5).to_bytes(32, "big"), 1, 2)] == [5, 5]
+
+
+def test_fewer_shares_than_open_a_secret_give_another_one():
+    secret = (5).to_bytes(32, "big")
+    made = shamir.split(secret, 3, 4, lambda k: 10**k)
+    assert shamir.combine({place: made[place - 1] for place in (1, 3, 4)}) == secret
+    for two in ((1, 2), (2, 4), (3, 4)):
+        assert shamir.combine({place: made[place - 1] for place in two}) != secret
+
+
+@pytest.mark.parametrize(("length", "threshold", "shares"), [(31, 2, 3), (33, 2, 3), (32, 0, 3), (32, 4, 3)])
+def test_sharings_that_cannot_be(length, threshold, shares):
+    with pytest.raises(AssertionError, match=r"a secret has 32 bytes|no more shares are needed than there are"):
+        shamir.split(bytes(length), threshold, shares)
