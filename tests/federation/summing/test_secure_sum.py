@@ -99,6 +99,15 @@ def test_no_reply_says_how_many_images_a_site_has(company):
         assert "samples" not in reply.metadata
 
 
+def test_every_step_of_a_sum_names_it_by_the_same_sixteen_digits(company):
+    some = company()
+    some.total()
+    told = [tuple(reply.metadata["sum"].values()) for _, reply in some.replies if "sum" in reply.metadata]
+    assert len(told) == 4 * len(NAMES)
+    [(name, sites)] = set(told)
+    assert (len(name), sites) == (16, len(NAMES))
+
+
 # --- sites that drop out -------------------------------------------------------------------------------
 
 
