@@ -1,12 +1,18 @@
-"""Sites that send something else than a step of a secure sum asks for: left out, or named."""
+"""Sites that send something else than a step of a secure sum asks for, and coordinators that do."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 from company import Company
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.call import Call
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.summing import shamir
+from polyclinic.federation.summing.open_sum import changed, known
 from polyclinic.federation.summing.settings import Federated
+from polyclinic.federation.summing.site_sums import draw
 
 NAMES = ("ann", "bo", "cleo", "di", "emil")
 
@@ -94,3 +100,58 @@ def test_a_lie_about_a_site_that_dropped_out_is_noticed(company, place):
     replace_reply(company, "unmask", change)
     with pytest.raises(WorkFailed, match="the shares of the mask key of site 'bo' do not fit; a site lied about them"):
         company.total(2)
+
+
+# --- a coordinator that lies about keys ------------------------------------------------------------------------
+
+
+def keys_of(company):
+    calls = {name: Call(name, "give_mask_key", 1, arguments={"sum_of": "answer"}) for name in NAMES}
+    return {name: company.work(call).tensors[name] for name, call in calls.items()}
+
+
+def give_shares(company, keys):
+    return company.work(Call("ann", "give_shares", 1, {"keys": Parcel("keys", keys)}, {"sum_of": "answer"}))
+
+
+def test_a_site_shares_nothing_in_a_sum_without_its_own_key(company):
+    keys = keys_of(company)
+    others = {name: key for name, key in keys.items() if name != "ann"}
+    for wrong in (others, {**others, "ann": keys["bo"]}):
+        with pytest.raises(ParcelRejected, match="the mask keys that came do not have that of site 'ann'"):
+            give_shares(company, wrong)
+
+
+def test_a_site_that_no_kit_knows_is_not_in_a_sum(company):
+    keys, site = keys_of(company), company.sites["ann"]
+    ring = site.keys
+    site.keys = SimpleNamespace(own=ring.own, public=lambda name: None if name == "di" else ring.public(name))
+    with pytest.raises(ParcelRejected, match="site 'ann' has no key of 'di', which is said to be in the sum"):
+        give_shares(company, keys)
+
+
+def test_a_site_seals_no_box_for_itself(company):
+    boxes = give_shares(company, keys_of(company)).tensors["boxes"]
+    assert [bool(box.any()) for box in boxes] == [False, True, True, True, True]
+
+
+def test_a_coefficient_has_twice_as_many_bytes_as_the_prime_wants(company):
+    """So that what is left modulo the prime is as good as uniform. A sum that two sites open has one coefficient."""
+    give_shares(company, keys_of(company))
+    site = company.sites["ann"]
+    found = changed(known(site), {"threshold": 2})
+    made = company.sums._split(site, found, "own seed", found.own_seed)
+    halves = [draw(site, "coefficient", "own seed", "answer", 1, half) for half in (0, 1)]
+    assert len(set(halves)) == 2
+    expected = int.from_bytes(bytes.fromhex(found.own_seed), "big") + int.from_bytes(b"".join(halves), "big")
+    assert int.from_bytes(made[0], "big") == expected % shamir.PRIME
+
+
+def test_secret_bytes_are_32_and_those_of_a_simulated_site_follow_from_its_address(company):
+    site = company.sites["ann"]
+    site.round = 1
+    assert len(draw(site, "x")) == 32
+    assert draw(site, "x") == draw(site, "x")
+    assert len({draw(site, "x"), draw(site, "y"), draw(company.sites["bo"], "x")}) == 3
+    site.secret = "a deployed site's"
+    assert len(draw(site, "x")) == 32
