@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.distributions import Normal
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.methods.fedpft import Mixture, _is_mixture, _received, fit
+from polyclinic.federation.call import Reply
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.methods.fedpft import FedPFT, Mixture, _is_mixture, _received, fit
 from polyclinic.randomness import torch_rng
 from polyclinic.training.optimizer import Optimizer
 
@@ -45,6 +48,42 @@ def test_it_learns_and_warns_of_small_classes(tiny_run, monkeypatch):
     assert result.metrics["test"]["accuracy"] > 0.5
     assert set(result["communication"]["by_kind"]) >= {"statistics"}
     assert any("fewer than 10 images of some class" in one for one in result["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("counts", "warned"), [([9, 0], True), ([1, 10], True), ([10, 10], False), ([0, 10], False), ([10, 9], True)]
+)
+def test_a_class_of_one_to_nine_images_is_warned_of(monkeypatch, counts, warned):
+    """As many features are drawn as the site has images, around the mean of their class."""
+    warnings, tensors = [], {}
+    for label, count in enumerate(counts):
+        if count:
+            far = {"means": torch.full((1, 2), 100.0 * label), "variances": torch.full((1, 2), 0.01)}
+            parts = {"shares": torch.ones(1), **far}
+            tensors |= {f"{label}/{name}": part for name, part in parts.items()}
+    reply = Reply("north", (Parcel("statistics", tensors, {"counts": counts}),))
+    monkeypatch.setattr(FedPFT, "width", lambda self, federation: 2)
+    monkeypatch.setattr("polyclinic.methods.fedpft.head_shape", lambda federation: (2, 2))
+    federation = SimpleNamespace(ask_all=lambda operation: [reply], warn=warnings.append, rng=torch_rng)
+    rows, labels = FedPFT().draw(federation)
+    assert bool(warnings) is warned
+    assert all(one.startswith("site 'north': it has fewer than 10 images of some class") for one in warnings)
+    assert labels.tolist() == [0] * counts[0] + [1] * counts[1]
+    assert (rows[:, 0] / 100).round().tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize(("samples", "fits"), [(7, True), (8, False), (None, False)])
+def test_the_images_of_all_classes_are_as_many_as_the_site_says(monkeypatch, samples, fits):
+    monkeypatch.setattr(FedPFT, "width", lambda self, federation: 2)
+    monkeypatch.setattr("polyclinic.methods.fedpft.head_shape", lambda federation: (2, 2))
+    parcel = Parcel("statistics", mixture(torch.ones(1), 2), {"counts": [7, 0], "samples": samples})
+    call, reply = SimpleNamespace(operation="give_mixtures"), Reply("north", (parcel,))
+    if fits:
+        FedPFT().check_reply(None, call, reply)
+    else:
+        with pytest.raises(ParcelRejected, match="are not 'samples' together"):
+            FedPFT().check_reply(None, call, reply)
+        FedPFT().check_reply(None, SimpleNamespace(operation="other"), reply)
 
 
 def mixture(shares, width):

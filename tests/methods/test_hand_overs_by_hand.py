@@ -10,6 +10,7 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.methods.cwt_replay import CwtReplay
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.fedreplay import FedReplay, _batches, _counts, _pooled
 from polyclinic.methods.inspect_sites import InspectSites
@@ -264,6 +265,34 @@ def test_real_images_stand_beside_samples_or_what_came_back(monkeypatch, sampled
     own = SimpleNamespace(data=SimpleNamespace(train=part), rng=torch_rng)
     real, replayed = replay_quality.real_and_replayed(own, Coded(), sampled=sampled)
     assert (len(real), len(replayed), int(replayed.max())) == (400, 400, value)
+
+
+@pytest.mark.parametrize(
+    ("dense", "masks", "sent"), [(True, True, True), (True, False, False), (False, True, False), (False, False, False)]
+)
+def test_masks_are_encoded_where_the_task_is_segmentation_and_they_are_there(monkeypatch, dense, masks, sent):
+    part = ImageSet(np.zeros((2, 1, 2, 2), np.uint8), np.array([4, 5]), masks=np.ones((2, 2, 2)) if masks else None)
+    monkeypatch.setattr(replay_quality.replay_space, "learned", lambda own: part.images)
+    site = SimpleNamespace(data=SimpleNamespace(train=part), trainer=SimpleNamespace(task=SimpleNamespace(dense=dense)))
+    found = generative_replay.encode(site, Coded())
+    assert (found.labels.tolist(), len(found.codes["codes"])) == ([4, 5], 2)
+    assert (found.masks is not None) is sent
+
+
+@pytest.mark.parametrize(("codes", "sampled"), [("prior", True), ("final-encoder", False), ("as-trained", False)])
+def test_samples_are_looked_at_where_no_codes_leave_a_site(monkeypatch, codes, sampled):
+    seen = []
+    monkeypatch.setattr(generative_replay, "received", lambda own: ("model", {"a": "codes of a", "b": "codes of b"}))
+    monkeypatch.setattr(generative_replay, "source", lambda own, model, some: (model, dict(some)))
+    monkeypatch.setattr(replay_quality, "measure", lambda own, model, *, sampled: seen.append((model, sampled)))
+    monkeypatch.setattr(
+        replay_quality, "probe_images", lambda own, model, by_site, *, sampled: seen.append((by_site, sampled))
+    )
+    site, method = SimpleNamespace(replay_settings=generative_replay.Replay(codes=codes)), CwtReplay()
+    method.look_at_replay(site)
+    method.probe_replay(site)
+    by_site = {name: ("model", {name: f"codes of {name}"}) for name in ("a", "b")}
+    assert seen == [("model", sampled), (by_site, sampled)]
 
 
 @pytest.mark.parametrize("private", [True, False])

@@ -54,6 +54,16 @@ def test_multi_krum_drops_the_update_that_is_far_from_the_others():
     assert robust.multi_krum(rows, 2).tolist() == [0, 1, 2]
 
 
+def test_multi_krum_counts_the_nearest_neighbours_of_each_update():
+    rows = torch.tensor([[3.0], [5.0], [12.0], [16.0], [21.0], [23.0]])
+    # with their 6 - 2 - 2 = 2 nearest neighbours: 85, 53, 65, 41, 29, 53; one or three of them keep others
+    assert robust.multi_krum(rows, 2).tolist() == [1, 3, 4, 5]
+    # with 5 - 2 - 2 = 1: 1, 1, 36, 1, 1, and of equals the first are kept; with two, the site in the middle
+    assert robust.multi_krum(torch.tensor([[2.0], [3.0], [15.0], [21.0], [22.0]]), 2).tolist() == [0, 1, 3]
+    # with 3 - 1 - 2 = 0 each has one neighbour all the same
+    assert robust.multi_krum(torch.tensor([[0.0], [1.0], [9.0]]), 1).tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("rule", ["norm-bound", "median", "trimmed-mean", "multi-krum"])
 def test_equal_updates_give_that_update_and_counters_are_averaged(rule):
     found = aggregate(rule, replies([3.0, 0.0], [3.0, 0.0], [3.0, 0.0]))
