@@ -3,8 +3,8 @@
 Both take the same number of steps on batches of the same shape, in blocks of rounds in turns; evaluation and
 checkpoints are off; gate, ledger and digests are on, and complete at the end of each block. `by bytes` is the way of
 engines with several processes: weights leave the GPU, are encoded and digested at once, and batches are copied from
-the CPU. By reference, a GPU launches whole local epochs; `passes recorded` and `steps recorded` are by reference with
-less in a CUDA graph. On a machine without a GPU the same runs in fp32 on the CPU, for a try.
+the CPU. By reference, a GPU records whole steps; `passes recorded` is by reference without the optimiser's step in the
+CUDA graph. On a machine without a GPU the same runs in fp32 on the CPU, for a try.
 
 `--check` runs a small study both ways with deterministic kernels: ledgers and weights must be the same, byte for byte.
 `--profile` also lists what takes longest in a round.
@@ -47,7 +47,7 @@ from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run
 from polyclinic.study import parse_study
-from polyclinic.training import choices, device_images
+from polyclinic.training import device_images
 from polyclinic.training.loop import Trainer
 
 GPU = torch.cuda.is_available()
@@ -209,14 +209,7 @@ def all_soon() -> Iterator[None]:
 @contextlib.contextmanager
 def passes_recorded() -> Iterator[None]:
     """Inside it, optimisers take their steps, and batches are chosen, between recorded passes."""
-    with mock.patch.object(Trainer, "_recorded_epochs", return_value=None):
-        yield
-
-
-@contextlib.contextmanager
-def steps_recorded() -> Iterator[None]:
-    """Inside it, whole steps are recorded, and no epoch is."""
-    with mock.patch.object(choices, "LAUNCHED_BEFORE", sys.maxsize):
+    with mock.patch.object(Trainer, "_recorded_steps", return_value=None):
         yield
 
 
@@ -224,7 +217,6 @@ WAYS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "by bytes": by_bytes,
     "by reference": contextlib.nullcontext,
     "by reference, passes recorded": passes_recorded,
-    "by reference, steps recorded": steps_recorded,
 }
 
 

@@ -119,6 +119,20 @@ def steps(figures: Figures) -> str:
     return f"{table(head, rows)}\n\n{apart}"
 
 
+def epochs(figures: Figures) -> str:
+    """Milliseconds of a step by what is recorded, and seconds of the recordings."""
+    ways = {"passes": "passes recorded, ms a step", "steps": "steps recorded", "epochs": "whole epochs recorded"}
+    ways = {way: head for way, head in ways.items() if way in figures["rows"][0]["milliseconds of a step"]}
+    rows = []
+    for row in figures["rows"]:
+        name = f"{row['backbone']}, {row['size']} px, batches of {row['batch']}"
+        taken = [f"{row['milliseconds of a step'][way]:.3f}" for way in ways]
+        rows.append(
+            [name, row["steps"], *taken, ", ".join(f"{one:.3f}" for one in row["seconds of a recording"].values())]
+        )
+    return table(["network", "steps of an epoch", *ways.values(), "s of each recording"], rows)
+
+
 def dp_gradients(figures: Figures) -> str:
     """Private sums beside a loop over images, for every backbone."""
     worst: dict[str, dict[str, float]] = {}
@@ -259,6 +273,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "gpu_round_tuned": ("The same beside a loop that is recorded as a CUDA graph, too", gpu_round),
     "steps": ("Steps on a GPU: plain, recorded, stacked", steps),
     "steps_stacked": ("Stacked networks on a GPU", steps),
+    "epochs": ("Local epochs on a GPU: what a CUDA graph holds", epochs),
     "dp_gradients": ("Private gradients on a GPU beside a loop over images", dp_gradients),
     "dp_gradients_again": (
         "The same since products are of numbers in bf16: three backbones, and VQ-VAE-2",

@@ -32,7 +32,6 @@ STEPS = 5  # of one pass, with batches of four; two images are left over
 def gpu(monkeypatch):
     pretend_gpu(monkeypatch)
     monkeypatch.setattr(optimizer, "on_gpu", lambda parameters: True)
-    monkeypatch.setattr(choices, "LAUNCHED_BEFORE", 2)
 
 
 def builder():
@@ -42,7 +41,7 @@ def builder():
 def make_trainer(*, recorded: bool, **settings) -> Trainer:
     spec = TrainerSpec(task=TASK, target=TARGET, optimizer=Optimizer(batch_size=4, **settings))
     trainer = Trainer(builder(), spec)
-    trainer.graphs = trainer.records_epochs = recorded
+    trainer.graphs = trainer.records_steps = recorded
     return trainer
 
 
@@ -64,7 +63,7 @@ def assert_same(one, other):
 
 
 def recorded_of(trainer: Trainer):
-    """The recorded epochs of a trainer with one optimiser."""
+    """The recorded steps of a trainer with one optimiser."""
     [kept] = trainer.kept[KEPT].values()
     return kept.recorded
 
@@ -83,13 +82,11 @@ def recorded_of(trainer: Trainer):
     ],
     ids=str,
 )
-def test_recorded_epochs_are_the_epochs(gpu, settings):
+def test_epochs_of_recorded_steps_are_the_epochs(gpu, settings):
     plain, recorded = (make_trainer(recorded=way, **settings) for way in (False, True))
     assert_same(trained(recorded), trained(plain))
     [steps] = recorded_of(recorded)[False].tables.values()
-    assert len(steps.step.graphs) == 1  # of a step: used in the first two rounds
-    assert list(steps.epochs) == [STEPS]  # and of an epoch
-    assert len(steps.epochs[STEPS].graphs) == 1
+    assert len(steps.step.graphs) == 1
 
 
 def test_rounds_with_other_learning_rates_end_elsewhere(gpu):
@@ -104,7 +101,7 @@ def test_an_epoch_longer_than_the_table_is_launched_in_parts(gpu, monkeypatch, m
     plain, recorded = (make_trainer(recorded=way) for way in (False, True))
     assert_same(trained(recorded, steps=8), trained(plain, steps=8))  # a pass has five batches: two permutations
     [steps] = recorded_of(recorded)[False].tables.values()
-    assert sorted(steps.epochs) == {1: [], 2: [2], 3: [2, 3], 32: [8]}[most]
+    assert steps.table.steps == most
 
 
 def test_bytes_of_images_bound_the_table():
@@ -158,17 +155,6 @@ def test_what_cuda_cannot_record_trains_all_the_same_with_one_warning(monkeypatc
         assert_same(trained(recorded), trained(plain))
     assert len(seen) == 1
     assert WARM_UP < STEPS
-
-
-def test_an_epoch_that_cannot_be_recorded_is_launched_step_by_step(gpu):
-    recorded = make_trainer(recorded=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        before = trained(recorded, rounds=4)
-    [steps] = recorded_of(recorded)[False].tables.values()
-    steps.epochs[STEPS].failed = True
-    steps.epochs[STEPS].function = None
-    assert_same(trained(recorded, rounds=4), before)
 
 
 @pytest.mark.parametrize("how", ["correct", "objective", "shares", "kept state", "another optimiser"])
@@ -235,37 +221,33 @@ def test_optimisers_of_several_choices_of_layers_are_kept(gpu):
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("augment", [(), ("flip", "rotate", "noise")])
-def test_recorded_epochs_train_on_a_gpu(name, precision, augment, monkeypatch):
-    """Launched step by step, as whole epochs, and with passes alone recorded: the same up to rounding."""
+def test_recorded_steps_train_on_a_gpu(name, precision, augment):
+    """Whole steps recorded, and passes alone: the same up to rounding."""
     table = Optimizer(name=name, lr=1e-3, batch_size=4, augment=augment, schedule="cosine").over(6)
-    spec = {"task": TASK, "target": TARGET, "optimizer": table, "device": "cuda", "precision": precision}
-    found = {}
-    for way, before in (("passes", 0), ("steps", 10**6), ("epochs", 1)):
-        monkeypatch.setattr(choices, "LAUNCHED_BEFORE", before)
-        trainer = Trainer(builder(), TrainerSpec(**spec, graphs=True))
-        assert trainer.records_epochs
-        trainer.records_epochs = way != "passes"
+    spec = TrainerSpec(task=TASK, target=TARGET, optimizer=table, device="cuda", precision=precision, graphs=True)
+    found = []
+    for whole in (False, True):
+        trainer = Trainer(builder(), spec)
+        assert trainer.records_steps
+        trainer.records_steps = whole
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*without a CUDA graph.*")
-            found[way] = trained(trainer)
+            found.append(trained(trainer))
     [steps] = recorded_of(trainer)[False].tables.values()
-    assert list(steps.epochs) == [STEPS]
-    for way in ("steps", "epochs"):
-        assert found[way][0] == pytest.approx(found["passes"][0], rel=2e-2)
-        for value, wanted in zip(found[way][1].values(), found["passes"][1].values(), strict=True):
-            assert torch.allclose(value.float(), wanted.float(), atol=2e-2)
+    assert len(steps.step.graphs) == 1
+    passes, whole = found
+    assert whole[0] == pytest.approx(passes[0], rel=2e-2)
+    for value, wanted in zip(whole[1].values(), passes[1].values(), strict=True):
+        assert torch.allclose(value.float(), wanted.float(), atol=2e-2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_steps_and_epochs_leave_the_same_bits_on_a_gpu(monkeypatch):
-    """What is recorded follows from counts: a resumed run must not end elsewhere."""
+def test_ordinary_and_recorded_steps_leave_the_same_bits_on_a_gpu(monkeypatch):
+    """What is recorded follows from counts, and a resumed run begins with ordinary steps: it must not end elsewhere."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     table = Optimizer(name="adam", lr=1e-3, batch_size=4, augment=("flip", "crop"))
-    found = []
-    for before in (10**6, 1, 3):
-        monkeypatch.setattr(choices, "LAUNCHED_BEFORE", before)
-        spec = TrainerSpec(task=TASK, target=TARGET, optimizer=table, device="cuda", precision="bf16", graphs=True)
-        found.append(trained(Trainer(builder(), spec)))
-    for other in found[1:]:
-        assert_same(other, found[0])
+    spec = TrainerSpec(task=TASK, target=TARGET, optimizer=table, device="cuda", precision="bf16", graphs=True)
+    recorded = trained(Trainer(builder(), spec))
+    monkeypatch.setattr(epochs.GraphedFunction, "_record", lambda *_: False)
+    assert_same(trained(Trainer(builder(), spec)), recorded)

@@ -59,7 +59,6 @@ class TrainerLike(Protocol):
     privacy: Privacy | None
     cut: str | None
     graphs: bool
-    records_epochs: bool
     weights_stay: bool
     bounded_scores: bool
     stacked: Literal["auto", "always", "never"]

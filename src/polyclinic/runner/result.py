@@ -165,7 +165,6 @@ def environment(study: Study, federation: Federation) -> JsonObject:
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine(),
         "threads": study.engine.threads,
         "recorded_steps": federation.trainer.graphs,
-        "recorded_epochs": federation.trainer.records_epochs,
         "weights_stay_on": federation.weights_device,
         "stacked": sorted(getattr(federation.engine, "stacked_operations", ())),
     }

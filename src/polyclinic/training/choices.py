@@ -34,21 +34,15 @@ def recording_pays() -> bool:
     return all(recorded < eager for eager, recorded in RECORDED.values())
 
 
-#: steps of which the batches are put on the GPU together (`epochs`), and bytes that their images may take there
+#: steps of which the batches are put on the GPU together (`epochs`), and bytes that their images may take there: both
+#: bound memory. Tables of 4 to 32 steps were measured (`benchmarks/epochs.py`); a table of 2**27 bytes holds the 32
+#: batches of the small networks, and 6 batches of 32 images of 224 px
 MOST_STEPS, TABLE_BYTES = 32, 2**27
-#: an epoch is recorded as one graph when it has been launched step by step so often: a recording costs as much as many
-#: epochs, and nobody knows how many are to come
-LAUNCHED_BEFORE = 8
 
 
 def steps_in_table(image_bytes: int) -> int:
     """Steps of which the batches are put on the GPU together, by the bytes of the images of one, as float32."""
     return max(1, min(MOST_STEPS, TABLE_BYTES // image_bytes))
-
-
-def recording_an_epoch_pays(steps: int, launched: int) -> bool:
-    """Whether an epoch of so many steps, now launched for the `launched`-th time, is worth a graph of its own."""
-    return steps > 1 and launched > LAUNCHED_BEFORE
 
 
 #: bytes of a batch of images up to which a pass of evaluation is recorded: with more the GPU, and not Python, takes the

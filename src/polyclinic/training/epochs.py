@@ -2,16 +2,14 @@
 
 The batches of an epoch are put into a table on the GPU: drawn as ever, but fetched and augmented all at once. A
 recorded step is one CUDA graph: it takes the batch at a counter, which lies on the GPU, computes both passes and the
-optimiser's step, and moves the counter on. An epoch of many steps is so many launches; one whose number of steps
-comes up again and again is recorded as one graph, and is one launch. The kernels and their order are the same.
+optimiser's step, and moves the counter on. An epoch of many steps is so many launches. One graph for a whole epoch was
+tried, and is no faster (`benchmarks/figures/epochs.json`): the GPU is busy either way.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,12 +17,11 @@ from torch import Tensor
 from polyclinic.federation.collaborators import Batch
 from polyclinic.training import choices
 from polyclinic.training.batches import take_batches
-from polyclinic.training.graphs import WARM_UP, GraphedFunction, GraphedGradients, new_pool
+from polyclinic.training.graphs import GraphedFunction, GraphedGradients, new_pool
 
-#: shapes of batches that have a table, with its graphs; batches of further shapes get ordinary steps
+#: shapes of batches that have a table and a graph, which bounds their memory; batches of further shapes get ordinary
+#: steps. A pass over a site's images has two shapes at most, and replayed images may bring two more
 MOST_TABLES = 4
-#: numbers of steps that are recorded as one graph; epochs of other lengths are launched step by step
-MOST_LENGTHS = 4
 
 #: images and targets; a weight for each image where images are weighed
 Fields = tuple[Tensor, ...]
@@ -59,7 +56,7 @@ class BatchTable:
         return one.permute(0, 2, 3, 1) if self._turned[place] else one
 
 
-class RecordedEpochs:
+class RecordedSteps:
     """Steps of one optimiser on the gradients of one network, from batches in tables."""
 
     def __init__(self, gradients: GraphedGradients, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -97,42 +94,18 @@ class RecordedEpochs:
 
 
 class TableSteps:
-    """Steps on the batches of one table: recorded one by one, or an epoch as a whole."""
+    """Steps on the batches of one table, each a launch of the same graph."""
 
-    def __init__(self, of: RecordedEpochs, table: BatchTable) -> None:
-        self.of, self.table = of, table
-        self.step = self._recorded("a training step with its optimiser", 1)
-        self.epochs: dict[int, GraphedFunction] = {}
-        self.launched: Counter[int] = Counter()
+    def __init__(self, of: RecordedSteps, table: BatchTable) -> None:
+        self.table = table
+        self.step = GraphedFunction(
+            lambda: of.take_step(table.take()), "engine.graphs: a training step with its optimiser", pool=of.pool
+        )
 
     def __call__(self, batches: list[Fields]) -> None:
         self.table.fill(batches)
-        count = len(batches)
-        self.launched[count] += 1
-        whole = self._whole_epoch(count)
-        if whole is not None:
-            whole()
-            return
-        for _ in range(count):
+        for _ in batches:
             self.step()
-
-    def _whole_epoch(self, count: int) -> GraphedFunction | None:
-        """The graph of so many steps, where it pays and CUDA can record it."""
-        room = count in self.epochs or len(self.epochs) < MOST_LENGTHS
-        if not room or self.step.failed or not choices.recording_an_epoch_pays(count, self.launched[count]):
-            return None
-        if count not in self.epochs:
-            self.epochs[count] = self._recorded(f"a local epoch of {count} steps", count, warm_up=0)
-        return None if self.epochs[count].failed else self.epochs[count]
-
-    def _recorded(self, name: str, count: int, warm_up: int = WARM_UP) -> GraphedFunction:
-        return GraphedFunction(
-            partial(self._take_steps, count), f"engine.graphs: {name}", warm_up=warm_up, pool=self.of.pool
-        )
-
-    def _take_steps(self, count: int) -> None:
-        for _ in range(count):
-            self.of.take_step(self.table.take())
 
 
 def _fields(batch: Batch, weigh: Callable[[Tensor], Tensor | None]) -> Fields:

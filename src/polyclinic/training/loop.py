@@ -22,7 +22,7 @@ from polyclinic.models import split
 from polyclinic.training.augmentation import Changes, augment, change, mix
 from polyclinic.training.batches import SiteBatches, shuffled_indices
 from polyclinic.training.device_images import DeviceImages
-from polyclinic.training.epochs import RecordedEpochs
+from polyclinic.training.epochs import RecordedSteps
 from polyclinic.training.evaluation import EVALUATION_BATCH, answer, join_small
 from polyclinic.training.frozen_features import FrozenFeatures
 from polyclinic.training.graphs import GraphedGradients
@@ -95,7 +95,7 @@ class Trainer:
         self._shares: torch.Generator | None = None
         self.stacked = spec.stacked
         self.graphs = spec.graphs and self.device.type == "cuda"
-        self.records_epochs = self.graphs and spec.privacy is None and spec.optimizer.can_be_recorded
+        self.records_steps = self.graphs and spec.privacy is None and spec.optimizer.can_be_recorded
 
     def with_optimizer(self, optimizer: Optimizer) -> Trainer:
         """A trainer of the same network with other settings of the optimiser, such as a site's own batch size."""
@@ -251,10 +251,12 @@ class Trainer:
         model = self._state.train() if model in (None, self.model) else model.train()
         if mixing is not None and "mixup" in self.optimizer.augment:
             batches = (mix(images, self.task.mixable(targets, self.target), mixing) for images, targets in batches)
-        if self.records_epochs and model is self.model and correct is None and objective is None:
-            epochs = self._recorded_epochs(optimizer, weighed=class_weights is not None)
-            if epochs is not None:
-                return epochs.train(batches, steps, lambda targets: self._image_weights(targets, class_weights)) / steps
+        if self.records_steps and model is self.model and correct is None and objective is None:
+            recorded = self._recorded_steps(optimizer, weighed=class_weights is not None)
+            if recorded is not None:
+                return (
+                    recorded.train(batches, steps, lambda targets: self._image_weights(targets, class_weights)) / steps
+                )
         total = torch.zeros((), device=self.device)
         learn = self._learner(model, class_weights, objective)
         for images, targets in itertools.islice(batches, steps):
@@ -295,15 +297,15 @@ class Trainer:
 
         return learn
 
-    def _recorded_epochs(self, optimizer: torch.optim.Optimizer, *, weighed: bool) -> RecordedEpochs | None:
+    def _recorded_steps(self, optimizer: torch.optim.Optimizer, *, weighed: bool) -> RecordedSteps | None:
         """Whole steps of the network by this optimiser as graphs; None where they cannot be recorded."""
         kept = None if self._shares is not None else kept_optimizer(optimizer, self.kept)
         if kept is None:
             return None
         if weighed not in kept.recorded:
             gradients = self._graphed_gradients(self.model, weighed=weighed)
-            kept.recorded[weighed] = RecordedEpochs(gradients, optimizer, self.device)
-        found: RecordedEpochs = kept.recorded[weighed]
+            kept.recorded[weighed] = RecordedSteps(gradients, optimizer, self.device)
+        found: RecordedSteps = kept.recorded[weighed]
         return found
 
     def _owns(self, model: nn.Module) -> bool:
