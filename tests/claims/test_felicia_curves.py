@@ -27,10 +27,10 @@ def test_a_curve_has_a_point_for_each_weighing(finished: Path, monkeypatch: pyte
     monkeypatch.setattr("polyclinic.claims.felicia.load_run_study", lambda run: study)
     found = curve("synthetic")(finished)
     assert found == {
-        "first auc, synthetic": 0.6,
-        "rise of auc, synthetic": pytest.approx(0.2),
-        "auc, synthetic after 100 steps": 0.6,
-        "auc, synthetic after 200 steps": 0.7,
-        "auc, synthetic after 300 steps": 0.8,
+        "first auc at own site, synthetic": 0.6,
+        "rise of auc at own site, synthetic": pytest.approx(0.2),
+        "auc at own site, synthetic after 100 steps": 0.6,
+        "auc at own site, synthetic after 200 steps": 0.7,
+        "auc at own site, synthetic after 300 steps": 0.8,
     }
     assert curve("augmented")(finished) == {}
