@@ -49,6 +49,11 @@ def test_a_release_lies_in_a_folder_of_its_round_step_operation_and_digest(site)
     assert one.received("others") == {}
 
 
+def test_kinds_of_several_words_are_told_in_full(site):
+    released(ParcelArchive(0, 7), site, others=[Parcel("synthetic-images", {"x": torch.zeros(1, 1, 2, 2)})])
+    assert releases(site.folder / "kept")[0].kinds == ["weights", "synthetic-images"]
+
+
 def test_a_release_of_which_less_is_known(site):
     released(ParcelArchive(0, 7), site)
     [one] = releases(site.folder / "kept")

@@ -1,5 +1,6 @@
 """Ledgers and their anchors: what repeats, what is counted, who signed, and which sentence tells what is wrong."""
 
+import hashlib
 import json
 
 import pytest
@@ -122,12 +123,12 @@ def test_only_the_first_lines_may_be_unsigned(path):
 
 
 def test_a_simulated_site_opens_its_own_ledger_only(path):
-    written(path, None, OLD)
-    assert Ledger(path, OLD).position.lines == 2
-    assert Ledger(path).position.lines == 2  # without a key there is nothing to compare
-    with pytest.raises(LedgerBroken, match="line 2: is not signed by the site's key"):
+    written(path, None, None, OLD)
+    assert Ledger(path, OLD).position.lines == 3
+    assert Ledger(path).position.lines == 3  # without a key there is nothing to compare
+    with pytest.raises(LedgerBroken, match="line 3: is not signed by the site's key"):
         Ledger(path, FOREIGN)
-    assert Ledger(path, FOREIGN, AnchorFile(path.parent / "anchor.json")).position.lines == 2  # a rotated key
+    assert Ledger(path, FOREIGN, AnchorFile(path.parent / "anchor.json")).position.lines == 3  # a rotated key
 
 
 def test_the_head_of_a_ledger_is_its_last_line(path):
@@ -154,10 +155,16 @@ def test_spaces_in_a_line_are_a_change(path):
         verify(path)
 
 
-def test_a_chain_that_begins_with_another_number_is_none(path):
-    written(path, None)
-    [line] = verify(path)
+@pytest.mark.parametrize("change", [{"index": 1}, {"previous": 64 * "1"}])
+def test_a_chain_that_begins_in_another_way_is_none(path, change):
+    """Though its digest is that of the line."""
+    [line] = written(path, None)
     assert (line["index"], line["previous"]) == (0, 64 * "0")
+    forged = {name: value for name, value in (line | change).items() if name != "digest_of_line"}
+    forged["digest_of_line"] = hashlib.sha256(json.dumps(forged, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(forged) + "\n")
+    with pytest.raises(LedgerBroken, match="line 1: does not follow the line before it"):
+        verify(path)
 
 
 # --- anchors --------------------------------------------------------------------------------------------

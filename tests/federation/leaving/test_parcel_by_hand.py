@@ -219,6 +219,18 @@ def test_the_digest_of_a_shortened_parcel_does_not_depend_on_the_version_of_safe
     assert made().digest_of_bytes == hashlib.sha256(made().encoded).hexdigest() != known
 
 
+def test_what_came_is_what_counts():
+    """Another sender may write the same header with other spaces; its bytes are those that left."""
+    data = Parcel("weights", {"w": torch.arange(3.0)}, {"samples": 3}).encoded
+    size = int.from_bytes(data[:8], "little")
+    text = json.dumps(json.loads(data[8 : 8 + size])).encode()
+    other = len(text).to_bytes(8, "little") + text + data[8 + size :]
+    assert other != data
+    for came in (data, other):
+        found = decode(came)
+        assert (found.encoded, found.size, found.digest) == (came, len(came), hashlib.sha256(came).hexdigest())
+
+
 # --- digests beside other work --------------------------------------------------------------------------
 
 
