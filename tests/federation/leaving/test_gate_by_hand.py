@@ -271,3 +271,10 @@ def test_an_image_of_one_colour_shows_nobody():
 def test_bytes_of_rows_by_hand():
     rows = torch.tensor([[0.0, 1.0, 0.5], [0.0, 1.01, 254.6], [-3.0, -2.0, -1.0], [0.0, 2.0, 300.0]])
     assert _as_bytes(rows).tolist() == [[0, 255, 128], [0, 1, 255], [0, 0, 0], [0, 2, 255]]
+
+
+def test_a_mask_of_zeros_and_ones_is_found_as_bytes():
+    """As numbers it would be taken for one in [0, 1]."""
+    mask = np.eye(8, dtype=np.uint8)[None, None]
+    assert RawImages(mask).found_in(torch.from_numpy(mask))
+    assert _as_bytes(torch.tensor([[0, 1]], dtype=torch.uint8)).tolist() == [[0, 1]]

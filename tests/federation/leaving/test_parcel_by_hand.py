@@ -231,6 +231,14 @@ def test_what_came_is_what_counts():
         assert (found.encoded, found.size, found.digest) == (came, len(came), hashlib.sha256(came).hexdigest())
 
 
+def test_images_are_digested_as_they_travel_whatever_the_version_of_safetensors(monkeypatch):
+    for known in (True, False):
+        monkeypatch.setattr(layout, "_is_as_installed", lambda known=known: known)
+        images = Parcel("synthetic-images", {"x": IMAGES}, compressed=("x",))
+        digest, size = images.digest, images.size
+        assert (digest, size) == (hashlib.sha256(images.encoded).hexdigest(), len(images.encoded))
+
+
 # --- digests beside other work --------------------------------------------------------------------------
 
 
