@@ -71,3 +71,15 @@ def test_an_encoder_that_is_training_still_does_afterwards(federation):
         federation.trainer.model.train(training)
         latent_range.check(federation, DOUBLES, shrink(torch.ones(2, 1, 8, 8), "fp32"))
         assert federation.trainer.model.training is training
+
+
+def test_trial_images_are_plain_striped_and_random():
+    images = latent_range._trial_images((2, 6, 9))
+    assert images.shape == (8, 2, 6, 9)
+    assert [set(image.flatten().tolist()) for image in images[:3]] == [{0.0}, {0.5}, {1.0}]
+    rows, columns = images[3], images[4]
+    assert all(rows[:, row].unique().tolist() == [float(row in (2, 3))] for row in range(6)), "in pairs"
+    assert all(columns[..., at].unique().tolist() == [float(4 <= at < 8)] for at in range(9)), "in fours"
+    assert len(images[5:].unique()) > 300
+    assert 0 <= float(images[5:].min()) < 0.05
+    assert 0.95 < float(images[5:].max()) < 1

@@ -26,7 +26,7 @@ SITES = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0], [101.0, -99.0])
 
 
 def aggregate(rule, sites=SITES, counts=None, share=0.25):
-    return robust.aggregate(rule, BEFORE, sites, counts or [1.0] * len(sites), share)
+    return robust.aggregate(rule, BEFORE, sites, counts or [1.0] * len(sites), share, apart=0.0)
 
 
 def test_median_is_that_of_each_number_by_itself():
@@ -151,7 +151,7 @@ def test_clusters_look_at_directions_whatever_the_lengths(rows):
 
 
 def test_numbers_that_were_not_sent_before_count_from_zero():
-    found = robust.aggregate("median", {}, SITES[:3], [1.0] * 3, 0.25)
+    found = robust.aggregate("median", {}, SITES[:3], [1.0] * 3, 0.25, 0.0)
     assert found["w"].tolist() == [2.0, 2.0]
     assert found["n"].item() == 1
 

@@ -66,7 +66,7 @@ def test_intensities_lie_in_sixteenths_of_255():
     """15.94 begins the second bin, 239.06 the last one."""
     levels = [15, 16, 239, 240]
     images = np.stack([np.full((1, 2, 2), level, np.uint8) for level in levels])
-    images[2, 0, 0] = 238  # a mean of 238.5
+    images[2, 0, 0] = 240  # a mean of 239.5
     part = ImageSet(images, np.array([0, 1, 1, 1]))
     site = SimpleNamespace(
         data=SimpleNamespace(train=part, validation=ImageSet(images[:1], np.array([0]))),
@@ -74,7 +74,7 @@ def test_intensities_lie_in_sixteenths_of_255():
         trainer=SimpleNamespace(target=SimpleNamespace(classes=("no", "yes"), label_range=None)),
     )
     sent = InspectSites().survey(site).tensors
-    assert sent["intensities"].tolist() == [1, 1, *[0] * 12, 1, 1]
+    assert sent["intensities"].tolist() == [1, 1, *[0] * 13, 2]
     assert sent["splits"].tolist() == [4, 1]
     assert sent["labels"].tolist() == [1, 3]
     assert sent["missing"].tolist() == [0]

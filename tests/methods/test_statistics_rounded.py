@@ -10,7 +10,7 @@ from test_statistics_at_sites import binary, part_of, site_of
 from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.methods.evaluate_only import EvaluateOnly
-from polyclinic.methods.shared.safe_statistics import LONGEST, changes_between, check_told, joined, score, told_about
+from polyclinic.methods.shared.safe_statistics import changes_between, check_told, joined, score, told_about
 from polyclinic.metrics.statistics.delong import delong_test
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.task import MOST_IMAGES
@@ -109,6 +109,13 @@ def test_a_class_is_told_of_from_the_fewest_patients_on(least, known):
     assert told_about(site, part, {"outputs": outputs})["classes told"].tolist() == known
 
 
+def test_a_long_name_of_a_sub_group_is_cut_off():
+    scanners = np.array(["s" * 200] * 200)
+    site = binary(EVEN, columns=scanners[:, None], names=("scanner",))
+    told = told_about(site, site.data.test, said(EVEN), ["scanner"])
+    assert f"scanner = {'s' * 110}accuracy" in told, "120 letters, and the name of a metric"
+
+
 # --- masks -----------------------------------------------------------------------------------------
 
 
@@ -161,9 +168,9 @@ def test_a_histogram_may_have_as_many_images_as_a_site_may_say():
 
 def test_a_name_may_have_the_letters_of_a_column_and_a_value():
     interval = torch.tensor([0.5, 0.4, 0.6, 0.0], dtype=torch.float64)
-    check_told({"x" * 2 * LONGEST: interval}, 2)
+    check_told({"x" * 240: interval}, 2)
     with pytest.raises(ParcelRejected, match="is no interval and no histogram"):
-        check_told({"x" * 2 * LONGEST + "x": interval}, 2)
+        check_told({"x" * 241: interval}, 2)
 
 
 @pytest.mark.parametrize(

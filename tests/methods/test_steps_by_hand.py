@@ -160,6 +160,7 @@ class Clocks:
 @pytest.mark.parametrize(
     ("rounds", "takes", "time", "turns"),
     [
+        (2, {"d": 3.0}, 3.0, 8),  # with a fourth site: at 1 b and c begin, at 2 c, and at 3 a has the last turn
         (1, {}, 0.0, 3),  # all begin at once, and nobody is waited for
         (2, {}, 1.0, 6),
         (4, {}, 3.0, 12),
@@ -169,7 +170,7 @@ class Clocks:
     ],
 )
 def test_time_is_that_of_the_turns_that_a_round_waits_for(rounds, takes, time, turns):
-    federation = Clocks(("a", "b", "c"))
+    federation = Clocks(("a", "b", "c", *takes.keys() - {"c"}))
     FedER(mode="asynchronous", rounds=rounds, turn_takes=takes).run_asynchronously(federation)
     assert federation.evaluated == rounds
     assert federation.told["asynchronous"]["turns"] == turns

@@ -82,6 +82,24 @@ def test_each_site_of_a_stack_takes_its_own_steps(stacks, monkeypatch):
     assert first["device"] == second["device"] == "cpu", "the first site of a stack says where weights stay"
 
 
+def test_a_stack_that_does_not_pay_is_not_built(stacks, monkeypatch):
+    monkeypatch.setattr(local_training.stacking, "is_worthwhile", lambda members: False)
+    stack = local_training._Stack([site_of(8, 8)], [{}], [FitSpec()], [None])
+    assert stack.train(None, None, [0]) is None
+    assert stacks == []
+
+
+def test_a_stack_that_fails_says_so_and_leaves_the_sites_to_themselves(stacks, monkeypatch):
+    def fail(self, *given, **more):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(Stack, "train", fail)
+    member = SimpleNamespace(trainer=site_of(8, 8).trainer, part=range(8))
+    stack = local_training._Stack([site_of(8, 8)], [{}], [FitSpec()], [member])
+    with pytest.warns(UserWarning, match=r"engine\.stacked: sites train one after the other, more slowly: no memory"):
+        assert stack.train(None, None, [0]) is None
+
+
 # --- own models beside a common one -----------------------------------------------------------------
 
 

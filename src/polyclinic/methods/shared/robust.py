@@ -35,7 +35,7 @@ def aggregate(
     replies: Sequence[Reply],
     counts: Sequence[float],
     share: float,
-    apart: float = 0.0,
+    apart: float,
 ) -> dict[str, Tensor]:
     """The next weights by a robust rule; `share` is the largest share of sites that may lie.
 
