@@ -203,6 +203,9 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         for threads in counts * options.repeats:  # in turns, so that other work on the machine meets both
             ours.append(timed(lambda: at_once(case, model, sent, points, options), threads, options))
             theirs.append(timed(lambda: one_by_one(case, model, few, points[chosen]), threads, options))
+            print(
+                f"{case.name}: {ours[-1].seconds:.2f} s at once, {theirs[-1].seconds:.2f} s for {len(few)}", flush=True
+            )
     found, (ends, evaluations) = ours[0].result, theirs[0].result
     fast, slow = (min(runs, key=lambda run: run.seconds) for runs in (ours, theirs))
     share = count / len(chosen)

@@ -1,6 +1,6 @@
 """What scoring one model at many simulated sites takes: site by site, and all sites in one pass.
 
-    python benchmarks/one_pass.py [--quick] [--json FILE]
+    python benchmarks/one_pass.py [--quick] [--turns 2] [--rounds 5] [--json FILE]
 
 FedAvg of the small CNN at 64 sites, each with 40 validation images of 32 px, scored in every round; all ways take
 turns of whole runs, on a GPU with recorded passes and without. Only the seconds of scoring are counted. Sites train one
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="four sites, one turn")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--turns", type=int, default=2, help="runs of each way")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that are counted")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    sites, rounds, turns = (4, WARM_UP + 1, 1) if options.quick else (64, WARM_UP + 5, 2)
+    sites, rounds, turns = (4, WARM_UP + 1, 1) if options.quick else (64, WARM_UP + options.rounds, options.turns)
     ways = [(one_pass, recorded) for one_pass in (True, False) for recorded in (True, False)]
     found: dict[tuple[bool, bool], list[float]] = {way: [] for way in ways}
     metrics: dict[tuple[bool, bool], dict[str, Any]] = {}
@@ -91,6 +94,7 @@ def main() -> None:
                     archive, sites, rounds, Path(scratch), one_pass=one_pass, recorded=recorded
                 )
                 found[way].append(seconds)
+                print(f"one pass {one_pass}, recorded {recorded}: {1000 * seconds:.2f} ms", file=sys.stderr, flush=True)
     losses = [one["loss"] for one in metrics.values()]
     apart = max(losses) - min(losses)
     if apart > 1e-3:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -86,6 +87,7 @@ def measure(case: Case, pairs: int, folder: Path) -> dict[str, Any]:
             largest = max(largest, difference(result.weights(), turns.bare_weights))
         if number:  # the first pair only warms up
             spent.append((turns.ours, turns.bare))
+            print(f"pair {number}: CPU x{turns.ours.cpu / turns.bare.cpu:.4f}", file=sys.stderr, flush=True)
     return {
         **asdict(case),
         "steps": case.steps,

@@ -9,11 +9,15 @@ the further rounds took, so imports and start-up are left out. The programs take
 processes that a program starts; on a busy machine they say more than wall time. Weights must be those of the bare loop,
 but for pfl-research, FedLab and ours, which shuffle by themselves. `--json FILE` keeps every turn; `--more` adds turns
 to those of the file, perhaps with other programs, and each ratio is the median over the turns that have both.
+
+With `--stay` each program is started once, all at the same time, and takes all its turns in that process: on a GPU a
+start takes longer than the rounds. Only for programs that run in one process.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -23,12 +27,14 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
+from peers_runs import TIMED, serve
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.runner.assembly import Assembly
@@ -43,6 +49,8 @@ MARK = "PEERS_RUN"
 DEVICE = "PEERS_DEVICE"
 #: what each program took in one turn
 Turn = dict[str, dict[str, float]]
+#: has a program take so many rounds; the seconds of them
+Take = Callable[[str, int], dict[str, float]]
 
 
 def study(sites: int, images: int, rounds: int) -> Study:
@@ -71,14 +79,20 @@ def write_job(one: Study, cache: Path, file: Path) -> None:
     np.savez(file, **held)
 
 
-def run_ours(folder: Path, sites: int, images: int, rounds: int, out: Path) -> None:
+def run_ours(folder: Path, sites: int, images: int, rounds: str, out: Path) -> None:
     """In a process of its own, as the others: `peers.py --ours`."""
     import polyclinic
 
+    def work(count: int) -> Any:
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            result = polyclinic.run(study(sites, images, count), Path(made) / "run", cache=folder / "cache")
+            return result.weights()
+
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        result = polyclinic.run(study(sites, images, rounds), Path(made) / "run", cache=folder / "cache")
-        np.savez(out, **{name: one.numpy() for name, one in result.weights().items()})
+    if rounds == "-":
+        serve(work, str(out))
+        return
+    np.savez(out, **{name: one.numpy() for name, one in work(int(rounds)).items()})
 
 
 def timed(command: list[str], limit: float) -> dict[str, float]:
@@ -104,6 +118,36 @@ def timed(command: list[str], limit: float) -> dict[str, float]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     exact = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"wall": time.perf_counter() - started, "cpu": max(exact, sum(spent.values()))}
+
+
+class Staying:
+    """A program that stays, and runs as often as it is asked."""
+
+    def __init__(self, command: list[str], out: Path) -> None:
+        self.name = " ".join(command[1:3])
+        self.process = subprocess.Popen(
+            [*command, "-", str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, text=True
+        )
+
+    def take(self, rounds: int) -> dict[str, float]:
+        self.ask(rounds)
+        return self.answer()
+
+    def ask(self, rounds: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{rounds}\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, float]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(TIMED):
+                return json.loads(line.removeprefix(TIMED))
+        raise SystemExit(f"{self.name}: ended without an answer, exit {self.process.wait()}")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 def _marked(mark: str) -> list[psutil.Process]:
@@ -149,14 +193,36 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     commands = {"bare": [sys.executable, str(RUNS), "bare", str(job)]}
     commands["polyclinic"] = [sys.executable, __file__, "--ours", str(folder), *map(str, size)]
     commands |= {name: [f"{where}/bin/python", str(RUNS), name, str(job)] for name, where in folders.items()}
+    with programs(commands, folder, options) as take:
+        turns = take_turns(list(commands), take, folder, options)
+    print(json.dumps(keep(options, turns)))
+
+
+@contextlib.contextmanager
+def programs(commands: dict[str, list[str]], folder: Path, options: argparse.Namespace) -> Iterator[Take]:
+    """What has a program take so many rounds: started for them, or for all turns."""
+    outs = {name: folder / f"{name}.npz" for name in commands}
+    if not options.stay:
+        yield lambda name, rounds: timed([*commands[name], str(rounds), str(outs[name])], options.limit)
+        return
+    staying = {name: Staying(command, outs[name]) for name, command in commands.items()}
+    try:
+        for one in staying.values():
+            one.ask(FEW)  # libraries are loaded
+        for one in staying.values():
+            one.answer()
+        yield lambda name, rounds: staying[name].take(rounds)
+    finally:
+        for one in staying.values():
+            one.end()
+
+
+def take_turns(names: list[str], take: Take, folder: Path, options: argparse.Namespace) -> list[Turn]:
     turns: list[Turn] = []
     for _ in range(options.turns):
         turns.append({})
-        for name, command in commands.items():
-            few, many = (
-                timed([*command, str(rounds), str(folder / f"{name}.npz")], options.limit)
-                for rounds in (FEW, FEW + options.rounds)
-            )
+        for name in names:
+            few, many = (take(name, rounds) for rounds in (FEW, FEW + options.rounds))
             each = {kind: (many[kind] - few[kind]) / options.rounds for kind in many}
             away = difference(folder / f"{name}.npz", folder / "bare.npz")
             if name not in SHUFFLING and away > 1e-4 and options.device == "cpu":
@@ -164,7 +230,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
             turns[-1][name] = {**each, "start": few["cpu"], "away": away}
             print(name, {kind: round(one, 3) for kind, one in turns[-1][name].items()}, file=sys.stderr, flush=True)
             keep(options, turns)  # a program that takes too long costs only itself
-    print(json.dumps(keep(options, turns)))
+    return turns
 
 
 def keep(options: argparse.Namespace, turns: list[Turn]) -> dict[str, Any]:
@@ -172,7 +238,7 @@ def keep(options: argparse.Namespace, turns: list[Turn]) -> dict[str, Any]:
     turns = [*options.earlier, *turns]
     names = list(dict.fromkeys(name for turn in turns for name in turn))
     figures = {"benchmark": "peers", "sites": options.sites, "images of a site": options.images}
-    figures |= {"rounds": options.rounds, "torch": torch.__version__, "device": options.device}
+    figures |= {"rounds": options.rounds, "torch": torch.__version__, "device": options.device, "stay": options.stay}
     figures["rows"] = [row(name, turns) for name in names]
     figures["turns"] = turns
     if options.json:
@@ -204,7 +270,7 @@ def row(name: str, turns: list[Turn]) -> dict[str, Any]:
 def main() -> None:
     if sys.argv[1:2] == ["--ours"]:
         folder, sites, images, rounds, out = sys.argv[2:]
-        run_ours(Path(folder), int(sites), int(images), int(rounds), Path(out))
+        run_ours(Path(folder), int(sites), int(images), rounds, Path(out))
         return
     options = arguments()
     with tempfile.TemporaryDirectory() as folder:
@@ -232,6 +298,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that one start may take")
     parser.add_argument("--json", type=Path, help="also write the figures to this file, after every turn")
+    parser.add_argument("--stay", action="store_true", help="start each program once, for all turns")
     parser.add_argument("--more", action="store_true", help="add turns to those of the file of --json")
     options = parser.parse_args()
     if options.quick:

@@ -3,15 +3,19 @@
 It runs in the program's own environment, so nothing of Polyclinic is imported. The job holds the images and labels of
 each site and the first weights. Every site trains with `train`, where a program lets it; pfl-research and FedLab
 train with loops of their own, which take as many steps of the same size. Weights after the last round are written.
+
+With `-` for ROUNDS it reads numbers of rounds from its input, line by line, and says what each run took (`serve`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -245,13 +249,31 @@ PROGRAMS: dict[str, Callable[[Job, int], Weights]] = {
 }
 
 
+#: what a line of `serve` begins with; programs may print other lines
+TIMED = "TIMED "
+
+
+def serve(work: Callable[[int], Weights], out: str) -> None:
+    """Runs of so many rounds as the lines of the input say; seconds of each, and the weights of the last."""
+    for line in sys.stdin:
+        wall, cpu = time.perf_counter(), time.process_time()
+        held = {name: one.detach().cpu().numpy() for name, one in work(int(line)).items()}
+        took = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+        np.savez(out, **held)
+        print(TIMED + json.dumps(took), flush=True)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     program, file, rounds, out = sys.argv[1:]
     if program == "nvflare-site":
         nvflare_site(Job(file), int(rounds))
         return
-    weights = PROGRAMS[program](Job(file), int(rounds))
+    job = Job(file)
+    if rounds == "-":
+        serve(lambda count: PROGRAMS[program](job, count), out)
+        os._exit(0)
+    weights = PROGRAMS[program](job, int(rounds))
     np.savez(out, **{name: one.detach().cpu().numpy() for name, one in weights.items()})
     os._exit(0)  # what a program leaves running is none of the measurement
 
