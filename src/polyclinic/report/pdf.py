@@ -19,6 +19,8 @@ LINE = 0.2  # of text, in inches
 LETTERS = 92  # in a line of text
 LETTER = 0.062  # of a table's text, in inches
 MOST_ROWS = 30  # of a table
+MOST_LETTERS = int((WIDTH - 2 * MARGIN) / LETTER)  # of a table's line
+LONGEST_WORD = 24  # in a table; longer ones are broken
 FONTS: dict[Any, Any] = {"font.family": ["DejaVu Sans"], "pdf.fonttype": 42}
 
 
@@ -109,21 +111,36 @@ class Pages:
         self.text(picture.words, size=8, colour=PRINT.faint)
 
     def table(self, table: Table) -> None:
-        if table.title:
-            self.text(table.title, bold=True)
         head = [[str(name) for name in table.columns]] if any(table.columns) else []
         cells = [*head, *([shown(cell) for cell in row] for row in table.rows[:MOST_ROWS])]
-        widths = _widths(cells)
-        for number, row in enumerate(cells):
-            self._row(row, widths, "bold" if number < len(head) else "normal")
+        for number, part in enumerate(parts_of(cells)):
+            self._part(part, len(head), table.title if not number else "")
         if len(table.rows) > MOST_ROWS:
             self.text(f"The first {MOST_ROWS} of {len(table.rows):,} rows; the HTML report has more.", size=8)
         self.used += 0.12
 
+    def _part(self, cells: Cells, heads: int, title: str) -> None:
+        """Columns that fit on a page. A title does not stand alone, and a further page repeats the head."""
+        widths = widths_of(cells)
+        heights = [_height(_wrapped(row, widths)) for row in cells]
+        if not self._fits(sum(heights[: heads + 2]) + (0.4 if title else 0.0)):
+            self.used = HEIGHT
+        if title:
+            self.text(title, bold=True)
+        for number, row in enumerate(cells):
+            if number > heads and not self._fits(heights[number]):
+                self.used = HEIGHT
+                for again in cells[:heads]:
+                    self._row(again, widths, "bold")
+            self._row(row, widths, "bold" if number < heads else "normal")
+
+    def _fits(self, inches: float) -> bool:
+        return self.figure is not None and self.used + inches <= HEIGHT - MARGIN
+
     def _row(self, row: list[str], widths: list[int], weight: str) -> None:
         """Cells side by side, each wrapped to the letters of its column."""
-        wrapped = [textwrap.wrap(cell, max(4, wide - 2)) or [""] for cell, wide in zip(row, widths, strict=False)]
-        top, left = self.room(0.155 * max(map(len, wrapped)) + 0.04), MARGIN
+        wrapped = _wrapped(row, widths)
+        top, left = self.room(_height(wrapped)), MARGIN
         for lines, wide in zip(wrapped, widths, strict=False):
             for k, line in enumerate(lines):
                 place = (left / WIDTH, 1 - (top + 0.12 + 0.155 * k) / HEIGHT)
@@ -131,13 +148,43 @@ class Pages:
             left += wide * LETTER
 
 
-def _widths(cells: list[list[str]]) -> list[int]:
-    """Letters of each column, together no wider than the page: long columns give way."""
-    most = int((WIDTH - 2 * MARGIN) / LETTER)
+Cells = list[list[str]]
+
+
+def _wrapped(row: list[str], widths: list[int]) -> Cells:
+    return [textwrap.wrap(cell, max(4, wide - 2)) or [""] for cell, wide in zip(row, widths, strict=False)]
+
+
+def _height(wrapped: Cells) -> float:
+    return 0.155 * max(map(len, wrapped)) + 0.04
+
+
+def parts_of(cells: Cells) -> list[Cells]:
+    """The table, or several with some of its columns each, where words would be broken to make all of them fit; each
+    begins with the first column."""
+    least = _least(cells)
+    groups: list[list[int]] = [[0]]
+    for column in range(1, len(cells[0])):
+        if len(groups[-1]) > 1 and sum(least[c] for c in groups[-1]) + least[column] > MOST_LETTERS:
+            groups.append([0])
+        groups[-1].append(column)
+    return [[[row[c] for c in group if c < len(row)] for row in cells] for group in groups]
+
+
+def widths_of(cells: Cells) -> list[int]:
+    """Letters of each column, together no wider than the page: long columns give way, and no word is broken that could
+    stay whole."""
     widths = [max(len(row[c]) for row in cells if c < len(row)) + 2 for c in range(len(cells[0]))]
-    while sum(widths) > most and max(widths) > 6:
-        widths[widths.index(max(widths))] -= 1
+    for least in (_least(cells), [6] * len(widths)):
+        while sum(widths) > MOST_LETTERS and (long := [c for c, wide in enumerate(widths) if wide > least[c]]):
+            widths[max(long, key=lambda c: widths[c])] -= 1
     return widths
+
+
+def _least(cells: Cells) -> list[int]:
+    """Letters that a column needs for its longest word; of a very long one, some."""
+    words = [[word for row in cells if c < len(row) for word in row[c].split()] for c in range(len(cells[0]))]
+    return [min(LONGEST_WORD, max(map(len, own), default=1)) + 2 for own in words]
 
 
 def pdf_of(report: Report) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,8 @@ VARIABLES = {
     **{stand_in: f"var(--c{i})" for i, stand_in in enumerate(WEB.series)},
 }
 
+NAME = 30  #: letters in a line of a legend
+
 
 def tidy(axes: Axes, theme: Theme, *, x: str = "", y: str = "", grid: str = "both") -> None:
     """Quiet axes: no frame at the top and right, a faint grid, labels in words."""
@@ -77,9 +80,11 @@ def tidy(axes: Axes, theme: Theme, *, x: str = "", y: str = "", grid: str = "bot
 
 
 def legend(axes: Axes, theme: Theme, **where: Any) -> None:
-    """A legend without a frame."""
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False, fontsize=8, labelcolor=theme.ink, **where)
+    """A legend without a frame; long names take several lines, as a wide legend leaves no room for the axes."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        lines = ["\n".join(part for line in one.split("\n") for part in textwrap.wrap(line, NAME)) for one in labels]
+        axes.legend(handles, lines, frameon=False, fontsize=8, labelcolor=theme.ink, **where)
 
 
 def plain(text: str) -> str:
