@@ -133,6 +133,8 @@ def owed_in_full(limits):
     [
         (1, 9.0, 0.0, 1),
         (4, 9.0, 0.0, 4),
+        (41, 0.0, 0.0, 1),  # what did not move pays for all of an arrival
+        (41, 0.2, 0.0, 2),
         (41, 0.6, 0.0, 4),
         (41, 0.61, 0.0, 5),
         (41, 0.61, 0.1, 4),  # the site's own training moves as far
@@ -145,7 +147,7 @@ def owed_in_full(limits):
 def test_the_room_of_an_arrival(gap, farthest, own, rounds):
     given = {"fc": farthest}, {"fc": own}, Incoming(moved=0.15, times_own=8), gap
     assert returning.rounds_allowed(*given, may_return=lambda: True) == rounds
-    assert returning.rounds_allowed(*given, may_return=lambda: False) == min(gap, 4)
+    assert returning.rounds_allowed(*given, may_return=lambda: False) == min(rounds, 4)
 
 
 @pytest.mark.parametrize(("own", "limit"), [(0.1, 0.8), (1e-3, 0.15)])

@@ -223,9 +223,9 @@ def test_a_damaged_model_is_refused_wherever_the_bit_lies(joined, tmp_path):
         ({"backbones": {"": "small-cnn"}}, r"tensors of the network|not of the network that its card names"),
         ({"classes": ["a", "b", "c", "d", "e"]}, "its weights are not of the network that its card names"),
         ({"size": -1}, "size Input should be greater than or equal to 1"),
-        ({"size": 10**6}, "size Input should be less than or equal to 4096"),
-        ({"input_size": 10**9}, "input_size Input should be less than or equal to 4096"),
-        ({"size": 4096}, r"not of the network that its card names \('\w+\.weight' is \(\d+, \d+\), not"),
+        ({"size": 10**6}, "size Input should be less than or equal to 2048"),
+        ({"input_size": 10**9}, "input_size Input should be less than or equal to 2048"),
+        ({"size": 2048}, r"not of the network that its card names \('\w+\.weight' is \(\d+, \d+\), not"),
     ],
 )
 def test_a_card_that_does_not_fit_is_one_sentence(joined, tmp_path, change, sentence, capsys):
@@ -239,7 +239,7 @@ def test_a_card_that_does_not_fit_is_one_sentence(joined, tmp_path, change, sent
 
 
 @pytest.mark.parametrize(
-    ("facts", "most"), [({"size": 512}, 64), ({"size": 1024}, 16), ({"size": 64, "input_size": 4096}, 1)]
+    ("facts", "most"), [({"size": 512}, 64), ({"size": 1024}, 16), ({"size": 64, "input_size": 2048}, 4)]
 )
 def test_large_images_come_in_smaller_batches(joined, facts, most):
     predictor = load_predictor(joined.folder)

@@ -41,7 +41,7 @@ MODEL = "model.safetensors"
 #: name of the card in the header of the file
 CARD = "polyclinic"
 #: the largest side of images that a card may name: whoever sends a model chooses what memory it takes
-LARGEST_SIDE = 4096
+LARGEST_SIDE = 2048
 
 
 class Card(Settings):
@@ -214,7 +214,7 @@ def built_model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path
 def _refuse_other_shapes(card: Card, site: str, found: Mapping[str, Tensor], file: Path) -> None:
     """BadInput where the network that the card names has tensors of other shapes than the file.
 
-    It is built without memory first: a dense layer for images of 4096 pixels would take gigabytes.
+    It is built without memory first: a dense layer for large images would take gigabytes.
     """
     try:
         with torch.device("meta"):

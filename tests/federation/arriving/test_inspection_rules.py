@@ -103,7 +103,7 @@ def test_weights_that_moved_too_far_are_refused_and_not_remembered():
 @pytest.mark.parametrize(("images", "graded"), [(15, False), (16, True)])
 def test_weights_without_a_course_are_looked_at_for_graded_units_and_leave_nothing(images, graded):
     site, check = make_site(images=images), Inspection(LIMITS, lambda _: FIRST)
-    figures = list(check._figures(site, FIRST, History(site.state), own_network=False, kept=True))
+    figures = list(check._figures(site, FIRST, History(site.state), {}, 1, own_network=False, kept=True))
     assert {figure.check for figure in figures} == ({"graded"} if graded else set())
     assert not site.state
 
@@ -111,14 +111,16 @@ def test_weights_without_a_course_are_looked_at_for_graded_units_and_leave_nothi
 def test_with_a_course_units_of_own_training_are_not_looked_at_for_grades():
     site = make_site()
     check, history = inspect(site, FIRST), History(site.state)
-    figures = list(check._figures(site, FIRST, history, own_network=True, kept=True))
+    figures = list(check._figures(site, FIRST, history, {LAST: 0.0}, 1, own_network=True, kept=True))
     assert {figure.check for figure in figures} == {"moved", "quiet", "exposed", "loss"}
+    returned = list(check._figures(site, FIRST, history, {LAST: 0.0}, 5, own_network=True, kept=True))
+    assert {figure.check for figure in returned} == {"moved", "graded", "quiet", "exposed", "loss"}
     beginning = make_site()
-    new = list(check._figures(beginning, FIRST, History(beginning.state), own_network=True, kept=True))
+    new = list(check._figures(beginning, FIRST, History(beginning.state), {}, 1, own_network=True, kept=True))
     assert {figure.check for figure in new} == {"graded"}
     assert {name.split("/")[1] for name in beginning.state} >= {"quiet", "loss"}
     other = make_site()
-    list(check._figures(other, FIRST, History(other.state), own_network=True, kept=False))
+    list(check._figures(other, FIRST, History(other.state), {}, 1, own_network=True, kept=False))
     assert not other.state
 
 

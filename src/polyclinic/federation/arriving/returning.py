@@ -32,14 +32,15 @@ def rounds_allowed(
 ) -> int:
     """The rounds whose movement weights may bring that arrive `gap` rounds after those before.
 
-    More than `at_once` only where they are needed; as many as the plain limit says, as the site's own training, which
-    nobody else knows, must not show in how long it looks on.
+    As many as are needed by the plain limit: the site's own training, which nobody else knows, must not show in how
+    long it looks on. More than `at_once` only where its own training does not explain the movement.
     """
     few, farthest = min(gap, limits.at_once), max(moved.values(), default=0.0)
-    enough = not any(figure.is_alarm for figure in course.moved(moved, own, limits, rounds=few))
-    if few == gap or enough or not math.isfinite(farthest) or not may_return():
+    if not math.isfinite(farthest):
         return few
-    return min(gap, math.ceil(farthest / limits.moved))
+    needed = max(1, math.ceil(farthest / limits.moved))
+    enough = not any(figure.is_alarm for figure in course.moved(moved, own, limits, rounds=few))
+    return min(needed, few if enough or few == gap or not may_return() else gap)
 
 
 def owed_after(owed: int, rounds: int, limits: Incoming) -> int:
