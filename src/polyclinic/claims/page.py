@@ -36,11 +36,12 @@ This page is written by `python docs/building/claims_page.py` from the files in
   claims got six seeds when three had left them open, with the same rule (last column); to look
   twice makes a wrong `yes` or `no` a little likelier than one in twenty.
 - *Post hoc*: a result was known when the rule was written. The commit of the rule is in the record.
-- Every record names its machine. Runs have a core each, or a core and a GPU that they share, so that
-  minutes of runs with a GPU are an upper bound of what one run would take with a GPU of its own.
+- Every record names its machine. Runs have a core each, or a core and a GPU that they share; with a
+  GPU of its own a run takes at most as long.
 - *Two cores*: half of the CPU time of all runs and audits without a GPU (`two_cores.json`); where
   some seeds were measured, the others are taken to cost the same.
-- Commits 07b3dbfac6 and bc246f5ebc are 78abc01 and its successors, but for their parents.
+- Commits 07b3dbfac6 and bc246f5ebc are 78abc01 and its successors, and 6c9f988df6 is 555a6dc4, but
+  for their parents.
 
 """
 
