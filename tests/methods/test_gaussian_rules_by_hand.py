@@ -78,9 +78,9 @@ def test_a_quadratic_head_is_shrunk_twice():
 def test_shrinkage_does_not_depend_on_the_unit():
     covariance = torch.diag(torch.tensor([1.0, 3.0, 4.0], dtype=torch.float64))
     for unit in (0.01, 100.0):
-        found = gaussian_heads.shrunk(unit * covariance, 9) / unit
-        torch.testing.assert_close(found, gaussian_heads.shrunk(covariance, 9))
-    assert not torch.equal(gaussian_heads.shrunk(covariance, 9), covariance)
+        found = gaussian_heads.shrunk(unit * covariance, 90) / unit
+        torch.testing.assert_close(found, gaussian_heads.shrunk(covariance, 90))
+    assert not torch.equal(gaussian_heads.shrunk(covariance, 90), covariance)
 
 
 def test_shrinkage_of_four_features_by_hand():

@@ -98,6 +98,24 @@ def test_a_site_alone_selects_its_best_round(ranks, best):
     assert state["best"] == {"w": len(ranks) - 1}, "without validation images the last one"
 
 
+@pytest.mark.parametrize(
+    ("split", "own", "selects"),
+    [
+        ("validation", "current", True),
+        ("validation", "best", False),
+        ("test", "current", False),
+        ("test", "none", False),
+    ],
+)
+def test_a_site_alone_selects_by_scores_of_its_current_model_on_validation_images(monkeypatch, split, own, selects):
+    selected = []
+    monkeypatch.setattr(Method, "score", lambda self, site, part, weights, own: {"sums": 1})
+    monkeypatch.setattr(Standalone, "_select", lambda self, site, sums: selected.append(sums))
+    data = SimpleNamespace(validation=[1], test=[1])
+    assert Standalone().score(SimpleNamespace(data=data), getattr(data, split), {}, own) == {"sums": 1}
+    assert selected == ([{"sums": 1}] if selects else [])
+
+
 # --- one pass over all sites ------------------------------------------------------------------------
 
 
