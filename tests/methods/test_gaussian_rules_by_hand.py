@@ -11,6 +11,7 @@ from torch.distributions import MultivariateNormal
 from torch.nn import functional as F
 
 from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.leaving.gate import GateRefusedData
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.methods import gaussian_heads
 from polyclinic.methods.shared import moments
@@ -238,3 +239,55 @@ def test_products_a_little_larger_than_squares_allow_are_refused():
         products[4] = int(most * factor)
         sums = moments.Moments(products, sent["cross"], sent["squares"])
         assert moments._possible(sums) is fits
+
+
+# --- a round ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "fitted"), [("lda", "linear"), ("fisher", "linear"), ("naive-bayes", "bayes"), ("qda", "quadratic")]
+)
+def test_the_rule_says_which_head_follows_from_the_sums(monkeypatch, rule, fitted):
+    scored, own = [], gaussian_heads.GaussianHeads
+    monkeypatch.setattr(gaussian_heads, "naive_bayes", lambda *sums: {"bayes": sums})
+    monkeypatch.setattr(gaussian_heads, "quadratic", lambda *sums: {"quadratic": sums})
+    monkeypatch.setattr(own, "collect", lambda self, federation: "sums")
+    monkeypatch.setattr(own, "collect_by_class", lambda self, federation: ("of", "classes"))
+    monkeypatch.setattr(own, "head_of", lambda self, sums: f"head of {sums}")
+    monkeypatch.setattr(own, "linear_head", lambda self, federation, head: {"linear": head})
+    federation = SimpleNamespace(
+        initial_weights=dict,
+        state=lambda **values: SimpleNamespace(**values),
+        rounds=lambda count, state: range(count),
+        evaluate=scored.append,
+    )
+    found = own(rule=rule).run(federation)
+    assert found == {fitted: "head of sums" if fitted == "linear" else ("of", "classes")}
+    assert scored == [found]
+
+
+@pytest.mark.parametrize(("rule", "few", "refused"), [("qda", 3, True), ("qda", 4, False), ("naive-bayes", 3, False)])
+def test_sums_of_each_class_are_of_its_images(monkeypatch, rule, few, refused):
+    """Sums of products of three features need four images of a class."""
+    rows, labels = np.round(ROWS[: 5 + few] * 4) / 4, np.array([1] * 5 + [0] * few)
+    monkeypatch.setattr(gaussian_heads.GaussianHeads, "features", lambda self, site: rows.astype(np.float32))
+    monkeypatch.setattr(gaussian_heads, "check_classes", lambda site: None)
+    site = SimpleNamespace(
+        data=SimpleNamespace(train=SimpleNamespace(labels=labels)),
+        trainer=SimpleNamespace(device="cpu", target=SimpleNamespace(classes=("no", "yes", "nobody"))),
+        few_images="refuse",
+    )
+    method = gaussian_heads.GaussianHeads(rule=rule)
+    if refused:
+        with pytest.raises(GateRefusedData, match="sums of products of 3 features of 3 images"):
+            method.give_class_sums(site)
+        return
+    found = method.give_class_sums(site)
+    assert found.metadata == {"samples": 5 + few}
+    assert found.tensors["counts"].tolist() == [few, 5, 0]
+    of_classes = [rows[labels == place] for place in range(3)]
+    first = np.stack([some.sum(0) for some in of_classes])
+    assert (found.tensors["first"] * RESOLUTION).numpy() == pytest.approx(first)
+    upper = np.triu_indices(3)
+    products = [(some**2).sum(0) if rule == "naive-bayes" else (some.T @ some)[upper] for some in of_classes]
+    assert (found.tensors["second"] * RESOLUTION**2).numpy() == pytest.approx(np.stack(products))

@@ -61,7 +61,7 @@ def _largest_of_trials(federation: Federation, encoder: Mapping[str, Tensor]) ->
 
 def _trial_images(shape: tuple[int, ...]) -> Tensor:
     """Images in [0, 1], float32 [8, C, H, W]."""
-    rng = torch_rng(0, "coordinator", "trial images", 0)
+    rng = torch_rng("coordinator", "trial images")
     plain = [torch.full(shape, value) for value in (0.0, 0.5, 1.0)]
     rows = (torch.arange(shape[-2]) // 2 % 2).float()[:, None].expand(shape)
     columns = (torch.arange(shape[-1]) // 4 % 2).float().expand(shape)

@@ -56,7 +56,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
     """Put back what `optimizer_tensors` gave; the learning rate stays as it is now."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
-        index, key = name.split("/", 1)
+        index, _, key = name.partition("/")
         state.setdefault(int(index), {})[key] = value.clone()
     if state:
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
