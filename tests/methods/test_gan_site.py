@@ -78,17 +78,48 @@ def test_one_site_is_alone_and_two_are_a_stack(made):
     assert made(["a", "b"], device="cuda")[0].networks.as_products
 
 
-def test_tensors_of_a_stack_have_a_place_for_each_site(made):
-    batches, labels = torch.arange(4.0).reshape(2, 2), torch.tensor([[0, 1], [1, 0]])
-    alone, stacked = made(["a"])[0], made(["a", "b"])[0]
-    assert alone._stack([batches]) is batches
-    assert stacked._stack(list(batches)).tolist() == batches.tolist()
-    assert [one.labels.tolist() for one in alone._each(batches, labels)] == [labels.tolist()]
-    assert [one.labels.tolist() for one in stacked._each(batches, labels)] == labels.tolist()
+@pytest.mark.parametrize(("private", "rows"), [(True, 16), (False, 5)])
+def test_a_private_batch_is_as_large_as_the_study_says(made, monkeypatch, private, rows):
+    monkeypatch.setattr(gan_site, "batch_rows", lambda site: 5)
+    found, _ = made(["a"], private=private)
+    found.settings.batch_size = 16
+    assert found.rows == rows
 
 
-def test_a_site_that_dropped_out_goes_on_without_a_further_loss(made):
-    stacked, _ = made(["a", "b", "c"])
-    assert stacked._gradient({}) is None
-    found = stacked._gradient({"c": torch.tensor([3.0]), "a": torch.tensor([1.0])})
-    assert found.tolist() == [[1], [0], [3]]
+def test_a_step_of_the_discriminator_takes_six_tensors(made):
+    found, _ = made(["a"])
+    steps = []
+    found.trainer.discriminator_step = lambda *given: steps.append((*given[:3], *given[3]))
+    found._discriminator_updates(range(12))
+    assert steps == [(0, 1, 2, 3, 4, 5), (6, 7, 8, 9, 10, 11)]
+
+
+@pytest.mark.parametrize(("names", "private"), [("a", False), ("a", True), ("ab", False)])
+@pytest.mark.parametrize(("count", "batches"), [(3, 1), (4, 2), (7, 3)])
+def test_samples_are_made_in_batches_until_there_are_enough(made, names, private, count, batches):
+    """Batches of three; labels say of which batch an image is."""
+    found, _ = made(list(names), private=private)
+    for member in found.members:
+        labels = iter([torch.full((3,), number) for number in range(9)])
+        member.draw_noise = lambda: torch.zeros(3, 2)
+        member.batches = SimpleNamespace(next=lambda labels=labels: (None, next(labels)))
+        member.labels_to_make = lambda labels: labels
+        member.drawn_labels = lambda labels=labels: next(labels) + 100
+    made_for = []
+    found.trainer.generate = lambda noise, wanted: made_for.append(1) or wanted[..., None, None, None].float()
+    sampled = found.sample(count)
+    wanted = [number // 3 + 100 * private for number in range(count)]
+    assert [one.labels.tolist() for one in sampled] == [wanted] * len(names)
+    assert [one.images.flatten().tolist() for one in sampled] == [wanted] * len(names)
+    assert len(made_for) == batches
+
+
+def test_images_that_are_made_twice_count_once_in_batch_norm(made):
+    found, _ = made(["a"])
+    buffer = torch.tensor([1.0])
+    found.networks.generator_buffers, found.statistics = [buffer], [torch.zeros(1)]
+    found.trainer.generate = lambda noise, wanted: buffer.add_(noise).clone()
+    assert found._make_once(torch.tensor([2.0]), None).tolist() == [3]
+    assert found._make_again(torch.tensor([2.0]), None).tolist() == [3]
+    assert buffer.tolist() == [3]
+    assert found._make_once(torch.tensor([4.0]), None).tolist() == [7]
