@@ -85,6 +85,22 @@ def make(folder, method=None, trainer=None, **changes):
     return SiteHost(HostSpec(**{**spec, **changes}))
 
 
+@pytest.mark.parametrize(
+    ("secret", "privacy", "noted"), [("x", True, True), ("x", False, False), ("", True, False), ("", False, False)]
+)
+def test_a_deployed_site_with_privacy_notes_what_its_noise_depends_on(monkeypatch, secret, privacy, noted):
+    notes = []
+    monkeypatch.setattr("polyclinic.federation.host.transcript.extend", lambda *given: notes.append(given))
+    monkeypatch.setattr("polyclinic.federation.host.undone_on_error", contextlib.nullcontext)
+    trainer = SimpleNamespace(privacy="private" if privacy else None)
+    site = SimpleNamespace(secret=secret, trainer=trainer, address=lambda *purpose: (0, "a", *purpose))
+    turn = SimpleNamespace(site=site, call=Call("a", "hum", 1), parcels={})
+    spec = SimpleNamespace(result_settings_json="{}")
+    own = SimpleNamespace(spec=spec, _work_alone=lambda work, turn: (work,))
+    assert SiteHost._work(own, "work", Band.hum.operation, [turn]) == [("work",)]
+    assert notes == ([(site, "{}", turn.call, {})] if noted else [])
+
+
 def there(host, operation, sites="ab"):
     replies = host.handle_group([Call(site, operation, 1) for site in sites])
     return [float(reply.statistics["there"]) for reply in replies]

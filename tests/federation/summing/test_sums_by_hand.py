@@ -311,6 +311,16 @@ def test_a_mask_key_has_32_bytes(wrong):
         site_sums._key_bytes("a", wrong)
 
 
+@pytest.mark.parametrize(
+    ("key", "length", "dtype"), [(None, 0, torch.uint8), ("k", 1, torch.uint8), ("k", 0, torch.int8)]
+)
+def test_what_is_no_box_is_not_opened(key, length, dtype):
+    site = SimpleNamespace(name="a", keys=SimpleNamespace(public=lambda name: key))
+    box = torch.zeros(site_sums.BOX + length, dtype=dtype)
+    with pytest.raises(ParcelRejected, match="the box of shares of site 'b' does not open: it is none, or made for"):
+        SiteSums(SECURE, "run", Floor())._open_box(site, None, "b", box)
+
+
 @pytest.mark.parametrize("change", ["length", "dtype", "a bit", "from itself", "from nobody"])
 def test_a_box_of_shares_that_does_not_open_is_refused(tmp_path, change):
     some = Company(tmp_path, dict.fromkeys(NAMES[:4], torch.tensor(1.0)), SECURE)
