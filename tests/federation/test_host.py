@@ -21,6 +21,7 @@ from polyclinic.federation.leaving.signing import Anchor, sign_anchor
 from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended
 from polyclinic.federation.operation import operation
 from polyclinic.federation.poisoning import Poisoning
+from polyclinic.federation.summing.floor import Floor
 from polyclinic.federation.summing.settings import Federated
 
 NUMBERS = torch.linspace(0, 1, 2048)
@@ -62,6 +63,10 @@ class Band:
 
     @operation("statistics", sealed_only=True)
     def take(self, site, latents): ...
+
+    @operation("metrics", scores=("test",))
+    def score(self, site, weights):
+        return Parcel("metrics", {"auc": torch.ones(1)})
 
 
 def make(folder, method=None, trainer=None, **changes):
@@ -190,6 +195,77 @@ def test_the_bytes_of_what_is_shared_of_a_model():
     assert model_bytes(shared) == 4 * (6 + 2 + 2 + 2 + 2 + 2) + 8
 
 
+class Watched(SimpleNamespace):
+    """A trainer that tells what a host asked of it."""
+
+    def __init__(self, privacy=None):
+        super().__init__(privacy=privacy, device=torch.device("cpu"), local_names=frozenset(), model=nn.Linear(1, 1))
+        self.asked = []
+
+    @contextlib.contextmanager
+    def note_batches(self):
+        self.asked.append("batches")
+        yield [torch.tensor([0, 1, 2])]
+
+    @contextlib.contextmanager
+    def random_shares(self, rng):
+        self.asked.append("shares")
+        yield
+
+
+class Kept:
+    """An archive that remembers what it is given."""
+
+    def __init__(self):
+        self.given = []
+
+    def begins(self, site, received):
+        self.given.append(received)
+
+    def released(self, site, call, kept, used, address, left):
+        self.given.append((kept, used, address, left))
+
+
+@pytest.mark.parametrize(
+    ("policy", "private", "asked"),
+    [
+        ({"shares": "equal"}, False, []),
+        ({"shares": "random"}, False, ["shares"]),
+        ({"shares": "random"}, True, []),  # differential privacy bounds each share itself
+        ({"shares": "equal", "min_cohort": 1}, False, ["batches"]),
+        ({"shares": "random", "min_cohort": 3}, False, ["shares", "batches"]),
+    ],
+)
+def test_what_is_asked_of_a_trainer_around_the_work(tmp_path, policy, private, asked):
+    privacy = SimpleNamespace(on=(), cover="updates", target_epsilon=None) if private else None
+    trainer = Watched(privacy)
+    host = make(tmp_path, trainer=trainer, policy=Policy(incoming={"on": False}, **policy))
+    assert host.handle(Call("a", "hum", 1)).parcels
+    assert trainer.asked == asked
+
+
+@pytest.mark.parametrize("wire", ["exact", "fp16", "delta", "integer"])
+def test_an_archive_keeps_what_an_attacker_gets_and_how_it_left(tmp_path, wire):
+    """The rounded numbers where the wire rounds; else those of the work, and beside them differences or sums."""
+    archive, added = Kept(), {"federated": Federated(sum="integer")} if wire == "integer" else {"wire": wire}
+    [left] = train(make(tmp_path, trainer=Watched(), archive=archive, **added)).parcels
+    came, ((kept,), used, address, told) = archive.given
+    assert torch.equal(came["weights"].tensors["w"], NUMBERS)
+    assert ([batch.tolist() for batch in used], address) == ([[0, 1, 2]], "train")
+    assert torch.equal(kept.tensors["w"], NUMBERS + 1) is (wire != "fp16")
+    assert (told is None) is (wire in ("exact", "fp16"))
+    if told:
+        assert told[0].digest == left.digest
+
+
+def test_a_simulated_site_notes_no_scores_and_no_calls(tmp_path):
+    host = make(tmp_path)
+    host.handle(Call("a", "score", 1, {"weights": Parcel("weights", {"w": NUMBERS})}))
+    train(host)
+    assert [file.name for file in (tmp_path / "sites" / "a").iterdir()] == []
+    assert host.sums.floor == Floor(3, 0)  # nothing is pinned in a simulation
+
+
 # --- anchors, and studies that are stopped --------------------------------------------------------------------
 
 
@@ -197,8 +273,9 @@ def test_a_head_that_comes_with_a_call_is_kept_if_both_have_signed_it(tmp_path):
     """The keys of a simulation stand for those of two kits."""
     keys = SeedKeys(0)
     host = make(tmp_path / "study", anchors=tmp_path / "anchors", keys=keys)
-    host.handle(Call("a", "hum", 1))
+    reply = host.handle(Call("a", "hum", 1))
     head = host.sites.ledgers["a"].head
+    assert reply.head == head
     signed = sign_anchor(keys.signing_key("coordinator"), "study", "a", head)
 
     def send(anchor):
