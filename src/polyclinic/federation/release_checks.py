@@ -108,8 +108,10 @@ def check_drawn_patients(policy: Policy, turn: Turn) -> None:
 
     How many images a study takes is public, and a refusal for it may be told. Whose images they were is not.
     """
-    images = len(torch.cat([batch.flatten() for batch in turn.used]).unique()) if turn.used else 0
-    if turn.used and images >= policy.min_cohort > patients_in(turn.site.data.train, turn.used):
+    if not turn.used:
+        return
+    images = len(torch.cat([batch.flatten() for batch in turn.used]).unique())
+    if images >= policy.min_cohort > patients_in(turn.site.data.train, turn.used):
         raise GateRefusedData(f"'{turn.call.operation}': {images} images were drawn, of fewer than min_cohort patients")
 
 
@@ -117,7 +119,7 @@ def check_classes(site: Site, which: str = "training") -> None:
     """GateRefusedData if a deployed site has training images of a class, and of fewer than min_cohort patients: called
     by operations that release something about each class by itself."""
     train = site.data.train
-    if site.min_cohort == 0 or site.trainer.task.like != "classification":
+    if site.trainer.task.like != "classification":
         return
     labels = torch.from_numpy(np.array(train.labels))
     for label in labels.unique():

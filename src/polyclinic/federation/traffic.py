@@ -32,7 +32,7 @@ class Traffic:
 
     def __init__(self, rows: Any = None, held: Mapping[str, str] | None = None) -> None:
         """`rows` and `held` are those of a checkpoint."""
-        self._counts = Communication(rows) if rows is not None else Communication()
+        self._counts = Communication(rows)
         self._uncounted: list[Received] = []  # what sites received since it was counted last
         self.held = dict(held or {})  # digest of the weights each site received last
 

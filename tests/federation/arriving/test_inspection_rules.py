@@ -111,10 +111,9 @@ def test_weights_without_a_course_are_looked_at_for_graded_units_and_leave_nothi
 def test_with_a_course_units_of_own_training_are_not_looked_at_for_grades():
     site = make_site()
     check, history = inspect(site, FIRST), History(site.state)
-    figures = list(check._figures(site, FIRST, history, {LAST: 0.0}, 1, own_network=True, kept=True))
-    assert {figure.check for figure in figures} == {"moved", "quiet", "exposed", "loss"}
-    returned = list(check._figures(site, FIRST, history, {LAST: 0.0}, 5, own_network=True, kept=True))
-    assert {figure.check for figure in returned} == {"moved", "graded", "quiet", "exposed", "loss"}
+    for rounds, graded in ((1, set()), (LIMITS.at_once, set()), (LIMITS.at_once + 1, {"graded"})):  # who was long away
+        figures = list(check._figures(site, FIRST, history, {"fc1": 0.1}, rounds, own_network=True, kept=True))
+        assert {figure.check for figure in figures} == {"moved", "quiet", "exposed", "loss"} | graded
     beginning = make_site()
     new = list(check._figures(beginning, FIRST, History(beginning.state), {}, 1, own_network=True, kept=True))
     assert {figure.check for figure in new} == {"graded"}
