@@ -69,12 +69,6 @@ def test_the_price_of_a_site(cases, unit, images):
     assert price == Price(1 / max(count, 2), ("prv",), images)
 
 
-@pytest.mark.parametrize(("images", "delta"), [(0, 0.5), (1, 0.5), (2, 0.5), (3, 1 / 3), (1000, 0.001)])
-def test_the_delta_of_a_site(images, delta):
-    assert Policy().delta_for(images) == delta
-    assert Policy(max_delta=1e-7).delta_for(images) == 1e-7
-
-
 def test_the_target_of_a_study_is_counted_from_the_ledger_of_its_run(tmp_path):
     """For one image, by whichever accountant the study has."""
     ledger = Ledger(tmp_path / "north.jsonl")

@@ -76,7 +76,7 @@ def shrink(latents: Tensor, precision: Precision) -> dict[str, Tensor]:
     step = ((high - low) / 255).clamp(min=torch.finfo(torch.float32).tiny)
     along = _along_channels(latents)
     spread = ((latents - along(low)) / along(step)).round() - 128
-    return {"latents": spread.to(torch.int8).contiguous(), "low": low, "step": step}
+    return {"latents": spread.clamp(-128, 127).to(torch.int8).contiguous(), "low": low, "step": step}
 
 
 def restore(tensors: Mapping[str, Tensor]) -> Tensor:

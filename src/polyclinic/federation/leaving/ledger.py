@@ -222,7 +222,7 @@ class Ledger:
         if not self.path.exists():
             return
         data = self.path.read_bytes()
-        if data and not data.endswith(b"\n"):
+        if not data.endswith(b"\n"):
             os.truncate(self.path, data.rfind(b"\n") + 1)  # in one step: a kill here must not cost the other lines
 
 
