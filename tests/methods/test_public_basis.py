@@ -46,12 +46,13 @@ def test_the_unit_of_features_changes_nothing(size):
     assert torch.allclose(size * found["matrix"], same["matrix"], rtol=1e-4, atol=1e-7)
 
 
-def test_directions_of_next_to_no_variance_are_left_out():
-    """Two directions, and rounding of a millionth in all others."""
-    rng = torch_rng("two directions")
-    strong = torch.randn(30, 2, generator=rng, dtype=torch.float64) @ torch.randn(2, 40, generator=rng).double()
+@pytest.mark.parametrize("rank", [1, 2])
+def test_directions_of_next_to_no_variance_are_left_out(rank):
+    """One or two directions, and rounding of a millionth in all others."""
+    rng = torch_rng("strong directions")
+    strong = torch.randn(30, rank, generator=rng, dtype=torch.float64) @ torch.randn(rank, 40, generator=rng).double()
     rounding = 1e-6 * torch.randn(30, 40, generator=rng, dtype=torch.float64)
-    assert basis_of(strong + rounding, 10, 1.0)["matrix"].shape == (40, 2)
+    assert basis_of(strong + rounding, 10, 1.0)["matrix"].shape == (40, rank)
 
 
 def test_phantoms_have_64_pixels_a_side_unless_another_size_is_given():

@@ -76,6 +76,8 @@ def test_a_sheet_shows_up_to_eight_images_of_five_classes(monkeypatch, tmp_path,
     [(shown, name, _, title)] = drawn
     assert (len(shown), name) == (rows, tmp_path / "samples.png")
     assert all(len(row) == 8 for row in shown.values())
+    for number, name in enumerate(classes[:5]):  # an image's brightness is its place, and every seventh is of a class
+        assert set((shown[f"real {name}"][:, 0, 0, 0] % 7).tolist()) == {number}
     assert ("; the first 5 of 6 classes" in title) is (len(classes) == 6)
 
 
