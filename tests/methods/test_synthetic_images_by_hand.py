@@ -130,7 +130,7 @@ class Coded:
 def replayed(monkeypatch):
     """A site of 20 images, and the rows of its contact sheet."""
     drawn = []
-    train = ImageSet(np.full((20, 1, 2, 2), 100, np.uint8), np.zeros(20, np.int64))
+    train = ImageSet(np.full((20, 1, 2, 3), 100, np.uint8), np.zeros(20, np.int64))
     target = SimpleNamespace(classes=("no", "yes"), unit="")
     site = SimpleNamespace(
         name="north",
@@ -154,7 +154,7 @@ def test_what_comes_back_from_codes_is_measured_and_shown(replayed):
     assert figures == {"psnr": pytest.approx(13.9794, abs=1e-3), "code_usage_top": 0.25}
     [(rows, file, words, title)] = drawn
     assert list(rows) == ["real", "reconstructed", "top codes"]
-    assert (len(rows["real"]), rows["top codes"]) == (10, (8, 2))
+    assert (len(rows["real"]), rows["top codes"]) == (10, (8, 3))
     assert (file.name, words) == ("replay.png", ["no"] * 10)
     assert title == "north: the first 10 of 20 training images, and what replays them"
 
