@@ -123,3 +123,39 @@ def test_images_that_are_made_twice_count_once_in_batch_norm(made):
     assert found._make_again(torch.tensor([2.0]), None).tolist() == [3]
     assert buffer.tolist() == [3]
     assert found._make_once(torch.tensor([4.0]), None).tolist() == [7]
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("further", [True, False])
+def test_a_step_is_one_function_where_it_is_recorded_and_has_a_further_loss(made, graphs, further):
+    found, _ = made(["a"], graphs=graphs)
+    done = []
+    found.settings.critic_steps = 2
+    found._gradient = lambda gradients: "gradient" if further else None
+    found._generator_step = lambda gradient: done.append(("generator", gradient))
+    found.start = lambda: "started"
+    found._wanted, found._generator_draws = (lambda: "labels"), (lambda: "draws")
+    found._discriminator_inputs = lambda: ["input"]
+    found.noise, found.members[0].draw_noise = "noise", lambda: "next noise"
+    found._step = lambda name, function: lambda *given: done.append((name, *given)) or "images"
+    found._each = lambda images, labels: (images, labels)
+    answer = found.advance({})
+    if graphs and further:
+        given = ("gradient", "noise", "labels", "draws", "next noise", "labels", "input", "input")
+        assert (answer, done) == (("images", "labels"), [("advance", *given)])
+    else:
+        assert (answer, done) == ("started", [("generator", "gradient" if further else None)])
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_draws_that_a_gan_does_not_need_are_left_out(made, names):
+    found, _ = made(list(names))
+    for member in found.members:
+        member.wanted, member.random = [0, 1, 2], None
+        member.discriminator_inputs = lambda trainer: [torch.ones(1), None]
+    found.trainer.draw_for_generator = lambda rng, count: None
+    assert found._generator_draws() is None
+    first, second = found._discriminator_inputs()
+    assert (first.tolist(), second) == ([1] if names == "a" else [[1], [1]], None)
+    found.trainer.draw_for_generator = lambda rng, count: torch.tensor([count])
+    assert found._generator_draws().flatten().tolist() == [3] * len(names)

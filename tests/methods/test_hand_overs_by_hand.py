@@ -10,7 +10,6 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.methods.cwt_replay import CwtReplay
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.fedreplay import FedReplay, _batches, _counts, _pooled
 from polyclinic.methods.inspect_sites import InspectSites
@@ -267,32 +266,41 @@ def test_real_images_stand_beside_samples_or_what_came_back(monkeypatch, sampled
     assert (len(real), len(replayed), int(replayed.max())) == (400, 400, value)
 
 
+@pytest.mark.parametrize(("own", "wanted"), [(True, ["a", "b"]), (False, ["b"])])
+@pytest.mark.parametrize("made", ["on-the-fly", "buffer"])
+def test_a_site_replays_its_own_images_where_the_study_says_so(monkeypatch, own, wanted, made):
+    """What is replayed is put together once, and filled into a buffer where that is asked for."""
+    monkeypatch.setattr(generative_replay, "received", lambda site: ("model", {"a": 1, "b": 2}))
+    monkeypatch.setattr(generative_replay, "source", lambda site, model, codes: list(codes))
+    monkeypatch.setattr(generative_replay.replay_stream, "fill", lambda images, rng: (rng, images))
+    settings = generative_replay.Replay(own=own, made=made)
+    site = SimpleNamespace(name="a", replay_settings=settings, cache={}, lasting_rng=lambda purpose: purpose)
+    found = generative_replay.replayed_images(site)
+    assert found == (wanted if made == "on-the-fly" else ("buffer", wanted))
+    assert generative_replay.replayed_images(site) is found
+
+
 @pytest.mark.parametrize(
-    ("dense", "masks", "sent"), [(True, True, True), (True, False, False), (False, True, False), (False, False, False)]
+    ("ratio", "batch", "images", "size"), [(1.0, 8, 20, 8), (0.5, 8, 20, 4), (2.0, 8, 3, 6), (0.1, 8, 20, 1)]
 )
-def test_masks_are_encoded_where_the_task_is_segmentation_and_they_are_there(monkeypatch, dense, masks, sent):
-    part = ImageSet(np.zeros((2, 1, 2, 2), np.uint8), np.array([4, 5]), masks=np.ones((2, 2, 2)) if masks else None)
-    monkeypatch.setattr(replay_quality.replay_space, "learned", lambda own: part.images)
-    site = SimpleNamespace(data=SimpleNamespace(train=part), trainer=SimpleNamespace(task=SimpleNamespace(dense=dense)))
-    found = generative_replay.encode(site, Coded())
-    assert (found.labels.tolist(), len(found.codes["codes"])) == ([4, 5], 2)
-    assert (found.masks is not None) is sent
-
-
-@pytest.mark.parametrize(("codes", "sampled"), [("prior", True), ("final-encoder", False), ("as-trained", False)])
-def test_samples_are_looked_at_where_no_codes_leave_a_site(monkeypatch, codes, sampled):
-    seen = []
-    monkeypatch.setattr(generative_replay, "received", lambda own: ("model", {"a": "codes of a", "b": "codes of b"}))
-    monkeypatch.setattr(generative_replay, "source", lambda own, model, some: (model, dict(some)))
-    monkeypatch.setattr(replay_quality, "measure", lambda own, model, *, sampled: seen.append((model, sampled)))
+@pytest.mark.parametrize("latents", [True, False])
+def test_replayed_batches_are_a_share_of_real_ones(monkeypatch, ratio, batch, images, size, latents):
+    monkeypatch.setattr(generative_replay, "replayed_images", lambda site: "images")
     monkeypatch.setattr(
-        replay_quality, "probe_images", lambda own, model, by_site, *, sampled: seen.append((by_site, sampled))
+        generative_replay.replay_stream, "stream", lambda source, size, rng, **given: iter([(source, size)])
     )
-    site, method = SimpleNamespace(replay_settings=generative_replay.Replay(codes=codes)), CwtReplay()
-    method.look_at_replay(site)
-    method.probe_replay(site)
-    by_site = {name: ("model", {name: f"codes of {name}"}) for name in ("a", "b")}
-    assert seen == [("model", sampled), (by_site, sampled)]
+    monkeypatch.setattr(generative_replay.replay_space, "in_latents", lambda site: latents)
+    limits = SimpleNamespace(to_latents=lambda units: f"latents of {units}")
+    monkeypatch.setattr(generative_replay.replay_space, "limits_of", lambda site: limits)
+    optimizer = SimpleNamespace(batch_size=batch, augment=())
+    trainer = SimpleNamespace(optimizer=optimizer, task=None, device=None)
+    site = SimpleNamespace(trainer=trainer, data=SimpleNamespace(train=range(images)), rng=torch_rng)
+    site.replay_settings = generative_replay.Replay(ratio=ratio)
+    found = generative_replay.replayed(site)
+    assert found.size == size
+    assert next(found.stream) == ("latents of images" if latents else "images", size)
+    site.replay_settings = generative_replay.Replay(ratio=0.05)
+    assert generative_replay.replayed(site) is None, "less than half an image is none"
 
 
 @pytest.mark.parametrize("private", [True, False])

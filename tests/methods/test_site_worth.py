@@ -50,24 +50,3 @@ def test_what_is_looked_at_is_said():
     assert site_worth._coalitions(3) == "all 8 coalitions"
     assert site_worth._coalitions(10) == "all 1,024 coalitions"
     assert site_worth._coalitions(11) == "200 random orders of the sites"
-
-
-@pytest.mark.parametrize(
-    ("sites", "orders", "sampled"), [(3, None, 0), (10, None, 0), (11, None, 200), (3, 7, 7), (11, 5, 5)]
-)
-def test_values_are_sampled_above_ten_sites_or_with_a_number_of_orders(monkeypatch, sites, orders, sampled):
-    """Site n adds n, whichever sites are there before."""
-    used = []
-    sample = site_worth.sampled_shares
-    monkeypatch.setattr(
-        site_worth, "sampled_shares", lambda names, game, count, rng: used.append(count) or sample(names, game, 3, rng)
-    )
-    names = [str(number) for number in range(sites)]
-    found = site_worth.shares_of(names, lambda some: 2 + sum(map(int, some)), "points", "a game", orders)
-    assert used == ([sampled] if sampled else [])
-    assert (found["value"], found["how"], found["none"]) == ("points", "a game", 2)
-    assert found["all"] == 2 + sum(range(sites))
-    for number, name in enumerate(names):
-        one = found["sites"][name]
-        assert (one["leave_one_out"], one["shapley"]) == (number, pytest.approx(number))
-        assert one.keys() == {"leave_one_out", "shapley", *(("low", "high") if sampled else ())}
