@@ -33,7 +33,7 @@ class Central:
 
     def image_gradient(self, images, site, other, labels):
         self.seen = (images.shape, site.tolist(), other.tolist(), labels.tolist())
-        return torch.ones_like(images)
+        return torch.full_like(images, 4.0)
 
 
 class Coordinator(SimpleNamespace):
@@ -213,7 +213,7 @@ def test_a_local_step_has_lambda_times_the_gradient_of_the_mean():
     fake = torch.zeros(2, 2, 1, 4, 4)
     found = gradient(fake, torch.tensor([[0, 1], [2, 3]]), draws)
     assert found.shape == fake.shape
-    assert set(found.flatten().tolist()) == {6.0 / 2}, "over the two images of a site"
+    assert set(found.flatten().tolist()) == {6.0 * 4 / 2}, "over the two images of a site"
     assert central.seen == ((4, 1, 4, 4), [1, 1, 0, 0], [1, 1, 0, 0], [0, 1, 2, 3])
 
 

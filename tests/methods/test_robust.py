@@ -120,12 +120,13 @@ def test_clusters_find_the_split_with_the_smallest_largest_cosine():
     assert across(kept) == pytest.approx(across(best))
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("liars", [0, 1, 2, 3])
 @pytest.mark.parametrize("sites", [1, 2, 3, 4, 5, 7, 9])
-def test_multi_krum_against_the_definition(sites, liars):
+def test_multi_krum_against_the_definition(sites, liars, seed):
     """Blanchard et al. 2017: K - liars - 2 nearest neighbours, and the K - liars lowest scores."""
     liars = min(liars, (sites - 1) // 2)
-    rows = torch.randn(sites, 3, generator=torch.Generator().manual_seed(sites)).double()
+    rows = torch.randn(sites, 3, generator=torch.Generator().manual_seed(10 * sites + seed)).double()
 
     def score(site):
         distances = sorted(float((rows[site] - rows[other]).square().sum()) for other in range(sites) if other != site)
@@ -159,3 +160,10 @@ def test_numbers_that_were_not_sent_before_count_from_zero():
 def test_without_any_site_there_is_nothing_to_aggregate():
     with pytest.raises(WorkFailed, match="no site has sent weights"):
         aggregate("median", [])
+
+
+def test_multi_krum_looks_at_all_but_two_honest_neighbours():
+    """Five updates with one liar have 5 - 1 - 2 = 2 neighbours: a pair far out is near to itself only."""
+    rows = torch.tensor([[0.0], [2.0], [4.5], [20.0], [20.1]])
+    # with two: 4 + 20.25, 4 + 6.25, 6.25 + 20.25, 240.25 + 0.01, 243.36 + 0.01; with one the pair would be first
+    assert robust.multi_krum(rows, 1).tolist() == [0, 1, 2, 3]

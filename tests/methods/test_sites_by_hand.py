@@ -181,6 +181,22 @@ def test_sites_with_trainers_of_their_own_are_scored_alone(monkeypatch):
     assert [one[0] for one in one_pass(sites)] == ["alone", "alone"]
 
 
+@pytest.mark.parametrize(
+    ("method", "changes", "may"),
+    [
+        (FedAvg(), {}, True),
+        (FedAvg(), {"stacked": "auto"}, True),
+        (FedAvg(), {"stacked": "never"}, False),
+        (FedAvg(), {"local_names": frozenset({"w"})}, False),
+        (FedAvg(), {"task": SimpleNamespace(dense=True)}, False),
+        (Standalone(), {}, False),
+    ],
+)
+def test_one_model_without_masks_is_scored_for_all_sites(method, changes, may):
+    given = {"stacked": "always", "local_names": frozenset(), "task": SimpleNamespace(dense=False), **changes}
+    assert method.may_stack(SimpleNamespace(**given), 3, "evaluate") is may
+
+
 # --- replies that are refused -----------------------------------------------------------------------
 
 
