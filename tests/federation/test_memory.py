@@ -223,6 +223,19 @@ def test_only_the_sites_used_last_keep_a_cache(tmp_path):
     assert [site.name for site in host.resident() if site.cache] == list(SITES[-host.sites.CACHED :])
 
 
+def test_sites_that_worked_together_give_up_their_caches_when_others_work(tmp_path):
+    host = host_in(tmp_path, kilobytes=1000)
+    group, other = SITES[:-1], SITES[-1]
+    for name in group:
+        host.sites.get(name, group)
+    for site in host.resident():
+        site.cache["images"] = torch.zeros(1)
+    host.sites.get(other)
+    assert [site.name for site in host.resident() if site.cache] == list(group[-host.sites.CACHED :])
+    host.sites.get(other)
+    assert len(host.sites._caching) == host.sites.CACHED + 1
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux lists them")
 def test_open_files_do_not_grow_with_the_number_of_sites(tmp_path):
     np.save(tmp_path / "images.npy", np.zeros((1, 1, 8, 8), dtype=np.uint8))

@@ -61,6 +61,7 @@ class OpenSites:
         self._files: dict[str, int] = {}  # open files of the sites in memory
         self._bytes: dict[str, int] = {}  # of the states of sites in memory, as they were when these were last at work
         self._at_work: set[str] = set()  # sites whose states may have changed since
+        self._caching: dict[str, None] = {}  # sites whose cache may hold something, the longest idle first
 
     def checkpoint(self) -> dict[str, SitePosition]:
         """Write every changed state to disk; the position of every site this host has worked for."""
@@ -95,6 +96,7 @@ class OpenSites:
         for position in positions.values():
             SitePosition(*position).check()
         self._sites.clear()
+        self._caching.clear()
         self._files.clear()
         self._bytes.clear()
         self.gates.clear()
@@ -114,6 +116,8 @@ class OpenSites:
         if self.spec.only is not None:
             stands = self._positions.get(name, SitePosition()).version
             return [state_path(self.spec.folder, name, old) for old in range(durable)] if durable <= stands else []
+        if durable == 0:
+            return []  # none is older: a folder of each of many sites need not be read
         kept = state_path(self.spec.folder, name, durable)
         return [path for path in kept.parent.glob("state-*.safetensors") if version_of(path) < durable]
 
@@ -129,6 +133,8 @@ class OpenSites:
             self._sites[name] = self.open(name)
         self._sites.move_to_end(name)
         self._at_work |= {name}
+        self._caching.pop(name, None)
+        self._caching[name] = None
         self._evict(group)
         self._at_work = {name, *group}
         return self._sites[name]
@@ -136,8 +142,7 @@ class OpenSites:
     def _evict(self, group: Sequence[str] = ()) -> None:
         """Send the sites that were idle longest to disk; not those at work, nor one in the middle of something."""
         *others, _ = self._sites.values()
-        for site in others[: -self.CACHED]:
-            site.cache.clear()
+        self._clear_caches()
         self._bytes |= {name: self._sites[name].state.bytes for name in self._at_work if name in self._sites}
         states, files = sum(self._bytes.values()), sum(self._files.values())
         for site in others:
@@ -148,6 +153,15 @@ class OpenSites:
                 states -= self._bytes.pop(site.name)
                 files -= self._files.pop(site.name)
                 del self._sites[site.name], self.gates[site.name]
+
+    def _clear_caches(self) -> None:
+        """All but the sites that were asked last give up what they can make again. One that is still at work may make
+        it once more, and is looked at again."""
+        for name in list(self._caching)[: -self.CACHED - 1]:
+            if name in self._sites:
+                self._sites[name].cache.clear()
+            if name not in self._at_work:
+                del self._caching[name]
 
     def open(self, name: str) -> Site:
         spec = self.spec

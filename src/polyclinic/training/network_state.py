@@ -23,9 +23,12 @@ class NetworkState:
         """By name; nobody may change the dictionary. Found anew if a tensor or a layer of the network was put in
         another's place meanwhile."""
         self._follow_layers()
-        # a known tensor holds on to its memory, so that another one cannot lie at the same place
-        if any(held.get(name) is None or held[name].data_ptr() != place for held, name, place in self._places):
-            self._find()
+        for held, name, place in self._places:
+            found = held.get(name)
+            # a known tensor holds on to its memory, so that another one cannot lie at the same place
+            if found is None or found.data_ptr() != place:
+                self._find()
+                break
         return self._state
 
     def parameters(self) -> list[nn.Parameter]:

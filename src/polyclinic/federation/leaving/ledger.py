@@ -199,8 +199,8 @@ class Ledger:
 
     def _write(self, line: JsonObject) -> None:
         # opened anew for each line: a thousand sites must not hold a thousand open files
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with self.path.open("ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
         self._unsynced = True
         self._position = Position(self._position.lines + 1, line["digest_of_line"])
         self._signature = line.get("signature", "")

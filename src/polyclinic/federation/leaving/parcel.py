@@ -75,9 +75,9 @@ class Expected:
     def _check_tensors(
         self, expected: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], tensors: Mapping[str, Tensor]
     ) -> None:
-        unknown = sorted(set(tensors) - set(expected))
-        missing = [] if self.partial else sorted(set(expected) - set(tensors))
-        if unknown or missing:
+        if not (tensors.keys() <= expected.keys() if self.partial else tensors.keys() == expected.keys()):
+            unknown = sorted(set(tensors) - set(expected))
+            missing = [] if self.partial else sorted(set(expected) - set(tensors))
             raise ParcelRejected(f"{self.kind}: unexpected tensors {unknown[:3]}, missing tensors {missing[:3]}")
         for name, tensor in tensors.items():
             dtype, shape = expected[name]
