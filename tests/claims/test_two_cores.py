@@ -170,7 +170,7 @@ def test_claims_that_take_too_long_are_named() -> None:
     found = {"ours-one-site": {"minutes": 15.0}, "ours-resume": {"minutes": 15.1}}
     assert summary(CLAIMS, found).endswith("ours-resume with 15.1; longer than 15 minutes: ours-resume.")
     del found["ours-resume"]
-    assert summary(CLAIMS, found).endswith("none of these takes longer than 15 minutes.")
+    assert summary(CLAIMS, found).endswith("none of them takes more than 15.")
 
 
 def test_measured_claims_are_in_the_catalogue() -> None:

@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from polyclinic import __version__
@@ -55,8 +55,15 @@ def reproduce(
     planned = plan(claim, out, scale, seeds, phantom=phantom, runs=runs)
     earlier = read_json(out / "claim.json") if (out / "claim.json").is_file() else {}
     check_same_question(earlier, claim, scale, phantom=phantom, out=out)
+    run_missing([entry for arm in planned.values() for entry in arm], out, jobs, watch)
+    return judge(claim, planned, out, scale=scale, phantom=phantom, begin=begin)
+
+
+def judge(
+    claim: Claim, planned: Mapping[str, list[Entry]], out: Path, *, scale: Scale, phantom: bool, begin: float
+) -> JsonObject:
+    """Measure the runs, which are all there, and judge the claim; writes `claim.json` and the figure."""
     entries = [entry for arm in planned.values() for entry in arm]
-    run_missing(entries, out, jobs, watch)
     before = cpu_seconds()
     rows = claim.measure({label: [entry.folder for entry in arm] for label, arm in planned.items()}, scale)
     found = describe(claim, rows, scale, phantom=phantom) | origin_of(entries)

@@ -102,6 +102,6 @@ def summary(claims: Mapping[str, Claim], found: Mapping[str, JsonObject]) -> str
         return f"Minutes on two cores are estimates: none of {len(meant)} claims at `quick` was measured."
     longest = max(known, key=lambda name: known[name])
     over = [name for name in known if known[name] > MOST]
-    late = f"longer than {MOST} minutes: {', '.join(over)}" if over else f"none of these takes longer than {MOST} minutes"
+    late = f"longer than {MOST} minutes: {', '.join(over)}" if over else f"none of them takes more than {MOST}"
     told = f"{len(known)} of {len(meant)} claims at `quick` were measured"
     return f"Minutes on two cores: {told}, the longest is {longest} with {known[longest]:.1f}; {late}."
