@@ -63,6 +63,22 @@ def test_ctrl_c_while_the_command_is_imported(way, tmp_path):
     assert (ended.returncode, ended.stderr) == (1, "interrupted; nothing was done\n")
 
 
+@pytest.mark.parametrize("works", [False, True])
+def test_a_package_that_swallows_ctrl_c_while_it_is_imported_does_not_stop_it(works, tmp_path):
+    """As numpy does: the command would have gone on as if nobody had pressed a key. Where work waits for the package,
+    it is interrupted after the import."""
+    (tmp_path / "swallows.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    )
+    (tmp_path / "command.py").write_text(
+        "import sys, time\nfrom polyclinic import cli\ndef app(**_):\n    import swallows\n    time.sleep(60)\n"
+        f"cli.app = app\nsys.argv = ['polyclinic']\nif {works}:\n    cli.ROOMS = {str(tmp_path)!r}\ncli.main()\n"
+    )
+    places = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    ended = subprocess.run([sys.executable, tmp_path / "command.py"], env=places, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "interrupted; what was finished is kept\n")
+
+
 def test_the_command_waits_for_ctrl_c_before_it_imports_anything():
     """Ten milliseconds of imports were ten milliseconds in which Ctrl-C was a traceback."""
     words = "import os, sys; before = set(sys.modules); import polyclinic.__main__; print(set(sys.modules) - before)"

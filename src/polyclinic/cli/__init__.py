@@ -6,14 +6,18 @@ POLYCLINIC_TRACEBACK is set.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import functools
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,6 +26,10 @@ from polyclinic.errors import BadInput, Notice, WorkFailed
 from polyclinic.extras import missing_sentence
 from polyclinic.files import storage_sentence
 
+CLI = Path(__file__).parent
+ROOMS = CLI.parent  #: where all code lies
+KEPT = "interrupted; what was finished is kept"
+IMPORT = "<frozen importlib._bootstrap>"  #: where Python imports
 INTERRUPTED = 130  #: the exit code of a command that Ctrl-C ended
 
 
@@ -33,15 +41,50 @@ def main() -> None:
 
 
 def _note_interrupts() -> None:
-    """Remember a Ctrl-C: a package that is being imported may turn it into an error of its own."""
+    """Remember a Ctrl-C. A package that is being imported may swallow it (numpy does), or turn it into an error of its
+    own: the process ends at once where no work has begun, else after the import."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # a job in the background ignores it
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         _interrupted.append(number)
-        signal.default_int_handler(number, frame)
+        if not _imports(frame):
+            signal.default_int_handler(number, frame)
+        elif not _works(frame):
+            os.write(2, f"{KEPT}\n".encode())
+            os._exit(1)
+        threading.Thread(target=_interrupt_after_import, daemon=True).start()
 
     signal.signal(signal.SIGINT, interrupt)
+
+
+def _files(frame: FrameType | None) -> list[str]:
+    """The files of a stack, the innermost first."""
+    found = []
+    while frame is not None:
+        found.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    return found
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether something is being imported."""
+    return IMPORT in _files(frame)
+
+
+def _works(frame: FrameType | None) -> bool:
+    """Whether others than the command line wait for what is being imported."""
+    files = _files(frame)
+    outermost = len(files) - 1 - files[::-1].index(IMPORT)
+    waiting = [Path(file) for file in files[outermost:]]
+    return any(one.is_relative_to(ROOMS) and one.parent != CLI and one.stem != "__main__" for one in waiting)
+
+
+def _interrupt_after_import() -> None:
+    main = threading.main_thread().ident
+    while main is not None and _imports(sys._current_frames().get(main)):
+        time.sleep(0.02)
+    _thread.interrupt_main()
 
 
 #: not empty after a Ctrl-C
@@ -59,7 +102,7 @@ def _run_app(arguments: list[str]) -> int:
     try:
         code = app(args=arguments, prog_name="polyclinic", standalone_mode=False)
         if code == INTERRUPTED:  # what typer makes of Ctrl-C by itself, without a word
-            return _say("interrupted; what was finished is kept", 1)
+            return _say(KEPT, 1)
         return code if isinstance(code, int) else 0
     except BadInput as error:
         return _say(str(error), 2)
@@ -70,7 +113,7 @@ def _run_app(arguments: list[str]) -> int:
             raise
         return _say(words, 2)
     except KeyboardInterrupt:
-        return _say("interrupted; what was finished is kept", 1)
+        return _say(KEPT, 1)
     except BrokenPipeError:  # `polyclinic ... | head`
         return 0
     except OSError as error:  # a full disk, a folder where a file should be, a name that is too long
@@ -80,7 +123,7 @@ def _run_app(arguments: list[str]) -> int:
         if hasattr(error, "format_message"):
             return _say(f"{error.format_message()} (`{_command_of(error)} --help` lists commands and flags)", 2)
         if type(error).__name__ == "Abort" or _interrupted:
-            return _say("interrupted; what was finished is kept", 1)
+            return _say(KEPT, 1)
         raise
 
 
