@@ -4,8 +4,8 @@
     python benchmarks/mutants_table.py --add FILE     adds what a campaign found to benchmarks/mutants/ROOM.json
 
 Each survivor has a `word`: "harmless: ..." says why no result depends on it, "test: ..." names the test that was
-written and kills it now, "gpu: ..." that it runs on a GPU only, which the campaign did not have, so that it was not
-judged. Harmless mutants change no behaviour and do not count; all others do.
+written and kills it now, "simplified: ..." that the code has no such place any more, "gpu: ..." that it runs on a GPU
+only, which the campaign did not have, so that it was not judged. Harmless mutants change no behaviour and do not count; all others do.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ def by_room(campaign: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def counts_of(part: dict[str, Any]) -> dict[str, Any]:
     """Mutants of one room judged, those that change behaviour, those killed then, and those killed now."""
     words = [one.get("word", "") for one in part["alive"]]
-    harmless, gpu, tested = (sum(word.startswith(start) for word in words) for start in ("harmless", "gpu", "test"))
+    starts = ("harmless", "gpu", ("test", "simplified"))
+    harmless, gpu, mended = (sum(word.startswith(start) for word in words) for start in starts)
     killed = len(part["killed"])
     changed = len(words) + killed - gpu - harmless
     low, high = binomtest(killed, changed).proportion_ci() if changed else (0.0, 1.0)
     above = sum(one.get("tier") == 2 for one in part["killed"])
     counts = {"tried": changed + harmless, "harmless": harmless, "changed": changed, "killed": killed, "above": above}
-    return {**counts, "low": low, "high": high, "since": killed + tested, "open": changed - killed - tested}
+    return {**counts, "low": low, "high": high, "since": killed + mended, "open": changed - killed - mended}
 
 
 def row(room: str, part: dict[str, Any]) -> str:
