@@ -5,7 +5,8 @@
 
 Each survivor has a `word`: "harmless: ..." says why no result depends on it, "test: ..." names the test that was
 written and kills it now, "simplified: ..." that the code has no such place any more, "gpu: ..." that it runs on a GPU
-only, which the campaign did not have, so that it was not judged. Harmless mutants change no behaviour and do not count; all others do.
+only, which the campaign did not have, so that it was not judged. Harmless mutants change no behaviour and do
+not count; all others do.
 """
 
 from __future__ import annotations
