@@ -108,7 +108,7 @@ def _bias(
         measure=of_runs(utility("real", "augmented")),
         rule=AllOf((higher("FELICIA", "local GAN", rare),)),
         finding=finding,
-        minutes={"quick": Minutes(12, 4), "full": Minutes(None, 40)},
+        minutes={"quick": Minutes(12, 4), "full": Minutes(None, 10)},
         scales={
             "quick": (*QUICK_GAN, "method.learner_steps=200", *quick),
             "full": ("method.rounds=2", "method.steps=2500"),

@@ -76,7 +76,7 @@ def _bones(split: str, rule: Rule, sentence: str, finding: str = "") -> Claim:
         measure=of_runs(test("mae"), carried),
         rule=rule,
         finding=finding,
-        minutes={"quick": Minutes(12, 3), "full": Minutes(None, 42)},
+        minutes={"quick": Minutes(12, 3), "full": Minutes(None, 40)},
         common=(f"sites.target_ks={KS['bones'][split]}",),
         scales={"quick": (*QUICK, *FEW_HANDS), "full": FULL},
         phantom=("data.source=hand-phantom", "data.samples=1500"),
@@ -180,7 +180,8 @@ FIGURE_5 = (
             )
         ),
         "With high skew, CWT and FedAvg break; CWT+Replay and FedReplay do not, and beat sharing 5 % of the images.",
-        "Sharing: more images, more rounds and less skew each bring too little, so none of them is the reason. Months: "
+        "At `full` the claim holds. Sharing brings less than in the paper there, too (32.0 months, not 32.5), and "
+        "at `quick` more images, more rounds and less skew each bring too little: none of them is the reason. Months: "
         "enlarged images with a deeper network make the error larger (19 in place of 16), and public weights, in one "
         "run, bring it below 10: most of the gap to 7.84 seems to be the start from random weights.",
     ),
@@ -208,7 +209,7 @@ CLAIMS = (
     *FIGURE_5,
     _others("bone-age", FIGURE_5[2], "mae", {"splitnn": (30.28, 1.47), "fedavgm": (21.81, 3.71)}),
     _others("retina", FIGURE_5[5], "accuracy", {}),
-    _replayed("bone-age", FIGURE_5[2], 16),
+    _replayed("bone-age", FIGURE_5[2], 14),
     _replayed("retina", FIGURE_5[5], 8),
     Claim(
         name="qu-table1-forgetting",
