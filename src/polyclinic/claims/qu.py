@@ -47,7 +47,10 @@ OTHERS = ("splitnn", "fedavgm", "fedprox")
 #: the methods that keep their images apart; pooled training is what they are compared with
 APART = tuple(name for name in METHODS if name != "centralized")
 #: a constant has an error of 32.4 months, and accuracy 0.5
-LEARNT = {"mae": AtMost("centralized", "mae", 30), "accuracy": AtLeast("centralized", "accuracy", 0.6)}
+LEARNT: Mapping[str, Rule] = {
+    "mae": AtMost("centralized", "mae", 30),
+    "accuracy": AtLeast("centralized", "accuracy", 0.6),
+}
 #: mean absolute error in months by split and method; Fig. 5 and Sec. 4.2, where the text has the number
 MONTHS = {
     "low": {"cwt": (6.88, 0.04), "fedavg": (7.26, 0.07), "fedavg-share": (7.99, 0.14), "cwt-replay": (7.60, 0.03)},
