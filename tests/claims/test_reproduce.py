@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,8 @@ def test_the_list_fits_into_eighty_columns() -> None:
     told = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80"}).stdout
     assert max(map(len, told.splitlines()[:-1])) <= 80
     assert "…" not in told
+    assert re.findall(r"\d{4}-\d\d-.*", told)  # no date goes on in the next line
+    assert not re.search(r"\d{4}-\d\d-\d?(\s|$)", told)
     assert all(name in told for name in CLAIMS)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from polyclinic.claims.claim import Claim
 
 #: columns of --list: dates and the longest words are not cut off at 80
-NARROWEST = {"where": 14, "two cores": 5, "quick": 10, "full": 10}
+NARROWEST = {"where": 15, "quick": 10, "full": 10}
 
 
 def reproduce(
@@ -85,7 +85,7 @@ def show_list(claims: list[Claim], *, as_json: bool) -> None:
         return
     title = f"{len(claims)} claims; minutes: quick on two cores, full on a GPU; ~ is an estimate"
     table = Table(title=title, box=SIMPLE, padding=0)
-    for name in ("claim", "where", "two cores", "GPU", "quick", "full"):
+    for name in ("claim", "where", "two\ncores", "GPU", "quick", "full"):
         table.add_column(name, no_wrap=name == "claim", overflow="fold", min_width=NARROWEST.get(name))
     for claim in claims:
         minutes = minutes_on_two_cores(claim, times), minutes_of(claim, "full", kept)
