@@ -357,7 +357,7 @@ def machine() -> dict[str, str]:
         "device": torch.cuda.get_device_name() if GPU else platform.machine(),
         "torch": torch.__version__,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": commit.stdout.strip() or os.environ.get("COMMIT", "unknown"),
+        "commit": os.environ.get("COMMIT") or commit.stdout.strip() or "unknown",
     }
 
 

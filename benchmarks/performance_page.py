@@ -227,8 +227,23 @@ def attacks(figures: Figures) -> str:
 
 def one_pass(figures: Figures) -> str:
     """Scoring one model at many sites."""
-    row = [figures["sites"], figures["site by site, ms"], figures["in one pass, ms"]]
-    return table(["sites", "scored one by one, ms", "in one pass, ms"], [row])
+    rows = [
+        [figures["sites"], name, figures[f"site by site{key}, ms"], figures[f"in one pass{key}, ms"]]
+        for name, key in (("recorded", ""), ("not recorded", ", not recorded"))
+        if f"in one pass{key}, ms" in figures
+    ]
+    return table(["sites", "passes", "scored one by one, ms", "in one pass, ms"], rows)
+
+
+def compiled(figures: Figures) -> str:
+    """A step as it is and compiled."""
+    rows = []
+    for row in figures["rows"]:
+        name = f"{row['backbone']}, {row['size']} px, batches of {row['batch']}"
+        taken = row["milliseconds of a step"].values()
+        rows.append([name, *taken, row["times as fast"], row["seconds of compilation"], row["steps to pay"]])
+    head = ["network", "as it is, CPU ms a step", "compiled", "times as fast", "s of compilation", "steps to pay"]
+    return table(head, rows)
 
 
 def peers(figures: Figures) -> str:
@@ -287,9 +302,11 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "gan_stacks": ("Small GANs of several sites on a GPU, one after the other and stacked", gan_stacks),
     "feder_stacked": ("FedER end to end on a GPU, one site after the other and stacked", feder_stacked),
     "attacks": ("Gradient inversion of many targets on a GPU", attacks),
+    "attacks_again": ("The same, ResNet-18, measured again", attacks),
     "one_pass": ("One model scored at many simulated sites, on a GPU", one_pass),
     "gpu_round_bytes": ("The same with parcels as bytes, before optimisers were fused", gpu_round),
     "overhead": ("A round on a CPU beside a bare loop", overhead),
+    "compiled": ("torch.compile on a CPU", compiled),
     "peers": ("The same job by other programs, on a CPU", peers),
     "peers_two_sites": ("The same with two sites, for simulators that start a process for each", peers),
     "peers_gpu": ("The same job by another program, on a GPU", peers),
