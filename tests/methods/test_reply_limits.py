@@ -8,6 +8,7 @@ import torch
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.methods import METHODS
 from polyclinic.methods.shared import latent_range, one_round, reply_checks
 from polyclinic.methods.shared.moments import MOST_IMAGES, RESOLUTION
 
@@ -195,3 +196,13 @@ def test_trial_images_are_plain_striped_and_random():
     assert (images[3, 0] == images[3, 0, :, :1]).all()
     assert 0 <= float(images[5:].min()) < 0.2
     assert 0.8 < float(images[5:].max()) < 1
+
+
+def test_activations_through_which_no_gradient_can_go_are_refused():
+    trainer = SimpleNamespace(split=lambda model: (torch.nn.Flatten(), None), model=None, kept={}, device="cpu")
+    federation = SimpleNamespace(trainer=trainer, image_shape=(1, 2, 3))
+    call, method = SimpleNamespace(operation="forward"), METHODS["splitnn"](rounds=1)
+    whole = reply("activations", labels(), activations=torch.zeros(2, 6, dtype=torch.int64))
+    with pytest.raises(ParcelRejected, match="activations: they are no floating-point numbers"):
+        method.check_reply(federation, call, whole)
+    method.check_reply(federation, call, reply("activations", labels(), activations=torch.zeros(2, 6)))

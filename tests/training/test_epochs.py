@@ -251,3 +251,38 @@ def test_ordinary_and_recorded_steps_leave_the_same_bits_on_a_gpu(monkeypatch):
     recorded = trained(Trainer(builder(), spec))
     monkeypatch.setattr(epochs.GraphedFunction, "_record", lambda *_: False)
     assert_same(trained(Trainer(builder(), spec)), recorded)
+
+
+def test_features_of_frozen_layers_that_are_larger_than_images_are_recorded(gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv("POLYCLINIC_CACHE", str(tmp_path))
+
+    def learn(*, recorded):
+        model = builder()
+        model.load_state_dict(initial_weights(builder, 0))
+        model.freeze(model.cuts[0])
+        spec = TrainerSpec(task=TASK, target=TARGET, optimizer=Optimizer(batch_size=4), frozen_features=True)
+        trainer = Trainer(model, spec)
+        trainer.graphs = trainer.records_steps = recorded
+        batches = trainer.batches(PART, torch_rng("frozen"))
+        assert trainer.image_size(PART) > PART.images[0].size
+        assert batches.image_bytes == next(trainer.batches(PART, torch_rng("other")))[0].nbytes
+        made = trainer.optimizer.make(trainer.parameters(), 1, trainer.kept)
+        return [trainer.train(batches, 10, made)], trainer.weights()
+
+    monkeypatch.setattr(choices, "TABLE_BYTES", 10 * 4 * 4 * PART.images[0].size)  # ten batches of images
+    assert_same(learn(recorded=True), learn(recorded=False))
+
+
+@pytest.mark.parametrize(("sizes", "steps"), [((2, 4, 4, 4, 4, 4), 6), ((4, 4), 3), ((), 2)])
+def test_sources_with_batches_of_several_sizes_and_such_that_end(gpu, monkeypatch, sizes, steps):
+    monkeypatch.setattr(choices, "TABLE_BYTES", 3 * 4 * 4 * PART.images[0].size)  # three batches of four images
+    drawn = torch_rng("sizes")
+    given = [(torch.rand(size, 1, 16, 16, generator=drawn), torch.arange(size) % 2) for size in sizes]
+
+    def learn(*, recorded):
+        trainer = make_trainer(recorded=recorded)
+        trainer.load(initial_weights(builder, 0))
+        made = trainer.optimizer.make(trainer.parameters(), 1, trainer.kept)
+        return [trainer.train(iter(given), steps, made)], trainer.weights()
+
+    assert_same(learn(recorded=True), learn(recorded=False))

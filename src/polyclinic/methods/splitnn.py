@@ -83,6 +83,8 @@ class SplitNN(LocalWork, Method):
             raise ParcelRejected("the reply does not say how many mini-batches the turn will have ('steps')")
         if call.operation == "forward":
             reply_checks.check_rows(federation, reply, "activations", "activations")
+            if not reply.activations["activations"].is_floating_point():
+                raise ParcelRejected("activations: they are no floating-point numbers, so no gradient can go back")
         if call.operation == "finish":
             reply_checks.check_front_weights(federation, reply)
 

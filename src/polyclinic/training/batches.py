@@ -28,8 +28,8 @@ class SiteBatches(Iterator[Batch]):
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of the images of one batch, as float32."""
-        return 4 * min(self._trainer.optimizer.batch_size, len(self._part)) * self._part.images[0].size
+        """Bytes of the images of one batch, as float32; of what frozen layers give for them, where that is used."""
+        return 4 * min(self._trainer.optimizer.batch_size, len(self._part)) * self._trainer.image_size(self._part)
 
     def __next__(self) -> Batch:
         return self._trainer.batch(self._part, next(self._indices), self._rng)
@@ -47,12 +47,12 @@ class SiteBatches(Iterator[Batch]):
 
 
 def take_batches(batches: Iterator[Batch], count: int, most: Callable[[int], int]) -> list[Batch]:
-    """The next batches of any source, at least one and at most `count`: as many as `most` says of the bytes of the
-    images of one."""
+    """The next batches of any source, at most `count`: as many as `most` says of the bytes of the images of one. None
+    where the source has ended."""
     if isinstance(batches, SiteBatches):
         return batches.take(min(count, most(batches.image_bytes)))
-    found = [next(batches)]
-    return [*found, *itertools.islice(batches, min(count, most(found[0][0].nbytes)) - 1)]
+    found = list(itertools.islice(batches, 1))
+    return [*found, *itertools.islice(batches, min(count, most(found[0][0].nbytes)) - 1)] if found else []
 
 
 def shuffled_indices(part: ImageSet, optimizer: Optimizer, rng: torch.Generator) -> Iterator[Tensor]:

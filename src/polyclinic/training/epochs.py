@@ -9,6 +9,7 @@ tried, and is no faster (`benchmarks/figures/epochs.json`): the GPU is busy eith
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -70,6 +71,8 @@ class RecordedSteps:
         self.total.zero_()
         while steps > 0:
             given = [_fields(batch, weigh) for batch in take_batches(batches, steps, choices.steps_in_table)]
+            if not given:  # a source that ends
+                break
             for shapes, some in itertools.groupby(given, _shapes):
                 self._take_steps(shapes, list(some))
             steps -= len(given)
@@ -98,14 +101,17 @@ class TableSteps:
 
     def __init__(self, of: RecordedSteps, table: BatchTable) -> None:
         self.table = table
+        steps = weakref.proxy(of)  # with a cycle, an optimiser that is forgotten would keep its tables on the GPU
         self.step = GraphedFunction(
-            lambda: of.take_step(table.take()), "engine.graphs: a training step with its optimiser", pool=of.pool
+            lambda: steps.take_step(table.take()), "engine.graphs: a training step with its optimiser", pool=of.pool
         )
 
     def __call__(self, batches: list[Fields]) -> None:
-        self.table.fill(batches)
-        for _ in batches:
-            self.step()
+        for start in range(0, len(batches), self.table.steps):
+            some = batches[start : start + self.table.steps]
+            self.table.fill(some)
+            for _ in some:
+                self.step()
 
 
 def _fields(batch: Batch, weigh: Callable[[Tensor], Tensor | None]) -> Fields:

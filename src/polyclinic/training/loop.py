@@ -200,11 +200,18 @@ class Trainer:
             images, labels, masks = self._fetch(part, np.arange(start, min(start + EVALUATION_BATCH, len(part))))
             yield images, self.task.targets(labels, masks)
 
+    def _takes_features(self) -> bool:
+        return self._frozen is not None and not self.optimizer.augment
+
+    def image_size(self, part: ImageSet) -> int:
+        """Numbers of one image as it is fetched: its pixels, or what the frozen layers give for it."""
+        return int((self.latents(part.images) if self._takes_features() else part.images)[0].size)
+
     def _fetch(self, part: ImageSet, index: np.ndarray) -> tuple[Tensor, Tensor, Tensor | None]:
         """Images in [0, 1], labels, and masks where the task needs them, on the device."""
         masks = part.masks if self.task.dense else None
-        if self._frozen is not None and not self.optimizer.augment:
-            return self._fetch_features(self._frozen.of(part.images), part, index)
+        if self._takes_features():
+            return self._fetch_features(self.latents(part.images), part, index)
         if self._images is None:
             images = torch.from_numpy(part.images[index]).float().div_(255)
             found = None if masks is None else torch.from_numpy(masks[index])
@@ -320,7 +327,7 @@ class Trainer:
 
         `weighed`: its inputs are images, targets and a weight for each image."""
         trained = [one.requires_grad for one in (self if model is self.model else model).parameters()]
-        key = f"graph: {getattr(model, 'present', '')} {trained} {weighed}"
+        key = f"graph: {getattr(model, 'present', '')} {trained} {weighed} {self._shares is not None}"
 
         def loss(images: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
             return self.task.loss(self.forward(images, model).float(), targets, self.target, weights)
