@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+import torch
 from attacked_site import SITE, ask, shuffled
 
 from polyclinic.federation.arriving import course, returning
@@ -28,6 +29,11 @@ def after_one_round(kit):
 def along(first, step, rounds):
     """Weights that others have moved on in the same direction, as far as so many rounds do."""
     return {name: first[name] + rounds * step[name] for name in first}
+
+
+def mixed(first, other, part):
+    """Weights on the way from the first to others."""
+    return {name: torch.lerp(first[name], other[name], part) for name in first}
 
 
 def test_a_site_that_missed_twelve_rounds_goes_on_where_the_others_are(checked):
@@ -108,15 +114,18 @@ def test_a_deployed_site_comes_back_by_itself_so_often_and_no_more(checked):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_release_is_farther_away_than_four_rounds_for_each_arrival(seed):
-    """Whatever gaps a coordinator pretends, and however far its weights move within them."""
+    """Whatever gaps a coordinator pretends, and however far its weights move within them. One round more for each in
+    which the site looked on: what is owed becomes less with every arrival."""
     rng, limits = numpy_rng(seed, "gaps"), Incoming()
     owed, arrivals, moved = 0, 0, 0
+    looked_on = 0
     for _ in range(200):
         rounds = int(rng.choice([1, 1, 1, 2, 4, 5, 40]))
         arrivals, moved = arrivals + 1, moved + rounds
         owed = returning.owed_after(owed, rounds, limits)
+        looked_on += owed > 0
         if not owed:
-            assert moved <= limits.at_once * arrivals
+            assert moved <= limits.at_once * arrivals + looked_on
     assert owed_in_full(limits) == [37, 34, 31, 28, 25, 22, 19, 16, 13, 10, 7, 4, 1, 0]
 
 
@@ -189,3 +198,40 @@ def test_the_round_that_counts_does_not_go_back():
     history.take({}, 9)
     history.take({}, 2)
     assert history.rounds_since(10) == 1
+
+
+def test_a_site_that_is_drawn_seldom_takes_part_again():
+    """Each arrival brings all the movement that one may bring; still something is paid."""
+    limits, owed = Incoming(), 9
+    for left in (8, 7, 6, 5, 4, 3, 2, 1, 0, 0):
+        owed = returning.owed_after(owed, limits.at_once, limits)
+        assert owed == left
+
+
+def test_a_site_that_looks_on_is_not_walked_anywhere_within_a_round(checked):
+    host, first, _ = after_one_round(checked)
+    looks_on_for(host, 60, mixed(first, shuffled(first), 0.4))
+    before = {name: one.clone() for name, one in History(host.sites.get(SITE).state).last().items()}
+    for part in (0.42, 0.44, 0.46):
+        assert looks_on_for(host, 60, mixed(first, shuffled(first), part)), "it looks on"
+    after = History(host.sites.get(SITE).state).last()
+    assert all(torch.equal(before[name], one) for name, one in after.items())
+
+
+def test_weights_that_passed_before_are_not_worked_with_while_a_site_looks_on(checked):
+    host, first, _ = after_one_round(checked)
+    looks_on_for(host, 100, shuffled(first))
+    with pytest.raises(ParcelRejected, match="looks on"):
+        ask(host, "train", 100, weights=first)
+
+
+def test_old_weights_do_not_make_room_for_others(checked):
+    """A site's own training is measured from the weights that came, not from the last ones of the course."""
+    host, first, _ = after_one_round(checked)
+    part = 1.0
+    while max(course.movement(mixed(first, shuffled(first), part), first).values()) > 0.14:
+        part *= 0.9
+    ask(host, "train", 2, weights=mixed(first, shuffled(first), part))
+    own = max(History(host.sites.get(SITE).state).most("own").values())
+    ask(host, "train", 3, weights=first)  # they passed in round 1, so that they do not move the course
+    assert max(History(host.sites.get(SITE).state).most("own").values()) <= 1.2 * own

@@ -70,8 +70,16 @@ def test_parameters_lose_their_gradients_and_8_bits_become_32(tmp_path):
     assert torch.equal(fitted.weights["fc3.bias"], torch.ones(2))
 
 
-@pytest.mark.parametrize("odd", [lambda tensor: tensor.to_sparse(), lambda tensor: tensor.to("meta")])
-def test_sparse_tensors_and_those_without_values_are_not_taken_over(tmp_path, odd):
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda tensor: tensor.to_sparse(),
+        lambda tensor: tensor.to("meta"),
+        lambda tensor: tensor.to(torch.complex64),
+        lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
+    ],
+)
+def test_tensors_that_are_not_ordinary_numbers_are_not_taken_over(tmp_path, odd):
     torch.save({**other(), "fc3.weight": odd(other()["fc3.weight"])}, tmp_path / "w.pt")
     fitted = read_weights(tmp_path / "w.pt").fitted(drawn(), "lenet5")
     assert fitted.other_shape == ("fc3.weight",)

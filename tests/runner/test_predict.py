@@ -219,6 +219,7 @@ def test_a_damaged_model_is_refused_wherever_the_bit_lies(joined, tmp_path):
         ({"task": {"name": ["classification"]}}, "task: no such choice"),
         ({"task": {}}, "task: no such choice: 'None'"),
         ({"task": {"name": "classification", "label_smoothing": 7}}, "task: 1 validation error"),
+        ({"backbones": {}}, "backbones Dictionary should have at least 1 item"),
         ({"backbones": {"": "no-such-network"}}, "no-such-network"),
         ({"backbones": {"": "small-cnn"}}, r"tensors of the network|not of the network that its card names"),
         ({"classes": ["a", "b", "c", "d", "e"]}, "its weights are not of the network that its card names"),

@@ -77,11 +77,16 @@ def _seeds(one: JsonObject | None) -> int:
 
 
 def minutes_on_two_cores(claim: Claim, found: Mapping[str, JsonObject]) -> str:
-    """Measured minutes of the claim at `quick`; ~ before an estimate, - where it is not meant to run there."""
-    if claim.name in found:
-        return f"{found[claim.name]['minutes']:.1f}"
+    """Measured minutes of the claim at `quick`; ~ before an estimate, also one from fewer seeds than the claim has; -
+    where it is not meant to run there."""
+    if one := found.get(claim.name):
+        return f"{'' if _is_whole(claim, one) else '~'}{one['minutes']:.1f}"
     guess = claim.minutes["quick"].cpu
     return "-" if guess is None else f"~{guess:g}"
+
+
+def _is_whole(claim: Claim, one: JsonObject) -> bool:
+    return not claim.arms or _seeds(one) >= claim.seeds["quick"]
 
 
 def in_words(claim: Claim, found: Mapping[str, JsonObject]) -> str:
@@ -103,5 +108,6 @@ def summary(claims: Mapping[str, Claim], found: Mapping[str, JsonObject]) -> str
     longest = max(known, key=lambda name: known[name])
     over = [name for name in known if known[name] > MOST]
     late = f"longer than {MOST} minutes: {', '.join(over)}" if over else f"none of them takes more than {MOST}"
-    told = f"{len(known)} of {len(meant)} claims at `quick` were measured"
+    whole = sum(_is_whole(claims[name], found[name]) for name in known)
+    told = f"{len(known)} of {len(meant)} claims at `quick` were measured, {whole} of them with all their seeds"
     return f"Minutes on two cores: {told}, the longest is {longest} with {known[longest]:.1f}; {late}."

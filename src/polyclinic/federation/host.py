@@ -248,7 +248,7 @@ class SiteHost:
         """Pass what a site releases through its gate; where that refuses it, nothing has happened at the site."""
         with undone_on_error([turn]):
             check_private(turn.site, turn.call.operation, released)
-            self.inspection.left(turn.site, released)
+            self.inspection.left(turn.site, released, turn.parcels.values())
             if self.spec.defend:
                 released = tuple(self.spec.defend(parcel, turn.parcels) for parcel in released)
             if attack := self.spec.poisoning:

@@ -96,7 +96,9 @@ def alike(tensor: Tensor, drawn: Tensor) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_meta
+    """Whether it is an ordinary tensor of real numbers."""
+    unusual = tensor.is_meta or tensor.is_quantized or tensor.is_nested or tensor.is_complex()
+    return tensor.layout == torch.strided and not unusual
 
 
 def read_weights(path: Path, setting: str = "model.weights") -> WeightsFile:

@@ -48,7 +48,9 @@ class Card(Settings):
     """What a model file says about itself."""
 
     format: int = RUN_FORMAT
-    backbones: dict[str, str] = Field(description="the network of each site; one for all sites stands under ''")
+    backbones: dict[str, str] = Field(
+        min_length=1, description="the network of each site; one for all sites stands under ''"
+    )
     arguments: dict[str, Any] = Field({}, description="arguments of an importable network")
     plugins: dict[str, str] = Field({}, description="plug-ins that the model needs, with their SHA-256")
     installed: dict[str, str] = Field({}, description="packages whose network or task it needs, with their SHA-256")
@@ -199,11 +201,7 @@ def built_model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path
     found = {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
     _refuse_other_shapes(card, site, found, file)
     model = _built_network(card, site, file)
-    if missing := model.state_dict().keys() - found.keys():
-        raise BadInput(
-            f"{file}: lacks {len(missing)} tensors of the network, which the sites kept to themselves; predict at a "
-            "site, with the model in the folder of its own run"
-        )
+    _refuse_missing(model.state_dict(), found, file)
     try:
         model.load_state_dict(found)
     except RuntimeError as error:
@@ -223,10 +221,19 @@ def _refuse_other_shapes(card: Card, site: str, found: Mapping[str, Tensor], fil
         if not is_importable(card.backbones[site]):
             raise
         return  # some networks of other packages cannot be built without memory
-    for name in wanted.keys() & found.keys():
+    _refuse_missing(wanted, found, file)
+    for name in wanted:
         if wanted[name].shape != found[name].shape:
             shapes = f"'{name}' is {tuple(found[name].shape)}, not {tuple(wanted[name].shape)}"
             raise BadInput(_not_fitting(file, ValueError(shapes)))
+
+
+def _refuse_missing(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], file: Path) -> None:
+    if missing := wanted.keys() - found.keys():
+        raise BadInput(
+            f"{file}: lacks {len(missing)} tensors of the network, which the sites kept to themselves; predict at a "
+            "site, with the model in the folder of its own run"
+        )
 
 
 def _built_network(card: Card, site: str, file: Path) -> Backbone:

@@ -80,10 +80,16 @@ class Inspection:
                 words = self._inspect(site, parcel, declared, sealed=call.parcels[name].kind == SEALED) or words
         return words
 
-    def left(self, site: Site, released: Iterable[Parcel]) -> None:
-        """Note how far the site's own training moves weights: what comes back may move farther, but not much."""
+    def left(self, site: Site, released: Iterable[Parcel], came: Iterable[Parcel] = ()) -> None:
+        """Note how far the site's own training moves weights: what comes back may move farther, but not much. It begins
+        at the weights that `came` with the call: those that passed before do not move the course, and the way from
+        them to the last ones is not the site's."""
         history = History(site.state)
-        last = history.last() if self.limits.on else {}
+        last = dict(history.last()) if self.limits.on else {}
+        for parcel in came:
+            last.update(
+                {name: one for name, one in parcel.tensors.items() if parcel.kind == "weights" and name in last}
+            )
         sent = {parcel.kind: parcel for parcel in released}
         if not last or not {"weights", "gradients"} & set(sent):
             return
@@ -93,12 +99,12 @@ class Inspection:
         else:
             lr, by_sign = self._lr(site), self._by_sign(site)
             trained, steps = course.stepped(last, sent["gradients"].tensors, lr, by_sign=by_sign), 1
-        self._note_own(site, history, trained, steps)
+        self._note_own(site, history, last, trained, steps)
 
-    def _note_own(self, site: Site, history: History, trained: Weights, steps: int) -> None:
+    def _note_own(self, site: Site, history: History, last: Weights, trained: Weights, steps: int) -> None:
         """Remember what the site's own training did. Where its loss exploded, all of it counts as one step: it is no
         measure of honest training, and whoever wants room for other weights could choose such a learning rate."""
-        trained, last = _on(site.trainer.device, trained), history.last()
+        trained, last = (_on(site.trainer.device, one) for one in (trained, last))
         if not _fits(trained, site.trainer) or not last:
             return
         tried = self.trials.try_weights(site, site.trainer, {**self._known(site, history), **trained})
@@ -126,7 +132,8 @@ class Inspection:
         history = History(site.state)
         has_course = self.has_course and not sealed and not _only_encodes(declared)
         if parcel.kind == "weights" and history.has_passed(parcel.digest, has_course=has_course):
-            return ""
+            works = sealed or not _only_scored(declared)
+            return returning.looks_on(history.owed(), self.limits) if has_course and works else ""
         tensors = _on(site.trainer.device, parcel.tensors)
         refuse(open_figures(parcel.kind, tensors, self.limits), ParcelRejected)
         if parcel.kind != "weights":
@@ -201,7 +208,10 @@ class Inspection:
         return returning.rounds_allowed(moved, self._own(site, history), self.limits, gap, may_return=may_return)
 
     def _take(self, site: Site, history: History, weights: Weights, rounds: int, digest: str) -> None:
-        """Remember weights that passed, and what the site owes after them. A second arrival of a round pays nothing."""
+        """Remember weights that passed, and what the site owes after them. A second arrival of a round pays nothing.
+        Where the site looks on, it does not move the course either: nothing shows how many of them came."""
+        if site.round <= history.last_round() and history.owed():
+            return
         if site.round > history.last_round():
             owed = returning.owed_after(history.owed(), rounds, self.limits)
             returned = rounds > self.limits.at_once and not history.owed()
@@ -238,7 +248,7 @@ class Inspection:
             return
         steps = self.steps(site)
         trained = self.trials.rehearse(site, self._known(site, history), steps)
-        self._note_own(site, history, trained, steps)
+        self._note_own(site, history, history.last(), trained, steps)
 
     def _known(self, site: Site, history: History) -> dict[str, Tensor]:
         """Values of weights that do not arrive: as they arrived last, or the site's own part."""

@@ -3,8 +3,10 @@
 One arrival may move weights as far as `at_once` rounds do. After a longer absence honest training may have exchanged
 every row, and no distance tells it from crafted weights. Then the site takes the weights as the course, but owes the
 rounds above `at_once`. Each later round with an arrival pays `at_once` rounds less those that the weights may move by
-in it. Until nothing is owed, the site looks at what arrives and releases nothing. So whatever a coordinator pretends,
-no release is at weights farther away than `at_once` rounds for each arrival, as if no round had been missed.
+in it, and at least one round: a site that is drawn seldom would look on for ever. Only the first arrival of a round
+moves the course. Until nothing is owed, the site looks at what arrives and releases nothing. So whatever a coordinator
+pretends, no release is at weights farther away than `at_once` rounds for each round with an arrival, and one more for
+each in which the site looked on.
 """
 
 from __future__ import annotations
@@ -45,15 +47,15 @@ def rounds_allowed(
 
 def owed_after(owed: int, rounds: int, limits: Incoming) -> int:
     """The rounds that a site owes after another arrival, of weights that may move by so many rounds."""
-    return max(0, owed + rounds - limits.at_once)
+    paid = limits.at_once - rounds
+    return max(0, owed - (max(paid, 1) if owed and paid >= 0 else paid))
 
 
 def looks_on(owed: int, limits: Incoming) -> str:
-    """What a site that owes rounds says, for so many more rounds with one arrival each; nothing where it owes none."""
+    """What a site that owes rounds says; nothing where it owes none. The number holds if weights move as in one round
+    from each arrival to the next; where they move farther, it takes up to `at_once` - 1 times as long."""
     more = math.ceil(owed / (limits.at_once - 1))
-    return (
-        f"incoming check: the site missed rounds and looks on for {more} more; then it takes part again" if owed else ""
-    )
+    return f"incoming check: the site missed rounds and looks on for {more} more or longer" if owed else ""
 
 
 class Returns:
