@@ -102,7 +102,7 @@ def test_the_list_has_a_line_for_each_claim() -> None:
 
 
 def test_the_list_has_minutes_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"ours-one-site": {"minutes": 3.21, "seeds": 1}}
+    found = {"ours-one-site": {"minutes": 3.21, "seeds": CLAIMS["ours-one-site"].seeds["quick"]}}
     monkeypatch.setattr("polyclinic.claims.two_cores.two_cores", lambda: found)
     listed = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "120"}).stdout
     (line,) = [line.split() for line in listed.splitlines() if "ours-one-site" in line]
