@@ -82,7 +82,8 @@ def test_what_is_written_by_hand_agrees_with_the_libraries_that_do_the_same(tmp_
 def test_private_gradients_are_those_of_a_loop_over_images(tmp_path):
     written, printed = run_benchmark("dp_gradients", file=tmp_path / "figures.json")
     assert written == printed
-    assert [row["backbone"] for row in written["checks"]] == ["small-cnn", "lenet5"]
+    names = ["small-cnn", "lenet5", "VQ-VAE-2, grey", "VQ-VAE-2, colour"]
+    assert [row["backbone"] for row in written["checks"]] == names
     for row in written["checks"]:
         assert set(row["errors"]) >= {"ghost", "stored"}
         assert max(row["errors"].values()) < 1e-3
