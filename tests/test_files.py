@@ -51,6 +51,7 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
     assert names(tmp_path) == ["file"]
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_the_old_file_and_the_next_write_is_whole(tmp_path):
     atomic_write(tmp_path / "file", "old")
     process = start(_die_half_way, tmp_path / "file")

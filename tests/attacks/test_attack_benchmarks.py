@@ -21,6 +21,7 @@ def figures(name: str, *options: str, data: Path | None = None) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_both_sides_end_with_the_same_images():
     (row,) = figures("attacks.py", "--quick", "--targets", "6", "--steps", "1")["rows"]
     pairs = zip(row["mse_at_once"], row["mse_one_by_one"], strict=True)
@@ -30,6 +31,7 @@ def test_both_sides_end_with_the_same_images():
     assert row["evaluations_per_target_at_once"] == row["evaluations_per_target_one_by_one"] == 20
 
 
+@pytest.mark.slow
 def test_black_box(tmp_path: Path):
     """Every attacker at one cut, on random pictures; the mean image tells nobody apart."""
     rng = np.random.default_rng(3)
@@ -44,6 +46,7 @@ def test_black_box(tmp_path: Path):
     assert {row["images"] for row in rows} == {16}
 
 
+@pytest.mark.slow
 def test_coordinator_attacks(tmp_path: Path):
     """Random pictures come back; a backbone of each sort."""
     pictures = np.random.default_rng(3).integers(0, 256, (96, 16, 16), dtype=np.uint8)
@@ -58,6 +61,7 @@ def test_coordinator_attacks(tmp_path: Path):
     assert rows[0]["by_chance"] == 0
 
 
+@pytest.mark.slow
 def test_benchmarks_need_torch_and_numpy_only():
     """So that they run on any machine that has a GPU and torch."""
     code = f"import attacks, sys; print([m for m in {LIGHT} if m in sys.modules])"

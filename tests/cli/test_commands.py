@@ -351,4 +351,4 @@ def test_a_failed_run_does_not_cost_the_comparison_of_the_others(here, capsys, f
 )
 def test_a_command_without_a_name_is_shown_without_one(capsys, command, usage):
     assert run_app([command, "runs/first", "--help"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == f"Usage: polyclinic {command} [OPTIONS] {usage}"
+    assert capsys.readouterr().out.splitlines()[0] == f"Usage: polyclinic {command} {usage}"

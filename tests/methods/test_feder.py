@@ -264,6 +264,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(go, tmp_path, cache, mode
         assert of_content[0] == of_content[1]
 
 
+@pytest.mark.slow
 def test_worker_processes_change_nothing(go, monkeypatch):
     monkeypatch.setattr(engines, "WorkerProcess", ForkedWorker)
     assert go(engine={"workers": 2})["weights_sha256"] == go()["weights_sha256"]

@@ -56,6 +56,7 @@ def test_neither_site_of_a_balance_would_rather_make_another_share():
         assert slope(0.5, second, first, written) == pytest.approx(0.0, abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_balance_ends_in_one_line_of_json(tmp_path):
     done = call("felicia_balance.py", "--quick", "--json", str(tmp_path / "found.json"))
     printed = json.loads(done.stdout.splitlines()[-1])

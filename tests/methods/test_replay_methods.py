@@ -320,6 +320,7 @@ def test_masks_leave_with_the_latents_only_where_the_policy_allows(tiny_run):
         tiny_run({"name": "fedreplay"}, **MASKS, policy={"kinds": ["weights", "latents", "statistics", "metrics"]})
 
 
+@pytest.mark.slow
 def test_sites_are_replayed_in_one_order_however_their_codes_arrive(tiny_run, monkeypatch):
     """In memory codes keep the order of the sites, in a file that of their names."""
     monkeypatch.setattr(engines, "WorkerProcess", ForkedWorker)

@@ -118,6 +118,7 @@ def test_a_run_killed_after_a_round_ends_in_the_same_bits(tiny, undisturbed, tmp
     assert ledgers(resumed.folder) == ledgers(whole.folder)
 
 
+@pytest.mark.slow
 def test_workers_make_no_difference(tiny, undisturbed, tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "WorkerProcess", ForkedWorker)
     study = tiny("fedavg", PRIVATE)

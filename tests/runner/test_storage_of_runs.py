@@ -1,7 +1,9 @@
 """What runs leave on disk and how they are interrupted: pruned states, workers of a killed run, Ctrl-C at any time."""
 
+import functools
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +53,12 @@ def test_an_error_that_a_package_made_of_ctrl_c_is_an_interruption(monkeypatch, 
     assert capsys.readouterr().err == "interrupted; what was finished is kept\n"
 
 
+def ended_by_ctrl_c(places):
+    """How to start a command that Ctrl-C ends, also where the tests are a job in the background, which ignores it."""
+    takes_it = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return {"env": places, "capture_output": True, "text": True, "preexec_fn": takes_it}
+
+
 @pytest.mark.parametrize("way", [["-m", "polyclinic"], ["-c", "from polyclinic.__main__ import main; main()"]])
 def test_ctrl_c_while_the_command_is_imported(way, tmp_path):
     """A package that makes its own error of an interruption: the command says its sentence all the same."""
@@ -59,7 +67,7 @@ def test_ctrl_c_while_the_command_is_imported(way, tmp_path):
         "    raise ImportError('initialization failed')\n"
     )
     places = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    ended = subprocess.run([sys.executable, *way, "list", "methods"], env=places, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, *way, "list", "methods"], **ended_by_ctrl_c(places))
     assert (ended.returncode, ended.stderr) == (1, "interrupted; nothing was done\n")
 
 
@@ -75,7 +83,7 @@ def test_a_package_that_swallows_ctrl_c_while_it_is_imported_does_not_stop_it(wo
         f"cli.app = app\nsys.argv = ['polyclinic']\nif {works}:\n    cli.ROOMS = {str(tmp_path)!r}\ncli.main()\n"
     )
     places = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    ended = subprocess.run([sys.executable, tmp_path / "command.py"], env=places, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, tmp_path / "command.py"], **ended_by_ctrl_c(places))
     assert (ended.returncode, ended.stderr) == (1, "interrupted; what was finished is kept\n")
 
 
