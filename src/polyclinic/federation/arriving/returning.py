@@ -55,7 +55,8 @@ def looks_on(owed: int, limits: Incoming) -> str:
     """What a site that owes rounds says; nothing where it owes none. The number holds if weights move as in one round
     from each arrival to the next; where they move farther, it takes up to `at_once` - 1 times as long."""
     more = math.ceil(owed / (limits.at_once - 1))
-    return f"incoming check: the site missed rounds and looks on for {more} more or longer" if owed else ""
+    words = f"{more} more round{'s' if more > 1 else ''}, or longer"
+    return f"incoming check: the site missed rounds and looks on for {words}" if owed else ""
 
 
 class Returns:
