@@ -140,6 +140,7 @@ CLAIMS = (
         ),
         (Number("feder", OWN, 0.8341), Number("feder-a", OWN, 0.8276), Number("feder-b", OWN, 0.7774)),
         minutes=15,
+        finding="The experiments were not run yet.",
     ),
     _claim(
         "table7-bytes",
