@@ -16,6 +16,9 @@ from polyclinic.training.graphs import GraphedFunction
 
 CHECK_EVERY = 20  # iterations on a GPU between two looks at who has finished: each look waits for the device
 SHRINK_AT = {"cpu": 1 / 2, "cuda": 1 / 8}  # a GPU gains little from a smaller batch, and must record it anew
+#: ordinary iterations before one is recorded. The first one compiles kernels and makes the libraries' workspaces; a
+#: second has nothing left to prepare, and takes several times as long as a recorded one
+WARM_UP = 1
 
 
 class Minimised(Protocol):
@@ -145,7 +148,7 @@ class _Batch:
         is not kept here: a graph that its own batch held would keep its memory until Python looks for such circles."""
         enough = SHRINK_AT.get(self.best.device.type, 1 / 2) * len(self.best)
         gpu = on_gpu(self.best)
-        iterate = GraphedFunction(self.iterate, "the attack") if gpu and graphs else self.iterate
+        iterate = GraphedFunction(self.iterate, "the attack", warm_up=WARM_UP) if gpu and graphs else self.iterate
         while int(self.optimizer.active.sum()) > enough:
             for _ in range(min(CHECK_EVERY if gpu else 1, self.optimizer.limit - self.iterations)):
                 iterate()
