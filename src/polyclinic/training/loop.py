@@ -21,10 +21,9 @@ from polyclinic.federation.collaborators import Batch
 from polyclinic.models import split
 from polyclinic.training.augmentation import Changes, augment, change, mix
 from polyclinic.training.batches import SiteBatches, shuffled_indices
-from polyclinic.training.device_images import DeviceImages
 from polyclinic.training.epochs import RecordedSteps
 from polyclinic.training.evaluation import EVALUATION_BATCH, answer, join_small
-from polyclinic.training.frozen_features import FrozenFeatures
+from polyclinic.training.fetching import Fetched, ImageFetcher
 from polyclinic.training.graphs import GraphedGradients
 from polyclinic.training.image_shares import draw_shares, hold_rows_of_few
 from polyclinic.training.network_state import NetworkState, copy_all
@@ -89,8 +88,9 @@ class Trainer:
         self.initial_local = {name: spec.initial[name] for name in sorted(spec.local_names)} if spec.initial else {}
         self.bounded_scores = spec.bounded_scores
         self.weights_stay = spec.weights_stay and self.device.type == "cuda"
-        self._images = DeviceImages.on(self.device) if self.device.type == "cuda" else None
-        self._frozen = FrozenFeatures(self.model, self.device) if spec.frozen_features and model.frozen else None
+        self._fetcher = ImageFetcher(
+            self.model, self.device, dense=spec.task.dense, frozen_features=spec.frozen_features
+        )
         self._noted: list[Tensor] | None = None
         self._shares: torch.Generator | None = None
         self.stacked = spec.stacked
@@ -107,8 +107,7 @@ class Trainer:
 
     def load(self, weights: Mapping[str, Tensor]) -> Backbone:
         """The model with these weights in it; names that `weights` leaves out keep their values."""
-        if self._frozen is not None:
-            self._frozen.forget_weights()
+        self._fetcher.forget_weights()
         if weights:
             own = self.state()
             copy_all([own[name] for name in weights], list(weights.values()))
@@ -200,41 +199,16 @@ class Trainer:
             images, labels, masks = self._fetch(part, np.arange(start, min(start + EVALUATION_BATCH, len(part))))
             yield images, self.task.targets(labels, masks)
 
-    def _takes_features(self) -> bool:
-        return self._frozen is not None and not self.optimizer.augment
+    def _fetch(self, part: ImageSet, index: np.ndarray) -> Fetched:
+        return self._fetcher.fetch(part, index, augmented=bool(self.optimizer.augment))
 
     def image_size(self, part: ImageSet) -> int:
-        """Numbers of one image as it is fetched: its pixels, or what the frozen layers give for it."""
-        return int((self.latents(part.images) if self._takes_features() else part.images)[0].size)
-
-    def _fetch(self, part: ImageSet, index: np.ndarray) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Images in [0, 1], labels, and masks where the task needs them, on the device."""
-        masks = part.masks if self.task.dense else None
-        if self._takes_features():
-            return self._fetch_features(self.latents(part.images), part, index)
-        if self._images is None:
-            images = torch.from_numpy(part.images[index]).float().div_(255)
-            found = None if masks is None else torch.from_numpy(masks[index])
-            return images, torch.from_numpy(part.labels[index]), found
-        images = self._images.images(part.images, index).float().div_(255)
-        found = None if masks is None else self._images.rows(masks, index)
-        return images, self._images.rows(part.labels, index), found
-
-    def _fetch_features(
-        self, features: np.ndarray, part: ImageSet, index: np.ndarray
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the frozen layers give for images in the images' place, labels, and masks where the task needs them."""
-        arrays = [features, part.labels, *([part.masks] if self.task.dense and part.masks is not None else [])]
-        if self._images is None:
-            found = [torch.from_numpy(np.array(array[index])) for array in arrays]
-        else:
-            found = [self._images.rows(array, index) for array in arrays]
-        return found[0], found[1], found[2] if found[2:] else None
+        """Numbers of one image as it is fetched; see `ImageFetcher`."""
+        return self._fetcher.image_size(part, augmented=bool(self.optimizer.augment))
 
     def latents(self, images: np.ndarray) -> np.ndarray:
-        """What the frozen layers give for images uint8 [N, C, H, W]: float32 [N, c, h, w], kept where that can be."""
-        assert self._frozen is not None, "the study's checks want frozen layers (model.freeze)"
-        return self._frozen.of(images)
+        """What the frozen layers give for images; see `ImageFetcher`."""
+        return self._fetcher.latents(images)
 
     # --- work -------------------------------------------------------------------------------------
 
