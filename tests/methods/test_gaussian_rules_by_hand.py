@@ -101,9 +101,10 @@ def test_a_class_of_one_image_and_one_of_none_by_hand():
     first = torch.tensor([[4.0], [7.0], [0.0]]) / RESOLUTION
     second = torch.tensor([[10.0], [49.0], [0.0]]) / RESOLUTION**2
     weights = gaussian_heads.naive_bayes(counts, first, second)
-    pooled = 2 / 4  # the class without an image counts as one
+    pooled = 2 / 3  # of the three images: the class without one does not count
     variances = [(2 + 2 * pooled) / 4, 2 * pooled / 3]
     center = float(weights["fc.center"])
+    assert center == pytest.approx(11 / 3)
     means = [2 - center, 7 - center]
     assert weights["fc.weight"][:2].flatten().tolist() == pytest.approx(
         [m / v for m, v in zip(means, variances, strict=True)]
@@ -116,6 +117,7 @@ def test_a_class_of_one_image_and_one_of_none_by_hand():
     assert float(weights["fc.bias"][2]) < -50
     quadratic = gaussian_heads.quadratic(counts, first, second)
     assert float(quadratic["fc.bias"][2]) < -50
+    assert quadratic["fc.center"].tolist() == pytest.approx([11 / 3])
     assert all(tensor.isfinite().all() for tensor in quadratic.values())
     peaks = quadratic["fc.center"] + quadratic["fc.weight"][:2, 0] / (-2 * quadratic["fc.products"][:2, 0, 0])
     assert peaks.tolist() == pytest.approx([2, 7]), "a class is most likely at its mean"

@@ -151,9 +151,9 @@ def discriminant(counts: Tensor, means: Tensor, within: Tensor, *, priors: bool)
 
 def naive_bayes(counts: Tensor, first: Tensor, second: Tensor) -> dict[str, Tensor]:
     """The weights of a diagonal head: a Gaussian of each feature and class."""
-    sizes = counts.double().clamp(min=1)[:, None]
-    means = first.double() * RESOLUTION / sizes
-    variances = second.double() * RESOLUTION**2 / sizes - means.square()
+    sizes = counts.double()[:, None]
+    means = first.double() * RESOLUTION / sizes.clamp(min=1)
+    variances = second.double() * RESOLUTION**2 / sizes.clamp(min=1) - means.square()
     pooled = (variances * sizes).sum(0) / sizes.sum()
     # as many images as two count for the variance of all classes together: a class of one image has none
     variances = ((variances * sizes + 2 * pooled) / (sizes + 2)).clamp(min=LEAST_VARIANCE)
@@ -165,10 +165,10 @@ def naive_bayes(counts: Tensor, first: Tensor, second: Tensor) -> dict[str, Tens
 
 def quadratic(counts: Tensor, first: Tensor, second: Tensor) -> dict[str, Tensor]:
     """The weights of a quadratic head: a Gaussian of each class, its covariance shrunk towards that of all classes."""
-    sizes, width = counts.double().clamp(min=1), first.shape[1]
-    means = first.double() * RESOLUTION / sizes[:, None]
+    sizes, width = counts.double(), first.shape[1]
+    means = first.double() * RESOLUTION / sizes.clamp(min=1)[:, None]
     products = [moments.full(one, width).double() * RESOLUTION**2 for one in second]
-    covariances = [p / n - torch.outer(m, m) for p, n, m in zip(products, sizes, means, strict=True)]
+    covariances = [p / n - torch.outer(m, m) for p, n, m in zip(products, sizes.clamp(min=1), means, strict=True)]
     pooled = sum((c * n for c, n in zip(covariances, sizes, strict=True)), torch.zeros(width, width)) / sizes.sum()
     scale = pooled.diag().clamp(min=LEAST_VARIANCE).sqrt()
     values, vectors = torch.linalg.eigh(shrunk(pooled / torch.outer(scale, scale), float(sizes.sum())))
