@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 
 from polyclinic.federation.leaving import background, layout, parcel
 from polyclinic.federation.leaving.background import PAYS_FROM, Background
+from polyclinic.federation.leaving.layout import layout_of
 from polyclinic.federation.leaving.parcel import (
     SEALED,
     Expected,
@@ -84,20 +85,42 @@ def test_a_description_of_other_types(told):
     ],
 )
 def test_the_header_is_what_safetensors_writes(tensors):
-    assert layout.is_known(tensors)
-    ordered = layout.in_order(tensors)
+    found = layout_of(tensors)
+    assert found.is_known
     data = save(tensors, {"of": "é"})
-    start = layout.header(ordered, {"of": "é"})
+    start = found.header({"of": "é"})
     assert data.startswith(start)
-    assert len(data) - len(start) == sum(tensor.nbytes for tensor in tensors.values())
-    assert layout.digest(start, ordered) == hashlib.sha256(data).hexdigest()
+    assert len(data) - len(start) == found.size == sum(tensor.nbytes for tensor in tensors.values())
+    assert layout.digest_of_file(start, found.in_order(tensors)) == hashlib.sha256(data).hexdigest()
+
+
+def test_the_layout_is_found_once_for_all_parcels_of_one_network():
+    one, other = {"a": torch.ones(2, 3), "n": torch.tensor(1)}, {"a": torch.zeros(2, 3), "n": torch.tensor(2)}
+    assert layout_of(one) is layout_of(other)
+    assert layout_of(one) != layout_of({"a": torch.ones(3, 2), "n": torch.tensor(1)})
+    assert layout_of(one) != layout_of({"a": torch.ones(2, 3).double(), "n": torch.tensor(1)})
+    assert layout_of(one) != layout_of({"b": torch.ones(2, 3), "n": torch.tensor(1)})
+
+
+def test_weights_that_are_trained_have_the_digest_of_their_copies():
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(5)}
+    trained = {"a": tensors["a"].clone().requires_grad_(), "n": tensors["n"]}
+    assert Parcel("weights", trained).digest == Parcel("weights", tensors).digest
+
+
+def test_norms_of_tensors_of_several_types_and_of_those_of_inference_mode():
+    with torch.inference_mode():
+        made = torch.full((4,), 3.0)
+    tensors = {"double": torch.full((4,), 1e100, dtype=torch.float64), "half": torch.full((4,), 40000.0).half()}
+    found = Parcel("weights", {**tensors, "made": made, "none": torch.zeros(0), "whole": torch.tensor(3)}).norms
+    assert found == {"double": 2e100, "half": 80000.0, "made": 6.0}
 
 
 def test_types_that_this_layout_does_not_know(monkeypatch):
-    assert not layout.is_known({"a": torch.zeros(1, dtype=torch.complex128)})
-    assert not layout.is_known({"a": torch.zeros(1), "b": torch.zeros(1, dtype=torch.complex128)})
+    assert not layout_of({"a": torch.zeros(1, dtype=torch.complex128)}).is_known
+    assert not layout_of({"a": torch.zeros(1), "b": torch.zeros(1, dtype=torch.complex128)}).is_known
     monkeypatch.setattr(layout, "_is_as_installed", lambda: False)
-    assert not layout.is_known({"a": torch.zeros(1)})
+    assert not layout_of({"a": torch.zeros(1)}).is_known
 
 
 # --- what a receiver expects ----------------------------------------------------------------------------

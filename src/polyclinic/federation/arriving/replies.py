@@ -171,7 +171,7 @@ def _check_tensors(parcel: Parcel, sent: Parcel | None) -> None:
     for name, norm in norms.items():
         if not norm < math.inf:  # NaN too
             raise ParcelRejected(f"{parcel.kind}: tensor '{name}' holds NaN, infinity or numbers beyond all bounds")
-        if name in before:
+        if name in before and norm > LARGEST_GROWTH * before[name]:
             limit = LARGEST_GROWTH * (before[name] + SMALL * math.sqrt(parcel.tensors[name].numel()))
             if norm > limit:
                 raise ParcelRejected(

@@ -12,8 +12,10 @@ import itertools
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
@@ -40,61 +42,87 @@ TYPES = {
 #: what each thread keeps for itself
 _OWN = threading.local()
 _PLACES = {dtype: place for place, dtype in enumerate(TYPES)}
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+#: name, type and shape of each tensor
+Shapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
-def is_known(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the layout of these tensors is known: their types, and the installed version of safetensors."""
-    return all(tensor.dtype in TYPES for tensor in tensors.values()) and _is_as_installed()
+class Layout(NamedTuple):
+    """How tensors lie in a file: the same for all parcels of one network."""
+
+    shapes: Shapes
+    #: bytes of all tensors
+    size: int
+    #: names in the order in which safetensors writes the tensors; None where a type is not known
+    order: tuple[str, ...] | None
+    #: what its header says of them, as JSON
+    entries: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether types are known, and the installed version of safetensors writes them as this module does."""
+        return self.order is not None and _is_as_installed()
+
+    def in_order(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """The tensors in the order in which safetensors writes them."""
+        assert self.order is not None
+        return [tensors[name] for name in self.order]
+
+    def header(self, metadata: Mapping[str, str]) -> bytes:
+        """What safetensors writes before the tensors."""
+        entries = "," + self.entries[1:] if self.shapes else "}"
+        text = (_json({"__metadata__": dict(metadata)})[:-1] + entries).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
 
 
-def in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in the order in which safetensors writes them."""
-    return {name: tensors[name] for name in sorted(tensors, key=lambda name: (_PLACES[tensors[name].dtype], name))}
-
-
-def header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """What safetensors writes before the tensors, which come `in_order`."""
-    entries = _entries(tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()))
-    text = (_json({"__metadata__": dict(metadata)})[:-1] + ("," + entries[1:] if tensors else "}")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    return _layout(tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()))
 
 
 @functools.lru_cache(maxsize=32)
-def _entries(shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> str:
-    """The part about the tensors, as JSON: the same for all parcels of one network."""
+def _layout(shapes: Shapes) -> Layout:
+    """Found once for all parcels of one network."""
+    size = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in shapes)
+    if not all(dtype in TYPES for _, dtype, _ in shapes):
+        return Layout(shapes, size, None)
     entries, start = {}, 0
-    for name, dtype, shape in shapes:
+    for name, dtype, shape in sorted(shapes, key=lambda one: (_PLACES[one[1]], one[0])):
         end = start + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
         start = end
-    return _json(entries)
+    return Layout(shapes, size, tuple(entries), _json(entries))
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def digest(start: bytes, tensors: Mapping[str, Tensor]) -> str:
+def digest_of_file(start: bytes, tensors: Sequence[Tensor]) -> str:
     """SHA-256 of a file of this header and these tensors, which come `in_order`."""
     hasher = hashlib.sha256(start)
-    for piece in _pieces(list(tensors.values())):
-        hasher.update(piece.numpy().data)
+    if any(tensor.is_cuda for tensor in tensors):
+        for piece in _pieces_of_gpu(tensors):
+            hasher.update(piece.numpy().data)
+    else:
+        for tensor in tensors:
+            hasher.update(_array(tensor).data)
     return hasher.hexdigest()
 
 
-def _pieces(tensors: list[Tensor]) -> Iterator[Tensor]:
-    """The bytes of the tensors on the CPU; those of a GPU come over in one copy."""
-    if any(tensor.is_cuda for tensor in tensors):
-        device = next(tensor.device for tensor in tensors if tensor.is_cuda)
-        for _, group in itertools.groupby(tensors, key=lambda tensor: tensor.dtype):
-            joined = torch.cat([tensor.detach().to(device, non_blocking=True).flatten() for tensor in group])
-            copy = _staging(joined.nbytes).copy_(joined.view(torch.uint8), non_blocking=True)
-            torch.cuda.current_stream(device).synchronize()
-            yield copy
-    else:
-        # NumPy knows float32 and takes it as it is; it does not know every type
-        yield from (t.detach().contiguous() if t.dtype == torch.float32 else _bytes(t) for t in tensors)
+def _pieces_of_gpu(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The bytes of tensors of a GPU, which come over in one copy for each type."""
+    device = next(tensor.device for tensor in tensors if tensor.is_cuda)
+    for _, group in itertools.groupby(tensors, key=lambda tensor: tensor.dtype):
+        joined = torch.cat([tensor.detach().to(device, non_blocking=True).flatten() for tensor in group])
+        copy = _staging(joined.nbytes).copy_(joined.view(torch.uint8), non_blocking=True)
+        torch.cuda.current_stream(device).synchronize()
+        yield copy
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """A tensor's numbers, one after the other. NumPy does not know every type."""
+    if tensor.dtype not in (torch.float32, torch.int64):
+        return _bytes(tensor).numpy()
+    found = tensor.detach() if tensor.requires_grad else tensor
+    return (found if found.is_contiguous() else found.contiguous()).numpy()
 
 
 def _staging(size: int) -> Tensor:
@@ -116,6 +144,6 @@ def _is_as_installed() -> bool:
     sample = {f"{name}é": torch.zeros(3, 1).to(dtype) for dtype, name in TYPES.items()}
     sample |= {"b": torch.zeros(()), "a": torch.zeros(0, 2)}
     metadata = {"of": '{"a": "\x01\n\\é"}'}
-    ordered = in_order(sample)
-    made = header(ordered, metadata) + b"".join(bytes(_bytes(tensor).numpy()) for tensor in ordered.values())
-    return made == save(sample, metadata)
+    layout = layout_of(sample)
+    data = b"".join(bytes(_bytes(tensor).numpy()) for tensor in layout.in_order(sample))
+    return layout.header(metadata) + data == save(sample, metadata)

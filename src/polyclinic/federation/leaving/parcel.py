@@ -21,10 +21,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.leaving import image_codec, layout, wire_codec
+from polyclinic.federation.leaving import image_codec, wire_codec
 from polyclinic.federation.leaving.background import BACKGROUND, PAYS_FROM
 from polyclinic.federation.leaving.encodings import ROUNDING, Encoding
 from polyclinic.federation.leaving.kinds import KINDS
+from polyclinic.federation.leaving.layout import Layout, digest_of_file, layout_of
 from polyclinic.files import contiguous_cpu_copies, decode_tensors
 from polyclinic.json_types import JsonMapping, JsonObject
 
@@ -33,6 +34,7 @@ SEALED = "sealed"
 
 HEADER_LIMIT = 16 * 2**20
 _METADATA_KEY = "parcel"
+_canonical_json = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 #: what reading broken tensors raises; KeyError for a dtype that torch does not have
 _UNREADABLE = (SafetensorError, KeyError, image_codec.NotPictures, wire_codec.NotOnWire)
 
@@ -70,20 +72,18 @@ class Expected:
         if parcel.tensor_bytes > self.max_bytes:
             raise ParcelRejected(f"a parcel of {parcel.tensor_bytes} bytes is above the limit of {self.max_bytes}")
         if self.tensors is not None:
-            self._check_tensors(self.tensors, parcel.tensors)
+            self._check_tensors(self.tensors, parcel)
 
-    def _check_tensors(
-        self, expected: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], tensors: Mapping[str, Tensor]
-    ) -> None:
+    def _check_tensors(self, expected: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], parcel: Parcel) -> None:
+        tensors = parcel.tensors
         if not (tensors.keys() <= expected.keys() if self.partial else tensors.keys() == expected.keys()):
             unknown = sorted(set(tensors) - set(expected))
             missing = [] if self.partial else sorted(set(expected) - set(tensors))
             raise ParcelRejected(f"{self.kind}: unexpected tensors {unknown[:3]}, missing tensors {missing[:3]}")
-        for name, tensor in tensors.items():
-            dtype, shape = expected[name]
-            if tensor.dtype != dtype or tuple(tensor.shape) != shape:
-                found = f"{tensor.dtype} {tuple(tensor.shape)}"
-                raise ParcelRejected(f"{self.kind}: tensor '{name}' is {found}, expected {dtype} {shape}")
+        for name, dtype, shape in parcel.layout.shapes:
+            if (dtype, shape) != expected[name]:
+                found, wanted = f"{dtype} {tuple(shape)}", "{} {}".format(*expected[name])
+                raise ParcelRejected(f"{self.kind}: tensor '{name}' is {found}, expected {wanted}")
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,18 @@ class Parcel:
         return vars(self)["_on_wire"][0] if "_on_wire" in vars(self) else "exact"
 
     @cached_property
+    def layout(self) -> Layout:
+        """Names, types and shapes of the tensors, and how they lie in `encoded`."""
+        return layout_of(self.tensors)
+
+    @property
     def tensor_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return self.layout.size
 
     @property
     def norms(self) -> dict[str, float]:
         """The Euclidean norm of each tensor of floating-point numbers, worked out again where a tensor has changed."""
-        versions = [tensor._version for tensor in self.tensors.values() if not tensor.is_inference()]
+        versions = _versions(self.tensors.values())
         known, norms = vars(self).get("_norms", (None, {}))
         if known != versions:
             norms = self._worked_out_norms()
@@ -150,11 +155,12 @@ class Parcel:
     def _worked_out_norms(self) -> dict[str, float]:
         """In one pass: a GPU is waited for once."""
         floats = {name: t for name, t in self.tensors.items() if t.is_floating_point() and t.numel()}
-        # the norm of many half-precision numbers is more than half precision holds
-        wide = [t.detach().float() if t.itemsize < 4 else t.detach() for t in floats.values()]
-        norms = list(torch._foreach_norm(wide)) if wide else []
-        alike = len({norm.dtype for norm in norms}) == 1  # then one tensor of all is read, not each of them
-        values = torch.stack(norms if alike else [norm.double() for norm in norms]).tolist() if norms else []
+        if not floats:
+            return {}
+        with torch.no_grad():
+            # the norm of many half-precision numbers is more than half precision holds
+            wide = [t.float() if t.itemsize < 4 else t for t in floats.values()]
+            values = torch.stack(torch._foreach_norm(wide)).tolist()  # of floats and doubles it makes doubles
         return dict(zip(floats, values, strict=True))
 
     @cached_property
@@ -209,30 +215,22 @@ class Parcel:
         return hashlib.sha256(self.encoded).hexdigest() if "_on_wire" in vars(self) else self.digest
 
     def _digest_now(self) -> str:
-        if "_on_wire" in vars(self) and not layout.is_known(self.tensors):
+        if "_on_wire" in vars(self) and not self.layout.is_known:
             content = save(contiguous_cpu_copies(self.tensors), {_METADATA_KEY: self._description})
             return hashlib.sha256(content).hexdigest()
         if self._is_encoded and "_on_wire" not in vars(self):
             return hashlib.sha256(self.encoded).hexdigest()
-        return layout.digest(self._header, self._in_order)
+        return digest_of_file(self._header, self.layout.in_order(self.tensors))
 
     @property
     def _is_encoded(self) -> bool:
         """Whether size and digest are taken of the bytes themselves: they are there, or only they will do."""
         own_form = "encoded" in vars(self) or "_on_wire" in vars(self)
-        return own_form or bool(self._packed) or not self._is_known
-
-    @cached_property
-    def _is_known(self) -> bool:
-        return layout.is_known(self.tensors)
+        return own_form or bool(self._packed) or not self.layout.is_known
 
     @cached_property
     def _header(self) -> bytes:
-        return layout.header(self._in_order, {_METADATA_KEY: self._description})
-
-    @cached_property
-    def _in_order(self) -> dict[str, Tensor]:
-        return layout.in_order(self.tensors)
+        return self.layout.header({_METADATA_KEY: self._description})
 
     @cached_property
     def _description(self) -> str:
@@ -244,12 +242,20 @@ class Parcel:
             header["compressed"] = {name: list(images.shape) for name, images in self._packed.items()}
         if "_on_wire" in vars(self):
             header["wire"] = {"encoding": self.wire, "tensors": vars(self)["_on_wire"][2]}
-        return json.dumps(header, sort_keys=True, allow_nan=False)
+        return _canonical_json(header)
 
     @cached_property
     def _packed(self) -> dict[str, Tensor]:
         """The images that travel compressed."""
         return {name: self.tensors[name] for name in self.compressed if image_codec.can_pack(self.tensors[name])}
+
+
+def _versions(tensors: Iterable[Tensor]) -> list[int]:
+    """How often each tensor was changed in place; one that was made in inference mode does not know."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 def shortened(parcel: Parcel, encoding: Encoding, base: Mapping[str, Tensor] | None = None) -> Parcel:

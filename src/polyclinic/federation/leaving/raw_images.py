@@ -27,7 +27,7 @@ class RawImages:
 
     def found_in(self, tensor: Tensor) -> bool:
         """True if any row of `tensor` is one of the site's images."""
-        if tensor.is_complex() or not tensor.numel() or not self._has_rows(tuple(tensor.shape)):
+        if not self._has_rows(tensor.shape) or tensor.is_complex() or not tensor.numel():
             return False
         rows = tensor.detach().cpu().reshape(-1, math.prod(self._shape))
         return any(digest in self._known for digest in map(_digest, _as_bytes(rows)))
