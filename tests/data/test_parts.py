@@ -110,7 +110,9 @@ def test_opening_a_site_touches_no_file_outside_its_folder(room, name, options, 
     parts = prepare(Drawn(), sites, cache=tmp_path)
     opened = []
     real = getattr(room, name)
-    monkeypatch.setattr(room, name, lambda file, **told: (opened.append((file, told)), real(file, **told))[1])
+    monkeypatch.setattr(
+        room, name, lambda file, *most, **told: (opened.append((file, told)), real(file, *most, **told))[1]
+    )
     monkeypatch.setattr("polyclinic.data.parts.READ_AT_ONCE", 0 if options else 2**17)
     open_site(parts.folder, parts.names[0])
     assert len(opened) == 18

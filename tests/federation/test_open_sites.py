@@ -48,6 +48,14 @@ def test_a_simulated_site_has_no_secret_and_no_floor(tmp_path):
     assert (plain.max_delta, plain.min_cohort, plain.few_images, plain.round) == (1.0, 0, "allow", 0)
 
 
+def test_a_site_s_folder_is_made_when_somebody_asks_for_it(tmp_path):
+    site, place = sites_in(tmp_path).get("a"), tmp_path / "runs" / "study" / "sites" / "a"
+    assert not place.parent.exists()
+    assert site.folder == place
+    assert place.is_dir()
+    assert sites_in(tmp_path).get("a").folder == place  # which is there already
+
+
 def test_a_deployed_site_has_a_secret_of_64_digits_and_what_its_policy_says(tmp_path):
     policy = deployed(min_cohort=7, few_images="refuse")
     site = sites_in(tmp_path, policy=policy).get("a")

@@ -132,26 +132,25 @@ def prepare(
 def open_site(folder: Path, site: str) -> SiteData:
     """The arrays of one site; touches no file outside `folder`/`site`."""
     refuse_unsafe_name(site)
-    if not (Path(folder) / site).is_dir():
+    own = f"{folder}/{site}"  # texts, as a study may have a thousand sites, and a Path takes a while
+    if not os.path.isdir(own):
         raise BadInput(f"sites: there is no part of '{site}' in '{folder}'; prepare the study's data first")
-    train, validation, test = (_open_part(Path(folder) / site / name) for name in SPLITS)
-    file = Path(folder) / site / COLUMNS
-    names = tuple(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else ()
+    train, validation, test = (_open_part(f"{own}/{name}") for name in SPLITS)
+    columns = f"{own}/{COLUMNS}"
+    names = tuple(json.loads(Path(columns).read_text(encoding="utf-8"))) if os.path.exists(columns) else ()
     return SiteData(site, train, validation, test, names)
 
 
-def _open_part(folder: Path) -> ImageSet:
-    with os.scandir(folder) as entries:
-        there = {entry.name: entry for entry in entries}
-    return ImageSet(**{name: _open(there[file]) for name, file in FILES.items() if file in there})
+def _open_part(folder: str) -> ImageSet:
+    there = set(os.listdir(folder))
+    return ImageSet(**{name: _open(f"{folder}/{file}") for name, file in FILES.items() if file in there})
 
 
-def _open(file: os.DirEntry[str]) -> np.ndarray:
+def _open(file: str) -> np.ndarray:
     """An array, read-only: mapped into memory, or read at once if it is small, which is faster and leaves no file
     open."""
-    if file.stat().st_size > READ_AT_ONCE:
-        return np.load(file.path, mmap_mode="r", allow_pickle=False)
-    return small_arrays.read(file.path)
+    found = small_arrays.read(file, READ_AT_ONCE)
+    return np.load(file, mmap_mode="r", allow_pickle=False) if found is None else found
 
 
 def load(data: Source, cache: Path | None = None, progress: Progress | None = None) -> Dataset:

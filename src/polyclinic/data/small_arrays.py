@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,19 @@ import numpy as np
 MAGIC = b"\x93NUMPY\x01\x00"
 
 
-def read(file: str | Path) -> np.ndarray:
-    """What `np.load` gives, read-only. Whatever is unusual is left to `np.load`, and so is every complaint."""
-    with open(file, "rb", buffering=0) as opened:  # a text is opened sooner than a Path
-        data = opened.read()
+def read(file: str | Path, most: int) -> np.ndarray | None:
+    """What `np.load` gives, read-only; None for a file of more than `most` bytes. Whatever is unusual is left to
+    `np.load`, and so is every complaint."""
+    opened = os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        size = os.fstat(opened).st_size
+        data = os.read(opened, size) if size <= most else None
+    finally:
+        os.close(opened)
+    return None if data is None else _array(data, file)
+
+
+def _array(data: bytes, file: str | Path) -> np.ndarray:
     start = len(MAGIC) + 2 + int.from_bytes(data[len(MAGIC) : len(MAGIC) + 2], "little")
     known = _shape_and_type(data[:start]) if data.startswith(MAGIC) else None
     if known is None or len(data) != start + math.prod(known[0]) * known[1].itemsize:

@@ -182,9 +182,7 @@ class OpenSites:
         budget = Budget(spec.policy, self.ledgers[name].path, runs, price, spec.anchors)
         target = self._target(name, price)
         self.gates[name] = Gate(name, spec.policy, self.ledgers[name], raw_images, budget, target)
-        folder = spec.folder / "sites" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        secret = secret_in(folder) if spec.policy.deployed else ""
+        place = spec.folder / "sites" / name
         self._files[name] = data.mapped_files
         return Site(
             name=name,
@@ -192,12 +190,12 @@ class OpenSites:
             data=data,
             trainer=spec.trainers.get(name, spec.trainer),
             state=state,
-            folder=folder,
+            place=place,
             generator=spec.generator,
             tuning=spec.tuning,
             replay_settings=spec.replay_settings,
             trainers=(spec.trainer, *spec.trainers.values()),
-            secret=secret,
+            secret=secret_in(place) if spec.policy.deployed else "",
             own_draws=spec.policy.deployed and spec.policy.draws == "own",
             keys=self.key_ring,
             max_delta=spec.policy.delta_for(len(data.train)) if spec.policy.deployed else 1.0,
@@ -233,5 +231,6 @@ def secret_in(folder: Path) -> str:
     """A deployed site's secret for one run: drawn once, and kept, so that a resumed run draws the same again."""
     path = folder / "noise.key"
     if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
         atomic_write(path, secrets.token_hex(32), private=True, durable=True)
     return path.read_text()

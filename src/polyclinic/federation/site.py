@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +26,7 @@ class Site:
     """What an operation gets to work with: the site's own data, state and tools, and nothing of others.
 
     `memory` holds what a turn in progress needs (an open autograd graph); `cache` what can be made again from the
-    state. `folder` is the site's own; what lies there never leaves it. `generator`, `tuning` and `replay_settings` are
+    state. `place` is where its `folder` lies. `generator`, `tuning` and `replay_settings` are
     the study's tables [generator], [tuning] and [replay]. `trainers` are the trainers of all networks that the study's
     sites have. `secret` goes into the noise of differential privacy, so that nobody who knows the seed can
     draw it; a simulated site has none, and its noise is the same in every run. `own_draws` says that it goes into all
@@ -43,7 +44,7 @@ class Site:
     data: SiteData
     trainer: TrainerLike
     state: SiteState
-    folder: Path
+    place: Path
     generator: Settings | None = None
     tuning: Settings | None = None
     replay_settings: Settings | None = None
@@ -61,6 +62,13 @@ class Site:
     unknown_classes: tuple[int, ...] = ()
     keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
     cache_folder: Path | None = None
+
+    @cached_property
+    def folder(self) -> Path:
+        """The site's own folder; what lies there never leaves it. Made when somebody asks for it: most simulated sites
+        put nothing there."""
+        self.place.mkdir(parents=True, exist_ok=True)
+        return self.place
 
     def address(self, *purpose: str | int) -> tuple[str | int, ...]:
         """Where a draw of this site comes from: the study's seed, the site's secret if that is to count, its name."""

@@ -55,7 +55,7 @@ class Company:
 
     @staticmethod
     def _site(folder: Path, name: str) -> Site:
-        return Site(name, 1, data=None, trainer=None, state=SiteState(), folder=folder / name, keys=SeedKeys(1))
+        return Site(name, 1, data=None, trainer=None, state=SiteState(), place=folder / name, keys=SeedKeys(1))
 
     def call(self, calls: list[Call]) -> list[Reply | Failure]:
         found = [self._answer(self.lie(call)) for call in calls]

@@ -27,7 +27,6 @@ def company(tmp_path):
     some = Company(tmp_path, dict.fromkeys(NAMES, torch.tensor(2.0)), Federated(sum="secure", liars=1))
     for site in some.sites.values():
         site.secret = "a secret of its own"
-        site.folder.mkdir(parents=True)
     return some
 
 
