@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from polyclinic.errors import BadInput
 from polyclinic.files import (
     PARTIAL,
+    append,
     atomic_file,
     atomic_folder,
     atomic_write,
@@ -35,6 +36,14 @@ def test_a_file_is_written_and_replaced(tmp_path, content, written):
         atomic_write(tmp_path / "file", content)
         assert (tmp_path / "file").read_bytes() == written
     assert names(tmp_path) == ["file"]
+
+
+def test_content_is_put_at_the_end_of_a_file_whatever_the_system_takes_at_once(tmp_path, monkeypatch):
+    append(tmp_path / "file", b"one\n")
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, content: write(file, content[:3]))
+    append(tmp_path / "file", b"and another\n")
+    assert (tmp_path / "file").read_bytes() == b"one\nand another\n"
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):

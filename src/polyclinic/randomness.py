@@ -65,8 +65,20 @@ def seeded(*address: str | int, gpus: Sequence[torch.device | int] = ()) -> Iter
     """
     import torch
 
-    with torch.random.fork_rng(devices=list(gpus)):
+    before = torch.default_generator.get_state()
+    try:
         seed_generator(torch.default_generator, *address)
+        with _seeded_gpus(gpus, *address) if gpus else contextlib.nullcontext():
+            yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+@contextlib.contextmanager
+def _seeded_gpus(gpus: Sequence[torch.device | int], *address: str | int) -> Iterator[None]:
+    import torch
+
+    with torch.random.fork_rng(devices=list(gpus)):
         for gpu in gpus:
             with torch.cuda.device(gpu):
                 torch.cuda.manual_seed(seed_of(*address))

@@ -23,12 +23,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken, check_head
 from polyclinic.federation.leaving.signing import Anchor, Head, sign_line, signer_of_line, signing_public_key
-from polyclinic.files import make_folder_durable, sync_file, sync_folder
+from polyclinic.files import append, make_folder_durable, sync_file, sync_folder
 from polyclinic.json_types import JsonObject
 
 GENESIS = "0" * 64
 #: what every line tells of what left: who can rewrite a chain can write anything into it
 _TYPES = {"round": int, "operation": str, "kind": str, "bytes": int, "digest": str, "to": str}
+_sorted_json = json.JSONEncoder(sort_keys=True).encode
 
 
 class Position(NamedTuple):
@@ -199,8 +200,7 @@ class Ledger:
 
     def _write(self, line: JsonObject) -> None:
         # opened anew for each line: a thousand sites must not hold a thousand open files
-        with self.path.open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
+        append(self.path, json.dumps(line).encode() + b"\n")
         self._unsynced = True
         self._position = Position(self._position.lines + 1, line["digest_of_line"])
         self._signature = line.get("signature", "")
@@ -280,7 +280,7 @@ def _place_of_key(path: Path, number: int, line: JsonObject, keys: Sequence[byte
 def _digest_of(line: JsonObject) -> str:
     """SHA-256 of a line but for its digest and its signature."""
     content = {name: value for name, value in line.items() if name not in ("digest_of_line", "signature")}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(_sorted_json(content).encode()).hexdigest()
 
 
 def _address(line: JsonObject) -> tuple:
