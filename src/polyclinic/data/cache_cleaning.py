@@ -11,7 +11,12 @@ from polyclinic.data.cache import entry_lock
 from polyclinic.files import cache_folder
 
 #: folders of the cache, and what is in them
-SHELVES = {"prepared": "images as they were read", "parts": "images of each site", "generators": "trained generators"}
+SHELVES = {
+    "prepared": "images as they were read",
+    "parts": "images of each site",
+    "generators": "trained generators",
+    "compiled": "compiled networks",
+}
 DAY = 86400.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -54,7 +55,9 @@ class UNet(Backbone):
             skips.append(x)
             x = self.get_submodule(name)(x)
         for name in UP:
-            x = self.get_submodule(name)(x, skips.pop())
+            up = self.get_submodule(name)
+            # as the block's own `forward`, which torch cannot compile; sides are multiples of 16, so none is padded
+            x = up.get_submodule("convs")(torch.cat([skips.pop(), up.get_submodule("upsample")(x)], dim=1))
         return self.get_submodule("final_conv")(x)[..., :height, :width]
 
 

@@ -42,6 +42,7 @@ from polyclinic.runner.result import Result, result_of
 from polyclinic.runner.statistics_at_sites import ask_statistics
 from polyclinic.runner.without_images import guessed_scores
 from polyclinic.study import Study, load_run_study, plugged
+from polyclinic.training.compiling import refusals
 
 #: what a run killed at its very beginning may leave in its folder
 BEFORE_THE_STUDY = {LOCK, WORKERS, "format.json", "images.json", plugged.FILE, WEIGHTS, "study.toml"}
@@ -150,7 +151,7 @@ def check_same(begun: Study, now: Study, folder: Path) -> None:
                 "resume with that one, or name another folder"
             )
     plugged.load_checked(now.plugins, folder)  # a file may have moved, and must be the same
-    for setting in ("threads", "device", "precision"):
+    for setting in ("threads", "device", "precision", "compiled"):
         if before["engine"][setting] != after["engine"][setting]:
             raise BadInput(f"engine.{setting}: {folder} was begun with {before['engine'][setting]!r}; keep it")
 
@@ -200,6 +201,8 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         for sentence in advice.before(study, parts.info):
             federation.warn(sentence)
         last = run_method(study.method, federation)
+        for sentence in refusals(folder):
+            federation.warn(sentence)
         if chosen := recorder.watch.chosen(study):
             federation.warn(chosen)
         # before the final evaluation, so that a run killed in it evaluates again, and counts it once
