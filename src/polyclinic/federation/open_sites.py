@@ -141,18 +141,24 @@ class OpenSites:
 
     def _evict(self, group: Sequence[str] = ()) -> None:
         """Send the sites that were idle longest to disk; not those at work, nor one in the middle of something."""
-        *others, _ = self._sites.values()
         self._clear_caches()
         self._bytes |= {name: self._sites[name].state.bytes for name in self._at_work if name in self._sites}
         states, files = sum(self._bytes.values()), sum(self._files.values())
+        if self._has_room(states, files):
+            return  # as at nearly every call: then nobody looks at all sites
+        *others, _ = self._sites.values()
         for site in others:
-            if len(self._sites) <= self.RESIDENT and states <= self.RESIDENT_BYTES and files <= self.FILES:
+            if self._has_room(states, files):
                 return
             if not site.memory and site.name not in group:
                 self._save(site)
                 states -= self._bytes.pop(site.name)
                 files -= self._files.pop(site.name)
                 del self._sites[site.name], self.gates[site.name]
+
+    def _has_room(self, states: int, files: int) -> bool:
+        """Whether all open sites may stay, with so many bytes of state and open files."""
+        return len(self._sites) <= self.RESIDENT and states <= self.RESIDENT_BYTES and files <= self.FILES
 
     def _clear_caches(self) -> None:
         """All but the sites that were asked last give up what they can make again. One that is still at work may make

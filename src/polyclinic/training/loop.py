@@ -127,7 +127,7 @@ class Trainer:
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """A copy, on the CPU, of all weights and buffers of the model."""
         state = self.state() if model is None else model.state_dict()
-        return {name: value.detach().cpu().clone() for name, value in state.items()}
+        return {name: value.clone() if value.is_cpu else value.cpu() for name, value in state.items()}
 
     def released_weights(self) -> dict[str, Tensor]:
         """The same for a parcel, which stays on the device where weights do."""

@@ -73,7 +73,8 @@ def copy_all(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy each value to its target. Those that lie in memory as their targets do take a GPU one kernel together; where
     one does not, as weights with channels last, torch would copy all of them one by one."""
     pairs = list(zip(targets, values, strict=True))
-    alike = [_lie_alike(*pair) for pair in pairs]
+    on_gpu = any(target.is_cuda for target in targets)  # a CPU copies one by one in any case
+    alike = [not on_gpu or _lie_alike(*pair) for pair in pairs]
     for wanted in (True, False):
         some = [pair for pair, one in zip(pairs, alike, strict=True) if one == wanted]
         if some:

@@ -54,6 +54,8 @@ class Layout(NamedTuple):
     shapes: Shapes
     #: bytes of all tensors
     size: int
+    #: names of the tensors of floating-point numbers that hold any
+    floats: tuple[str, ...]
     #: names in the order in which safetensors writes the tensors; None where a type is not known
     order: tuple[str, ...] | None
     #: what its header says of them, as JSON
@@ -85,14 +87,15 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
 def _layout(shapes: Shapes) -> Layout:
     """Found once for all parcels of one network."""
     size = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in shapes)
+    floats = tuple(name for name, dtype, shape in shapes if dtype.is_floating_point and 0 not in shape)
     if not all(dtype in TYPES for _, dtype, _ in shapes):
-        return Layout(shapes, size, None)
+        return Layout(shapes, size, floats, None)
     entries, start = {}, 0
     for name, dtype, shape in sorted(shapes, key=lambda one: (_PLACES[one[1]], one[0])):
         end = start + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
         start = end
-    return Layout(shapes, size, tuple(entries), _json(entries))
+    return Layout(shapes, size, floats, tuple(entries), _json(entries))
 
 
 def digest_of_file(start: bytes, tensors: Sequence[Tensor]) -> str:

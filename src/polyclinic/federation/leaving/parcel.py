@@ -154,12 +154,12 @@ class Parcel:
 
     def _worked_out_norms(self) -> dict[str, float]:
         """In one pass: a GPU is waited for once."""
-        floats = {name: t for name, t in self.tensors.items() if t.is_floating_point() and t.numel()}
+        floats = self.layout.floats
         if not floats:
             return {}
         with torch.no_grad():
             # the norm of many half-precision numbers is more than half precision holds
-            wide = [t.float() if t.itemsize < 4 else t for t in floats.values()]
+            wide = [t.float() if t.itemsize < 4 else t for t in (self.tensors[name] for name in floats)]
             values = torch.stack(torch._foreach_norm(wide)).tolist()  # of floats and doubles it makes doubles
         return dict(zip(floats, values, strict=True))
 
