@@ -16,10 +16,12 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,7 +96,8 @@ class Case:
 
 def cpu_seconds() -> float:
     """Of this process, and of those that it started and that have ended."""
-    return sum(os.times()[:4])
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def measure(row: str, options: argparse.Namespace) -> dict[str, Any]:
