@@ -157,6 +157,8 @@ def test_passes_that_a_compiled_network_does_not_know_are_ordinary():
     """Random shares hook into layers, a method has a loss of its own, and a copy is not the trainer's network."""
     backend = Counted()
     trainer, plain = make_trainer(Compilation(4, backend=backend)), make_trainer()
+    trained(trainer)
+    known = backend.calls
     with trainer.random_shares(torch_rng("shares")):
         found = trained(trainer)
     with plain.random_shares(torch_rng("shares")):
@@ -164,7 +166,7 @@ def test_passes_that_a_compiled_network_does_not_know_are_ordinary():
     trained(trainer, objective=lambda images, targets: trainer.loss(trainer.forward(images), targets))
     twin = copy.deepcopy(trainer.model)
     trainer.train(trainer.batches(PART, torch_rng("x")), 1, torch.optim.SGD(twin.parameters(), 0.1), model=twin)
-    assert backend.graphs == 0
+    assert (backend.graphs, backend.calls) == (1, known)
 
 
 # --- what cannot be compiled -------------------------------------------------------------------------------
@@ -397,7 +399,7 @@ def test_compiled_and_recorded_training_is_training_on_a_gpu(precision, whole):
     assert bool(recorded.passes.graphs) != whole  # whole steps are graphs of their own
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
     for name, wanted in ends[0].items():
-        assert torch.allclose(ends[1][name].float(), wanted.float(), atol=1e-3 if precision == "fp32" else 2e-2), name
+        assert torch.allclose(ends[1][name].float(), wanted.float(), atol=5e-3 if precision == "fp32" else 2e-2), name
 
 
 # --- torch's compiler --------------------------------------------------------------------------------------

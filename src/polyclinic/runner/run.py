@@ -76,6 +76,8 @@ def run(
         note_plugins(folder, study)
         if words := assembly.note_weights():
             display.noted(words)
+        if words := advice.faster(study, assembly.prepared.info):
+            display.noted(words)
         atomic_write(folder / "study.toml", with_own_digest(study.to_toml()), durable=durable)
         values = _carry_out(assembly, display)
         if durable:  # what the result counts is on disk before the result is

@@ -114,8 +114,8 @@ class EngineSettings(Settings):
     compiled: bool = Field(
         False,
         description="compile the training passes of the network, or of the part that a method trains, with "
-        "torch.compile, for batches of optimizer.batch_size images, also with replayed ones: steps are faster after "
-        "some 20 seconds of compilation in each process, which pays in long runs; needs a C++ compiler on a CPU; not "
+        "torch.compile, for batches of optimizer.batch_size images, also with replayed ones: steps may be faster "
+        "after half a minute of compilation, which pays in long runs; needs a C++ compiler on a CPU; not "
         "private steps, stacked sites, random shares of images, nor losses of a method's own; part of the result's "
         "last bits",
     )

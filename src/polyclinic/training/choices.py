@@ -1,11 +1,12 @@
-"""Which ways of computing a step pay on a GPU: measured once, then chosen by shapes and settings, never by a clock.
+"""Which ways of computing a step pay: measured once, then chosen by shapes and settings, never by a clock.
 
-Measured with `python benchmarks/steps.py` on an NVIDIA H200 (torch 2.11, bfloat16, 2026-11-16): milliseconds of one
-step, Adam included.
+On a GPU, measured with `python benchmarks/steps.py` on an NVIDIA H200 (torch 2.11, bfloat16, 2026-11-16): milliseconds
+of one step, Adam included.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 
@@ -32,6 +33,33 @@ RECORDED: dict[Shape, tuple[float, float]] = {
 def recording_pays() -> bool:
     """Whether a step is faster as a CUDA graph, for whatever shape: every measured one is."""
     return all(recorded < eager for eager, recorded in RECORDED.values())
+
+
+class Compiled(NamedTuple):
+    """A step on a CPU: milliseconds as it is and compiled, and seconds of compilation, which a process spends once."""
+
+    plain: float
+    compiled: float
+    seconds: float
+
+
+#: measured with `python benchmarks/compiled.py` in one thread of a CPU (torch 2.13, 2026-11-18), without a cache
+COMPILED: dict[Shape, Compiled] = {
+    Shape("small-cnn", 32, 32): Compiled(36.960, 24.183, 33.9),
+    Shape("lenet5", 32, 8): Compiled(2.121, 2.042, 33.2),
+    Shape("resnet18", 64, 32): Compiled(377.793, 385.231, 53.7),
+}
+#: two runs of the benchmark differ by about as much
+LEAST_GAIN = 1.1
+
+
+def steps_for_compiling(shape: Shape) -> int | None:
+    """The steps of one process from which on compiling has paid on a CPU; None where it was not measured, or is hardly
+    faster."""
+    known = COMPILED.get(shape)
+    if known is None or known.plain < LEAST_GAIN * known.compiled:
+        return None
+    return math.ceil(1000 * known.seconds / (known.plain - known.compiled))
 
 
 #: steps of which the batches are put on the GPU together (`epochs`), and bytes that their images may take there: both
