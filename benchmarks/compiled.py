@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import os
 import resource
@@ -76,14 +77,22 @@ class Case:
     def loss(self, network: Network, images: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16) if self.on_gpu else contextlib.nullcontext():
             output = network(images)
-        output = output.float()
-        return (
-            (output.mean((1, 2, 3)) - labels).square().mean() if output.dim() == 4 else F.cross_entropy(output, labels)
-        )
+        return self.task_loss(output.float(), labels)
+
+    @staticmethod
+    def task_loss(output: Tensor, labels: Tensor) -> Tensor:
+        masks = output.dim() == 4
+        return (output.mean((1, 2, 3)) - labels).square().mean() if masks else F.cross_entropy(output, labels)
 
     def gradients(self, step: Callable[[], Any]) -> Tensor:
         step()
         return torch.cat([one.grad.flatten() for one in self.model.parameters() if one.grad is not None])
+
+    def exact_gradients(self) -> Tensor:
+        """In float64, which says how much of a difference is rounding of either way."""
+        exact = copy.deepcopy(self.model).double()
+        self.task_loss(exact(self.images.double()), self.labels).backward()
+        return torch.cat([one.grad.flatten() for one in exact.parameters() if one.grad is not None])
 
     def seconds(self, step: Callable[[], Any], count: int = 1) -> float:
         """Seconds of a step: of the clock on a GPU, of the CPU on a CPU."""
@@ -92,6 +101,10 @@ class Case:
         for _ in range(count):
             step()
         return (clock() - started) / count
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
 
 
 def cpu_seconds() -> float:
@@ -110,8 +123,7 @@ def measure(row: str, options: argparse.Namespace) -> dict[str, Any]:
     for step in (plain, compiled):
         for _ in range(WARM_UP + 1):  # on a GPU these record
             step()
-    wanted, found = case.gradients(plain).clone(), case.gradients(compiled)
-    away = float((found - wanted).norm() / wanted.norm())
+    wanted, found, exact = case.gradients(plain).clone(), case.gradients(compiled).clone(), case.exact_gradients()
     turns = [(case.seconds(plain, options.steps), case.seconds(compiled, options.steps)) for _ in range(options.turns)]
     eager, fast = (statistics.median(turn[way] for turn in turns) for way in (0, 1))
     return {
@@ -121,7 +133,8 @@ def measure(row: str, options: argparse.Namespace) -> dict[str, Any]:
         "milliseconds of a step": {"as it is": round(1000 * eager, 3), "compiled": round(1000 * fast, 3)},
         "times as fast": round(eager / fast, 3),
         "seconds of compilation": round(seconds, 1),
-        "relative difference of gradients": away,
+        "relative difference of gradients": distance(found, wanted),
+        "relative error of gradients": {"as it is": distance(wanted, exact), "compiled": distance(found, exact)},
         "steps to pay": round(seconds / (eager - fast)) if fast < eager else None,
     }
 

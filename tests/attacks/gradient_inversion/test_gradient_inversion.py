@@ -148,9 +148,9 @@ def test_many_at_once_is_one_by_one(one_image_each):
     grouped = attack.model_copy(update={"at_once": 2}).run(parcels[:3], knowledge(model))
     for row in range(3):
         alone = attack.run(parcels[row : row + 1], knowledge(model))
-        torch.testing.assert_close(together.images[row], alone.images[0], rtol=0, atol=1e-8)
+        torch.testing.assert_close(together.images[row], alone.images[0], rtol=0, atol=1e-6)
         torch.testing.assert_close(together.labels[row], alone.labels[0])
-    torch.testing.assert_close(grouped.images, together.images, rtol=0, atol=1e-8)
+    torch.testing.assert_close(grouped.images, together.images, rtol=0, atol=1e-6)
 
 
 def test_a_hopeless_parcel_leaves_its_neighbours_bit_identical(one_image_each):
