@@ -44,7 +44,8 @@ def curve(name: str) -> OfRun:
     first, and how much it rises.
 
     On the test images of the first site itself, which lack what its training images lack; the paper tests on balanced
-    ones, as the AUC at the end of a run does (`utility`).
+    ones, as the AUC at the end of a run does (`utility`). Each is of the network of this or an earlier round that
+    validation images score best.
     """
 
     def read(run: Path) -> dict[str, float]:

@@ -40,6 +40,8 @@ This page is written by `python docs/building/claims_page.py` from the files in
   GPU of its own a run takes at most as long.
 - *Two cores*: half of the CPU time of all runs and audits without a GPU (`two_cores.json`); where
   some seeds were measured, the others are taken to cost the same.
+- A curve of FELICIA has, after each number of steps, the network of that or an earlier round that
+  the site's validation images score best: a point may be the same as the one before it.
 - Commits 07b3dbfac6 and bc246f5ebc are 78abc01 and its successors, and 6c9f988df6 is 555a6dc4, but
   for their parents.
 
