@@ -198,8 +198,8 @@ CLAIMS = (
         quick=("data.per_class=1200", "sites.per_class=270"),
         finding="With lambda 1 in place of 3 the rule holds, but the mean is the same (0.66 against 0.53 with a local "
         "GAN) and the seeds only scatter less: more seeds may be what lambda 3 needs. Augmentation and more horses "
-        "left it open. Real images alone do better than with either GAN at this length. At `full` the mean is lower than "
-        "with a local GAN (0.38 against 0.55), and three seeds scatter from 0.29 to 0.83.",
+        "left it open. Real images alone do better than with either GAN at this length. At `full` the mean is lower "
+        "than with a local GAN (0.38 against 0.55), and three seeds scatter from 0.29 to 0.83.",
     ),
     _skin(
         "figure8-synthetic",

@@ -266,7 +266,7 @@ CLAIMS = (
         ),
         finding="It is not the noise: with nearly none, private replay still has the larger error. Its length matters: "
         "three times the epochs bring it from 37.4 to 33.6 months, still above sharing (32.2), and leave it open. At "
-        "`quick` replay without privacy does not beat sharing either, so that the claim could hardly hold at this size.",
+        "`quick` replay without privacy does not beat sharing either: the claim could hardly hold at this size.",
         minutes={"quick": Minutes(10, 3), "full": Minutes(None, 40)},
         common=("sites.target_ks=0.97",),
         scales={"quick": (*QUICK, *FEW_HANDS), "full": FULL},
