@@ -141,8 +141,8 @@ CLAIMS = (
         (Number("feder", OWN, 0.8341), Number("feder-a", OWN, 0.8276), Number("feder-b", OWN, 0.7774)),
         minutes=15,
         finding="Neither three times the generator's steps, nor three times the rounds, nor more real images in a "
-        "batch bring FedER-A above FedAvg: it stays 0.06 to 0.10 below. The generator of `quick` takes a few hundred steps; "
-        "the paper's 100,000 were not tried.",
+        "batch bring FedER-A above FedAvg: it stays 0.06 to 0.10 below. The generator of `quick` takes a few hundred "
+        "steps; the paper's 100,000 were not tried.",
     ),
     _claim(
         "table7-bytes",
