@@ -62,13 +62,10 @@ def atomic_write(path: Path, content: str | bytes, *, private: bool = False, dur
 
 
 def append(path: Path, content: bytes) -> None:
-    """Write at the end of a file, which is made if there is none; without the buffers of `open`, in half the time."""
-    opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-    try:
+    """Write at the end of a file, which is made if there is none. Without a buffer, which takes a while to make."""
+    with open(path, "ab", buffering=0) as file:
         while content:  # a disk that is nearly full takes a part
-            content = content[os.write(opened, content) :]
-    finally:
-        os.close(opened)
+            content = content[file.write(content) :]
 
 
 def sync_file(path: Path) -> None:
