@@ -163,7 +163,7 @@ def test_the_page_has_the_minutes_that_were_measured(tmp_path: Path) -> None:
     assert in_words(CLAIM, {CLAIM.name: found}) == words
     told = " ".join(page(times=tmp_path / "two_cores.json").split())
     assert words in told
-    assert "1 of 77 claims at `quick` were measured, 0 of them with all their seeds, the longest is" in told
+    assert "1 of 76 claims at `quick` were measured, 0 of them with all their seeds, the longest is" in told
     assert words not in page(times=tmp_path / "none.json")
 
 
