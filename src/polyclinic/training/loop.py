@@ -27,7 +27,7 @@ from polyclinic.training.evaluation import EVALUATION_BATCH, answer, join_small
 from polyclinic.training.fetching import Fetched, ImageFetcher
 from polyclinic.training.graphs import GraphedGradients
 from polyclinic.training.image_shares import draw_shares, hold_rows_of_few
-from polyclinic.training.network_state import NetworkState, copy_all
+from polyclinic.training.network_state import NetworkState, copy_all, hooks_of
 from polyclinic.training.optimizer import kept_optimizer
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Trainer:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
         self._state = NetworkState(self.model, changed=self.kept.clear)
+        self._hooks = hooks_of(self.model)  # the network's own
         self.task = spec.task
         self.target = spec.target
         self.optimizer = spec.optimizer
@@ -236,7 +237,7 @@ class Trainer:
         model = self._state.train() if model in (None, self.model) else model.train()
         if mixing is not None and "mixup" in self.optimizer.augment:
             batches = (mix(images, self.task.mixable(targets, self.target), mixing) for images, targets in batches)
-        if self.records_steps and model is self.model and correct is None and objective is None:
+        if self.records_steps and model is self.model and correct is None and objective is None and self._knows(model):
             recorded = self._recorded_steps(optimizer, weighed=class_weights is not None)
             if recorded is not None:
                 return (
@@ -260,7 +261,7 @@ class Trainer:
         objective: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Callable[[Tensor, Tensor], Tensor]:
         """What gives the loss of a batch and leaves its gradients in the model."""
-        if self.graphs and objective is None and self._owns(model):
+        if self.graphs and objective is None and self._knows(model):
             weighed = class_weights is not None or self._shares is not None
             graphed = self._graphed_gradients(model, weighed=weighed)
 
@@ -295,12 +296,14 @@ class Trainer:
         found: RecordedSteps = kept.recorded[weighed]
         return found
 
-    def _owns(self, model: nn.Module) -> bool:
-        """Whether it is the trainer's network or a part of it, whose weights stay where they are."""
-        if model is self.model:
-            return True
-        own = {id(one) for one in self.model.parameters()}
-        return all(id(one) in own for one in model.parameters())
+    def _knows(self, model: nn.Module) -> bool:
+        """Whether it is the trainer's network or a part that was cut from it, and nobody has hooked into its layers but
+        our own random shares: what was recorded or compiled before would leave such a hook out."""
+        children = self.model._modules
+        part = type(model) is type(self.model) and all(
+            children.get(name) is child for name, child in model.named_children()
+        )
+        return part and (self._shares is not None or hooks_of(self.model) | hooks_of(model) == self._hooks)
 
     def _graphed_gradients(self, model: nn.Module, *, weighed: bool) -> GraphedGradients:
         """A recorded step of the network or a part: one for each choice of stages and of weights that are trained.
@@ -319,8 +322,8 @@ class Trainer:
     def _training_network(self, model: nn.Module) -> Network:
         """What computes the passes of training: compiled, for the network or a part of it, where the study wants that.
 
-        Random shares hook into every layer, which a compiled network would not notice."""
-        if self.compilation is None or self._shares is not None or not self._owns(model):
+        Random shares hook into every layer, which a compiled network would not notice: torch looks for hooks once."""
+        if self.compilation is None or self._shares is not None or not self._knows(model):
             return model
         key = f"compiled: {self._what_learns(model)}"
         if key not in self.kept:

@@ -61,6 +61,14 @@ class NetworkState:
         self._places = [(*_place(self._network, name), one.data_ptr()) for name, one in self._state.items()]
 
 
+def hooks_of(network: nn.Module) -> set[int]:
+    """The numbers of the hooks of all layers; torch gives each hook a number of its own."""
+    found: set[int] = set()
+    for layer in network.modules():
+        found.update(layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return found
+
+
 def _place(network: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     """The dictionary of a layer that holds a tensor, and its name there."""
     layer, _, own = name.rpartition(".")
