@@ -7,6 +7,7 @@ import copy
 import functools
 import json
 import os
+import stat
 import subprocess
 import warnings
 
@@ -18,14 +19,22 @@ from torch import nn
 
 from polyclinic import run
 from polyclinic.data.parts import ImageSet, prepare
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, Damaged, Notice
 from polyclinic.models import BACKBONES, build, initial_weights
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.assembly import Assembly, assemble_from
 from polyclinic.runner.recorder import Display
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training import inductor
-from polyclinic.training.compiling import FILE, Compilation, CompiledNetwork, any_compiled, compile_network, refusals
+from polyclinic.training.compiling import (
+    FILE,
+    Compilation,
+    CompiledNetwork,
+    any_compiled,
+    compile_network,
+    read_noted,
+    refusals,
+)
 from polyclinic.training.graphs import WARM_UP, GraphedGradients
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
@@ -169,6 +178,63 @@ def test_passes_that_a_compiled_network_does_not_know_are_ordinary():
     assert (backend.graphs, backend.calls) == (1, known)
 
 
+def halve(layer, inputs, output):
+    return output / 2
+
+
+def test_a_hook_that_somebody_adds_later_is_not_left_out():
+    """Torch looks for hooks once: a plug-in's protection would be gone without a word."""
+    backend = Counted()
+    trainer, plain = make_trainer(Compilation(4, backend=backend)), make_trainer()
+    ordinary = trained(trainer)
+    known, ends = backend.calls, []
+    for one in (trainer, plain):
+        hook = one.model.conv1.register_forward_hook(halve)
+        ends.append(trained(one))
+        hook.remove()
+    assert_same(*ends)
+    assert backend.calls == known
+    assert_same(trained(trainer), ordinary)
+    assert backend.calls > known
+
+
+def test_hooks_of_the_network_itself_are_compiled(monkeypatch):
+    def hooked():
+        network = build("small-cnn", channels=1, outputs=TASK.outputs(TARGET), size=16, norm="batch")
+        network.conv1.register_forward_hook(halve)
+        return network
+
+    monkeypatch.setitem(globals(), "builder", hooked)
+    backend = Counted()
+    assert_same(trained(make_trainer(Compilation(4, backend=backend))), trained(make_trainer()))
+    assert backend.calls == 2 * STEPS + 1
+
+
+class Scaled(nn.Module):
+    """Another network with the same weights."""
+
+    def __init__(self, network, factor):
+        super().__init__()
+        self.network, self.factor = network, factor
+
+    def forward(self, images):
+        return self.network(images) * self.factor
+
+
+def test_networks_that_share_weights_are_not_taken_for_each_other():
+    ends, backend = [], Counted()
+    for compilation in (None, Compilation(4, backend=backend)):
+        trainer = make_trainer(compilation)
+        trainer.load(initial_weights(builder, 0))
+        for factor in (0.5, -2.0):
+            made = torch.optim.SGD(trainer.parameters(), 0.1)
+            model = Scaled(trainer.model, factor)
+            trainer.train(trainer.batches(PART, torch_rng(f"{factor}")), STEPS, made, model=model)
+        ends.append(trainer.weights())
+    assert_same(*ends)
+    assert backend.calls == 0
+
+
 # --- what cannot be compiled -------------------------------------------------------------------------------
 
 
@@ -205,6 +271,39 @@ def test_what_torch_cannot_compile_goes_on_with_ordinary_passes_and_one_warning(
     assert len(told) == 1
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
     assert_same(network.state_dict(), plain.state_dict())
+
+
+def test_a_network_that_changes_at_every_step_goes_on_with_ordinary_passes(tmp_path):
+    network, backend = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)).train(), Counted()
+    images = torch.rand(4, 3, generator=torch_rng("rows"))
+    compiled = CompiledNetwork(network, Compilation(4, tmp_path, backend))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for number in range(torch._dynamo.config.recompile_limit + 3):
+            network[0].eps = 0.1 + number
+            plain = copy.deepcopy(network)
+            assert torch.equal(compiled(images), plain(images))
+            assert_same(network.state_dict(), plain.state_dict())
+    assert [one.category for one in told] == [Notice]
+    [said] = refusals(tmp_path)
+    assert "from here on" in said
+    assert "something in it changes between steps" in said
+
+
+def test_errors_of_the_network_itself_are_its_own():
+    compiled = CompiledNetwork(nn.Linear(3, 2).train(), Compilation(4, backend=Counted()))
+    compiled(torch.rand(4, 3))
+    compiled._compiled[torch.Size([4, 3])] = lambda images: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        compiled(torch.rand(4, 3))
+
+
+def test_a_missing_compiler_is_said_with_the_cure():
+    def fail(graph, inputs):
+        raise type("InvalidCxxCompiler", (RuntimeError,), {})("in words of torch")
+
+    with pytest.warns(Notice, match="no working C\\+\\+ compiler was found; install g\\+\\+, or name another one"):
+        CompiledNetwork(builder().train(), Compilation(4, backend=fail))(noise(4))
 
 
 def test_a_try_leaves_nothing_behind():
@@ -247,6 +346,52 @@ def test_a_run_begun_without_compiled_steps_stays_without(tmp_path):
         CompiledNetwork(network, Compilation(4, tmp_path, backend))(noise(8))
     assert backend.graphs == 1  # the other size, of which nothing was known
     assert json.loads((tmp_path / FILE).read_text()).keys() == {f"small-cnn, {n} x 1 x 16 x 16" for n in (4, 8)}
+
+
+def test_a_reason_of_another_process_stays(tmp_path):
+    name, network = "small-cnn, 4 x 1 x 16 x 16", builder().train()
+
+    def compile_while_another_fails(graph, inputs):
+        Compilation(4, tmp_path).note(name, "no compiler there")
+        Compilation(4, tmp_path).note("another network", None)
+        return graph
+
+    CompiledNetwork(network, Compilation(4, tmp_path, compile_while_another_fails))(noise(4))
+    assert read_noted(tmp_path) == {
+        name: {"compiled": True, "reason": "no compiler there"},
+        "another network": {"compiled": True, "reason": None},
+    }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "no JSON",
+        "[]",
+        '{"a": 1}',
+        '{"a": {"compiled": true}}',
+        '{"a": {"compiled": 1, "reason": null}}',
+        '{"a": {"compiled": true, "reason": 5}}',
+        json.dumps({"a": {"compiled": False, "reason": "\x1b[2J"}}),
+        json.dumps({"a": {"compiled": False, "reason": "x" * 10_000}}),
+        json.dumps({"a\n": {"compiled": False, "reason": None}}),
+    ],
+)
+def test_a_damaged_note_is_said_before_work(tiny, tmp_path, content):
+    with pytest.raises(StoppedError):
+        run(tiny("fedavg"), tmp_path / "run", display=StopAfterOne())
+    (tmp_path / "run" / FILE).write_text(content)
+    with pytest.raises(Damaged, match=r"compiled\.json: is damaged .*; bring it back from a copy$"):
+        run(tiny("fedavg"), tmp_path / "run", resume=True, display=StopAfterOne())
+
+
+def test_what_a_compiler_says_can_be_read_again(tmp_path):
+    def fail(graph, inputs):
+        raise RuntimeError("\x1b[31merror\tat " + "x" * 1000)
+
+    with pytest.warns(Notice, match="error at xxx"):
+        CompiledNetwork(builder().train(), Compilation(4, tmp_path, fail))(noise(4))
+    assert len(refusals(tmp_path)) == 1
 
 
 @pytest.fixture
@@ -415,13 +560,16 @@ def test_compiled_code_lies_where_nobody_else_can_write(monkeypatch, tmp_path):
     if os.name != "nt":
         assert [os.stat(one).st_mode & 0o777 for one in (folder, os.path.dirname(folder))] == [0o700] * 2
     assert torch._inductor.codecache._HEADER_DIR.startswith(folder)
+    monkeypatch.setenv(inductor.TORCH_CACHE, "")  # as if it were not set
+    inductor.inductor_options()
+    assert os.environ[inductor.TORCH_CACHE] == folder
     monkeypatch.setenv(inductor.TORCH_CACHE, str(tmp_path / "chosen"))
     inductor.inductor_options()
     assert os.environ[inductor.TORCH_CACHE] == str(tmp_path / "chosen")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no modes of folders")
-@pytest.mark.parametrize("case", ["writable", "a link"])
+@pytest.mark.parametrize("case", ["writable", "a link", "in a writable one"])
 def test_code_is_not_loaded_from_a_folder_of_others(monkeypatch, tmp_path, case):
     monkeypatch.setenv("POLYCLINIC_CACHE", str(tmp_path))
     monkeypatch.setenv(inductor.TORCH_CACHE, "")
@@ -429,12 +577,23 @@ def test_code_is_not_loaded_from_a_folder_of_others(monkeypatch, tmp_path, case)
     if case == "writable":
         (tmp_path / "compiled").mkdir()
         (tmp_path / "compiled").chmod(0o777)
+    elif case == "in a writable one":
+        tmp_path.chmod(0o777)
     else:
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "compiled").symlink_to(tmp_path / "elsewhere")
-    with pytest.warns(UserWarning, match="is a link or can be written by others, and code is loaded from there"):
+    with pytest.warns(UserWarning, match="can be written by others, .*code is loaded from there; "):
         CompiledNetwork(builder().train(), Compilation(4))(noise(4))
     assert inductor.TORCH_CACHE not in os.environ
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no modes of folders")
+@pytest.mark.parametrize(("mode", "own_group", "shared"), [(0o755, False, False), (0o777, True, True)])
+def test_folders_in_which_others_can_replace_ours(mode, own_group, shared):
+    group = os.getgid() if own_group else os.getgid() + 1
+    for bits, wanted in ((mode, shared), (mode | stat.S_ISVTX, False), (0o775, not own_group)):
+        found = os.stat_result((stat.S_IFDIR | bits, 0, 0, 1, os.getuid(), group, 0, 0, 0, 0))
+        assert inductor._is_shared(found) is wanted
 
 
 def test_torchs_compiler_gets_no_processes_and_no_clock(monkeypatch, tmp_path):

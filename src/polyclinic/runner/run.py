@@ -42,7 +42,7 @@ from polyclinic.runner.result import Result, result_of
 from polyclinic.runner.statistics_at_sites import ask_statistics
 from polyclinic.runner.without_images import guessed_scores
 from polyclinic.study import Study, load_run_study, plugged
-from polyclinic.training.compiling import refusals
+from polyclinic.training.compiling import read_noted, refusals
 
 #: what a run killed at its very beginning may leave in its folder
 BEFORE_THE_STUDY = {LOCK, WORKERS, "format.json", "images.json", plugged.FILE, WEIGHTS, "study.toml"}
@@ -74,6 +74,7 @@ def run(
         (folder / NOTED).unlink(missing_ok=True)  # of a run that was killed just before its result was written
         check_same_images(folder, assembly.prepared.info["digests"], durable=durable)
         note_plugins(folder, study)
+        read_noted(folder)  # a damaged file is said before work
         if words := assembly.note_weights():
             display.noted(words)
         if words := advice.faster(study, assembly.prepared.info):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyclinic.errors import Damaged, Notice
 from polyclinic.files import atomic_write, lock, read_json
 from polyclinic.training.inductor import inductor_options
 
@@ -27,7 +28,7 @@ FILE = "compiled.json"
 LOCK = ".compiled.lock"
 #: batches may be so many times as large as `optimizer.batch_size`: real images, joined by replayed ones
 LARGEST = 4
-LONGEST_REASON = 200
+LONGEST_REASON = 400
 _NUMBERS = itertools.count()  # of compiled functions
 
 #: what torch compiles with: a name that it knows, or a function
@@ -56,31 +57,48 @@ class Compilation:
 
     def noted(self) -> dict[str, Any]:
         """By network and shape of a batch: whether it was compiled, and the reason where it could not be (any more)."""
-        return _read(self.folder) if self.folder else {}
+        return read_noted(self.folder) if self.folder else {}
 
     def note(self, name: str, reason: str | None) -> bool:
-        """Note that a network was compiled or, with a reason, was not; whether it was before."""
-        before = self.noted().get(name, {"compiled": False, "reason": None})
-        now = {"compiled": before["compiled"] or reason is None, "reason": reason}
-        if self.folder and now != before:
-            with lock(self.folder / LOCK):
-                atomic_write(self.folder / FILE, json.dumps({**self.noted(), name: now}, indent=1) + "\n")
+        """Note that a network was compiled or, with a reason, was not; whether it was before. A reason stays: another
+        process may have had it a moment ago."""
+        if self.folder is None:
+            return False
+        with lock(self.folder / LOCK):
+            noted = self.noted()
+            before = noted.get(name, {"compiled": False, "reason": None})
+            now = {"compiled": before["compiled"] or reason is None, "reason": before["reason"] or reason}
+            if now != before:
+                atomic_write(self.folder / FILE, json.dumps({**noted, name: now}, indent=1) + "\n")
         return bool(before["compiled"])
 
 
 def any_compiled(folder: Path) -> bool:
     """Whether a run took compiled steps, as its processes noted."""
-    return any(one["compiled"] for one in _read(folder).values())
+    return any(one["compiled"] for one in read_noted(folder).values())
 
 
 def refusals(folder: Path) -> list[str]:
     """A sentence for each network that could not be compiled."""
-    noted = _read(folder).items()
+    noted = read_noted(folder).items()
     return [_sentence(name, one["reason"], before=one["compiled"]) for name, one in noted if one["reason"]]
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    return read_json(folder / FILE) if (folder / FILE).exists() else {}
+def read_noted(folder: Path) -> dict[str, Any]:
+    """What a run folder knows, by network and shape of a batch; Damaged if the file holds something else."""
+    file = folder / FILE
+    noted = read_json(file) if file.exists() else {}
+    if not all(name.isprintable() and _is_note(one) for name, one in noted.items()):
+        raise Damaged(f"{file}: is damaged (it does not say which networks were compiled); bring it back from a copy")
+    return noted
+
+
+def _is_note(one: object) -> bool:
+    if not isinstance(one, dict) or one.keys() != {"compiled", "reason"}:
+        return False
+    reason = one["reason"]
+    said = reason is None or (isinstance(reason, str) and reason.isprintable() and len(reason) <= LONGEST_REASON)
+    return isinstance(one["compiled"], bool) and said
 
 
 def _sentence(name: str, reason: str, *, before: bool) -> str:
@@ -114,7 +132,14 @@ class CompiledNetwork:
         images = images.contiguous(memory_format=layout)
         if images.shape not in self._compiled:
             self._compiled[images.shape] = self._compile(images)
-        return self._compiled[images.shape](images)
+        try:
+            return self._compiled[images.shape](images)
+        except Exception as error:
+            # torch compiles anew what has changed since, some times at most, before it computes anything
+            if not type(error).__module__.startswith("torch._dynamo"):
+                raise
+            self._compiled[images.shape] = self._refuse(images, error)
+            return self._compiled[images.shape](images)
 
     def _compile(self, images: Tensor) -> Network:
         """The compiled network, or the network itself, with a warning, where torch cannot compile it."""
@@ -125,12 +150,16 @@ class CompiledNetwork:
             compiled = compile_network(self.network, self.compilation.backend)
             _try_passes(self.network, compiled, images)
         except Exception as error:  # whatever a compiler may raise
-            reason = _first_line(error)
-            before = self.compilation.note(name, reason)
-            warnings.warn(_sentence(name, reason, before=before), stacklevel=2)
-            return self.network
+            return self._refuse(images, error)
         self.compilation.note(name, None)
         return compiled
+
+    def _refuse(self, images: Tensor, error: Exception) -> Network:
+        """The network itself; why is said and noted."""
+        name, reason = _name(self.network, images), _reason(error)
+        before = self.compilation.note(name, reason)
+        warnings.warn(_sentence(name, reason, before=before), Notice, stacklevel=3)
+        return self.network
 
 
 def compile_network(network: nn.Module, backend: Backend = INDUCTOR) -> Network:
@@ -163,11 +192,20 @@ def _try_passes(network: nn.Module, compiled: Network, images: Tensor) -> None:
                 buffer.copy_(before)
 
 
-def _first_line(error: Exception) -> str:
-    """What a compiler says in many lines; torch wraps what its backend has raised."""
+#: what torch raises in words of its own, by the name of its class
+_WORDS = {
+    "InvalidCxxCompiler": "no working C++ compiler was found; install g++, or name another one in the variable CXX",
+    "FailOnRecompileLimitHit": "something in it changes between steps, and torch would compile it again and again",
+}
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what a compiler says in many; torch wraps what its backend has raised."""
     cause = getattr(error, "inner_exception", error)
+    kind = type(cause).__name__
     lines = (line.strip() for line in str(cause).splitlines())
-    return next((line for line in lines if line), type(cause).__name__)[:LONGEST_REASON]
+    words = _WORDS.get(kind) or next((line for line in lines if line), kind)
+    return "".join(one if one.isprintable() else " " for one in words)[:LONGEST_REASON]
 
 
 def _name(network: nn.Module, images: Tensor) -> str:

@@ -25,7 +25,7 @@ def inductor_options() -> dict[str, Any]:
     """How torch's compiler works for us; it keeps its files where nobody else can write."""
     # torch writes its own choice there when its compiler is imported: a folder for all users
     shared = os.path.join(tempfile.gettempdir(), "torchinductor_")
-    if os.environ.get(TORCH_CACHE, shared).startswith(shared):
+    if (os.environ.get(TORCH_CACHE) or shared).startswith(shared):
         os.environ[TORCH_CACHE] = str(_private_folder())
     from torch._inductor import config
 
@@ -57,11 +57,32 @@ def _private_folder() -> Path:
     make_folder(folder.parent)
     make_folder(folder)
     for one in (folder.parent, folder):
-        found = one.lstat()
-        shared = os.name != "nt" and (found.st_uid != os.getuid() or bool(found.st_mode & 0o022))
-        if shared or not stat.S_ISDIR(found.st_mode):
-            raise BadInput(f"'{one}' is a link or can be written by others, and code is loaded from there; delete it")
+        if not _is_own(one.lstat()):
+            raise BadInput(
+                f"'{one}' is a link, somebody else's, or can be written by others, and code is loaded from there; "
+                f"delete it, or name a folder of your own in {TORCH_CACHE}"
+            )
+    for above in folder.resolve().parents:
+        if _is_shared(above.stat()):
+            raise BadInput(
+                f"'{above}' can be written by others, who could put other code into it, and code is loaded from there; "
+                f"name a folder of your own in {TORCH_CACHE}"
+            )
     return folder
+
+
+def _is_own(found: os.stat_result) -> bool:
+    """Whether it is a folder, no link, that is the user's and that nobody else can write."""
+    own = os.name == "nt" or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
+    return own and stat.S_ISDIR(found.st_mode)
+
+
+def _is_shared(found: os.stat_result) -> bool:
+    """Whether others can put another folder in the place of one in it. The user's own group may write: many systems
+    make a group for each user."""
+    if os.name == "nt" or found.st_mode & stat.S_ISVTX:  # in a folder like /tmp nobody moves what others own
+        return False
+    return bool(found.st_mode & 0o002) or bool(found.st_mode & 0o020 and found.st_gid != os.getgid())
 
 
 def _processor() -> str:
