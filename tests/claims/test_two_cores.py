@@ -111,6 +111,11 @@ def test_a_seed_that_was_not_run_costs_as_much_as_the_others(planned: dict[str, 
     assert measured(CLAIM, planned, tmp_path) is None
 
 
+def test_more_seeds_than_a_claim_has_count_as_all_of_them(planned: dict[str, list[Entry]], tmp_path: Path) -> None:
+    doubled = {label: arm * 2 for label, arm in planned.items()}
+    assert measured(CLAIM, doubled, tmp_path) == measured(CLAIM, planned, tmp_path)
+
+
 def test_no_claim_ends_before_its_longest_run(planned: dict[str, list[Entry]], tmp_path: Path) -> None:
     note(planned["fedprox"][1].folder, {RUN: 1200.0})
     found = measured(CLAIM, planned, tmp_path)

@@ -35,7 +35,7 @@ def measured(claim: Claim, planned: Mapping[str, list[Entry]], judged: Path) -> 
         return None
     of_all = sum(map(sum, whole)) / len(whole) * claim.seeds["quick"]
     first = next(read_json(e.folder / ORIGIN) for e in planned[next(iter(planned))] if cpu_of(e.folder) is not None)
-    return _entry(first, len(whole), of_all, longest=max(map(max, whole)))
+    return _entry(first, min(len(whole), claim.seeds["quick"]), of_all, longest=max(map(max, whole)))
 
 
 def _without_runs(judged: Path) -> JsonObject | None:
