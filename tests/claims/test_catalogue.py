@@ -74,6 +74,14 @@ def test_the_scoreboard_has_every_claim_once() -> None:
         assert board.count(f"{claim.name.partition('-')[2]}](#{claim.decides or claim.name})") == 1
 
 
+def test_the_page_begins_with_how_many_claims_came_to_each_verdict() -> None:
+    head = page().split("This page is")[0]
+    numbers = [[int(cell) for cell in line.split("|")[2:-1]] for line in head.splitlines()[4:] if line]
+    found = [(one["scale"], one["holds"]) for one in records(RECORDS).values()]
+    verdicts = [(scale, holds) for scale in ("quick", "full") for holds in ("yes", "no", "not enough data")]
+    assert [sum(column) for column in zip(*numbers, strict=True)] == [found.count(one) for one in verdicts]
+
+
 def test_an_experiment_is_about_a_claim_that_is_there_and_its_rule_came_first() -> None:
     experiments = [claim for claim in CLAIMS.values() if claim.decides]
     assert len(experiments) >= 7

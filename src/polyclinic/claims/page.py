@@ -23,8 +23,8 @@ FULL_FIRST = (
 VERDICTS = ("yes", "no", "not enough data", "not run")
 #: `claim.json` files by claim and scale
 Kept = dict[tuple[str, str], dict[str, Any]]
-HEAD = """# Claims of the papers, and what came of them here
-
+TITLE = "# Claims of the papers, and what came of them here\n"
+HEAD = """
 This page is written by `python docs/building/claims_page.py` from the files in
 `src/polyclinic/claims/records/`. `polyclinic reproduce CLAIM --out DIR` checks a claim again;
 `python benchmarks/claims_campaign.py` checks many, and makes a run that several need only once.
@@ -82,15 +82,34 @@ def minutes_of(claim: Claim, scale: Scale, kept: Kept) -> str:
 def page(folder: Path = RECORDS, times: Path = FILE) -> str:
     """The whole page."""
     kept, minutes = records(folder), two_cores(times)
-    lines = [HEAD, *_scoreboard(kept), "", *_wrapped(summary(CLAIMS, minutes)), "", *_wrapped(_full_first(kept))]
+    lines = [
+        TITLE,
+        *_counts(kept),
+        HEAD,
+        *_scoreboard(kept),
+        "",
+        *_wrapped(summary(CLAIMS, minutes)),
+        "",
+        *_wrapped(_full_first(kept)),
+    ]
     for claim in CLAIMS.values():
         if not claim.decides:
             lines += ["", *_section(claim, kept, minutes)]
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 
+def _counts(kept: Kept) -> Iterator[str]:
+    """How many claims of each paper came to each verdict, at both scales: what fits on a screen."""
+    columns = [(scale, verdict) for scale in SCALES for verdict in VERDICTS[:-1]]
+    yield f"| | {' | '.join(f'{scale}: {verdict}' for scale, verdict in columns)} |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for paper in dict.fromkeys(claim.paper for claim in CLAIMS.values()):
+        found = [(scale, one["holds"]) for (_, scale), one in kept.items() if one["paper"] == paper]
+        yield f"| {paper} | {' | '.join(str(found.count(column)) for column in columns)} |"
+
+
 def _scoreboard(kept: Kept) -> Iterator[str]:
-    """A row for each paper and a column for each verdict, so that all claims fit on a screen."""
+    """A row for each paper and a column for each verdict, with the names of all claims."""
     scales = ", ".join(f"{sum(scale == one for _, one in kept)} at `{scale}`" for scale in SCALES)
     yield from _wrapped(
         f"{len(CLAIMS)} claims and deciding experiments. Records: {scales}. *Why* marks an experiment that looks for "
