@@ -170,7 +170,7 @@ def test_trajectory_with_lbfgs_stands_still_at_the_end(one_image_each):
     assert bool(found.converged.any())
     done = found.converged
     assert torch.equal(kept.images[done, 3], found.images[done])
-    assert bool((kept.loss[done, 0] > kept.loss[done, 1]).all())
+    assert bool((kept.loss[near, 0] > kept.loss[near, 1]).all())
 
 
 def test_trajectory_of_the_better_restart(one_image_each):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyclinic.attacks.solvers.stacked_convolution import _Convolve, _Gather, _SendBack
-from polyclinic.attacks.solvers.vmap_convolution import Window
+from polyclinic.attacks.solvers.columns import Window
+from polyclinic.attacks.solvers.stacked_convolution import Convolve, Gather, SendBack
 
 WINDOWS = [Window((3, 3), (1, 1), (1, 1)), Window((3, 2), (2, 1), (1, 0)), Window((1, 1), (1, 1), (0, 0))]
 SIZE = torch.Size((4, 5))
@@ -30,14 +30,14 @@ def test_the_operations_are_a_convolution_and_its_two_transposes(window):
     given = inputs(window)
     x, w = given["x"].requires_grad_(), given["w"].requires_grad_()
     wanted = plain(x, w, window)
-    torch.testing.assert_close(_Convolve.apply(x, w, window, SIZE), wanted)
+    torch.testing.assert_close(Convolve.apply(x, w, window, SIZE), wanted)
     of_x, of_w = torch.autograd.grad(wanted, (x, w), given["y"])
-    torch.testing.assert_close(_SendBack.apply(given["y"], w, window, SIZE), of_x)
-    torch.testing.assert_close(_Gather.apply(given["y"], x, window, SIZE), of_w)
+    torch.testing.assert_close(SendBack.apply(given["y"], w, window, SIZE), of_x)
+    torch.testing.assert_close(Gather.apply(given["y"], x, window, SIZE), of_w)
 
 
 @pytest.mark.parametrize("learned", [0, 1])
-@pytest.mark.parametrize(("operation", "names"), [(_Convolve, "xw"), (_SendBack, "yw"), (_Gather, "yx")])
+@pytest.mark.parametrize(("operation", "names"), [(Convolve, "xw"), (SendBack, "yw"), (Gather, "yx")])
 def test_the_gradient_of_one_input_alone_is_right(operation, names, learned):
     window = WINDOWS[1]
     given = [inputs(window)[name] for name in names]

@@ -11,6 +11,7 @@ from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objectiv
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
 from polyclinic.attacks.solvers import half_products
 from polyclinic.attacks.solvers.search import allow_tf32
+from polyclinic.attacks.solvers.vmap_pooling import ManyTargetsAvgPool2d
 from polyclinic.attacks.solvers.vmap_sigmoid import ManyTargetsSigmoid
 from polyclinic.randomness import torch_rng
 
@@ -48,16 +49,32 @@ def test_an_evaluation_is_that_of_float32_up_to_rounding():
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
-def test_a_sigmoid_of_many_targets_has_the_derivatives_of_torchs_own():
-    """First and second ones, through `vmap`."""
-    x = torch.randn(3, 5, generator=torch_rng("x"), dtype=torch.float64).requires_grad_()
+def first_and_second_derivatives(layer, shape):
+    """Of a sum of cubes, for three targets, through `vmap`."""
+    x = torch.randn(3, *shape, generator=torch_rng("x"), dtype=torch.float64).requires_grad_()
 
-    def second(layer):
-        def loss(row):
-            return (layer(row) ** 3).sum()
+    def loss(row):
+        return (layer(row) ** 3).sum()
 
-        sent = torch.vmap(torch.func.grad(loss))(x)
-        return sent, torch.autograd.grad((sent**2).sum(), x)[0]
+    sent = torch.vmap(torch.func.grad(loss))(x)
+    return sent, torch.autograd.grad((sent**2).sum(), x)[0]
 
-    for one, other in zip(second(nn.Sigmoid()), second(ManyTargetsSigmoid()), strict=True):
+
+@pytest.mark.parametrize(
+    ("torchs", "ours", "shape"),
+    [
+        (nn.Sigmoid(), ManyTargetsSigmoid(), (5,)),
+        (nn.AvgPool2d(2), ManyTargetsAvgPool2d(2), (1, 2, 4, 6)),
+        (nn.AvgPool2d(2), ManyTargetsAvgPool2d(2), (1, 2, 5, 7)),
+    ],
+)
+def test_a_layer_for_many_targets_has_the_derivatives_of_torchs_own(torchs, ours, shape):
+    both = (first_and_second_derivatives(layer, shape) for layer in (torchs, ours))
+    for one, other in zip(*both, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("options", [{"stride": 1}, {"padding": 1}, {"divisor_override": 3}])
+def test_pooling_of_tiles_that_overlap_is_left_to_torch(options):
+    assert ManyTargetsAvgPool2d.can_replace(nn.AvgPool2d(2))
+    assert not ManyTargetsAvgPool2d.can_replace(nn.AvgPool2d(2, **options))

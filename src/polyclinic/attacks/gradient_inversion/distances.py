@@ -27,26 +27,27 @@ class _SquaredDistance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        difference, total = difference_and_square(a, b)
-        ctx.save_for_backward(difference)
+        slope, total = slope_and_square(a, b)
+        ctx.save_for_backward(slope)
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (difference,) = ctx.saved_tensors
-        twice = (2 * gradients[0])[:, None]  # in place: these are the largest tensors of all
-        return times_rows(difference, twice, difference) if in_half(difference) else difference.mul_(twice), None
+        (slope,) = ctx.saved_tensors
+        given = gradients[0]  # in place: these are the largest tensors of all
+        return times_rows(slope, given, slope) if in_half(slope) else slope.mul_(given[:, None]), None
 
 
-def difference_and_square(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a - b, both [N, n], and its sum of squares [N]."""
+def slope_and_square(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """2 (a - b), both [N, n], and the sum of squares of a - b [N], whose derivative it is."""
     if in_half(a) and is_fused(a) and is_fused(b):
         from polyclinic.attacks.solvers import triton_kernels
 
         return triton_kernels.difference(a, b)
     difference = a - b
-    return difference, torch.linalg.vector_norm(difference, dim=1).square()
+    total = torch.linalg.vector_norm(difference, dim=1).square()
+    return difference.mul_(2), total
 
 
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:

@@ -12,12 +12,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyclinic.attacks.solvers.stacked_convolution import OwnWeightsConv2d
 from polyclinic.attacks.solvers.vmap_batch_norm import BatchStatistics2d
 from polyclinic.attacks.solvers.vmap_convolution import ManyTargetsConv2d
+from polyclinic.attacks.solvers.vmap_pooling import ManyTargetsAvgPool2d
 from polyclinic.attacks.solvers.vmap_sigmoid import ManyTargetsSigmoid
 from polyclinic.errors import BadInput
 
@@ -75,11 +75,12 @@ class UnstridedResNet18(nn.Module):
         before = (widths[0], *widths[:-1])
         pairs = [(Block(a, b), Block(b, b)) for a, b in zip(before, widths, strict=True)]
         self.blocks = nn.Sequential(*(block for pair in pairs for block in pair))
+        self.pool = nn.AvgPool2d(4)
         self.fc = nn.Linear(widths[-1] * (size // 4) ** 2, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.blocks(self.activation(self.bn1(self.conv1(images))))
-        return self.fc(F.avg_pool2d(x, 4).flatten(1))
+        return self.fc(self.pool(x).flatten(1))
 
 
 def with_random_weights(
@@ -132,4 +133,6 @@ def prepare_for_attack(
             layer.__class__ = OwnWeightsConv2d if own_weights else ManyTargetsConv2d
         elif device.type == "cuda" and type(layer) is nn.Sigmoid:
             layer.__class__ = ManyTargetsSigmoid
+        elif device.type == "cuda" and ManyTargetsAvgPool2d.can_replace(layer):
+            layer.__class__ = ManyTargetsAvgPool2d
     return twin

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.grad import conv2d_weight
 
 #: the largest number after scaling; products of two such are summed in float32, where they fit by far
 LARGEST = 2.0**14
-#: the largest sum of a convolution, whose outputs are float16 as well
-LARGEST_OUTPUT = 2.0**15
 
 
 class Factor(NamedTuple):
-    """A factor of a product [N, ...]; the product is multiplied by `undo` [N, 1, ...] where it is not None."""
+    """A factor of a product [N, ...]; the product is multiplied by `undo` [N] where it is not None."""
 
     values: Tensor
     undo: Tensor | None = None
@@ -53,135 +49,68 @@ def passes_work(device: torch.device) -> bool:
         return False
 
 
-def factor(tensor: Tensor) -> Factor:
-    """A factor [N, ...], in float16 where that may be; each of the N targets has a scale of its own."""
-    return scaled(tensor, LARGEST) if in_half(tensor) else Factor(tensor)
-
-
-def product(a: Factor, b: Factor) -> Tensor:
-    """[N, m, k] times [N, k, n] in float32."""
-    if a.undo is None or b.undo is None:
-        return a.values @ b.values
-    undo = (a.undo.flatten() * b.undo.flatten())[:, None, None]
-    if not a.values.is_cuda:  # there is no product of float16 with sums of float32 on a CPU
-        return (a.values.float() @ b.values.float()) * undo
-    found = torch.bmm(a.values, b.values, out_dtype=torch.float32)
-    return times_rows(found, undo, found)
-
-
-def scaled(tensor: Tensor, largest: float) -> Factor:
-    """[N, ...] in float16, each row times the power of two by which its largest number comes near `largest`."""
-    scale = scale_of(tensor, largest)
-    small = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device)
-    return Factor(times_rows(tensor.contiguous(), scale, small), 1 / scale)
-
-
-def scale_of(tensor: Tensor, largest: float = LARGEST) -> Tensor:
-    """That power of two of each row, [N, 1, ...]."""
-    axes = tuple(range(1, tensor.dim()))
-    most = torch.linalg.vector_norm(tensor, torch.inf, axes, keepdim=True).clamp(min=1e-30)
-    return torch.exp2(torch.floor(torch.log2(largest / most)))
-
-
-def times_rows(numbers: Tensor, scale: Tensor, out: Tensor) -> Tensor:
-    """[N, ...] times scale [N, 1, ...] into `out` in one pass, which rounds once."""
-    if is_fused(numbers) and out.is_contiguous():
-        from polyclinic.attacks.solvers import triton_kernels
-
-        return triton_kernels.times(numbers, scale.flatten(), out)
-    return torch.mul(numbers, scale, out=out)
-
-
 def is_fused(tensor: Tensor) -> bool:
     """Whether passes over this tensor are Triton's, which take each number once from memory."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return tensor.is_cuda and tensor.is_contiguous() and not wrapped and passes_work(tensor.device)
 
 
-class Convolution(torch.autograd.Function):
-    """Images [N, C, H, W] and weights [O, C, k, k] of all to [N, O, H', W']; not to be differentiated."""
+def undo_of(tensor: Tensor, largest: float = LARGEST) -> Tensor:
+    """What undoes the scale of each row of [N, ...]: 1 divided by the power of two by which the row's largest number
+    comes near `largest`."""
+    if is_fused(tensor) and tensor.dtype == torch.float32:
+        from polyclinic.attacks.solvers import triton_kernels
 
-    @staticmethod
-    def forward(images: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-        small, kernel, undo = _operands(images, weight, weight[0].numel())
-        return _undone(F.conv2d(small, kernel, None, stride, padding), undo)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], images: Tensor, weight: Tensor, *window: Any) -> Any:
-        if in_dims[1] is not None:  # every target has weights of its own
-            own = torch.vmap(lambda x, w: F.conv2d(x, w, None, *window), in_dims[:2])
-            return own(images, weight), 0
-        merged = _merged(images, in_dims[0], info.batch_size)
-        return Convolution.apply(merged, weight, *window).unflatten(0, (info.batch_size, -1)), 0
+        return triton_kernels.undo_of(tensor, largest)
+    most = torch.linalg.vector_norm(tensor.flatten(1), torch.inf, 1).clamp(min=1e-30)
+    return torch.exp2(-torch.floor(torch.log2(largest / most)))
 
 
-class Transposed(torch.autograd.Function):
-    """The transpose of `Convolution` for fixed weights: [N, O, H', W'] to [N, C, H, W]; can be differentiated once."""
-
-    @staticmethod
-    def forward(
-        outputs: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int], extra: tuple[int, int]
-    ) -> Tensor:
-        small, kernel, undo = _operands(outputs, weight, weight[:, 0].numel())
-        return _undone(F.conv_transpose2d(small, kernel, None, stride, padding, extra), undo)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        outputs, weight, *ctx.window = inputs
-        ctx.save_for_backward(outputs, weight)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        outputs, weight = ctx.saved_tensors
-        stride, padding, _ = ctx.window
-        of_outputs = of_weight = None
-        if ctx.needs_input_grad[0]:
-            of_outputs = Convolution.apply(gradients[0], weight, stride, padding)
-        if ctx.needs_input_grad[1]:
-            of_weight = conv2d_weight(gradients[0], weight.shape, outputs, stride, padding)
-        return of_outputs, of_weight, None, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], outputs: Tensor, weight: Tensor, *window: Any) -> Any:
-        if in_dims[1] is not None:
-            own = torch.vmap(lambda y, w: F.conv_transpose2d(y, w, None, *window), in_dims[:2])
-            return own(outputs, weight), 0
-        merged = _merged(outputs, in_dims[0], info.batch_size)
-        return Transposed.apply(merged, weight, *window).unflatten(0, (info.batch_size, -1)), 0
+def scaled(tensor: Tensor, undo: Tensor) -> Factor:
+    """[N, ...] in float16, each row divided by what undoes its scale."""
+    small = torch.empty(tensor.shape, dtype=torch.float16, device=tensor.device)
+    return Factor(times_rows(tensor.contiguous(), 1 / undo, small), undo)
 
 
-def _operands(images: Tensor, weight: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Images and weights in float16, so small that a sum of `terms` products has room."""
-    kernel, of_weight = scaled(weight[None], 1.0)
-    assert of_weight is not None
-    if turns(images, weight):
-        from polyclinic.attacks.solvers import triton_layouts
-
-        scale = scale_of(images, LARGEST_OUTPUT / terms)
-        small = triton_layouts.to_channels_last(images, scale.flatten())
-        return small, kernel[0].contiguous(memory_format=torch.channels_last), of_weight[0] / scale
-    small, undo = scaled(images, LARGEST_OUTPUT / terms)
-    assert undo is not None
-    return small, kernel[0], undo * of_weight[0]
+def factor(tensor: Tensor, undo: Tensor | None = None) -> Factor:
+    """A factor [N, ...], in float16 where that may be; each of the N targets has a scale of its own. `undo`: of this
+    tensor, where it is known."""
+    if not in_half(tensor):
+        return Factor(tensor)
+    tensor = tensor.contiguous()
+    return scaled(tensor, undo_of(tensor) if undo is None else undo)
 
 
-def turns(images: Tensor, weight: Tensor) -> bool:
-    """Whether a convolution gets channels last, which it wants for float16 on a GPU; of eight numbers at least."""
-    return is_fused(images) and weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0
+def product(a: Factor, b: Factor) -> Tensor:
+    """[N, m, k] times [N, k, n] in float32."""
+    return undone(product_to_undo(a, b))
 
 
-def _undone(small: Tensor, undo: Tensor) -> Tensor:
-    """The output of a convolution in float32."""
-    if small.is_cuda and small.is_contiguous(memory_format=torch.channels_last) and not small.is_contiguous():
-        from polyclinic.attacks.solvers import triton_layouts
+def product_to_undo(a: Factor, b: Factor) -> Factor:
+    """The product that is still to be multiplied by `undo`."""
+    if a.undo is None or b.undo is None:
+        return Factor(a.values @ b.values)
+    if not a.values.is_cuda:  # there is no product of float16 with sums of float32 on a CPU
+        return Factor(a.values.float() @ b.values.float(), a.undo * b.undo)
+    return Factor(torch.bmm(a.values, b.values, out_dtype=torch.float32), a.undo * b.undo)
 
-        return triton_layouts.to_channels_first(small, undo.flatten())
-    return times_rows(small, undo, torch.empty(small.shape, dtype=torch.float32, device=small.device))
+
+def undone(found: Factor) -> Tensor:
+    return found.values if found.undo is None else times_rows(found.values, found.undo, found.values)
+
+
+def times_rows(numbers: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+    """[N, ...] times scale [N] into `out` in one pass, which rounds once."""
+    if is_fused(numbers) and out.is_contiguous():
+        from polyclinic.attacks.solvers import triton_kernels
+
+        return triton_kernels.times(numbers, scale.contiguous(), out)  # a derivative of a sum is one number, N times
+    return torch.mul(numbers, by_row(scale, numbers), out=out)
+
+
+def by_row(scale: Tensor, numbers: Tensor) -> Tensor:
+    """[N] as [N, 1, ...], with as many dimensions as the numbers."""
+    return scale.view(-1, *(1,) * (numbers.dim() - 1))
 
 
 def both_layouts(weights: Tensor) -> tuple[Factor, Factor]:
@@ -189,14 +118,8 @@ def both_layouts(weights: Tensor) -> tuple[Factor, Factor]:
     if in_half(weights) and is_fused(weights):
         from polyclinic.attacks.solvers import triton_layouts
 
-        scale = scale_of(weights)
-        along, across = triton_layouts.both_layouts(weights, scale.flatten())
-        return Factor(along, 1 / scale), Factor(across, 1 / scale)
+        undo = undo_of(weights)
+        along, across = triton_layouts.both_layouts(weights, 1 / undo)
+        return Factor(along, undo), Factor(across, undo)
     whole = factor(weights)
     return Factor(whole.values.flatten(2), whole.undo), Factor(whole.values.transpose(1, 2).flatten(2), whole.undo)
-
-
-def _merged(images: Tensor, axis: int | None, size: int) -> Tensor:
-    """[N, B, ...] as [N B, ...]."""
-    first = images.expand(size, *images.shape) if axis is None else images.movedim(axis, 0)
-    return first.flatten(0, 1)

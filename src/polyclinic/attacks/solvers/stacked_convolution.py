@@ -13,8 +13,7 @@ from typing import Any
 from torch import Size, Tensor, nn
 from torch.autograd import Function
 
-from polyclinic.attacks.solvers.half_products import both_layouts
-from polyclinic.attacks.solvers.vmap_convolution import (
+from polyclinic.attacks.solvers.columns import (
     Window,
     by_channel,
     by_image,
@@ -22,6 +21,7 @@ from polyclinic.attacks.solvers.vmap_convolution import (
     seen_by_outputs,
     vmapped_first,
 )
+from polyclinic.attacks.solvers.half_products import both_layouts
 
 # images x [N, B, C, H, W], weights w [N, O, C, k, k], outputs or their gradients y [N, B, O, H', W']
 
@@ -43,7 +43,7 @@ class _Bilinear(Function):
         return cls.apply(*merged, window, size).unflatten(0, (count, -1)), 0
 
 
-class _Convolve(_Bilinear):
+class Convolve(_Bilinear):
     """x, w -> y."""
 
     @staticmethod
@@ -57,13 +57,13 @@ class _Convolve(_Bilinear):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
         y = gradients[0]
-        of_x = _SendBack.apply(y, w, ctx.window, ctx.size) if ctx.needs_input_grad[0] else None
-        of_w = _Gather.apply(y, x, ctx.window, ctx.size) if ctx.needs_input_grad[1] else None
+        of_x = SendBack.apply(y, w, ctx.window, ctx.size) if ctx.needs_input_grad[0] else None
+        of_w = Gather.apply(y, x, ctx.window, ctx.size) if ctx.needs_input_grad[1] else None
         return of_x, of_w, None, None
 
 
-class _SendBack(_Bilinear):
-    """y, w -> x: the transpose of `_Convolve` for fixed weights."""
+class SendBack(_Bilinear):
+    """y, w -> x: the transpose of `Convolve` for fixed weights."""
 
     @staticmethod
     def forward(y: Tensor, w: Tensor, window: Window, size: Size) -> Tensor:
@@ -73,13 +73,13 @@ class _SendBack(_Bilinear):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         y, w = ctx.saved_tensors
         x = gradients[0]
-        of_y = _Convolve.apply(x, w, ctx.window, ctx.size) if ctx.needs_input_grad[0] else None
-        of_w = _Gather.apply(y, x, ctx.window, ctx.size) if ctx.needs_input_grad[1] else None
+        of_y = Convolve.apply(x, w, ctx.window, ctx.size) if ctx.needs_input_grad[0] else None
+        of_w = Gather.apply(y, x, ctx.window, ctx.size) if ctx.needs_input_grad[1] else None
         return of_y, of_w, None, None
 
 
-class _Gather(_Bilinear):
-    """y, x -> w: the transpose of `_Convolve` for fixed images."""
+class Gather(_Bilinear):
+    """y, x -> w: the transpose of `Convolve` for fixed images."""
 
     @staticmethod
     def forward(y: Tensor, x: Tensor, window: Window, size: Size) -> Tensor:
@@ -89,8 +89,8 @@ class _Gather(_Bilinear):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         y, x = ctx.saved_tensors
         w = gradients[0]
-        of_y = _Convolve.apply(x, w, ctx.window, ctx.size) if ctx.needs_input_grad[0] else None
-        of_x = _SendBack.apply(y, w, ctx.window, ctx.size) if ctx.needs_input_grad[1] else None
+        of_y = Convolve.apply(x, w, ctx.window, ctx.size) if ctx.needs_input_grad[0] else None
+        of_x = SendBack.apply(y, w, ctx.window, ctx.size) if ctx.needs_input_grad[1] else None
         return of_y, of_x, None, None
 
 
@@ -99,5 +99,5 @@ class OwnWeightsConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         window = Window(self.kernel_size, self.stride, self.padding)  # type: ignore[arg-type]
-        output = _Convolve.apply(input[None], self.weight[None], window, input.shape[-2:]).squeeze(0)
+        output = Convolve.apply(input[None], self.weight[None], window, input.shape[-2:]).squeeze(0)
         return output if self.bias is None else output + self.bias[:, None, None]

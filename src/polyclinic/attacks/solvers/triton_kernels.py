@@ -19,40 +19,82 @@ BLOCK = 1024
 
 
 @triton.jit
-def _times(numbers, scale, out, width, BLOCK: tl.constexpr):
+def _times(numbers, scale, out, width, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    factor = tl.load(scale + row)
     inside = place < width
-    value = tl.load(numbers + row * width + place, mask=inside, other=0.0).to(tl.float32) * tl.load(scale + row)
+    if IN_PLACE:
+        inside = inside & (factor != 1.0)  # a row times 1 is not even read
+    value = tl.load(numbers + row * width + place, mask=inside, other=0.0).to(tl.float32) * factor
     tl.store(out + row * width + place, value.to(out.dtype.element_ty), mask=inside)
 
 
 def times(numbers: Tensor, scale: Tensor, out: Tensor) -> Tensor:
     """[N, ...] times scale [N] into `out`, which may be of another type, or `numbers` itself; all contiguous."""
     width = numbers[0].numel()
-    _times[(len(numbers), triton.cdiv(width, BLOCK))](numbers, scale, out, width, BLOCK)
+    _times[(len(numbers), triton.cdiv(width, BLOCK))](numbers, scale, out, width, numbers is out, BLOCK)
     return out
 
 
 @triton.jit
+def _largest(numbers, out, width, BLOCK: tl.constexpr, STEPS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    begin = tl.program_id(1) * (BLOCK * STEPS) + tl.arange(0, BLOCK)
+    most = tl.zeros((BLOCK,), tl.float32)
+    for step in range(STEPS):
+        place = begin + step * BLOCK
+        value = tl.load(numbers + row * width + place, mask=place < width, other=0.0)
+        most = tl.maximum(most, tl.abs(value))
+    tl.store(out + row * tl.num_programs(1) + tl.program_id(1), tl.max(most, 0))
+
+
+@triton.jit
+def _undo_of(parts, undo, count, limit, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    most = tl.max(tl.load(parts + row * count + place, mask=place < count, other=0.0), 0)
+    ratio = limit / tl.maximum(most, 1e-30)
+    power = (ratio.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)  # its exponent alone
+    tl.store(undo + row, 1.0 / power)
+
+
+def undo_of(numbers: Tensor, limit: float) -> Tensor:
+    """1 divided by the largest power of two [N] by which each row of [N, ...], float32 and contiguous, stays within
+    `limit`."""
+    steps, count, width = 8, len(numbers), numbers[0].numel()
+    parts = triton.cdiv(width, BLOCK * steps)
+    largest = torch.empty(count, parts, device=numbers.device)
+    _largest[(count, parts)](numbers, largest, width, BLOCK, steps)
+    undo = torch.empty(count, device=numbers.device)
+    _undo_of[(count,)](largest, undo, parts, limit, triton.next_power_of_2(parts))
+    return undo
+
+
+@triton.jit
 def _columns(
-    images, scale, out, high, wide, channels,
+    images, scale, out, channels, HIGH: tl.constexpr, WIDE: tl.constexpr,
     OUT_WIDE: tl.constexpr, PIXELS: tl.constexpr, KERNEL_HIGH: tl.constexpr, KERNEL_WIDE: tl.constexpr,
     DOWN: tl.constexpr, ACROSS: tl.constexpr, ABOVE: tl.constexpr, LEFT: tl.constexpr, TURNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program for each channel of an image and each place of the kernel."""
-    row = tl.program_id(0).to(tl.int64)
+    """A program for a channel of an image, which stays near while all places of the kernel look at it. The places are
+    known when it is compiled: else counting pixels would take longer than moving them."""
+    picture = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    i, j = row // KERNEL_WIDE % KERNEL_HIGH, row % KERNEL_WIDE
-    if TURNED:
-        i, j = KERNEL_HIGH - 1 - i, KERNEL_WIDE - 1 - j
-    picture = row // (KERNEL_HIGH * KERNEL_WIDE)
-    y, x = place // OUT_WIDE * DOWN + i - ABOVE, place % OUT_WIDE * ACROSS + j - LEFT
-    inside = (y >= 0) & (y < high) & (x >= 0) & (x < wide) & (place < PIXELS)
-    value = tl.load(images + picture * high * wide + y * wide + x, mask=inside, other=0.0)
-    value = value * tl.load(scale + picture // channels)
-    tl.store(out + row * PIXELS + place, value.to(tl.float16), mask=place < PIXELS)
+    images, out = images + picture * (HIGH * WIDE), out + picture * (KERNEL_HIGH * KERNEL_WIDE * PIXELS)
+    factor = tl.load(scale + picture // channels)
+    top, left = place // OUT_WIDE * DOWN - ABOVE, place % OUT_WIDE * ACROSS - LEFT
+    corner = images + top * WIDE + left
+    for i in tl.static_range(KERNEL_HIGH):
+        down = (top >= -i) & (top < HIGH - i) & (place < PIXELS)
+        for j in tl.static_range(KERNEL_WIDE):
+            inside = down & (left >= -j) & (left < WIDE - j)
+            value = tl.load(corner + (i * WIDE + j), mask=inside, other=0.0) * factor
+            row = i * KERNEL_WIDE + j
+            if TURNED:
+                row = KERNEL_HIGH * KERNEL_WIDE - 1 - row
+            tl.store(out + row * PIXELS + place, value.to(tl.float16), mask=place < PIXELS)
 
 
 def columns(
@@ -70,9 +112,9 @@ def columns(
     high, wide = ((sides[i] + 2 * padding[i] - kernel[i]) // stride[i] + 1 for i in (0, 1))
     rows, pixels = channels * kernel[0] * kernel[1], high * wide
     out = torch.empty(count, rows, pixels, dtype=torch.float16, device=images.device)
-    grid = (count * rows, triton.cdiv(pixels, BLOCK))
+    grid = (count * channels, triton.cdiv(pixels, BLOCK))
     _columns[grid](
-        images, scale, out, *sides, channels, wide, pixels, *kernel, *stride, *padding, turned, BLOCK
+        images, scale, out, channels, *sides, wide, pixels, *kernel, *stride, *padding, turned, BLOCK, num_warps=8
     )  # fmt: skip
     return out
 
@@ -112,13 +154,14 @@ def _difference(a, b, out, sums, width, BLOCK: tl.constexpr, STEPS: tl.constexpr
         place = begin + step * BLOCK
         inside, at = place < width, row * width + place
         value = tl.load(a + at, mask=inside, other=0.0) - tl.load(b + at, mask=inside, other=0.0)
-        tl.store(out + at, value, mask=inside)
+        tl.store(out + at, 2.0 * value, mask=inside)
         total += value * value
     tl.store(sums + row * tl.num_programs(1) + tl.program_id(1), tl.sum(total, 0))
 
 
 def difference(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a - b, both [N, n] in float32 and contiguous, and its sum of squares [N]; always added up in the same order."""
+    """2 (a - b), both [N, n] in float32 and contiguous, and the sum of squares of a - b [N], which is always added up
+    in the same order."""
     steps, (count, width) = 8, a.shape
     parts = triton.cdiv(width, BLOCK * steps)
     out, sums = torch.empty_like(a), torch.empty(count, parts, device=a.device)
@@ -127,19 +170,25 @@ def difference(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def are_right(device: torch.device) -> bool:
-    """Whether the four passes give what torch gives, for a few numbers."""
+    """Whether the passes give what torch gives, for a few numbers."""
     images = torch.arange(2 * 3 * 5 * 7, dtype=torch.float32, device=device).view(2, 3, 5, 7)
     scale, channels = torch.tensor([0.5, 2.0], device=device), torch.arange(1.0, 4, device=device)
     wanted = images * scale[:, None, None, None]
-    twice = times(times(images, scale, torch.empty_like(images, dtype=torch.float16)), scale, torch.empty_like(images))
-    seen = columns(images, scale, (3, 3), (1, 1), (1, 1)).float()
+    small = times(images, scale, torch.empty_like(images, dtype=torch.float16))
+    in_place = images.clone()
+    times(in_place, 2 * scale, in_place)  # once by 1
+    seen = F.unfold(wanted, (3, 2), 1, (2, 1), (2, 1))
+    turned = seen.view(2, 3, 3, 2, -1).flip(2, 3).view_as(seen)
     sums = combined(channels, [(channels, images), (scale[:1].expand(3), wanted)])
-    by_torch = channels[:, None, None] * (1 + images) + scale[0] * wanted
-    apart, squares = difference(images.flatten(1), wanted.flatten(1))
+    slope, squares = difference(images.flatten(1), wanted.flatten(1))
+    window = (3, 2), (2, 1), (2, 1)
     return (
-        torch.equal(twice, wanted * scale[:, None, None, None])
-        and torch.equal(seen, F.unfold(wanted, 3, padding=1))
-        and torch.allclose(sums, by_torch)
-        and torch.equal(apart, (images - wanted).flatten(1))
-        and torch.allclose(squares, apart.square().sum(1))
+        torch.equal(small.float(), wanted)
+        and torch.equal(in_place, 2 * wanted)
+        and undo_of(images - 150, 2.0**14).tolist() == [1 / 64, 1 / 256]
+        and torch.equal(columns(images, scale, *window).float(), seen)
+        and torch.equal(columns(images, scale, *window, turned=True).float(), turned)
+        and torch.allclose(sums, channels[:, None, None] * (1 + images) + scale[0] * wanted)
+        and torch.equal(slope, 2 * (images - wanted).flatten(1))
+        and torch.allclose(squares, (images - wanted).flatten(1).square().sum(1))
     )

@@ -37,20 +37,30 @@ def to_channels_last(images: Tensor, scale: Tensor) -> Tensor:
 
 
 @triton.jit
-def _to_first(numbers, scale, out, channels, pixels, CHANNELS: tl.constexpr, PIXELS: tl.constexpr):
+def _to_first(
+    numbers, scale, plus, undo, out, channels, pixels, PLUS: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr
+):
     image = tl.program_id(0).to(tl.int64)
     p, c = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS), tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    numbers, out = numbers + image * channels * pixels, out + image * channels * pixels
+    first = image * channels * pixels
     inside = (p[:, None] < pixels) & (c[None, :] < channels)
-    value = tl.load(numbers + p[:, None] * channels + c[None, :], mask=inside, other=0.0)
+    value = tl.load(numbers + first + p[:, None] * channels + c[None, :], mask=inside, other=0.0)
     turned = tl.trans(value).to(tl.float32) * tl.load(scale + image)
-    tl.store(out + c[:, None] * pixels + p[None, :], turned, mask=(c[:, None] < channels) & (p[None, :] < pixels))
+    at = first + c[:, None] * pixels + p[None, :]
+    inside = (c[:, None] < channels) & (p[None, :] < pixels)
+    if PLUS:
+        turned += tl.load(plus + at, mask=inside, other=0.0) * tl.load(undo + image)
+    tl.store(out + at, turned, mask=inside)
 
 
-def to_channels_first(images: Tensor, scale: Tensor) -> Tensor:
-    """float16 [N, C, H, W] with channels last times scale [N]: float32 with channels first."""
+def to_channels_first(images: Tensor, scale: Tensor, plus: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """float16 [N, C, H, W] with channels last times scale [N]: float32 with channels first. `plus`: float32 images with
+    channels first, contiguous, and their scale [N], to be added."""
     out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
-    _to_first[_tiles(images)](images, scale, out, *_sizes(images), CHANNELS, PIXELS)
+    added = (out, scale) if plus is None else plus
+    _to_first[_tiles(images)](
+        images, scale, *added, out, *_sizes(images), plus is not None, CHANNELS, PIXELS
+    )  # fmt: skip
     return out
 
 
@@ -97,12 +107,15 @@ def are_right(device: torch.device) -> bool:
     scale = torch.tensor([0.5, 2.0], device=device)
     wanted = images * scale[:, None, None, None]
     last = to_channels_last(images, scale)
+    first = to_channels_first(last, 1 / scale)
+    sums = to_channels_first(last, 1 / scale, (images, scale))
     along, across = both_layouts(images.view(2, 4, 2, 5, 7), scale)
     turned = wanted.half().view(2, 4, 2, 5, 7).transpose(1, 2).flatten(2)
     return (
         last.is_contiguous(memory_format=torch.channels_last)
         and torch.equal(last, wanted.half())
-        and torch.equal(to_channels_first(last, 1 / scale), wanted.half() / scale[:, None, None, None])
+        and torch.equal(first, wanted.half() / scale[:, None, None, None])
+        and torch.allclose(sums, first + wanted)
         and torch.equal(along, wanted.half().view(2, 4, -1))
         and torch.equal(across, turned)
     )

@@ -6,171 +6,206 @@ they are one batched matrix product, while all that shared weights allow stays o
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
 
+from polyclinic.attacks.solvers import half_convolutions, stacked_convolution
+from polyclinic.attacks.solvers.columns import Window, by_channel, by_image, columns_of, convolve_back, vmapped_first
 from polyclinic.attacks.solvers.half_products import (
-    Convolution,
     Factor,
-    Transposed,
     both_layouts,
     factor,
     in_half,
-    is_fused,
     product,
-    scale_of,
+    product_to_undo,
+    undo_of,
+    undone,
 )
 
 
-class Window(NamedTuple):
-    """Kernel, stride and padding of a convolution, each down and across."""
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-
-
 class _Convolve(torch.autograd.Function):
-    """Images [B, C, H, W] and weights [O, C, k, k] to [B, O, H', W']."""
+    """Images [N, B, C, H, W] of N targets and the weights [O, C, k, k] of all to outputs [N, B, O, H', W'].
 
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(images: Tensor, weight: Tensor, window: Window) -> Tensor:
-        if in_half(images):
-            return Convolution.apply(images, weight, window.stride, window.padding)
-        return F.conv2d(images, weight, None, window.stride, window.padding)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        images, weight, ctx.window = inputs
-        ctx.save_for_backward(images, weight)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        images, weight = ctx.saved_tensors
-        of_images = of_weight = None
-        if ctx.needs_input_grad[0]:
-            of_images = _transposed(gradient, weight, images.shape[-2:], ctx.window)
-        if ctx.needs_input_grad[1]:
-            found = _WeightGradients.apply(gradient[None], images[None], ctx.window)[0]
-            of_weight = found.squeeze(0)  # the derivative of [0] would fill and copy a tensor of all weights
-        return of_images, of_weight, None
-
-
-def _transposed(gradient: Tensor, weight: Tensor, size: torch.Size, window: Window) -> Tensor:
-    """The gradient with respect to the images, which are [.., *size]."""
-    (_, stride, padding), given, kernel = window, gradient.shape[-2:], window.kernel
-    high, wide = (size[i] - ((given[i] - 1) * stride[i] - 2 * padding[i] + kernel[i]) for i in (0, 1))
-    extra = (high, wide)
-    if in_half(gradient):
-        return Transposed.apply(gradient, weight, stride, padding, extra)
-    return F.conv_transpose2d(gradient, weight, None, stride, padding, extra)
-
-
-class _WeightGradients(torch.autograd.Function):
-    """For N targets: gradients [N, B, O, H', W'] and images [N, B, C, H, W] to weight gradients [N, O, C, k, k].
-
-    Also returns what the derivative uses again: what each output pixel sees, [N, C·k·k, B·H'·W'] as a factor, and what
-    undoes the scale of the gradients.
+    Also returns what the derivatives use again where products are in 16 bits: what undoes the scale of the images
+    [N·B], and the weights as a kernel with what undoes its scale [1].
     """
 
     @staticmethod
-    def forward(gradient: Tensor, images: Tensor, window: Window) -> tuple[Tensor | None, ...]:
-        columns, outputs = columns_of(images, window), factor(by_channel(gradient))
-        found = product(outputs, Factor(columns.values.mT, columns.undo))
-        return found.unflatten(2, (images.shape[2], *window.kernel)), *columns, outputs.undo
+    def forward(images: Tensor, weight: Tensor, window: Window) -> tuple[Tensor | None, ...]:
+        every = images.flatten(0, 1).contiguous()
+        if not in_half(images):
+            found = F.conv2d(every, weight, None, window.stride, window.padding)
+            return found.unflatten(0, images.shape[:2]), None, None, None
+        undo, kernel = undo_of(every), half_convolutions.kernel_of(weight)
+        found = half_convolutions.convolve(every, undo, kernel, window)
+        return found.unflatten(0, images.shape[:2]), undo, *kernel
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-        gradient, images, ctx.window = inputs
-        ctx.shape = images.shape
+        images, weight, ctx.window = inputs
         ctx.mark_non_differentiable(*(one for one in output[1:] if one is not None))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(images, weight, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        of_images, of_weight, *_ = _ConvolveBackward.apply(gradients[0], *ctx.saved_tensors, ctx.window, wanted)
+        if of_weight is not None:  # the derivative of [0] would fill and copy a tensor of all weights
+            of_weight = of_weight.squeeze(0) if len(of_weight) == 1 else of_weight.sum(0)
+        return of_images, of_weight, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], images: Tensor, weight: Tensor, window: Window
+    ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+        """More targets: they join those that are there."""
+        size = info.batch_size
+        merged = _joined(images, in_dims[0], size)
+        if in_dims[1] is not None:  # every target has weights of its own
+            own = _for_each(weight, in_dims[1], merged)
+            found = stacked_convolution.Convolve.apply(merged, own, window, merged.shape[-2:])
+            return (_apart(found, size), None, None, None), (0, None, None, None)
+        found, undo, *kernel = _Convolve.apply(merged, weight, window)
+        return (_apart(found, size), _apart(undo, size), *kernel), (0, None if undo is None else 0, None, None)
+
+
+class _ConvolveBackward(torch.autograd.Function):
+    """The derivatives of `_Convolve`: the gradient g [N, B, O, H', W'] to that of the images [N, B, C, H, W], and to
+    that of the weights for each target [N, O, C, k, k]; None for what is not `wanted`.
+
+    Also returns what its own derivative uses again: what each output pixel sees, [N, C·k·k, B·H'·W'], and what undoes
+    the scale of g [N·B].
+    """
+
+    @staticmethod
+    def forward(
+        g: Tensor, images: Tensor, weight: Tensor, undo: Tensor | None, kernel: Tensor | None,
+        kernel_undo: Tensor | None, window: Window, wanted: tuple[bool, bool],
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        every = g.flatten(0, 1).contiguous()
+        g_undo = None if kernel is None else undo_of(every)
+        of_images = of_weight = seen = None
+        if wanted[0]:
+            back = _transposed(every, g_undo, weight, _kernel(kernel, kernel_undo), window, images.shape[-2:])
+            of_images = back.unflatten(0, g.shape[:2])
+        if wanted[1]:
+            seen, scale = columns_of(images, window, undo=_of_targets(undo, images))
+            found = product(factor(by_channel(g), _of_targets(g_undo, g)), Factor(seen.mT, scale))
+            of_weight = found.unflatten(2, (images.shape[2], *window.kernel))
+        return of_images, of_weight, seen, g_undo
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        g, images, weight, undo, kernel, kernel_undo, ctx.window, _ = inputs
+        ctx.shape = images.shape
+        ctx.mark_non_differentiable(*(one for one in output[2:] if one is not None))
         ctx.set_materialize_grads(False)  # else zeros would be written for what each pixel sees
-        ctx.save_for_backward(gradient, *output[1:])
+        ctx.save_for_backward(g, weight, undo, kernel, kernel_undo, *output[2:])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, *columns, undo = ctx.saved_tensors
-        along, across = both_layouts(gradients[0])
-        of_gradient = of_images = None
+        v_images, v_weight = gradients[:2]
+        g, weight, undo, kernel, kernel_undo, seen, g_undo = ctx.saved_tensors
+        along = across = of_g = of_images = of_weight = None
+        if v_weight is not None:
+            along, across = both_layouts(v_weight.contiguous())
         if ctx.needs_input_grad[0]:
-            of_gradient = by_image(product(along, Factor(*columns)), gradient.shape)
-        if ctx.needs_input_grad[1]:
-            of_images = convolve_back(gradient, along, across, ctx.window, ctx.shape, undo)
-        return of_gradient, of_images, None
+            plus = None if along is None else product_to_undo(along, Factor(seen, _of_targets(undo, g)))
+            of_g = _sum_of_both(v_images, weight, _kernel(kernel, kernel_undo), ctx.window, plus, g.shape)
+        if ctx.needs_input_grad[1] and v_weight is not None:
+            of_images = convolve_back(g, along, across, ctx.window, ctx.shape, _of_targets(g_undo, g))
+        if ctx.needs_input_grad[2] and v_images is not None:
+            each = (v_images.flatten(0, 1), weight.shape, g.flatten(0, 1), ctx.window.stride, ctx.window.padding)
+            of_weight = conv2d_weight(*each)
+        return of_g, of_images, of_weight, *(None,) * 5
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], gradient: Tensor, images: Tensor, window: Window
-    ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+        info: Any, in_dims: tuple[int | None, ...], g: Tensor, images: Tensor, weight: Tensor, undo: Tensor | None,
+        kernel: Tensor | None, kernel_undo: Tensor | None, window: Window, wanted: tuple[bool, bool],
+    ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:  # fmt: skip
         """More targets: they join those that are there."""
         size = info.batch_size
-        merged = [vmapped_first(t, d, size).flatten(0, 1) for t, d in ((gradient, in_dims[0]), (images, in_dims[1]))]
-        found = _WeightGradients.apply(*merged, window)
-        apart = tuple(None if one is None else one.unflatten(0, (size, -1)) for one in found)
-        return apart, tuple(None if one is None else 0 for one in found)
+        g, images = _joined(g, in_dims[0], size), _joined(images, in_dims[1], size)
+        if in_dims[2] is not None:
+            found = _of_own_weights(g, images, _for_each(weight, in_dims[2], images), window, wanted)
+        else:
+            every = None if undo is None else _joined(undo, in_dims[3], size)
+            found = _ConvolveBackward.apply(g, images, weight, every, kernel, kernel_undo, window, wanted)
+        return tuple(_apart(one, size) for one in found), tuple(None if one is None else 0 for one in found)
 
 
-def by_channel(images: Tensor) -> Tensor:
-    """[N, B, O, H, W] to [N, O, B·H·W]; a view of single images."""
-    return images.transpose(1, 2).flatten(2)
+def _kernel(values: Tensor | None, undo: Tensor | None) -> Factor | None:
+    return None if values is None else Factor(values, undo)
 
 
-def by_image(rows: Tensor, shape: torch.Size) -> Tensor:
-    """[N, O, B·H·W] to [N, B, O, H, W], which is `shape`."""
-    return rows.unflatten(2, (shape[1], *shape[3:])).transpose(1, 2)
-
-
-def seen_by_outputs(images: Tensor, window: Window) -> Tensor:
-    """What each output pixel sees: [N, B, C, H, W] to [N, C·k·k, B·H'·W']."""
-    count, batch = images.shape[:2]
-    every = images.flatten(0, 2)[None]  # all as channels of one image: torch would start a kernel per image
-    seen = F.unfold(every, window.kernel, 1, window.padding, window.stride)
-    return seen.view(count, batch, -1, seen.shape[-1]).transpose(1, 2).flatten(2)
-
-
-def columns_of(images: Tensor, window: Window, *, turned: bool = False, undo: Tensor | None = None) -> Factor:
-    """`seen_by_outputs` as a factor of a product; `turned`: what a kernel sees that is turned by half a circle. `undo`:
-    of these images as a factor, where that is known."""
-    if in_half(images) and images.shape[1] == 1 and is_fused(images):
-        from polyclinic.attacks.solvers import triton_kernels
-
-        scale = scale_of(images) if undo is None else 1 / undo
-        return Factor(triton_kernels.columns(images[:, 0], scale.flatten(), *window, turned=turned), 1 / scale)
-    small = factor(images)  # rounded before it is spread, as it then is larger by k·k
-    if not turned:
-        return Factor(seen_by_outputs(small.values, window), small.undo)
-    seen = seen_by_outputs(small.values, window).unflatten(1, (-1, *window.kernel))
-    return Factor(seen.flip(2, 3).flatten(1, 3), small.undo)
-
-
-def convolve_back(
-    gradient: Tensor, along: Factor, across: Factor, window: Window, shape: torch.Size, undo: Tensor | None = None
+def _transposed(
+    gradient: Tensor, undo: Tensor | None, weight: Tensor, kernel: Factor | None, window: Window, size: torch.Size
 ) -> Tensor:
-    """The gradient of images, `shape`, that N targets convolve with weights of their own, in `both_layouts`. `undo`: of
-    the gradient as a factor, where that is known.
-
-    Without strides it is a convolution as well, by a kernel turned by half a circle: what that sees is found thrice as
-    fast on a GPU as columns are added up.
-    """
-    around = (window.kernel[0] - 1 - window.padding[0], window.kernel[1] - 1 - window.padding[1])
-    if window.stride == (1, 1) and min(around) >= 0:
-        columns = columns_of(gradient, Window(window.kernel, (1, 1), around), turned=True, undo=undo)
-        return by_image(product(across, columns), shape)
-    back = product(Factor(along.values.mT, along.undo), factor(by_channel(gradient)))
-    seen = back.unflatten(2, (shape[1], -1)).transpose(1, 2).reshape(1, -1, back.shape[2] // shape[1])
-    return F.fold(seen, shape[-2:], window.kernel, 1, window.padding, window.stride).view(shape)
+    """The gradient of images [M, C, *size] from that of the outputs [M, O, H', W']."""
+    if kernel is not None and undo is not None:
+        return half_convolutions.transpose(gradient, undo, kernel, window, size)
+    extra = window.extra(gradient.shape[-2:], size)
+    return F.conv_transpose2d(gradient, weight, None, window.stride, window.padding, extra)
 
 
-def vmapped_first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """The tensor with the dimension that `vmap` added in front."""
-    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+def _sum_of_both(
+    v_images: Tensor | None,
+    weight: Tensor,
+    kernel: Factor | None,
+    window: Window,
+    plus: Factor | None,
+    shape: torch.Size,
+) -> Tensor | None:
+    """The derivative by g, which is `shape`: images that are convolved, and a product [N, O, B·H'·W']."""
+    if plus is not None:
+        undo = None if plus.undo is None else plus.undo[:, None].expand(shape[:2]).flatten()
+        plus = Factor(by_image(plus.values, shape).flatten(0, 1), undo)
+    if v_images is None:
+        return None if plus is None else undone(plus).unflatten(0, shape[:2])
+    every = v_images.flatten(0, 1).contiguous()
+    if kernel is not None:
+        return half_convolutions.convolve(every, undo_of(every), kernel, window, plus).unflatten(0, shape[:2])
+    found = F.conv2d(every, weight, None, window.stride, window.padding)
+    return (found if plus is None else found + plus.values).unflatten(0, shape[:2])
+
+
+def _of_own_weights(
+    g: Tensor, images: Tensor, weights: Tensor, window: Window, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, ...]:
+    """What `_ConvolveBackward` returns, where each target has weights of its own."""
+    of_images = of_weight = None
+    if wanted[0]:
+        of_images = stacked_convolution.SendBack.apply(g, weights, window, images.shape[-2:])
+    if wanted[1]:
+        of_weight = stacked_convolution.Gather.apply(g, images, window, images.shape[-2:])
+    return of_images, of_weight, None, None
+
+
+def _of_targets(undo: Tensor | None, images: Tensor) -> Tensor | None:
+    """[N·B] as [N], for images [N, B, ...]: a target's scale is that of its largest image."""
+    return None if undo is None else undo.view(images.shape[:2]).amax(1) if images.shape[1] > 1 else undo
+
+
+def _joined(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """[N, ...] for each of `size` more targets as [size · N, ...]."""
+    return vmapped_first(tensor, dim, size).flatten(0, 1)
+
+
+def _for_each(weights: Tensor, dim: int, images: Tensor) -> Tensor:
+    """Weights [O, C, k, k] of targets that `vmap` added, for each of the images [N, ...] that they joined."""
+    first = weights.movedim(dim, 0)
+    return first.repeat_interleave(len(images) // len(first), 0)
+
+
+def _apart(tensor: Tensor | None, size: int) -> Tensor | None:
+    return None if tensor is None else tensor.unflatten(0, (size, -1))
 
 
 class ManyTargetsConv2d(nn.Conv2d):
@@ -178,7 +213,7 @@ class ManyTargetsConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         window = Window(self.kernel_size, self.stride, self.padding)  # type: ignore[arg-type]
-        output = _Convolve.apply(input, self.weight, window)
+        output = _Convolve.apply(input.unsqueeze(0), self.weight, window)[0].squeeze(0)
         return output if self.bias is None else output + self.bias[:, None, None]
 
     @staticmethod

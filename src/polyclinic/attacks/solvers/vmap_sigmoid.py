@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyclinic.attacks.solvers.columns import vmapped_first
 from polyclinic.attacks.solvers.half_products import in_half, is_fused
-from polyclinic.attacks.solvers.vmap_convolution import vmapped_first
 
 
 class _Sigmoid(torch.autograd.Function):
