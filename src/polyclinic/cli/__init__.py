@@ -84,7 +84,10 @@ def _interrupt_after_import() -> None:
     main = threading.main_thread().ident
     while main is not None and _imports(sys._current_frames().get(main)):
         time.sleep(0.02)
-    _thread.interrupt_main()
+    if main is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main, signal.SIGINT)  # also ends a wait: the line below would be noticed after it
+    else:
+        _thread.interrupt_main()
 
 
 #: not empty after a Ctrl-C
