@@ -14,7 +14,6 @@ from polyclinic.attacks.gradient_inversion.networks import (
     with_random_weights,
 )
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation, StackedSimulation, cross_entropy
-from polyclinic.attacks.solvers.stacked_convolution import OwnWeightsConv2d
 from polyclinic.attacks.solvers.vmap_batch_norm import BatchStatistics2d
 from polyclinic.attacks.solvers.vmap_convolution import ManyTargetsConv2d
 from polyclinic.errors import BadInput
@@ -170,10 +169,10 @@ def test_other_batch_norms_are_named():
 def test_each_target_with_a_network_of_its_own(make, fast: bool):
     """Second derivatives of three networks at once, with torch's convolution and with the GPU's, tried on the CPU."""
     models = [with_random_weights(seeded(make), torch_rng("own", i), batch_norm=True).train() for i in range(3)]
-    twins = [prepare_for_attack(model, own_weights=True) for model in models]
+    twins = [prepare_for_attack(model) for model in models]
     for layer in [layer for twin in twins for layer in twin.modules()]:
         if fast and ManyTargetsConv2d.can_replace(layer):
-            layer.__class__ = OwnWeightsConv2d
+            layer.__class__ = ManyTargetsConv2d
     size = 9 if isinstance(models[0], LeNet) else 8
     rng = torch_rng("own networks")
     images = torch.rand(3, 2, 3, size, size, generator=rng, dtype=torch.float64)
@@ -194,3 +193,17 @@ def test_batch_norm_is_drawn_too_where_asked_for():
     drawn = with_random_weights(seeded(small_resnet), torch_rng(0), batch_norm=True)
     for parameter in drawn.bn1.parameters():
         assert 0 < float(parameter.detach().abs().max()) <= 0.5
+
+
+def test_a_convolution_whose_outputs_nothing_depends_on_and_an_image_without_a_batch():
+    """Two linear layers: the second derivative by the inner images is nothing at all."""
+    first, second = (nn.Conv2d(2, 2, 3, padding=1).double() for _ in range(2))
+    linear = nn.Sequential(first, second)
+    for layer in linear:
+        layer.__class__ = ManyTargetsConv2d
+    images = torch.rand(3, 1, 2, 4, 4, generator=torch_rng("linear"), dtype=torch.float64).requires_grad_()
+    simulation = Simulation(linear, lambda outputs, labels: (outputs * labels).sum(), names=["0.weight"])
+    sent = simulation.of_targets(images, torch.ones_like(images))
+    (found,) = torch.autograd.grad(sent["0.weight"].square().sum(), images)
+    assert float(found.norm()) > 0
+    assert linear(images[0, 0].detach()).shape == (2, 4, 4)

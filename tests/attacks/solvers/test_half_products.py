@@ -56,7 +56,7 @@ def gradient_of(twin, training, batch):
     ],
 )
 def test_second_derivatives_are_those_of_float32_up_to_rounding(make, training, batch, monkeypatch):
-    """With local steps every target soon has weights of its own, whose convolutions are torch's."""
+    """With local steps every target soon has weights of its own."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         twin = prepare_for_attack(make())

@@ -18,20 +18,19 @@ from polyclinic.randomness import torch_rng
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def evaluation(device: str, *, tf32: bool):
-    """Loss and gradient of three targets whose network has eight channels or more, for convolutions with channels
-    last."""
+def evaluation(device: str, count: int = 3, batch: int = 1, *, tf32: bool):
+    """Loss and gradient of targets whose network has eight channels or more, for convolutions with channels last."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = UnstridedResNet18(3, 4, 8, widths=(8, 8, 16, 16))
     rng = torch_rng("passes")
-    images = torch.rand(3, 1, 3, 8, 8, generator=rng).to(device)
-    labels = torch.rand(3, 1, 4, generator=rng).softmax(-1).to(device)
-    points = torch.randn(3, 3 * 64 + 4, generator=rng).to(device)
+    images = torch.rand(count, batch, 3, 8, 8, generator=rng).to(device)
+    labels = torch.rand(count, batch, 4, generator=rng).softmax(-1).to(device)
+    points = torch.randn(count, batch * (3 * 64 + 4), generator=rng).to(device)
     simulation = Simulation(prepare_for_attack(model, device=device))
     with allow_tf32(tf32):
         observed = {name: one.detach() for name, one in simulation.of_targets(images, labels).items()}
-        objective = Objective(simulation, observed, FreeLabels((4,)), image_shape=(1, 3, 8, 8))
+        objective = Objective(simulation, observed, FreeLabels((4,)), image_shape=(batch, 3, 8, 8))
         return [one.cpu() for one in objective(points)]
 
 
@@ -41,12 +40,25 @@ def test_passes_give_what_torch_gives():
 
 
 @on_gpu
-def test_an_evaluation_is_that_of_float32_up_to_rounding():
-    exact, rounded = evaluation("cuda", tf32=False), evaluation("cuda", tf32=True)
+@pytest.mark.parametrize(("count", "batch"), [(3, 1), (1, 1), (1, 2), (2, 3)])
+def test_an_evaluation_is_that_of_float32_up_to_rounding(count, batch):
+    exact, rounded = (evaluation("cuda", count, batch, tf32=tf32) for tf32 in (False, True))
     for one, other in zip(exact, rounded, strict=True):
         assert float((one - other).norm() / one.norm()) < 0.02
-    for one, other in zip(exact, evaluation("cpu", tf32=False), strict=True):
+    for one, other in zip(exact, evaluation("cpu", count, batch, tf32=False), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@on_gpu
+def test_a_gradient_of_many_numbers_is_scaled_too():
+    """CUDA allows 65,535 programs beside each other."""
+    from polyclinic.attacks.solvers import triton_kernels
+
+    numbers = torch.ones(1, 65535 * 1024 + 1, device="cuda")
+    triton_kernels.times(numbers, torch.full((1,), 3.0, device="cuda"), numbers)
+    assert float(numbers.min()) == float(numbers.max()) == 3
+    with pytest.raises(ValueError, match="contiguous"):
+        triton_kernels.times(numbers, torch.ones(1, device="cuda").expand(2), numbers)
 
 
 def first_and_second_derivatives(layer, shape):

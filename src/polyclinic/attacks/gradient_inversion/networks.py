@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyclinic.attacks.solvers.stacked_convolution import OwnWeightsConv2d
 from polyclinic.attacks.solvers.vmap_batch_norm import BatchStatistics2d
 from polyclinic.attacks.solvers.vmap_convolution import ManyTargetsConv2d
 from polyclinic.attacks.solvers.vmap_pooling import ManyTargetsAvgPool2d
@@ -113,12 +112,11 @@ def prepare_for_attack(
     *,
     batch_norm: Literal["train", "eval"] = "train",
     device: str | torch.device = "cpu",
-    own_weights: bool = False,
 ) -> nn.Module:
     """A copy on `device` that computes as the site did and can be differentiated twice for many targets at once.
 
     `batch_norm` says what the site normalised by: its own batch ("train"), or running statistics ("eval"), which are
-    then those in the buffers of `model`. `own_weights`: each target will have a network of its own.
+    then those in the buffers of `model`.
     """
     device = torch.device(device)
     twin = copy.deepcopy(model).to(device).requires_grad_(False).eval()
@@ -130,7 +128,7 @@ def prepare_for_attack(
                 )
             layer.__class__ = BatchStatistics2d  # keeps the parameters under their names
         elif device.type == "cuda" and ManyTargetsConv2d.can_replace(layer):
-            layer.__class__ = OwnWeightsConv2d if own_weights else ManyTargetsConv2d
+            layer.__class__ = ManyTargetsConv2d
         elif device.type == "cuda" and type(layer) is nn.Sigmoid:
             layer.__class__ = ManyTargetsSigmoid
         elif device.type == "cuda" and ManyTargetsAvgPool2d.can_replace(layer):

@@ -124,7 +124,7 @@ class StackedSimulation(Simulation):
         names: Sequence[str] | None = None,
         training: LocalTraining | None = None,
     ) -> None:
-        """`models`: a network for each target, from `prepare_for_attack(..., own_weights=True)`."""
+        """`models`: a network for each target, from `prepare_for_attack`."""
         super().__init__(models[0], loss, names=names, training=training)
         states = [{**dict(model.named_parameters()), **dict(model.named_buffers())} for model in models]
         self.weights, self.fixed = (

@@ -115,12 +115,13 @@ class Inversion:
 
     def _prepare(self, given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
         """The one network of all parcels, or one for each."""
-        own = not isinstance(given, nn.Module)
         models: Sequence[nn.Module] = [given] if isinstance(given, nn.Module) else given
         if not models:
             raise BadInput("attack: Knowledge.model is an empty list; give one network, or one for each parcel")
-        modes = {"batch_norm": self.settings.batch_norm, "device": self.device, "own_weights": own}
-        return [prepare_for_attack(model, **modes).to(self.settings.dtype) for model in models]  # type: ignore[arg-type]
+        return [
+            prepare_for_attack(model, batch_norm=self.settings.batch_norm, device=self.device).to(self.settings.dtype)
+            for model in models
+        ]
 
     @property
     def _own_networks(self) -> bool:

@@ -10,6 +10,9 @@ from torch.nn import functional as F
 
 from polyclinic.attacks.solvers.half_products import Factor, factor, in_half, is_fused, product, undo_of
 
+#: places of a kernel up to which Triton finds the columns: its program has a line for each
+MOST_PLACES = 64
+
 
 class Window(NamedTuple):
     """Kernel, stride and padding of a convolution, each down and across."""
@@ -20,7 +23,7 @@ class Window(NamedTuple):
 
     def extra(self, given: torch.Size, size: torch.Size) -> tuple[int, int]:
         """Rows and columns of images of `size` that no output of a convolution, which has size `given`, sees."""
-        (_, stride, padding), kernel = self, self.kernel
+        kernel, stride, padding = self
         high, wide = (size[i] - ((given[i] - 1) * stride[i] - 2 * padding[i] + kernel[i]) for i in (0, 1))
         return high, wide
 
@@ -44,9 +47,10 @@ def seen_by_outputs(images: Tensor, window: Window) -> Tensor:
 
 
 def columns_of(images: Tensor, window: Window, *, turned: bool = False, undo: Tensor | None = None) -> Factor:
-    """`seen_by_outputs` as a factor of a product; `turned`: what a kernel sees that is turned by half a circle. `undo`:
-    of these images as a factor, where it is known."""
-    if in_half(images) and images.shape[1] == 1 and is_fused(images):
+    """`seen_by_outputs` as a factor of a product; `turned`: what a kernel sees that is rotated by 180°. `undo`: of
+    these images as a factor, where it is known."""
+    few = window.kernel[0] * window.kernel[1] <= MOST_PLACES
+    if few and in_half(images) and images.shape[1] == 1 and is_fused(images):
         from polyclinic.attacks.solvers import triton_kernels
 
         undo = undo_of(images) if undo is None else undo
@@ -64,8 +68,8 @@ def convolve_back(
     """The gradient of images, `shape`, that N targets convolve with weights of their own, in `both_layouts`. `undo`: of
     the gradient as a factor, where it is known.
 
-    Without strides it is a convolution as well, by a kernel turned by half a circle: what that sees is found thrice as
-    fast on a GPU as columns are added up.
+    Without strides it is a convolution as well, by a kernel rotated by 180°: what that sees is found thrice as fast on
+    a GPU as columns are added up.
     """
     around = (window.kernel[0] - 1 - window.padding[0], window.kernel[1] - 1 - window.padding[1])
     if window.stride == (1, 1) and min(around) >= 0:
@@ -79,3 +83,8 @@ def convolve_back(
 def vmapped_first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     """The tensor with the dimension that `vmap` added in front."""
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def joined(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """[N, ...], of which `vmap` added `size`, as [size · N, ...]."""
+    return vmapped_first(tensor, dim, size).flatten(0, 1)

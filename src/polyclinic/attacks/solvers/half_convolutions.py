@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,13 @@ from polyclinic.attacks.solvers.half_products import (
 LARGEST_OUTPUT = 2.0**15
 
 
+class ToAdd(NamedTuple):
+    """Images [N, O, H', W'] that are to be multiplied by `undo` [N]; both contiguous."""
+
+    values: Tensor
+    undo: Tensor
+
+
 def kernel_of(weight: Tensor) -> Factor:
     """Weights [O, C, k, k] in float16, none larger than 1, with one `undo` [1]."""
     given = weight[None].contiguous()
@@ -40,8 +48,8 @@ def has_channels_last(images: Tensor, kernel: torch.Size) -> bool:
     return is_fused(images) and kernel[0] % 8 == 0 and kernel[1] % 8 == 0
 
 
-def convolve(images: Tensor, undo: Tensor, kernel: Factor, window: Window, plus: Factor | None = None) -> Tensor:
-    """Images [N, C, H, W], whose scale `undo` [N] undoes, to [N, O, H', W']; `plus`: a product [N, O, H', W'] that is
+def convolve(images: Tensor, undo: Tensor, kernel: Factor, window: Window, plus: ToAdd | None = None) -> Tensor:
+    """Images [N, C, H, W], whose scale `undo` [N] undoes, to [N, O, H', W']; `plus` is
     added to it."""
     small, undo = _operand(images, undo, kernel, kernel.values[0].numel())
     return _undone(F.conv2d(small, kernel.values, None, window.stride, window.padding), undo, plus)
@@ -66,11 +74,11 @@ def _operand(images: Tensor, undo: Tensor, kernel: Factor, terms: int) -> tuple[
     return scaled(images, of_images).values, of_images * kernel.undo
 
 
-def _undone(small: Tensor, undo: Tensor, plus: Factor | None = None) -> Tensor:
+def _undone(small: Tensor, undo: Tensor, plus: ToAdd | None = None) -> Tensor:
     """The output of a convolution in float32."""
     if small.is_cuda and small.is_contiguous(memory_format=torch.channels_last) and not small.is_contiguous():
         from polyclinic.attacks.solvers import triton_layouts
 
-        return triton_layouts.to_channels_first(small, undo, plus)  # type: ignore[arg-type]
+        return triton_layouts.to_channels_first(small, undo, plus)
     found = times_rows(small, undo, torch.empty(small.shape, dtype=torch.float32, device=small.device))
-    return found if plus is None or plus.undo is None else found.addcmul_(plus.values, by_row(plus.undo, found))
+    return found if plus is None else found.addcmul_(plus.values, by_row(plus.undo, found))

@@ -2,8 +2,9 @@
 
 TF32 rounds the factors of a product to 11 significant bits and still reads 32 bits of each. Float16 has as many
 significant bits in half the bytes, and a GPU multiplies it twice as fast. Its range is small: so every target's numbers
-are first multiplied by a power of two, which rounds nothing, and the product is divided by it. Sums are
-float32; a convolution writes them as float16, which rounds once more.
+are first multiplied by a power of two, and the product is divided by it. That alone rounds nothing but numbers which
+are 2^28 times smaller than the largest of their target. Sums are float32; a convolution writes them as float16, which
+rounds once more.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def passes_work(device: torch.device) -> bool:
     from polyclinic.attacks.solvers import triton_kernels, triton_layouts, triton_rows
 
     try:
-        return all(room.are_right(device) for room in (triton_kernels, triton_layouts, triton_rows))
+        return all(module.are_right(device) for module in (triton_kernels, triton_layouts, triton_rows))
     except Exception as error:  # whatever a compiler may raise
         warnings.warn(f"attack: runs without fused passes, more slowly: {error}", stacklevel=2)
         return False

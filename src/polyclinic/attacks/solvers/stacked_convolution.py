@@ -2,15 +2,15 @@
 
 Torch computes this as a convolution in N groups, which is slow on a GPU. Here it is one batched matrix product.
 Convolution is linear in the images and in the weights, so the derivatives of three operations are these operations
-again: convolve images, send gradients back to the images, and gather gradients of the weights. Any derivative is
-thereby exact.
+again: convolve images, send gradients back to the images, and gather gradients of the weights. So any derivative can be
+taken.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Size, Tensor, nn
+from torch import Size, Tensor
 from torch.autograd import Function
 
 from polyclinic.attacks.solvers.columns import (
@@ -18,8 +18,8 @@ from polyclinic.attacks.solvers.columns import (
     by_channel,
     by_image,
     convolve_back,
+    joined,
     seen_by_outputs,
-    vmapped_first,
 )
 from polyclinic.attacks.solvers.half_products import both_layouts
 
@@ -39,7 +39,7 @@ class _Bilinear(Function):
         cls, info: Any, in_dims: tuple[int | None, ...], first: Tensor, second: Tensor, window: Window, size: Size
     ) -> tuple[Tensor, int]:
         count = info.batch_size
-        merged = [vmapped_first(t, d, count).flatten(0, 1) for t, d in ((first, in_dims[0]), (second, in_dims[1]))]
+        merged = joined(first, in_dims[0], count), joined(second, in_dims[1], count)
         return cls.apply(*merged, window, size).unflatten(0, (count, -1)), 0
 
 
@@ -92,12 +92,3 @@ class Gather(_Bilinear):
         of_y = Convolve.apply(x, w, ctx.window, ctx.size) if ctx.needs_input_grad[0] else None
         of_x = SendBack.apply(y, w, ctx.window, ctx.size) if ctx.needs_input_grad[1] else None
         return of_y, of_x, None, None
-
-
-class OwnWeightsConv2d(nn.Conv2d):
-    """A Conv2d that `ManyTargetsConv2d.can_replace`, for `vmap` over images and weights on a GPU."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        window = Window(self.kernel_size, self.stride, self.padding)  # type: ignore[arg-type]
-        output = Convolve.apply(input[None], self.weight[None], window, input.shape[-2:]).squeeze(0)
-        return output if self.bias is None else output + self.bias[:, None, None]

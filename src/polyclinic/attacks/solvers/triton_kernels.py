@@ -14,26 +14,38 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-#: numbers that a program works on
-BLOCK = 1024
+#: numbers that a program works on at once, and how many times where there are many: CUDA allows 65,535 programs a row
+BLOCK, STEPS = 1024, 8
+
+
+def check_contiguous(*tensors: Tensor) -> None:
+    """A kernel gets the address of the first number and knows nothing of strides."""
+    if not all(one.is_contiguous() for one in tensors):
+        raise ValueError("a kernel needs contiguous tensors")
 
 
 @triton.jit
-def _times(numbers, scale, out, width, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr):
+def _times(numbers, scale, out, width, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    begin = tl.program_id(1) * (BLOCK * STEPS) + tl.arange(0, BLOCK)
     factor = tl.load(scale + row)
-    inside = place < width
-    if IN_PLACE:
-        inside = inside & (factor != 1.0)  # a row times 1 is not even read
-    value = tl.load(numbers + row * width + place, mask=inside, other=0.0).to(tl.float32) * factor
-    tl.store(out + row * width + place, value.to(out.dtype.element_ty), mask=inside)
+    for step in range(STEPS):
+        place = begin + step * BLOCK
+        inside = place < width
+        if IN_PLACE:
+            inside = inside & (factor != 1.0)  # a row times 1 is not even read
+        value = tl.load(numbers + row * width + place, mask=inside, other=0.0).to(tl.float32) * factor
+        tl.store(out + row * width + place, value.to(out.dtype.element_ty), mask=inside)
 
 
 def times(numbers: Tensor, scale: Tensor, out: Tensor) -> Tensor:
     """[N, ...] times scale [N] into `out`, which may be of another type, or `numbers` itself; all contiguous."""
-    width = numbers[0].numel()
-    _times[(len(numbers), triton.cdiv(width, BLOCK))](numbers, scale, out, width, numbers is out, BLOCK)
+    check_contiguous(numbers, scale, out)
+    width, in_place = numbers[0].numel(), numbers is out
+    grid = (len(numbers), triton.cdiv(width, BLOCK * STEPS))
+    _times[grid](numbers, scale, out, width, in_place, BLOCK, STEPS)
+    if in_place:  # autograd then refuses to use the tensor as it was before
+        torch.autograd.graph.increment_version(out)
     return out
 
 
@@ -62,11 +74,12 @@ def _undo_of(parts, undo, count, limit, BLOCK: tl.constexpr):
 def undo_of(numbers: Tensor, limit: float) -> Tensor:
     """1 divided by the largest power of two [N] by which each row of [N, ...], float32 and contiguous, stays within
     `limit`."""
-    steps, count, width = 8, len(numbers), numbers[0].numel()
-    parts = triton.cdiv(width, BLOCK * steps)
-    largest = torch.empty(count, parts, device=numbers.device)
-    _largest[(count, parts)](numbers, largest, width, BLOCK, steps)
-    undo = torch.empty(count, device=numbers.device)
+    check_contiguous(numbers)
+    count, width = len(numbers), numbers[0].numel()
+    parts = triton.cdiv(width, BLOCK * STEPS)
+    largest = torch.empty(count, parts, dtype=torch.float32, device=numbers.device)
+    _largest[(count, parts)](numbers, largest, width, BLOCK, STEPS)
+    undo = torch.empty(count, dtype=torch.float32, device=numbers.device)
     _undo_of[(count,)](largest, undo, parts, limit, triton.next_power_of_2(parts))
     return undo
 
@@ -107,14 +120,16 @@ def columns(
     turned: bool = False,
 ) -> Tensor:
     """What each output pixel of a convolution sees, of float32 images [N, C, H, W], contiguous, times scale [N]:
-    float16 [N, C·k·k, H'·W']. `turned`: what a kernel sees that is turned by half a circle."""
+    float16 [N, C·k·k, H'·W']. `turned`: what a kernel sees that is rotated by 180°."""
+    check_contiguous(images, scale)
     count, channels, *sides = images.shape
     high, wide = ((sides[i] + 2 * padding[i] - kernel[i]) // stride[i] + 1 for i in (0, 1))
     rows, pixels = channels * kernel[0] * kernel[1], high * wide
     out = torch.empty(count, rows, pixels, dtype=torch.float16, device=images.device)
-    grid = (count * channels, triton.cdiv(pixels, BLOCK))
+    block = min(BLOCK, max(32, triton.next_power_of_2(pixels)))
+    grid, warps = (count * channels, triton.cdiv(pixels, block)), max(1, block // 128)
     _columns[grid](
-        images, scale, out, channels, *sides, wide, pixels, *kernel, *stride, *padding, turned, BLOCK, num_warps=8
+        images, scale, out, channels, *sides, wide, pixels, *kernel, *stride, *padding, turned, block, num_warps=warps
     )  # fmt: skip
     return out
 
@@ -162,10 +177,11 @@ def _difference(a, b, out, sums, width, BLOCK: tl.constexpr, STEPS: tl.constexpr
 def difference(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """2 (a - b), both [N, n] in float32 and contiguous, and the sum of squares of a - b [N], which is always added up
     in the same order."""
-    steps, (count, width) = 8, a.shape
-    parts = triton.cdiv(width, BLOCK * steps)
-    out, sums = torch.empty_like(a), torch.empty(count, parts, device=a.device)
-    _difference[(count, parts)](a, b, out, sums, width, BLOCK, steps)
+    check_contiguous(a, b)
+    count, width = a.shape
+    parts = triton.cdiv(width, BLOCK * STEPS)
+    out, sums = torch.empty_like(a), torch.empty(count, parts, dtype=torch.float32, device=a.device)
+    _difference[(count, parts)](a, b, out, sums, width, BLOCK, STEPS)
     return out, sums.sum(1)
 
 

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polyclinic.attacks.solvers.triton_kernels import check_contiguous
+
 #: sides of the tile that a program turns
 CHANNELS, PIXELS = 64, 64
 #: output channels, and numbers of each, that a program copies
@@ -31,6 +33,7 @@ def _to_last(numbers, scale, out, channels, pixels, CHANNELS: tl.constexpr, PIXE
 
 def to_channels_last(images: Tensor, scale: Tensor) -> Tensor:
     """float32 [N, C, H, W], contiguous, times scale [N]: float16 with channels last."""
+    check_contiguous(images, scale)
     out = torch.empty(images.shape, dtype=torch.float16, device=images.device, memory_format=torch.channels_last)
     _to_last[_tiles(images)](images, scale, out, *_sizes(images), CHANNELS, PIXELS)
     return out
@@ -58,6 +61,7 @@ def to_channels_first(images: Tensor, scale: Tensor, plus: tuple[Tensor, Tensor]
     channels first, contiguous, and their scale [N], to be added."""
     out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
     added = (out, scale) if plus is None else plus
+    check_contiguous(scale, *added)
     _to_first[_tiles(images)](
         images, scale, *added, out, *_sizes(images), plus is not None, CHANNELS, PIXELS
     )  # fmt: skip
@@ -91,6 +95,7 @@ def _both(
 
 def both_layouts(weights: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """float32 weights [N, O, C, k, k], contiguous, times scale [N], in float16: [N, O, C·k·k] and [N, C, O·k·k]."""
+    check_contiguous(weights, scale)
     count, outputs, channels, *kernel = weights.shape
     places = kernel[0] * kernel[1]
     width = channels * places

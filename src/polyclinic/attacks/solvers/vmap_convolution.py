@@ -1,7 +1,8 @@
 """Convolution with fast weight gradients under `vmap`: shared weights, N targets, each with a gradient of its own.
 
 Under `vmap` torch computes the weight gradients of N targets as a convolution in N groups, which is slow on a GPU. Here
-they are one batched matrix product, while all that shared weights allow stays one large convolution.
+they are one batched matrix product. The outputs, and the gradients of the images, are one large convolution, since all
+targets share the weights.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
 from polyclinic.attacks.solvers import half_convolutions, stacked_convolution
-from polyclinic.attacks.solvers.columns import Window, by_channel, by_image, columns_of, convolve_back, vmapped_first
+from polyclinic.attacks.solvers.columns import Window, by_channel, by_image, columns_of, convolve_back, joined
 from polyclinic.attacks.solvers.half_products import (
     Factor,
     both_layouts,
@@ -53,6 +54,8 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if gradients[0] is None:  # nothing depends on the outputs
+            return None, None, None
         wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         of_images, of_weight, *_ = _ConvolveBackward.apply(gradients[0], *ctx.saved_tensors, ctx.window, wanted)
         if of_weight is not None:  # the derivative of [0] would fill and copy a tensor of all weights
@@ -65,7 +68,7 @@ class _Convolve(torch.autograd.Function):
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
         """More targets: they join those that are there."""
         size = info.batch_size
-        merged = _joined(images, in_dims[0], size)
+        merged = joined(images, in_dims[0], size)
         if in_dims[1] is not None:  # every target has weights of its own
             own = _for_each(weight, in_dims[1], merged)
             found = stacked_convolution.Convolve.apply(merged, own, window, merged.shape[-2:])
@@ -132,11 +135,11 @@ class _ConvolveBackward(torch.autograd.Function):
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:  # fmt: skip
         """More targets: they join those that are there."""
         size = info.batch_size
-        g, images = _joined(g, in_dims[0], size), _joined(images, in_dims[1], size)
+        g, images = joined(g, in_dims[0], size), joined(images, in_dims[1], size)
         if in_dims[2] is not None:
             found = _of_own_weights(g, images, _for_each(weight, in_dims[2], images), window, wanted)
         else:
-            every = None if undo is None else _joined(undo, in_dims[3], size)
+            every = None if undo is None else joined(undo, in_dims[3], size)
             found = _ConvolveBackward.apply(g, images, weight, every, kernel, kernel_undo, window, wanted)
         return tuple(_apart(one, size) for one in found), tuple(None if one is None else 0 for one in found)
 
@@ -165,15 +168,19 @@ def _sum_of_both(
 ) -> Tensor | None:
     """The derivative by g, which is `shape`: images that are convolved, and a product [N, O, B·H'·W']."""
     if plus is not None:
-        undo = None if plus.undo is None else plus.undo[:, None].expand(shape[:2]).flatten()
-        plus = Factor(by_image(plus.values, shape).flatten(0, 1), undo)
+        undo = None if plus.undo is None else plus.undo[:, None].expand(shape[:2]).flatten().contiguous()
+        plus = Factor(by_image(plus.values, shape).flatten(0, 1).contiguous(), undo)
     if v_images is None:
         return None if plus is None else undone(plus).unflatten(0, shape[:2])
     every = v_images.flatten(0, 1).contiguous()
-    if kernel is not None:
-        return half_convolutions.convolve(every, undo_of(every), kernel, window, plus).unflatten(0, shape[:2])
-    found = F.conv2d(every, weight, None, window.stride, window.padding)
-    return (found if plus is None else found + plus.values).unflatten(0, shape[:2])
+    if kernel is None:
+        found = F.conv2d(every, weight, None, window.stride, window.padding)
+        found = found if plus is None else found + undone(plus)
+    else:
+        added = None if plus is None or plus.undo is None else half_convolutions.ToAdd(plus.values, plus.undo)
+        found = half_convolutions.convolve(every, undo_of(every), kernel, window, added)
+        found = found if added is not None or plus is None else found + plus.values
+    return found.unflatten(0, shape[:2])
 
 
 def _of_own_weights(
@@ -190,18 +197,16 @@ def _of_own_weights(
 
 def _of_targets(undo: Tensor | None, images: Tensor) -> Tensor | None:
     """[N·B] as [N], for images [N, B, ...]: a target's scale is that of its largest image."""
-    return None if undo is None else undo.view(images.shape[:2]).amax(1) if images.shape[1] > 1 else undo
-
-
-def _joined(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """[N, ...] for each of `size` more targets as [size · N, ...]."""
-    return vmapped_first(tensor, dim, size).flatten(0, 1)
+    if undo is None or images.shape[1] == 1:
+        return undo
+    return undo.view(images.shape[:2]).amax(1)
 
 
 def _for_each(weights: Tensor, dim: int, images: Tensor) -> Tensor:
     """Weights [O, C, k, k] of targets that `vmap` added, for each of the images [N, ...] that they joined."""
     first = weights.movedim(dim, 0)
-    return first.repeat_interleave(len(images) // len(first), 0)
+    each = len(images) // len(first)
+    return first if each == 1 else first.repeat_interleave(each, 0)
 
 
 def _apart(tensor: Tensor | None, size: int) -> Tensor | None:
@@ -209,9 +214,12 @@ def _apart(tensor: Tensor | None, size: int) -> Tensor | None:
 
 
 class ManyTargetsConv2d(nn.Conv2d):
-    """A Conv2d without groups, dilation or unusual padding, for a batch of targets on a GPU."""
+    """A Conv2d without groups, dilation or unusual padding, for a batch of targets on a GPU. It can be differentiated
+    twice. Targets share its weights, or `vmap` gives each its own."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if input.dim() == 3:  # an image without a batch
+            return super().forward(input)
         window = Window(self.kernel_size, self.stride, self.padding)  # type: ignore[arg-type]
         output = _Convolve.apply(input.unsqueeze(0), self.weight, window)[0].squeeze(0)
         return output if self.bias is None else output + self.bias[:, None, None]

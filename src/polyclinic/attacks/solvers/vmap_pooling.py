@@ -55,7 +55,7 @@ class ManyTargetsAvgPool2d(nn.AvgPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         assert isinstance(self.kernel_size, int)
-        if input.shape[-2] % self.kernel_size or input.shape[-1] % self.kernel_size:
+        if input.dim() == 3 or input.shape[-2] % self.kernel_size or input.shape[-1] % self.kernel_size:
             return super().forward(input)
         return _Average.apply(input, self.kernel_size)
 
