@@ -306,7 +306,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
     "gan_stacks": ("Small GANs of several sites on a GPU, one after the other and stacked", gan_stacks),
     "feder_stacked": ("FedER end to end on a GPU, one site after the other and stacked", feder_stacked),
     "attacks": ("Gradient inversion of many targets on a GPU", attacks),
-    "attacks_again": ("The same, ResNet-18, measured again", attacks),
     "one_pass": ("One model scored at many simulated sites, on a GPU", one_pass),
     "gpu_round_bytes": ("The same with parcels as bytes, before optimisers were fused", gpu_round),
     "overhead": ("A round on a CPU beside a bare loop", overhead),

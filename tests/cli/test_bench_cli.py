@@ -5,6 +5,7 @@ import json
 import pytest
 
 from polyclinic.cli import run_app
+from polyclinic.errors import BadInput
 from polyclinic.runner import bench
 
 
@@ -38,3 +39,21 @@ def test_the_first_time_does_not_count(monkeypatch):
     clock = iter([0.0, 50.0, 100.0, 103.0, 200.0, 201.0, 300.0, 302.0])
     monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
     assert bench.timed(lambda: None, repeats=3, device="cpu") == 2.0
+
+
+def test_a_part_whose_package_is_missing_is_left_out_unless_it_was_asked_for(small, capsys, monkeypatch, tmp_path):
+    def without_package(folder, device):
+        raise BadInput("the package is missing")
+
+    monkeypatch.setattr(bench, "PARTS", {"encoders": without_package, "overhead": bench.overhead})
+    assert run_app(["bench", "--out", str(tmp_path / "b.json")]) == 0
+    assert "encoders are left out: the package is missing" in capsys.readouterr().err
+    assert [row["name"] for row in json.loads((tmp_path / "b.json").read_text())["rows"]] == [
+        "overhead",
+        "overhead, ratio",
+    ]
+    assert run_app(["bench", "--only", "encoders"]) == 2
+
+
+def test_a_gpu_gets_more_work():
+    assert [bench.more(device) for device in ("cpu", "cuda", "cuda:1")] == [1, bench.MORE, bench.MORE]
