@@ -19,9 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import performance_glance
+
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks" / "figures"
 PAGE = ROOT / "docs" / "performance.md"
+PICTURE = ROOT / "docs" / "images" / "performance.png"
 LONGEST_LINE = 100  # of prose in docs
 
 Figures = Mapping[str, Any]
@@ -320,8 +323,16 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], str]]] = {
 }
 
 
+def glance() -> list[performance_glance.Row]:
+    files = {name: KEPT / f"{name}.json" for name in SECTIONS}
+    return performance_glance.rows(
+        {name: json.loads(file.read_text("utf-8"))["figures"] for name, file in files.items()}
+    )
+
+
 def page() -> str:
-    parts = [(KEPT / "introduction.md").read_text(encoding="utf-8")]
+    first, rest = (KEPT / "introduction.md").read_text(encoding="utf-8").split("\n## ", 1)
+    parts = [first, performance_glance.section(glance(), PICTURE.relative_to(PAGE.parent).as_posix()), "## " + rest]
     for name, (heading, show) in SECTIONS.items():
         file = KEPT / f"{name}.json"
         if file.exists():
@@ -362,6 +373,7 @@ def main() -> None:
     if options.check:
         raise SystemExit(0 if PAGE.read_text(encoding="utf-8") == page() else f"{PAGE}: not what the figures say")
     PAGE.write_text(page(), encoding="utf-8")
+    performance_glance.draw(glance(), PICTURE)
 
 
 if __name__ == "__main__":
