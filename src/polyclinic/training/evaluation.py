@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from polyclinic.training.choices import recording_evaluation_pays
 from polyclinic.training.graphs import GraphedFunction, new_pool
 
 if TYPE_CHECKING:
+    from polyclinic.data.parts import ImageSet
     from polyclinic.training.loop import Trainer
 
 EVALUATION_BATCH = 256
@@ -29,6 +31,27 @@ def answer(trainer: Trainer, images: Tensor) -> Tensor:
         )
     found: Tensor = trainer.kept[key](images)
     return found.clone()  # the next pass overwrites it
+
+
+@torch.no_grad()
+def sums_of(trainer: Trainer, parts: Sequence[ImageSet]) -> list[dict[str, Tensor]]:
+    """Additive sums of the task's metrics for each of several parts, which go through the network together."""
+    batches = itertools.chain.from_iterable(trainer.in_order(part) for part in parts)
+    passed: Iterator[tuple[Tensor, ...]] = ((answer(trainer, images), target) for images, target in join_small(batches))
+    if not trainer.task.dense:  # small outputs: the GPU is waited for once
+        passed = iter([tuple(torch.cat(some) for some in zip(*passed, strict=True))])
+    observed, targets = [], []
+    for output, target in passed:
+        observed.append(trainer.task.observe(output, target, trainer.target).cpu())
+        targets.append(target.cpu())
+    sizes = [len(part) for part in parts]
+    rows = zip(parts, torch.cat(observed).split(sizes), torch.cat(targets).split(sizes), strict=True)
+    return [_sums(trainer, part, found, truth) for part, found, truth in rows]
+
+
+def _sums(trainer: Trainer, part: ImageSet, observed: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
+    return trainer.task.sums(trainer.within_bounds(observed, targets), targets, cases, trainer.target)
 
 
 def join_small(batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -23,7 +23,7 @@ from polyclinic.training.augmentation import Changes, augment, change, mix
 from polyclinic.training.batches import SiteBatches, shuffled_indices
 from polyclinic.training.compiling import Compilation, CompiledNetwork, Network
 from polyclinic.training.epochs import RecordedSteps
-from polyclinic.training.evaluation import EVALUATION_BATCH, answer, join_small
+from polyclinic.training.evaluation import EVALUATION_BATCH, answer, sums_of
 from polyclinic.training.fetching import Fetched, ImageFetcher
 from polyclinic.training.graphs import GraphedGradients
 from polyclinic.training.image_shares import draw_shares, hold_rows_of_few
@@ -366,27 +366,10 @@ class Trainer:
         [found] = self.evaluate_parts([part])
         return found
 
-    @torch.no_grad()
     def evaluate_parts(self, parts: Sequence[ImageSet]) -> list[dict[str, Tensor]]:
         """The same for each of several parts, none of them empty, whose images go through the network together."""
         self.model.eval()
-        batches = itertools.chain.from_iterable(self.in_order(part) for part in parts)
-        passed: Iterator[tuple[Tensor, ...]] = (
-            (answer(self, images), target) for images, target in join_small(batches)
-        )
-        if not self.task.dense:  # small outputs: the GPU is waited for once
-            passed = iter([tuple(torch.cat(some) for some in zip(*passed, strict=True))])
-        observed, targets = [], []
-        for output, target in passed:
-            observed.append(self.task.observe(output, target, self.target).cpu())
-            targets.append(target.cpu())
-        sizes = [len(part) for part in parts]
-        rows = zip(parts, torch.cat(observed).split(sizes), torch.cat(targets).split(sizes), strict=True)
-        return [self._sums(part, found, truth) for part, found, truth in rows]
-
-    def _sums(self, part: ImageSet, observed: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
-        return self.task.sums(self.within_bounds(observed, targets), targets, cases, self.target)
+        return sums_of(self, parts)
 
     def within_bounds(self, observed: Tensor, targets: Tensor) -> Tensor:
         """Observations of which no image's share in a score is larger than the site or the study's privacy wants."""
