@@ -85,7 +85,7 @@ def _interrupt_after_import() -> None:
     while main is not None and _imports(sys._current_frames().get(main)):
         time.sleep(0.02)
     if main is not None and hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(main, signal.SIGINT)  # also ends a wait: the line below would be noticed after it
+        signal.pthread_kill(main, signal.SIGINT)  # ends a wait as well; interrupt_main does not
     else:
         _thread.interrupt_main()
 

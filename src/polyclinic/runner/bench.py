@@ -1,8 +1,8 @@
 """How fast this machine is with Polyclinic, in about two minutes: rounds, engines, generators, attacks, encoders.
 
-Every measurement is a few seconds of real work on images of noise, once to warm up and then timed. A GPU gets more of
-it: the first steps are ordinary ones, and are recorded. It is there to compare machines and settings; figures for
-papers come from `benchmarks/`.
+Every measurement is a few seconds of real work on images of noise, once to warm up and then timed. A GPU gets more
+work, because its first steps are slow: they are recorded. The command is there to compare machines and settings;
+figures for papers come from `benchmarks/`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from polyclinic.attacks.solvers.half_products import Factor, factor, in_half, is_fused, product, undo_of
 
-#: places of a kernel up to which Triton finds the columns: its program has a line for each
+#: the largest kernel, in places, for which Triton finds the columns: its program has a line for each place
 MOST_PLACES = 64
 
 

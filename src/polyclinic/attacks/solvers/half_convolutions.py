@@ -44,13 +44,13 @@ def kernel_of(weight: Tensor) -> Factor:
 
 
 def has_channels_last(images: Tensor, kernel: torch.Size) -> bool:
-    """Whether a convolution gets channels last, which it wants for float16 on a GPU; of eight numbers at least."""
+    """Whether a convolution gets channels last. With float16 a GPU is faster so, if both numbers of channels can be
+    divided by eight."""
     return is_fused(images) and kernel[0] % 8 == 0 and kernel[1] % 8 == 0
 
 
 def convolve(images: Tensor, undo: Tensor, kernel: Factor, window: Window, plus: ToAdd | None = None) -> Tensor:
-    """Images [N, C, H, W], whose scale `undo` [N] undoes, to [N, O, H', W']; `plus` is
-    added to it."""
+    """Images [N, C, H, W], whose scale `undo` [N] undoes, to [N, O, H', W']; `plus` is added to it."""
     small, undo = _operand(images, undo, kernel, kernel.values[0].numel())
     return _undone(F.conv2d(small, kernel.values, None, window.stride, window.padding), undo, plus)
 

@@ -2,9 +2,9 @@
 
 TF32 rounds the factors of a product to 11 significant bits and still reads 32 bits of each. Float16 has as many
 significant bits in half the bytes, and a GPU multiplies it twice as fast. Its range is small: so every target's numbers
-are first multiplied by a power of two, and the product is divided by it. That alone rounds nothing but numbers which
-are 2^28 times smaller than the largest of their target. Sums are float32; a convolution writes them as float16, which
-rounds once more.
+are first multiplied by a power of two, and the product is divided by it. Scaling changes no digit, except of numbers
+that are 2^28 times smaller than the largest one of their target. Sums are float32; a convolution writes them as
+float16, which rounds once more.
 """
 
 from __future__ import annotations

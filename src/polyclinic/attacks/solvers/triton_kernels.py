@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-#: numbers that a program works on at once, and how many times where there are many: CUDA allows 65,535 programs a row
+#: numbers that a program works on at once, and how many times it does so for long rows: CUDA allows 65,535 programs for
+#: each row
 BLOCK, STEPS = 1024, 8
 
 
