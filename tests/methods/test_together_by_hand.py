@@ -16,7 +16,7 @@ from polyclinic.methods.fedrep import FedRep
 from polyclinic.methods.shared import local_training, synthetic_buffer, training_gans
 from polyclinic.methods.shared.felicia_images import shared_images
 from polyclinic.methods.shared.local_training import FitSpec
-from polyclinic.methods.shared.optimizer_state import start_optimizer
+from polyclinic.training.optimizer_state import start_optimizer
 from polyclinic.tasks import Target
 
 # --- a stack ----------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspe
 from polyclinic.federation.leaving.tested_model import TestedModel
 from polyclinic.federation.open_sites import OpenSites
 from polyclinic.federation.operation import Operation
+from polyclinic.federation.plan import work_at
 from polyclinic.federation.release_checks import (
     check_drawn_patients,
     check_private,
@@ -89,19 +90,17 @@ class SiteHost:
         return answer
 
     def is_grouped(self, operation: str, sites: int) -> bool:
-        """Whether a method can work at so many sites at once in this operation.
-
-        An archive, and a smallest cohort, want to know which images each site used; random shares are each site's own.
-        """
-        declared, spec = self._operation(operation)[1], self.spec
-        by_itself = spec.archive or spec.policy.min_cohort or spec.trainers or spec.policy.shares == "random"
-        if declared.together is None or by_itself:
-            return declared.grouped
-        return spec.method.may_stack(spec.trainer, sites, operation)
+        """Whether the plans of so many sites may be carried out at once in this operation."""
+        plan, spec = self._operation(operation)[1].plan, self.spec
+        if plan is None or spec.trainers:
+            return False
+        noted = bool(spec.archive or spec.policy.min_cohort or spec.policy.shares == "random")
+        return plan.may_group(spec.method, spec.trainer, sites, noted=noted)
 
     def can_divide(self, operation: str) -> bool:
         """Whether so many sites that not all are open at once may do an operation in groups, one after the other."""
-        return self._operation(operation)[1].together is not None
+        plan = self._operation(operation)[1].plan
+        return plan is not None and plan.divides
 
     def handle_group(self, calls: Sequence[Call]) -> list[Reply | Exception]:
         """Run an operation at several sites at once; every site's parcels pass its own gate.
@@ -210,30 +209,19 @@ class SiteHost:
             # dropout draws from global state
             gpus = range(torch.cuda.device_count())
             with seeded(*turns[0].site.address(declared.address, call.round), gpus=gpus):
-                if declared.together is not None and len(turns) > 1:
-                    return self._work_together(getattr(self.spec.method, declared.together), turns)
-                if not declared.grouped:
-                    return [self._work_alone(work, turn) for turn in turns]
-                return self._work_together(work, turns)
-
-    def _work_together(self, work: Callable[..., Any], turns: Sequence[Turn]) -> list[tuple[Parcel, ...]]:
-        """The work of several sites at once. A deployed site works by itself, and notes which images it used."""
-        names = dict.fromkeys(name for turn in turns for name in turn.payload)
-        lists = {name: [turn.payload.get(name) for turn in turns] for name in names}
-        with contextlib.ExitStack() as around:
-            if self.spec.policy.deployed:
-                [turn] = turns
-                turn.used = around.enter_context(turn.site.trainer.note_batches())
-                around.enter_context(self._shares(turn))
-            return [_parcels(released) for released in work([turn.site for turn in turns], **lists)]
+                if len(turns) > 1:
+                    made = work_at([turn.site for turn in turns], work, [turn.payload for turn in turns])
+                    return [_parcels(released) for released in made]
+                return [self._work_alone(work, turns[0])]
 
     def _work_alone(self, work: Callable[..., Any], turn: Turn) -> tuple[Parcel, ...]:
         """One site's work; an archive and a smallest cohort want to know which images it used."""
-        with self._shares(turn):
-            if not (self.spec.archive or self.spec.policy.min_cohort):
-                return _parcels(work(turn.site, **turn.payload))
-            with turn.site.trainer.note_batches() as turn.used:
-                return _parcels(work(turn.site, **turn.payload))
+        with contextlib.ExitStack() as around:
+            around.enter_context(self._shares(turn))
+            if self.spec.archive or self.spec.policy.min_cohort:
+                turn.used = around.enter_context(turn.site.trainer.note_batches())
+            [released] = work_at([turn.site], work, [turn.payload])
+            return _parcels(released)
 
     def _shares(self, turn: Turn) -> contextlib.AbstractContextManager[None]:
         """Random shares of images in the gradients of this work, where the policy wants them: others for every call, so

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from polyclinic.federation.plan import Plan
 
 
 class Operation(NamedTuple):
@@ -16,11 +19,10 @@ class Operation(NamedTuple):
     sealed_only: bool
     for_sites_only: bool
     scores: tuple[str, ...]
-    grouped: bool
+    plan: type[Plan] | None
     address: str
     repeats: bool
     begins_round: bool
-    together: str | None
     takes: Mapping[str, str]
     front: bool
     summed: str = ""
@@ -48,11 +50,10 @@ def operation(
     sealed_only: bool = False,
     for_sites_only: bool = False,
     scores: tuple[str, ...] = (),
-    grouped: bool = False,
+    plan: type[Plan] | None = None,
     address: str | None = None,
     repeats: bool = False,
     begins_round: bool = False,
-    together: str | None = None,
     takes: Mapping[str, str] | None = None,
     front: bool = False,
     summed: Literal["", "mean", "sum"] = "",
@@ -64,20 +65,18 @@ def operation(
     it releases goes to another site, sealed; the coordinator cannot have it. `scores`: the splits of a site's images
     that its release is computed from, where that is not the training images and no argument `split` says so; metrics of
     training images leave a deployed site empty.
-    `grouped`: the function gets a list of sites, and for every keyword a list with each site's value; it returns a list
-    with what each site releases. The list holds one site, or, where sites are simulated in one process
-    (`engine.stacked`), all that were asked; it must not draw from global random state. `address`: what random draws are
-    addressed by instead of the function's name, so that a function can be renamed and its draws stay the same.
+    `plan`: the kind of plan that the function yields first (`plan.py`), where plans of several simulated sites may be
+    carried out together (`engine.stacked`). `address`: what random draws are addressed by instead of the function's
+    name, so that a function can be renamed and its draws stay the same.
     `repeats`: it may be asked several times a round, as the steps of split learning are; a deployed site does any other
     operation that releases something once a round. `begins_round`: the weights that it is given are those that
-    `evaluate` scored in the round before, which a deployed site checks. `together`: the name of a function that does
-    the same work at several simulated sites at once, up to rounding; it is like a `grouped` one, and is called where
-    the method's `may_stack` says so. `takes`: the kinds of parcel that it takes, by argument, where an argument is not
-    named like its kind; a deployed site refuses any other kind. `front`: the weights that it is given are those of the
-    network up to the study's cut, and not of all of it. `summed`: the coordinator needs nothing of the sites' releases
-    but their mean (weighted as `method.weighting` says) or their sum, so that they can be added up in whole numbers, or
-    in secret (`federation.sum`); the method then gets one reply of all sites together. `secure_only`: a step of
-    a secure sum, or an answer that only such a sum protects; sites refuse it in a study without them.
+    `evaluate` scored in the round before, which a deployed site checks. `takes`: the kinds of parcel that it takes, by
+    argument, where an argument is not named like its kind; a deployed site refuses any other kind. `front`: the weights
+    that it is given are those of the network up to the study's cut, and not of all of it. `summed`: the coordinator
+    needs nothing of the sites' releases but their mean (weighted as `method.weighting` says) or their sum, so that they
+    can be added up in whole numbers, or in secret (`federation.sum`); the method then gets one reply of all sites
+    together. `secure_only`: a step of a secure sum, or an answer that only such a sum protects; sites refuse it in a
+    study without them.
     """
 
     def mark(function: Callable) -> Callable:
@@ -88,11 +87,10 @@ def operation(
             sealed_only,
             for_sites_only,
             scores,
-            grouped,
+            plan,
             named,
             repeats,
             begins_round,
-            together,
             dict(takes or {}),
             front,
             summed,

@@ -14,9 +14,10 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import optimizer_state, pooling, synthetic_buffer
+from polyclinic.methods.shared import pooling, synthetic_buffer
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
+from polyclinic.training import optimizer_state
 
 
 class Centralized(Method):

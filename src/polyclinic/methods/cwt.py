@@ -6,6 +6,7 @@ change cyclically with the site (Balachandar et al. 2020).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -17,12 +18,13 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training, reply_checks
-from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
+from polyclinic.training.plans import FitSpec
 
 
 class CyclicWeightTransfer(LocalWork, Method):
@@ -50,12 +52,10 @@ class CyclicWeightTransfer(LocalWork, Method):
             reply_checks.check_shared_weights(federation, reply)
 
     @operation("weights")
-    def train(self, site: Site, weights: Weights) -> Parcel:
-        return local_training.train(
-            site,
-            weights,
-            FitSpec(self.steps_at(site), class_weights=self.class_weights(site), replayed=self.replayed(site)),
-        )
+    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
+        replayed = partial(self.replayed, site)
+        spec = FitSpec(self.steps_at(site), class_weights=self.class_weights(site), replayed=replayed)
+        return local_training.train(site, weights, spec)
 
     def class_weights(self, site: Site) -> Tensor | None:
         if not self.weighted_loss:

@@ -9,6 +9,7 @@ to 21), `encode_images` and `take_replay`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -16,11 +17,12 @@ from torch import Tensor
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.cwt import CyclicWeightTransfer
 from polyclinic.methods.shared import generative_replay, local_training
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, replay_settings
-from polyclinic.methods.shared.local_training import FitSpec
+from polyclinic.training.plans import FitSpec
 
 
 class CwtReplay(GenerativeReplay, CyclicWeightTransfer):
@@ -50,12 +52,8 @@ class CwtReplay(GenerativeReplay, CyclicWeightTransfer):
         return state.weights
 
     @operation("weights")
-    def train(self, site: Site, weights: Weights) -> Parcel:
+    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         """Lines 1 to 7: train the classifier on mini-batches of real images, each joined by a replayed one."""
-        return local_training.train(
-            site,
-            weights,
-            FitSpec(
-                self.steps_at(site), class_weights=self.class_weights(site), replayed=generative_replay.replayed(site)
-            ),
-        )
+        replayed = partial(generative_replay.replayed, site)
+        spec = FitSpec(self.steps_at(site), class_weights=self.class_weights(site), replayed=replayed)
+        return local_training.train(site, weights, spec)

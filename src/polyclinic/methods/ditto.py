@@ -11,15 +11,15 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
-from torch import nn
 
 from polyclinic.federation.federation import Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.local_training import Correct, FitSpec
+from polyclinic.methods.fedprox import towards
 from polyclinic.methods.shared.personal import PersonalFedAvg
+from polyclinic.training.plans import Correction, Fit
 
 
 class Ditto(PersonalFedAvg):
@@ -28,38 +28,14 @@ class Ditto(PersonalFedAvg):
 
     summary: ClassVar[str] = "FedAvg, and beside it a model of each site's own, held near the common one"
 
-    @operation("weights", begins_round=True, together="train_together", summed="mean")
-    def train(self, site: Site, weights: Weights) -> Parcel:
-        parcel = self.train_common(site, weights)
-        how = replace(self.own_spec(site), correct=self.pull_back(site, weights))
-        own, _ = local_training.fit(site, _own_model(site), how)
-        site.state.put("local", own)
+    @operation("weights", begins_round=True, plan=Fit, summed="mean")
+    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
+        parcel = yield from self.train_common(site, weights)
+        spec = replace(
+            self.fit_spec(site),
+            optimizer_group="own optimizer",
+            correction=Correction(towards(self.strength), {"start": weights}),
+        )
+        fitted = yield Fit(site, site.state.group("local") or site.trainer.initial_local, spec)
+        site.state.put("local", fitted.weights)
         return parcel
-
-    def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
-        parcels = self.train_common_together(sites, weights)
-        pull_back = self.pull_back(sites[0], weights[0])
-        starts = [_own_model(site) for site in sites]
-        found = local_training.fit_together(sites, starts, self.own_spec, correct_for=lambda *_: pull_back)
-        for site, (own, _) in zip(sites, found, strict=True):
-            site.state.put("local", own)
-        return parcels
-
-    def own_spec(self, site: Site) -> FitSpec:
-        """How a site trains its own model, but for what holds it near the common one."""
-        return FitSpec(self.steps_at(site), replayed=self.replayed(site), optimizer_group="own optimizer")
-
-    def pull_back(self, site: Site, weights: Weights) -> Correct:
-        """Adds lambda (v - w_round) to the gradients of own models."""
-        common = {name: tensor.to(site.trainer.device) for name, tensor in weights.items()}
-
-        def correct(model: nn.Module) -> None:
-            for name, parameter in model.named_parameters():
-                if parameter.grad is not None and name in common:
-                    parameter.grad.add_(parameter.detach() - common[name], alpha=self.strength)
-
-        return correct
-
-
-def _own_model(site: Site) -> Weights:
-    return site.state.group("local") or site.trainer.initial_local

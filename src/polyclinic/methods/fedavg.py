@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -12,12 +13,13 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import averaging, local_training, reply_checks, robust
-from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
+from polyclinic.training.plans import Fit, FitSpec
 
 
 class FedAvg(LocalWork, Method):
@@ -82,13 +84,10 @@ class FedAvg(LocalWork, Method):
             if self.weighting == "samples":
                 reply_checks.check_samples(reply)
 
-    @operation("weights", begins_round=True, together="train_together", summed="mean")
-    def train(self, site: Site, weights: Weights) -> Parcel:
+    @operation("weights", begins_round=True, plan=Fit, summed="mean")
+    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         return local_training.train(site, weights, self.fit_spec(site))
 
-    def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
-        return local_training.train_together(sites, weights, self.fit_spec)
-
     def fit_spec(self, site: Site) -> FitSpec:
-        """How long a site trains, and what it replays; anew at every call."""
-        return FitSpec(self.steps_at(site), replayed=self.replayed(site))
+        """How long a site trains, and what it replays."""
+        return FitSpec(self.steps_at(site), replayed=partial(self.replayed, site))

@@ -6,16 +6,18 @@ the classifier at once, each on its own images and on replayed ones, and their m
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import generative_replay, local_training
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
-from polyclinic.methods.shared.local_training import FitSpec
+from polyclinic.training.plans import Fit, FitSpec
 
 
 class FedAvgReplay(GenerativeReplay, FedAvg):
@@ -33,8 +35,8 @@ class FedAvgReplay(GenerativeReplay, FedAvg):
             federation.evaluate(state.weights)
         return state.weights
 
-    @operation("weights", begins_round=True, together="train_together", summed="mean")
-    def train(self, site: Site, weights: Weights) -> Parcel:
+    @operation("weights", begins_round=True, plan=Fit, summed="mean")
+    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         """Train on mini-batches of real images, each joined by a replayed one."""
-        replayed = generative_replay.replayed(site)
+        replayed = partial(generative_replay.replayed, site)
         return local_training.train(site, weights, FitSpec(self.steps_at(site), replayed=replayed))

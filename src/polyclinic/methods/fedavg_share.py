@@ -7,6 +7,7 @@ allow explicitly.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -17,11 +18,12 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, pooling
-from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.traits import Traits
+from polyclinic.training.plans import FitSpec
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -70,8 +72,8 @@ class FedAvgShare(FedAvg):
         site.state.put("shared", {**real_images, **labels, **(masks or {})})
 
     @operation("weights", simulation_only=True, summed="mean")
-    def train(self, site: Site, weights: Weights) -> Parcel:
-        part, replayed = self._union(site), self.replayed(site)
+    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
+        part, replayed = self._union(site), partial(self.replayed, site)
         return local_training.train(site, weights, FitSpec(self.steps_at(site, part), part, replayed=replayed))
 
     @staticmethod

@@ -12,7 +12,8 @@ FedER-A hands over buffers only; FedER-B, besides, trains on synthetic images al
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from functools import partial
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -24,20 +25,17 @@ from polyclinic.federation.communication import SENT
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.files import write_tensors
 from polyclinic.generators import GeneratorModel, replay_stream
 from polyclinic.methods.shared import local_training, synthetic_buffer
-from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.peers import PeerMethod
-from polyclinic.methods.shared.stacked_generators import train_generators
+from polyclinic.methods.shared.stacked_generators import FitGenerator
 from polyclinic.methods.shared.synthetic_buffer import Tensors
+from polyclinic.training.plans import Fit, FitSpec
 from polyclinic.training.replayed import ReplayedBatches
-from polyclinic.training.stacking import can_stack, has_dropout
-
-if TYPE_CHECKING:
-    from polyclinic.federation.collaborators import TrainerLike
 
 
 class FedER(LocalWork, PeerMethod):
@@ -150,18 +148,12 @@ class FedER(LocalWork, PeerMethod):
 
     # --- at a site --------------------------------------------------------------------------------
 
-    @operation("metrics", together="prepare_together")
-    def prepare(self, site: Site) -> Parcel:
+    @operation("metrics", plan=FitGenerator)
+    def prepare(self, site: Site) -> Work[Parcel]:
         """Train the generator, draw the buffer once, train the first model. Only figures about images leave."""
-        model, figures = synthetic_buffer.train_generator(site, reuse=self.reuse_generators)
-        self.keep_buffer(site, model)
-        self.train(site, None)
+        figures = yield FitGenerator(site, partial(self.keep_buffer, site), reuse=self.reuse_generators)
+        yield from self.train(site, None)
         return synthetic_buffer.figures_parcel(figures)
-
-    def prepare_together(self, sites: list[Site]) -> list[Parcel]:
-        trained = train_generators(sites, self.keep_buffer)
-        self.train_all(sites, [None for _ in sites])
-        return [synthetic_buffer.figures_parcel(figures) for _, figures in trained]
 
     def keep_buffer(self, site: Site, model: GeneratorModel) -> None:
         write_tensors(site.folder / "generator.safetensors", model.state())  # for the site's own people
@@ -180,8 +172,8 @@ class FedER(LocalWork, PeerMethod):
         site.state["arrived"] = arrived
         site.state.put(_place(arrived), _named("buffer", synthetic_images) | _named("weights", weights or {}))
 
-    @operation("statistics", repeats=True, together="adapt_together")
-    def adapt(self, site: Site, only_newest: bool = False) -> Parcel | None:
+    @operation("statistics", repeats=True, plan=Fit)
+    def adapt(self, site: Site, only_newest: bool = False) -> Work[Parcel | None]:
         """Fine-tune the oldest model in the queue on the site's own images and on the buffer that came with it.
 
         `only_newest`: the newest one, and drop the others, as sites that work in step do. A site with an empty queue
@@ -189,15 +181,8 @@ class FedER(LocalWork, PeerMethod):
         """
         if not queue_of(site):
             return None
-        return Parcel("statistics", {}, self.train(site, self.take_turn(site, only_newest)))
-
-    def adapt_together(self, sites: list[Site], only_newest: list[bool] | None = None) -> list[Parcel | None]:
-        ready = [(site, newest) for site, newest in zip(sites, only_newest or [False] * len(sites), strict=True)]
-        ready = [(site, newest) for site, newest in ready if queue_of(site)]
-        buffers = [self.take_turn(site, newest) for site, newest in ready]
-        trained = self.train_all([site for site, _ in ready], buffers)
-        done = {site.name: Parcel("statistics", {}, one) for (site, _), one in zip(ready, trained, strict=True)}
-        return [done.get(site.name) for site in sites]
+        seen = yield from self.train(site, self.take_turn(site, only_newest))
+        return Parcel("statistics", {}, seen)
 
     def take_turn(self, site: Site, only_newest: bool) -> Tensors | None:
         """The next received model becomes the site's own; the buffer that came with it, if it holds any image."""
@@ -210,45 +195,21 @@ class FedER(LocalWork, PeerMethod):
         buffer = _group(received, "buffer")
         return buffer if len(buffer["labels"]) else None
 
-    def train(self, site: Site, buffer: Tensors | None) -> dict[str, int]:
+    def train(self, site: Site, buffer: Tensors | None) -> Work[dict[str, int]]:
         """Train the site's model, on the buffer as well if there is one: Eq. 5, one mean over both halves of a batch.
 
         As many steps as without: floor(|D_k| / b) in a pass, each on b images of the site's own.
         """
-        how = self.fit_spec(site, buffer)
-        local_training.train(site, {}, how)
-        return self.images_seen(site, how)
-
-    def train_all(self, sites: list[Site], buffers: Sequence[Tensors | None]) -> list[dict[str, int]]:
-        """`train` at several simulated sites, as one stacked network where that can be and pays."""
-        given = {site.name: buffer for site, buffer in zip(sites, buffers, strict=True)}
-        if len(sites) < 2 or not can_stack(sites[0].trainer, len(sites)):
-            return [self.train(site, given[site.name]) for site in sites]
-        plans: dict[str, FitSpec] = {}
-
-        def plan(site: Site) -> FitSpec:
-            plans[site.name] = self.fit_spec(site, given[site.name])
-            return plans[site.name]
-
-        local_training.train_together(sites, [{} for _ in sites], plan)
-        return [self.images_seen(site, plans[site.name]) for site in sites]
-
-    def fit_spec(self, site: Site, buffer: Tensors | None) -> FitSpec:
-        own = self.own_images(site)
-        return FitSpec(self.steps_at(site), part=own, replayed=self.from_buffer(site, own, buffer))
-
-    def images_seen(self, site: Site, how: FitSpec) -> dict[str, int]:
-        steps, part = self.steps_at(site), how.part or site.data.train
-        each = min(site.trainer.optimizer.batch_size, len(part))
+        own, steps = self.own_images(site), self.steps_at(site)
+        each = min(site.trainer.optimizer.batch_size, len(own))
+        more = self.synthetic_images(each) if buffer is not None else 0
+        replayed = partial(self.from_buffer, site, buffer, more) if buffer is not None and more else None
+        yield from local_training.train(site, {}, FitSpec(steps, own, replayed=replayed))
         real = steps * each if self.trains_on_real_images else 0
-        synthetic = how.replayed.size if how.replayed else 0
-        return {"steps": steps, "real_images": real, "synthetic_images": steps * (each + synthetic) - real}
+        return {"steps": steps, "real_images": real, "synthetic_images": steps * (each + more) - real}
 
-    def from_buffer(self, site: Site, own: ImageSet, buffer: Tensors | None) -> ReplayedBatches | None:
-        """What joins the mini-batches of the site's own images; None where none is to."""
-        each = self.synthetic_images(min(site.trainer.optimizer.batch_size, len(own)))
-        if buffer is None or each == 0:
-            return None
+    def from_buffer(self, site: Site, buffer: Tensors, each: int) -> ReplayedBatches:
+        """What joins the mini-batches of the site's own images: `each` of the buffer."""
         stream = replay_stream.stream(
             replay_stream.Buffer(buffer["images"], buffer["labels"], buffer.get("masks")),
             each,
@@ -270,11 +231,6 @@ class FedER(LocalWork, PeerMethod):
             if self.trains_on_real_images
             else synthetic_buffer.buffer_images(site.state.group("buffer"))
         )
-
-    def may_stack(self, trainer: TrainerLike, sites: int, operation: str) -> bool:
-        if operation == "prepare":  # generators of the cache are taken one by one
-            return trainer.stacked != "never" and not self.reuse_generators and not has_dropout(trainer.model)
-        return super().may_stack(trainer, sites, operation)
 
     def needs_generator(self) -> bool:
         return True

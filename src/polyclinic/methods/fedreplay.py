@@ -25,10 +25,10 @@ from polyclinic.federation.leaving.code_packing import restore, shrink
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import latent_range, optimizer_state, reply_checks
+from polyclinic.methods.shared import latent_range, reply_checks
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
-from polyclinic.training import private, private_latents
+from polyclinic.training import optimizer_state, private, private_latents
 
 #: begins the names of tensors that are about mirrored images
 FLIPPED = "flipped_"

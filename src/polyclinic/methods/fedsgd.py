@@ -12,11 +12,11 @@ from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import averaging, local_training, optimizer_state, reply_checks
+from polyclinic.methods.shared import averaging, local_training, reply_checks
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.privacy.epsilon import sampling_rate_for
-from polyclinic.training import private
+from polyclinic.training import optimizer_state, private
 
 
 class FedSGD(Method):

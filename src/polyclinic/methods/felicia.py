@@ -18,6 +18,7 @@ al. 2021) is the special case of one site's images in random parts: `sites.parti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -29,6 +30,7 @@ from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.generators import GeneratorModel
 from polyclinic.generators.adversarial import AdversarialModel
@@ -40,18 +42,19 @@ from polyclinic.methods.shared.felicia_settings import FeliciaSettings
 from polyclinic.methods.shared.gan_site import SiteGANs
 from polyclinic.methods.shared.halves_site import SiteGANInHalves
 from polyclinic.methods.shared.method import Own
-from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
 from polyclinic.methods.shared.training_gans import (
+    AdvanceGAN,
+    StartGAN,
     SyntheticBatch,
+    TrainGAN,
     TrainingGANs,
     adversarial_settings,
-    by_gans,
     classes_take_turns,
     gan_model,
-    stackable,
 )
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private
+from polyclinic.training.optimizer_state import optimizer_tensors, restore_optimizer
 
 Tensors = Mapping[str, Tensor]
 
@@ -171,69 +174,56 @@ class Felicia(FeliciaSettings):
         """Each site's network for each training set on the test images of all sites, in all and by sub-group."""
         return {"diets": utility.test_tables(federation, "test_sums")} if federation.engine.simulation else {}
 
-    # --- at the sites -----------------------------------------------------------------------------
-    # Each operation gets one site, or all sites that are simulated on one device: their GANs train as a stack.
+    # --- at a site --------------------------------------------------------------------------------
+    # The GANs of simulated sites on one device train as a stack: what a plan gets as `sites` is one site, or those of
+    # the stack.
 
-    @operation(grouped=True)
-    def train_alone(self, sites: Sequence[Site]) -> list[None]:
+    @operation(plan=TrainGAN)
+    def train_alone(self, site: Site) -> Work[None]:
         """A round without the central term."""
-        for group in stackable(sites):
-            gans = self.gans_of(group, self.steps)
-            for _ in range(self.steps):
-                gans.local_step()
-            gans.keep()
-        return [None] * len(sites)
+        yield TrainGAN(site, partial(self.gans_of, steps=self.steps), self.steps_alone)
 
-    @operation("synthetic-images", grouped=True, address="begin")
-    def start_round(self, sites: Sequence[Site]) -> list[Parcel]:
+    @operation("synthetic-images", plan=StartGAN, address="begin")
+    def start_round(self, site: Site) -> Work[Parcel]:
         """Start a round of the synchronous schedule with the discriminator's step; the first images."""
-        made: list[SyntheticBatch] = []
-        for group in stackable(sites):
-            gans = self.gans_of(group, self.steps)
-            for site in group:
-                site.memory["gans"] = gans
-            made += gans.start()
-        return [self.parcel_of(site, own) for site, own in zip(sites, made, strict=True)]
+        made = yield StartGAN(site, partial(self.gans_of, steps=self.steps))
+        return self.parcel_of(site, made)
 
-    @operation("synthetic-images", grouped=True, address="go_on", repeats=True)
-    def generator_step(
-        self, sites: Sequence[Site], last: Sequence[bool], gradients: Sequence[Tensors | None] | None = None
-    ) -> list[Parcel | None]:
+    @operation("synthetic-images", plan=AdvanceGAN, address="go_on", repeats=True)
+    def generator_step(self, site: Site, last: bool, gradients: Tensors | None = None) -> Work[Parcel | None]:
         """The generator's step for the images sent last, then the discriminator's; the next images."""
-        came = zip(sites, gradients or [None] * len(sites), strict=True)
-        by_site = {site.name: own["images"] for site, own in came if own is not None}
-        released: dict[str, Parcel] = {}
-        for gans, group in by_gans(sites):
-            own = {site.name: by_site[site.name] for site in group if site.name in by_site}
-            if last[0]:
-                gans.finish(own)
-                for site in group:
-                    site.memory.clear()
-                continue
-            made = dict(zip(gans.names, gans.advance(own), strict=True))
-            released |= {site.name: self.parcel_of(site, made[site.name]) for site in group}
-        return [released.get(site.name) for site in sites]
+        made = yield AdvanceGAN(site, None if gradients is None else gradients["images"], last)
+        return None if made is None else self.parcel_of(site, made)
 
-    @operation("synthetic-images", grouped=True, address="train_apart", repeats=True, takes={"central": "generator"})
+    @operation("synthetic-images", plan=TrainGAN, address="train_apart", repeats=True, takes={"central": "generator"})
     def train_locally(
-        self,
-        sites: Sequence[Site],
-        begin: Sequence[int],
-        steps: Sequence[int],
-        names: Sequence[list[str]],
-        central: Sequence[Tensors | None] | None = None,
-    ) -> list[Parcel]:
+        self, site: Site, begin: int, steps: int, names: list[str], central: Tensors | None = None
+    ) -> Work[Parcel]:
         """Some steps with the central discriminator as it came (in the beginning, as everyone builds it); images."""
-        made: list[SyntheticBatch] = []
-        for group in stackable(sites):
-            gans = self.gans_of(group, steps[0], purpose=f"gan from {begin[0]}")
-            received = self.received(group[0], central[0] if central else None, len(names[0]))
-            received.expect_turns(classes_take_turns(group))
-            for step in range(begin[0], begin[0] + steps[0]):
-                self.local_step(gans, group, received, names[0], step)
-            gans.keep()
-            made += gans.sample(self.sent or steps[0] * adversarial_settings(group[0]).batch_size)
-        return [self.parcel_of(site, own) for site, own in zip(sites, made, strict=True)]
+        gans = partial(self.gans_of, steps=steps, purpose=f"gan from {begin}")
+        sent = self.sent or steps * adversarial_settings(site).batch_size
+        taken = partial(self.steps_with, begin=begin, steps=steps, names=names, central=central)
+        made = yield TrainGAN(site, gans, taken, sent)
+        return self.parcel_of(site, made)
+
+    def steps_alone(self, gans: TrainingGANs, sites: Sequence[Site]) -> None:
+        for _ in range(self.steps):
+            gans.local_step()
+
+    def steps_with(
+        self,
+        gans: TrainingGANs,
+        sites: Sequence[Site],
+        *,
+        begin: int,
+        steps: int,
+        names: list[str],
+        central: Tensors | None,
+    ) -> None:
+        received = self.received(sites[0], central, len(names))
+        received.expect_turns(classes_take_turns(sites))
+        for step in range(begin, begin + steps):
+            self.local_step(gans, sites, received, names, step)
 
     def gans_of(self, group: Sequence[Site], steps: int, purpose: str = "gan") -> TrainingGANs:
         """The GANs of some sites, ready for the steps of a round."""

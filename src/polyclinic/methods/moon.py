@@ -8,32 +8,22 @@ site's first round its last model is the common one, and the added loss has no g
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
-from torch.func import vmap
 from torch.nn import functional as F
 
 from polyclinic.federation.federation import Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.local_training import Fitted, StackedLosses
 from polyclinic.methods.shared.traits import Traits
-from polyclinic.models import Backbone, split
-from polyclinic.training.stacking import StackedModel
-
-if TYPE_CHECKING:
-    from polyclinic.federation.collaborators import TrainerLike
-
-Represent = Callable[[Tensor], Tensor]
+from polyclinic.training.plans import Fit, Reference
 
 
 class Moon(FedAvg):
@@ -58,104 +48,22 @@ class Moon(FedAvg):
             "scaffold or fedavg under differential privacy"
         )
 
-    @operation("weights", begins_round=True, together="train_together", summed="mean")
-    def train(self, site: Site, weights: Weights) -> Parcel:
+    @operation("weights", begins_round=True, plan=Fit, summed="mean")
+    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         common = local_training.assemble(site, weights)
-        parcel = local_training.release(site, *self._fit(site, common))
+        contrast = Reference(site.trainer.model.cuts[-1], [common, site.state.group("last") or common], self._contrast)
+        spec = replace(self.fit_spec(site), reference=contrast if self.mu else None)
+        parcel = local_training.release(site, (yield Fit(site, common, spec)))
         site.state.put("last", {**common, **site.state.group("local"), **parcel.tensors})
         return parcel
 
-    def _fit(self, site: Site, common: Weights) -> Fitted:
-        """Train one site from the whole model at the beginning of a round."""
-        trainer = site.trainer
-        last = site.state.group("last") or common
-        references = [self._representation(site, one) for one in (common, last)]
-        front, rest = split(trainer.load(common).train(), _last_cut(trainer.model))
-
-        def objective(images: Tensor, targets: Tensor) -> Tensor:
-            with trainer.autocast():
-                representation = front(images)
-                output = rest(representation)
-            loss = trainer.loss(output, targets)
-            if self.mu == 0:
-                return loss
-            to_common, to_last = (self._similarity(representation, refer(images)) for refer in references)
-            return loss + self.mu * contrastive_loss(to_common, to_last, self.temperature)
-
-        return local_training.fit(site, common, replace(self.fit_spec(site), objective=objective))
-
-    def train_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
-        trainer = sites[0].trainer
-        common = [local_training.assemble(site, own) for site, own in zip(sites, weights, strict=True)]
-        last = [site.state.group("last") or own for site, own in zip(sites, common, strict=True)]
-
-        def load(contrast: StackedContrast, places: Sequence[int]) -> None:
-            contrast.load([common[place] for place in places], [last[place] for place in places])
-
-        parcels = local_training.train_together(
-            sites,
-            weights,
-            self.fit_spec,
-            losses=StackedLosses(lambda members: StackedContrast(trainer, members, self.mu, self.temperature), load),
-            alone=lambda place: self._fit(sites[place], common[place]),
-        )
-        for site, own, parcel in zip(sites, common, parcels, strict=True):
-            site.state.put("last", {**own, **site.state.group("local"), **parcel.tensors})
-        return parcels
-
-    @staticmethod
-    def _representation(site: Site, weights: Weights) -> Represent:
-        """What a network with these weights, which stay as they are, makes of images; batch norm as in evaluation."""
-        network = copy.deepcopy(site.trainer.load(weights)).eval()
-        front, _ = split(network, _last_cut(network))
-
-        @torch.no_grad()
-        def represent(images: Tensor) -> Tensor:
-            with site.trainer.autocast():
-                return front(images)
-
-        return represent
-
-    @staticmethod
-    def _similarity(first: Tensor, second: Tensor) -> Tensor:
-        return F.cosine_similarity(first.flatten(1).float(), second.flatten(1).float())
-
-
-class StackedContrast:
-    """MOON's losses of several sites' networks in a stack, with both networks of each site that stay as they are."""
-
-    def __init__(self, trainer: TrainerLike, members: int, mu: float, temperature: float) -> None:
-        self.trainer, self.mu, self.temperature = trainer, mu, temperature
-        self.references = [StackedModel(trainer.model, members) for _ in range(2)]
-        for one in self.references:
-            one.layout.eval()
-        self.loss = vmap(lambda output, targets: trainer.task.loss(output, targets, trainer.target))
-        self.contrast = vmap(self._contrast)
-
-    def load(self, common: Sequence[Weights], last: Sequence[Weights]) -> None:
-        for reference, weights in zip(self.references, (common, last), strict=True):
-            reference.load(weights)
-
-    def __call__(self, model: StackedModel, images: Tensor, targets: Tensor) -> Tensor:
-        cut = _last_cut(self.trainer.model)
-        with self.trainer.autocast():
-            representation, output = model.through(cut, images)
-            with torch.no_grad():
-                others = [one.through(cut, images, whole=False)[0] for one in self.references]
-        losses = self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
-        if self.mu == 0:
-            return losses
-        return losses + self.mu * self.contrast(representation, *others)
-
     def _contrast(self, own: Tensor, common: Tensor, last: Tensor) -> Tensor:
-        to_common, to_last = (Moon._similarity(own, one) for one in (common, last))
-        return contrastive_loss(to_common, to_last, self.temperature)
+        to_common, to_last = (
+            F.cosine_similarity(own.flatten(1).float(), one.flatten(1).float()) for one in (common, last)
+        )
+        return self.mu * contrastive_loss(to_common, to_last, self.temperature)
 
 
 def contrastive_loss(to_common: Tensor, to_last: Tensor, temperature: float) -> Tensor:
     """The mean over images of -log of the share that the similarity to the common model has, from both [B]."""
     return F.softplus((to_last - to_common) / temperature).mean()
-
-
-def _last_cut(model: Backbone) -> str:
-    return model.cuts[-1]

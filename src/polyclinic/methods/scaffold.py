@@ -7,25 +7,26 @@ here, so that the option means the same for any optimiser. A control is a mean g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, reply_checks
 from polyclinic.methods.shared.averaging import WeightedMean, count_sites
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private
+from polyclinic.training.plans import Correction, Fit
 
 
 class Scaffold(FedAvg):
@@ -87,42 +88,18 @@ class Scaffold(FedAvg):
             # the control is added to the gradients of all steps; after several of them, others have turned back
             reply_checks.check_step(call, reply, federation.trainer.optimizer.lr * min(self.local_steps or 10, 10))
 
-    @operation("weights", "gradients", begins_round=True, together="train_together", summed="mean")
-    def train(self, site: Site, weights: Weights, gradients: Weights) -> tuple[Parcel, Parcel]:
+    @operation("weights", "gradients", begins_round=True, plan=Fit, summed="mean")
+    def train(self, site: Site, weights: Weights, gradients: Weights) -> Work[tuple[Parcel, Parcel]]:
         """Trained weights, and how much the site's control variate has changed."""
-        own = _control(site, gradients)
-        correct = Drift(_drift(site, own, gradients))
+        own = site.state.group("control") or {name: torch.zeros_like(one) for name, one in gradients.items()}
         fresh = self._full_gradient(site, weights) if self.option == "I" else None
-        parcel = local_training.train(site, weights, replace(self.fit_spec(site), correct=correct))
-        return self._release(site, parcel, own, fresh or correct.mean())
-
-    def train_together(  # type: ignore[override]
-        self, sites: list[Site], weights: list[Weights], gradients: list[Weights]
-    ) -> list[tuple[Parcel, Parcel]]:
-        steps, own = (
-            [self.steps_at(site) for site in sites],
-            [_control(*one) for one in zip(sites, gradients, strict=True)],
-        )
-        drifts = [_drift(*one) for one in zip(sites, own, gradients, strict=True)]
-        fresh = [self._full_gradient(*one) if self.option == "I" else {} for one in zip(sites, weights, strict=True)]
-        means: dict[int, Callable[[], dict[str, Tensor]]] = {}
-
-        def correct_for(places: Sequence[int], stacked: bool) -> Drift | StackedDrift:
-            if not stacked:
-                alone = Drift(drifts[places[0]])
-                means[places[0]] = alone.mean
-                return alone
-            together = StackedDrift([drifts[place] for place in places], [steps[place] for place in places])
-            means.update({place: partial(together.mean, member) for member, place in enumerate(places)})
-            return together
-
-        parcels = local_training.train_together(sites, weights, self.fit_spec, correct_for=correct_for)
-        every = enumerate(zip(sites, parcels, own, fresh, strict=True))
-        return [self._release(site, parcel, mine, new or means[place]()) for place, (site, parcel, mine, new) in every]
-
-    @staticmethod
-    def _release(site: Site, parcel: Parcel, own: Weights, control: Weights) -> tuple[Parcel, Parcel]:
-        new = {**own, **control}
+        drift = {name: gradients[name] - own[name] for name in gradients}
+        nothing = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in gradients.items()}
+        spec = replace(self.fit_spec(site), correction=Correction(_add_drift, {"drift": drift}, nothing))
+        fitted = yield Fit(site, local_training.assemble(site, weights), spec)
+        parcel, steps = local_training.release(site, fitted), fitted.metadata["steps"]
+        mean = {name: (total / steps).to(own[name].dtype).cpu() for name, total in fitted.state.items()}
+        new = {**own, **(fresh or mean)}
         site.state.put("control", new)
         change = {name: new[name] - own[name] for name in own}
         return parcel, Parcel("gradients", change, parcel.metadata, private.record_of(site, "classifier"))
@@ -134,51 +111,9 @@ class Scaffold(FedAvg):
         return local_training.mean_gradient(trainer, trainer.one_pass(site.data.train, site.rng("control")))
 
 
-class Drift:
-    """Takes the mean of a network's gradients as they come, and adds c - c_k to them."""
-
-    def __init__(self, drift: Weights) -> None:
-        self.drift, self._mean = drift, WeightedMean()
-
-    def __call__(self, model: nn.Module) -> None:
-        found = _gradients(model)
-        self._mean.add(found, 1)
-        for name, gradient in found.items():
-            gradient.add_(self.drift[name])
-
-    def mean(self) -> dict[str, Tensor]:
-        return {name: gradient.cpu() for name, gradient in self._mean.tensors().items()}
-
-
-class StackedDrift:
-    """The same for several sites' stacked networks, each of which takes its own number of steps."""
-
-    def __init__(self, drifts: Sequence[Weights], steps: Sequence[int]) -> None:
-        self.drift = {name: torch.stack([one[name] for one in drifts]) for name in drifts[0]}
-        self.steps, self.taken = steps, 0
-        self.sums: dict[str, Tensor] = {}
-
-    def __call__(self, model: nn.Module) -> None:
-        for name, gradient in _gradients(model).items():
-            counts = torch.tensor([float(self.taken < own) for own in self.steps], device=gradient.device)
-            counted = gradient * counts.reshape(-1, *(1 for _ in gradient.shape[1:]))
-            self.sums[name] = self.sums[name] + counted if name in self.sums else counted
-            gradient.add_(self.drift[name])
-        self.taken += 1
-
-    def mean(self, member: int) -> dict[str, Tensor]:
-        return {name: (total[member] / self.steps[member]).cpu() for name, total in self.sums.items()}
-
-
-def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-
-
-def _control(site: Site, gradients: Weights) -> dict[str, Tensor]:
-    """The site's control variate; zero in the beginning."""
-    return site.state.group("control") or {name: torch.zeros_like(one) for name, one in gradients.items()}
-
-
-def _drift(site: Site, own: Weights, gradients: Weights) -> dict[str, Tensor]:
-    """c - c_k, on the site's device."""
-    return {name: (gradients[name] - own[name]).to(site.trainer.device) for name in gradients}
+def _add_drift(
+    gradients: Weights, weights: Weights, given: Mapping[str, Weights], state: Weights
+) -> tuple[Weights, Weights]:
+    """Adds c - c_k to the gradients; the state is their sum before that."""
+    sums = {**state, **{name: state[name] + gradient for name, gradient in gradients.items()}}
+    return {name: gradient + given["drift"][name] for name, gradient in gradients.items()}, sums

@@ -17,10 +17,11 @@ from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import optimizer_state, reply_checks
+from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
+from polyclinic.training import optimizer_state
 
 
 class SplitNN(LocalWork, Method):

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.operation import operation
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.local_training import FitSpec
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method, Own
 from polyclinic.methods.shared.traits import Traits
+from polyclinic.training.plans import Fit, FitSpec
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -38,13 +39,9 @@ class Standalone(LocalWork, Method):
         """All of them: each site has a model of its own."""
         return frozenset(model.state_dict())
 
-    @operation(together="train_together")
-    def train(self, site: Site) -> None:
-        local_training.train(site, {}, FitSpec(self.steps_at(site)))
-
-    def train_together(self, sites: list[Site]) -> list[None]:
-        local_training.train_together(sites, [{} for _ in sites], lambda site: FitSpec(self.steps_at(site)))
-        return [None for _ in sites]
+    @operation(plan=Fit)
+    def train(self, site: Site) -> Work[None]:
+        yield from local_training.train(site, {}, FitSpec(self.steps_at(site)))
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
         """As for any method; a site alone also selects its best round alone, by its validation images."""

@@ -7,6 +7,7 @@ to rounding: batch norm has each network's own statistics, and an optimiser work
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.federation.collaborators import TrainerLike as Trainer
     from polyclinic.models import Backbone
+    from polyclinic.training.plans import Correction, Reference
     from polyclinic.training.replayed import ReplayedBatches
 
 #: bytes of images that are put together for stacked sites at a time
@@ -37,8 +39,8 @@ AHEAD_BYTES = 2**28
 MOST_STACKS = 4
 #: output and targets of one network's batch to its mean loss
 Loss = Callable[[Tensor, Tensor], Tensor]
-#: a stack, images [M, B, ...] and targets [M, B] to the losses [M] of its networks, where they are not the task's
-LossesOf = Callable[["StackedModel", Tensor, Tensor], Tensor]
+#: images [M, B, ...] and targets [M, B] to the losses [M] of a stack's networks, where they are not the task's
+LossesOf = Callable[[Tensor, Tensor], Tensor]
 
 
 class StackedModel:
@@ -62,14 +64,13 @@ class StackedModel:
         with all_at_once(self.layout):
             return self._forward(self.parameters, self.buffers, images)
 
-    def through(self, cut: str, images: Tensor, *, whole: bool = True) -> tuple[Tensor, Tensor]:
-        """What each network has after the stage `cut`, and what it gives in the end (without `whole`, the former)."""
-        front, rest = split(cast("Backbone", self.layout), cut)
+    def parts(self, cut: str) -> list[Callable[[Tensor], Tensor]]:
+        """The networks up to the stage `cut`, and from there on."""
+        return [functools.partial(self._through, part) for part in split(cast("Backbone", self.layout), cut)]
+
+    def _through(self, part: nn.Module, images: Tensor) -> Tensor:
         with all_at_once(self.layout):
-            between = vmap(self._part(front), randomness="different")(self.parameters, self.buffers, images)
-            if not whole:
-                return between, between
-            return between, vmap(self._part(rest), randomness="different")(self.parameters, self.buffers, between)
+            return vmap(self._part(part), randomness="different")(self.parameters, self.buffers, images)
 
     @staticmethod
     def _part(network: nn.Module) -> Callable[..., Tensor]:
@@ -80,10 +81,6 @@ class StackedModel:
             return functional_call(network, tuple(own), (images,))
 
         return compute
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """As a module's; what corrects gradients by name works on all networks at once."""
-        return iter(self.parameters.items())
 
     @torch.no_grad()
     def load(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
@@ -135,28 +132,55 @@ class StackedGradients:
         return losses
 
     def _passes(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        losses = self.losses_of(self.model, images, targets)
+        losses = self.losses_of(images, targets)
         gradients = torch.autograd.grad(losses.sum(), self.trained)
         return losses.detach(), [one.contiguous() for one in gradients]  # as fused optimisers want them
 
-    def _losses(self, model: StackedModel, images: Tensor, targets: Tensor) -> Tensor:
+    def _losses(self, images: Tensor, targets: Tensor) -> Tensor:
         with self.autocast():
-            output = model(images)
+            output = self.model(images)
         return self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
+
+
+class StackedReferences:
+    """The losses of a stack with a `Reference`: the task's, and the added one, which looks at fixed networks."""
+
+    def __init__(self, trainer: Trainer, model: StackedModel, reference: Reference, loss: Loss) -> None:
+        self.autocast, self.loss, self.added = trainer.autocast, vmap(loss), vmap(reference.loss)
+        self.fixed = [StackedModel(trainer.model, model.members) for _ in reference.weights]
+        for one in self.fixed:
+            one.layout.eval()
+        self.fronts = [one.parts(reference.cut)[0] for one in self.fixed]
+        self.front, self.rest = model.parts(reference.cut)
+
+    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
+        with self.autocast():
+            own = self.front(images)
+            output = self.rest(own)
+            with torch.no_grad():
+                others = [front(images) for front in self.fronts]
+        losses = self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
+        return losses + self.added(own, *others)
 
 
 class StackedTrainer:
     """Trains the networks of several sites, of one shape and one batch size, as one."""
 
-    def __init__(self, trainer: Trainer, members: int, losses_of: LossesOf | None = None) -> None:
+    def __init__(self, trainer: Trainer, members: int, reference: Reference | None = None) -> None:
+        def loss(output: Tensor, targets: Tensor) -> Tensor:
+            return trainer.task.loss(output, targets, trainer.target)
+
         self.model = StackedModel(trainer.model, members)
+        self.references = StackedReferences(trainer, self.model, reference, loss) if reference else None
         self.gradients = StackedGradients(
-            self.model,
-            lambda output, targets: trainer.task.loss(output, targets, trainer.target),
-            trainer.autocast,
-            graphs=trainer.graphs,
-            losses_of=losses_of,
+            self.model, loss, trainer.autocast, graphs=trainer.graphs, losses_of=self.references
         )
+
+    def load_references(self, weights: Sequence[Sequence[Mapping[str, Tensor]]]) -> None:
+        """The weights of each site's fixed networks."""
+        assert self.references is not None
+        for network, of_sites in zip(self.references.fixed, zip(*weights, strict=True), strict=True):
+            network.load(of_sites)
 
     def train(
         self,
@@ -188,17 +212,62 @@ class StackedTrainer:
         return means, [found[place] for place in range(len(steps))]
 
 
-def stacked_trainer(
-    trainer: Trainer, members: int, losses_of: Callable[[int], LossesOf] | None = None
-) -> StackedTrainer:
-    """The stack of so many networks of a trainer's: made once, with its graphs and with the losses that
-    `losses_of(members)` makes for it. The `MOST_STACKS` that were used last are kept; a run has one `losses_of`."""
-    stacks: dict[int, StackedTrainer] = trainer.kept.setdefault("stacks", {})
-    found = stacks.pop(members, None)
+def stacked_trainer(trainer: Trainer, members: int, reference: Reference | None = None) -> StackedTrainer:
+    """The stack of so many networks of a trainer's: made once, with its graphs. The `MOST_STACKS` that were used last
+    are kept; all references of a run have the same cut and loss."""
+    stacks: dict[tuple[int, bool], StackedTrainer] = trainer.kept.setdefault("stacks", {})
+    key = (members, reference is not None)
+    found = stacks.pop(key, None)
     while found is None and len(stacks) >= MOST_STACKS:
         del stacks[next(iter(stacks))]
-    stacks[members] = found or StackedTrainer(trainer, members, losses_of and losses_of(members))  # the newest is last
-    return stacks[members]
+    stacks[key] = found or StackedTrainer(trainer, members, reference)  # the newest is last
+    return stacks[key]
+
+
+class StackedCorrector:
+    """The corrections of several sites on the gradients of their stacked networks: one function, mapped over them."""
+
+    def __init__(self, corrections: Sequence[Correction], steps: Sequence[int], device: torch.device) -> None:
+        keys = corrections[0].given
+        given = {key: _together([one.given[key] for one in corrections], device) for key in keys}
+        self.given = {key: tensors for key, (tensors, _) in given.items()}
+        places = {key: where for key, (_, where) in given.items()}
+        self.change = vmap(corrections[0].change, in_dims=(0, 0, places, 0))
+        self.state: Mapping[str, Tensor] = {
+            name: torch.stack([one.state[name] for one in corrections]).to(device) for name in corrections[0].state
+        }
+        self.steps, self.taken = torch.tensor(list(steps), device=device), 0
+
+    def __call__(self, model: StackedModel) -> None:
+        gradients = {name: one.grad for name, one in model.parameters.items() if one.grad is not None}
+        weights = {name: one.detach() for name, one in model.parameters.items()}
+        changed, state = self.change(gradients, weights, self.given, self.state)
+        for name, one in model.parameters.items():
+            one.grad = changed.get(name)
+        active = self.taken < self.steps  # the others are through, and what they do now is not used
+        self.state = {n: torch.where(_beside(active, new), new, self.state[n]) for n, new in state.items()}
+        self.taken += 1
+
+    def state_of(self, member: int) -> dict[str, Tensor]:
+        return {name: tensor[member] for name, tensor in self.state.items()}
+
+
+def _together(
+    sites: Sequence[Mapping[str, Tensor]], device: torch.device
+) -> tuple[dict[str, Tensor], dict[str, int | None]]:
+    """Tensors of several sites by name, stacked, and the axis of the sites; None where all have the very same."""
+    tensors: dict[str, Tensor] = {}
+    axes: dict[str, int | None] = {}
+    for name, first in sites[0].items():
+        same = all(one[name] is first for one in sites)
+        tensors[name] = (first if same else torch.stack([one[name] for one in sites])).to(device)
+        axes[name] = None if same else 0
+    return tensors, axes
+
+
+def _beside(flags: Tensor, tensor: Tensor) -> Tensor:
+    """Flags [M] in a shape that goes with [M, ...]."""
+    return flags.reshape(-1, *(1 for _ in tensor.shape[1:]))
 
 
 @dataclass(frozen=True)

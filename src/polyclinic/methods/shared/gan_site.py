@@ -17,7 +17,6 @@ from polyclinic.generators.gan.model import GANModel, private_losses, private_ro
 from polyclinic.generators.gan.stack import StackedGAN
 from polyclinic.generators.gan.trainer import DiscriminatorDraws, GANNetworks, GANTrainer, SingleGAN
 from polyclinic.methods.shared.gan_member import SiteGAN
-from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
 from polyclinic.methods.shared.training_gans import (
     DISCRIMINATOR_ADAM,
     GENERATOR_ADAM,
@@ -30,6 +29,7 @@ from polyclinic.methods.shared.training_gans import (
 )
 from polyclinic.training import private
 from polyclinic.training.graphs import GraphedStep
+from polyclinic.training.optimizer_state import optimizer_tensors, restore_optimizer
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site

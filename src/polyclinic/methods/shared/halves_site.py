@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from polyclinic.generators.adversarial import AdversarialModel
 from polyclinic.generators.base import as_tensor
 from polyclinic.generators.random_source import RandomSource
-from polyclinic.methods.shared.optimizer_state import optimizer_tensors, restore_optimizer
 from polyclinic.methods.shared.training_gans import (
     DISCRIMINATOR_ADAM,
     GENERATOR_ADAM,
@@ -25,6 +24,7 @@ from polyclinic.methods.shared.training_gans import (
     steps_taken,
 )
 from polyclinic.randomness import torch_rng
+from polyclinic.training.optimizer_state import optimizer_tensors, restore_optimizer
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site

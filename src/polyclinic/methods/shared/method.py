@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -13,13 +14,14 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import Operation, operation
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import statistics_names
 from polyclinic.settings import Settings
 from polyclinic.training import private_scores
-from polyclinic.training.stacking import can_stack
+from polyclinic.training.plans import Score
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -57,13 +59,6 @@ class Method(Settings):
     def replayed(self, site: Site) -> ReplayedBatches | None:
         """Replayed images that join a site's mini-batches; None here, see `generative_replay.GenerativeReplay`."""
         return None
-
-    def may_stack(self, trainer: TrainerLike, sites: int, operation: str) -> bool:
-        """Whether an operation with a `together` may work at so many simulated sites at once."""
-        if operation == "evaluate":  # of one model: nothing is stacked; masks of all sites would fill the memory
-            one_model = type(self).score is Method.score and not trainer.local_names
-            return trainer.stacked != "never" and one_model and not trainer.task.dense
-        return can_stack(trainer, sites)
 
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         """Names of the weights that stay at each site: batch-norm statistics where the study says so."""
@@ -121,38 +116,27 @@ class Method(Settings):
         """ParcelRejected for a reply that the method cannot use. A site may send anything: whatever would stop the
         coordinator half in the middle is refused here, and only that site fails."""
 
-    @operation("metrics", together="evaluate_in_one_pass")
+    @operation("metrics", plan=Score)
     def evaluate(
         self,
         site: Site,
         weights: Weights | None = None,
         split: str = "validation",
         own: Own = "current",
-    ) -> Parcel | None:
+    ) -> Work[Parcel | None]:
         """Score a model on the site's images: `weights` with the site's own part, current or as of the best round.
 
         A site without images in this split releases nothing; nor does one whose epsilon allows no score any more.
         """
-        sums = self.score(site, private_scores.scored_images(site, split), weights or {}, own)
-        return self._scores(site, sums, split)
+        part, shared = private_scores.scored_images(site, split), {} if weights is None else weights
+        sums = yield Score(site, part, shared, partial(self.score, site, part, shared, own))
+        released = private_scores.release(site, sums) if sums else sums
+        return Parcel("metrics", released, privacy=private_scores.record_of(site, split)) if released else None
 
-    def _scores(self, site: Site, sums: dict[str, Tensor], split: str) -> Parcel | None:
-        told = private_scores.release(site, sums) if sums else sums
-        return Parcel("metrics", told, privacy=private_scores.record_of(site, split)) if told else None
-
-    def evaluate_in_one_pass(self, sites: list[Site], **given: list[Any]) -> list[Parcel | None]:
-        """`evaluate` at several simulated sites. Where all score the very same weights, these are loaded once, and the
-        images of all sites go through the network together."""
-        wanted = [{name: of_all[place] for name, of_all in given.items()} for place in range(len(sites))]
-        if not _score_one_model(sites, wanted):
-            return [self.evaluate(site, **how) for site, how in zip(sites, wanted, strict=True)]
-        trainer, split = sites[0].trainer, wanted[0].get("split", "validation")
-        parts = {site.name: private_scores.scored_images(site, split) for site in sites}
-        scored = {name: part for name, part in parts.items() if len(part)}
-        trainer.load(wanted[0]["weights"])
-        found = trainer.evaluate_parts(list(scored.values())) if scored else []
-        sums = dict(zip(scored, found, strict=True))
-        return [self._scores(site, sums.get(site.name, {}), split) for site in sites]
+    @classmethod
+    def scores_one_model(cls, trainer: TrainerLike) -> bool:
+        """Whether sites score common weights as they are: they have no part of their own and nothing to select."""
+        return cls.score is Method.score and not trainer.local_names
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
         """Additive sums of the task's metrics over a part of the site's images; empty if there is nothing to score."""
@@ -173,13 +157,3 @@ class Method(Settings):
     def remember(self, site: Site) -> None:
         """Keep the site's own part of the model as it is now: this round was the best one."""
         site.state.put("best", site.state.group("local"))
-
-
-def _score_one_model(sites: Sequence[Site], wanted: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all sites score the same weights, whole and handed over by reference, on the same split."""
-    first = wanted[0]
-    same = all(how.get("weights") is first.get("weights") and how.get("split") == first.get("split") for how in wanted)
-    trainer, groups = sites[0].trainer, ("local", "best")
-    own = any(site.state.group(name) for site in sites for name in groups)
-    whole = bool(first.get("weights")) and first["weights"].keys() == trainer.state().keys()
-    return same and whole and not own and all(site.trainer is trainer for site in sites)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from polyclinic.federation.federation import Weights
 from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private
+from polyclinic.training.plans import Fit
 
 if TYPE_CHECKING:
     from polyclinic.models import Backbone
@@ -25,15 +26,7 @@ class PersonalFedAvg(FedAvg):
         """All of them: each site has a model of its own, beside the common one."""
         return frozenset(model.state_dict())
 
-    def train_common(self, site: Site, weights: Weights) -> Parcel:
+    def train_common(self, site: Site, weights: Weights) -> Work[Parcel]:
         """FedAvg's training of the common model: all of it leaves, and the site's own model is not touched."""
-        trained, metadata = local_training.fit(site, weights, self.fit_spec(site))
-        return Parcel("weights", trained, metadata, private.record_of(site, "classifier"))
-
-    def train_common_together(self, sites: list[Site], weights: list[Weights]) -> list[Parcel]:
-        """The same at several simulated sites, up to rounding."""
-        found = local_training.fit_together(sites, weights, self.fit_spec)
-        return [
-            Parcel("weights", *one, private.record_of(site, "classifier"))
-            for site, one in zip(sites, found, strict=True)
-        ]
+        fitted = yield Fit(site, weights, self.fit_spec(site))
+        return Parcel("weights", fitted.weights, fitted.metadata, private.record_of(site, "classifier"))

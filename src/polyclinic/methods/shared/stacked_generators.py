@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -19,27 +21,49 @@ from polyclinic.methods.shared.synthetic_buffer import new_generator, train_gene
 from polyclinic.methods.shared.training_gans import batch_rows, stackable
 from polyclinic.randomness import seeded
 from polyclinic.training.choices import stacking_gans_pays
+from polyclinic.training.stacking import has_dropout
+
+if TYPE_CHECKING:
+    from polyclinic.federation.collaborators import TrainerLike
 
 #: a site's generator, and the figures of its training
 Trained = tuple[GeneratorModel, dict[str, float]]
 
 
-def train_generators(sites: Sequence[Site], keep: Callable[[Site, GeneratorModel], None]) -> list[Trained]:
-    """What `train_generator` gives at each of several simulated sites, up to rounding; then `keep` what it made."""
-    if not isinstance(generator_settings(sites[0]), GAN) or tuning_settings(sites[0]) is not None:
-        return [_train_as_if_alone(site, keep) for site in sites]
-    trained = _train_gans(sites)
-    for site, (model, _) in zip(sites, trained, strict=True):
-        keep(site, model)
-    return trained
+@dataclass(frozen=True)
+class FitGenerator:
+    """Train the site's generator on its images and `keep` what comes of it; the figures of its training.
 
+    `reuse`: it is kept in the cache, or taken from there.
+    """
 
-def _train_as_if_alone(site: Site, keep: Callable[[Site, GeneratorModel], None]) -> Trained:
-    """A plug-in's generator may draw from torch's global state: each site has a stream of its own there."""
-    with seeded(*site.address("prepare", site.round), gpus=range(torch.cuda.device_count())):
-        model, figures = train_generator(site)
-        keep(site, model)
-    return model, figures
+    site: Site
+    keep: Callable[[GeneratorModel], None]
+    reuse: bool
+
+    divides: ClassVar[bool] = True
+
+    @classmethod
+    def may_group(cls, method: Any, trainer: TrainerLike, sites: int, *, noted: bool) -> bool:
+        # generators of the cache are taken one by one; dropout draws from torch's global state
+        return not (noted or trainer.stacked == "never" or method.reuse_generators or has_dropout(trainer.model))
+
+    @classmethod
+    def carry_out(cls, plans: Sequence[Self]) -> list[dict[str, float]]:
+        settings, tuning = generator_settings(plans[0].site), tuning_settings(plans[0].site)
+        if len(plans) == 1 or not isinstance(settings, GAN) or tuning is not None:
+            return [plan.alone() for plan in plans]
+        trained = _train_gans([plan.site for plan in plans])
+        for plan, (model, _) in zip(plans, trained, strict=True):
+            plan.keep(model)
+        return [figures for _, figures in trained]
+
+    def alone(self) -> dict[str, float]:
+        """A plug-in's generator may draw from torch's global state: each site has a stream of its own there."""
+        with seeded(*self.site.address("prepare", self.site.round), gpus=range(torch.cuda.device_count())):
+            model, figures = train_generator(self.site, reuse=self.reuse)
+            self.keep(model)
+        return figures
 
 
 def _train_gans(sites: Sequence[Site]) -> list[Trained]:

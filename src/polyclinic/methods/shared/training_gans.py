@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +17,7 @@ from polyclinic.randomness import seed_of
 from polyclinic.training import private
 
 if TYPE_CHECKING:
+    from polyclinic.federation.collaborators import TrainerLike
     from polyclinic.federation.federation import Federation
     from polyclinic.federation.site import Site
 
@@ -67,6 +69,84 @@ class TrainingGANs(Protocol):
         """Put networks and optimisers into the sites' states."""
 
 
+#: the GANs of some sites, ready for the steps of a round
+MakeGANs = Callable[["Sequence[Site]"], TrainingGANs]
+
+
+@dataclass(frozen=True)
+class _GANPlan:
+    """Work of a site's GAN. A stack lives for a round, over many asks: all its sites must be asked at once."""
+
+    site: Site
+
+    divides: ClassVar[bool] = False
+
+    @classmethod
+    def may_group(cls, method: Any, trainer: TrainerLike, sites: int, *, noted: bool) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class TrainGAN(_GANPlan):
+    """Take `steps(gans, sites)` and keep what was learnt; then `sampled` images of the site, or none."""
+
+    gans: MakeGANs
+    steps: Callable[[TrainingGANs, Sequence[Site]], None]
+    sampled: int = 0
+
+    @classmethod
+    def carry_out(cls, plans: Sequence[Self]) -> list[SyntheticBatch | None]:
+        made: list[SyntheticBatch | None] = []
+        for group in stackable([plan.site for plan in plans]):
+            gans = plans[len(made)].gans(group)
+            plans[len(made)].steps(gans, group)
+            gans.keep()
+            made += gans.sample(plans[0].sampled) if plans[0].sampled else [None] * len(group)
+        return made
+
+
+@dataclass(frozen=True)
+class StartGAN(_GANPlan):
+    """The discriminator's first step of a round, and the first images. The site's memory has the GANs until the end."""
+
+    gans: MakeGANs
+
+    @classmethod
+    def carry_out(cls, plans: Sequence[Self]) -> list[SyntheticBatch]:
+        made: list[SyntheticBatch] = []
+        for group in stackable([plan.site for plan in plans]):
+            gans = plans[len(made)].gans(group)
+            for site in group:
+                site.memory["gans"] = gans
+            made += gans.start()
+        return made
+
+
+@dataclass(frozen=True)
+class AdvanceGAN(_GANPlan):
+    """The generator's step for the images that were made last, with the gradient that came for them; then the
+    discriminator's step and the next images, unless it was the `last` of the round."""
+
+    gradient: Tensor | None
+    last: bool
+
+    @classmethod
+    def carry_out(cls, plans: Sequence[Self]) -> list[SyntheticBatch | None]:
+        by_site = {plan.site.name: plan.gradient for plan in plans if plan.gradient is not None}
+        made: dict[str, SyntheticBatch] = {}
+        for _, group in itertools.groupby([plan.site for plan in plans], key=lambda site: id(site.memory["gans"])):
+            sites = list(group)
+            gans: TrainingGANs = sites[0].memory["gans"]
+            own = {site.name: by_site[site.name] for site in sites if site.name in by_site}
+            if plans[0].last:
+                gans.finish(own)
+                for site in sites:
+                    site.memory.clear()
+            else:
+                made |= zip(gans.names, gans.advance(own), strict=True)
+        return [made.get(plan.site.name) for plan in plans]
+
+
 def stackable(sites: Sequence[Site]) -> list[list[Site]]:
     """Sites in groups whose GANs can be stacked: all of them, or each one alone."""
     alone, settings = [[site] for site in sites], adversarial_settings(sites[0])
@@ -95,13 +175,6 @@ def classes_take_turns(sites: Sequence[Site]) -> bool:
     if not settings.takes_turns or not classes or settings.batch_size % classes:
         return False
     return all(len(np.unique(site.data.train.labels)) == classes for site in sites)
-
-
-def by_gans(sites: Sequence[Site]) -> Iterator[tuple[TrainingGANs, list[Site]]]:
-    """The GANs in training that sites have in memory, and the sites of each."""
-    for _, group in itertools.groupby(sites, key=lambda site: id(site.memory["gans"])):
-        found = list(group)
-        yield found[0].memory["gans"], found
 
 
 def steps_taken(site: Site) -> int:
