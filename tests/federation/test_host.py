@@ -27,6 +27,30 @@ from polyclinic.federation.summing.settings import Federated
 NUMBERS = torch.linspace(0, 1, 2048)
 
 
+class Play:
+    """A plan that tells how many sites did it at once. `method.stacks` says whether they may."""
+
+    divides = True
+
+    @classmethod
+    def may_group(cls, method, trainer, sites, *, noted):
+        return method.stacks and sites > 1 and not noted
+
+    @classmethod
+    def carry_out(cls, plans):
+        return [torch.tensor([float(len(plans))]) for _ in plans]
+
+
+class Sing(Play):
+    """One whose sites cannot be divided."""
+
+    divides = False
+
+    @classmethod
+    def may_group(cls, method, trainer, sites, *, noted):
+        return True
+
+
 class Band:
     """A method whose operations tell how many sites did them at once."""
 
@@ -35,19 +59,13 @@ class Band:
     def __init__(self, stacks=True):
         self.stacks = stacks
 
-    def may_stack(self, trainer, sites, operation):
-        return self.stacks and sites > 1
-
-    @operation("statistics", together="play_together")
+    @operation("statistics", plan=Play)
     def play(self, site):
-        return Parcel("statistics", {"there": torch.zeros(1)})
+        return Parcel("statistics", {"there": (yield Play())})
 
-    def play_together(self, sites):
-        return [Parcel("statistics", {"there": torch.tensor([float(len(sites))])}) for _ in sites]
-
-    @operation("statistics", grouped=True)
-    def sing(self, sites):
-        return self.play_together(sites)
+    @operation("statistics", plan=Sing)
+    def sing(self, site):
+        return Parcel("statistics", {"there": (yield Sing())})
 
     @operation("statistics")
     def hum(self, site):
@@ -117,9 +135,8 @@ def there(host, operation, sites="ab"):
 def test_sites_work_together_where_the_operation_says_how(tmp_path):
     host = make(tmp_path)
     assert there(host, "play") == [2.0, 2.0]
-    assert there(host, "play", "a") == [0.0]  # one site works alone
+    assert there(host, "play", "a") == [1.0]  # one site works alone
     assert there(host, "sing") == [2.0, 2.0]
-    assert there(host, "hum") == [1.0, 1.0]
     assert host.handle(Call("a", "listen", 1)).parcels == ()
 
 
@@ -130,7 +147,7 @@ def test_sites_work_together_where_the_operation_says_how(tmp_path):
         ({"method": Band(stacks=False)}, {"play": False, "sing": True, "hum": False}),
         ({"policy": Policy(shares="random")}, {"play": False, "sing": True, "hum": False}),
         ({"policy": Policy(shares="equal", min_cohort=1)}, {"play": False, "sing": True, "hum": False}),
-        ({"trainers": {"a": None}}, {"play": False, "sing": True, "hum": False}),
+        ({"trainers": {"a": None}}, {"play": False, "sing": False, "hum": False}),
         ({"archive": "one"}, {"play": False, "sing": True, "hum": False}),
     ],
 )

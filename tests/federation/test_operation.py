@@ -35,8 +35,8 @@ def test_an_operation_takes_what_its_arguments_are_named_like_unless_it_says_oth
 def test_all_that_is_declared_is_kept(declared):
     found = declared.renamed.operation
     assert (found.releases, found.scores, found.summed) == (("metrics",), ("test",), "mean")
-    others = ("simulation_only", "sealed_only", "for_sites_only", "grouped", "repeats", "begins_round", "front")
-    assert not any(getattr(found, name) for name in (*others, "secure_only", "together"))
+    others = ("simulation_only", "sealed_only", "for_sites_only", "plan", "repeats", "begins_round", "front")
+    assert not any(getattr(found, name) for name in (*others, "secure_only"))
 
 
 def test_a_bound_operation_takes_all_but_itself(declared):

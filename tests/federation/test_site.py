@@ -22,6 +22,25 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path
 
 
+class Count:
+    """A plan that is answered with the number of sites that handed one in."""
+
+    divides = True
+
+    def __init__(self, spoil):
+        self.spoil = spoil
+
+    @classmethod
+    def may_group(cls, method, trainer, sites, *, noted):
+        return True
+
+    @classmethod
+    def carry_out(cls, plans):
+        if any(plan.spoil == "all" for plan in plans):
+            raise RuntimeError("the scanner is on fire")
+        return [len(plans)] * len(plans)
+
+
 class Clerk:
     """A method whose operations do small things that show."""
 
@@ -62,21 +81,17 @@ class Clerk:
     def leak(self, site, split):
         return Parcel("latents", {"z": torch.tensor(getattr(site.data, split).images[2:3]) / 255})
 
-    @operation("statistics", grouped=True, address="an old name")
-    def count_together(self, sites, step, spoil=None):
-        """Add a step of its own to every site's sum; what a site releases tells how many were there."""
-        if "all" in (spoil or []):
-            raise RuntimeError("the scanner is on fire")
-        released = []
-        for site, own, spoilt in zip(sites, step, spoil or [None] * len(sites), strict=True):
-            site.state["sum"] = site.state.get("sum", torch.zeros(1)) + own
-            there = torch.tensor([math.nan if spoilt else float(len(sites))])
-            released.append(Parcel("statistics", {"sum": site.state["sum"], "there": there}))
-        return released
+    @operation("statistics", plan=Count, address="an old name")
+    def count_together(self, site, step, spoil=None):
+        """Add a step of its own to the site's sum; what a site releases tells how many were there."""
+        there = yield Count(spoil)
+        site.state["sum"] = site.state.get("sum", torch.zeros(1)) + step
+        there = torch.tensor([math.nan if spoil else float(there)])
+        return Parcel("statistics", {"sum": site.state["sum"], "there": there})
 
-    @operation("metrics", grouped=True, address="draw")
-    def draw_under_an_old_name(self, sites):
-        return [self.draw(site) for site in sites]
+    @operation("metrics", address="draw")
+    def draw_under_an_old_name(self, site):
+        return self.draw(site)
 
     @operation("weights")
     def echo(self, site, weights):

@@ -1,6 +1,5 @@
-"""Corrections of gradients at sites, alone and stacked, mixtures step by step, and who trains an encoder: by hand."""
+"""Corrections of gradients at sites, mixtures step by step, and who trains an encoder: by hand."""
 
-import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,13 +14,14 @@ from polyclinic.methods.feddyn import FedDyn
 from polyclinic.methods.fedpft import FedPFT, Mixture
 from polyclinic.methods.fedprox import FedProx
 from polyclinic.methods.fedreplay import FedReplay
-from polyclinic.methods.moon import Moon, StackedContrast
+from polyclinic.methods.moon import Moon
 from polyclinic.methods.private_head import PrivateHead, clipped_sum
-from polyclinic.methods.scaffold import Scaffold, StackedDrift
+from polyclinic.methods.scaffold import Scaffold
 from polyclinic.methods.shared import local_training, replay_quality
 from polyclinic.methods.shared.averaging import WeightedMean
 from polyclinic.methods.shared.robust import larger_cluster, multi_krum
 from polyclinic.randomness import torch_rng
+from polyclinic.training.plans import Fitted
 
 
 class State(dict):
@@ -32,110 +32,73 @@ class State(dict):
         self[name] = dict(tensors)
 
 
-class Stack(torch.nn.Module):
-    """The parameter of two networks in a stack, with a gradient of ones."""
-
-    def __init__(self, rows=2):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.arange(1.0, 2 * rows + 1).reshape(rows, 2))
-        self.w.grad = torch.ones(rows, 2)
-
-
 def site(name, **groups):
-    trainer = SimpleNamespace(device=torch.device("cpu"), model=Stack(1))
+    model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(2))})
+    model.cuts = ("first", "last")
+    trainer = SimpleNamespace(device=torch.device("cpu"), model=model, initial_local={}, local_names=(), privacy=None)
     return SimpleNamespace(name=name, trainer=trainer, state=State(groups))
 
 
-@pytest.fixture
-def captured(monkeypatch):
-    """What a method gives to `train_together`."""
-    found = {}
-
-    def train_together(sites, weights, how, *, correct_for):
-        found["correct_for"] = correct_for
-        return [Parcel("weights", {"w": torch.full((2,), 5.0)}) for _ in sites]
-
-    monkeypatch.setattr(local_training, "train_together", train_together)
-    return found
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch):
+    for method in (FedProx, FedDyn, Scaffold, Moon):
+        monkeypatch.setattr(method, "steps_at", lambda self, own: 2)
+    monkeypatch.setattr("polyclinic.training.private.record_of", lambda *_: None)
 
 
-START = [{"w": torch.tensor([1.0, 1.0])}] * 2
+START = {"w": torch.tensor([1.0, 1.0])}
+ONES = {"w": torch.ones(2)}
 
 
-def corrected(correct, rows):
-    model = Stack(rows)
-    correct(model)
-    return model.w.grad.tolist()
+def corrected(plan, weights, gradients=ONES):
+    """The gradients of one step at these weights, and the correction's state after it."""
+    correction = plan.spec.correction
+    return correction.change(gradients, {"w": torch.tensor(weights)}, correction.given, correction.state)
 
 
-@pytest.mark.parametrize("sites", [1, 2])
-def test_fedprox_pulls_all_sites_of_a_stack_back(captured, sites):
-    FedProx(mu=0.5).train_together([site("a"), site("b")][:sites], START[:sites])
-    correct = captured["correct_for"]([0, 1], True)
-    # 1 + 0.5 (w - 1) for weights 1 to 4
-    assert corrected(correct, 2) == [[1, 1.5], [2, 2.5]]
+def finish(work, weights, state=None, **metadata):
+    """What a site half returns once its network has been trained to these weights."""
+    fitted = Fitted({"w": torch.tensor(weights)}, {"samples": 4, "steps": 2, **metadata}, state or {})
+    with pytest.raises(StopIteration) as stopped:
+        work.send(fitted)
+    return stopped.value.value
 
 
-def test_feddyn_has_a_linear_term_of_each_site(captured):
-    sites = [site("a"), site("b", linear={"w": torch.tensor([0.5, 0.25])})]
-    FedDyn(alpha=0.5).train_together(sites, START)
-    linear = [own.state["linear"]["w"].tolist() for own in sites]
-    assert linear == [[-2, -2], [-1.5, -1.75]]  # h - alpha (5 - 1)
-    both = captured["correct_for"]([0, 1], True)
-    assert corrected(both, 2) == [[1, 1.5], [1.5, 2.25]]
-    second = captured["correct_for"]([1], False)
-    assert corrected(second, 1) == [[0.5, 1.25]]
+def test_fedprox_pulls_weights_back_to_the_start():
+    plan = next(FedProx(mu=0.5).train(site("a"), START))
+    assert plan.start == START
+    assert corrected(plan, [1.0, 3.0])[0]["w"].tolist() == [1, 2]  # 1 + 0.5 (w - 1)
 
 
-def test_feddyn_has_a_stack_of_one_site_too(captured):
-    """Whatever else its batches are like; a site without a term has zeros in a stack."""
-    FedDyn(alpha=0.5).train_together([site("b", linear={"w": torch.tensor([0.5, 0.25])})], START[:1])
-    assert corrected(captured["correct_for"]([0], True), 1) == [[0.5, 1.25]]
-    assert corrected(captured["correct_for"]([0], False), 1) == [[0.5, 1.25]]
+def test_fedprox_does_not_pull_a_layer_that_stays_at_the_site():
+    plan = next(FedProx(mu=0.5).train(site("a"), {"other": torch.zeros(2)}))
+    assert corrected(plan, [1.0, 3.0])[0]["w"].tolist() == [1, 1]
 
 
-def test_scaffold_adds_the_drift_of_each_site(captured, monkeypatch):
-    method = Scaffold(option="II")
-    monkeypatch.setattr(Scaffold, "steps_at", lambda self, own: {"a": 1, "b": 2}[own.name])
-    released = []
-    monkeypatch.setattr(Scaffold, "_release", lambda self, own, parcel, mine, new: released.append((own.name, new)))
-    sites = [site("a"), site("b", control={"w": torch.tensor([1.0, 1.0])})]
-    common = [{"w": torch.tensor([3.0, 4.0])}] * 2
-
-    def train_together(sites, weights, how, *, correct_for):
-        stacked = correct_for([0, 1], True)
-        for _ in range(2):
-            model = Stack()
-            stacked(model)
-            captured["last"] = model.w.grad.tolist()
-        return [None, None]
-
-    monkeypatch.setattr(local_training, "train_together", train_together)
-    method.train_together(sites, START, common)
-    assert captured["last"] == [[4, 5], [3, 4]]  # 1 + c, and 1 + c - c_k
-    assert [(name, new["w"].tolist()) for name, new in released] == [("a", [1, 1]), ("b", [1, 1])]
-
-    def alone(sites, weights, how, *, correct_for):
-        for place in (1, 0):
-            model = Stack(1)
-            correct_for([place], False)(model)
-            captured[place] = model.w.grad.tolist()
-        return [None, None]
-
-    monkeypatch.setattr(local_training, "train_together", alone)
-    method.train_together(sites, START, common)
-    assert (captured[0], captured[1]) == ([[4, 5]], [[3, 4]])
+@pytest.mark.parametrize(
+    ("before", "wanted", "after"), [(None, [1, 2], [-2, -2]), ([0.5, 0.25], [0.5, 1.75], [-1.5, -1.75])]
+)
+def test_feddyn_has_a_linear_term_that_follows(before, wanted, after):
+    own = site("a", **({"linear": {"w": torch.tensor(before)}} if before else {}))
+    work = FedDyn(alpha=0.5).train(own, START)
+    plan = next(work)
+    assert corrected(plan, [1.0, 3.0])[0]["w"].tolist() == wanted  # 1 - h + 0.5 (w - 1)
+    assert finish(work, [5.0, 5.0]).tensors["w"].tolist() == [5, 5]
+    assert own.state["linear"]["w"].tolist() == after  # h - alpha (5 - 1)
 
 
-def test_a_stack_counts_the_steps_of_each_member():
-    drift = StackedDrift([{"w": torch.zeros(2)}, {"w": torch.ones(2)}], [1, 3])
-    for _ in range(3):
-        model = Stack()
-        drift(model)
-    assert model.w.grad.tolist() == [[1, 1], [2, 2]]
-    assert drift.mean(0)["w"].tolist() == [1, 1]
-    assert drift.mean(1)["w"].tolist() == [1, 1]
-    assert drift.sums["w"].tolist() == [[1, 1], [3, 3]], "the first one had one step"
+@pytest.mark.parametrize(("before", "wanted"), [(None, [4, 5]), ([1.0, 1.0], [3, 4])])
+def test_scaffold_adds_the_drift_and_takes_the_mean_gradient(before, wanted):
+    own = site("a", **({"control": {"w": torch.tensor(before)}} if before else {}))
+    common = {"w": torch.tensor([3.0, 4.0])}
+    work = Scaffold(option="II").train(own, START, common)
+    gradients, state = corrected(next(work), [1.0, 1.0])
+    assert gradients["w"].tolist() == wanted  # 1 + c - c_k
+    assert state["w"].tolist() == [1, 1], "the sum has no drift in it"
+    _, change = finish(work, [5.0, 5.0], {"w": torch.tensor([6.0, 2.0]).double()})
+    assert own.state["control"]["w"].tolist() == [3, 1]  # a sum of two steps
+    first = before or [0.0, 0.0]
+    assert change.tensors["w"].tolist() == [3 - first[0], 1 - first[1]]
 
 
 @pytest.mark.parametrize(("option", "says"), [("I", True), ("II", False)])
@@ -311,45 +274,24 @@ def test_a_probe_asks_for_the_site_where_enough_replay(monkeypatch, sources, ask
 # --- MOON and private heads
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5, 1.0])
-def test_the_contrast_of_a_stack_is_that_of_each_network(mu):
-    """Representations of two networks, of the common model and of the last one, as numbers that are known."""
-    own = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
-    common = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])
-    last = torch.tensor([[[0.0, 1.0]], [[0.0, 1.0]]])
-
-    def through(representation):
-        return SimpleNamespace(through=lambda cut, images, whole=True: (representation, "output"))
-
-    trainer = SimpleNamespace(model=SimpleNamespace(cuts=("x", "last")), autocast=contextlib.nullcontext)
-    contrast = SimpleNamespace(
-        trainer=trainer,
-        mu=mu,
-        temperature=0.5,
-        references=[through(common), through(last)],
-        loss=lambda output, targets: torch.tensor([1.0, 2.0]),
-    )
-    contrast.contrast = torch.func.vmap(lambda *each: StackedContrast._contrast(contrast, *each))
-    model = SimpleNamespace(through=lambda cut, images: (own, torch.zeros(1)) if cut == "last" else None)
-    found = StackedContrast.__call__(contrast, model, None, None)
-    # the first lies at the common model, the second at its last one: softplus of -2 and of 2
+@pytest.mark.parametrize("mu", [0.5, 1.0])
+def test_the_contrast_is_small_near_the_common_model(mu):
+    common, last = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
     near, far = (float(torch.nn.functional.softplus(torch.tensor(x))) for x in (-2.0, 2.0))
-    assert found.tolist() == pytest.approx([1 + mu * near, 2 + mu * far])
+    moon = Moon(mu=mu, temperature=0.5)
+    assert float(moon._contrast(common, common, last)) == pytest.approx(mu * near)
+    assert float(moon._contrast(last, common, last)) == pytest.approx(mu * far)
 
 
-def test_a_site_of_moon_begins_with_the_common_model(monkeypatch):
-    loaded = []
-    monkeypatch.setattr(local_training, "assemble", lambda own, weights: {"common": weights})
-
-    def train_together(sites, weights, how, *, losses, alone):
-        losses.load(SimpleNamespace(load=lambda *given: loaded.append(given)), [0, 1])
-        return [Parcel("weights", {"w": torch.ones(1)}) for _ in sites]
-
-    monkeypatch.setattr(local_training, "train_together", train_together)
-    sites = [site("a"), site("b", last={"w": "before"})]
-    Moon().train_together(sites, ["x", "y"])
-    assert loaded == [([{"common": "x"}, {"common": "y"}], [{"common": "x"}, {"w": "before"}])]
-    assert [set(own.state["last"]) for own in sites] == [{"common", "w"}] * 2
+@pytest.mark.parametrize("before", [None, {"w": torch.zeros(2)}])
+def test_a_site_of_moon_begins_with_the_common_model(before):
+    own = site("a", **({"last": before} if before else {}))
+    work = Moon().train(own, START)
+    reference = next(work).spec.reference
+    assert reference.cut == "last"
+    assert [one["w"].tolist() for one in reference.weights] == [[1, 1], [0, 0] if before else [1, 1]]
+    finish(work, [5.0, 6.0])
+    assert own.state["last"]["w"].tolist() == [5, 6]
 
 
 def test_the_noise_of_a_sum_is_shared_by_its_sites(monkeypatch):

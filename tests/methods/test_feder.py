@@ -131,7 +131,12 @@ def test_what_each_variant_trains_on(go, monkeypatch, name):
     )
     told = []
     train = FedER.train
-    monkeypatch.setattr(FedER, "train", lambda self, site, buffer: told.append(train(self, site, buffer)) or told[-1])
+
+    def noted(self, site, buffer):
+        told.append((yield from train(self, site, buffer)))
+        return told[-1]
+
+    monkeypatch.setattr(FedER, "train", noted)
     go(name)
     real = "memmap"  # a site's own images are mapped from its part; a buffer is an array
     assert set(trained_on) == ({"ndarray"} if name == "feder-b" else {real})

@@ -14,6 +14,7 @@ from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.gan import fit_together
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import stacked_generators
+from polyclinic.methods.shared.stacked_generators import FitGenerator
 from polyclinic.randomness import seeded
 from polyclinic.training import stacking
 
@@ -40,14 +41,6 @@ def noting(function, calls):
     return noted
 
 
-def noting_site(function, calls):
-    def noted(self, site, *args):
-        calls.append(site.name)
-        return function(self, site, *args)
-
-    return noted
-
-
 @pytest.mark.parametrize(
     ("name", "mode"),
     [("feder", "synchronous"), pytest.param("feder-b", "asynchronous", marks=pytest.mark.slow)],
@@ -56,13 +49,9 @@ def test_sites_worked_at_together_end_where_they_end_one_by_one(name, mode, go, 
     gans, classifiers = [], []
     monkeypatch.setattr(stacked_generators, "fit_together", noting(fit_together.fit_together, gans))
     monkeypatch.setattr(stacking.StackedTrainer, "train", noting(stacking.StackedTrainer.train, classifiers))
-    plans = []
-    monkeypatch.setattr(FedER, "fit_spec", noting_site(FedER.fit_spec, plans))
     engine = {"checkpoint_every": 1}
     alone = go(name, {"mode": mode}, engine={**engine, "stacked": "never"})
-    wanted, plans[:] = sorted(plans), []
     together = go(name, {"mode": mode}, engine={**engine, "stacked": "always"})
-    assert sorted(plans) == wanted  # a plan for each training, and none to count its images
     assert gans == [3]
     assert 3 in classifiers
     assert together["environment"]["stacked"] == ["adapt", "prepare"]
@@ -91,22 +80,25 @@ def test_generators_that_cannot_be_stacked_are_trained_one_by_one(go, monkeypatc
 def test_sites_whose_network_has_dropout_prepare_alone(layer, together):
     """They would draw from one stream."""
     trainer = SimpleNamespace(stacked="always", model=nn.Sequential(layer))
-    assert FedER(reuse_generators=False).may_stack(trainer, 3, "prepare") is together
+    assert FitGenerator.may_group(FedER(reuse_generators=False), trainer, 3, noted=False) is together
 
 
 def test_a_generator_that_draws_from_global_state_draws_as_if_its_site_were_alone(monkeypatch):
     """A plug-in's may."""
     for name in ("generator_settings", "tuning_settings"):
         monkeypatch.setattr(stacked_generators, name, lambda site: None)
-    monkeypatch.setattr(stacked_generators, "train_generator", lambda site: (torch.rand(2), {}))
+    monkeypatch.setattr(stacked_generators, "train_generator", lambda site, reuse: (torch.rand(2), {}))
 
     def site(name):
         return SimpleNamespace(name=name, round=0, address=lambda *purpose: (7, name, *purpose))
 
     def drawn(*names):
         kept = {}
-        stacked_generators.train_generators(
-            [site(name) for name in names], lambda one, model: kept.update({one.name: (model, torch.rand(2))})
+        FitGenerator.carry_out(
+            [
+                FitGenerator(site(name), lambda model, name=name: kept.update({name: (model, torch.rand(2))}), False)
+                for name in names
+            ]
         )
         return kept
 

@@ -7,9 +7,10 @@ import torch
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.plan import carry_out
 from polyclinic.methods import felicia
 from polyclinic.methods.felicia import Felicia
-from polyclinic.methods.shared import utility
+from polyclinic.methods.shared import training_gans, utility
 from polyclinic.methods.shared.central_discriminator import CentralDiscriminator, ImagesOfSites
 
 
@@ -184,13 +185,11 @@ def test_some_steps_are_taken_locally_and_images_are_sent(monkeypatch, sent, cou
     monkeypatch.setattr(Felicia, "received", lambda self, site, central, sites: Received(central, sites))
     monkeypatch.setattr(Felicia, "local_step", lambda self, gans, group, central, known, step: stepped.append(step))
     monkeypatch.setattr(Felicia, "parcel_of", lambda self, site, own: (site.name, own))
-    monkeypatch.setattr(felicia, "stackable", lambda sites: [list(sites)])
+    monkeypatch.setattr(training_gans, "stackable", lambda sites: [list(sites)])
     monkeypatch.setattr(felicia, "classes_take_turns", lambda group: True)
     monkeypatch.setattr(felicia, "adversarial_settings", lambda site: site.generator)
-    places = len(names)
-    found = Felicia(sent=sent).train_locally(
-        sites_of(*names), [6] * places, [3] * places, [["a", "b"]] * places, [{"w": 1}] * places
-    )
+    method = Felicia(sent=sent)
+    found = carry_out([method.train_locally(site, 6, 3, ["a", "b"], {"w": 1}) for site in sites_of(*names)])
     assert stepped == [6, 7, 8]
     assert [(steps, purpose) for _, steps, purpose in made] == [(3, "gan from 6")]
     assert found == [(name, (name, count)) for name in names]

@@ -7,8 +7,10 @@ import torch
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.plan import carry_out
 from polyclinic.methods import felicia
 from polyclinic.methods.felicia import Felicia
+from polyclinic.methods.shared import training_gans
 from polyclinic.methods.shared.central_discriminator import ImagesOfSites
 from polyclinic.randomness import torch_rng
 
@@ -136,9 +138,9 @@ class Gans:
 
 def test_a_site_alone_takes_all_steps(monkeypatch):
     gans, asked = Gans(), []
-    monkeypatch.setattr(felicia, "stackable", lambda sites: [list(sites)])
+    monkeypatch.setattr(training_gans, "stackable", lambda sites: [list(sites)])
     monkeypatch.setattr(Felicia, "gans_of", lambda self, group, steps: asked.append(steps) or gans)
-    assert Felicia(steps=3).train_alone(["a", "b"]) == [None, None]
+    assert carry_out([Felicia(steps=3).train_alone(site) for site in ("a", "b")]) == [None, None]
     assert (gans.done, asked) == ([None] * 3 + ["kept"], [3])
 
 

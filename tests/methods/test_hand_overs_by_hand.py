@@ -10,10 +10,11 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.plan import carry_out
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.fedreplay import FedReplay, _batches, _counts, _pooled
 from polyclinic.methods.inspect_sites import InspectSites
-from polyclinic.methods.shared import generative_replay, local_training, pooling, replay_quality, stacked_generators
+from polyclinic.methods.shared import generative_replay, pooling, replay_quality, stacked_generators
 from polyclinic.randomness import torch_rng
 
 # --- FedReplay
@@ -170,16 +171,6 @@ def test_what_is_asked_follows_from_the_study(changes, operations):
 # --- alone, or as a stack
 
 
-@pytest.mark.parametrize("own_way", [True, False])
-def test_sites_train_alone_in_the_methods_own_way_where_a_stack_does_not_pay(monkeypatch, own_way):
-    monkeypatch.setattr(local_training, "_member", lambda site, plan: SimpleNamespace(rows=8))
-    monkeypatch.setattr(local_training._Stack, "train", lambda self, *given: None)
-    monkeypatch.setattr(local_training, "_fit_alone", lambda *given: ("plain", given[-1]))
-    alone = (lambda place: ("own", place)) if own_way else None
-    found = local_training.fit_together(["a", "b"], [{}, {}], lambda site: None, alone=alone)
-    assert found == [("own" if own_way else "plain", place) for place in (0, 1)]
-
-
 def test_a_generator_of_one_site_is_trained_alone(monkeypatch):
     monkeypatch.setattr(stacked_generators, "train_generator", lambda site: site.name)
     monkeypatch.setattr(stacked_generators, "_train_stack", lambda sites: ["stacked"] * len(sites))
@@ -202,12 +193,16 @@ def test_sites_adapt_to_the_newest_model_where_they_are_told_so(monkeypatch):
     turns = []
     monkeypatch.setattr("polyclinic.methods.feder.queue_of", lambda site: site.name != "idle")
     monkeypatch.setattr(FedER, "take_turn", lambda self, site, newest: turns.append((site.name, newest)))
-    monkeypatch.setattr(FedER, "train_all", lambda self, sites, buffers: [{"steps": len(site.name)} for site in sites])
+
+    def train(self, site, buffer):
+        yield from ()
+        return {"steps": len(site.name)}
+
+    monkeypatch.setattr(FedER, "train", train)
     sites = [SimpleNamespace(name=name) for name in ("a", "idle", "bb")]
-    found = FedER().adapt_together(sites, [True, True, False])
+    found = carry_out([FedER().adapt(site, newest) for site, newest in zip(sites, [True, True, False], strict=True)])
     assert [one and one.metadata for one in found] == [{"steps": 1}, None, {"steps": 2}]
-    FedER().adapt_together(sites)
-    assert turns == [("a", True), ("bb", False), ("a", False), ("bb", False)]
+    assert turns == [("a", True), ("bb", False)]
 
 
 # --- inspect

@@ -8,8 +8,8 @@ from polyclinic.data.label_sets import unknown_classes
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS
-from polyclinic.methods.shared import local_training
 from polyclinic.runner.assembly import Assembly
+from polyclinic.training import plans
 
 GRADES = {"source": "fundus-phantom", "size": 28, "samples": 80, "validation": 0.2, "test": 0.2}
 SETS = {"site-1": ("healthy", "diseased")}
@@ -32,7 +32,7 @@ def test_images_of_unknown_classes_are_left_out_and_their_outputs_stay(site_of, 
     site.unknown_classes = (1,)
     labels = torch.zeros(4, dtype=torch.long)
     images = torch.rand(4, 3, 28, 28)
-    loss = local_training.restricted_loss(site)(images, labels)
+    loss = plans.restricted_loss(site)(images, labels)
     loss.backward()
     last = [p for n, p in site.trainer.model.named_parameters() if n.endswith("weight") and p.shape[0] == 2][-1]
     assert torch.count_nonzero(last.grad[1]) == 0
@@ -41,7 +41,7 @@ def test_images_of_unknown_classes_are_left_out_and_their_outputs_stay(site_of, 
 
 
 def test_a_site_that_knows_all_classes_trains_as_ever(site_of):
-    assert local_training.restricted_loss(site_of()[1]) is None
+    assert plans.restricted_loss(site_of()[1]) is None
 
 
 def test_a_site_opens_only_images_that_it_can_label():

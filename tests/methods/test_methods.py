@@ -18,8 +18,8 @@ from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared import averaging, local_training
-from polyclinic.methods.shared.method import _score_one_model
 from polyclinic.study import parse_study
+from polyclinic.training.plans import Score
 
 
 def lines_of(result, site: str) -> list[dict]:
@@ -230,12 +230,14 @@ def test_sites_score_in_one_pass_only_if_weights_and_split_are_the_same():
     trainer = SimpleNamespace(state=lambda: {"w": 1})
     sites = [SimpleNamespace(trainer=trainer, state=SimpleNamespace(group=lambda name: {})) for _ in range(2)]
     weights = {"w": torch.ones(1)}
-    wanted = {"weights": weights, "split": "test"}
-    assert _score_one_model(sites, [wanted, wanted])
-    assert not _score_one_model(sites, [wanted, wanted | {"split": "validation"}])
-    assert not _score_one_model(sites, [wanted, wanted | {"weights": dict(weights)}])
-    assert not _score_one_model(sites, [{"weights": {}, "split": "test"}] * 2)
+
+    def one_model(*sites, weights=weights, other=weights):
+        return Score._of_one_model([Score(sites[0], None, weights, None), Score(sites[1], None, other, None)])
+
+    assert one_model(*sites)
+    assert not one_model(*sites, other=dict(weights))
+    assert not one_model(*sites, weights={}, other={})
     sites[1].state.group = {"local": {}, "best": {"w": 1}}.get
-    assert not _score_one_model(sites, [wanted, wanted]), "a site has a part of its own"
+    assert not one_model(*sites), "a site has a part of its own"
     other = SimpleNamespace(trainer=SimpleNamespace(state=trainer.state), state=sites[0].state)
-    assert not _score_one_model([sites[0], other], [wanted, wanted])
+    assert not one_model(sites[0], other)

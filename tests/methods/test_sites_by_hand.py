@@ -10,6 +10,7 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.plan import carry_out
 from polyclinic.methods.analytic import Analytic
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedavg_share import FedAvgShare
@@ -20,6 +21,7 @@ from polyclinic.methods.shared.method import Method
 from polyclinic.methods.standalone import Standalone
 from polyclinic.randomness import torch_rng
 from polyclinic.training import private_scores
+from polyclinic.training.plans import Score
 
 
 class State(dict):
@@ -125,13 +127,14 @@ WHOLE = {"w": torch.ones(1)}
 def scoring_sites(monkeypatch, counts, **states):
     """Sites with so many validation images, one trainer for all."""
     monkeypatch.setattr(private_scores, "scored_images", lambda site, split: range(site.images[split]))
-    monkeypatch.setattr(Method, "_scores", lambda self, site, sums, split: (site.name, sums, split))
-    monkeypatch.setattr(Method, "evaluate", lambda self, site, **how: ("alone", site.name, how))
+    monkeypatch.setattr(private_scores, "release", lambda site, sums: sums)
+    monkeypatch.setattr(private_scores, "record_of", lambda site, split: None)
+    monkeypatch.setattr(Method, "score", lambda self, site, part, weights, own: {"alone": torch.tensor(len(part))})
     loaded = []
     trainer = SimpleNamespace(
         state=lambda: WHOLE,
         load=loaded.append,
-        evaluate_parts=lambda parts: [{"images": len(part)} for part in parts],
+        evaluate_parts=lambda parts: [{"images": torch.tensor(len(part))} for part in parts],
     )
     sites = [
         SimpleNamespace(name=name, images={"validation": count, "test": 7}, trainer=trainer, state=State())
@@ -142,43 +145,43 @@ def scoring_sites(monkeypatch, counts, **states):
     return sites, loaded
 
 
-def one_pass(sites, weights=None, **given):
+def scores(sites, weights=None, split="validation"):
+    """What each site releases when all are asked at once."""
     weights = [WHOLE] * len(sites) if weights is None else weights
-    return FedAvg().evaluate_in_one_pass(sites, weights=weights, **given)
+    asked = zip(sites, weights, strict=True)
+    found = carry_out([FedAvg().evaluate(site, weights=own, split=split) for site, own in asked])
+    return [{name: int(one) for name, one in parcel.tensors.items()} if parcel else None for parcel in found]
 
 
-@pytest.mark.parametrize("counts", [{"a": 3}, {"a": 3, "b": 0, "c": 5}, {"a": 0}])
+@pytest.mark.parametrize("counts", [{"a": 3, "d": 2}, {"a": 3, "b": 0, "c": 5}, {"a": 0, "b": 0}])
 def test_sites_that_score_the_same_weights_do_so_in_one_pass(monkeypatch, counts):
     sites, loaded = scoring_sites(monkeypatch, counts)
-    found = one_pass(sites)
-    assert found == [(name, {"images": n} if n else {}, "validation") for name, n in counts.items()]
+    assert scores(sites) == [{"images": n} if n else None for n in counts.values()]
     assert loaded == [WHOLE]
-    assert one_pass(sites, split=["test"] * len(sites))[0] == ("a", {"images": 7}, "test")
+    assert scores(sites, split="test")[0] == {"images": 7}
 
 
 @pytest.mark.parametrize(
-    ("weights", "split", "states"),
+    ("weights", "states"),
     [
-        ([WHOLE, dict(WHOLE)], None, {}),
-        ([{}, {}], None, {}),
-        ([None, None], None, {}),
-        ([{"other": torch.ones(1)}] * 2, None, {}),
-        ([WHOLE, WHOLE], ["test", "validation"], {}),
-        ([WHOLE, WHOLE], None, {"b": {"local": {"w": 1}}}),
-        ([WHOLE, WHOLE], None, {"a": {"best": {"w": 1}}}),
+        ([WHOLE, dict(WHOLE)], {}),
+        ([{}, {}], {}),
+        ([None, None], {}),
+        ([{"other": torch.ones(1)}] * 2, {}),
+        ([WHOLE, WHOLE], {"b": {"local": {"w": 1}}}),
+        ([WHOLE, WHOLE], {"a": {"best": {"w": 1}}}),
     ],
 )
-def test_otherwise_each_is_scored_alone(monkeypatch, weights, split, states):
+def test_otherwise_each_is_scored_alone(monkeypatch, weights, states):
     sites, loaded = scoring_sites(monkeypatch, {"a": 1, "b": 2}, **states)
-    given = {} if split is None else {"split": split}
-    assert [one[:2] for one in one_pass(sites, weights, **given)] == [("alone", "a"), ("alone", "b")]
+    assert scores(sites, weights) == [{"alone": 1}, {"alone": 2}]
     assert loaded == []
 
 
 def test_sites_with_trainers_of_their_own_are_scored_alone(monkeypatch):
     sites, _ = scoring_sites(monkeypatch, {"a": 1, "b": 2})
     sites[1].trainer = SimpleNamespace(**vars(sites[0].trainer))
-    assert [one[0] for one in one_pass(sites)] == ["alone", "alone"]
+    assert scores(sites) == [{"alone": 1}, {"alone": 2}]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +197,8 @@ def test_sites_with_trainers_of_their_own_are_scored_alone(monkeypatch):
 )
 def test_one_model_without_masks_is_scored_for_all_sites(method, changes, may):
     given = {"stacked": "always", "local_names": frozenset(), "task": SimpleNamespace(dense=False), **changes}
-    assert method.may_stack(SimpleNamespace(**given), 3, "evaluate") is may
+    assert Score.may_group(method, SimpleNamespace(**given), 3, noted=False) is may
+    assert not Score.may_group(method, SimpleNamespace(**given), 3, noted=True)
 
 
 # --- replies that are refused -----------------------------------------------------------------------

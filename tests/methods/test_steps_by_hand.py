@@ -7,14 +7,13 @@ import torch
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.methods import feder, fedpft
+from polyclinic.methods import fedpft
 from polyclinic.methods.centralized import Centralized
 from polyclinic.methods.fedavgm import FedAvgM
-from polyclinic.methods.feddyn import FedDyn
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.fedopt import FedOpt
 from polyclinic.methods.fedpft import FedPFT, Mixture
-from polyclinic.methods.shared import local_training, pooling
+from polyclinic.methods.shared import pooling
 from polyclinic.randomness import torch_rng
 
 # --- coordinators -----------------------------------------------------------------------------------
@@ -33,26 +32,6 @@ def test_squares_of_yogi_move_towards_new_ones_and_stay_where_they_are_reached()
     squares = FedOpt(server_optimizer="yogi", beta2=0.75)._squares
     before, new = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([4.0, 1.0, 0.5])
     assert squares(before, new).tolist() == [1 + 0.25 * 4, 1, 1 - 0.25 * 0.5]
-
-
-def test_feddyn_corrects_a_site_that_trains_alone_by_its_own_term(monkeypatch):
-    """Weights [2] of one network, not a stack of one."""
-    found = {}
-
-    def train_together(sites, weights, how, *, correct_for):
-        found["correct"] = correct_for([1], False)
-        return [Parcel("weights", dict(weights[0]))] * 2
-
-    monkeypatch.setattr(local_training, "train_together", train_together)
-    monkeypatch.setattr(FedDyn, "_follow", lambda self, site, weights, parcel: parcel)
-    model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.tensor([3.0, 5.0]))})
-    model["w"].grad = torch.ones(2)
-    terms = [{}, {"w": torch.tensor([0.5, 0.25])}]
-    trainer = SimpleNamespace(device=torch.device("cpu"))
-    sites = [SimpleNamespace(trainer=trainer, state=SimpleNamespace(group=lambda name, t=t: t)) for t in terms]
-    FedDyn(alpha=0.5).train_together(sites, [{"w": torch.ones(2)}] * 2)
-    found["correct"](model)
-    assert model["w"].grad.tolist() == [1 + 0.5 * 2 - 0.5, 1 + 0.5 * 4 - 0.25]
 
 
 @pytest.mark.parametrize(("settings", "steps"), [({}, 5), ({"local_epochs": 3}, 15), ({"steps": 7}, 7)])
@@ -182,25 +161,3 @@ def test_a_round_is_over_where_nobody_can_begin():
     FedER(mode="asynchronous", rounds=2).run_asynchronously(federation)
     assert federation.evaluated == 2
     assert federation.told["asynchronous"] == {"time": 0.0, "turns": 0}
-
-
-@pytest.mark.parametrize(
-    ("sites", "stacks", "together"), [(1, True, False), (2, True, True), (2, False, False), (3, True, True)]
-)
-def test_sites_train_together_where_there_are_two_and_a_stack_can_be(monkeypatch, sites, stacks, together):
-    trained, stacked = [], []
-    monkeypatch.setattr(FedER, "train", lambda self, site, buffer: trained.append((site.name, buffer)) or {"steps": 1})
-    monkeypatch.setattr(FedER, "fit_spec", lambda self, site, buffer: (site.name, buffer))
-    monkeypatch.setattr(FedER, "images_seen", lambda self, site, how: {"steps": 1})
-    monkeypatch.setattr(feder, "can_stack", lambda trainer, count: stacks and (trainer, count) == ("a", sites))
-    monkeypatch.setattr(
-        local_training,
-        "train_together",
-        lambda some, weights, plan: stacked.extend(plan(site) for site in some),
-    )
-    some = [SimpleNamespace(name=name, trainer=name) for name in "abc"[:sites]]
-    buffers = [{"labels": number} for number in range(sites)]
-    assert FedER().train_all(some, buffers) == [{"steps": 1}] * sites
-    wanted = [(site.name, buffer) for site, buffer in zip(some, buffers, strict=True)]
-    assert (stacked if together else trained) == wanted
-    assert (trained if together else stacked) == []

@@ -16,9 +16,9 @@ from polyclinic.methods.shared import (
     site_generator,
     stacked_generators,
     synthetic_buffer,
-    training_gans,
 )
 from polyclinic.methods.shared.replay_space import Limits
+from polyclinic.methods.shared.stacked_generators import FitGenerator
 from polyclinic.randomness import torch_rng
 
 # --- latents as bytes ---------------------------------------------------------------------------------
@@ -213,22 +213,11 @@ def test_gans_without_tuning_are_trained_together(monkeypatch, gan, tuning, stac
     monkeypatch.setattr(stacked_generators, "GAN", int)
     monkeypatch.setattr(stacked_generators, "tuning_settings", lambda site: tuning)
     monkeypatch.setattr(stacked_generators, "_train_gans", lambda sites: [(f"stacked {one}", {}) for one in sites])
-    monkeypatch.setattr(
-        stacked_generators,
-        "_train_as_if_alone",
-        lambda site, keep: keep(site, f"alone {site}") or (f"alone {site}", {}),
-    )
-    found = stacked_generators.train_generators(["a", "b"], lambda site, model: kept.append((site, model)))
+    monkeypatch.setattr(FitGenerator, "alone", lambda plan: plan.keep(f"alone {plan.site}"))
+    plans = [FitGenerator(name, lambda model, name=name: kept.append((name, model)), False) for name in ("a", "b")]
+    FitGenerator.carry_out(plans)
     word = "stacked" if stacked else "alone"
-    assert [model for model, _ in found] == [f"{word} a", f"{word} b"]
     assert kept == [("a", f"{word} a"), ("b", f"{word} b")]
-
-
-def test_sites_in_a_row_with_the_same_gans_are_one_group():
-    one, other = object(), object()
-    sites = [SimpleNamespace(name=name, memory={"gans": gans}) for name, gans in (("a", one), ("b", one), ("c", other))]
-    found = [(gans, [site.name for site in group]) for gans, group in training_gans.by_gans(sites)]
-    assert found == [(one, ["a", "b"]), (other, ["c"])]
 
 
 @pytest.mark.parametrize(

@@ -13,92 +13,11 @@ from polyclinic.methods import evaluate_only
 from polyclinic.methods.ditto import Ditto
 from polyclinic.methods.evaluate_only import EvaluateOnly
 from polyclinic.methods.fedrep import FedRep
-from polyclinic.methods.shared import local_training, synthetic_buffer, training_gans
+from polyclinic.methods.shared import synthetic_buffer, training_gans
 from polyclinic.methods.shared.felicia_images import shared_images
-from polyclinic.methods.shared.local_training import FitSpec
-from polyclinic.training.optimizer_state import start_optimizer
 from polyclinic.tasks import Target
-
-# --- a stack ----------------------------------------------------------------------------------------
-
-
-class Stack:
-    """A stacked trainer that says what it was given."""
-
-    def __init__(self, members):
-        self.members, self.given = members, {}
-        self.model = SimpleNamespace(load=lambda starts: self.given.update(starts=starts), parameters={})
-
-    def train(self, batches, steps, optimizer, *, correct, device):
-        self.given |= {"steps": steps, "correct": correct, "device": device, "round": optimizer}
-        return [float(place) for place in range(self.members)], [{"w": place} for place in range(self.members)]
-
-
-@pytest.fixture
-def stacks(monkeypatch):
-    made = []
-
-    def stacked_trainer(trainer, members, losses):
-        made.append(Stack(members))
-        return made[-1]
-
-    monkeypatch.setattr(local_training.stacking, "is_worthwhile", lambda members: True)
-    monkeypatch.setattr(local_training.stacking, "stacked_trainer", stacked_trainer)
-    monkeypatch.setattr(local_training.stacking, "stacked_batches", lambda members: None)
-    return made
-
-
-def site_of(images, rows, stay=False):
-    optimizer = SimpleNamespace(make=lambda parameters, number: number)
-    trainer = SimpleNamespace(steps_in=lambda part: len(part) // 4, optimizer=optimizer, weights_stay=stay)
-    return SimpleNamespace(trainer=trainer, data=SimpleNamespace(train=range(images)), rows=rows, round=5)
-
-
-def test_each_site_of_a_stack_takes_its_own_steps(stacks, monkeypatch):
-    """Two sites with batches of one size, and one with another, which is a stack of its own."""
-    monkeypatch.setattr(
-        local_training,
-        "_member",
-        lambda site, plan: SimpleNamespace(trainer=site.trainer, part=plan.part or site.data.train, rows=site.rows),
-    )
-    sites = [site_of(20, 8), site_of(40, 4), site_of(12, 8, stay=True)]
-    plans = {20: FitSpec(steps=9), 40: FitSpec(part=range(24)), 12: FitSpec()}
-    found = local_training.fit_together(
-        sites,
-        [{"start": place} for place in range(3)],
-        lambda site: plans[len(site.data.train)],
-        correct_for=lambda places, stacked: (list(places), stacked),
-    )
-    assert [told for _, told in found] == [
-        {"samples": 20, "steps": 9, "loss": 0.0},
-        {"samples": 24, "steps": 6, "loss": 0.0},
-        {"samples": 12, "steps": 3, "loss": 1.0},
-    ]
-    assert [weights["w"] for weights, _ in found] == [0, 0, 1]
-    first, second = (stack.given for stack in stacks)
-    assert first["starts"] == [{"start": 0}, {"start": 2}]
-    assert (first["correct"], second["correct"]) == (([0, 2], True), ([1], True))
-    assert first["round"] == second["round"] == 5
-    assert first["device"] == second["device"] == "cpu", "the first site of a stack says where weights stay"
-
-
-def test_a_stack_that_does_not_pay_is_not_built(stacks, monkeypatch):
-    monkeypatch.setattr(local_training.stacking, "is_worthwhile", lambda members: False)
-    stack = local_training._Stack([site_of(8, 8)], [{}], [FitSpec()], [None])
-    assert stack.train(None, None, [0]) is None
-    assert stacks == []
-
-
-def test_a_stack_that_fails_says_so_and_leaves_the_sites_to_themselves(stacks, monkeypatch):
-    def fail(self, *given, **more):
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr(Stack, "train", fail)
-    member = SimpleNamespace(trainer=site_of(8, 8).trainer, part=range(8))
-    stack = local_training._Stack([site_of(8, 8)], [{}], [FitSpec()], [member])
-    with pytest.warns(UserWarning, match=r"engine\.stacked: sites train one after the other, more slowly: no memory"):
-        assert stack.train(None, None, [0]) is None
-
+from polyclinic.training.optimizer_state import start_optimizer
+from polyclinic.training.plans import Fitted
 
 # --- own models beside a common one -----------------------------------------------------------------
 
@@ -122,70 +41,41 @@ def personal_site(name, **groups):
     return SimpleNamespace(name=name, trainer=trainer, state=State(groups))
 
 
-def corrected(correct, **values):
-    """Gradients of ones after a correction; None where a parameter is left as it is."""
-    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.tensor(value)) for name, value in values.items()})
-    for one in model.values():
-        one.grad = torch.ones(())
-    correct(model)
-    return {name: None if one.grad is None else float(one.grad) for name, one in model.items()}
-
-
-def test_own_models_of_ditto_are_trained_together_near_the_common_one(monkeypatch):
-    calls = []
-
-    def fit_together(sites, starts, how, *, correct_for=None):
-        calls.append((list(starts), correct_for))
-        return [({"w": f"{len(calls)} of {site.name}"}, {}) for site in sites]
-
-    monkeypatch.setattr(local_training, "fit_together", fit_together)
-    monkeypatch.setattr("polyclinic.methods.shared.personal.Parcel", lambda kind, tensors, *more: tensors["w"])
+def test_the_own_model_of_ditto_is_held_near_the_common_one(monkeypatch):
+    monkeypatch.setattr(Ditto, "steps_at", lambda self, own: 2)
     monkeypatch.setattr("polyclinic.methods.shared.personal.private.record_of", lambda *_: None)
-    sites = [personal_site("a"), personal_site("b", local={"w": "own of b"})]
-    common = [{"w": torch.tensor(2.0)}] * 2
-    assert Ditto(strength=0.5).train_together(sites, common) == ["1 of a", "1 of b"]
-    assert calls[0] == (common, None)
-    assert calls[1][0] == [{"w": "first of a"}, {"w": "own of b"}]
-    assert corrected(calls[1][1](), w=6.0, other=6.0) == {"w": 1 + 0.5 * (6 - 2), "other": 1}
-    assert [site.state["local"]["w"] for site in sites] == ["2 of a", "2 of b"]
-
-
-def test_one_site_may_be_together_with_nobody(monkeypatch):
-    monkeypatch.setattr(local_training, "fit_together", lambda sites, starts, how, **_: [({"w": 1.0}, {})])
-    monkeypatch.setattr(local_training, "release", lambda site, *one: one)
-    monkeypatch.setattr(local_training, "assemble", lambda site, own: own)
-    monkeypatch.setattr(FedRep, "head_names", lambda self, model: frozenset())
-    monkeypatch.setattr(Ditto, "train_common_together", lambda self, sites, weights: ["common"])
-    weights = [{"w": torch.tensor(2.0)}]
-    assert Ditto().train_together([personal_site("a")], weights) == ["common"]
-    assert FedRep(head_epochs=0).train_together([personal_site("a")], weights) == [({"w": 1.0}, {})]
+    for own, start in [(personal_site("a"), "first of a"), (personal_site("b", local={"w": "own of b"}), "own of b")]:
+        common = {"w": torch.tensor(2.0)}
+        work = Ditto(strength=0.5).train(own, common)
+        assert next(work).start is common
+        second = work.send(Fitted({"w": torch.tensor(3.0)}, {"samples": 4}, {}))
+        assert second.start == {"w": start}
+        assert second.spec.optimizer_group == "own optimizer"
+        ones, correction = {"w": torch.ones(()), "other": torch.ones(())}, second.spec.correction
+        now = {"w": torch.tensor(6.0), "other": torch.tensor(6.0)}
+        found, _ = correction.change(ones, now, correction.given, {})
+        assert {name: float(one) for name, one in found.items()} == {"w": 1 + 0.5 * (6 - 2), "other": 1}
+        with pytest.raises(StopIteration) as stopped:
+            work.send(Fitted({"w": "trained"}, {}, {}))
+        assert float(stopped.value.value.tensors["w"]) == 3
+        assert own.state["local"] == {"w": "trained"}
 
 
 @pytest.mark.parametrize("epochs", [0, 3])
-def test_heads_of_fedrep_are_trained_first_and_the_rest_after_them(monkeypatch, epochs):
-    calls = []
-
-    def fit_together(sites, starts, how, *, correct_for):
-        calls.append((list(starts), how, corrected(correct_for(), front=1.0, head=1.0)))
-        return [({"front": len(calls), "head": site.name}, {}) for site in sites]
-
-    monkeypatch.setattr(local_training, "fit_together", fit_together)
-    monkeypatch.setattr(local_training, "assemble", lambda site, own: {"front": own, "head": None})
-    monkeypatch.setattr(local_training, "release", lambda site, trained, told: (site.name, trained))
+def test_the_head_of_fedrep_is_trained_first_and_the_rest_after_it(monkeypatch, epochs):
+    monkeypatch.setattr(FedRep, "steps_at", lambda self, own: 2)
     monkeypatch.setattr(FedRep, "head_names", lambda self, model: frozenset({"head"}))
-    sites, method = [personal_site("a"), personal_site("b")], FedRep(head_epochs=epochs)
-    found = method.train_together(sites, ["x", "y"])
-    *heads, rest = calls
-    assembled = [{"front": "x", "head": None}, {"front": "y", "head": None}]
-    assert len(heads) == (1 if epochs else 0)
-    for starts, how, gradients in heads:
-        assert starts == assembled
-        assert how == method.head_spec
-        assert gradients == {"front": None, "head": 1}
-    trained = [{"front": 1, "head": "a"}, {"front": 1, "head": "b"}] if epochs else assembled
-    assert rest == (trained, method.fit_spec, {"front": 1, "head": None})
-    last = len(calls)
-    assert found == [("a", {"front": last, "head": "a"}), ("b", {"front": last, "head": "b"})]
+    own = personal_site("a", local={"head": torch.tensor(7.0)})
+    own.trainer.initial_local, own.trainer.steps_in, own.data = {}, lambda part: 5, SimpleNamespace(train=None)
+    work, ones = FedRep(head_epochs=epochs).train(own, {"front": torch.tensor(1.0)}), {"front": 1, "head": 1}
+    plan = next(work)
+    assert {name: float(one) for name, one in plan.start.items()} == {"front": 1, "head": 7}
+    if epochs:
+        assert (plan.spec.steps, plan.spec.purpose) == (15, "head batches")
+        assert set(plan.spec.correction.change(ones, {}, {}, {})[0]) == {"head"}
+        plan = work.send(Fitted({"front": torch.tensor(1.0), "head": torch.tensor(8.0)}, {}, {}))
+        assert float(plan.start["head"]) == 8
+    assert set(plan.spec.correction.change(ones, {}, {}, {})[0]) == {"front"}
 
 
 # --- optimisers -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import torch
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.plan import carry_out
 from polyclinic.methods.feder import FedER, queue_of, random_ring
 from polyclinic.methods.felicia import _share_of_step
 from polyclinic.methods.shared.central_discriminator import CentralDiscriminator
@@ -24,12 +25,20 @@ def test_images_that_a_turn_has_seen_are_counted(monkeypatch):
     monkeypatch.setattr(FedER, "steps_at", lambda self, site: 3)
     trainer = SimpleNamespace(optimizer=SimpleNamespace(batch_size=8))
     site = SimpleNamespace(trainer=trainer, data=SimpleNamespace(train=range(100)))
-    how = SimpleNamespace(part=None, replayed=SimpleNamespace(size=5))
-    assert FedER().images_seen(site, how) == {"steps": 3, "real_images": 24, "synthetic_images": 15}
-    how = SimpleNamespace(part=range(6), replayed=None)
-    assert FedER().images_seen(site, how) == {"steps": 3, "real_images": 18, "synthetic_images": 0}
+
+    def nothing(site, weights, spec):
+        yield from ()
+
+    def seen(method, buffer):
+        return carry_out([method.train(site, buffer)])[0]
+
+    monkeypatch.setattr("polyclinic.methods.feder.local_training.train", nothing)
+    assert seen(FedER(real_share=8 / 13), {}) == {"steps": 3, "real_images": 24, "synthetic_images": 15}
+    site.data.train = range(6)
+    assert seen(FedER(), None) == {"steps": 3, "real_images": 18, "synthetic_images": 0}
     monkeypatch.setattr(FedER, "trains_on_real_images", False)
-    assert FedER().images_seen(site, how) == {"steps": 3, "real_images": 0, "synthetic_images": 18}
+    monkeypatch.setattr(FedER, "own_images", lambda self, site: range(6))
+    assert seen(FedER(), None) == {"steps": 3, "real_images": 0, "synthetic_images": 18}
 
 
 def federation_of(sites=("a", "b", "c"), fails=()):

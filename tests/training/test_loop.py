@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from polyclinic import optimizers
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.state import SiteState
-from polyclinic.methods.shared import optimizer_state
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import TASKS, Target
+from polyclinic.training import optimizer_state
 from polyclinic.training.augmentation import augment
 from polyclinic.training.loop import EVALUATION_BATCH, Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 import polyclinic
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.state import SitePosition, read_state
-from polyclinic.methods.shared.method import Method
 from polyclinic.models import build
 from polyclinic.training import choices, stacking
 from polyclinic.training.graphs import WARM_UP
@@ -222,10 +221,13 @@ def test_when_one_pass_over_all_sites_fails_each_site_is_scored_alone(tiny, tmp_
     study = tiny("fedavg", {"engine.stacked": "always"})
     expected = polyclinic.run(study, tmp_path / "expected")
 
-    def fail(self, sites, **given):
-        raise RuntimeError("an image cannot be read")
+    def fail(self, parts):
+        if len(parts) > 1:
+            raise RuntimeError("an image cannot be read")
+        return evaluate_parts(self, parts)
 
-    monkeypatch.setattr(Method, "evaluate_in_one_pass", fail)
+    evaluate_parts = Trainer.evaluate_parts
+    monkeypatch.setattr(Trainer, "evaluate_parts", fail)
     found = polyclinic.run(study, tmp_path / "found")
     assert found["failures"] == []
     assert found.metrics["per_site"].keys() == expected.metrics["per_site"].keys()

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from polyclinic.federation.collaborators import Batch, TrainerLike
 
 
+#: one pass with the task's loss
+PLAIN = FitSpec()
+
+
 def assemble(site: Site, weights: Weights, own: str = "current") -> dict[str, Tensor]:
     """The whole model at a site: shared weights, and the part that is the site's own (`current` or `best`)."""
     if own == "none":
@@ -27,7 +31,7 @@ def assemble(site: Site, weights: Weights, own: str = "current") -> dict[str, Te
     return {**site.trainer.initial_local, **weights, **kept}
 
 
-def train(site: Site, weights: Weights, spec: FitSpec) -> Work[Parcel]:
+def train(site: Site, weights: Weights, spec: FitSpec = PLAIN) -> Work[Parcel]:
     """Train from `weights` on the site's images. What stays at the site goes into its state; the rest is the parcel."""
     return release(site, (yield Fit(site, assemble(site, weights), spec)))
 
