@@ -24,8 +24,8 @@ quick-tests: $(VENV)/.ready-dev
 check-all: test docs wheel
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "hypothesis and not slow" --hypothesis-profile=thorough
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(SLOW)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/faults.py --minutes $(FAULT_MINUTES)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fuzz.py --minutes $(FAULT_MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/python lab/campaigns/faults.py --minutes $(FAULT_MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/python lab/campaigns/fuzz.py --minutes $(FAULT_MINUTES)
 
 # how long `make check-all` looks for faults, each of its two campaigns
 FAULT_MINUTES ?= 10

@@ -27,7 +27,7 @@ OUTSIDE = {
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
     "THIRD_PARTY_NOTICES.md": "project/third_party_notices.md",
-    "benchmarks/README.md": "project/benchmarks.md",
+    "lab/benchmarks/README.md": "project/benchmarks.md",
 }
 #: links to folders and what shows their content
 INSTEAD = {"src/polyclinic/schemas": "reference/formats.md"}

@@ -2,7 +2,7 @@
 
 Every measurement is a few seconds of real work on images of noise, once to warm up and then timed. A GPU gets more
 work, because its first steps are slow: they are recorded. The command is there to compare machines and settings;
-figures for papers come from `benchmarks/`.
+figures for papers come from `lab/benchmarks/`.
 """
 
 from __future__ import annotations
