@@ -270,19 +270,9 @@ def main() -> None:
     rows = []
     for case in cases(options):
         rows.append(measure(case, options))
-        show(rows[-1])
+        print({name: rows[-1][name] for name in ("case", "targets", "seconds_at_once", "ratio")}, flush=True)
     figures = {"benchmark": "attacks", "quick": options.quick, "torch": torch.__version__, "rows": rows}
     finish(figures, options)
-
-
-def show(row: dict[str, Any]) -> None:
-    print(
-        f"{row['case']}, {row['targets']} targets, {row['steps']} steps, {row['device']}: "
-        f"{row['seconds_at_once']:.1f} s at once; one by one {row['seconds_one_by_one_scaled_to_all']:.0f} s "
-        f"(scaled from {row['reference_targets']} targets): {row['ratio']:.1f} times (goal {row['goal']:.0f}); "
-        f"{row['ratio_of_cpu_seconds_with_one_thread']:.1f} times in CPU seconds",
-        flush=True,
-    )
 
 
 def arguments() -> argparse.Namespace:

@@ -5,7 +5,7 @@ Honest runs ask about images that had no part in what was sent: held-out images 
 that any alarm is a false one.
 
 Every case is a line in the file --out; a case that is there is not run again, so that the benchmark can be stopped and
-resumed. `--jobs` runs so many cases at once; `--minutes` stops before a further case begins; `--page` writes a table.
+resumed. `--jobs` runs so many cases at once; `--minutes` stops before a further case begins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from audit_power_leaks import REPLAY, STRENGTHS, SUMMED, WORDS, _fedavg, _planted, leaks, register, study_tables
+from audit_power_leaks import REPLAY, STRENGTHS, SUMMED, _fedavg, _planted, leaks, register, study_tables
 from measuring import finish, flags
 
 from polyclinic.audits import audit as audit_module
@@ -48,7 +48,6 @@ HONEST_KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("statistics", {"method": {"name": "analytic"}, **SUMMED}),
     ("metrics", _fedavg(2, 4)),
 )
-NOT_RUN = "–"
 Case = tuple[str, str, str]  #: what, strength, budget
 
 
@@ -161,46 +160,6 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    """A Markdown table: what came of each kind, strength and budget, with minutes."""
-    lines = []
-    for budget in dict.fromkeys(row["budget"] for row in rows):
-        head = ["| leak | full, half, quarter | full | half | quarter |", "|---|---|---|---|---|"]
-        lines += [f"Budget `{budget}`:", "", *head]
-        by_case = {(row["what"], row["strength"]): row for row in rows if row["budget"] == budget}
-        for leak in leaks():
-            cells = [_cell(by_case.get((leak.name, strength))) for strength in STRENGTHS]
-            if set(cells) != {NOT_RUN}:
-                lines.append(f"| {leak.name} | {WORDS[leak.name]} | {' | '.join(cells)} |")
-        lines += [
-            "",
-            "| honest runs | alarms | withstood | not tested | failed | minutes | questions that withstood |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for kind, _ in HONEST_KINDS:
-            of_kind = [row for row in by_case.values() if row.get("kind") == kind]
-            lines += [_honest_line(kind, of_kind)] if of_kind else []
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _cell(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return NOT_RUN
-    seconds = 60 * row["minutes"]
-    took = f"{seconds:.0f} s" if seconds < 100 else f"{row['minutes']:.1f} min"
-    return f"{row['verdict']} ({took}{', GPU' if row.get('device') == 'cuda' else ''})"
-
-
-def _honest_line(kind: str, rows: list[dict[str, Any]]) -> str:
-    words = Counter(row["verdict"] for row in rows)
-    counts = " | ".join(str(words[word]) for word in ("leaks", "withstood", "not tested", "failed"))
-    mean = sum(row["minutes"] for row in rows) / max(1, len(rows))
-    asked = Counter(name for row in rows for name, word in row.get("questions", {}).items() if word == "withstood")
-    withstood = ", ".join(f"{name} {count}" for name, count in asked.items()) or "none"
-    return f"| {len(rows)} of {kind} | {counts} | {mean:.1f} | {withstood} |"
-
-
 def main() -> None:
     options = arguments()
     done, end = read_done(options.out), time.time() + 60 * (options.minutes or 1e6)
@@ -216,8 +175,6 @@ def main() -> None:
             said = (row["what"], row["strength"], row["budget"], row["verdict"], f"{row['minutes']:.2f} min")
             print(*said, sep=" | ", flush=True)
     rows = list(done.values())
-    if options.page:
-        options.page.write_text(page(rows), encoding="utf-8")
     figures = {"benchmark": "audit_power", "quick": options.quick, "cases": len(done), "budgets": summary(rows)}
     finish(figures, options)
 
@@ -225,7 +182,6 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = flags(__doc__, "leaks at full strength and 4 honest runs")
     parser.add_argument("--out", type=Path, default=Path("audit_power.jsonl"), help="a line for each case; resumed")
-    parser.add_argument("--page", type=Path, help="also write a table in Markdown")
     parser.add_argument("--budgets", nargs="+", default=["quick"], choices=("quick", "standard", "thorough"))
     parser.add_argument("--strengths", nargs="+", default=list(STRENGTHS), choices=STRENGTHS)
     parser.add_argument("--device", default="cpu", help="of the audits: cpu or cuda; the runs are on the CPU")

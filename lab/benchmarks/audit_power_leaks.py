@@ -142,28 +142,6 @@ def register() -> None:
     ENCODERS["sketch"] = Sketch
 
 
-#: what a leak is at full, half and quarter strength
-WORDS = {
-    "gradient, few images": "1, 2, 4 images, LeNet-5",
-    "gradient, small CNN": "1, 2, 4 images, batch norm",
-    "gradient, 8 bits": "1, 2, 4 images",
-    "gradient of a dense layer": "1, 4, 8 images",
-    "weights after one step": "1, 2, 4 images",
-    "weights after two steps": "2, 4, 8 images, momentum",
-    "sum of two sites": "2, 4, 8 images",
-    "overfitted weights": "half of the labels by lot; 30, 10, 4 rounds",
-    "latents": "ResNet-18, conv1, layer2, layer3",
-    "activations": "ResNet-18, conv1, layer2, layer3",
-    "codes": "VQ-VAE-2, 120, 30, 8 epochs",
-    "near copies": "20, 6, 2 of 50 images",
-    "overfitted generator": "600, 200, 60 steps",
-    "sums of features": "144, 72, 48 numbers of each of 54 images",
-    "sums of few images": "144 numbers of each of 2, 4, 8 images",
-    "histograms of scores": "12, 36, 108 images of a site in each round",
-    "real images": "20, 10, 5 % of the images",
-}
-
-
 @dataclass(frozen=True)
 class Leak:
     """A kind of leak: the parcels to attack, and the study for each strength as changes to the base."""

@@ -6,7 +6,7 @@ the network released is the one that was best on real validation images; how the
 images is shown beside it. POLYCLINIC_DATA names the folder with pneumoniamnist.npz and boneage_rsna_male_64.npz.
 
 On a machine without the package (PYTHONPATH=src) it needs, beside torch and NumPy, pydantic and monai with what they
-depend on, and matplotlib for --sheet.
+depend on.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def bone_age(folder: Path) -> Case:
 CASES: dict[str, Callable[[Path], Case]] = {"pneumonia": pneumonia, "boneage": bone_age}
 
 
-def measure(case: Case, settings: VQVAE2, steps: int, seed: int, device: str, sheet: Path | None) -> dict[str, Any]:
+def measure(case: Case, settings: VQVAE2, steps: int, seed: int, device: str) -> dict[str, Any]:
     precision = "bf16" if device.startswith("cuda") else "fp32"
     model = settings.build(
         channels=case.channels, size=case.size, target=case.target, seed=seed, device=device, precision=precision
@@ -143,8 +143,6 @@ def measure(case: Case, settings: VQVAE2, steps: int, seed: int, device: str, sh
         images, back, torch_rng(seed, "probe"), paired=True, device=device
     )["auc"]
     row["probe_sampled_auc"] = real_or_replayed(images, sampled, torch_rng(seed, "probe"), device=device)["auc"]
-    if sheet is not None:
-        draw_sheet(case, images, back, sampled, labels, sheet)
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
 
 
@@ -210,16 +208,6 @@ def score_on(trainer: Trainer, case: Case, part: ImageSet) -> float:
     return case.task.finish(trainer.evaluate(part))[case.metric]
 
 
-def draw_sheet(case: Case, images: Tensor, back: Tensor, sampled: Tensor, labels: Tensor, path: Path) -> None:
-    from polyclinic.data.contact_sheet import contact_sheet  # only here, since not every machine has matplotlib
-
-    shown = torch.linspace(0, len(labels) - 1, 14).long()
-    classes = case.target.classes
-    captions = [classes[int(label)] if classes else f"{float(label):.0f} {case.target.unit}" for label in labels[shown]]
-    rows = {"real": images[shown], "reconstructed": back[shown], "sampled": sampled[shown]}
-    contact_sheet(rows, path, captions)
-
-
 def say(stage: str, done: int, epochs: int, loss: float) -> None:
     print(f"  {stage} {done}/{epochs}: {loss:.4f}", file=sys.stderr, flush=True)
 
@@ -252,8 +240,7 @@ def main() -> None:
     settings = VQVAE2.model_validate({**settings.model_dump(), **json.loads(options.set)})
     rows = []
     for seed in range(options.seeds or (1 if options.quick else 3)):
-        sheet = options.sheet if seed == 0 else None
-        rows.append(measure(case, settings, options.steps or steps, seed, options.device, sheet))
+        rows.append(measure(case, settings, options.steps or steps, seed, options.device))
         print(json.dumps(rows[-1]), flush=True)
     figures = {
         "benchmark": "generators",
@@ -284,7 +271,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="how many seeds")
     parser.add_argument("--steps", type=int, help="optimiser steps of the networks that learn the task")
     parser.add_argument("--set", default="{}", help="other settings of the generator, as JSON")
-    parser.add_argument("--sheet", type=Path, help="draw real, reconstructed and sampled images into this file")
     return parser.parse_args()
 
 

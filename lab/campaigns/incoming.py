@@ -16,7 +16,6 @@ import contextlib
 import copy
 import itertools
 import json
-import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -46,7 +45,6 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.methods import METHODS
 from polyclinic.randomness import numpy_rng
 from polyclinic.runner.assembly import Assembly
-from polyclinic.runner.recorder import Display
 
 REFUSED = "refused before the first round"  #: how a study is named that the check refuses openly, before any work
 
@@ -122,32 +120,15 @@ def tables(number: int, rounds: int) -> dict[str, Any]:
     return study
 
 
-class Watch(Display):
-    """Counts rounds, and stops a run as Ctrl-C would after round `last`."""
-
-    last, rounds = math.inf, 0
-
-    def round_done(self, line: Any, rounds: int) -> None:
-        self.rounds = line["round"]
-        if self.rounds >= self.last:
-            raise KeyboardInterrupt
-
-
 def run_one(number: int, rounds: int, scratch: Path) -> dict[str, Any]:
-    """Rounds, figures and alarms of one study; one in five is stopped and resumed."""
-    chosen, watch = tables(number, rounds), Watch()
+    """Rounds, figures and alarms of one study."""
+    chosen = tables(number, rounds)
     row: dict[str, Any] = {"number": number, "method": chosen["method"]["name"], "rounds": 0}
     row["optimizer"] = f"{chosen['optimizer']['name']} {chosen['optimizer']['lr']}"
     with tempfile.TemporaryDirectory(dir=scratch) as folder, counted() as seen:
         try:
-            study, places = polyclinic.Study(**chosen), {"out": Path(folder) / "run", "cache": scratch / "cache"}
-            if number % 5 == 1:
-                watch.last = rounds // 2
-                with contextlib.suppress(KeyboardInterrupt):
-                    polyclinic.run(study, display=watch, **places)
-                watch.last = math.inf
-            polyclinic.run(study, display=watch, resume=number % 5 == 1, **places)
-            row["rounds"] = watch.rounds
+            polyclinic.run(polyclinic.Study(**chosen), Path(folder) / "run", cache=scratch / "cache")
+            row["rounds"] = rounds
         except (BadInput, WorkFailed) as error:
             row["refused" if REFUSED in str(error) else "failed"] = str(error)[:300]
     return row | {"figures": seen.figures, "alarms": [str(one) for one in seen.alarms]}
@@ -300,8 +281,7 @@ def neighbours(victim: Victim, networks: list[nn.Module]) -> dict[str, Any]:
 
 def bins_in_turn(victim: Victim, rounds: int) -> list[nn.Module]:
     """One bin a round, all else honest: neighbouring thresholds in neighbouring rounds."""
-    shares = [(place + 0.5) / rounds for place in range(rounds)]
-    return [dense_bins(victim.honest, victim.public, 1, 0.6, first=share) for share in shares]
+    return [dense_bins(victim.honest, victim.public, 1, 0.6, (one + 0.5) / rounds) for one in range(rounds)]
 
 
 @torch.no_grad()

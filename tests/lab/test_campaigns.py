@@ -42,7 +42,6 @@ def test_every_changed_input_is_read_or_refused(tmp_path):
 
 
 def test_honest_rounds_pass_the_incoming_check(tmp_path):
-    """Study 6 is stopped in the middle, before its next checkpoint, and resumed."""
     found = run_campaign("incoming", tmp_path, "--part", "honest", "--first", "6", "--rounds", "1", "--each", "2")
     assert found["honest"]["rounds"] == 2
     assert found["honest"]["figures"] > 50
