@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(path for top in ("src", "benchmarks", "lab", "examples", "deploy") for path in (ROOT / top).rglob("*.py"))
+SOURCES = sorted(
+    path for top in ("src", "benchmarks", "lab", "examples", "deploy") for path in (ROOT / top).rglob("*.py")
+)
 
 #: file and call -> why it is bounded
 ALLOWED = {
