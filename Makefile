@@ -7,10 +7,15 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test quick-tests lint docs wheel check-all locked clean
 
+# all images in one place, from the public weights that analytic starts from; the layers up to block11 stay as they are
+POOLED := --set method.name=centralized --set model.backbone=efficientnet-lite0 --set model.weights=public \
+	--set model.freeze=block11 --set model.input_size=128 --set optimizer.name=adam --set optimizer.lr=0.001
+
 demo: $(VENV)/.ready
 	rm -rf runs/demo
 	$(BIN)/polyclinic compare examples/demo.toml --methods standalone,fedavg,cwt,fedreplay,analytic,centralized \
 		--set analytic:model.backbone=efficientnet-lite0-1024 --set analytic:model.input_size=128 --out runs/demo
+	$(BIN)/polyclinic run examples/demo.toml $(POOLED) --out runs/demo/centralized-public
 	$(BIN)/polyclinic audit runs/demo/fedreplay-seed0  # what its latents and its encoder give away, in pictures
 
 test: $(VENV)/.ready-dev
