@@ -28,12 +28,12 @@ from polyclinic.cli import (
     weights,
     worth,
 )
-from polyclinic.cli.default_command import SentencesGroup
+from polyclinic.cli.groups import Commands, SentencesGroup
 from polyclinic.cli.list import list_entries
 from polyclinic.cli.new_plugin import new_plugin
 
 app = typer.Typer(
-    cls=SentencesGroup,
+    cls=Commands,
     help="Hospitals train medical-imaging models together without sharing their images.",
     no_args_is_help=True,
     context_settings={"max_content_width": 100},
