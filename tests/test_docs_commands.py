@@ -16,7 +16,7 @@ from polyclinic.cli.groups import UNNAMED, DefaultCommand
 ROOT = Path(__file__).parents[1]
 TOP = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
 PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
-NAMED = r"(?<![\w./-])((?:benchmarks|examples|tests)/[\w./-]+\.(?:py|toml|sh|ipynb))\b"
+NAMED = r"(?<![\w./-])((?:benchmarks|examples|lab|tests)/[\w./-]+\.(?:py|toml|sh|ipynb))\b"
 COMMANDS = typer.main.get_command(app)
 
 
@@ -37,8 +37,8 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
     """The command that is meant, and the words after its name."""
     command, rest = COMMANDS, list(words)
     while hasattr(command, "commands"):
-        if rest and rest[0] in command.commands:
-            command = command.commands[rest.pop(0)]
+        if rest and rest[0] in command.list_commands(None):  # also those of other packages
+            command = command.get_command(None, rest.pop(0))
         elif isinstance(command, DefaultCommand) and rest:
             command = command.commands[UNNAMED]
         else:

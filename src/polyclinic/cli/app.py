@@ -19,7 +19,6 @@ from polyclinic.cli import (
     predict,
     privacy,
     report,
-    reproduce,
     run,
     serve,
     site,
@@ -62,7 +61,6 @@ app.command("compare")(compare.compare)
 app.command("tune")(tune.tune)
 app.command("forgetting")(forgetting.forgetting)
 app.add_typer(audit_outside.app, name="audit")
-app.command("reproduce")(reproduce.reproduce)
 app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
 app.command("worth")(worth.worth)
