@@ -14,7 +14,7 @@ from polyclinic.registry import distribution_of, notice_once, points_of, reason
 #: the group of entry points: `name = "package.module:function_or_typer_app"`
 COMMANDS = "polyclinic.commands"
 #: commands of packages that are not installed with polyclinic -> how to get them
-ELSEWHERE = {"reproduce": "`pip install ./lab` in the source tree of polyclinic adds this command"}
+ELSEWHERE = {"reproduce": "`pip install --editable lab` in the source tree of polyclinic adds this command"}
 
 
 class SentencesGroup(TyperGroup):

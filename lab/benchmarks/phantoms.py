@@ -1,6 +1,6 @@
 """How hard the phantoms are: a small network against a linear model and against guessing.
 
-    python benchmarks/phantoms.py [--quick] [--json FILE] [--only NAME,...] [--size PX]
+    python lab/benchmarks/phantoms.py [--quick] [--json FILE] [--only NAME,...] [--size PX]
 
 For each phantom, trains on 1,500 images at 32 px for 20 epochs and tests on 1,000 others. A phantom is worth
 ranking methods on where the network is far better than guessing and than a linear model, and far from perfect.

@@ -1,10 +1,10 @@
 """Epsilon against error: every private mechanism that was measured, in one picture, for bone age and pneumonia.
 
     polyclinic compare examples/bone_age_private_head.toml --methods private-head --seeds 3 --out runs/shared-3
-    python benchmarks/frontier.py --keep "private-head, shared noise" runs/shared-3 ...    takes figures out of runs
-    python benchmarks/frontier.py              draws docs/images/frontier.png from what is kept
+    python lab/benchmarks/frontier.py --keep "private-head, shared noise" runs/shared-3 ...    takes figures out of runs
+    python lab/benchmarks/frontier.py              draws lab/pages/frontier.png from what is kept
 
-Kept figures lie in benchmarks/figures/frontier: a file for each set of images, a row for each comparison, with date and
+Kept figures lie in lab/figures/frontier: a file for each set of images, a row for each comparison, with date and
 machine. `--keep` and `--without` add rows, or take the place of those with the same name and epsilon.
 """
 
@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "benchmarks" / "figures" / "frontier"
-PICTURE = ROOT / "docs" / "images" / "frontier.png"
+LAB = Path(__file__).parents[1]
+KEPT = LAB / "figures" / "frontier"
+PICTURE = LAB / "pages" / "frontier.png"
 #: the panels: what is kept under the name, its title, and the words at the axis of errors
 PANELS = {
     "bone_age": ("bone age: four hospitals that hardly share an age", "mean absolute error, months (lower is better)"),
