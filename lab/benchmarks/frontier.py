@@ -25,7 +25,6 @@ PANELS = {
     "bone_age": ("bone age: four hospitals that hardly share an age", "mean absolute error, months (lower is better)"),
     "pneumonia": ("pneumonia: four hospitals with very different shares", "AUC (higher is better)"),
 }
-COLOURS = ["#1f6f8b", "#c8553d", "#5b8e7d", "#7a5195", "#d39b2a", "#444444", "#b05c9c"]
 MARKERS = "osD^vP*"
 
 Row = dict[str, Any]
@@ -90,11 +89,11 @@ def draw_panel(axes: Any, name: str) -> None:
         # a row whose deviation was not noted has no bar
         mine = sorted((r["epsilon"], r["mean"], r["std"] or 0.0) for r in kept["rows"] if r["mechanism"] == mechanism)
         x, y, spread = zip(*mine, strict=True)
-        look = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
+        look = {"color": f"C{place}", "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
         axes.errorbar(x, y, spread, capsize=3, label=mechanism, **look)
     for place, line in enumerate(kept["without"]):
         style = ("--", ":", "-.", (0, (1, 4)))[place % 4]
-        axes.axhline(line["mean"], color="#999999", linestyle=style, linewidth=1.2, label=line["words"])
+        axes.axhline(line["mean"], color="0.6", linestyle=style, linewidth=1.2, label=line["words"])
     axes.set_xscale("log")
     ticks = [1, 3, 8, 27] if max(row["epsilon"] for row in kept["rows"]) > 10 else [1, 3, 8]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
@@ -102,7 +101,7 @@ def draw_panel(axes: Any, name: str) -> None:
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.set(xlabel="epsilon (left is more private); delta 1e-5 unless said", ylabel=words)
     axes.set_title(title, fontsize=11)
-    axes.grid(color="#e6eaee", linewidth=0.6)
+    axes.grid(color="0.9", linewidth=0.6)
     axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: ours, and the paper's
-COLOURS = {"ours": "#2a6f97", "paper": "#bbbbbb"}
+COLOURS = {"ours": "C0", "paper": "0.75"}
 MOST_PANELS = 4
 #: a metric that is a point of a curve, such as "epsilon after 50 epochs"
 POINT = re.compile(r"(?P<what>.+) after (?P<place>\d+) (?P<unit>\w+)")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic_lab.figure import POINT, _by_count, _panel, draw, shown_metrics
+from polyclinic_lab.figure import _by_count, _panel, draw, shown_metrics
 
 pytest.importorskip("matplotlib")
 
@@ -26,16 +26,11 @@ def found(*rows: dict, paper: tuple[dict, ...] = ()) -> dict:
 def test_bars_and_curves_are_drawn(tmp_path: Path) -> None:
     curves = found(*(row("few", f"epsilon after {n} epochs", n / 10) for n in (1, 2, 3)))
     bars = found(row("a", "mae", 1.0), row("b", "mae", 2.0), paper=(row("a", "mae", 1.5),))
-    for name, content in (("curves", curves), ("bars", bars)):
+    both = found(*(row("1", f"score after {n} steps", n / 10) for n in (100, 200)), row("1", "auc", 0.7))
+    assert shown_metrics(both) == ["auc"]
+    for name, content in (("curves", curves), ("bars", bars), ("both", both)):
         draw(content, tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_metric_with_a_number_is_a_point() -> None:
-    match = POINT.fullmatch("epsilon after 225 epochs")
-    assert match
-    assert (match["what"], match["place"], match["unit"]) == ("epsilon", "225", "epochs")
-    assert not POINT.fullmatch("accuracy, own site")
 
 
 def test_metrics_of_the_rule_and_of_the_paper_come_first() -> None:
@@ -56,14 +51,6 @@ def test_deviations_larger_than_a_mean_do_not_pull_the_axis_below_zero() -> None
     _panel(axes, found(row("a", "failed", 0.05), row("c", "failed", 0.0)), "failed", ["a", "b", "c"])
     assert axes.get_ylim()[0] == 0
     assert axes.get_xlim() == pytest.approx((-0.6, 2.6))  # b has no bar
-
-
-def test_points_are_drawn_as_curves_beside_the_bars_of_the_rule(tmp_path: Path) -> None:
-    points = [row(label, f"score after {n} steps", n / 10) for label in ("1", "7") for n in (100, 200)]
-    content = found(*points, row("1", "auc", 0.7), row("7", "auc", 0.6))
-    assert shown_metrics(content) == ["auc"]
-    draw(content, tmp_path / "both.png")
-    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_real_images_alone_are_a_dashed_line() -> None:

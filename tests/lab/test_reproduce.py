@@ -25,6 +25,11 @@ TINY = dataclasses.replace(
 )
 
 
+@pytest.fixture(autouse=True)
+def images_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
+
+
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
     out = tmp_path_factory.mktemp("claim")
@@ -130,11 +135,6 @@ def test_bad_input_gets_one_sentence(words: list[str], cure: str) -> None:
     assert cure in (told.stderr + str(told.exception))
 
 
-@pytest.fixture(autouse=True)
-def images_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
-
-
 def planned(name: str, folder: Path) -> dict[str, list[Entry]]:
     return plan(CLAIMS[name], folder / name, "quick", None, phantom=False, runs=folder / "runs")
 
@@ -178,13 +178,3 @@ def test_the_machine_names_the_cores_that_a_run_may_use(monkeypatch: pytest.Monk
     assert "2 of 16 cores" in machine()
     monkeypatch.setattr("polyclinic_lab.origin.cores", lambda: 16)
     assert " of " not in machine()
-
-
-def test_an_arm_may_change_at_one_scale_only(tmp_path: Path) -> None:
-    claim = CLAIMS["why-skin-longer-generator"]
-    steps = {}
-    for scale in ("quick", "full"):
-        arms = plan(claim, tmp_path, scale, 1, phantom=True)
-        steps[scale] = [arms[label][0].study.generator.steps for label in ("feder", "longer")]
-        assert not arms["longer"][0].study.tuning.on
-    assert steps == {"quick": [150, 450], "full": [10000, 30000]}
