@@ -98,5 +98,7 @@ def test_a_package_that_cannot_be_used_is_named_and_disturbs_no_other_command(in
 def test_a_command_of_the_lab_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr("polyclinic.cli.groups.points_of", lambda group: {})
     group = typer.main.get_command(cli_app)
-    with pytest.raises(BadInput, match=r"^reproduce: `pip install --editable lab` in the source tree of polyclinic adds"):
+    with pytest.raises(
+        BadInput, match=r"^reproduce: `pip install --editable lab` in the source tree of polyclinic adds"
+    ):
         group.main(["reproduce", "--list"], prog_name="polyclinic", standalone_mode=False)
