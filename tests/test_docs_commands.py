@@ -16,7 +16,7 @@ from polyclinic.cli.groups import UNNAMED, DefaultCommand
 ROOT = Path(__file__).parents[1]
 TOP = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
 PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
-NAMED = r"(?<![\w./-])((?:benchmarks|examples|lab|tests)/[\w./-]+\.(?:py|toml|sh|ipynb))\b"
+NAMED = r"(?<![\w./-])((?:benchmarks|examples|tests)/[\w./-]+\.(?:py|toml|sh|ipynb))\b"
 COMMANDS = typer.main.get_command(app)
 
 
