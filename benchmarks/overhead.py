@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
+from polyclinic.claims.bare_loop import Clock, InTurns, bare_rounds, difference
 from polyclinic.runner.run import run
 from polyclinic.study import Study
-from polyclinic_lab.bare_loop import Clock, InTurns, bare_rounds, difference
 
 TARGET = 1.05
 TOLERANCE = 1e-6
