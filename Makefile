@@ -62,8 +62,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 # with all that tests need, in one go: to install the package first and the rest afterwards takes longer
-$(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) ".[dev,nvflare,ray]"
+$(VENV)/.ready-dev: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[dev,nvflare,ray]" --editable lab
 	touch $(VENV)/.ready $@
 
 $(VENV)/.ready-docs $(VENV)/.ready-release: $(VENV)/.ready-%: $(VENV)/.ready
@@ -75,7 +75,7 @@ $(VENV)/.ready-docs $(VENV)/.ready-release: $(VENV)/.ready-%: $(VENV)/.ready
 LOCKS ?= requirements.lock requirements-cpu.lock
 locked: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes $(LOCKS:%=--requirement %)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable lab
 	touch $(VENV)/.ready $(VENV)/.ready-dev
 
 clean:

@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from polyclinic.cli.app import app
-from polyclinic.cli.default_command import DefaultCommand
+from polyclinic.cli.groups import UNNAMED, DefaultCommand
 
 ROOT = Path(__file__).parents[1]
 TOP = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
@@ -37,10 +37,10 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
     """The command that is meant, and the words after its name."""
     command, rest = COMMANDS, list(words)
     while hasattr(command, "commands"):
-        if rest and rest[0] in command.commands:
-            command = command.commands[rest.pop(0)]
+        if rest and rest[0] in command.list_commands(None):  # also those of other packages
+            command = command.get_command(None, rest.pop(0))
         elif isinstance(command, DefaultCommand) and rest:
-            command = command.commands[command.default]
+            command = command.commands[UNNAMED]
         else:
             break
     return command, rest

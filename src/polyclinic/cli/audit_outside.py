@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from polyclinic.cli.audit import BUDGET, audit
-from polyclinic.cli.default_command import DefaultCommand
+from polyclinic.cli.groups import UNNAMED, DefaultCommand, UnnamedCommand
 from polyclinic.errors import BadInput
 
 OUT = typer.Option(Path("audit"), help="The folder for audit.json and pictures, which show images.")
@@ -20,11 +20,11 @@ class AuditCommands(DefaultCommand):
     """`polyclinic audit --help` is the help of `polyclinic audit RUN`, which names the other two."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [self.default, *args] if args[:1] == ["--help"] else args)
+        return super().parse_args(ctx, [UNNAMED, *args] if args[:1] == ["--help"] else args)
 
 
 app = typer.Typer(cls=AuditCommands, help="Attack what left the sites of a run, an update, or synthetic images.")
-app.command("default", hidden=True)(audit)
+app.command(UNNAMED, hidden=True, cls=UnnamedCommand)(audit)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from polyclinic.cli.default_command import DefaultCommand
+from polyclinic.cli.groups import UNNAMED, DefaultCommand, UnnamedCommand
 
 if TYPE_CHECKING:
     from polyclinic.federation.ledger_check import Checked
@@ -18,14 +18,15 @@ HELP = """Check the ledgers of a run, and say what left each site.
 
 `polyclinic ledger RUN` sums up; with --lines it prints every line. Write ./verify for a folder named verify.
 """
-app = typer.Typer(cls=DefaultCommand, help=HELP)
+MORE = "`polyclinic ledger RUN --help` lists the options without a command's name."
+app = typer.Typer(cls=DefaultCommand, help=HELP, epilog=MORE)
 
 RUN = typer.Argument(..., help="A run folder (at a site, KIT/runs/NAME), or one ledger file.")
 KEYS = typer.Option(None, help="The file site_keys.toml with the sites' public keys, where RUN is not in a kit.")
 AGAINST = typer.Option(None, help="The coordinator's run folder: what it received is compared with the ledgers.")
 
 
-@app.command("default", hidden=True)
+@app.command(UNNAMED, hidden=True, cls=UnnamedCommand)
 def summary(
     run: Path = RUN,
     lines: bool = typer.Option(False, "--lines", help="Print every line instead of a summary."),
