@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+from matplotlib.figure import Figure
+
+from polyclinic.palette import LIGHT
 from polyclinic.report.blocks import Chart, Table
 from polyclinic.report.comparison import _summary as comparison_summary
-from polyclinic.report.comparison_evidence import ComparisonEvidence
-from polyclinic.report.evidence import Ledgers
-from polyclinic.report.summary import _guessed, _most, _spread
-from polyclinic.report.theme import svg_of
+from polyclinic.report.evidence import ComparisonEvidence, Ledgers
+from polyclinic.report.run_report import _guessed, _most, _spread
+from polyclinic.report.theme import NAME, legend, svg_of
 
 
 def summary_of_one(method: str, audits: list) -> str:
@@ -53,3 +55,14 @@ def test_a_summary_says_what_a_guess_reaches_and_leaves_tiny_sites_out():
     assert "between 0.500 (north, 40 images) and 0.750 (south, 50 images)" in spread
     assert _most({"north": 2000, "south": 2000}) == "Each site sent 2.0 kB"
     assert _most({"north": 2000, "south": 5000}) == "south sent most, 5.0 kB"
+
+
+def test_names_of_a_legend_take_several_lines():
+    axes = Figure().subplots()
+    name = "University Hospital of Southern Finland against all others"
+    axes.plot([0, 1], [0, 1], label=f"{name}\nAUC 0.910")
+    legend(axes, LIGHT)
+    [text] = axes.get_legend().get_texts()
+    lines = text.get_text().split("\n")
+    assert " ".join(lines[:-1]) == name
+    assert (max(map(len, lines)) <= NAME, lines[-1]) == (True, "AUC 0.910")

@@ -15,12 +15,19 @@ from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
 from polyclinic.noted_files import note_files
 from polyclinic.report.dossier import writing
-from polyclinic.report.dossier.figures import Evidence, NoFigure, at_pointer, in_bytes, in_lines, pointer, shown
-from polyclinic.report.dossier.page import figures_on
+from polyclinic.report.dossier.figures import (
+    Evidence,
+    NoFigure,
+    at_pointer,
+    figures_on,
+    in_bytes,
+    in_lines,
+    pointer,
+    shown,
+)
 from polyclinic.report.dossier.verification import verify_dossier
 from polyclinic.report.dossier.writing import write_dossier
-from polyclinic.report.evidence import open_run
-from polyclinic.report.ledgers import read_ledgers
+from polyclinic.report.evidence import open_run, read_ledgers
 from polyclinic.runner.model_file import model_file, read_model_file
 
 
@@ -47,7 +54,7 @@ def test_every_figure_leads_to_its_file_with_its_digest(whole, run_folder):
     assert [one.place for one in on_page] == [one["place"] for one in figures]
     accuracy = json.loads((run_folder / "result.json").read_text())["metrics"]["test"]["accuracy"]
     assert f"{accuracy:.4g}" in [one.text for one in on_page if one.place == "/metrics/test/accuracy"]
-    for target in re.findall(r'href="([^"#]+)"', page):
+    for target in re.findall(r'<a [^>]*href="([^"#]+)"', page):
         assert (whole.folder / target).is_file(), target
 
 
@@ -59,11 +66,11 @@ def test_an_old_dossier_is_replaced_whole_and_not_lost(run_folder, tmp_path, mon
     first = write_dossier(run_folder, target)
     assert write_dossier(run_folder, target).digest == first.digest
 
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "page_of", fail)
+        patch.setattr(writing, "render", fail)
         with pytest.raises(BadInput, match="No space left"):
             write_dossier(run_folder, target)
     assert verify_dossier(target, first.digest) == []

@@ -13,9 +13,9 @@ from typing import Any
 
 from polyclinic.errors import BadInput
 from polyclinic.json_types import parse_json
-from polyclinic.report.dossier.figures import Evidence, Figure, NoFigure, read, shown
-from polyclinic.report.dossier.page import figures_on, visible
+from polyclinic.report.dossier.figures import Evidence, Figure, NoFigure, figures_on, read, shown
 from polyclinic.report.dossier.writing import EVIDENCE, FIGURES, MANIFEST, PAGE, SEAL, broken_ledgers, digest_of_file
+from polyclinic.templates import visible
 
 
 def verify_dossier(folder: Path, digest: str | None = None, run: Path | None = None) -> list[str]:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from polyclinic.data.heterogeneity import masked_share
+from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Chart, Picture, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
+from polyclinic.report.metric_names import listed
 from polyclinic.report.pictures import SHOWN, rows_png
-from polyclinic.report.theme import Theme, legend, plain, tidy
-from polyclinic.report.words import listed
+from polyclinic.report.theme import legend, plain, tidy
 
 #: sites of which charts show each
 MOST_SITES = 16
@@ -63,7 +64,7 @@ def _histograms(run: RunEvidence, labels: dict[str, Any]) -> Chart:
     table = Table(("site", *names), [[site, *own] for site, own in per_site.items()])
     few = dict(list(per_site.items())[:MOST_SITES])
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         if edges is None:
             _stacked(figure.subplots(), theme, few, names)
         else:
@@ -74,7 +75,7 @@ def _histograms(run: RunEvidence, labels: dict[str, Any]) -> Chart:
     return Chart("labels", "Training labels of each site", draw, table, note, (6.4, height))
 
 
-def _stacked(axes: Any, theme: Theme, counts: dict[str, list[int]], names: list[str]) -> None:
+def _stacked(axes: Any, theme: Palette, counts: dict[str, list[int]], names: list[str]) -> None:
     left = np.zeros(len(counts))
     for i, name in enumerate(names):
         values = np.array([own[i] for own in counts.values()])
@@ -87,7 +88,7 @@ def _stacked(axes: Any, theme: Theme, counts: dict[str, list[int]], names: list[
     legend(axes, theme, loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, len(names)))
 
 
-def _ridges(figure: Any, theme: Theme, counts: dict[str, list[int]], edges: np.ndarray, unit: str) -> None:
+def _ridges(figure: Any, theme: Palette, counts: dict[str, list[int]], edges: np.ndarray, unit: str) -> None:
     rows = figure.subplots(len(counts), 1, sharex=True, squeeze=False)[:, 0]
     for i, (axes, (site, own)) in enumerate(zip(rows, counts.items(), strict=True)):
         axes.stairs(own, edges, fill=True, color=theme.colour(i), alpha=0.85)
@@ -104,7 +105,7 @@ def _ks(run: RunEvidence) -> Chart:
     table = Table(("site", *sites), [[site, *map(float, row)] for site, row in zip(sites, grid, strict=True)])
     side = min(6.0, 2.2 + 0.42 * len(sites))
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         heat_map(figure.subplots(), theme, grid, sites, sites, low=0, high=1, empty_diagonal=True)
 
     return Chart(
@@ -114,7 +115,7 @@ def _ks(run: RunEvidence) -> Chart:
 
 def heat_map(
     axes: Any,
-    theme: Theme,
+    theme: Palette,
     grid: np.ndarray,
     rows: list[str],
     columns: list[str],
