@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from polyclinic.report.serve.guard import CONTENT_POLICY, LONGEST, MOST_BYTES, Access
+from polyclinic.report.serve.server import CONTENT_POLICY, LONGEST, MOST_BYTES, Access
 
 API = "/api/overview"
 

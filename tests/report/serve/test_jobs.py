@@ -12,8 +12,8 @@ from processes import wait_for
 from served import Served, write_run
 
 from polyclinic.report.serve import jobs as module
-from polyclinic.report.serve.guard import Access
 from polyclinic.report.serve.jobs import Jobs
+from polyclinic.report.serve.server import Access
 
 #: stands for `polyclinic`, which takes seconds to start: says how it was called, and waits to be stopped
 PROGRAM = """

@@ -9,7 +9,7 @@ from served import Served
 from polyclinic.deployment.approval import Approvals
 from polyclinic.federation.leaving.suspension import Suspensions
 from polyclinic.files import lock
-from polyclinic.report.serve.guard import Access
+from polyclinic.report.serve.server import Access
 from polyclinic.report.serve.site_app import site_app
 
 

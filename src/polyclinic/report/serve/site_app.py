@@ -19,9 +19,9 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.suspension import Suspensions
 from polyclinic.json_types import JsonObject
-from polyclinic.report.serve.app import PAGES, bare_app
-from polyclinic.report.serve.guard import Access, App, Guard
-from polyclinic.report.serve.reading import plain
+from polyclinic.report.serve.app import OPEN, bare_app
+from polyclinic.report.serve.run_files import plain
+from polyclinic.report.serve.server import Access, App, Guard
 
 #: ledger lines that one search shows
 MOST_LINES = 500
@@ -48,14 +48,14 @@ class Why(BaseModel):
 
 def site_app(kit: Path, access: Access) -> App:
     """The application, behind its guard."""
-    app = bare_app("site.html")
+    app = bare_app("this site", "/site.js")
     view = SiteView(approvals_of(kit))
     app.get("/api/site")(view.site)
     app.get("/api/site/study")(view.study)
     app.get("/api/site/ledger")(view.ledger)
     app.post("/api/site/decide")(view.decide)
     app.post("/api/site/stop-all")(view.stop_all)
-    return Guard(app, access, PAGES)
+    return Guard(app, access, OPEN)
 
 
 @dataclass(frozen=True)
