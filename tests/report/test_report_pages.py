@@ -99,6 +99,19 @@ def test_sites_differ_only_where_a_reader_sees_it(copied, scores, said):
     assert any(sentence.startswith(said) for sentence in build_report(copied).summary)
 
 
+def test_a_guess_is_told_and_a_site_of_few_images_decides_no_range(copied):
+    def few(values):
+        values["without_images"] = {"accuracy": 0.7}
+        for site, (count, accuracy) in {"site-1": (40, 0.5), "site-2": (50, 0.75), "site-3": (2, 1.0)}.items():
+            values["data"]["counts"][site]["test"] = count
+            values["metrics"]["per_site"][site]["accuracy"] = accuracy
+
+    change(copied, few)
+    summary = " ".join(build_report(copied, images=False).summary)
+    assert "always says the most frequent class reaches: accuracy 0.700" in summary
+    assert "between 0.500 (site-1, 40 images) and 0.750 (site-2, 50 images)" in summary
+
+
 def test_sub_groups_are_those_of_the_columns_kept(classification):
     report = build_report(classification, by=["subgroup"])
     (section,) = [s for s in report.sections if s.key == "by-subgroup"]

@@ -9,8 +9,10 @@ from __future__ import annotations
 import io
 import re
 import textwrap
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from markupsafe import Markup, escape
 
 from polyclinic.palette import LIGHT, SERIES, Palette
@@ -57,6 +59,52 @@ def legend(axes: Axes, theme: Palette, **where: Any) -> None:
 def plain(text: str) -> str:
     """A text of the data as matplotlib shall write it: a dollar sign begins no formula."""
     return text.replace("$", r"\$")
+
+
+def stacked_bars(axes: Axes, theme: Palette, rows: Mapping[str, Sequence[float]], names: Sequence[str], x: str) -> None:
+    """A bar for each row, from top to bottom, with a colour for each name; beyond the colours there are hatches."""
+    left = np.zeros(len(rows))
+    for i, name in enumerate(names):
+        values = np.array([own[i] for own in rows.values()], dtype=float)
+        axes.barh(range(len(rows)), values, left=left, height=0.7, color=theme.colour(i), label=plain(name),
+                  edgecolor=theme.paper, hatch=("", "//", "..", "xx")[i // len(theme.series) % 4])  # fmt: skip
+        left += values
+    axes.set_yticks(range(len(rows)), [plain(row) for row in rows])
+    axes.invert_yaxis()
+    tidy(axes, theme, x=x, grid="x")
+    legend(axes, theme, loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, len(names)))
+
+
+def heat_map(
+    axes: Any,
+    theme: Palette,
+    grid: np.ndarray,
+    rows: list[str],
+    columns: list[str],
+    *,
+    low: float,
+    high: float,
+    empty_diagonal: bool = False,
+    form: str = ".2f",
+) -> None:
+    """A grid of numbers; darker is more. Numbers are written where they can be read."""
+    from matplotlib import colormaps
+
+    colours = colormaps["Blues"]
+    axes.imshow(grid, cmap=colours, vmin=low, vmax=high if high > low else low + 1, aspect="auto")
+    for i, j in np.ndindex(*grid.shape) if grid.size <= 400 else []:
+        if np.isfinite(grid[i, j]) and not (empty_diagonal and i == j):
+            share = (grid[i, j] - low) / ((high - low) or 1)
+            size = 8 if max(grid.shape) <= 10 else 5.5
+            axes.text(j, i, format(grid[i, j], form), ha="center", va="center", fontsize=size,
+                      color="white" if share > 0.5 else "black")  # fmt: skip
+    level = len(columns) <= 8 and max((len(name) for name in columns), default=0) * len(columns) <= 40
+    turned: dict[str, Any] = {} if level else {"rotation": 35, "ha": "right"}
+    axes.set_xticks(range(len(columns)), [plain(name) for name in columns], **turned)
+    axes.set_yticks(range(len(rows)), [plain(name) for name in rows])
+    axes.tick_params(colors=theme.ink, length=0, labelsize=8)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
 
 
 def new_figure(chart: Chart) -> Figure:

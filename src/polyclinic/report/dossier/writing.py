@@ -22,7 +22,7 @@ from polyclinic.errors import BadInput
 from polyclinic.files import PARTIAL
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import parse_json
-from polyclinic.noted_files import FINISHED, check_noted
+from polyclinic.noted_files import FINISHED, check_noted, sha256_of
 from polyclinic.report.dossier.figures import Evidence, Figure, Form, NoFigure, in_bytes, pointer, read
 from polyclinic.report.evidence import read_ledgers
 from polyclinic.runner.model_card import EACH_ITS_OWN, LIMITS, model_card
@@ -150,7 +150,7 @@ def _fill(folder: Path, run: Path) -> tuple[str, int]:
     recorded = digests_in(folder)
     content = {"polyclinic": __version__, "format": 1, "sha256": recorded}
     _write(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    digest = digest_of_file(folder / MANIFEST)
+    digest = sha256_of(folder / MANIFEST)
     _write(folder / SEAL, digest + "\n")
     return digest, len(recorded) + 2
 
@@ -275,9 +275,4 @@ def _write(path: Path, text: str) -> None:
 
 def digests_in(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file below a folder, by its name there."""
-    return {p.relative_to(folder).as_posix(): digest_of_file(p) for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def digest_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {p.relative_to(folder).as_posix(): sha256_of(p) for p in sorted(folder.rglob("*")) if p.is_file()}

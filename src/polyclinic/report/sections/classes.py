@@ -18,8 +18,7 @@ from polyclinic.metrics.statistics import (
 from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Cell, Chart, Section, Table, Text, number
 from polyclinic.report.evidence import RunEvidence
-from polyclinic.report.sections.sites import heat_map
-from polyclinic.report.theme import legend, plain, tidy
+from polyclinic.report.theme import heat_map, legend, plain, tidy
 from polyclinic.runner.calibration import calibrations_of
 from polyclinic.runner.case_statistics import scores_of
 from polyclinic.runner.cases import Cases

@@ -10,8 +10,7 @@ from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Cell, Chart, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.metric_names import LOWER, metric_name
-from polyclinic.report.sections.sites import heat_map
-from polyclinic.report.theme import legend, plain, tidy
+from polyclinic.report.theme import heat_map, legend, plain, tidy
 
 MOST_LINES = 8
 

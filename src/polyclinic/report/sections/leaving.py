@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import numpy as np
-
 from polyclinic.attacks.verdict import LEAKS, verdict_word
 from polyclinic.json_types import JsonMapping
 from polyclinic.messages import human_bytes
@@ -15,7 +13,7 @@ from polyclinic.report.blocks import Block, Cell, Chart, Picture, Section, Table
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.metric_names import counted
 from polyclinic.report.pictures import drawn_picture
-from polyclinic.report.theme import legend, plain, tidy
+from polyclinic.report.theme import stacked_bars
 
 #: pictures of an audit, and of the sites' contact sheets, that a report shows
 MOST_PICTURES = 8
@@ -62,18 +60,11 @@ def _left(by_kind: dict[str, Counter[str]]) -> Chart:
     few = dict(list(by_kind.items())[:MOST_SITES])
 
     def draw(figure: Any, theme: Palette) -> None:
-        axes, left = figure.subplots(), np.zeros(len(few))
-        for i, kind in enumerate(kinds):
-            values = np.array([own[kind] for own in few.values()], dtype=float)
-            axes.barh(range(len(few)), values, left=left, height=0.7, color=theme.colour(i), label=plain(kind),
-                      hatch=("", "//", "..")[i // len(theme.series) % 3], edgecolor=theme.paper)  # fmt: skip
-            left += values
-        axes.set_yticks(range(len(few)), [plain(site) for site in few])
-        axes.invert_yaxis()
+        axes = figure.subplots()
+        rows = {site: [own[kind] for kind in kinds] for site, own in few.items()}
+        stacked_bars(axes, theme, rows, kinds, "left the site")
         axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
         axes.xaxis.get_major_locator().set_params(nbins=5)
-        tidy(axes, theme, x="left the site", grid="x")
-        legend(axes, theme, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
 
     note = f"The first {MOST_SITES} of {len(by_kind)} sites." if len(by_kind) > MOST_SITES else ""
     return Chart("left", "Bytes that left each site, by kind", draw, table, note, (6.4, 1.3 + 0.32 * len(few)))

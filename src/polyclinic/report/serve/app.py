@@ -156,7 +156,7 @@ class FolderView:
         return plain(
             {
                 "name": name,
-                **{key: known.get(key) for key in ("task", "metric", "methods", "baseline", "statistics")},
+                "methods": known.get("methods"),
                 "runs": [self._row(one) for one in runs],
                 "jobs": jobs,
                 "files": self._files(place),
