@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Cell, Chart, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
-from polyclinic.report.sections.sites import heat_map
-from polyclinic.report.theme import Theme, legend, plain, tidy
-from polyclinic.report.words import LOWER, metric_name
+from polyclinic.report.metric_names import LOWER, metric_name
+from polyclinic.report.theme import heat_map, legend, plain, tidy
 
 MOST_LINES = 8
 
@@ -39,7 +39,7 @@ def _curve(run: RunEvidence, lines: list[dict[str, Any]]) -> Chart:
     table = Table(("round", "all sites together", *sites), rows)
     released = run.result["selected"]["round"]
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         axes = figure.subplots()
         for i, (site, values) in enumerate(list(each.items())[:MOST_LINES]):
             axes.plot(rounds, values, label=plain(site), alpha=0.75, **theme.line(i + 1) | {"linewidth": 1.1})
@@ -103,7 +103,7 @@ def matrix(key: str, title: str, grid: np.ndarray, rows: list[str], columns: lis
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     size = (min(6.4, 2.4 + 0.55 * len(columns)), min(6.4, 1.6 + 0.42 * len(rows)))
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         heat_map(figure.subplots(), theme, grid, rows, columns, low=low, high=high)
 
     return Chart(key, title, draw, table, note, size)

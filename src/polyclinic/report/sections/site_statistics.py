@@ -7,8 +7,8 @@ from typing import Any
 from polyclinic.json_types import JsonMapping
 from polyclinic.report.blocks import Block, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
+from polyclinic.report.metric_names import metric_name
 from polyclinic.report.sections.scores import forest
-from polyclinic.report.words import metric_name
 
 #: begin the names of differences between two models
 CHANGE = "change of "

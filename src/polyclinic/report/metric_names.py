@@ -1,4 +1,4 @@
-"""Words of a report: names of metrics, definitions, numbers with units."""
+"""Names and definitions of metrics and other terms, and numbers with units."""
 
 from __future__ import annotations
 
@@ -59,9 +59,6 @@ DEFINITIONS = {
     "DeLong": "A test of whether two models have the same AUC on the same images.",
     "Holm": "A correction of p values for the number of tests.",
 }
-
-#: what stands above the warnings of a run
-WARNINGS = "Warnings of the run"
 
 
 def name_of_images(data: object, source: str) -> str:
