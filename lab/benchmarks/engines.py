@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bare_loop import bare_rounds
 from measuring import finish, flags
 from overhead import Case as BareCase
 
 from polyclinic.runner.run import run
 from polyclinic.study import Study, parse_study
+from polyclinic_lab.bare_loop import bare_rounds
 
 ENGINES = ("in-process", "ray", "nvflare")
 IMAGES_PER_SITE = 16

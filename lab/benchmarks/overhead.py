@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bare_loop import InTurns, bare_rounds, difference
 from measuring import Clock, finish, flags, quartiles
 
 from polyclinic.runner.run import run
 from polyclinic.study import Study
+from polyclinic_lab.bare_loop import InTurns, bare_rounds, difference
 
 TARGET = 1.05
 TOLERANCE = 1e-6
