@@ -61,7 +61,8 @@ def test_licences_are_there():
 
 def pins() -> dict[str, str]:
     """The versions of the lock."""
-    return dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE))
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE))
 
 
 def test_the_lock_has_every_direct_dependency_with_hashes_and_no_address():

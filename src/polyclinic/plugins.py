@@ -31,7 +31,6 @@ from polyclinic.registry import (
     reason,
     refuse_foreign_base,
 )
-from polyclinic.without_torch import need_torch
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,6 @@ def _load_file(name: str, digests: Mapping[str, str] | None) -> Plugin:
 
 def _run_file(path: Path, source: bytes) -> ModuleType:
     """The module of a file, made from the bytes that were hashed and not from a cached .pyc."""
-    need_torch(str(path))
     module = ModuleType(f"polyclinic_plugin_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where pydantic looks up the names in annotations
@@ -207,7 +205,6 @@ def _run_file(path: Path, source: bytes) -> ModuleType:
 def _load_module(name: str, digests: Mapping[str, str] | None) -> Plugin:
     if not all(part.isidentifier() for part in name.split(".")):
         raise BadInput(f"plugins: '{name}' is neither a module, such as my_package.module, nor a file that ends in .py")
-    need_torch(name)
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
