@@ -99,7 +99,7 @@ def usual_partition(task: str) -> str:
 
 def new_for(images: Path, path: Path, hints: dict[str, str], *, force: bool = False) -> None:
     """Look at somebody's images, and write a study for them."""
-    from polyclinic.cli.study_for import Hints, study_for
+    from polyclinic.data.survey_study import Hints, study_for
 
     if str(path) == "-":
         raise BadInput("--for: paths in the study begin at its folder, so it must be a file; name one instead of -")
