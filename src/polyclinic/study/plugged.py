@@ -150,7 +150,8 @@ def check_kinds(study: Study) -> None:
     """BadInput if an operation of the method releases what is no kind of parcel, or a plug-in's kind that the policy
     of simulated sites does not let out. A deployed site has a policy of its own."""
     allowed = None if isinstance(study.data, AtSites) else study.policy.kinds
-    for operation, kind in _released_kinds(study.method):
+    released = [(name, kind) for name, found in operations_of(study.method).items() for kind in found.releases]
+    for operation, kind in released:
         if kind not in KINDS:
             raise BadInput(
                 f"method.name: '{operation}' of '{study.method.name}' releases '{kind}', which is no kind of parcel; "
@@ -162,12 +163,10 @@ def check_kinds(study: Study) -> None:
             )
 
 
-def _released_kinds(method: Method) -> Iterator[tuple[str, str]]:
-    """(operation, kind of parcel) of all operations of a method."""
-    for name in dir(type(method)):
-        declared = getattr(getattr(type(method), name, None), "operation", None)
-        if isinstance(declared, Operation):
-            yield from ((name, kind) for kind in declared.releases)
+def operations_of(method: Method) -> dict[str, Operation]:
+    """The operations of a method, by name."""
+    found = {name: getattr(getattr(type(method), name, None), "operation", None) for name in dir(type(method))}
+    return {name: declared for name, declared in found.items() if isinstance(declared, Operation)}
 
 
 def check_attacks() -> None:
