@@ -10,7 +10,7 @@ from polyclinic.claims.claim import Claim, Minutes
 from polyclinic.claims.coverage import coverage
 from polyclinic.claims.measures import OfRun, of_runs, test
 from polyclinic.claims.rules import AllOf, AtLeast, AtMost, Rule, higher
-from polyclinic.noted_files import read_result
+from polyclinic.files import read_result
 from polyclinic.study import load_run_study
 
 PAPER = "FELICIA"

@@ -11,9 +11,8 @@ from typing import Any
 from polyclinic.claims.claim import Measure, Row, Scale
 from polyclinic.claims.cpu_time import counted
 from polyclinic.errors import WorkFailed
-from polyclinic.files import atomic_write, read_json
+from polyclinic.files import atomic_write, read_json, read_result
 from polyclinic.json_types import JsonObject
-from polyclinic.noted_files import read_result
 
 #: numbers of one run, by metric
 OfRun = Callable[[Path], Mapping[str, float]]

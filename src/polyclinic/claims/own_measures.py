@@ -12,7 +12,7 @@ from pathlib import Path
 from polyclinic.claims.claim import Row, Scale
 from polyclinic.claims.cpu_time import counted
 from polyclinic.errors import WorkFailed
-from polyclinic.noted_files import read_result
+from polyclinic.files import read_result
 
 #: seconds after which a run that should be killed has not begun
 MOST_WAITING = 300

@@ -152,7 +152,7 @@ WORDS = {
 
 def sentences(lines: Sequence[JsonObject]) -> list[str]:
     """What a ledger says: what left, how often, to whom; what differential privacy covers and what not."""
-    from polyclinic.messages import human_bytes
+    from polyclinic.files import human_bytes
 
     sent = [line for line in lines if line["bytes"]]
     if not sent:
@@ -164,7 +164,7 @@ def sentences(lines: Sequence[JsonObject]) -> list[str]:
 def refusals(run: Path) -> list[str]:
     """What was refused: at a site, by its own log of all runs; in a simulation, by the result of the run."""
     from polyclinic.data.own_images import find_kit
-    from polyclinic.noted_files import read_result
+    from polyclinic.files import read_result
 
     kit = find_kit(run if run.is_dir() else run.resolve().parent.parent)
     if kit:
@@ -184,7 +184,7 @@ def refusals(run: Path) -> list[str]:
 
 def _what_left(lines: Sequence[JsonObject]) -> Iterator[str]:
     from polyclinic.data.names import COORDINATOR
-    from polyclinic.messages import human_bytes
+    from polyclinic.files import human_bytes
 
     groups: dict[tuple[str, str, str], list[JsonObject]] = {}
     for line in lines:

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from polyclinic.errors import BadInput
+from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
-from polyclinic.messages import human_bytes
 from polyclinic.runner.result_display import few_images, image_counts
 
 if TYPE_CHECKING:

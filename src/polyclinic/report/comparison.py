@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, verdict_word
-from polyclinic.messages import human_bytes
+from polyclinic.files import human_bytes
 from polyclinic.report.blocks import Report, number
 from polyclinic.report.comparison_evidence import ComparisonEvidence, share_recovered
 from polyclinic.report.sections import again, methods, sites

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from polyclinic.errors import BadInput
+from polyclinic.files import FINISHED, check_noted
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonObject, parse_json
-from polyclinic.noted_files import FINISHED, check_noted
 from polyclinic.report.ledgers import read_ledgers
 from polyclinic.report.pictures import SiteImages, images_of
 from polyclinic.runner.cases import Cases, read_cases

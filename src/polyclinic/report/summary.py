@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
+from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
-from polyclinic.messages import human_bytes
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.words import counted, listed, metric_name, with_interval, with_unit
 from polyclinic.runner.result_display import FEW_IMAGES, image_counts

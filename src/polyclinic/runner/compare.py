@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.files import atomic_write
+from polyclinic.files import atomic_write, read_result
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.one_round import OneRound
-from polyclinic.noted_files import read_result
 from polyclinic.registry import notice_once
 from polyclinic.runner.comparison_statistics import as_csv, choose_baseline, statistics_of
 from polyclinic.runner.folder_lock import is_held

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyclinic.noted_files import read_result
+from polyclinic.files import read_result
 from polyclinic.runner.calibration import Calibration
 from polyclinic.runner.model_file import Card
 from polyclinic.tasks import TASKS

@@ -12,9 +12,9 @@ from polyclinic import plugins
 from polyclinic.data.file_source import DATA_FOLDER
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.errors import BadInput
+from polyclinic.files import check_own_digest
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject
-from polyclinic.noted_files import check_own_digest
 from polyclinic.registry import notice_once
 from polyclinic.study.changes import apply_changes, fit_to_variants, parse_sets
 from polyclinic.study.ignored import notice_other_images

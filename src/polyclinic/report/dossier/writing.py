@@ -14,10 +14,9 @@ from pathlib import Path
 from polyclinic import __version__
 from polyclinic.data.own_images import find_kit
 from polyclinic.errors import BadInput
-from polyclinic.files import PARTIAL
+from polyclinic.files import FINISHED, PARTIAL, check_noted
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import parse_json
-from polyclinic.noted_files import FINISHED, check_noted
 from polyclinic.report.dossier.data_sheet import data_sheet
 from polyclinic.report.dossier.figures import Evidence, NoFigure, read
 from polyclinic.report.dossier.page import page_of

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from polyclinic.attacks.verdict import LEAKS, verdict_word
+from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
-from polyclinic.messages import human_bytes
 from polyclinic.report.blocks import Block, Cell, Chart, Picture, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.pictures import drawn_picture

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic.messages import human_bytes
+from polyclinic.files import human_bytes
 from polyclinic.report.blocks import Block, Cell, Chart, Section, Table, Text, number
 from polyclinic.report.comparison_evidence import ComparisonEvidence, share_recovered
 from polyclinic.report.sections import scores
