@@ -25,8 +25,7 @@ from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
 from polyclinic.federation.leaving.ledger import GENESIS, Ledger, verify
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected, decode, shortened
-from polyclinic.files import digest_of, read_json, read_tensors, write_tensors
-from polyclinic.noted_files import FILE, check_noted, note_files
+from polyclinic.files import DIGESTS, check_noted, digest_of, note_files, read_json, read_tensors, write_tensors
 from polyclinic.report.serve.run_files import RunFiles
 from polyclinic.runner.cases import read_cases
 from polyclinic.runner.model_file import MODEL, read_model_file
@@ -90,7 +89,7 @@ def targets_in(folder: Path) -> list[Target]:
         of_file.target("manifest", "checkpoint/manifest.json", _manifest(folder), _load_checkpoint, repair=_noted),
         of_file.target("state", "state.safetensors", _state(folder), read_tensors),
         of_file.target("result", "result.json", (done / "result.json").read_bytes(), read_json),
-        of_file.target("digests", FILE, _digests(done), _check_digests, repair=_noted_files),
+        of_file.target("digests", DIGESTS, _digests(done), _check_digests, repair=_noted_files),
         of_file.target("history", "history.jsonl", (done / "history.jsonl").read_bytes(), _read_history),
         of_file.target("model", "m.safetensors", (done / MODEL).read_bytes(), read_model_file, 20),
         of_file.target("cases", "cases/test.npz", (done / "cases" / "test.npz").read_bytes(), _cases, 4),
@@ -158,7 +157,7 @@ def _state(folder: Path) -> bytes:
 
 def _digests(done: Path) -> bytes:
     note_files(done)
-    return (done / FILE).read_bytes()
+    return (done / DIGESTS).read_bytes()
 
 
 def _cases(path: Path) -> object:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import WorkFailed
-from polyclinic.files import atomic_write, read_json
+from polyclinic.files import atomic_write, read_json, read_result
 from polyclinic.json_types import JsonObject
-from polyclinic.noted_files import read_result
 from polyclinic.study import load_run_study
 from polyclinic_lab import own_measures
 from polyclinic_lab.origin import counted

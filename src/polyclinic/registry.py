@@ -15,7 +15,6 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from polyclinic.errors import BadInput, Notice
-from polyclinic.without_torch import need_torch
 
 T = TypeVar("T")
 
@@ -176,7 +175,6 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return self._imported[points[0]]
 
     def _load(self, name: str, point: EntryPoint) -> T:
-        need_torch(point.value)
         try:
             entry = point.load()
         except (Exception, SystemExit) as error:  # whatever a stranger's package does when it is imported

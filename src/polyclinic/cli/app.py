@@ -6,7 +6,7 @@ import typer
 
 from polyclinic import __version__
 from polyclinic.cli import (
-    audit_outside,
+    audit,
     bench,
     compare,
     data,
@@ -60,7 +60,7 @@ app.command("new-plugin")(new_plugin)
 app.command("compare")(compare.compare)
 app.command("tune")(tune.tune)
 app.command("forgetting")(forgetting.forgetting)
-app.add_typer(audit_outside.app, name="audit")
+app.add_typer(audit.app, name="audit")
 app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
 app.command("worth")(worth.worth)

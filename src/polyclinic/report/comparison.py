@@ -9,7 +9,7 @@ import numpy as np
 
 from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, verdict_word
 from polyclinic.errors import BadInput
-from polyclinic.messages import human_bytes
+from polyclinic.files import human_bytes
 from polyclinic.metrics.statistics import delong_test, holm, mcnemar
 from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Cell, Chart, Report, Section, Table, Text, number

@@ -21,9 +21,9 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.anchor_file import LedgerBroken, check_head
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.signing import Head, head_from_json
+from polyclinic.files import FINISHED, check_noted
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
-from polyclinic.noted_files import FINISHED, check_noted
 from polyclinic.report.metric_names import IN_UNIT
 from polyclinic.report.pictures import SiteImages, images_of
 from polyclinic.runner.cases import Cases, read_cases

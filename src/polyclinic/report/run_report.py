@@ -7,8 +7,8 @@ from pathlib import Path
 
 from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
 from polyclinic.errors import BadInput
+from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
-from polyclinic.messages import human_bytes
 from polyclinic.report.blocks import Report, Section, Text
 from polyclinic.report.evidence import RunEvidence, recovered
 from polyclinic.report.metric_names import counted, listed, metric_name, name_of_images, with_interval, with_unit

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from polyclinic import plugins
-from polyclinic.allocation import keep_freed_memory
 from polyclinic.data.label_sets import unknown_classes, without_classes
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
@@ -43,6 +42,7 @@ from polyclinic.models import (
     is_importable,
 )
 from polyclinic.randomness import seed_of
+from polyclinic.runner.allocation import keep_freed_memory
 from polyclinic.runner.device import device_of, fix_order_of_sums, precision_of, record_steps
 from polyclinic.runner.statistics_at_sites import more_operations
 from polyclinic.study import Study, parse_study

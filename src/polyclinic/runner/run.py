@@ -12,19 +12,28 @@ from typing import Any
 
 import torch
 
-from polyclinic.allocation import keep_freed_memory
 from polyclinic.data.own_images import find_kit
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput, Damaged
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.federation import Federation
-from polyclinic.files import PARTIAL, atomic_write, check_place, read_json, sync_files
+from polyclinic.files import DIGESTS as NOTED
+from polyclinic.files import (
+    PARTIAL,
+    atomic_write,
+    check_finished,
+    check_place,
+    read_json,
+    read_result,
+    sync_files,
+    with_own_digest,
+    write_result,
+)
 from polyclinic.formats import write_run_format
-from polyclinic.noted_files import FILE as NOTED
-from polyclinic.noted_files import check_finished, read_result, with_own_digest, write_result
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
 from polyclinic.runner import advice
+from polyclinic.runner.allocation import keep_freed_memory
 from polyclinic.runner.assembly import WEIGHTS, Assembly
 from polyclinic.runner.calibration import Calibration, calibrations_of
 from polyclinic.runner.case_statistics import statistics_of_cases

@@ -12,15 +12,14 @@ from polyclinic import plugins
 from polyclinic.data.file_source import DATA_FOLDER
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.errors import BadInput
+from polyclinic.files import check_own_digest
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject
-from polyclinic.noted_files import check_own_digest
 from polyclinic.registry import notice_once
-from polyclinic.study.changes import _changed, parse_sets
+from polyclinic.study.changes import apply_changes, fit_to_variants, parse_sets
 from polyclinic.study.ignored import notice_other_images
 from polyclinic.study.plugged import check_installed, load_checked
 from polyclinic.study.tables import Study, parse_study
-from polyclinic.study.variants import fit_to_variants
 
 #: settings of the study that comes with the package, by method: every method shall end within two minutes there
 BRIEF_FELICIA = {"method.steps": 40, "method.learner_steps": 100}
@@ -61,7 +60,7 @@ def load_study(path: Path, sets: list[str] | None = None) -> Study:
         raise BadInput(f"{path}: is not valid TOML: {error}") from None
     changes, folder = parse_sets(sets or []), Path(path).parent
     tables = with_whole_path(tables, Path(path), has_new_path="data.path" in changes)
-    changed = _changed(tables, changes)
+    changed = apply_changes(tables, changes)
     with only_site_plugins(folder):  # in a kit a study brings no code
         if changed.get("plugins"):
             # as with data.path: a path on the command line begins where polyclinic is started

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from polyclinic.noted_files import sha256_of
+from polyclinic.files import sha256_of
 
 HOSTILE = "<script>alert(1)</script>\u202e\n\"'|"
 

@@ -13,7 +13,7 @@ from dossier_files import sealed_anew
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.noted_files import note_files, sha256_of
+from polyclinic.files import note_files, sha256_of
 from polyclinic.report.dossier import writing
 from polyclinic.report.dossier.figures import (
     Evidence,

@@ -10,7 +10,7 @@ import pytest
 from dossier_files import sealed_anew
 
 from polyclinic.errors import BadInput
-from polyclinic.noted_files import note_files, sha256_of
+from polyclinic.files import note_files, sha256_of
 from polyclinic.report.dossier.verification import verify_dossier
 from polyclinic.report.dossier.writing import write_dossier
 

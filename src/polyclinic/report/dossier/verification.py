@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import BadInput
+from polyclinic.files import sha256_of
 from polyclinic.json_types import parse_json
-from polyclinic.noted_files import sha256_of
 from polyclinic.report.dossier.figures import Evidence, Figure, NoFigure, figures_on, read, shown
 from polyclinic.report.dossier.writing import EVIDENCE, FIGURES, MANIFEST, PAGE, SEAL, broken_ledgers
 from polyclinic.templates import visible

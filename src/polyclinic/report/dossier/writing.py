@@ -19,10 +19,9 @@ from polyclinic import __version__
 from polyclinic.attacks.verdict import verdict_word
 from polyclinic.data.own_images import find_kit
 from polyclinic.errors import BadInput
-from polyclinic.files import PARTIAL
+from polyclinic.files import FINISHED, PARTIAL, check_noted, sha256_of
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import parse_json
-from polyclinic.noted_files import FINISHED, check_noted, sha256_of
 from polyclinic.report.dossier.figures import Evidence, Figure, Form, NoFigure, in_bytes, pointer, read
 from polyclinic.report.evidence import read_ledgers
 from polyclinic.runner.model_card import EACH_ITS_OWN, LIMITS, model_card

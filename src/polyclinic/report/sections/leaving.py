@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 from polyclinic.attacks.verdict import LEAKS, verdict_word
+from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
-from polyclinic.messages import human_bytes
 from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Cell, Chart, Picture, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
