@@ -19,6 +19,8 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+#: settings that older versions had, and why they went: a study must not name them, a run folder may
+GONE = {"engine.compiled": "training passes are not compiled any more"}
 #: what pydantic calls by Python's words, as somebody knows it who writes a study
 PLAIN = {
     "a valid tuple": "a list, such as ['a', 'b']",
@@ -38,6 +40,8 @@ def _sentence(problem: Any, path: str, kind: type[Settings]) -> str:
     where = ".".join([path, *(str(part) for part in problem["loc"] if not _is_type(part))]).strip(".")
     allowed = list(kind.model_fields)
     if problem["type"] == "extra_forbidden":
+        if where in GONE:
+            return f"{where}: is gone: {GONE[where]}; delete it"
         word = str(problem["loc"][-1])
         return f"{where}: no such setting{nearest(word, allowed)}; choose from {', '.join(allowed)}"
     if problem["type"] == "missing":

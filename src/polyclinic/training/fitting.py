@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Adam
 
-from polyclinic.optimizers import Adam
 from polyclinic.randomness import seeded
 from polyclinic.training.graphs import GraphedFunction
 from polyclinic.training.half_weights import HalfWeights

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import SGD, Adam
 
 from polyclinic.federation.leaving.transcript import transcript_of
 from polyclinic.json_types import JsonObject
-from polyclinic.optimizers import SGD, Adam
 from polyclinic.privacy import epsilon
 from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums, Sums
 from polyclinic.privacy.patient_sums import PatientSums

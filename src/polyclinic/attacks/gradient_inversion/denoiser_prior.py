@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Adam
 
-from polyclinic.optimizers import Adam
 from polyclinic.randomness import seed_of, torch_rng
 
 WIDTH = 32

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Adam
 
 from polyclinic.generators.random_source import RandomSource
 from polyclinic.generators.stylegan2 import kernels
 from polyclinic.generators.stylegan2.ada import augmented
 from polyclinic.generators.stylegan2.discriminator import GROUP
 from polyclinic.generators.stylegan2.networks import StyleGenerator
-from polyclinic.optimizers import Adam
 from polyclinic.training.graphs import GraphedFunction
 
 if TYPE_CHECKING:
