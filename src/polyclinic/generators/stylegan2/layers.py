@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.generators.stylegan2 import kernels
 from polyclinic.generators.stylegan2.convolutions import convolve
 
 SLOPE = 0.2
@@ -58,8 +57,6 @@ def blur(x: Tensor, before: int, after: int) -> Tensor:
 
 def swept(x: Tensor, side: int, before: int, stride: int = 1) -> Tensor:
     """The same as two products with a band, which take a GPU one pass each; of every `stride`-th pixel."""
-    if kernels.filters_are_usable(x):
-        return kernels.filtered(x, side, before, stride)
     batch, channels, height, width = x.shape
     across, along = (band(size, side, before, stride, x.device, x.dtype) for size in (width, height))
     rows = x.permute(0, 2, 3, 1).reshape(batch * height, width, channels)  # no copy where channels are last
@@ -145,14 +142,10 @@ class Conv(nn.Module):
 
     def active(self, x: Tensor) -> Tensor:
         """The same, activated."""
-        if not kernels.usable(x) or self.bias is None:
-            return activate(self(x))
-        return kernels.finished(self._convolved(x, None), kernels.Rule(slope=SLOPE), None, self.bias * self.gain, None)
+        return activate(self(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._convolved(x, self.bias if self.bias is None or self.gain == 1 else self.bias * self.gain)
-
-    def _convolved(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        bias = self.bias if self.bias is None or self.gain == 1 else self.bias * self.gain
         weight = self.weight * self.scale
         if not self.down:
             return convolved(x, weight, bias, padding=self.kernel // 2)
@@ -164,8 +157,6 @@ class Conv(nn.Module):
 
 def weighted(x: Tensor, factors: Tensor) -> Tensor:
     """Feature maps x [B, C, H, W] times factors [B, C]."""
-    if kernels.usable(x):
-        return kernels.finished(x, kernels.Rule(), factors, None, None)
     return x * factors.to(x.dtype)[:, :, None, None]
 
 
@@ -222,8 +213,5 @@ class Finish(nn.Module):
 
     def forward(self, x: Tensor, factors: Tensor, noise: Tensor) -> Tensor:
         """Images [B, C, H, W], factors that broadcast to them, noise [B, 1, H, W]."""
-        if kernels.usable(x):
-            louder = (noise * self.amount).flatten(1).expand(len(x), -1)
-            return kernels.finished(x, kernels.Rule(GAIN, SLOPE), factors.flatten(1), self.bias.flatten(), louder)
         x = torch.addcmul((self.bias * GAIN).to(x.dtype), x, factors * GAIN)
         return activate(torch.addcmul(x, noise.to(x.dtype), (self.amount * GAIN).to(x.dtype)))
