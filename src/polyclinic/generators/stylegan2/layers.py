@@ -2,8 +2,7 @@
 
 Weights are stored with unit variance and scaled when used, so that all of them learn at one speed. Images are filtered
 with [1, 3, 3, 1] wherever their size changes. At small sizes a GPU waits for whoever starts its kernels, so layers are
-made of few: scales go into weights, and on a GPU the filter is a product of matrices and second derivatives are taken
-in a way of their own.
+made of few: scales go into weights, and on a GPU the filter is a product of matrices.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from polyclinic.generators.stylegan2.convolutions import convolve
 
 SLOPE = 0.2
 #: keeps the variance that a leaky ReLU takes away
@@ -93,22 +90,8 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: 
     more, others = -inputs % GROUPED, -outputs % GROUPED
     x = F.pad(x, (0, 0, 0, 0, 0, more)) if more else x
     weight = F.pad(weight, (0, 0, 0, 0, 0, more, 0, others)) if more or others else weight
-    y = convolve(*as_computed(x, weight), stride=stride, padding=padding)[:, :outputs]
+    y = F.conv2d(x, weight, stride=stride, padding=padding)[:, :outputs]
     return y if bias is None else y + bias.to(y.dtype)[:, None, None]
-
-
-def enlarged(x: Tensor, weight: Tensor) -> Tensor:
-    """A transposed convolution of images [B, I, H, W] with weights [I, O, k, k]: sides of twice the length + k - 2."""
-    if not uses_gpu_kernels(x):
-        return F.conv_transpose2d(x, weight, stride=2)
-    return convolve(*as_computed(x, weight), stride=2, transposed=True)
-
-
-def as_computed(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """In bf16 where a convolution of PyTorch's would be (autocast), which knows its own functions only."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    return x.to(dtype), weight.to(dtype)
 
 
 # --- layers with weights ------------------------------------------------------------------------------
@@ -193,14 +176,14 @@ class StyledConv(nn.Module):
         batch, channels, height, width = x.shape
         weights = F.pad(self.weight[:, :, 0, 0] * style[:, None], (0, 0, 0, -len(self.weight) % GROUPED))
         rows = x.permute(0, 2, 3, 1).reshape(batch, height * width, channels)  # no copy where channels are last
-        made = torch.bmm(*as_computed(rows, weights.mT))[..., : len(self.weight)]
+        made = torch.bmm(rows, weights.mT)[..., : len(self.weight)]
         return made.mT.reshape(batch, -1, height, width)
 
     def _convolved(self, x: Tensor) -> Tensor:
         if not self.up:
             return convolved(x, self.weight, padding=self.kernel // 2)
         # four pixels out of each: the filter's sum is brought back from one to four
-        return blur(enlarged(x, (self.weight * 4).transpose(0, 1)), 1, 1)
+        return blur(F.conv_transpose2d(x, (self.weight * 4).transpose(0, 1), stride=2), 1, 1)
 
 
 class Finish(nn.Module):
