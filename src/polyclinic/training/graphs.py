@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyclinic.training.half_weights import HalfWeights
-
 #: ordinary calls with inputs of a shape before they are recorded: libraries choose kernels, optimisers make their state
 WARM_UP = 3
 #: graphs of one function, each of which keeps the memory of its pass; inputs of further shapes get ordinary calls
@@ -144,9 +142,7 @@ class GraphedGradients:
     every round, take their steps outside.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, *, half: bool = False) -> None:
-        """`half`: the loss is computed in bf16, by autocast, and weights are rounded for it all at once."""
-        self.half = HalfWeights(model) if half else None
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
         self.parameters = [one for one in model.parameters() if one.requires_grad]
         self.loss = loss
         self.passes = GraphedFunction(self._passes, "engine.graphs: a training step")
@@ -168,11 +164,6 @@ class GraphedGradients:
         """Forward and backward pass. Gradients get new tensors, which lie in the memory of the graph."""
         for one in self.parameters:
             one.grad = None
-        if self.half is None:
-            loss = self.loss(*inputs)
-            loss.backward()
-            return loss.detach(), [one.grad for one in self.parameters]
-        with self.half.used():
-            loss = self.loss(*inputs)
+        loss = self.loss(*inputs)
         loss.backward()
-        return loss.detach(), self.half.gradients(self.parameters)
+        return loss.detach(), [one.grad for one in self.parameters]

@@ -309,7 +309,7 @@ class Trainer:
             return self.task.loss(self.forward(images, model).float(), targets, self.target, weights)
 
         if key not in self.kept:
-            self.kept[key] = GraphedGradients(model, loss, half=self.precision == "bf16")
+            self.kept[key] = GraphedGradients(model, loss)
         return self.kept[key]
 
     def _what_learns(self, model: nn.Module) -> str:

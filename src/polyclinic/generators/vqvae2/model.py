@@ -204,9 +204,8 @@ class VQVAE2Model(CodedModel):
                 net.revive_codes(moved, rng)
 
         told, draws = _told(progress, "autoencoder"), [drawn] if drawn is not None else []
-        half = net if self.precision == "bf16" else None
         with laid_out(net, layout):
-            return descend(net.parameters(), batch_of, loss_of, len(images), schedule, rng, told, after, draws, half)
+            return descend(net.parameters(), batch_of, loss_of, len(images), schedule, rng, told, after, draws)
 
     def fit_prior(
         self,
