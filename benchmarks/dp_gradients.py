@@ -27,7 +27,7 @@ from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.models import BACKBONES, build
 from polyclinic.privacy.clipped_sums import ClippedSums, Clipping, Losses
 from polyclinic.tasks import Target
-from polyclinic.training.graphs import WARM_UP, GraphedFunction, GraphedGradients
+from polyclinic.training.gpu.graphs import WARM_UP, GraphedFunction, GraphedGradients
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLIP = 0.5

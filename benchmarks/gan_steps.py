@@ -25,7 +25,7 @@ from polyclinic.generators.gan import model as gan_model
 from polyclinic.generators.gan.batches import RealBatches
 from polyclinic.generators.gan.fit_together import Learner, StackedSteps
 from polyclinic.tasks import Target
-from polyclinic.training.graphs import WARM_UP
+from polyclinic.training.gpu.graphs import WARM_UP
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -47,7 +47,7 @@ from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run
 from polyclinic.study import parse_study
-from polyclinic.training import device_images
+from polyclinic.training import loading
 from polyclinic.training.loop import Trainer
 
 GPU = torch.cuda.is_available()
@@ -194,7 +194,7 @@ def by_bytes() -> Iterator[None]:
     with (
         mock.patch.object(Assembly, "weights_device", "cpu"),
         mock.patch.object(SiteHost, "handle", as_bytes),
-        mock.patch.object(device_images, "SHARE", 0.0),
+        mock.patch.object(loading, "SHARE", 0.0),
     ):
         yield
 

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 import polyclinic
 from polyclinic.models import build
 from polyclinic.study import parse_study
-from polyclinic.training.graphs import WARM_UP, GraphedGradients
-from polyclinic.training.stacking import StackedGradients, StackedModel
+from polyclinic.training.gpu.graphs import WARM_UP, GraphedGradients
+from polyclinic.training.gpu.stacking import StackedGradients, StackedModel
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 #: (backbone, side, images in a batch) of one network

@@ -21,7 +21,7 @@ from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.metrics.images import pooled_psnr
 from polyclinic.settings import variant
 from polyclinic.tasks import Target
-from polyclinic.training.fitting import Schedule
+from polyclinic.training.generator_loop import Schedule
 
 TINY = {"epochs": 2, "batch_size": 8, "width": 8, "blocks": 1, "code_width": 4, "top_codes": 8, "bottom_codes": 16}
 PRIOR = {"prior_epochs": 1, "prior_width": 8, "prior_layers": 2, "prior_batch_size": 8}

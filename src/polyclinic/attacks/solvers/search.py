@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyclinic.attacks.solvers.trajectory import Recorder, Trajectory
 from polyclinic.progress import tell
-from polyclinic.training.graphs import GraphedFunction
+from polyclinic.training.gpu.graphs import GraphedFunction
 
 CHECK_EVERY = 20  # iterations on a GPU between two looks at who has finished: each look waits for the device
 SHRINK_AT = {"cpu": 1 / 2, "cuda": 1 / 8}  # a GPU gains little from a smaller batch, and must record it anew

@@ -23,9 +23,9 @@ from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.generators.random_source import RandomSource
 from polyclinic.randomness import seed_of
 from polyclinic.tasks import Target
-from polyclinic.training.fitting import LearnPrivately, Schedule, steps_are_recorded
-from polyclinic.training.graphs import GraphedStep
-from polyclinic.training.row_draws import uniform
+from polyclinic.training.generator_loop import LearnPrivately, Schedule, steps_are_recorded
+from polyclinic.training.gpu.graphs import GraphedStep
+from polyclinic.training.image_draws import uniform
 
 if TYPE_CHECKING:
     from polyclinic.generators.gan.settings import GAN

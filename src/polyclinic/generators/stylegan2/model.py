@@ -32,7 +32,7 @@ from polyclinic.generators.stylegan2.networks import StyleGAN2Shape, StyleGenera
 from polyclinic.generators.stylegan2.training import BETAS, Steps
 from polyclinic.randomness import device_rng, seed_of, torch_rng
 from polyclinic.tasks import Target
-from polyclinic.training.fitting import LearnPrivately
+from polyclinic.training.generator_loop import LearnPrivately
 
 SAMPLED_AT_ONCE = 64
 LARGEST_SIDE = 1024

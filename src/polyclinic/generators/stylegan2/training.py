@@ -21,7 +21,7 @@ from polyclinic.generators.random_source import RandomSource
 from polyclinic.generators.stylegan2.ada import augmented
 from polyclinic.generators.stylegan2.discriminator import GROUP
 from polyclinic.generators.stylegan2.networks import StyleGenerator
-from polyclinic.training.graphs import GraphedFunction
+from polyclinic.training.gpu.graphs import GraphedFunction
 
 if TYPE_CHECKING:
     from polyclinic.generators.private_tuning import ExtraLoss

@@ -34,7 +34,7 @@ from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
 from polyclinic.metrics.images import pooled_psnr
 from polyclinic.randomness import device_rng, seed_of, torch_rng
 from polyclinic.tasks import Target
-from polyclinic.training.fitting import LearnPrivately, Rows, Schedule, descend, own_dropout, steps_are_recorded
+from polyclinic.training.generator_loop import LearnPrivately, Rows, Schedule, descend, own_dropout, steps_are_recorded
 
 LEVELS = ("top", "bottom")
 NO_PRIOR = "generator.prior_epochs: without a prior nothing can be sampled; set it above 0"

@@ -29,7 +29,7 @@ from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.site_generator import build_generator, generator_progress, generator_settings
 from polyclinic.settings import Settings
 from polyclinic.training import private
-from polyclinic.training.replayed import ReplayedBatches
+from polyclinic.training.batches import ReplayedBatches
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from polyclinic.randomness import seeded
-from polyclinic.training.graphs import GraphedFunction
+from polyclinic.training.gpu.graphs import GraphedFunction
 
 
 @dataclass(frozen=True)
