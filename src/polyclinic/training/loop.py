@@ -292,7 +292,7 @@ class Trainer:
     def _knows(self, model: nn.Module) -> bool:
         """Whether it is the trainer's network or a part that was cut from it, and nobody has hooked into its layers but
         our own random shares: what was recorded before would leave such a hook out."""
-        children = self.model._modules
+        children = dict(self.model.named_children())
         part = type(model) is type(self.model) and all(
             children.get(name) is child for name, child in model.named_children()
         )

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from polyclinic.generators.gan.augmentation import DRAWS, augment
+from polyclinic.generators.base import RandomSource
+from polyclinic.generators.gan.batches import DRAWS, augment
 from polyclinic.generators.gan.losses import GANLoss, gradient_penalty
 from polyclinic.generators.gan.networks import LARGEST_GROUP, update_spectral_norms
-from polyclinic.generators.random_source import RandomSource
 
 BETAS = (0.5, 0.999)
 

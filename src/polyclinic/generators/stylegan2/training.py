@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from polyclinic.generators.random_source import RandomSource
+from polyclinic.generators.base import RandomSource
 from polyclinic.generators.stylegan2.ada import augmented
-from polyclinic.generators.stylegan2.discriminator import GROUP
-from polyclinic.generators.stylegan2.networks import StyleGenerator
+from polyclinic.generators.stylegan2.networks import GROUP, StyleGenerator
 from polyclinic.training.gpu.graphs import GraphedFunction
 
 if TYPE_CHECKING:
