@@ -23,7 +23,7 @@ from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.models import BACKBONES, build
 from polyclinic.privacy.clipped_sums import ClippedSums, Clipping, Losses
 from polyclinic.tasks import Target
-from polyclinic.training.graphs import GraphedFunction, GraphedGradients
+from polyclinic.training.gpu.graphs import GraphedFunction, GraphedGradients
 
 CLIP = 0.5
 #: relative errors of a sum that rounding explains; wrong gradients (Opacus, channels-last) were off by .09 to .36

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 import polyclinic
 from polyclinic.models import build
 from polyclinic.study import parse_study
-from polyclinic.training.graphs import GraphedGradients
-from polyclinic.training.stacking import StackedGradients, StackedModel
+from polyclinic.training.gpu.graphs import GraphedGradients
+from polyclinic.training.gpu.stacking import StackedGradients, StackedModel
 
 #: (backbone, side, images in a batch) of one network
 ALONE = (

@@ -46,6 +46,8 @@ def no_such_choice(word: str, choices: list[str]) -> str:
     return f"no such choice: '{word}'{nearest(word, choices)}; choose one of {', '.join(choices)}"
 
 
+#: settings that older versions had, and why they went: a study must not name them, a run folder may
+GONE = {"engine.compiled": "training passes are not compiled any more"}
 #: what pydantic calls by Python's words, as somebody knows it who writes a study
 PLAIN = {
     "a valid tuple": "a list, such as ['a', 'b']",
@@ -65,6 +67,8 @@ def _sentence(problem: Any, path: str, kind: type[Settings]) -> str:
     where = ".".join([path, *(str(part) for part in problem["loc"] if not _is_type(part))]).strip(".")
     allowed = list(kind.model_fields)
     if problem["type"] == "extra_forbidden":
+        if where in GONE:
+            return f"{where}: is gone: {GONE[where]}; delete it"
         word = str(problem["loc"][-1])
         return f"{where}: no such setting{nearest(word, allowed)}; choose from {', '.join(allowed)}"
     if problem["type"] == "missing":

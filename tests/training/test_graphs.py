@@ -18,8 +18,8 @@ from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.device import record_steps
 from polyclinic.study.small_tables import EngineSettings
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training import graphs
-from polyclinic.training.graphs import WARM_UP, GraphedFunction, GraphedGradients
+from polyclinic.training.gpu import graphs
+from polyclinic.training.gpu.graphs import WARM_UP, GraphedFunction, GraphedGradients
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 

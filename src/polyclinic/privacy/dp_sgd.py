@@ -17,9 +17,9 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.optimizers import SGD
 from polyclinic.privacy.clipped_sums import Batch, ClippedSums, Clipping, Losses, Sums
 from polyclinic.privacy.ghost_clipping import laid_out_as
 from polyclinic.privacy.obstacles import obstacles

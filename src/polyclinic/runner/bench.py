@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import SGD
 
 from polyclinic import __version__
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
@@ -33,7 +34,6 @@ from polyclinic.errors import BadInput, Notice
 from polyclinic.generators import GENERATORS
 from polyclinic.json_types import JsonObject
 from polyclinic.models import build
-from polyclinic.optimizers import SGD
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.device import device_of
 from polyclinic.runner.recorder import Display

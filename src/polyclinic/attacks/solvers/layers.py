@@ -1,8 +1,4 @@
-"""Batch norm for many targets at once: torch's numbers, with derivatives made for `vmap`.
-
-The second derivative of torch's under `vmap` is wrong (by 1e-3 of its size, torch 2.13), and an attack needs exactly
-that one. Written out, it also takes a third of the passes over the images that autograd's own would.
-"""
+"""Batch norm, sigmoid and average pooling of many targets: torch's numbers, with derivatives made for `vmap`."""
 
 from __future__ import annotations
 
@@ -10,12 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from polyclinic.attacks.solvers.columns import vmapped_first
-from polyclinic.attacks.solvers.half_products import in_half, is_fused
+from polyclinic.attacks.solvers.convolution import vmapped_first
 
-#: pixels that a program of Triton's holds at once
-LONGEST_ROW = 4096
+# --- batch norm --------------------------------------------------------------------------------------
+# The second derivative of torch's under `vmap` is wrong (by 1e-3 of its size, torch 2.13), and an attack needs exactly
+# that one. Written out, it also takes a third of the passes over the images that autograd's own would.
 
 
 class _Normalise(torch.autograd.Function):
@@ -26,8 +23,6 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(images: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        if in_rows(images):
-            return triton_rows().normalise(images, weight.contiguous(), bias.contiguous(), eps)
         variance, mean = torch.var_mean(images, (0, 2, 3), correction=0)
         scale = (variance + eps).rsqrt()
         return _combined(bias - weight * scale * mean, (weight * scale, images)), mean, scale
@@ -61,8 +56,6 @@ class _NormaliseBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(g: Tensor, images: Tensor, weight: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
-        if in_rows(g, images):
-            return triton_rows().normalise_backward(g, images, weight.contiguous(), mean, scale)
         count = images.numel() // images.shape[1]
         total, along = _sums(g, images, mean)
         along = along * scale  # sum(gn)
@@ -79,9 +72,6 @@ class _NormaliseBackward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         v, v_weight, v_bias = gradients
         g, images, weight, mean, s, along, total = ctx.saved_tensors
-        if in_rows(v, g, images):
-            given = (g, images, weight.contiguous(), mean, s)
-            return *triton_rows().normalise_twice((v, v_weight, v_bias), given, (along, total)), None, None
         count = images.numel() // images.shape[1]
         mg, mgn = total / count, along / count
         mv, mvn = (value / count for value in _sums(v, images, mean))
@@ -101,19 +91,6 @@ class _NormaliseBackward(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         return _apart(_NormaliseBackward.apply(*_as_channels(tensors, in_dims, info.batch_size)), info.batch_size)
-
-
-def in_rows(*images: Tensor) -> bool:
-    """Whether a program of Triton's takes all pixels of a channel at once: those of single images are one row."""
-    batch, _, high, wide = images[0].shape
-    fits = batch == 1 and high * wide <= LONGEST_ROW
-    return fits and in_half(images[0]) and all(is_fused(one) for one in images)
-
-
-def triton_rows() -> Any:
-    from polyclinic.attacks.solvers import triton_rows  # not everybody has Triton
-
-    return triton_rows
 
 
 def _as_channels(tensors: tuple[Tensor, ...], dims: tuple[int | None, ...], size: int) -> list[Tensor]:
@@ -139,10 +116,6 @@ def _sums(values: Tensor, images: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]
 
 def _combined(constant: Tensor, *terms: tuple[Tensor, Tensor]) -> Tensor:
     """constant [C] + factor [C] · images [B, C, H, W] + ..."""
-    if in_half(constant) and all(is_fused(images) for _, images in terms):
-        from polyclinic.attacks.solvers import triton_kernels
-
-        return triton_kernels.combined(constant, terms)
     (factor, images), *rest = terms
     total = torch.addcmul(constant[:, None, None], factor[:, None, None], images)
     for factor, images in rest:
@@ -162,3 +135,119 @@ class BatchStatistics2d(nn.BatchNorm2d):
             else (input.new_ones(input.shape[1]), input.new_zeros(input.shape[1]))
         )
         return _Normalise.apply(input, *affine, self.eps)[0]
+
+
+# --- sigmoid: its second derivative takes fewer passes over memory than autograd's own ----------------
+
+
+class _Sigmoid(torch.autograd.Function):
+    """x -> y = sigmoid(x)."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sigmoid()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return _SigmoidBackward.apply(gradients[0], *ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int]:
+        return _Sigmoid.apply(vmapped_first(x, in_dims[0], info.batch_size)), 0
+
+
+class _SigmoidBackward(torch.autograd.Function):
+    """g, y -> g · y · (1 - y); can be differentiated once."""
+
+    @staticmethod
+    def forward(g: Tensor, y: Tensor) -> Tensor:
+        return torch.ops.aten.sigmoid_backward(g, y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        v, (g, y) = gradients[0], ctx.saved_tensors
+        product = v * g
+        return torch.ops.aten.sigmoid_backward(v, y), product.addcmul_(product, y, value=-2)  # v · g · (1 - 2 y)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, int | None], g: Tensor, y: Tensor) -> tuple[Tensor, int]:
+        first = [vmapped_first(one, dim, info.batch_size) for one, dim in zip((g, y), in_dims, strict=True)]
+        return _SigmoidBackward.apply(*first), 0
+
+
+class ManyTargetsSigmoid(nn.Sigmoid):
+    """A sigmoid for a batch of targets on a GPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _Sigmoid.apply(input)
+
+
+# --- average pooling: a derivative that copies numbers, as torch's own kernel for it is slower on a GPU
+
+
+class _OverTiles(torch.autograd.Function):
+    """What the two operations share. Both are linear, and each is the other's transpose."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        ctx.side = inputs[1]
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, None], images: Tensor, side: int) -> tuple[Tensor, int]:
+        return cls.apply(vmapped_first(images, in_dims[0], info.batch_size), side), 0
+
+
+class _Average(_OverTiles):
+    """Images [..., H, W] to the means of tiles of `side` x `side` pixels."""
+
+    @staticmethod
+    def forward(images: Tensor, side: int) -> Tensor:
+        found = F.avg_pool2d(images.flatten(0, -4), side)
+        return found.view(*images.shape[:-2], *found.shape[-2:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _Spread.apply(gradients[0], ctx.side), None
+
+
+class _Spread(_OverTiles):
+    """Each number spread evenly over a tile of `side` x `side` pixels."""
+
+    @staticmethod
+    def forward(means: Tensor, side: int) -> Tensor:
+        *front, high, wide = means.shape
+        tiles = (means / side**2)[..., :, None, :, None].expand(*front, high, side, wide, side)
+        return tiles.reshape(*front, high * side, wide * side)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _Average.apply(gradients[0], ctx.side), None
+
+
+class ManyTargetsAvgPool2d(nn.AvgPool2d):
+    """An AvgPool2d with square tiles side by side, for a batch of targets on a GPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        assert isinstance(self.kernel_size, int)
+        if input.dim() == 3 or input.shape[-2] % self.kernel_size or input.shape[-1] % self.kernel_size:
+            return super().forward(input)
+        return _Average.apply(input, self.kernel_size)
+
+    @staticmethod
+    def can_replace(layer: nn.Module) -> bool:
+        return (
+            type(layer) is nn.AvgPool2d
+            and isinstance(layer.kernel_size, int)
+            and layer.stride == layer.kernel_size
+            and layer.padding == 0
+            and not layer.divisor_override
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from polyclinic.training.fitting import Schedule, descend
+from polyclinic.training.generator_loop import Schedule, descend
 
 
 def test_what_a_loss_tells_is_seen_after_each_step_and_the_rate_follows_the_schedule() -> None:

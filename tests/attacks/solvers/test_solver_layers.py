@@ -1,4 +1,4 @@
-"""Passes written in Triton against autograd in float32, where there is a GPU; and the same layers on a CPU."""
+"""Layers for many targets against torch's own, and an evaluation on a GPU against one in float32 on a CPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from torch import nn
 from polyclinic.attacks.gradient_inversion.networks import UnstridedResNet18, prepare_for_attack
 from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
-from polyclinic.attacks.solvers import half_products
+from polyclinic.attacks.solvers.layers import ManyTargetsAvgPool2d, ManyTargetsSigmoid
 from polyclinic.attacks.solvers.search import allow_tf32
-from polyclinic.attacks.solvers.vmap_pooling import ManyTargetsAvgPool2d
-from polyclinic.attacks.solvers.vmap_sigmoid import ManyTargetsSigmoid
 from polyclinic.randomness import torch_rng
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -35,11 +33,6 @@ def evaluation(device: str, count: int = 3, batch: int = 1, *, tf32: bool):
 
 
 @on_gpu
-def test_passes_give_what_torch_gives():
-    assert half_products.passes_work(torch.device("cuda", torch.cuda.current_device()))
-
-
-@on_gpu
 @pytest.mark.parametrize(("count", "batch"), [(3, 1), (1, 1), (1, 2), (2, 3)])
 def test_an_evaluation_is_that_of_float32_up_to_rounding(count, batch):
     exact, rounded = (evaluation("cuda", count, batch, tf32=tf32) for tf32 in (False, True))
@@ -47,18 +40,6 @@ def test_an_evaluation_is_that_of_float32_up_to_rounding(count, batch):
         assert float((one - other).norm() / one.norm()) < 0.02
     for one, other in zip(exact, evaluation("cpu", count, batch, tf32=False), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
-
-
-@on_gpu
-def test_a_gradient_of_many_numbers_is_scaled_too():
-    """CUDA allows 65,535 programs beside each other."""
-    from polyclinic.attacks.solvers import triton_kernels
-
-    numbers = torch.ones(1, 65535 * 1024 + 1, device="cuda")
-    triton_kernels.times(numbers, torch.full((1,), 3.0, device="cuda"), numbers)
-    assert float(numbers.min()) == float(numbers.max()) == 3
-    with pytest.raises(ValueError, match="contiguous"):
-        triton_kernels.times(numbers, torch.ones(1, device="cuda").expand(2), numbers)
 
 
 def first_and_second_derivatives(layer, shape):

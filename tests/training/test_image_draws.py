@@ -8,7 +8,7 @@ from torch import nn
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.training.augmentation import augment
-from polyclinic.training.row_draws import dropout_by_row, image_names, image_seeds, joined_seeds, uniform
+from polyclinic.training.image_draws import dropout_by_row, image_names, image_seeds, joined_seeds, uniform
 
 IMAGES = np.random.default_rng(0).integers(0, 255, (6, 1, 4, 4), dtype=np.uint8)
 LABELS = np.arange(6) % 2

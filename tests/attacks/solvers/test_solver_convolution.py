@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyclinic.attacks.solvers.columns import Window
-from polyclinic.attacks.solvers.stacked_convolution import Convolve, Gather, SendBack
+from polyclinic.attacks.solvers.convolution import Convolve, Gather, SendBack, Window
 
 WINDOWS = [Window((3, 3), (1, 1), (1, 1)), Window((3, 2), (2, 1), (1, 0)), Window((1, 1), (1, 1), (0, 0))]
 SIZE = torch.Size((4, 5))

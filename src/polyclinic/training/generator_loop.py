@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Adam
 
-from polyclinic.optimizers import Adam
 from polyclinic.randomness import seeded
-from polyclinic.training.graphs import GraphedFunction
-from polyclinic.training.half_weights import HalfWeights
+from polyclinic.training.gpu.graphs import GraphedFunction
 
 
 @dataclass(frozen=True)
@@ -59,28 +58,21 @@ def descend(
     report: Callable[[int, int, float], None],
     after: Callable[[Any], None] = lambda _: None,
     draws: Sequence[torch.Generator] = (),
-    half: nn.Module | None = None,
 ) -> float:
     """Lower the mean loss of batches with Adam; the last epoch's mean loss.
 
     `batch_of(index)` gives the rows of a batch, by indices that lie where the parameters are, and `loss_of(*rows)` its
     loss with whatever `after` wants to see once the step is taken. On a GPU a step is recorded as a CUDA graph, so
-    `loss_of` must ask it for no number there; `draws` are the GPU's generators that it draws from. `half` is the
-    network where `loss_of` computes in bf16, by autocast: a recorded step rounds its weights all at once.
+    `loss_of` must ask it for no number there; `draws` are the GPU's generators that it draws from.
     `report(epochs done, epochs in all, mean loss)` is called after every epoch.
     """
     learned = [one for one in parameters if one.requires_grad]
     optimizer, recorded = adam(learned, schedule.lr), steps_are_recorded(learned)
 
-    copies = HalfWeights(half) if half is not None and recorded else None
-
     def step(*rows: Tensor) -> tuple[Tensor, Any]:
         optimizer.zero_grad(set_to_none=True)
-        with copies.used() if copies else nullcontext():
-            loss, more = loss_of(*rows)
+        loss, more = loss_of(*rows)
         loss.backward()
-        for one, gradient in zip(learned, copies.gradients(learned), strict=True) if copies else ():
-            one.grad = gradient
         optimizer.step()
         return loss.detach(), more
 
