@@ -20,8 +20,8 @@ from torch import Tensor
 from polyclinic.attacks.learned_decoder import FeatureDecoder
 from polyclinic.attacks.sums import bins_of, histogram_scores, moment_scores, read_pair
 from polyclinic.audits.recovery import correlations
-from polyclinic.encoders import ENCODERS
 from polyclinic.metrics.roc import separation
+from polyclinic.models.encoders import ENCODERS
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks.classification import BINS, EDGES
 

@@ -27,9 +27,9 @@ from polyclinic.claims.catalogue import find_claim
 from polyclinic.claims.reproduce import plan
 from polyclinic.data.archives import Archive, Chain
 from polyclinic.data.datasets.npz import Columns, Npz
+from polyclinic.data.fit import Fit, fit_image, fit_mask
 from polyclinic.data.labels import balanced
 from polyclinic.data.parts import prepare
-from polyclinic.data.preprocessing.fit import Fit, fit_image, fit_mask
 from polyclinic.study import Study
 
 

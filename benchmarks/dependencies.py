@@ -193,7 +193,7 @@ def augmentation(quick: bool) -> Iterator[Pair]:
 def files(quick: bool, folder: Path) -> Iterator[Pair]:
     import nibabel
 
-    from polyclinic.data.preprocessing.fit import Fit, fit_image
+    from polyclinic.data.fit import Fit, fit_image
     from polyclinic.data.reading import _load_volume, load_volume
 
     volume = np.random.default_rng(0).normal(size=(32, 32, 8) if quick else (128, 128, 32)).astype(np.float32)

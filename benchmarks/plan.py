@@ -134,7 +134,7 @@ def page(plan: Plan) -> str:
 
 def measure() -> None:
     """Features of 64 images on one core, by the clock of the process, so that other work counts little."""
-    from polyclinic.encoders import ENCODERS
+    from polyclinic.models.encoders import ENCODERS
 
     torch.set_num_threads(1)
     encoder, images = ENCODERS["efficientnet-lite0-1024"](), torch.zeros(64, 1, 64, 64, dtype=torch.uint8)

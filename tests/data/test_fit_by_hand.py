@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from polyclinic.data.preprocessing import prepare
-from polyclinic.data.preprocessing.fit import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square
+from polyclinic.data import listing as prepare
+from polyclinic.data.fit import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square
 from polyclinic.errors import BadInput
 
 

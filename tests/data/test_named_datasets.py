@@ -7,7 +7,7 @@ from medical_files import write_nifti
 
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.file_source import FileSource
-from polyclinic.data.preprocessing.graham import _inner_disc, graham, scale_radius
+from polyclinic.data.fit import _inner_disc, graham, scale_radius
 from polyclinic.data.splits import split
 from polyclinic.errors import BadInput
 
@@ -300,7 +300,7 @@ def test_an_empty_folder_is_refused_in_one_sentence(name, root):
 
 
 def test_a_table_of_another_year_is_named(tmp_path):
-    from polyclinic.data.datasets.isic2019 import DIAGNOSES
+    from polyclinic.data.datasets.photographs import DIAGNOSES
 
     head = ",".join(["image", *DIAGNOSES])
     row = ",".join(["a", *["0"] * len(DIAGNOSES)])

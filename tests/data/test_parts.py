@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.data import parts as parts_module
-from polyclinic.data import small_arrays
+from polyclinic.data.allowed_paths import check_site_names, safe_name, safe_names
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.names import check_site_names, safe_name, safe_names
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.data.source import Source
@@ -105,7 +104,7 @@ def test_a_site_opens_its_own_part_only(tmp_path, sites):
         open_site(parts.folder, others[0])
 
 
-@pytest.mark.parametrize(("room", "name", "options"), [(small_arrays, "read", {}), (np, "load", MAPPED)])
+@pytest.mark.parametrize(("room", "name", "options"), [(parts_module, "read_small_array", {}), (np, "load", MAPPED)])
 def test_opening_a_site_touches_no_file_outside_its_folder(room, name, options, tmp_path, sites, monkeypatch):
     parts = prepare(Drawn(), sites, cache=tmp_path)
     opened = []

@@ -6,10 +6,10 @@ from pydantic import ValidationError
 from scipy.ndimage import label
 
 from polyclinic.data.datasets.phantoms.brain import BrainPhantom
-from polyclinic.data.datasets.phantoms.canvas import Canvas, random_walks
 from polyclinic.data.datasets.phantoms.chest import SCANNERS, ChestPhantom
 from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
 from polyclinic.data.datasets.phantoms.hand import HandPhantom, Pose
+from polyclinic.data.datasets.phantoms.phantom import Canvas, random_walks
 from polyclinic.data.datasets.phantoms.skin import LESIONS, SkinPhantom
 
 PHANTOMS = {

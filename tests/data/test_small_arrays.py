@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polyclinic.data import small_arrays
+from polyclinic.data.parts import read_small_array
 
 ARRAYS = [
     np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
@@ -20,7 +20,7 @@ ARRAYS = [
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda one: f"{one.dtype}-{one.shape}")
 def test_a_file_gives_what_numpy_gives(array, tmp_path):
     np.save(tmp_path / "a.npy", array)
-    found = small_arrays.read(tmp_path / "a.npy", 2**17)
+    found = read_small_array(tmp_path / "a.npy", 2**17)
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
     assert np.array_equal(found, array)
     assert not found.flags.writeable
@@ -38,17 +38,17 @@ def test_a_damaged_file_is_refused(how, tmp_path):
     np.save(tmp_path / "a.npy", ARRAYS[0])
     (tmp_path / "a.npy").write_bytes(damaged((tmp_path / "a.npy").read_bytes())[how])
     with pytest.raises((ValueError, EOFError)):
-        small_arrays.read(tmp_path / "a.npy", 2**17)
+        read_small_array(tmp_path / "a.npy", 2**17)
 
 
 def test_an_array_of_objects_is_refused(tmp_path):
     np.save(tmp_path / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="Object arrays cannot be loaded"):
-        small_arrays.read(tmp_path / "a.npy", 2**17)
+        read_small_array(tmp_path / "a.npy", 2**17)
 
 
 def test_a_file_that_is_larger_than_asked_for_is_left_to_others(tmp_path):
     np.save(tmp_path / "a.npy", ARRAYS[0])
     size = (tmp_path / "a.npy").stat().st_size
-    assert small_arrays.read(tmp_path / "a.npy", size - 1) is None
-    assert np.array_equal(small_arrays.read(tmp_path / "a.npy", size), ARRAYS[0])
+    assert read_small_array(tmp_path / "a.npy", size - 1) is None
+    assert np.array_equal(read_small_array(tmp_path / "a.npy", size), ARRAYS[0])

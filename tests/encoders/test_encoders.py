@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from polyclinic.encoders import ENCODERS
-from polyclinic.encoders.base import BATCH, Encoder
-from polyclinic.encoders.kept_features import features_file
 from polyclinic.metrics.networks.efficientnet import efficientnet_lite0
+from polyclinic.models.encoders import BATCH, ENCODERS, Encoder, features_file
 from polyclinic.randomness import torch_rng
 
 

@@ -6,8 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from polyclinic.encoders import Encoder
-from polyclinic.encoders.kept_features import features_file, kept_features
+from polyclinic.models.encoders import Encoder, features_file, kept_features
 
 IMAGES = np.arange(5 * 16, dtype=np.uint8).reshape(5, 1, 4, 4)
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from sklearn.decomposition import PCA
 
-from polyclinic.metrics.principal_components import principal_components
+from polyclinic.metrics.images import principal_components
 from polyclinic.randomness import torch_rng
 
 

@@ -8,12 +8,11 @@ import torch
 from torch.nn import functional as F
 
 from polyclinic import models
-from polyclinic.encoders import ENCODERS
-from polyclinic.encoders.kept_features import features_file, kept_features
 from polyclinic.errors import BadInput
 from polyclinic.metrics.networks import efficientnet
 from polyclinic.metrics.networks.efficientnet import SHA256, efficientnet_lite0
 from polyclinic.models.efficientnet import SMALLEST_SIDE
+from polyclinic.models.encoders import ENCODERS, features_file, kept_features
 from polyclinic.privacy import dp_sgd
 from polyclinic.randomness import torch_rng
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from polyclinic.encoders import Encoder
 from polyclinic.models.encoded import _encoded
+from polyclinic.models.encoders import Encoder
 
 
 class Grey(Encoder):

@@ -8,8 +8,7 @@ from torch import nn
 
 from polyclinic.errors import WorkFailed
 from polyclinic.privacy import clipped_sums
-from polyclinic.privacy.clipped_sums import MOST_ROWS, ROOM, ClippedSums, padded
-from polyclinic.privacy.patient_sums import PatientSums
+from polyclinic.privacy.clipped_sums import MOST_ROWS, ROOM, ClippedSums, PatientSums, padded
 
 GIB = 2**30
 

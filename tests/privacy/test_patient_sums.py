@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from polyclinic.privacy import patient_sums
-from polyclinic.privacy.patient_sums import PatientSums
+from polyclinic.privacy import clipped_sums as patient_sums
+from polyclinic.privacy.clipped_sums import PatientSums
 
 
 def linear():

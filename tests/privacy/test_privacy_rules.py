@@ -11,25 +11,27 @@ from torch import nn
 
 from polyclinic.errors import BadInput
 from polyclinic.privacy import clipped_sums
+from polyclinic.privacy.account import Account
 from polyclinic.privacy.clipped_sums import ClippedSums
-from polyclinic.privacy.curve import POINTS, SIZES, curves, draw
-from polyclinic.privacy.dp_sgd import try_gradients
+from polyclinic.privacy.dp_sgd import mixes_samples, try_gradients
 from polyclinic.privacy.epsilon import (
     MOST_NOISE,
     MOST_STEPS,
     ORDERS,
+    POINTS,
+    SIZES,
     Mechanism,
     _gaussian,
     _prv,
     compute_epsilon,
+    curves,
     noise_for,
     sampling_rate_for,
     steps_for,
 )
+from polyclinic.privacy.epsilon import draw_curves as draw
 from polyclinic.privacy.ghost_clipping import GhostClipping, can_follow, laid_out_as
-from polyclinic.privacy.obstacles import mixes_samples
 from polyclinic.privacy.settings import Facts, Privacy, check_facts
-from polyclinic.privacy.site_account import Account
 
 # --- settings and pictures ----------------------------------------------------------------------------
 

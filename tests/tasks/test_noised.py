@@ -9,8 +9,8 @@ import torch
 
 from polyclinic.metrics.roc import auc_from_counts
 from polyclinic.tasks.classification import BINS, Classification, cells_of
-from polyclinic.tasks.noised import nearest_counts, whole_counts
 from polyclinic.tasks.regression import Regression
+from polyclinic.tasks.released_scores import nearest_counts, whole_counts
 from polyclinic.tasks.segmentation import Segmentation
 from polyclinic.tasks.task import Target
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from polyclinic.tasks.classification import BINS, TAIL, Classification, cells_of
-from polyclinic.tasks.coarse import round_mean
-from polyclinic.tasks.noised import nearest_counts
 from polyclinic.tasks.regression import Regression, scale
+from polyclinic.tasks.released_scores import nearest_counts, round_mean
 from polyclinic.tasks.segmentation import Segmentation, dice, outline_distances
 from polyclinic.tasks.task import LARGEST_SUM, MOST_IMAGES, Target
 

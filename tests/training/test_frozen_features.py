@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyclinic.encoders.base import Encoder
-from polyclinic.encoders.kept_features import kept_features
 from polyclinic.methods import METHODS
 from polyclinic.models import build
+from polyclinic.models.encoders import Encoder, kept_features
 from polyclinic.runner.run import run
 from polyclinic.study import parse_study
 from polyclinic.training.frozen_features import FrozenFront, identity_of

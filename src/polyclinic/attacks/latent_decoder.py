@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.scoring import Score, score
 from polyclinic.errors import BadInput
-from polyclinic.metrics.image_sets import digest
+from polyclinic.metrics.images import digest
 from polyclinic.metrics.perceptual import Distance
 from polyclinic.optimizers import Adam
 from polyclinic.progress import tell

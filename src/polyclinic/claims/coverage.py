@@ -14,7 +14,7 @@ from polyclinic.data.parts import ImageSet, open_site, prepare
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.generators.gan.settings import GAN
 from polyclinic.metrics.distribution import precision_recall
-from polyclinic.metrics.principal_components import principal_components
+from polyclinic.metrics.images import principal_components
 from polyclinic.randomness import torch_rng
 from polyclinic.study import Study, load_run_study
 from polyclinic.tasks import Target

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from polyclinic.data.names import COORDINATOR
+from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.data.own_images import find_kit
 from polyclinic.federation.leaving.budget import Spent
 from polyclinic.federation.leaving.kinds import OF_NO_IMAGE

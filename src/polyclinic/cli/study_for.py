@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from polyclinic.data.allowed_paths import first_outside
 from polyclinic.data.datasets.folder import images_below
-from polyclinic.data.outside import first_outside
 from polyclinic.data.survey import PATIENT, survey
 from polyclinic.data.survey_folders import like_names
 from polyclinic.data.survey_names import patients_by_name, sites_by_name

@@ -15,8 +15,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from polyclinic.data.bounds import MOST_PIXELS, check_pixels
-from polyclinic.data.pixels import to_uint8
+from polyclinic.data.pixels import MOST_PIXELS, check_pixels, to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.registry import reason
 
@@ -30,7 +29,7 @@ class Archive(Mapping[str, np.ndarray]):
     """An .npz file: arrays by name, read when asked for."""
 
     def __init__(self, file: Path, max_pixels: int = MOST_PIXELS) -> None:
-        """`max_pixels`: of one image; see `bounds.check_pixels`."""
+        """`max_pixels`: of one image; see `pixels.check_pixels`."""
         self.file, self.max_pixels = file, max_pixels
         try:
             with zipfile.ZipFile(file) as packed:

@@ -17,11 +17,10 @@ from pydantic import ValidationError
 
 from polyclinic import plugins
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.file_source import DATA_FOLDER
-from polyclinic.data.partitions.iid import Iid
+from polyclinic.data.partitions.simple import Iid
 from polyclinic.data.parts import ImageSet, SiteData, open_site, prepare
-from polyclinic.data.source import Source
+from polyclinic.data.source import AtSites, Source
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write, lock
 from polyclinic.messages import sentences
@@ -187,16 +186,11 @@ def _as_numbered(data: SiteData, classes: list[str], wanted: AtSites, file: Path
     numbers = np.array([-1 if name == LEFT_OUT else wanted.classes.index(name) for name in meant])
 
     def renumbered(part: ImageSet) -> ImageSet:
-        labels = numbers[part.labels]
-        rows = np.flatnonzero(labels >= 0)
-        if len(rows) == len(labels):
-            return dataclasses.replace(part, labels=labels)
-        arrays = {name: np.asarray(array)[rows] for name, array in vars(part).items() if array is not None}
-        return ImageSet(**{**arrays, "labels": labels[rows]})
+        part = dataclasses.replace(part, labels=numbers[part.labels])
+        rows = np.flatnonzero(part.labels >= 0)
+        return part if len(rows) == len(part) else part.take(rows)
 
-    return dataclasses.replace(
-        data, train=renumbered(data.train), validation=renumbered(data.validation), test=renumbered(data.test)
-    )
+    return data.changed(renumbered)
 
 
 def _label_map(file: Path, wanted: AtSites, classes: Sequence[str]) -> dict[str, str]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image, ImageOps
 
-from polyclinic.data.bounds import MOST_PIXELS, check_pixels
-from polyclinic.data.pixels import to_uint8
+from polyclinic.data.pixels import MOST_PIXELS, check_pixels, to_uint8
 
 if TYPE_CHECKING:
     import pydicom  # it and nibabel are imported where they are used: every process of a run would pay for them
@@ -35,7 +34,7 @@ class Reader:
 
     window: Window | None = None
     slices: Slices = "middle"
-    #: of one image, by what its file declares; see `bounds.check_pixels`
+    #: of one image, by what its file declares; see `pixels.check_pixels`
     max_pixels: int = MOST_PIXELS
 
     def frames(self, file: Path) -> tuple[int | None, ...]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from polyclinic.data.cache import files_below
+from polyclinic.data.labels import MOST_CLASSES, Labels, code_notes, labels_of
 from polyclinic.data.reading import is_dicom, is_image_name
 from polyclinic.data.survey_archive import survey_archive
 from polyclinic.data.survey_folders import (
@@ -33,7 +34,6 @@ from polyclinic.data.survey_headers import (
     patients_of,
     slices_of,
 )
-from polyclinic.data.survey_labels import MOST_CLASSES, Labels, code_notes, labels_of
 from polyclinic.data.survey_result import Survey, sizes_of
 from polyclinic.data.survey_tables import (
     MASK_FOLDER,

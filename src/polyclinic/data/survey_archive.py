@@ -11,7 +11,7 @@ import numpy as np
 
 from polyclinic.data.archives import Archive, as_bytes
 from polyclinic.data.datasets.npz import Columns
-from polyclinic.data.survey_labels import Labels, are_labels, code_notes, labels_of
+from polyclinic.data.labels import Labels, are_labels, code_notes, labels_of
 from polyclinic.data.survey_result import Sizes, Survey
 from polyclinic.data.survey_tables import MOST_SITES, NAMES, Wanted, like_patients_note, likely_patients
 from polyclinic.errors import BadInput

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyclinic.data.names import safe_name
+from polyclinic.data.allowed_paths import safe_name
+from polyclinic.data.labels import MOST_CLASSES
 from polyclinic.data.survey_headers import institutions_note, institutions_of
-from polyclinic.data.survey_labels import MOST_CLASSES
 from polyclinic.data.survey_tables import IMAGE_FOLDER, MOST_SITES
 from polyclinic.data.tables import SPLIT_NAMES
 

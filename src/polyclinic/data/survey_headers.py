@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyclinic.data.names import safe_name
+from polyclinic.data.allowed_paths import safe_name
 from polyclinic.data.reading import count_slices, is_dicom, is_volume_name
 from polyclinic.data.survey_tables import MOST_SITES
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from polyclinic.data.allowed_paths import safe_name
 from polyclinic.data.datasets.folder import images_below, part_of_name
-from polyclinic.data.names import safe_name
 from polyclinic.data.survey_result import Survey
 from polyclinic.errors import BadInput
 

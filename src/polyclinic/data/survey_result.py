@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from polyclinic.data.labels import Labels
 from polyclinic.data.reading import Reader
-from polyclinic.data.survey_labels import Labels
 from polyclinic.data.survey_tables import Cases
 
 LOOKED_AT = 40  #: images that are opened

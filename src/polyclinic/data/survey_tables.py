@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from polyclinic.data.cache import files_below
+from polyclinic.data.labels import are_labels
 from polyclinic.data.reading import is_image_name
-from polyclinic.data.survey_labels import are_labels
 from polyclinic.data.tables import Table, read_table
 from polyclinic.errors import BadInput
 from polyclinic.settings import nearest

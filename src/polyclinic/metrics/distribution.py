@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
-from polyclinic.metrics.image_sets import Images, as_unit, same_shape
+from polyclinic.metrics.images import Images, as_unit, same_shape
 from polyclinic.metrics.networks.efficientnet import EfficientNetLite0Features, efficientnet_lite0
 from polyclinic.metrics.networks.inception import NAME as INCEPTION
 from polyclinic.metrics.networks.inception import SIDE as INCEPTION_SIDE

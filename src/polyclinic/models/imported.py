@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
-from polyclinic.models.backbone import Backbone
-from polyclinic.models.norms import with_norm
+from polyclinic.models.backbone import Backbone, with_norm
 from polyclinic.registry import allows_module, reason
 from polyclinic.without_torch import need_torch
 

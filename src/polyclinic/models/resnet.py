@@ -10,8 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from polyclinic.models.backbone import Backbone
-from polyclinic.models.norms import norm_layer
+from polyclinic.models.backbone import Backbone, norm_layer
 
 
 class Block(nn.Module):

@@ -12,8 +12,14 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import auc_from_counts
-from polyclinic.tasks.coarse import merge_small, round_counts
-from polyclinic.tasks.noised import AddNoise, nearest_counts, whole_counts, with_noise
+from polyclinic.tasks.released_scores import (
+    AddNoise,
+    merge_small,
+    nearest_counts,
+    round_counts,
+    whole_counts,
+    with_noise,
+)
 from polyclinic.tasks.task import MOST_IMAGES, Sums, Target, Task
 
 BINS = 1024

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.settings import Settings
-from polyclinic.tasks.coarse import round_counts, round_mean
-from polyclinic.tasks.noised import AddNoise
+from polyclinic.tasks.released_scores import AddNoise, round_counts, round_mean
 
 Sums = dict[str, Tensor]
 
@@ -125,8 +124,8 @@ class Task(Settings):
         return observations
 
     def coarse(self, sums: Sums, least: int, target: Target) -> Sums:
-        """The sums as a deployed site releases them, see `tasks.coarse`: so that nothing is told about `least` patients
-        or fewer. A sum without a bound becomes 0.
+        """The sums as a deployed site releases them, so that nothing is told about `least` patients or fewer
+        (`released_scores`). A sum without a bound becomes 0.
 
         Figures that are no sums over counted images, such as an AUC, are cut off at -1 and 1, and rounded as if `least`
         images were behind them.

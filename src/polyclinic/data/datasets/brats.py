@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
+from polyclinic.data.allowed_paths import safe_names
 from polyclinic.data.file_source import FileSource
+from polyclinic.data.fit import crop_centre
 from polyclinic.data.listing import Listing
-from polyclinic.data.names import safe_names
-from polyclinic.data.preprocessing.fit import crop_centre
 from polyclinic.data.reading import axial, load_volume, window_to_uint8
 from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput

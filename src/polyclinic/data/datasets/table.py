@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from polyclinic.data.labelled import LabelledSource
+from polyclinic.data.allowed_paths import safe_names
+from polyclinic.data.file_source import LabelledSource
 from polyclinic.data.listing import Listing
-from polyclinic.data.names import safe_names
 from polyclinic.data.reading import Reader, Slices, Window
 from polyclinic.data.tables import Table, file_of, read_table, split_names
 from polyclinic.errors import BadInput

@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from polyclinic.metrics.statistics.calibration import BINS, equal_width_bins
-from polyclinic.metrics.statistics.checks import Numbers, class_probabilities, numbers, same_length
-from polyclinic.metrics.statistics.intervals import WeightedMetrics
+from polyclinic.metrics.statistics.intervals import Numbers, WeightedMetrics, class_probabilities, numbers, same_length
 
 
 def classification_metrics(probabilities: Numbers, labels: Numbers, scores: Numbers) -> WeightedMetrics:

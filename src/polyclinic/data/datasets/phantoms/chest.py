@@ -9,8 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.datasets.phantoms.canvas import Canvas
-from polyclinic.data.datasets.phantoms.phantom import Phantom
+from polyclinic.data.datasets.phantoms.phantom import Canvas, Phantom
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.datasets.phantoms.canvas import Canvas, paint, random_walks
-from polyclinic.data.datasets.phantoms.phantom import Phantom
+from polyclinic.data.datasets.phantoms.phantom import Canvas, Phantom, paint, random_walks
 
 RETINA = np.array([0.72, 0.36, 0.16], dtype=np.float32)
 BLOOD = np.array([0.30, 0.07, 0.05], dtype=np.float32)

@@ -1,13 +1,17 @@
-"""Coarse scores: what a deployed site releases of its metrics, so that no number is about a few patients.
+"""Scores as a site releases them: coarse (a deployed site), or with noise (differential privacy).
 
-Three rules. The cells of a histogram have fixed edges, cover the whole axis, and hold `least` images or more. Counts
-are 0, or `least` and more, in steps. A mean of numbers that one image can change by no more than `bound / images` is
-rounded to steps of at least that size.
+Coarse: the cells of a histogram have fixed edges, cover the whole axis, and hold `least` images or more. Counts are 0,
+or `least` and more, in steps. A mean of numbers that one image can change by no more than `bound / images` is rounded
+to steps of at least that size.
+
+Noised: one image adds a vector of at most length 1 to what noise falls on. All that is done afterwards looks at no
+image.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -65,3 +69,33 @@ def _cells(counts: list[int], least: int) -> list[tuple[int, int, int]]:
         return []
     begun, _, before = cells.pop()
     return [*cells, (begun, len(counts), before + images)]
+
+
+#: standard normal numbers times the noise of the study, in the shape of a tensor
+AddNoise = Callable[[Tensor], Tensor]
+
+
+def with_noise(sums: Tensor, length: float, noise: AddNoise) -> Tensor:
+    """Sums to which one image adds at most `length`, with noise in proportion to it, float64."""
+    return sums.double() + length * noise(sums.double())
+
+
+def nearest_counts(values: Tensor, total: float) -> Tensor:
+    """The numbers nearest to `values` [K] that are not negative and add up to `total` (projection on a simplex).
+
+    To cut off negative numbers alone would make the sum too large, the more so the more cells are empty.
+    """
+    if total <= 0:
+        return torch.zeros_like(values)
+    sorted_, places = values.sort(descending=True).values, torch.arange(1, len(values) + 1)
+    shifts = (sorted_.cumsum(0) - total) / places
+    last = int((sorted_ > shifts).nonzero().max())
+    return (values - shifts[last]).clamp(min=0)
+
+
+def whole_counts(values: Tensor, total: int) -> Tensor:
+    """Counts, int64, near to `values` [K] that add up to `total`: the largest rests are rounded up."""
+    counts = values.floor().long()
+    rests = (values - counts).argsort(descending=True, stable=True)
+    counts[rests[: total - int(counts.sum())]] += 1
+    return counts

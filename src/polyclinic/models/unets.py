@@ -1,7 +1,8 @@
-"""The U-Net of Qu et al. 2022 (Section 4.3): four levels, a bottleneck of 512 filters, batch norm and ReLU.
+"""U-Nets for masks: MONAI's BasicUNet, and the one of Qu et al. 2022 (Section 4.3).
 
-The paper takes it pretrained on the brain MRI of Buda et al. 2019. Layers have the state-dict names of the network that
-Buda published, so that its weights load (`model.weights`); ours gives logits, as every backbone does.
+Qu's has four levels, a bottleneck of 512 filters, batch norm and ReLU. The paper takes it pretrained on the brain MRI
+of Buda et al. 2019. Layers have the state-dict names of the network that Buda published, so that its weights load
+(`model.weights`); ours gives logits, as every backbone does.
 """
 
 from __future__ import annotations
@@ -10,10 +11,65 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from polyclinic.models.backbone import Backbone
-from polyclinic.models.norms import norm_layer
-from polyclinic.models.unet import padded
+from polyclinic.extras import need
+from polyclinic.models.backbone import GROUPS, Backbone, norm_layer, with_norm
+
+FEATURES = (32, 32, 64, 128, 256, 32)
+DOWN = ("down_1", "down_2", "down_3", "down_4")
+UP = ("upcat_4", "upcat_3", "upcat_2", "upcat_1")
+
+
+class UNet(Backbone):
+    """Cut `block1` lies after the first two convolutions, whose output is all that the rest needs."""
+
+    name: ClassVar[str] = "unet"
+    summary: ClassVar[str] = "U-Net (MONAI's BasicUNet), 2 million parameters: segmentation"
+    norm_layers: ClassVar[bool | None] = True
+    stages: ClassVar[dict[str, tuple[str, ...]]] = {"block1": ("conv_0",), "rest": (*DOWN, *UP, "final_conv")}
+    dense: ClassVar[bool] = True
+
+    def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
+        # here, because importing MONAI takes longer than most commands
+        need("monai", "model.backbone: 'unet'")
+        from monai.networks.nets import BasicUNet
+
+        super().__init__(channels, outputs, size, norm)
+        basic = BasicUNet(
+            spatial_dims=2,
+            in_channels=channels,
+            out_channels=outputs,
+            features=FEATURES,
+            act=("LeakyReLU", {"negative_slope": 0.1}),  # not in place: see resnet.py
+            norm=("group", {"num_groups": GROUPS}) if norm == "group" else "batch",
+        )
+        for name, child in basic.named_children():
+            self.add_module(name, with_norm(child, norm))
+
+    def run_stage(self, stage: str, x: Tensor) -> Tensor:
+        return super().run_stage(stage, x) if stage == "block1" else self._encode_and_decode(x)
+
+    def _encode_and_decode(self, features: Tensor) -> Tensor:
+        """[B, 32, H, W] to [B, outputs, H, W]."""
+        height, width = features.shape[-2:]
+        x = padded(features)
+        skips = []
+        for name in DOWN:
+            skips.append(x)
+            x = self.get_submodule(name)(x)
+        for name in UP:
+            up = self.get_submodule(name)
+            # as the block's own `forward`, which torch cannot compile; sides are multiples of 16, so none is padded
+            x = up.get_submodule("convs")(torch.cat([skips.pop(), up.get_submodule("upsample")(x)], dim=1))
+        return self.get_submodule("final_conv")(x)[..., :height, :width]
+
+
+def padded(features: Tensor) -> Tensor:
+    """Feature maps [B, C, H, W] with zeros at the right and below, up to a multiple of 16: four levels halve them."""
+    height, width = features.shape[-2:]
+    return F.pad(features, (0, -width % 16, 0, -height % 16))
+
 
 WIDTHS = (32, 64, 128, 256)  # of the four levels
 BOTTLENECK = 512

@@ -1,9 +1,11 @@
-"""Checks of site names: they become folder names, so path separators and the like are refused."""
+"""Names and paths that are allowed: names of sites become folders, and a table of images can name any file."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -57,3 +59,18 @@ def safe_names(texts: Iterable[str]) -> np.ndarray:
         if other != text:
             raise BadInput(f"data: the sites '{other}' and '{text}' would have the same name; rename one in the data")
     return np.array([safe_name(text) for text in texts])
+
+
+def refuse_outside(files: Iterable[str | Path], folder: Path) -> None:
+    """BadInput for a file that lies outside the folder, by its path or by a symbolic link."""
+    file = first_outside(files, folder)
+    if file is not None:
+        raise BadInput(
+            f"data.path: '{file}' lies outside '{folder}'; move or copy it there, or set data.allow_outside = true"
+        )
+
+
+def first_outside(files: Iterable[str | Path], folder: Path) -> str | Path | None:
+    """The first file that lies outside the folder; None where none does."""
+    top = f"{os.path.realpath(folder)}{os.sep}".replace(2 * os.sep, os.sep)
+    return next((file for file in files if not os.path.realpath(file).startswith(top)), None)

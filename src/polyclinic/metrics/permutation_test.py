@@ -1,4 +1,4 @@
-"""Exact chances under exchange: members and held-out images that nobody learned from could have swapped places.
+"""Exact permutation tests over patients: under the null hypothesis members and held-out patients are exchangeable.
 
 Nothing is assumed about the scores. Images of one patient stand together: patients are exchanged, and not images.
 """
