@@ -134,7 +134,7 @@ def test_hospitals_above_images_and_masks_of_two_dimensions(tmp_path, capsys):
 def test_a_very_small_site_does_not_set_the_pace(tmp_path):
     from polyclinic.cli.study_for import _passes
     from polyclinic.data.labels import Labels
-    from polyclinic.data.survey_result import Sizes, Survey
+    from polyclinic.data.survey_cases import Sizes, Survey
 
     found = Survey(tmp_path, "csv", Labels.masks(), 150, Sizes(), sites={"a": 6, "b": 62, "c": 64})
     assert _passes(found) == []

@@ -17,8 +17,7 @@ from polyclinic.data.parts import PreparedSites, prepare, spread
 from polyclinic.data.reading import is_image_name
 from polyclinic.data.source import AtSites, Source
 from polyclinic.data.splits import SPLITS
-from polyclinic.data.survey_folders import are_same_names
-from polyclinic.data.survey_headers import institutions_of
+from polyclinic.data.survey_folders import are_same_names, institutions_of
 from polyclinic.errors import BadInput
 from polyclinic.models import PUBLIC, RANDOM, WeightsFile, find_weights, is_importable, registry_of
 from polyclinic.models.weights_look import look_at_weights

@@ -17,7 +17,7 @@ from polyclinic.data.fit import Fit, fit_image, graham
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.data.reading import Reader, Slices, is_image_name
 from polyclinic.data.survey_archive import pictures_in
-from polyclinic.data.survey_tables import masks_among
+from polyclinic.data.survey_cases import masks_among
 from polyclinic.errors import BadInput, Notice
 from polyclinic.formats import check_run_format
 from polyclinic.metrics.statistics.calibration import COVERAGE
