@@ -90,7 +90,8 @@ class FileSource(Source):
 
     @property
     def location(self) -> Path:
-        """Where `path` is on this machine; a study keeps `path` as it was written, so that it fits other machines."""
+        """The place of `path` on this machine; a study keeps `path` as it was written, so that it fits other
+        machines."""
         if self.path.parts[:1] != (DATA_FOLDER,):
             return self.path
         folder = os.environ.get(DATA_FOLDER[1:])
@@ -102,7 +103,7 @@ class FileSource(Source):
         return Path(folder, *self.path.parts[1:]).expanduser()
 
     def _cure(self) -> str:
-        """Where the images can be had, and the one word that makes the study run without them."""
+        """The origin of the images, and the one word that makes the study run without them."""
         where = self.origin or (self.where if self.where != FileSource.where else "")
         get = where.rstrip(".") or f"`polyclinic data show {self.source}` says what should be there"
         phantom = "hand-phantom" if getattr(self, "label_range", None) else self.phantom

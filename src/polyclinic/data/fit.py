@@ -62,7 +62,7 @@ def crop_centre(pixels: np.ndarray, side: int) -> np.ndarray:
 
 
 def is_colour(pixels: np.ndarray) -> bool:
-    """Whether the three channels differ; many grey radiographs are stored as colour."""
+    """True where the three channels differ; many grey radiographs are stored as colour."""
     return pixels.ndim == 3 and bool((pixels[..., :1] != pixels).any())
 
 

@@ -62,8 +62,8 @@ def code_notes(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def gaps_in(texts: Sequence[str]) -> list[bool]:
-    """Whether somebody wrote that there is no label. "none" is a class, where words are labels and many images have it:
-    none of the diseases."""
+    """For each text, True where it says that there is no label. "none" is a class, where words are labels and many
+    images have it: none of the diseases."""
     plain = [text.strip().lower() for text in texts]
     others = [text for text in plain if text not in NOTHING]
     is_class = plain.count("none") >= max(2, FEWEST_OF_A_CLASS * len(plain)) and numbers_in(others) is None
@@ -71,7 +71,8 @@ def gaps_in(texts: Sequence[str]) -> list[bool]:
 
 
 def are_labels(texts: Sequence[str]) -> list[bool]:
-    """Whether each is a label; where nearly all labels are values, one that is none counts as no label."""
+    """For each text, True where it is a label; where nearly all labels are values, one that is none counts as no
+    label."""
     gaps = gaps_in(texts)
     are_values = numbers_in([text for text, gap in zip(texts, gaps, strict=True) if not gap]) is not None
     return [not gap and (not are_values or to_number(text) is not None) for text, gap in zip(texts, gaps, strict=True)]

@@ -90,7 +90,7 @@ class Listing:
         return {key: getattr(self, key) for key in PER_IMAGE if getattr(self, key) is not None}
 
     def facts(self) -> dict[str, Any]:
-        """What holds for all images, in plain values."""
+        """The facts that hold for all images, in plain values."""
         bounds = None if self.label_range is None else [float(bound) for bound in self.label_range]
         names = {"column_names": list(self.column_names)} if self.column_names else {}
         return {"classes": list(self.classes), "unit": self.unit, "label_range": bounds, **names}
@@ -120,7 +120,7 @@ def listing_of_arrays(images: Sequence[np.ndarray], what: str, **facts: Any) -> 
 
 
 def places(table: Table, files: Sequence[Path]) -> list[str]:
-    """What to call the file of each row of a table."""
+    """The name of the file of each row of a table, for messages."""
     return [f"{table.place(i)} ({file.name})" for i, file in enumerate(files)]
 
 
@@ -167,8 +167,8 @@ def _fill(scratch: Path, listing: Listing, fit: Fit, progress: Progress | None) 
 
 
 class Arrays(NamedTuple):
-    """What is filled image by image. `geometry` float32 [N, 4]: width and height of the file's image in pixels, and
-    millimetres between its columns and rows (NaN where nobody says)."""
+    """The arrays that are filled image by image. `geometry` float32 [N, 4]: width and height of the file's image in
+    pixels, and millimetres between its columns and rows (NaN where nobody says)."""
 
     images: np.ndarray
     masks: np.ndarray | None
@@ -223,7 +223,7 @@ def _read_all(
 
 
 def problem_of(listing: Listing, i: int) -> Problem | None:
-    """Why image i or its mask cannot be read; None where it can be."""
+    """The reason why image i or its mask cannot be read; None where it can be."""
     try:
         listing.picture(i)
         if listing.mask is not None:
@@ -262,7 +262,7 @@ def _reason(error: Exception) -> str:
 
 
 def unreadable(problems: Sequence[Problem], count: int) -> str:
-    """Which of so many images cannot be read, and why: images with the same problem in one line."""
+    """A message about images that cannot be read, and why: images with the same problem in one line."""
     alike: dict[str, list[Problem]] = {}
     for name, why in problems:
         alike.setdefault(NUMBERS.sub("#", why), []).append((name, why))

@@ -216,7 +216,7 @@ def spread(dataset: Dataset, data: Source, sites: Sites) -> Spread:
 
 @dataclass(frozen=True)
 class Camera:
-    """How one site's images of one split are changed on their way to its part; by default not at all."""
+    """The camera of one site, which changes the images of one split on their way to its part; by default not at all."""
 
     data: Source
     site: str
@@ -328,7 +328,8 @@ def _array(data: bytes, file: str | Path) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _shape_and_type(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
-    """What a file's first bytes, up to the end of its header, say; None unless it is a plain array, row by row."""
+    """Shape and type out of a file's first bytes, up to the end of its header; None unless it is a plain array, row by
+    row."""
     file = io.BytesIO(head)
     try:
         np.lib.format.read_magic(file)

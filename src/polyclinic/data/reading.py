@@ -30,7 +30,7 @@ UNKNOWN_SPACING = (math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Reader:
-    """How files become pixels: the window of DICOM and NIfTI intensities, the slices taken of a volume."""
+    """Reads files as pixels: the window of DICOM and NIfTI intensities, the slices taken of a volume."""
 
     window: Window | None = None
     slices: Slices = "middle"
@@ -72,24 +72,24 @@ class Reader:
 
 
 def is_image_name(file: Path) -> bool:
-    """Whether a file is an image, by its name or, without a suffix, by its first bytes."""
+    """True for an image, by its name or, without a suffix, by its first bytes."""
     if file.name.startswith("."):
         return False
     return _ends(file, (*PICTURES, *DICOM, *NIFTI)) or (not file.suffix and _looks_like_dicom(file))
 
 
 def is_nifti(file: Path) -> bool:
-    """Whether a file is a NIfTI volume, by its name."""
+    """True for a NIfTI volume, by its name."""
     return _ends(file, NIFTI)
 
 
 def is_dicom(file: Path) -> bool:
-    """Whether a file is a DICOM image, by its name or its first bytes."""
+    """True for a DICOM image, by its name or its first bytes."""
     return _ends(file, DICOM) or _looks_like_dicom(file)
 
 
 def is_volume_name(file: Path) -> bool:
-    """Whether a file may hold more than one slice."""
+    """True for a file that may hold more than one slice."""
     return not _ends(file, PICTURES)
 
 

@@ -266,7 +266,8 @@ def patients_by_name(found: Survey, pattern: str) -> Survey:
 
 
 def _parts(found: Survey, pattern: str, what: What) -> list[str]:
-    """What the pattern finds in each name; in each path below the folder of the table, where names do not have it."""
+    """The part of each name that the pattern finds; of each path below the folder of the table, where names do not have
+    it."""
     if found.table is None and found.source != "folder":
         raise BadInput(f"--{what}: takes it out of names of files; {found.path} has none: name an array {what} in it")
     files = images_below(found.path) if found.table is None else found.table.files()

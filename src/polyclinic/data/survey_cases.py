@@ -214,7 +214,7 @@ def _by(key: Callable[[Path], str], files: Sequence[Path], top: Path) -> Pairs:
 
 
 def is_mask(file: Path, top: Path) -> bool:
-    """Whether a file is a mask, by its folder or by the end of its name."""
+    """True for a mask, by its folder or by the end of its name."""
     folders = file.relative_to(top).parts[:-1]
     return any(MASK_FOLDER.match(name) for name in folders) or bool(MASK_ENDING.search(file.name.partition(".")[0]))
 

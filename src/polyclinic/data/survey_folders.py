@@ -72,7 +72,7 @@ def levels_of(top: Path, files: Sequence[Path]) -> Levels | None:
 
 
 def _is_grid(upper: Sequence[str], lower: Sequence[str]) -> bool:
-    """Whether at least two folders have at least two sub-folders of the same names; a site may lack some classes."""
+    """True where at least two folders have at least two sub-folders of the same names; a site may lack some classes."""
     sites, classes, pairs = set(upper), set(lower), set(zip(upper, lower, strict=True))
     by_class = Counter(name for _, name in pairs)
     few = 2 <= len(sites) <= MOST_SITES and 2 <= len(classes) <= MOST_CLASSES
@@ -82,7 +82,7 @@ def _is_grid(upper: Sequence[str], lower: Sequence[str]) -> bool:
 
 
 def _site_points(names: Sequence[str]) -> int:
-    """How much names sound like sites, and not like classes."""
+    """Number of names that sound like sites, less those that sound like classes."""
     return sum(bool(SITE.search(name)) - bool(CLASS.match(name)) for name in set(names))
 
 
@@ -116,7 +116,7 @@ def hospitals_of(paths: Sequence[str], labels: Sequence[str] | None = None) -> l
 
 
 def _say_the_label(folders: Sequence[str], labels: Sequence[str]) -> bool:
-    """Whether each folder holds images of one label only, or has the name of a label."""
+    """True where each folder holds images of one label only, or has the name of a label."""
     return len(set(zip(folders, labels, strict=True))) == len(set(folders)) or are_same_names(folders, labels)
 
 
@@ -130,7 +130,7 @@ def tops_of(paths: Sequence[str], sites: Sequence[str] | None = None) -> list[st
 
 
 def patients_in(tops: Sequence[str]) -> bool:
-    """Whether folders are those of patients by their names, some with several images."""
+    """True where folders are those of patients by their names, some with several images."""
     return 1 < len(set(tops)) < len(tops) and all(PATIENT_FOLDER.match(Path(top).name) for top in tops)
 
 
@@ -144,7 +144,7 @@ def like_names(sites: Iterable[str]) -> list[str]:
 
 
 def are_same_names(first: Iterable[str], second: Iterable[str]) -> bool:
-    """Whether two sets of names are the same, but for case, blanks and signs."""
+    """True where two sets of names are the same, but for case, blanks and signs."""
     return set(map(_letters, first)) == set(map(_letters, second))
 
 
@@ -153,7 +153,7 @@ def _letters(name: str) -> str:
 
 
 def one_to_one(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether two lists say the same with other words."""
+    """True where two lists say the same with other words."""
     pairs = set(zip(first, second, strict=True))
     return len(set(first)) > 1 and len(pairs) == len(set(first)) == len(set(second))
 

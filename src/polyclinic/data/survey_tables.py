@@ -109,7 +109,7 @@ class Fit(NamedTuple):
         return len(set(self.paths) - {""}) if self.is_enough else 0
 
     def __str__(self) -> str:
-        """How well it fits, and a cell that names no image; nothing where no cell names one."""
+        """The rows that fit, and a cell that names no image; nothing where no cell names one."""
         if not any(self.paths):
             return ""
         gone = next((cell for cell, path in zip(self.cells, self.paths, strict=True) if not path), None)

@@ -51,7 +51,7 @@ class Extractor:
 
     @property
     def figure(self) -> str:
-        """What the Fréchet distance is called with these features: FID only where it is that."""
+        """The name of the Fréchet distance with these features: FID only where it is that."""
         return "FID" if self.name == FIDInception.name else "FD"
 
     @torch.no_grad()
@@ -67,7 +67,7 @@ class Extractor:
 
 
 def efficientnet_features(*, side: int = SIDE, device: str | torch.device = "cpu") -> Extractor:
-    """What EfficientNet-Lite0's classifier sees, 1,280 numbers an image."""
+    """The features that EfficientNet-Lite0's classifier sees, 1,280 numbers an image."""
     network: EfficientNetLite0Features = efficientnet_lite0(device)
     return Extractor(network.vector, network.name, side=side, device=device)
 

@@ -121,7 +121,7 @@ def turned(images: Tensor, orientation: int) -> Tensor:
 
 
 def orientations_of(images: Tensor) -> tuple[int, ...]:
-    """Which orientations keep the shape of these images: all eight, or four where they are not square."""
+    """The orientations that keep the shape of these images: all eight, or four where they are not square."""
     return tuple(range(8)) if images.shape[-1] == images.shape[-2] else (0, 2, 4, 6)
 
 

@@ -108,7 +108,7 @@ def _choices() -> str:
 
 
 def prepare_images(images: Tensor) -> Tensor:
-    """What a network of photographs takes: three channels, and sides of at least 64 px."""
+    """Images as a network of photographs takes them: three channels, and sides of at least 64 px."""
     if images.dim() != 4 or images.shape[1] not in (1, 3):
         raise BadInput(f"perceptual distance: images have shape {tuple(images.shape)}; give one or three channels")
     colour = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
@@ -179,8 +179,8 @@ def table(
 
 @dataclass(frozen=True)
 class Nearest:
-    """Of each of N images, [N] each: the distance to its nearest neighbour, which one it is, in which orientation of
-    the image, and the distance divided by that to the second nearest (NaN where there is only one)."""
+    """Nearest neighbours of N images, [N] each: the distance, which image it is, in which orientation of the first, and
+    the distance divided by that to the second nearest (NaN where there is only one)."""
 
     distance: Tensor
     index: Tensor

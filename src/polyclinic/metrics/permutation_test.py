@@ -17,7 +17,7 @@ MOST_STEPS = 3e7
 
 
 def chance_of_sum(weights: Sequence[int], drawn: int, images: int, least: int) -> float:
-    """How likely `drawn` of the images have weights of `least` or more together.
+    """Probability that `drawn` of the images have weights of `least` or more together.
 
     `weights`: whole numbers of some of the images; all others have none. Images are looked at one after another; the
     table holds the probability of every number drawn so far with every sum.
@@ -36,8 +36,8 @@ def chance_of_sum(weights: Sequence[int], drawn: int, images: int, least: int) -
 
 
 def chance_of_groups(groups: Sequence[tuple[int, int, int]], least: int) -> float:
-    """How likely `least` or more are drawn in all groups together, each (looked at, drawn, images): of so many images
-    in the group so many are drawn, and so many are looked at."""
+    """Probability that `least` or more are drawn in all groups together, each (looked at, drawn, images): of so many
+    images in the group so many are drawn, and so many are looked at."""
     from scipy.stats import hypergeom  # imported late, as below
 
     table = np.ones(1)
@@ -49,7 +49,7 @@ def chance_of_groups(groups: Sequence[tuple[int, int, int]], least: int) -> floa
 def chance_of_order(
     members: Scores, others: Scores, member_cases: np.ndarray | None = None, other_cases: np.ndarray | None = None
 ) -> float:
-    """How likely scores [N] of members are as much above scores [M] of others by a lot (one-sided rank-sum test).
+    """Probability that scores [N] of members lie as far above scores [M] of others by chance (one-sided rank-sum test).
 
     `member_cases` [N] and `other_cases` [M]: equal for images of one patient, whose mean score counts once.
     """
@@ -79,7 +79,7 @@ def by_patient(scores: Scores, cases: np.ndarray | None) -> np.ndarray:
 
 
 def chance_of_firsts(count: int, trials: int, others: int) -> float:
-    """How likely `count` or more of the trials rank their own image before all of the same `others` images.
+    """Probability that `count` or more of the trials rank their own image before all of the same `others` images.
 
     Each does with probability 1 / (others + 1). They share the others, so they are no independent throws; this is the
     chance of the worst dependence, where all trials have one probability in common (beta-binomial).

@@ -125,7 +125,7 @@ def initial_weights(builder: Callable[[], nn.Module], seed: int) -> dict[str, Te
 
 
 def parameter_count(model: nn.Module) -> int:
-    """How many numbers training can change."""
+    """Number of weights that training can change."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -140,7 +140,7 @@ def cuts(backbone: str) -> tuple[str, ...]:
 
 
 def registry_of(backbone: str) -> Registry[Any]:
-    """Where a backbone is looked up: among the backbones, or among the encoders, which get a linear head."""
+    """The registry of a backbone: among the backbones, or among the encoders, which get a linear head."""
     return ENCODERS if backbone not in BACKBONES and backbone in ENCODERS else BACKBONES
 
 

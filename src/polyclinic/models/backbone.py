@@ -175,7 +175,7 @@ class Backbone(nn.Module):
 
     @classmethod
     def default_cut(cls) -> str:
-        """Where a method cuts the network unless the study says where."""
+        """The cut that a method takes unless the study names one."""
         return next(iter(cls.stages))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class Backbone(nn.Module):
         return self.resize_output(x) if OUTPUT in self._modules else x
 
     def run_stage(self, stage: str, x: Tensor) -> Tensor:
-        """What `stage` does to `x`: its children one after the other, unless a backbone says otherwise."""
+        """The output of `stage` for `x`: its children one after the other, unless a backbone says otherwise."""
         for child in self.stages[stage]:
             x = self.get_submodule(child)(x)
         return x

@@ -42,7 +42,7 @@ class Encoder(ABC):
 
     @property
     def identity(self) -> str | None:
-        """What names the weights, such as their SHA-256. Features are kept on disk only where there is one."""
+        """A name of the weights, such as their SHA-256. Features are kept on disk only where there is one."""
         return None
 
     @torch.no_grad()
@@ -197,7 +197,7 @@ def _made(file: Path, encoder: Encoder, images: np.ndarray) -> np.ndarray:
 
 
 def features_file(encoder: Encoder, images: np.ndarray, folder: Path | None = None) -> Path | None:
-    """Where the features of these images are kept: in `folder`, or beside them; None where they cannot be."""
+    """The file of these images' features: in `folder`, or beside them; None where they cannot be."""
     name = getattr(images, "filename", None)
     folder = Path(name).parent if folder is None and name is not None else folder
     if encoder.identity is None or folder is None or not os.access(folder, os.W_OK):

@@ -103,7 +103,7 @@ def _imported(target: str, arguments: str, size: int) -> type[Backbone]:
 
 
 def is_importable(name: str) -> bool:
-    """Whether a backbone is named by its place, `package.module:callable`."""
+    """True for a backbone that is named by its place, `package.module:callable`."""
     return ":" in name
 
 
@@ -118,7 +118,7 @@ def check_allowed(target: str) -> None:
 
 
 def find_callable(target: str) -> Callable[..., nn.Module]:
-    """What `package.module:callable` names: a class of networks, or a function that says it returns one."""
+    """The callable of `package.module:callable`: a class of networks, or a function that says it returns one."""
     module, _, name = target.partition(":")
     need_torch(target)
     try:

@@ -38,7 +38,7 @@ class Account:
 
     @property
     def epsilon(self) -> float:
-        """What has been spent so far."""
+        """The epsilon that has been spent so far."""
         return composed_epsilon(self.history, self.delta, self.accountant)
 
     def add(self, noise: float, sampling_rate: float, steps: int) -> None:
@@ -52,7 +52,7 @@ class Account:
             self.history.append(Mechanism(noise, sampling_rate, steps))
 
     def steps_left(self, target: float | None, noise: float, sampling_rate: float, wanted: int) -> int:
-        """How many of the `wanted` steps may still be taken without passing the target epsilon."""
+        """Number of the `wanted` steps that may still be taken without passing the target epsilon."""
         after = [*self.history, Mechanism(noise, sampling_rate, wanted)]
         if target is None or composed_epsilon(after, self.delta, self.accountant) <= target:
             return wanted
@@ -147,13 +147,14 @@ def record(
 
 
 def names(parts: Sequence[str]) -> list[str]:
-    """What a covered parcel with these parts covers: images can be sampled only through generator and prior."""
+    """The names of what a covered parcel with these parts covers: images can be sampled only through generator and
+    prior."""
     sampled = [SAMPLED] if {"generator", "prior"} <= set(parts) else []
     return [RELEASES[part] for part in parts] + sampled
 
 
 def covered_parts(on: Iterable[str], trained: Iterable[str]) -> bool:
-    """Whether a parcel made of these parts, and of nothing else that has seen real images, is covered.
+    """True where a parcel of these parts, and of nothing else that has seen real images, is covered.
 
     A prior learns codes, which depend on the whole generator: it is covered only together with it.
     """

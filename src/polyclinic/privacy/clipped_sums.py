@@ -55,7 +55,7 @@ class ClippedSums:
 
     @property
     def ghost(self) -> bool:
-        """Whether it is ghost clipping: lengths are exact then, whatever precision the passes have."""
+        """True for ghost clipping: lengths are exact then, whatever precision the passes have."""
         return self._ghost is not None
 
     @contextlib.contextmanager

@@ -88,7 +88,7 @@ def _has_spectral_norm(layer: nn.Module) -> bool:
 
 @torch.no_grad()
 def mixes_samples(network: nn.Module, inputs: Tensor, tolerance: float = 1e-4) -> bool:
-    """Whether what comes out for some of `inputs` [B, ...] depends on the others: try it on noise, B of 4 or more.
+    """True where the output for some of `inputs` [B, ...] depends on the others: try it on noise, B of 4 or more.
 
     Finds minibatch statistics that no list of layers knows. The network's own buffers are left as they were.
     """
@@ -130,8 +130,9 @@ def poisson(images: int, sampling_rate: float, rng: np.random.Generator) -> Iter
 
 @dataclass(frozen=True)
 class NoisyMean:
-    """How the gradients of a batch's rows become one: each clipped to length `clip`, summed, with Gaussian noise of
-    standard deviation `noise` times `clip`, and divided by `expected`, the rows that a batch has on average."""
+    """The clipped, noisy mean of the gradients of a batch's rows: each clipped to length `clip`, summed, with Gaussian
+    noise of standard deviation `noise` times `clip`, and divided by `expected`, the rows that a batch has on
+    average."""
 
     noise: float
     clip: float
@@ -200,7 +201,8 @@ def private_gradients(
 
 
 def try_gradients(module: nn.Module, images: Tensor, clipping: Clipping = "ghost") -> str | None:
-    """Why gradients per image of an unknown network fail or are wrong, tried on images [B, ...]; None if they do not.
+    """The reason why gradients per image of an unknown network fail or are wrong, tried on images [B, ...]; None if
+    they do not.
 
     Their sum, without clipping and noise, must be the gradient of the sum.
     """

@@ -34,7 +34,7 @@ FINEST = 1e4  # it is a multiple of one over this
 
 
 class Mechanism(NamedTuple):
-    """So many steps with the same noise and sampling rate."""
+    """`steps` compositions of the Poisson-subsampled Gaussian mechanism."""
 
     noise: float
     sampling_rate: float
@@ -183,7 +183,7 @@ def _rdp_of_a_step(noise: float, sampling_rate: float) -> np.ndarray:
 
 @lru_cache(maxsize=1024)
 def _prv(history: tuple[Mechanism, ...], delta: float) -> float:
-    """Where there is next to no privacy, or its numbers overflow, RDP's bound, which holds as well."""
+    """The epsilon of PRV; RDP's bound, which holds as well, where there is next to no privacy or numbers overflow."""
     from opacus.accountants import PRVAccountant
 
     bound = _rdp(history, delta)

@@ -10,11 +10,12 @@ image.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from polyclinic.metrics.statistics.safe import step_above
 
 
 def round_counts(counts: Tensor, least: int) -> Tensor:
@@ -30,12 +31,6 @@ def round_mean(mean: Tensor, images: int, bound: float) -> Tensor:
     of a step: 1, 2 or 5 times a power of ten, and no smaller than what one image can change."""
     step = step_above(bound / max(images, 1))
     return (mean.double().clamp(-bound, bound) / step).round() * step
-
-
-def step_above(smallest: float) -> float:
-    """The smallest of ..., 0.1, 0.2, 0.5, 1, 2, 5, 10, ... that is not below `smallest`."""
-    power = 10.0 ** math.floor(math.log10(smallest))
-    return next(step * power for step in (1, 2, 5, 10) if step * power >= smallest * (1 - 1e-12))
 
 
 def merge_small(counts: Tensor, least: int, width: int = 1, tail: int = 0) -> Tensor:

@@ -27,7 +27,7 @@ WHOLE = ("count", "cases")
 
 @dataclass(frozen=True)
 class Target:
-    """What is public about the labels; the fields mean what they mean in `Dataset`."""
+    """Public facts about the labels; the fields mean what they mean in `Dataset`."""
 
     classes: tuple[str, ...] = ()
     unit: str = ""
@@ -53,11 +53,11 @@ class Task(Settings):
 
     @abstractmethod
     def outputs(self, target: Target) -> int:
-        """How many units or channels the network's head has."""
+        """Number of units or channels of the network's head."""
 
     @abstractmethod
     def targets(self, labels: Tensor, masks: Tensor | None = None) -> Tensor:
-        """What the loss compares a batch with, from labels [B] and masks uint8 [B, H, W]."""
+        """Targets of the loss of a batch, from labels [B] and masks uint8 [B, H, W]."""
 
     @abstractmethod
     def losses(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
@@ -69,11 +69,11 @@ class Task(Settings):
 
     @classmethod
     def direction(cls, metric: str) -> Literal["higher", "lower"]:
-        """Which values of a metric are better; KeyError for one that no round can be selected by."""
+        """The better direction of a metric; KeyError for one that no round can be selected by."""
         return {**cls.more_metrics, cls.metric: cls.better}[metric]
 
     def rank(self, metrics: Mapping[str, float], metric: str | None = None) -> tuple[float, float] | None:
-        """How good a model is by one of its metrics (the task's own if none is named), larger being better; the loss
+        """Rank of a model by one of its metrics (the task's own if none is named), larger being better; the loss
         decides between equals. None if the data do not define the metric."""
         name = metric or self.metric
         if name not in metrics:
@@ -143,7 +143,7 @@ class Task(Settings):
 
     @property
     def can_be_noised(self) -> bool:
-        """Whether `noised` knows all sums of the task."""
+        """True where `noised` knows all sums of the task."""
         return False
 
     def near(self, observations: Tensor, targets: Tensor, target: Target) -> Tensor:

@@ -112,7 +112,7 @@ class Folder(FileSource):
 
 
 def part_of_name(name: str, pattern: str, what: str) -> str:
-    """What the pattern's first group (or the whole pattern) finds in a file's name; `what` is the setting."""
+    """The part of a file's name that the pattern's first group (or the whole pattern) finds; `what` is the setting."""
     try:
         found = re.search(pattern, name)
     except re.error as error:

@@ -18,7 +18,7 @@ Address = tuple[str | int, ...]
 
 
 class Plan(Protocol):
-    """What a partition learnt from the training images; it spreads any split in the same way."""
+    """The rule that a partition learnt from the training images; it spreads any split in the same way."""
 
     def assign(self, dataset: Dataset, index: np.ndarray, address: Address) -> dict[str, np.ndarray]:
         """The indices of each site, sorted, out of `index`; every index is used at most once.
@@ -58,11 +58,12 @@ class Sites(Settings):
 
     @abstractmethod
     def plan(self, dataset: Dataset, train: np.ndarray, address: Address) -> Plan:
-        """How to spread images over the sites, learnt from the training images at `train` only."""
+        """The plan to spread images over the sites, learnt from the training images at `train` only."""
 
 
 def cuts(shares: np.ndarray, total: int) -> np.ndarray:
-    """Where to cut `total` images into parts of the given shares (they sum to 1): int64 [len(shares) - 1]."""
+    """The places at which to cut `total` images into parts of the given shares (they sum to 1): int64 [len(shares) -
+    1]."""
     return np.rint(np.cumsum(shares)[:-1] * total).astype(np.int64)
 
 

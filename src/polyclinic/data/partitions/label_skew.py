@@ -33,7 +33,7 @@ class Spectrum:
         self._mixed = ndtri((dealt + rng.random(n)) / count)
 
     def sites_at(self, mixing: float) -> np.ndarray:
-        """Which site gets each image, in label order, int64 [N]; `mixing` runs from 0 (sorted) to 1."""
+        """The site of each image, in label order, int64 [N]; `mixing` runs from 0 (sorted) to 1."""
         order = np.argsort((1 - mixing) * self._sorted + mixing * self._mixed, kind="stable")
         sites = np.empty(len(order), dtype=np.int64)
         for k, part in enumerate(np.array_split(order, self.count)):

@@ -250,7 +250,7 @@ class ConformalSets:
         return cls(conformal_quantile(own, coverage), score, coverage)
 
     def sets(self, probabilities: Numbers) -> np.ndarray:
-        """Which classes are in the set of each case, bool [N, C]."""
+        """The classes in the set of each case, bool [N, C]."""
         found, _ = class_probabilities(probabilities)
         scores = _scores(found, self.score)
         inside = scores <= self.quantile
@@ -260,7 +260,7 @@ class ConformalSets:
 
 
 def _scores(probabilities: np.ndarray, score: str) -> np.ndarray:
-    """How little each class conforms, [N, C]."""
+    """Nonconformity of each class, [N, C]."""
     if score == "threshold":
         return 1 - probabilities
     if score != "adaptive":

@@ -98,7 +98,7 @@ class FundusPhantom(Phantom):
 
     @staticmethod
     def _distractors(canvas: Canvas, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """What is not disease but could be taken for it: glare of the lens, drusen, pigment."""
+        """Things that could be taken for disease: glare of the lens, drusen, pigment."""
         for _ in range(2):
             x, y = rng.uniform(-0.8, 0.8, 2)
             image = paint(image, GLARE, rng.uniform(0, 0.25) * canvas.glow(x, y, rng.uniform(0.1, 0.3)))

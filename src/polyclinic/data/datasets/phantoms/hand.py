@@ -49,7 +49,7 @@ def ramp(age: float, start: float, end: float) -> float:
 
 @dataclass(frozen=True)
 class Pose:
-    """Where the hand lies on the film."""
+    """The place of the hand on the film."""
 
     x: float
     y: float
