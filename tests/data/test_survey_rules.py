@@ -226,41 +226,6 @@ def test_an_array_in_columns_order_has_no_first_entry(tmp_path):
     assert [len(archive.first(name)) for name in ("turned", "none", "one")] == [0, 0, 0]
 
 
-def test_notes_about_floats_and_missing_labels():
-    assert survey_archive._floats(np.array([0.0, 1.0])) == ()
-    assert survey_archive._floats(np.array([], float)) == ()
-    assert survey_archive._floats(np.array([7], np.uint8)) == ()
-    assert "divide them by 255" in survey_archive._floats(np.array([0.0, 255.0]))[0]
-    assert "scale them before" in survey_archive._floats(np.array([-1.0, 1.0]))[0]
-    assert "divide them by 255" in survey_archive._floats(np.array([0.0, 1.5]))[0]
-    assert "scale them before" in survey_archive._floats(np.array([0.0, 256.0]))[0]
-    assert survey_archive._gaps(["a", "b"], "classification") == ()
-    [one] = survey_archive._gaps(["a", "", "b"], "classification")
-    assert one.startswith("1 image has no label (image 1: ''")
-    [two] = survey_archive._gaps(["", "", "b"], "regression")
-    assert two.startswith("2 images have no label (image 0")
-
-
-def test_arrays_are_known_by_their_names_and_lengths():
-    shapes = {"images": (5, 8, 8), "y": (5, 1), "n": (5,), "short": (4,), "wide": (5, 2)}
-    assert survey_archive._images(shapes) == "images"
-    assert survey_archive._images({"train_x": (5, 8, 8), "y": (5,)}) == "x"
-    assert survey_archive._images({"images": (5, 8)}) is None
-    assert survey_archive._images({"other": (5, 8, 8), "Images": (5, 8, 8)}) == "Images"
-    assert survey_archive._flat_arrays(shapes, [""], "images") == ["y", "n"]
-    sites = {"y": np.arange(60), "site": np.arange(60) % 50}
-    assert survey_archive._named(sites) == {"labels": "y", "site": "site"}
-    assert survey_archive._named({"y": np.arange(60), "site": np.arange(60) % 51}) == {"labels": "y"}
-    assert survey_archive._named({"y": np.arange(60), "site": np.zeros(60)}) == {"labels": "y"}
-    assert survey_archive._named({"site": np.arange(2)}) == {"site": "site"}
-
-
-def test_an_archive_without_images_says_what_it_has(tmp_path):
-    np.savez(tmp_path / "a.npz", labels=np.arange(4))
-    with pytest.raises(BadInput, match=r"no array (has|looks like) images \[N, H, W\]; it has labels \[4\]"):
-        survey_archive.survey_archive(tmp_path / "a.npz")
-
-
 @pytest.mark.parametrize("shape", [(4, 9, 7), (4, 9, 7, 3), (4, 3, 9, 7)])
 def test_an_archive_has_the_size_of_its_images(tmp_path, shape):
     np.savez(tmp_path / "a.npz", images=np.zeros(shape, np.uint8), labels=np.arange(4) % 2)
