@@ -77,9 +77,9 @@ def _check(pixels: np.ndarray) -> np.ndarray:
 # --- Graham's preprocessing -----------------------------------------------------------------------------------
 
 
-RADIUS = 300
+RADIUS = 300  # of the eye in pixels, as Graham has it
 KEPT = 0.9  # of the radius: the rim of the eye, where the local average is of black, is cut away
-GREY = 128
+GREY = 128  # what an eye without detail becomes
 
 
 def graham(pixels: np.ndarray) -> np.ndarray:

@@ -129,8 +129,8 @@ def places(table: Table, files: Sequence[Path]) -> list[str]:
 
 STEP = 64  # images read at a time
 NOTED_EVERY = 32  # steps between two notes of progress on disk
-LOOKED_AT = 24
-NAMED_AT_MOST = 200
+LOOKED_AT = 24  # images that are opened to see whether any has colour
+NAMED_AT_MOST = 200  # problems in one message
 ONE_BY_ONE = 20  # images with the same problem that are still named each
 #: what differs between two messages about the same problem
 NUMBERS = re.compile(r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)")

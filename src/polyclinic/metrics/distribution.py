@@ -26,11 +26,11 @@ from polyclinic.metrics.networks.weights import find
 from polyclinic.randomness import torch_rng
 
 SIDE = 128  # px, at which features are taken: a fixed size, as the figures depend on it
-AT_ONCE = 32
+AT_ONCE = 32  # images in a network
 ROWS = 512  # of a matrix of distances at a time
-NEIGHBOURS = 5
-SUBSETS = 50
-FEWEST = 10
+NEIGHBOURS = 5  # as in Naeem et al. 2020
+SUBSETS = 50  # pairs of halves, of which the deviation of KID is taken
+FEWEST = 10  # images of a set: of fewer these figures say nothing
 
 
 class Extractor:

@@ -26,8 +26,8 @@ from polyclinic.settings import nearest as suggestion
 DEFAULT = "efficientnet-lite0"
 NAMES = (DEFAULT, *get_args(Name))
 SMALLEST = 64  # px; pooling leaves nothing of smaller images, and AlexNet cannot take them at all
-EPS = 1e-10
-AT_ONCE = 64
+EPS = 1e-10  # as LPIPS has it
+AT_ONCE = 64  # images in a network
 
 
 class PerceptualDistance(nn.Module):

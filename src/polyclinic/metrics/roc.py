@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 
-FALSE_ALARMS = 0.01
+FALSE_ALARMS = 0.01  #: an attack that is right about a few members counts (Carlini et al. 2022)
 CONFIDENCE = 0.95
 
 Scores = Tensor | np.ndarray

@@ -25,8 +25,8 @@ Accountant = Literal["rdp", "prv"]
 
 #: Opacus' orders, a few closer to 1 for weak guarantees and a few large ones for strong guarantees
 ORDERS = (1.01, 1.02, 1.05, *(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
-MOST_STEPS = 10**8
-MOST_NOISE = 1e6
+MOST_STEPS = 10**8  # a search for steps ends there
+MOST_NOISE = 1e6  # and one for noise there
 LEAST_NOISE = 1e-100  # the square of much less is no number any more, and Opacus' sums of such do not end
 NO_PRIVACY = 100.0  # above this epsilon PRV would take minutes, to say what nobody needs to know
 PRECISION = 1e-3  # of a noise that was searched for, as a share of it

@@ -1,16 +1,14 @@
 """Data sources: a class for each, and one line in the registry `SOURCES`.
 
-Named datasets of one kind share a file: radiographs, photographs, benchmarks of machine learning. A source may
+Named datasets of one kind share a file: radiology, photographs, benchmarks of machine learning. A source may
 import `data` and what lies below it (`errors`, `settings`, `randomness`), never another source.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from polyclinic.data.datasets.benchmarks import Cifar10, Cifar100, Mnist, Omniglot, Svhn
-from polyclinic.data.datasets.brats import Brats2017
+from polyclinic.data.datasets.benchmarks import Cifar10, Cifar100, MedMnist, Mnist, Omniglot, Svhn
 from polyclinic.data.datasets.folder import Folder
-from polyclinic.data.datasets.medmnist import MedMnist
 from polyclinic.data.datasets.npz import Npz
 from polyclinic.data.datasets.phantoms.brain import BrainPhantom
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
@@ -19,7 +17,7 @@ from polyclinic.data.datasets.phantoms.hand import HandPhantom
 from polyclinic.data.datasets.phantoms.phantom import Phantom
 from polyclinic.data.datasets.phantoms.skin import SkinPhantom
 from polyclinic.data.datasets.photographs import Ham10000, Isic2019, KaggleRetinopathy
-from polyclinic.data.datasets.radiographs import MontgomeryShenzhen, NihChestXray, RsnaBoneAge
+from polyclinic.data.datasets.radiology import Brats2017, MontgomeryShenzhen, NihChestXray, RsnaBoneAge
 from polyclinic.data.datasets.table import Csv
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.source import AtSites, Source

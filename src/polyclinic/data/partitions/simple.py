@@ -77,7 +77,7 @@ class Quantity(Sites):
         return RandomShares(names, sizes / sizes.sum())
 
 
-TRIES = 200
+TRIES = 200  #: draws until every site has min_size images
 
 
 class Dirichlet(Sites):

@@ -21,7 +21,7 @@ from polyclinic.metrics.statistics.intervals import (
     truths,
 )
 
-BINS = 15
+BINS = 15  #: as in Guo et al. 2017
 #: temperatures between which the fit looks
 COLDEST, HOTTEST = 0.01, 100.0
 
