@@ -224,10 +224,10 @@ def _refuse_sites_as_classes(path: Path, cases: Cases) -> None:
 
 def _listed(path: Path, files: Sequence[Path], **columns: list[str]) -> Cases:
     """Images with what folders say about them; also the split, where the uppermost folder of each stands for one."""
-    splits = [SPLIT_NAMES.get(file.relative_to(path).parts[0].lower()) for file in files]
+    splits = [SPLIT_NAMES.get(file.relative_to(path).parts[0].lower(), "") for file in files]
     known = {**({"split": splits} if all(splits) else {}), **columns}
     rows = [
-        {"path": file.relative_to(path).as_posix(), **{name: str(values[i]) for name, values in known.items()}}
+        {"path": file.relative_to(path).as_posix(), **{name: values[i] for name, values in known.items()}}
         for i, file in enumerate(files)
     ]
     return Cases(path, rows, tuple(rows[0]))
