@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from polyclinic.attacks.planted_copies import add_noise, brighten, shift
 from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
 from polyclinic.data.pixels import to_uint8
-from polyclinic.encoders import ENCODERS, Encoder
 from polyclinic.generators import GENERATORS, Generator, GeneratorModel
 from polyclinic.generators.base import as_tensor
 from polyclinic.models import BACKBONES
 from polyclinic.models.backbone import Backbone
+from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.tasks import Target
 

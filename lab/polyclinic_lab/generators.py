@@ -19,8 +19,8 @@ from polyclinic.files import read_tensors
 from polyclinic.generators import GeneratorModel
 from polyclinic.generators.gan.settings import GAN
 from polyclinic.metrics.distribution import precision_recall
+from polyclinic.metrics.images import principal_components
 from polyclinic.metrics.perceptual import Pixels
-from polyclinic.metrics.principal_components import principal_components
 from polyclinic.randomness import torch_rng
 from polyclinic.study import Study, load_run_study
 from polyclinic.tasks import Target

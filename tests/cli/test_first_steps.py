@@ -15,7 +15,7 @@ import pytest
 from polyclinic.cli import doctor as doctors
 from polyclinic.cli import run_app
 from polyclinic.cli.doctor import Finding, examine
-from polyclinic.data.cache_cleaning import entries
+from polyclinic.data.cache import entries
 from polyclinic.study.reading import default_path
 
 ABOUT = ["Python", "torch", "memory", "disk", "cache", "extras", "ports", "clock", "permissions"]

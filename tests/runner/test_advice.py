@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from polyclinic.cli.tables import print_result
-from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.partitions.column import Column
+from polyclinic.data.partitions.simple import Column
 from polyclinic.data.parts import PreparedSites
+from polyclinic.data.source import AtSites
 from polyclinic.methods.analytic import Analytic
 from polyclinic.runner import advice
 from polyclinic.runner.advice import Watch

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.encoders.base import Encoder
-from polyclinic.encoders.kept_features import kept_features
 from polyclinic.methods import METHODS
 from polyclinic.models import build
+from polyclinic.models.encoders import Encoder, kept_features
 from polyclinic.runner.run import run
 from polyclinic.study import parse_study
 from polyclinic.training.loading import DeviceImages, FrozenFront, identity_of

@@ -27,7 +27,7 @@ from torch.optim import Adam
 from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.scoring import Score, score
 from polyclinic.errors import BadInput
-from polyclinic.metrics.image_sets import digest
+from polyclinic.metrics.images import digest
 from polyclinic.metrics.perceptual import Distance
 from polyclinic.progress import tell
 from polyclinic.randomness import seed_of, torch_rng

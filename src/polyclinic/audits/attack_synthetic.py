@@ -27,7 +27,7 @@ from polyclinic.errors import BadInput
 from polyclinic.generators import CodedModel, Codes, GeneratorModel
 from polyclinic.generators.labels import even_labels
 from polyclinic.generators.replay_stream import from_groups
-from polyclinic.metrics.image_sets import ORIENTATIONS
+from polyclinic.metrics.images import ORIENTATIONS
 from polyclinic.metrics.perceptual import Distance
 from polyclinic.randomness import torch_rng
 

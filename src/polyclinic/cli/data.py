@@ -127,7 +127,7 @@ def clean(
 ) -> None:
     """Remove prepared images from the cache: they are made again when a study needs them. Not while one runs."""
     from polyclinic.cli.tables import human_bytes
-    from polyclinic.data.cache_cleaning import SHELVES, entries, remove
+    from polyclinic.data.cache import SHELVES, entries, remove
     from polyclinic.files import cache_folder
 
     found = entries(older_than)

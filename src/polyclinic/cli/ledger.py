@@ -183,7 +183,7 @@ def refusals(run: Path) -> list[str]:
 
 
 def _what_left(lines: Sequence[JsonObject]) -> Iterator[str]:
-    from polyclinic.data.names import COORDINATOR
+    from polyclinic.data.allowed_paths import COORDINATOR
     from polyclinic.files import human_bytes
 
     groups: dict[tuple[str, str, str], list[JsonObject]] = {}

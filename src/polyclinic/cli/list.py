@@ -18,6 +18,7 @@ ROOMS = {
     "sources": "data.datasets",
     "partitions": "data.partitions",
     "backbones": "models",
+    "encoders": "models.encoders",
     "attacks": "audits",
     "kinds": "federation.leaving.kinds",
 }

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from polyclinic.data.allowed_paths import first_outside
 from polyclinic.data.datasets.folder import images_below
-from polyclinic.data.outside import first_outside
-from polyclinic.data.survey import PATIENT, survey
+from polyclinic.data.survey import PATIENT, patients_by_name, sites_by_name, survey
+from polyclinic.data.survey_cases import Cases, Survey
 from polyclinic.data.survey_folders import like_names
-from polyclinic.data.survey_names import patients_by_name, sites_by_name
-from polyclinic.data.survey_result import Survey
-from polyclinic.data.survey_tables import Cases
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 

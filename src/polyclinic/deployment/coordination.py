@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.data.allowed_paths import refuse_unsafe_name
 from polyclinic.data.own_images import load_site_plugins
 from polyclinic.data.parts import PreparedSites
+from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval import TOLD
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.outcome import Outcome

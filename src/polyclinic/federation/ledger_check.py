@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from polyclinic.data.names import COORDINATOR
+from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken, check_head
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.signing import Anchor, anchor_from_json, is_countersigned

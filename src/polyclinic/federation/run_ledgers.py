@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from polyclinic.data.names import COORDINATOR
+from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.key_ring import PUBLIC_FILE, SIGNING_FILE, KitKeys, PublicKeys, SeedKeys

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
-from polyclinic.models.backbone import Backbone
-from polyclinic.models.norms import with_norm
+from polyclinic.models.backbone import Backbone, with_norm
 from polyclinic.registry import allows_module, reason
 
 #: names under which networks take what we know of the images and of the task
@@ -103,7 +102,7 @@ def _imported(target: str, arguments: str, size: int) -> type[Backbone]:
 
 
 def is_importable(name: str) -> bool:
-    """Whether a backbone is named by its place, `package.module:callable`."""
+    """True for a backbone that is named by its place, `package.module:callable`."""
     return ":" in name
 
 
@@ -118,7 +117,7 @@ def check_allowed(target: str) -> None:
 
 
 def find_callable(target: str) -> Callable[..., nn.Module]:
-    """What `package.module:callable` names: a class of networks, or a function that says it returns one."""
+    """The callable of `package.module:callable`: a class of networks, or a function that says it returns one."""
     module, _, name = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyclinic import plugins
-from polyclinic.data.label_sets import unknown_classes, without_classes
+from polyclinic.data.labels import unknown_classes, without_classes
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.arriving.settings import Incoming

@@ -29,11 +29,11 @@ from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objectiv
 from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_entropy
 from polyclinic.attacks.solvers.lbfgs import LBFGS
 from polyclinic.attacks.solvers.search import search
-from polyclinic.encoders import ENCODERS
 from polyclinic.errors import BadInput, Notice
 from polyclinic.generators import GENERATORS
 from polyclinic.json_types import JsonObject
 from polyclinic.models import build
+from polyclinic.models.encoders import ENCODERS
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.device import device_of
 from polyclinic.runner.recorder import Display

@@ -18,7 +18,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
-from polyclinic.privacy.record import summary
+from polyclinic.privacy.account import summary
 from polyclinic.runner import result_display
 from polyclinic.runner.device import device_of
 from polyclinic.runner.predict import Prediction, load_predictor

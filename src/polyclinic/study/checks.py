@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.labelled import LabelledSource
-from polyclinic.encoders import ENCODERS
+from polyclinic.data.file_source import LabelledSource
+from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput
 from polyclinic.federation.summing.floor import FEWEST
 from polyclinic.federation.summing.settings import MOST_SITES, Federated
@@ -25,6 +24,7 @@ from polyclinic.models import (
     is_importable,
     registry_of,
 )
+from polyclinic.models.encoders import ENCODERS
 from polyclinic.privacy.settings import Facts, check_facts
 from polyclinic.registry import notice_once
 from polyclinic.settings import no_such_choice

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from polyclinic import plugins
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.partitions import PARTITIONS
+from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.operation import Operation

@@ -10,9 +10,9 @@ import tomli_w
 from pydantic import Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
 from polyclinic import plugins
-from polyclinic.data.bounds import MOST_PIXELS
 from polyclinic.data.datasets import own_settings
 from polyclinic.data.partitions import Sites
+from polyclinic.data.pixels import MOST_PIXELS
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.defence_settings import Defence

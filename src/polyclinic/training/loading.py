@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.encoders import Encoder
-from polyclinic.encoders.kept_features import kept_features
 from polyclinic.models import Encoded, split
+from polyclinic.models.encoders import Encoder, kept_features
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet

@@ -20,10 +20,8 @@ from torch.optim import SGD, Adam
 from polyclinic.federation.leaving.transcript import transcript_of
 from polyclinic.json_types import JsonObject
 from polyclinic.privacy import epsilon
-from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums, Sums
-from polyclinic.privacy.patient_sums import PatientSums
-from polyclinic.privacy.record import CODES, COUNTS, ONE_IMAGE, SEED, covered_parts, names, record
-from polyclinic.privacy.site_account import Account
+from polyclinic.privacy.account import CODES, COUNTS, ONE_IMAGE, SEED, Account, covered_parts, names, record
+from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums, PatientSums, Sums
 from polyclinic.randomness import seed_of
 from polyclinic.training import image_draws
 from polyclinic.training.gpu.graphs import GraphedFunction

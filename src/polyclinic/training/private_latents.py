@@ -19,10 +19,9 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.json_types import JsonObject
 from polyclinic.privacy import epsilon
+from polyclinic.privacy.account import CODES, COUNTS, ONE_IMAGE, RELEASES, SEED, SEES_LATENTS, Account, record
 from polyclinic.privacy.clipped_sums import ClippedSums
 from polyclinic.privacy.epsilon import Mechanism
-from polyclinic.privacy.record import CODES, COUNTS, ONE_IMAGE, RELEASES, SEED, SEES_LATENTS, record
-from polyclinic.privacy.site_account import Account
 from polyclinic.randomness import numpy_rng
 from polyclinic.training import image_draws
 from polyclinic.training.private import losses_by_row
