@@ -214,7 +214,7 @@ def test_sums_of_validation_images_are_asked_about_those(tiny, tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_sums_of_few_images_are_decoded_and_never_withstand(of_few):
-    """With the budget of everybody; that they leak is shown by benchmarks/audit_power.py, "sums of few images"."""
+    """With the budget of everybody; that they leak is shown by lab/benchmarks/audit_power.py, "sums of few images"."""
     report = audit(of_few, kinds=["statistics"])
     (finding,) = [f for p in report["parcels"] for f in p["findings"] if f["attack"] == "feature-decoder"]
     assert finding["verdict"] != "withstood"

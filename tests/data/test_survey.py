@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from polyclinic.cli import run_app
-from polyclinic.cli.study_for import study_for
 from polyclinic.data.datasets.table import Csv
 from polyclinic.data.labels import are_labels, to_number
 from polyclinic.data.survey import survey
+from polyclinic.data.survey_study import study_for
 from polyclinic.errors import BadInput
 from polyclinic.study import load_study
 from polyclinic.study.reading import default_path

@@ -15,7 +15,7 @@ from polyclinic.generators.gan import fit_together
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import stacked_generators
 from polyclinic.randomness import seeded
-from polyclinic.training import stacking
+from polyclinic.training.gpu import stacking
 
 pytestmark = pytest.mark.usefixtures("no_contact_sheets")
 

@@ -15,7 +15,7 @@ from polyclinic.models import BACKBONES, build
 from polyclinic.privacy import clipped_sums
 from polyclinic.privacy.clipped_sums import ClippedSums
 from polyclinic.privacy.ghost_clipping import GhostClipping, Products, can_follow
-from polyclinic.training.graphs import WARM_UP, GraphedFunction
+from polyclinic.training.gpu.graphs import WARM_UP, GraphedFunction
 
 
 @pytest.fixture(autouse=True)

@@ -87,7 +87,6 @@ SHELVES = {
     "prepared": "images as they were read",
     "parts": "images of each site",
     "generators": "trained generators",
-    "compiled": "compiled networks",
 }
 DAY = 86400.0
 

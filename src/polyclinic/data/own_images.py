@@ -23,8 +23,7 @@ from polyclinic.data.parts import ImageSet, SiteData, open_site, prepare
 from polyclinic.data.source import AtSites, Source
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write, lock
-from polyclinic.messages import sentences
-from polyclinic.settings import nearest, variant
+from polyclinic.settings import nearest, sentences, variant
 
 #: settings by which a study would split images, and which a deployed site does not take from it
 NOT_THE_STUDYS = ("fold", "test_per_class", "test_total_per_class")

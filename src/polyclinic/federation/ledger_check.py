@@ -16,8 +16,8 @@ from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken, 
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.signing import Anchor, anchor_from_json, is_countersigned
 from polyclinic.federation.received import RECEIVED_FILE, read_received
+from polyclinic.files import check_noted
 from polyclinic.json_types import JsonObject, parse_json
-from polyclinic.noted_files import check_noted
 
 
 class VerifyingKeys(Protocol):

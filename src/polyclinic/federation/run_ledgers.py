@@ -19,8 +19,8 @@ from polyclinic.federation.ledger_check import (
     witnesses_in,
 )
 from polyclinic.federation.received import RECEIVED_FILE
+from polyclinic.files import check_noted
 from polyclinic.formats import check_run_format
-from polyclinic.noted_files import check_noted
 
 
 def check_run(run: Path, keys: Path | None = None, against: Path | None = None) -> dict[str, Checked]:

@@ -33,8 +33,8 @@ from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.peers import PeerMethod
 from polyclinic.methods.shared.stacked_generators import train_generators
 from polyclinic.methods.shared.synthetic_buffer import Tensors
-from polyclinic.training.replayed import ReplayedBatches
-from polyclinic.training.stacking import can_stack, has_dropout
+from polyclinic.training.batches import ReplayedBatches
+from polyclinic.training.gpu.stacking import can_stack, has_dropout
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike

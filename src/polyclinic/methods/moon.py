@@ -28,7 +28,7 @@ from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.local_training import Fitted, StackedLosses
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Backbone, split
-from polyclinic.training.stacking import StackedModel
+from polyclinic.training.gpu.stacking import StackedModel
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from polyclinic.errors import BadInput
 from polyclinic.models.backbone import Backbone, with_norm
 from polyclinic.registry import allows_module, reason
-from polyclinic.without_torch import need_torch
 
 #: names under which networks take what we know of the images and of the task
 CHANNELS = ("in_channels", "n_input_channels", "in_chans", "input_channels", "num_input_channels")
@@ -120,7 +119,6 @@ def check_allowed(target: str) -> None:
 def find_callable(target: str) -> Callable[..., nn.Module]:
     """The callable of `package.module:callable`: a class of networks, or a function that says it returns one."""
     module, _, name = target.partition(":")
-    need_torch(target)
     try:
         found = getattr(importlib.import_module(module), name)
     except ImportError as error:

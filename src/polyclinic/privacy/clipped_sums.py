@@ -18,7 +18,7 @@ Clipping = Literal["ghost", "stored"]
 Batch = tuple[Tensor, ...]
 #: the loss of each row of a batch, [B]
 Losses = Callable[..., Tensor]
-#: makes a CUDA graph of a function (`training.graphs.GraphedFunction`)
+#: makes a CUDA graph of a function (`training.gpu.graphs.GraphedFunction`)
 Record = Callable[[Callable[..., list[Tensor]]], Callable[..., list[Tensor]]]
 
 #: rows that go through a network at a time; a larger batch goes through in pieces

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.optim import SGD
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.optimizers import SGD
 from polyclinic.privacy.clipped_sums import Batch, ClippedSums, Clipping, Losses, Sums
 from polyclinic.privacy.ghost_clipping import laid_out_as
 from polyclinic.randomness import device_rng, numpy_rng, seeded

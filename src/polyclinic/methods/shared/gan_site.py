@@ -29,7 +29,7 @@ from polyclinic.methods.shared.training_gans import (
     steps_taken,
 )
 from polyclinic.training import private
-from polyclinic.training.graphs import GraphedStep
+from polyclinic.training.gpu.graphs import GraphedStep
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site

@@ -15,12 +15,13 @@ from polyclinic.federation.federation import Weights
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.optimizer_state import keep_optimizer, start_optimizer
-from polyclinic.training import private, stacking
+from polyclinic.training import private
+from polyclinic.training.gpu import stacking
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.federation.collaborators import Batch, TrainerLike
-    from polyclinic.training.replayed import ReplayedBatches
+    from polyclinic.training.batches import ReplayedBatches
 
 
 #: a logit so low that its class has no share in a softmax

@@ -19,14 +19,14 @@ from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import statistics_names
 from polyclinic.settings import Settings
 from polyclinic.training import private_scores
-from polyclinic.training.stacking import can_stack
+from polyclinic.training.gpu.stacking import can_stack
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.federation.collaborators import TrainerLike
     from polyclinic.generators import Generator
     from polyclinic.models import Backbone
-    from polyclinic.training.replayed import ReplayedBatches
+    from polyclinic.training.batches import ReplayedBatches
 
 
 #: which part of its own a site adds to a model: the one it has now, that of the best round, or none

@@ -18,7 +18,7 @@ from polyclinic.methods.shared.site_generator import generator_progress, generat
 from polyclinic.methods.shared.synthetic_buffer import new_generator, train_generator, training_images
 from polyclinic.methods.shared.training_gans import batch_rows, stackable
 from polyclinic.randomness import seeded
-from polyclinic.training.choices import stacking_gans_pays
+from polyclinic.training.gpu.stacking import stacking_gans_pays
 
 #: a site's generator, and the figures of its training
 Trained = tuple[GeneratorModel, dict[str, float]]

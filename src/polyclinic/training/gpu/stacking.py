@@ -1,0 +1,284 @@
+"""Stacked networks: the networks of several simulated sites train as one, with `torch.func.vmap`.
+
+Their weights are stacked, and their images have an axis in front. Each network computes what it would compute alone, up
+to rounding: batch norm has each network's own statistics, and an optimiser works on each number by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.dropout import _DropoutNd
+
+from polyclinic.federation.collaborators import Batch
+from polyclinic.models import split
+from polyclinic.tasks import Classification, Regression
+from polyclinic.training.gpu.graphs import GraphedFunction
+from polyclinic.training.gpu.stacked_layers import all_at_once
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import ImageSet
+    from polyclinic.federation.collaborators import TrainerLike as Trainer
+    from polyclinic.models import Backbone
+    from polyclinic.training.batches import ReplayedBatches
+
+
+#: measured on an H200 with bf16 and Adam, in graphs one after the other against stacked: from so many networks on all
+#: were faster in a stack (a step of 64 small CNNs: 17.8 against 8.2 ms, of 16 ResNet-18, 64 px: 25.7 against 18.5), the
+#: largest with so many weights, on batches of so many pixels in all; what is larger is not stacked by itself
+FEWEST_NETWORKS, MOST_WEIGHTS, MOST_PIXELS = 16, 12_000_000, 2**21
+#: nine DCGANs of 32 px took 53.9 steps a second one after the other, and 189.7 as one stack; nobody has measured fewer
+FEWEST_GANS, LARGEST_GAN_SIDE = 9, 32
+#: bytes of images that are put together for stacked sites at a time
+AHEAD_BYTES = 2**28
+#: stacks that a trainer keeps, each of another number of networks: sites that are drawn anew in every round, with
+#: batches of several sizes, would need ever more memory
+MOST_STACKS = 4
+#: output and targets of one network's batch to its mean loss
+Loss = Callable[[Tensor, Tensor], Tensor]
+#: a stack, images [M, B, ...] and targets [M, B] to the losses [M] of its networks, where they are not the task's
+LossesOf = Callable[["StackedModel", Tensor, Tensor], Tensor]
+
+
+class StackedModel:
+    """M networks of the shape of `network`; `parameters` and `buffers` by name, [M, ...], on its device."""
+
+    def __init__(self, network: nn.Module, members: int) -> None:
+        self.members = members
+        self.layout = copy.deepcopy(network).train()  # only its layers are used: the weights are those of the stack
+        self.parameters = {
+            name: nn.Parameter(_repeated(one, members), requires_grad=one.requires_grad)
+            for name, one in network.named_parameters()
+        }
+        self.buffers = {name: _repeated(one, members) for name, one in network.named_buffers()}
+        self._forward = vmap(self._one, randomness="different")
+
+    def _one(self, parameters: Mapping[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
+        return functional_call(self.layout, (dict(parameters), buffers), (images,))
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images [M, B, C, H, W]: network m gets entry m of them."""
+        with all_at_once(self.layout):
+            return self._forward(self.parameters, self.buffers, images)
+
+    def through(self, cut: str, images: Tensor, *, whole: bool = True) -> tuple[Tensor, Tensor]:
+        """What each network has after the stage `cut`, and what it gives in the end (without `whole`, the former)."""
+        front, rest = split(cast("Backbone", self.layout), cut)
+        with all_at_once(self.layout):
+            between = vmap(self._part(front), randomness="different")(self.parameters, self.buffers, images)
+            if not whole:
+                return between, between
+            return between, vmap(self._part(rest), randomness="different")(self.parameters, self.buffers, between)
+
+    @staticmethod
+    def _part(network: nn.Module) -> Callable[..., Tensor]:
+        names = set(network.state_dict())
+
+        def compute(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor) -> Tensor:
+            own = ({name: one for name, one in some.items() if name in names} for some in (parameters, buffers))
+            return functional_call(network, tuple(own), (images,))
+
+        return compute
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """As a module's; what corrects gradients by name works on all networks at once."""
+        return iter(self.parameters.items())
+
+    @torch.no_grad()
+    def load(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
+        """Each network's weights; the same names for all, and names that are left out keep their values."""
+        own = {**self.parameters, **self.buffers}
+        for name in weights[0]:
+            values = [one[name] for one in weights]
+            same = all(value is values[0] for value in values)
+            # what a site has kept on disk lies on the CPU
+            together = values[0] if same else torch.stack([value.to(own[name].device) for value in values])
+            own[name].copy_(together, non_blocking=True)
+
+    def states(self, device: torch.device | str | None = None) -> list[dict[str, Tensor]]:
+        """A copy of each network's state dict, on the device if none is named."""
+        own = {**self.parameters, **self.buffers}
+        names = self.layout.state_dict()
+        copied = {name: own[name].detach().clone().to(device or own[name].device) for name in names}
+        return [{name: value[member] for name, value in copied.items()} for member in range(self.members)]
+
+
+def _repeated(one: Tensor, members: int) -> Tensor:
+    return one.detach()[None].repeat(members, *(1 for _ in one.shape))
+
+
+class StackedGradients:
+    """The loss of each network on its batch, and the gradients of all; recorded as a CUDA graph where `graphs`."""
+
+    def __init__(
+        self,
+        model: StackedModel,
+        loss: Loss,
+        autocast: Callable[[], Any],
+        *,
+        graphs: bool,
+        losses_of: LossesOf | None = None,
+    ) -> None:
+        self.model, self.loss, self.autocast = model, vmap(loss), autocast
+        self.losses_of = losses_of or self._losses
+        self.trained = [one for one in model.parameters.values() if one.requires_grad]
+        self.passes: Any = self._passes
+        if graphs:
+            self.passes = GraphedFunction(self._passes, "engine.graphs: a training step of stacked sites")
+
+    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
+        """The losses [M] of batches [M, B, ...]; gradients are left in the parameters' `grad`."""
+        losses, gradients = self.passes(images, targets)
+        for parameter, gradient in zip(self.trained, gradients, strict=True):
+            parameter.grad = gradient
+        return losses
+
+    def _passes(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        losses = self.losses_of(self.model, images, targets)
+        gradients = torch.autograd.grad(losses.sum(), self.trained)
+        return losses.detach(), [one.contiguous() for one in gradients]  # as fused optimisers want them
+
+    def _losses(self, model: StackedModel, images: Tensor, targets: Tensor) -> Tensor:
+        with self.autocast():
+            output = model(images)
+        return self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
+
+
+class StackedTrainer:
+    """Trains the networks of several sites, of one shape and one batch size, as one."""
+
+    def __init__(self, trainer: Trainer, members: int, losses_of: LossesOf | None = None) -> None:
+        self.model = StackedModel(trainer.model, members)
+        self.gradients = StackedGradients(
+            self.model,
+            lambda output, targets: trainer.task.loss(output, targets, trainer.target),
+            trainer.autocast,
+            graphs=trainer.graphs,
+            losses_of=losses_of,
+        )
+
+    def train(
+        self,
+        batches: Iterator[Batch],
+        steps: Sequence[int],
+        optimizer: torch.optim.Optimizer,
+        *,
+        correct: Callable[[Any], None] | None = None,
+        device: torch.device | str | None = None,
+    ) -> tuple[list[float], list[dict[str, Tensor]]]:
+        """Each network takes its own number of steps; the mean loss and the state dict of each, on `device`.
+
+        A network that is through goes on with the others, and what it learns then is not used.
+        """
+        most, totals = max(steps), torch.zeros(len(steps), device=self.gradients.trained[0].device)
+        taking_part = torch.tensor([[step < own for own in steps] for step in range(most)]).to(totals)
+        found: dict[int, dict[str, Tensor]] = {}
+        for step, (images, targets) in enumerate(itertools.islice(batches, most)):
+            losses = self.gradients(images, targets)
+            if correct is not None:
+                correct(self.model)
+            optimizer.step()
+            totals += losses * taking_part[step]
+            through = [place for place, own in enumerate(steps) if own == step + 1]
+            if through:
+                states = self.model.states(device)
+                found |= {place: states[place] for place in through}
+        means = [total / own for total, own in zip(totals.tolist(), steps, strict=True)]
+        return means, [found[place] for place in range(len(steps))]
+
+
+def stacked_trainer(
+    trainer: Trainer, members: int, losses_of: Callable[[int], LossesOf] | None = None
+) -> StackedTrainer:
+    """The stack of so many networks of a trainer's: made once, with its graphs and with the losses that
+    `losses_of(members)` makes for it. The `MOST_STACKS` that were used last are kept; a run has one `losses_of`."""
+    stacks: dict[int, StackedTrainer] = trainer.kept.setdefault("stacks", {})
+    found = stacks.pop(members, None)
+    while found is None and len(stacks) >= MOST_STACKS:
+        del stacks[next(iter(stacks))]
+    stacks[members] = found or StackedTrainer(trainer, members, losses_of and losses_of(members))  # the newest is last
+    return stacks[members]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site's part of a stack: what it trains with, on which images, by which draws, and what joins its batches."""
+
+    trainer: Trainer
+    part: ImageSet
+    rng: torch.Generator
+    replayed: ReplayedBatches | None = None
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Images of a mini-batch: the site's own, and replayed ones."""
+        own = min(self.trainer.optimizer.batch_size, len(self.part))
+        return own, self.replayed.size if self.replayed else 0
+
+
+def stacked_batches(members: Sequence[Member]) -> Iterator[Batch]:
+    """Endless mini-batches of all sites, [M, B, ...]: those that each site would draw alone."""
+    for images, targets in _own_batches(members):
+        if members[0].replayed is None:
+            yield images, targets
+            continue
+        drawn = [next(one.replayed.stream) for one in members if one.replayed]
+        more, others = (torch.stack(some) for some in zip(*drawn, strict=True))
+        yield torch.cat([images, more], 1), torch.cat([targets, others], 1)
+
+
+def _own_batches(members: Sequence[Member]) -> Iterator[Batch]:
+    indices = [one.trainer.indices(one.part, one.rng) for one in members]
+    trainer, part = members[0].trainer, members[0].part
+    size = members[0].rows[0] * len(members) * part.images[0].size * 4
+    # augmentation draws between the batches
+    ahead = 1 if trainer.optimizer.augment else max(1, AHEAD_BYTES // size)
+    while True:
+        drawn = [
+            one.trainer.batch(one.part, torch.cat(list(itertools.islice(index, ahead))), one.rng)
+            for one, index in zip(members, indices, strict=True)
+        ]
+        images, targets = (
+            torch.stack([one.unflatten(0, (ahead, -1)) for one in some], 1) for some in zip(*drawn, strict=True)
+        )
+        yield from zip(images, targets, strict=True)
+
+
+def can_stack(trainer: Trainer, members: int) -> bool:
+    """Whether the study wants it, and networks learn in a stack what they learn alone, up to rounding."""
+    if trainer.stacked == "never" or (trainer.stacked == "auto" and members < FEWEST_NETWORKS):
+        return False
+    known = type(trainer.task) in (Classification, Regression)
+    plain = trainer.privacy is None and not trainer.optimizer.keep_state and "mixup" not in trainer.optimizer.augment
+    return known and plain and not has_dropout(trainer.model)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Then a network draws from torch's global state, which sites that work together would share."""
+    return any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in model.modules())
+
+
+def is_worthwhile(members: Sequence[Member]) -> bool:
+    """Whether these sites, with batches of one size, are faster as a stack, or the study wants it in any case."""
+    trainer, part = members[0].trainer, members[0].part
+    weights = sum(one.numel() for one in trainer.model.parameters())
+    pixels = len(members) * sum(members[0].rows) * part.images.shape[-1] * part.images.shape[-2]
+    return trainer.stacked == "always" or stacking_pays(weights, len(members), pixels)
+
+
+def stacking_pays(weights: int, networks: int, pixels: int) -> bool:
+    """Whether networks are faster in a stack than in graphs one after the other. `weights` of one network, `pixels` of
+    all batches of a step."""
+    return networks >= FEWEST_NETWORKS and weights <= MOST_WEIGHTS and pixels <= MOST_PIXELS
+
+
+def stacking_gans_pays(gans: int, side: int) -> bool:
+    """Whether GANs of so many sites, for images of this side, are faster in a stack than each in a graph."""
+    return gans >= FEWEST_GANS and side <= LARGEST_GAN_SIDE
