@@ -129,21 +129,6 @@ def test_floats_run_from_zero_to_one():
         archives.as_bytes(np.array([0.0, np.nan]))
 
 
-@pytest.mark.parametrize(
-    ("shape", "seen"),
-    [
-        ((2, 5, 6), (2, 5, 6)),
-        ((2, 5, 6, 3), (2, 5, 6, 3)),
-        ((2, 3, 5, 6), (2, 5, 6, 3)),
-        ((2, 1, 5, 6), (2, 5, 6)),
-        ((2, 5, 6, 1), (2, 5, 6)),
-        ((2, 3, 5, 3), (2, 3, 5, 3)),
-    ],
-)
-def test_channels_come_last(shape, seen):
-    assert archives.channels_last(np.zeros(shape, np.uint8), "x").shape == seen
-
-
 @pytest.mark.parametrize("shape", [(2, 5), (2, 5, 6, 2), (2, 2, 5, 6), (1, 1, 1, 1, 1)])
 def test_other_shapes_are_no_images(shape):
     with pytest.raises(BadInput, match=r"images must be \[N, H, W\]"):
