@@ -66,7 +66,6 @@ LONGEST = (
     "test_felicia.py",
     "test_resume.py",
     "test_checks.py",
-    "test_without_torch.py",
     "test_inspection.py",
     "test_report_pages.py",
     "test_epsilon.py",

@@ -7,7 +7,7 @@ the first replay gave, as a real graph does.
 import torch
 from torch.utils._pytree import tree_map_only
 
-from polyclinic.training import graphs
+from polyclinic.training.gpu import graphs
 
 
 class Stream:

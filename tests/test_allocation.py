@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from polyclinic import allocation
+from polyclinic.runner import allocation
 
 
 @pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD"])

@@ -45,12 +45,15 @@ def test_the_extra_brings_its_package(extra):
     assert any(text.startswith(EXTRAS[extra][0]) for text in PROJECT["optional-dependencies"][extra])
 
 
-def test_a_report_without_matplotlib_is_one_sentence(hide, tmp_path, capsys, one_run):
-    hide("matplotlib")
-    assert run_app(["report", str(one_run), "--out", str(tmp_path / "report.html")]) == 2
-    assert capsys.readouterr().err.strip() == (
-        "this command needs matplotlib, which is not installed; run `pip install 'polyclinic[figures]'`"
-    )
+@pytest.mark.parametrize(
+    ("package", "extra", "who", "more"),
+    [("matplotlib", "figures", "this command", []), ("weasyprint", "pdf", "--pdf", ["--pdf", "--no-images"])],
+)
+def test_a_report_without_its_package_is_one_sentence(hide, tmp_path, capsys, one_run, package, extra, who, more):
+    hide(package)
+    assert run_app(["report", str(one_run), "--out", str(tmp_path / "report.html"), *more]) == 2
+    wanted = f"{who} needs {package}, which is not installed; run `pip install 'polyclinic[{extra}]'`"
+    assert capsys.readouterr().err.strip() == wanted
     assert not (tmp_path / "report.html").exists()
 
 

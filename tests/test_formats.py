@@ -18,7 +18,7 @@ from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
 from polyclinic.formats import RUN_FORMAT, check_format, check_run_format
 from polyclinic.runner.run import run
-from polyclinic.study import load_study, parse_study
+from polyclinic.study import load_run_study, load_study, parse_study
 
 KEPT = Path(__file__).parent / "data" / "run_format_1"
 
@@ -60,6 +60,15 @@ def test_an_interrupted_run_is_resumed_to_the_same_weights(kept):
         for site in ("site-1", "site-2"):  # the lines that the older version wrote are unsigned
             assert releases(Path("interrupted"), site) == releases(undisturbed.folder, site)
     assert json.loads(Path("interrupted/format.json").read_text())["format"] == RUN_FORMAT
+
+
+def test_a_setting_that_is_gone_is_refused_in_a_study_and_read_in_a_run_folder(kept, capsys):
+    study = Path("interrupted", "study.toml")
+    study.write_text(study.read_text() + ("" if "[engine]" in study.read_text() else "\n[engine]\n"))
+    study.write_text(study.read_text().replace("[engine]\n", "[engine]\ncompiled = true\n"))
+    assert load_run_study(Path("interrupted")).engine.name == "in-process"
+    said = fails_with(capsys, ["study", "check", str(study)])
+    assert said.strip().endswith("engine.compiled: is gone: training passes are not compiled any more; delete it")
 
 
 def test_ledgers_without_signatures_are_read_and_called_unsigned(kept, capsys):

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from polyclinic import noted_files
+from polyclinic import files
 from polyclinic.errors import Damaged
-from polyclinic.noted_files import FILE, FINISHED, check_finished, check_noted, read_result
+from polyclinic.files import DIGESTS, FINISHED, check_finished, check_noted, read_result
 from polyclinic.runner.run import run
 
 
@@ -25,7 +25,7 @@ def flip(path, place):
 
 
 @pytest.mark.parametrize("place", [3, 40, -2])
-@pytest.mark.parametrize("name", [*FINISHED, FILE])
+@pytest.mark.parametrize("name", [*FINISHED, DIGESTS])
 def test_a_flipped_bit_is_noticed(folder, name, place):
     check_noted(folder, *FINISHED)
     flip(folder / name, place)
@@ -69,18 +69,18 @@ def test_a_run_killed_just_before_its_result_was_written_ends_the_same(folder, m
     """The digests are written first: a result without them would vouch for files that nobody checks."""
     values = json.loads((folder / "result.json").read_text())
     (folder / "result.json").unlink()
-    (folder / FILE).write_text('{"files": {"history.jsonl": "another"}, "sha256": "another"}')  # of what is done again
+    (folder / DIGESTS).write_text('{"files": {"history.jsonl": "another"}, "sha256": "another"}')  # done again
     seen = []
 
     def write(path, content, **options):
         seen.append((path.name, (folder / "result.json").exists()))
         return honest(path, content, **options)
 
-    honest = noted_files.atomic_write
-    monkeypatch.setattr(noted_files, "atomic_write", write)
+    honest = files.atomic_write
+    monkeypatch.setattr(files, "atomic_write", write)
     again = run(None, folder, resume=True)
     assert again["weights_sha256"] == values["weights_sha256"]
-    assert seen == [(FILE, False), ("result.json", False)]
+    assert seen == [(DIGESTS, False), ("result.json", False)]
     check_finished(folder)
 
 
@@ -95,13 +95,13 @@ def test_a_damaged_result_is_not_read(folder, tiny):
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', "\x00", '{"a":' * 100_000])
 def test_an_older_run_with_a_result_that_is_no_json_is_named(folder, text):
-    (folder / FILE).unlink()
+    (folder / DIGESTS).unlink()
     (folder / "result.json").write_text(text)
     with pytest.raises(Damaged, match=r"result.json: is damaged"):
         read_result(folder)
 
 
 def test_a_run_without_noted_digests_is_of_an_older_version(folder):
-    (folder / FILE).unlink()
+    (folder / DIGESTS).unlink()
     flip(folder / "history.jsonl", 3)
     check_noted(folder, *FINISHED)

@@ -200,7 +200,7 @@ def test_a_site_sees_only_the_packages_that_it_lists(site_packages):
 
 def test_every_registry_has_sentences():
     import polyclinic.audits
-    import polyclinic.encoders  # noqa: F401
+    import polyclinic.models.encoders  # noqa: F401
 
     assert set(REGISTRIES) == set(GROUPS.values())
     for registry in REGISTRIES.values():

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-WHERE = ("src", "tests", "docs", "examples", "benchmarks", "*.md", "*.toml", "Makefile")
+WHERE = ("src", "tests", "docs", "examples", "benchmarks", "lab", "*.md", "*.toml", "Makefile")
 SUFFIXES = {".py", ".md", ".toml", ".json", ".jsonl", ".txt", ""}
 #: folders of one machine, and relative paths in settings that leave the repository
 OUTSIDE = re.compile(

@@ -12,8 +12,15 @@ from polyclinic.engines.worker_process import is_storage_failure, storage_failur
 from polyclinic.errors import Damaged, StorageFailed
 from polyclinic.federation.checkpoint import read_manifest
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
-from polyclinic.files import make_folder_durable, read_json, read_tensors, storage_sentence, write_tensors
-from polyclinic.noted_files import check_own_digest, with_own_digest
+from polyclinic.files import (
+    check_own_digest,
+    make_folder_durable,
+    read_json,
+    read_tensors,
+    storage_sentence,
+    with_own_digest,
+    write_tensors,
+)
 
 
 def test_a_full_disk_is_one_sentence_with_the_file_and_the_cure(capsys, monkeypatch):

@@ -20,8 +20,7 @@ HIDING = Path(__file__).parent / "without_posix"
 ALL_MODULES = """
 import importlib, pkgutil, polyclinic
 for module in pkgutil.walk_packages(polyclinic.__path__, "polyclinic."):
-    needs_gpu = module.name.endswith(("triton_kernels", "triton_layouts", "triton_rows"))
-    if not needs_gpu and not module.name.startswith(("polyclinic.deployment", "polyclinic.__main__")):
+    if not module.name.startswith(("polyclinic.deployment", "polyclinic.__main__")):
         importlib.import_module(module.name)
 """
 

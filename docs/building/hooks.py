@@ -27,7 +27,6 @@ OUTSIDE = {
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
     "THIRD_PARTY_NOTICES.md": "project/third_party_notices.md",
-    "benchmarks/README.md": "project/benchmarks.md",
 }
 #: links to folders and what shows their content
 INSTEAD = {"src/polyclinic/schemas": "reference/formats.md"}
@@ -52,10 +51,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    path = page.file.src_uri
-    if path.startswith("methods/"):
-        markdown = filled(markdown, Path(path).stem)
-    return with_site_links(with_deep_lists(markdown), path)
+    return with_site_links(with_deep_lists(filled(markdown)), page.file.src_uri)
 
 
 ITEM = re.compile(r"(\d+\.|[-*]) +")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 from reference_settings import settings_table
 from schema_words import cell, table
@@ -11,13 +12,13 @@ from polyclinic.federation.operation import Operation
 from polyclinic.methods import METHODS
 
 #: what a page says in the place of a part until the site is built
-NOTE = "*`make docs` writes this part from the code.*"
-LEAVES, SETTINGS = f"{NOTE} <!-- what leaves -->", f"{NOTE} <!-- settings -->"
+PART = re.compile(r"\*`make docs` writes this part from the code\.\* <!-- (what leaves|settings): ([\w-]+) -->")
 
 
-def filled(markdown: str, name: str) -> str:
-    """A method's page with its generated parts."""
-    return markdown.replace(LEAVES, what_leaves(name)).replace(SETTINGS, settings_of(name))
+def filled(markdown: str) -> str:
+    """A page with the generated parts of the methods that it describes."""
+    writers = {"what leaves": what_leaves, "settings": settings_of}
+    return PART.sub(lambda part: writers[part[1]](part[2]), markdown)
 
 
 def settings_of(name: str) -> str:

@@ -16,7 +16,7 @@ HEAD = """# Commands
 *This page is made from the code when the documentation is built.*
 
 Every command has `--help`. A command ends with 0 when all went well, with 2 when the input was bad (one sentence says
-what and how to mend it), and with 1 when the work failed: [exit codes](exit_codes.md).
+what and how to mend it), and with 1 when the work failed: [exit codes](../troubleshooting.md#exit-codes).
 """
 
 

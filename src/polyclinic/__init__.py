@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from polyclinic.data.partitions.base import Plan as Plan
     from polyclinic.data.partitions.base import Sites as Sites
     from polyclinic.data.source import Source as Source
-    from polyclinic.encoders.base import Encoder as Encoder
     from polyclinic.errors import BadInput as BadInput
     from polyclinic.errors import WorkFailed as WorkFailed
     from polyclinic.federation.call import Reply as Reply
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from polyclinic.methods.shared.method import Method as Method
     from polyclinic.methods.shared.traits import Traits as Traits
     from polyclinic.models.backbone import Backbone as Backbone
+    from polyclinic.models.encoders import Encoder as Encoder
     from polyclinic.randomness import numpy_rng as numpy_rng
     from polyclinic.randomness import torch_rng as torch_rng
     from polyclinic.runner.compare import compare as compare
@@ -84,7 +84,7 @@ _HOMES = {
     "CodedModel": "generators.base",
     "CyclicWeightTransfer": "methods.cwt",
     "Dataset": "data.dataset",
-    "Encoder": "encoders.base",
+    "Encoder": "models.encoders",
     "FedAvg": "methods.fedavg",
     "Federation": "federation.federation",
     "FileSource": "data.file_source",

@@ -14,6 +14,7 @@ from polyclinic.registry import notice_once
 #: by the name of the extra: the package that it is known by, and what it is for
 EXTRAS = {
     "figures": ("matplotlib", "pictures and reports (`polyclinic report`)"),
+    "pdf": ("weasyprint", "reports as PDF (`polyclinic report --pdf`)"),
     "segmentation": ("monai", "masks: `task.name = 'segmentation'`, U-Nets, MONAI's networks"),
     "nvflare": ("nvflare", "deployments across institutions (`polyclinic deploy`)"),
     "ray": ("ray", "many sites on a cluster (`--engine ray`)"),

@@ -31,7 +31,6 @@ from polyclinic.registry import (
     reason,
     refuse_foreign_base,
 )
-from polyclinic.without_torch import need_torch
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,6 @@ def _load_file(name: str, digests: Mapping[str, str] | None) -> Plugin:
 
 def _run_file(path: Path, source: bytes) -> ModuleType:
     """The module of a file, made from the bytes that were hashed and not from a cached .pyc."""
-    need_torch(str(path))
     module = ModuleType(f"polyclinic_plugin_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where pydantic looks up the names in annotations
@@ -207,7 +205,6 @@ def _run_file(path: Path, source: bytes) -> ModuleType:
 def _load_module(name: str, digests: Mapping[str, str] | None) -> Plugin:
     if not all(part.isidentifier() for part in name.split(".")):
         raise BadInput(f"plugins: '{name}' is neither a module, such as my_package.module, nor a file that ends in .py")
-    need_torch(name)
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -227,28 +224,16 @@ def _load_module(name: str, digests: Mapping[str, str] | None) -> Plugin:
 
 def digest_of_package(module: str) -> tuple[Path, str]:
     """The folder that the module's package lies in, and the SHA-256 of all Python files of the package."""
-    root, files = _contents_of_package(module)
-    digest = hashlib.sha256()
-    for name, content in files:
-        digest.update(f"{name} {len(content)}\n".encode())
-        digest.update(content)
-    return root, digest.hexdigest()
-
-
-def files_of_package(module: str) -> tuple[Path, dict[str, str]]:
-    """The folder that the module's package lies in, and the SHA-256 of each Python file of the package."""
-    root, files = _contents_of_package(module)
-    return root, {name: hashlib.sha256(content).hexdigest() for name, content in files}
-
-
-def _contents_of_package(module: str) -> tuple[Path, Iterator[tuple[str, bytes]]]:
     spec = importlib.util.find_spec(module.partition(".")[0])
     assert spec is not None, "whoever asks has found the module"
     places = [Path(place) for place in spec.submodule_search_locations or []]
     files = sorted(file for place in places for file in place.rglob("*.py")) or [Path(str(spec.origin))]
     root = (places[0] if places else files[0]).parent
-    names = [str(file.relative_to(root)) if file.is_relative_to(root) else file.name for file in files]
-    return root, ((name, file.read_bytes()) for name, file in zip(names, files, strict=True))
+    digest = hashlib.sha256()
+    for file in files:
+        name, content = file.relative_to(root) if file.is_relative_to(root) else file.name, file.read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return root, digest.hexdigest()
 
 
 def _check_digest(name: str, sha256: str, digests: Mapping[str, str] | None) -> None:

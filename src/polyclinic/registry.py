@@ -15,7 +15,6 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from polyclinic.errors import BadInput, Notice
-from polyclinic.without_torch import need_torch
 
 T = TypeVar("T")
 
@@ -109,7 +108,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
             return BY_HAND
         if name in PLUGGED[self.group]:
             return PLUGGED[self.group][name][1]
-        return _distribution(self._installed()[name][0])
+        return distribution_of(self._installed()[name][0])
 
     def is_by_hand(self, name: str) -> bool:
         """Whether no other process can find the entry."""
@@ -142,8 +141,8 @@ class Registry(MutableMapping[str, T], Generic[T]):
         """Say of which packages a built-in name hides an entry point."""
         for point in self._installed().get(name, []):
             notice_once(
-                f"{_distribution(point)}: its entry point '{name}' in {self.kind} is ignored, as polyclinic has one of "
-                "that name; give it another name"
+                f"{distribution_of(point)}: its entry point '{name}' in {self.kind} is ignored, as polyclinic has "
+                "one of that name; give it another name"
             )
 
     def _taken_by(self, name: str, entry: Any, origin: str) -> str | None:
@@ -154,10 +153,11 @@ class Registry(MutableMapping[str, T], Generic[T]):
         if other is not entry and where != origin:
             return where
         target = f"{getattr(entry, '__module__', '')}:{getattr(entry, '__qualname__', '')}"
-        return next((_distribution(point) for point in self._installed().get(name, []) if point.value != target), None)
+        points = self._installed().get(name, [])
+        return next((distribution_of(point) for point in points if point.value != target), None)
 
     def _installed(self) -> dict[str, list[EntryPoint]]:
-        found = _installed(tuple(sys.path), self.group)
+        found = points_of(self.group)
         if _ALLOWED is None:
             return found
         allowed = {name: [point for point in points if _is_allowed(point)] for name, points in found.items()}
@@ -168,22 +168,21 @@ class Registry(MutableMapping[str, T], Generic[T]):
         if not points:
             raise KeyError(name)
         if len(points) > 1:
-            both = " and ".join(_distribution(point) for point in points)
+            both = " and ".join(distribution_of(point) for point in points)
             raise BadInput(f"{self.kind}: {both} both have an entry point '{name}'; uninstall one of them")
         if points[0] not in self._imported:
             self._imported[points[0]] = self._load(name, points[0])
         return self._imported[points[0]]
 
     def _load(self, name: str, point: EntryPoint) -> T:
-        need_torch(point.value)
         try:
             entry = point.load()
         except (Exception, SystemExit) as error:  # whatever a stranger's package does when it is imported
             raise BadInput(
-                f"{_distribution(point)}: its entry point '{name}' ({point.value}) cannot be imported: "
+                f"{distribution_of(point)}: its entry point '{name}' ({point.value}) cannot be imported: "
                 f"{reason(error)}; repair or uninstall the package"
             ) from None
-        self.check(name, entry, _distribution(point))
+        self.check(name, entry, distribution_of(point))
         return entry
 
 
@@ -281,9 +280,9 @@ def normalised(distribution: str) -> str:
 # --- entry points -------------------------------------------------------------------------------------
 
 
-def installed_names(group: str) -> list[str]:
-    """Names of a group that installed packages add; nothing is imported."""
-    return list(_installed(tuple(sys.path), group))
+def points_of(group: str) -> dict[str, list[EntryPoint]]:
+    """The entry points of a group that installed packages add, by name; nothing is imported."""
+    return _installed(tuple(sys.path), group)
 
 
 @functools.lru_cache(maxsize=64)
@@ -291,9 +290,10 @@ def _installed(path: tuple[str, ...], group: str) -> dict[str, list[EntryPoint]]
     """The entry points of a group by name, for this `sys.path`; a package that is found twice counts once."""
     found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
     for point in entry_points(group=group):
-        found.setdefault(point.name, {})[_distribution(point), point.value] = point
+        found.setdefault(point.name, {})[distribution_of(point), point.value] = point
     return {name: list(points.values()) for name, points in found.items()}
 
 
-def _distribution(point: EntryPoint) -> str:
+def distribution_of(point: EntryPoint) -> str:
+    """The distribution of an entry point, with its version."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else point.module

@@ -1,7 +1,8 @@
 """Frozen, validated configuration: the base of every table of a study.
 
 A table that comes in variants (a method, a data source, a partition) names its variant in one field;
-`variant` finds the class in a registry, and says in one sentence what the choices are when it cannot.
+`variant` finds the class in a registry, and says in one sentence what the choices are when it cannot. `sentences` puts
+what is wrong with a table into words that name the field and what is allowed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from polyclinic.errors import BadInput
 
@@ -43,3 +44,47 @@ def variant(registry: Mapping[str, type[S]], table: Mapping[str, Any], *, path: 
 def no_such_choice(word: str, choices: list[str]) -> str:
     """What is said of a name that nobody knows."""
     return f"no such choice: '{word}'{nearest(word, choices)}; choose one of {', '.join(choices)}"
+
+
+#: settings that older versions had, and why they went: a study must not name them, a run folder may
+GONE = {"engine.compiled": "training passes are not compiled any more"}
+#: what pydantic calls by Python's words, as somebody knows it who writes a study
+PLAIN = {
+    "a valid tuple": "a list, such as ['a', 'b']",
+    "a valid list": "a list, such as ['a', 'b']",
+    "a valid dictionary": "a table, such as {old = 'new'}",
+    "a valid string": "a text in quotes",
+    "a valid boolean": "true or false",
+}
+
+
+def sentences(error: ValidationError, path: str, kind: type[Settings]) -> str:
+    """A sentence for each problem: the field's path, what is wrong, what is allowed."""
+    return "\n".join(_sentence(problem, path, kind) for problem in error.errors())
+
+
+def _sentence(problem: Any, path: str, kind: type[Settings]) -> str:
+    where = ".".join([path, *(str(part) for part in problem["loc"] if not _is_type(part))]).strip(".")
+    allowed = list(kind.model_fields)
+    if problem["type"] == "extra_forbidden":
+        if where in GONE:
+            return f"{where}: is gone: {GONE[where]}; delete it"
+        word = str(problem["loc"][-1])
+        return f"{where}: no such setting{nearest(word, allowed)}; choose from {', '.join(allowed)}"
+    if problem["type"] == "missing":
+        return f"{where}: missing; {_description(kind, problem['loc'])}"
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    for python, plain in PLAIN.items():
+        message = message.replace(python, plain)
+    given = "" if isinstance(problem["input"], Mapping) else f" (it is {problem['input']!r})"
+    return f"{where}: {message[0].lower()}{message[1:]}{given}"
+
+
+def _is_type(part: object) -> bool:
+    """Pydantic puts the tried type of a union into the path; users know only their fields."""
+    return isinstance(part, str) and ("[" in part or part in ("int", "float", "str", "bool"))
+
+
+def _description(kind: type[Settings], location: tuple) -> str:
+    field = kind.model_fields.get(str(location[-1])) if location else None
+    return f"give {field.description}" if field and field.description else "it has no default"

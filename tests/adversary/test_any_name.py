@@ -3,7 +3,7 @@
 import pytest
 from attacked_site import ask, first_weights
 
-from polyclinic.data.names import check_site_names
+from polyclinic.data.allowed_paths import check_site_names
 from polyclinic.deployment.kits import check_names
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.gate import GateRefused

@@ -11,7 +11,7 @@ from attacked_site import SITE, ask
 
 from polyclinic.attacks.coordinator.crafting import dense_layer, input_of
 from polyclinic.federation.leaving.suspension import Suspensions
-from polyclinic.training.image_shares import hold_rows_of_few
+from polyclinic.training.image_draws import hold_rows_of_few
 
 ROUNDS = 16
 #: how near to an image's input of the layer, in units of the usual distance of two images, a difference is that image

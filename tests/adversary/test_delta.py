@@ -7,8 +7,8 @@ from attacked_site import PRIVATE, ask, first_weights
 
 from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.privacy import epsilon
+from polyclinic.privacy.account import ONE_IMAGE
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon, group_epsilon
-from polyclinic.privacy.record import ONE_IMAGE
 
 
 def test_epsilon_is_counted_at_the_sites_own_delta(kit):

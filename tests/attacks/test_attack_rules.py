@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyclinic.attacks.coordinator.fishing import Fishing
-from polyclinic.attacks.gradient_inversion.exact_batch import _sparse_columns
+from polyclinic.attacks.gradient_inversion.analytic import _sparse_columns
 from polyclinic.attacks.near_copies import View, _shifts, _shrink, _window
 from polyclinic.attacks.planted_copies import WEAKEST, WEAKEST_WORDS, weakest_copies
 from polyclinic.attacks.verdict import verdict_word

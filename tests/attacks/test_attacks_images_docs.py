@@ -1,4 +1,4 @@
-"""The examples of docs/attacks_images.md run, one after the other, as a reader would type them."""
+"""The examples of docs/attacks.md about latents and images run, one after the other, as a reader would type them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.models import build, split
 from polyclinic.randomness import torch_rng
 
-DOCS = Path(__file__).parents[2] / "docs" / "attacks_images.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs" / "attacks.md"
+SECTION = DOCS.read_text(encoding="utf-8").partition("\n## Latents and synthetic images\n")[2]
+EXAMPLES = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 
 
 def test_every_example_runs(capsys):

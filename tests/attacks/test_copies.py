@@ -12,9 +12,8 @@ from polyclinic.attacks.copies import Copies, CopySearch, find_copies
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
-from polyclinic.metrics.image_sets import ORIENTATIONS, orientations_of, turned
-from polyclinic.metrics.neighbours import nearest, table
-from polyclinic.metrics.perceptual import Pixels, perceptual_distance
+from polyclinic.metrics.images import ORIENTATIONS, orientations_of, turned
+from polyclinic.metrics.perceptual import Pixels, nearest, perceptual_distance, table
 from polyclinic.randomness import torch_rng
 
 

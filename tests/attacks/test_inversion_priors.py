@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.attacks.gradient_inversion.denoiser_prior import DenoiserPrior
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
 from polyclinic.attacks.gradient_inversion.objective import FixedLabels, JoinedObjective, Objective, enlarge
-from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, GaussianPrior, batch_statistics
+from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, DenoiserPrior, GaussianPrior, batch_statistics
 from polyclinic.attacks.gradient_inversion.settings import PRESETS
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
 from polyclinic.attacks.gradient_inversion.solver import Knowledge

@@ -23,7 +23,7 @@ from polyclinic.attacks.planted_copies import (
 )
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.errors import BadInput
-from polyclinic.metrics.image_sets import turned
+from polyclinic.metrics.images import turned
 from polyclinic.randomness import torch_rng
 
 COUNT = 60

@@ -9,7 +9,7 @@ import torch
 
 from polyclinic.attacks import scoring
 from polyclinic.errors import BadInput
-from polyclinic.metrics.perceptual import Pixels, perceptual_distance
+from polyclinic.metrics.perceptual import perceptual_distance
 from polyclinic.randomness import torch_rng
 
 
@@ -67,12 +67,6 @@ def test_a_perceptual_distance_is_scored_beside_the_rest():
     assert "EffLite0" not in scoring.score(found, truth, truth).summary()
 
 
-def test_the_random_other_image_has_a_perceptual_distance_too():
-    truth = pictures(4, 1, 12, 12).float()
-    found = scoring.random_other_image(truth, distance=Pixels())
-    assert found["pixels"] == pytest.approx(found["mse"], rel=1e-5)
-
-
 def test_who_did_not_converge():
     """Not better than the start; hopeless, though better than the start; not a number; fine."""
     truth = torch.zeros(4, 1, 1, 8, 8)
@@ -93,15 +87,6 @@ def test_nothing_converged():
     assert result.summary()["non_converging"] == 4
     assert math.isnan(result.summary()["mse"])
     assert str(result).startswith("0 of 4")
-
-
-def test_the_random_other_image_is_another_one():
-    truth = torch.arange(4.0).reshape(4, 1, 1, 1).expand(4, 1, 8, 8)
-    baseline = scoring.random_other_image(truth, seed=3)
-    assert baseline["mse"] >= 1  # the nearest other image is one away from each
-    assert baseline == scoring.random_other_image(truth, seed=3)
-    with pytest.raises(ValueError, match="two or more"):
-        scoring.random_other_image(truth[:1])
 
 
 def test_a_trajectory_is_scored_step_by_step():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyclinic.attacks.sums import histogram_scores, leverage, moment_scores, read_single
+from polyclinic.attacks.sums import histogram_scores, leverage, moment_scores
 from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import auc
 
@@ -39,13 +39,6 @@ def test_leverage_by_hand():
     inside, outside = leverage(torch.diag(torch.tensor([4.0, 1.0, 0.0])), torch.tensor([[2.0, 0, 0], [1.0, 0, 1.0]]))
     assert inside.tolist() == pytest.approx([1.0, 0.25])
     assert outside.tolist() == pytest.approx([0.0, 0.5])
-
-
-def test_one_vector_is_read_off():
-    vector = vectors(1, 3)[0]
-    assert torch.allclose(read_single(torch.outer(vector, vector)).float(), vector, atol=1e-4)
-    pair = vectors(2, 4)
-    assert read_single(pair.T @ pair) is None
 
 
 def test_moments_of_other_features_are_refused():

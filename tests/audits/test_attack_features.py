@@ -17,10 +17,10 @@ from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit, splits_behind
 from polyclinic.audits.sum_layouts import ALL, sums_like
 from polyclinic.audits.views import Finding, NotTried
-from polyclinic.encoders import ENCODERS, Encoder
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.methods.shared import moments
-from polyclinic.metrics.exchange import chance_of_groups
+from polyclinic.metrics.permutation_test import chance_of_groups
+from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.runner.run import run
 
@@ -214,7 +214,7 @@ def test_sums_of_validation_images_are_asked_about_those(tiny, tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_sums_of_few_images_are_decoded_and_never_withstand(of_few):
-    """With the budget of everybody; that they leak is shown by benchmarks/audit_power.py, "sums of few images"."""
+    """With the budget of everybody; that they leak is shown by lab/benchmarks/audit_power.py, "sums of few images"."""
     report = audit(of_few, kinds=["statistics"])
     (finding,) = [f for p in report["parcels"] for f in p["findings"] if f["attack"] == "feature-decoder"]
     assert finding["verdict"] != "withstood"

@@ -20,7 +20,7 @@ from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.data.pixels import to_uint8
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.generators import VQVAE2, Generator, GeneratorModel
-from polyclinic.generators.gan.dcgan import DCGAN
+from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.study.audit_settings import Audit

@@ -14,7 +14,7 @@ from polyclinic.audits.views import Seen, Truth
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.generators import VQVAE2
-from polyclinic.generators.site_codes import from_groups
+from polyclinic.generators.replay_stream import from_groups
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.tasks import Target
 

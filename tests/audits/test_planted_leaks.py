@@ -16,13 +16,13 @@ from polyclinic.runner.run import run
 
 @pytest.fixture(scope="module")
 def leaks() -> ModuleType:
-    """The benchmark, which has the generators that leak."""
-    path = Path(__file__).parents[2] / "benchmarks" / "attack_leaks.py"
-    spec = importlib.util.spec_from_file_location("attack_leaks", path)
+    """The generators that leak on purpose, which a benchmark has."""
+    path = Path(__file__).parents[2] / "lab" / "benchmarks" / "planted.py"
+    spec = importlib.util.spec_from_file_location("planted", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["attack_leaks"] = module
+    sys.modules["planted"] = module
     spec.loader.exec_module(module)
     return module
 

@@ -20,10 +20,10 @@ def address(tiny, undisturbed, tmp_path_factory):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_and_is_readable(open_page, address, width, scheme):
     page = open_page(address, viewport={"width": width, "height": 800}, color_scheme=scheme)
-    assert page.locator("section").count() == 10
+    assert page.locator("section").count() == 11  # the purpose, and ten
     assert fits_the_screen(page)
     assert contrast(page) > 7
-    assert min(contrast(page, selector) for selector in ("a.figure", ".asked", "th")) > 4.5
+    assert min(contrast(page, selector) for selector in ("a.figure", ".note", "th")) > 4.5
     light = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert light == (scheme == "light")
 

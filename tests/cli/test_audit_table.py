@@ -6,7 +6,7 @@ import re
 
 from rich.console import Console
 
-from polyclinic.cli.audit_table import attacks_of, coordinator_table, shorten, threat_table, verdict_table
+from polyclinic.cli.tables import attacks_of, coordinator_table, shorten, threat_table, verdict_table
 
 WHY = (
     "this budget does not find a planted leak either (an update of one step on held-out images, without noise: half of "

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from polyclinic.cli import run_app
-from polyclinic.cli.officer import sentences
+from polyclinic.cli.ledger import sentences
 from polyclinic.federation.leaving.ledger import Ledger
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 
@@ -10,9 +9,7 @@ import pytest
 from test_registry import install
 
 from polyclinic.cli import run_app
-from polyclinic.cli.list import KINDS, ROOMS
-from polyclinic.cli.registry_text import built_in
-from polyclinic.registry import registry_of, summary_of
+from polyclinic.cli.list import KINDS
 
 EVERYTHING = Path(__file__).parents[1] / "plugin_everything.py"
 
@@ -56,11 +53,3 @@ def test_a_broken_package_is_listed_with_the_reason(capsys, tmp_path, monkeypatc
     row = listed(capsys, "methods")["broken"]
     assert row["from"] == "broken 0.1"
     assert "cannot be imported: ModuleNotFoundError" in row["summary"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_read_from_the_source_text_is_what_the_classes_say(kind):
-    registry = importlib.import_module(f"polyclinic.{ROOMS.get(kind, kind)}") and registry_of(kind)
-    assert built_in(f"polyclinic.{ROOMS.get(kind, kind)}") == {
-        name: summary_of(entry) for name, entry in registry.builtin.items()
-    }

@@ -12,8 +12,7 @@ import matplotlib.image
 import pytest
 
 from polyclinic.cli import run_app
-from polyclinic.privacy.curve import POINTS, curves
-from polyclinic.privacy.epsilon import compute_epsilon
+from polyclinic.privacy.epsilon import POINTS, compute_epsilon, curves
 from polyclinic.study import parse_study
 
 PAPER = ["privacy", "--samples", "1144", "--batch", "32", "--noise", "0.7", "--epochs", "225", "--delta", "8.7e-4"]

@@ -1,9 +1,11 @@
 """Cameras: each step changes what it says, a site's camera is always the same, and strength 0 is no camera."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from polyclinic.data.acquisition import Style, acquire, apply_styles, crop_masks, draw_style, zoom_centre
+from polyclinic.data.acquisition import Style, _vignette, acquire, apply_styles, crop_masks, draw_style, zoom_centre
 from polyclinic.randomness import numpy_rng
 
 
@@ -20,16 +22,6 @@ def test_the_plain_style_changes_nothing():
     np.testing.assert_array_equal(through(), images())
 
 
-def test_contrast_by_hand():
-    # (100 / 255 - 0.5) * 0.5 + 0.5 = 0.4461, of 255: 113.75
-    grey = np.full((1, 1, 4, 4), 100, np.uint8)
-    assert set(acquire(grey, Style(contrast=0.5), np.random.default_rng(0)).ravel()) == {114}
-
-
-def test_gamma_below_one_brightens():
-    assert through(gamma=0.7).mean() > images().mean() + 5
-
-
 def test_colour_acts_on_its_channel():
     out = through(colour=(0.5, 1.0, 1.0))
     np.testing.assert_array_equal(out[:, 1:], images()[:, 1:])
@@ -42,31 +34,10 @@ def test_a_grey_image_takes_the_mean_colour():
     np.testing.assert_allclose(out, grey * 0.7, atol=1)
 
 
-def test_blur_smooths():
-    def edges(x):
-        return np.abs(np.diff(x.astype(float), axis=3)).max()
-
-    assert edges(through(blur=0.05)) < 0.5 * edges(images())
-
-
 def test_noise_has_its_size():
     grey = np.full((8, 1, 64, 64), 128, np.uint8)
     out = acquire(grey, Style(noise=0.05), np.random.default_rng(0))
     assert out.std() / 255 == pytest.approx(0.05, rel=0.05)
-
-
-def test_vignette_darkens_the_corners_only():
-    grey = np.full((1, 1, 65, 65), 200, np.uint8)
-    out = acquire(grey, Style(vignette=0.5), np.random.default_rng(0))[0, 0]
-    assert out[32, 32] == 200
-    assert int(out[0, 0]) == pytest.approx(100, abs=4)
-
-
-def test_crop_enlarges_the_middle():
-    mask = np.zeros((1, 40, 40), np.uint8)
-    mask[:, 10:30, 10:30] = 1
-    assert zoom_centre(mask, 0.5, order=0).all()
-    assert zoom_centre(mask, 0.8, order=0).mean() == pytest.approx(0.25 / 0.64, rel=0.1)
 
 
 def test_a_site_keeps_its_camera_over_splits_and_sites_differ():
@@ -111,3 +82,82 @@ def test_many_images_are_done_in_chunks():
     many = np.repeat(few, 200, axis=0)
     out = acquire(many, Style(contrast=1.2, gamma=0.8), np.random.default_rng(0))
     np.testing.assert_array_equal(out[::200], acquire(few, Style(contrast=1.2, gamma=0.8), np.random.default_rng(0)))
+
+
+# --- by hand
+
+
+def test_a_style_has_the_strength_that_is_asked_for():
+    most = SimpleNamespace(uniform=lambda low, high, count: np.full(count, float(high)))
+    style = draw_style(most, 0.5)
+    assert style.gamma == pytest.approx(np.exp(0.225))
+    assert style.contrast == pytest.approx(np.exp(0.175))
+    assert style.colour == pytest.approx([np.exp(0.11)] * 3)
+    assert (style.blur, style.noise, style.vignette, style.crop) == pytest.approx((0.0075, 0.03, 0.3, 0.9))
+    least = SimpleNamespace(uniform=lambda low, high, count: np.full(count, float(low)))
+    assert draw_style(least, 0.5).gamma == pytest.approx(np.exp(-0.225))
+    assert draw_style(least, 0.5).crop == 1
+    drawn = []
+
+    def uniform(low, high, count):
+        drawn.append((low, high, count))
+        return np.arange(1.0, count + 1)
+
+    numbered = draw_style(SimpleNamespace(uniform=uniform), 1.0)
+    assert drawn == [(-1, 1, 5), (0, 1, 4)], "no number more: all that is drawn later would be another"
+    assert np.log([numbered.gamma, numbered.contrast, *numbered.colour]) == pytest.approx([0.45, 0.7, 0.66, 0.88, 1.1])
+    assert (numbered.blur, numbered.noise, numbered.vignette) == pytest.approx((0.015, 0.12, 1.8))
+    assert numbered.crop == pytest.approx(0.2)
+
+
+def test_corners_are_darker_by_the_vignette():
+    factor = _vignette(4, 0.5)
+    # pixels lie at -0.75, -0.25, 0.25, 0.75
+    assert factor[0, 0] == pytest.approx(1 - 0.5 * 0.5625)
+    assert factor[1, 2] == pytest.approx(1 - 0.5 * 0.0625)
+    assert factor[0, 1] == pytest.approx(1 - 0.5 * (0.5625 + 0.0625) / 2)
+
+
+def test_the_middle_is_enlarged_by_hand():
+    ramp = np.arange(5.0)[None] + np.zeros((5, 1))
+    np.testing.assert_allclose(zoom_centre(ramp, 0.5, order=1)[0], [1, 1.5, 2, 2.5, 3])
+    np.testing.assert_allclose(zoom_centre(ramp.T[:, :3], 0.5, order=1)[:, 1], [1, 1.5, 2, 2.5, 3])
+    assert zoom_centre(ramp, 1, order=1) is ramp
+
+
+def test_images_are_enlarged_evenly_and_masks_by_the_nearest_pixel():
+    ramp = np.broadcast_to(np.arange(0, 250, 50, dtype=np.uint8), (1, 1, 5, 5)).copy()
+    found = acquire(ramp, Style(crop=0.5), np.random.default_rng(0))
+    assert found[0, 0, 2].tolist() == [50, 75, 100, 125, 150]
+    steep = np.zeros((1, 1, 5, 5), np.uint8)
+    steep[..., 2] = 200
+    curved = acquire(steep, Style(crop=0.5), np.random.default_rng(0))[0, 0, 2]
+    assert curved.tolist() == [0, 100, 200, 100, 0], "straight lines between pixels"
+    mask = np.zeros((1, 9, 9), np.uint8)
+    mask[0, :, :5] = 200
+    address = (3, "style", "site-1")
+    assert draw_style(numpy_rng(*address), 1.0).crop < 0.95
+    assert set(crop_masks(mask, address, 1.0).ravel()) == {0, 200}
+
+
+def test_a_bright_image_through_gamma_and_contrast_by_hand():
+    grey = np.full((1, 1, 4, 4), 64, np.uint8)
+    wanted = ((64 / 255) ** 2 - 0.5) * 0.8 + 0.5
+    found = acquire(grey, Style(gamma=2.0, contrast=0.8), np.random.default_rng(0))
+    assert set(found.ravel()) == {round(255 * wanted)}
+
+
+def test_blur_below_a_tenth_of_a_pixel_is_none():
+    step = np.zeros((1, 1, 20, 20), np.uint8)
+    step[..., 10:] = 255
+    for blur, blurred in ((0.0049, False), (0.02, True)):
+        found = acquire(step, Style(blur=blur), np.random.default_rng(0))
+        assert np.array_equal(found, step) is not blurred
+        assert np.array_equal(found[:, :, :1], found[:, :, 10:11])
+    # a Gaussian of one pixel lets 0.5 less half of its middle tap pass at the last dark pixel
+    taps = np.exp(-0.5 * np.arange(-4, 5) ** 2.0)
+    taps /= taps.sum()
+    found = acquire(step, Style(blur=0.05), np.random.default_rng(0))
+    assert found[0, 0, 5, 9] == pytest.approx(255 * taps[5:].sum(), abs=1)
+    turned = acquire(step.swapaxes(2, 3), Style(blur=0.05), np.random.default_rng(0))
+    assert turned[0, 0, 9, 5] == pytest.approx(255 * taps[5:].sum(), abs=1)

@@ -10,10 +10,10 @@ import pytest
 from medical_files import write_dicom, write_nifti
 from PIL import Image
 
+from polyclinic.data.allowed_paths import refuse_outside
 from polyclinic.data.archives import Archive, Packed
-from polyclinic.data.bounds import check_pixels
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.outside import refuse_outside
+from polyclinic.data.pixels import check_pixels
 from polyclinic.data.reading import Reader
 from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput

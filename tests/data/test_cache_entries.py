@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from polyclinic.data.cache_cleaning import entries, remove
+from polyclinic.data.cache import entries, remove
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.heterogeneity import masked_share
 from polyclinic.data.listing import Listing

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from polyclinic.data.preprocessing import prepare
-from polyclinic.data.preprocessing.fit import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square
+from polyclinic.data import listing as prepare
+from polyclinic.data.fit import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square
 from polyclinic.errors import BadInput
 
 
@@ -88,24 +88,6 @@ def test_a_pixel_is_inside_a_mask_when_most_of_it_is():
         fit_mask(np.zeros((2, 2, 1)), Fit(2))
 
 
-def test_pieces_cover_everything_once():
-    assert list(prepare._pieces(0, 130)) == [range(64), range(64, 128), range(128, 130)]
-    assert list(prepare._pieces(64, 64)) == []
-
-
-def test_progress_is_noted_now_and_then_and_at_the_end(tmp_path):
-    done = tmp_path / "done.txt"
-
-    def noted(number, count=5000):
-        done.unlink(missing_ok=True)
-        prepare._note(done, prepare.Arrays(np.empty((count, 0)), None, np.empty(0)), number)
-        return done.exists()
-
-    assert [noted(number) for number in (64, 2048, 2112, 4096, 5000)] == [False, True, False, True, True]
-    assert noted(64, 64)
-    assert done.read_text() == "64"
-
-
 def test_no_images_are_said_before_anything_is_made(tmp_path):
     class Nothing(SimpleNamespace):
         def __len__(self):
@@ -124,13 +106,6 @@ def test_a_mask_that_cannot_be_read_is_a_problem(mask, problem):
 
     listing = SimpleNamespace(picture=lambda number: None, mask=read if mask else None, name=str)
     assert prepare.problem_of(listing, 3) == problem
-
-
-def test_a_reason_is_one_short_line():
-    assert prepare._reason(ValueError("a\n  b")) == "a b"
-    assert prepare._reason(ValueError()) == "ValueError"
-    assert prepare._reason(ValueError("x" * 200)) == "x" * 200
-    assert prepare._reason(ValueError("x" * 201)) == "x" * 197 + "..."
 
 
 def test_images_with_the_same_problem_share_a_line():

@@ -7,7 +7,7 @@ from medical_files import write_nifti
 
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.file_source import FileSource
-from polyclinic.data.preprocessing.graham import _inner_disc, graham, scale_radius
+from polyclinic.data.fit import _inner_disc, graham, scale_radius
 from polyclinic.data.splits import split
 from polyclinic.errors import BadInput
 
@@ -300,7 +300,7 @@ def test_an_empty_folder_is_refused_in_one_sentence(name, root):
 
 
 def test_a_table_of_another_year_is_named(tmp_path):
-    from polyclinic.data.datasets.isic2019 import DIAGNOSES
+    from polyclinic.data.datasets.photographs import DIAGNOSES
 
     head = ",".join(["image", *DIAGNOSES])
     row = ",".join(["a", *["0"] * len(DIAGNOSES)])
@@ -308,9 +308,3 @@ def test_a_table_of_another_year_is_named(tmp_path):
     (tmp_path / "ISIC_2019_Training_Metadata.csv").write_text("image,lesion_id\na,OTHER_1\n")
     with pytest.raises(BadInput, match="no lesion_id begins with"):
         SOURCES["isic2019"](source="isic2019", path=tmp_path).listing()
-
-
-def test_the_cure_says_where_images_are_to_be_had(tmp_path):
-    own = SOURCES["folder"](source="folder", path=tmp_path)._cure()
-    assert "`polyclinic data show folder` says what should be there" in own
-    assert "data show" not in SOURCES["isic2019"](source="isic2019", path=tmp_path)._cure()

@@ -152,17 +152,6 @@ def test_a_file_that_is_no_archive_is_named(tmp_path):
         Npz(path=tmp_path / "a.npz", size=16).load()
 
 
-def test_large_arrays_are_memory_mapped_from_a_copy(tmp_path, monkeypatch):
-    from polyclinic.data import archives
-
-    monkeypatch.setattr(archives, "LARGE", 100)
-    file = archive(tmp_path, images=ramps(3, 16, 16), labels=np.arange(3))
-    images = archives.Archive(file)["images"]
-    assert isinstance(images, np.memmap)
-    assert np.array_equal(images, ramps(3, 16, 16))
-    assert levels(Npz(path=file, size=16).load()) == [0, 1, 2]
-
-
 def test_settings_that_contradict_each_other_are_refused(tmp_path):
     for settings, says in [
         ({"unit": "months"}, "unit needs label_range"),

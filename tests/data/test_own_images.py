@@ -1,6 +1,5 @@
 """A hospital's own images: folder, CSV and npz, what they give and what they say when something is wrong."""
 
-import json
 import os
 import shutil
 import threading
@@ -10,10 +9,10 @@ import pytest
 from medical_files import write_dicom, write_nifti
 from PIL import Image
 
+from polyclinic.data import listing as prepare_module
 from polyclinic.data.datasets.folder import Folder
 from polyclinic.data.datasets.npz import Npz
 from polyclinic.data.datasets.table import Csv
-from polyclinic.data.preprocessing import prepare as prepare_module
 from polyclinic.data.splits import split
 from polyclinic.errors import BadInput
 
@@ -329,10 +328,3 @@ def test_a_study_with_every_default_written_out_loads_the_same(tmp_path, table, 
         resolved = type(source)(**source.model_dump(mode="json", exclude_none=True))
         assert resolved == source
         assert resolved.load().labels.tolist() == source.load().labels.tolist()
-
-
-def test_facts_of_a_prepared_source_are_plain_json(classes, cache):
-    Folder(path=classes, size=16).load()
-    (entry,) = (cache / "prepared").iterdir()
-    facts = json.loads((entry / "facts.json").read_text())
-    assert facts == {"classes": ["benign", "malignant"], "unit": "", "label_range": None}

@@ -12,7 +12,6 @@ from polyclinic.data.datasets.npz import Npz
 from polyclinic.data.datasets.table import Csv
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.parts import prepare
-from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput, Notice
 from polyclinic.runner.run import run
 from polyclinic.study import load_run_study, load_study
@@ -182,12 +181,3 @@ def test_sites_that_names_leaves_out_are_counted(tmp_path):
     study = load_study(tmp_path / "study.toml", ['sites.names=["a", "c"]'])
     assert prepare(study.data, study.sites).info["left_out"] == {"b": 20}
     assert prepare(study.data, load_study(tmp_path / "study.toml").sites).info["left_out"] == {}
-
-
-def test_two_hundred_empty_cells_are_named(tmp_path):
-    rows = "".join(f"{n}.png,\n" for n in range(201))
-    (tmp_path / "table.csv").write_text(f"path,label\n{rows}", encoding="utf-8")
-    table = Csv(path=tmp_path / "table.csv")
-    words = table._gaps(read_table(tmp_path / "table.csv")).splitlines()
-    assert words[0].endswith("201 cells are empty; fill them or remove the rows:")
-    assert (len(words), words[1], words[-1]) == (201, "  row 2: no label", "  row 201: no label")

@@ -1,13 +1,11 @@
 """What a deployed site's file says about its images, put together with what the study asks for."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
-from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import _as_numbered, _source, split_in_words
-from polyclinic.data.parts import ImageSet
+from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput
 
 FILE = """
@@ -40,16 +38,9 @@ def test_channels_of_the_sites_own_file_count(file):
     assert _source(file, AtSites(dataset="scans", channels=3), {}).channels == 1
 
 
-@dataclass(frozen=True)
-class Parts:
-    train: ImageSet
-    validation: ImageSet
-    test: ImageSet
-
-
 def parts(*labels):
     numbers = np.arange(len(labels), dtype=np.uint8)[:, None, None, None]
-    return Parts(*[ImageSet(numbers, np.array(labels), cases=np.arange(len(labels)))] * 3)
+    return SiteData("a", *[ImageSet(numbers, np.array(labels), cases=np.arange(len(labels)))] * 3)
 
 
 def numbered(file, classes, names, **label_map):

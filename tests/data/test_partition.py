@@ -8,7 +8,6 @@ from polyclinic.data.dataset import Dataset
 from polyclinic.data.heterogeneity import mean_ks
 from polyclinic.data.partitions import PARTITIONS, assign_to_sites
 from polyclinic.errors import BadInput
-from polyclinic.settings import variant
 
 
 def dataset(n=600, classes=2, seed=0, **arrays):
@@ -71,13 +70,6 @@ class TestEveryPartition:
         assert all(same)
         differs = [not np.array_equal(first[s]["train"], other[s]["train"]) for s in first]
         assert any(differs) == (name != "column")
-
-    def test_three_sites_in_order(self, name):
-        expected = ["Bern", "Graz", "Ulm"] if name == "column" else ["site-1", "site-2", "site-3"]
-        assert list(self.parts(name)) == expected
-
-    def test_it_is_found_by_its_name(self, name):
-        assert variant(PARTITIONS, {"partition": name}, path="sites", key="partition") is PARTITIONS[name]
 
 
 class TestNames:

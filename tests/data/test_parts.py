@@ -1,4 +1,6 @@
-"""Parts: written once, whole or not at all, and each site opens its own only."""
+"""Parts: written once, whole or not at all, and each site opens its own only; small arrays read quickly."""
+
+from __future__ import annotations
 
 import hashlib
 import shutil
@@ -10,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.data import parts as parts_module
-from polyclinic.data import small_arrays
+from polyclinic.data.allowed_paths import check_site_names, safe_name, safe_names
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.names import check_site_names, safe_name, safe_names
 from polyclinic.data.partitions import PARTITIONS
-from polyclinic.data.parts import open_site, prepare
+from polyclinic.data.parts import open_site, prepare, read_small_array
 from polyclinic.data.source import Source
 from polyclinic.data.splits import split
 from polyclinic.errors import BadInput
@@ -105,7 +106,7 @@ def test_a_site_opens_its_own_part_only(tmp_path, sites):
         open_site(parts.folder, others[0])
 
 
-@pytest.mark.parametrize(("room", "name", "options"), [(small_arrays, "read", {}), (np, "load", MAPPED)])
+@pytest.mark.parametrize(("room", "name", "options"), [(parts_module, "read_small_array", {}), (np, "load", MAPPED)])
 def test_opening_a_site_touches_no_file_outside_its_folder(room, name, options, tmp_path, sites, monkeypatch):
     parts = prepare(Drawn(), sites, cache=tmp_path)
     opened = []
@@ -218,3 +219,50 @@ def test_each_site_has_its_own_camera_and_masks_follow_it(tmp_path, sites):
         assert after.masks.shape == before.masks.shape
         assert not np.array_equal(after.masks, before.masks)
     assert np.ptp(changes) > 2
+
+
+ARRAYS = [
+    np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
+    np.array([1.5, -2], dtype=np.float32),
+    np.array(7, dtype=np.int64),
+    np.array(["old", "young é"]),
+    np.zeros((0, 3, 4), dtype=np.uint8),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda one: f"{one.dtype}-{one.shape}")
+def test_a_file_gives_what_numpy_gives(array, tmp_path):
+    np.save(tmp_path / "a.npy", array)
+    found = read_small_array(tmp_path / "a.npy", 2**17)
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert np.array_equal(found, array)
+    assert not found.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        found[...] = 0
+
+
+def damaged(whole):
+    header = whole.replace(b"'shape'", b"'shap3'")
+    return {"cut off": whole[:-5], "no header": whole[:9], "odd header": header, "empty": b""}
+
+
+@pytest.mark.parametrize("how", ["cut off", "no header", "odd header", "empty"])
+def test_a_damaged_file_is_refused(how, tmp_path):
+    np.save(tmp_path / "a.npy", ARRAYS[0])
+    (tmp_path / "a.npy").write_bytes(damaged((tmp_path / "a.npy").read_bytes())[how])
+    with pytest.raises((ValueError, EOFError)):
+        read_small_array(tmp_path / "a.npy", 2**17)
+
+
+def test_an_array_of_objects_is_refused(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="Object arrays cannot be loaded"):
+        read_small_array(tmp_path / "a.npy", 2**17)
+
+
+def test_a_file_that_is_larger_than_asked_for_is_left_to_others(tmp_path):
+    np.save(tmp_path / "a.npy", ARRAYS[0])
+    size = (tmp_path / "a.npy").stat().st_size
+    assert read_small_array(tmp_path / "a.npy", size - 1) is None
+    assert np.array_equal(read_small_array(tmp_path / "a.npy", size), ARRAYS[0])

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 from scipy.ndimage import label
 
 from polyclinic.data.datasets.phantoms.brain import BrainPhantom
-from polyclinic.data.datasets.phantoms.canvas import Canvas, random_walks
 from polyclinic.data.datasets.phantoms.chest import SCANNERS, ChestPhantom
 from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
 from polyclinic.data.datasets.phantoms.hand import HandPhantom, Pose
+from polyclinic.data.datasets.phantoms.phantom import Canvas, random_walks
 from polyclinic.data.datasets.phantoms.skin import LESIONS, SkinPhantom
 
 PHANTOMS = {
@@ -45,10 +44,6 @@ class TestEveryPhantom:
         assert not np.array_equal(other.images, one.images)
         assert np.array_equal(one.images, kind(samples=10, size=28).load().images)
 
-    def test_another_seed_gives_others(self, name):
-        first, other = (PHANTOMS[name](samples=10, size=28, seed=seed).load() for seed in (0, 1))
-        assert all(not np.array_equal(a, b) for a, b in zip(first.images, other.images, strict=True))
-
     def test_more_samples_continue_the_same_series(self, name):
         few, many = (PHANTOMS[name](samples=n, size=28).load() for n in (12, 20))
         np.testing.assert_array_equal(few.images, many.images[:12])
@@ -63,23 +58,6 @@ class TestEveryPhantom:
         assert min(alike) > 0.9
         assert min(alike) > max(unlike)
 
-    def test_images_use_the_range_and_differ(self, name):
-        images = PHANTOMS[name](samples=20, size=32).load().images
-        assert images.shape == (20, PHANTOMS[name].channels, 32, 32)
-        assert images.std(axis=(1, 2, 3)).min() > 8
-        assert images.mean() > 15
-        assert (images == 255).mean() < 0.05
-
-    @pytest.mark.parametrize("size", [27, 257])
-    def test_sizes_out_of_range_are_refused(self, name, size):
-        with pytest.raises(ValidationError, match="size"):
-            PHANTOMS[name](size=size)
-
-    def test_its_name_is_its_source(self, name):
-        assert PHANTOMS[name]().source == name
-        with pytest.raises(ValidationError):
-            PHANTOMS[name](source="another")
-
 
 class TestFundus:
     def test_two_classes_leave_out_grade_one(self):
@@ -88,11 +66,6 @@ class TestFundus:
         assert set(data.subgroup) == {"grade-0", "grade-2", "grade-3", "grade-4"}
         np.testing.assert_array_equal(data.labels, data.subgroup != "grade-0")
         assert 0.4 < data.labels.mean() < 0.6
-
-    def test_five_grades(self):
-        data = FundusPhantom(samples=300, size=28, grades=5).load()
-        assert len(data.classes) == 5
-        assert np.bincount(data.labels, minlength=5).min() > 35
 
     def test_a_higher_grade_has_more_lesions(self):
         """The same eye drawn at each grade differs from its healthy self in more and more pixels."""
@@ -103,11 +76,6 @@ class TestFundus:
             changed += [np.mean(np.abs(eye - eyes[0]) > 0.05) for eye in eyes]
         assert changed[0] == 0
         assert np.all(np.diff(changed) > 0)
-
-    def test_the_field_is_round(self):
-        images = FundusPhantom(samples=10, size=64).load().images
-        assert images[:, :, :5, :5].mean() < 6
-        assert images[:, :, 28:36, 28:36].mean() > 40
 
 
 class TestHand:
@@ -177,9 +145,6 @@ class TestBrain:
         for patient in set(self.data.patient):
             assert len(set(self.data.site[self.data.patient == patient])) == 1
 
-    def test_several_institutions(self):
-        assert len(set(self.data.site)) == 4
-
     def test_the_class_is_whether_the_mask_is_empty(self):
         np.testing.assert_array_equal(self.data.masks.any(axis=(1, 2)), self.data.labels == 1)
         assert 0.2 < self.data.labels.mean() < 0.8
@@ -209,10 +174,6 @@ class TestSkin:
             assert set(data.labels[of_it]) == {its_class}
             assert 70 < of_it.sum() < 130
 
-    def test_as_frequent_as_in_the_collection(self):
-        data = SkinPhantom(samples=400, size=28, balanced=False).load()
-        assert 0.64 < np.mean(data.subgroup == "nevus") < 0.78
-
 
 class TestCanvas:
     @pytest.mark.parametrize("size", [32, 128])
@@ -221,19 +182,9 @@ class TestCanvas:
             np.pi * 0.5 * 0.3, rel=0.02
         )
 
-    def test_a_spot_keeps_its_weight_at_every_size(self):
-        weights = [Canvas(size).spots(0.03, 0.02, 0.02, 1.0).sum() / size**2 for size in (28, 64, 256)]
-        assert max(weights) < 1.3 * min(weights)
-
     def test_the_strongest_spot_counts(self):
         layer = Canvas(64).spots(np.array([0.0, 0.0]), np.array([0.0, 0.0]), 0.3, np.array([0.2, 0.7]))
         assert layer.max() == pytest.approx(0.7, abs=0.01)
-
-    def test_nothing_is_drawn_outside(self):
-        assert Canvas(32).spots(np.array([3.0]), np.array([-3.0]), 0.1, 1.0).max() == 0
-
-    def test_no_spots_are_no_problem(self):
-        assert Canvas(32).spots(np.empty(0), np.empty(0), np.empty(0), np.empty(0)).max() == 0
 
     def test_a_texture_has_about_unit_variance_at_every_size(self):
         for size in (32, 256):

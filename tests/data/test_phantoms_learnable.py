@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "phantoms.py"
+BENCHMARK = Path(__file__).parents[2] / "lab" / "benchmarks" / "phantoms.py"
 
 
 @pytest.fixture(scope="module")

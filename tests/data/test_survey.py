@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from polyclinic.cli import run_app
-from polyclinic.cli.study_for import study_for
 from polyclinic.data.datasets.table import Csv
+from polyclinic.data.labels import are_labels, to_number
 from polyclinic.data.survey import survey
-from polyclinic.data.survey_labels import are_labels, to_number
+from polyclinic.data.survey_study import study_for
 from polyclinic.errors import BadInput
 from polyclinic.study import load_study
 from polyclinic.study.reading import default_path
@@ -307,7 +307,7 @@ def test_new_studies_and_the_embedded_one_can_be_audited(tmp_path):
 
 
 def test_patients_of_dicom_files_and_slices_of_volumes_are_found(tmp_path, capsys):
-    from polyclinic.data.survey_headers import slices_of
+    from polyclinic.data.survey_folders import slices_of
 
     for number in range(12):
         folder = tmp_path / "dicom" / ("clear", "nodule")[number % 2]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyclinic.data import archives, survey_archive, survey_result, survey_tables
+from polyclinic.data import archives, survey_archive, survey_cases, survey_tables
 from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput
 
@@ -29,11 +29,6 @@ def touch(folder, *names):
 # --- tables
 
 
-def test_a_column_is_sparse_when_most_of_it_is_empty():
-    assert not survey_tables._is_sparse(np.array(["", "a"]))
-    assert survey_tables._is_sparse(np.array(["", "a", ""]))
-
-
 def test_of_several_tables_the_one_that_lists_images_is_found(tmp_path):
     touch(tmp_path, *(f"{n}.png" for n in range(4)))
     (tmp_path / "all.csv").write_text("file,label\n0.png,a\n1.png,b\n2.png,a\n3.png,b\n")
@@ -47,16 +42,14 @@ def test_of_several_tables_the_one_that_lists_images_is_found(tmp_path):
 
 
 def test_images_are_named_by_most_cells_of_their_column(tmp_path):
+    """With or without their endings and folders; a column that names half of its images is none."""
     touch(tmp_path, "a.png", "b.nii.gz")
-    stems = survey_tables._by_stem(tmp_path)
-    assert set(stems) == {"a", "a.png", "b", "b.nii.gz"}
-    half = table_of(tmp_path, "file,other\na,1\nzz,2\n")
-    assert survey_tables._image_column(half, tmp_path, stems) is None
-    most = table_of(tmp_path, "other,file\n1,a\n2,b.nii.gz\n3,zz\n")
-    assert survey_tables._image_column(most, tmp_path, stems) == "file"
-    assert survey_tables._images_listed(most, tmp_path, stems) == 2
-    assert survey_tables._path("elsewhere/a.png", tmp_path, stems) == "a.png"
-    assert survey_tables._path("", tmp_path, stems) == ""
+    most = table_of(tmp_path, "label,file\n1,elsewhere/a.png\n2,b\n3,zz\n")
+    cases = survey_tables.cases_in_table(most.file, tmp_path)
+    assert [row["path"] for row in cases.rows] == ["a.png", "b.nii.gz"]
+    half = table_of(tmp_path, "file,label\na,1\nzz,2\n")
+    with pytest.raises(BadInput, match=r"no column names images .*fits 1 of 2 rows; such as 'zz' is not there"):
+        survey_tables.cases_in_table(half.file, tmp_path)
 
 
 def test_columns_are_known_by_their_names(tmp_path):
@@ -73,15 +66,6 @@ def test_columns_are_known_by_their_names(tmp_path):
     for sites, known in ((50, True), (51, False)):
         rows = [f"{n},1,h{n}" for n in range(sites)]
         assert ("site" in named("file,label,hospital", *rows)) is known
-
-
-def test_rows_that_say_the_same_again_are_left_out():
-    rows = [{"path": "a", "label": "1"}, {"path": "b", "label": "1"}, {"path": "a", "label": "1"}]
-    kept, doubles = survey_tables._without_doubles(rows)
-    assert (kept, doubles) == (rows[:2], ["a"])
-    assert kept[0] is rows[0]
-    assert survey_tables._rows(1) == "1 row names"
-    assert survey_tables._rows(2) == "2 rows name"
 
 
 def test_gaps_are_counted_in_a_note(tmp_path):
@@ -104,31 +88,31 @@ def test_gaps_are_counted_in_a_note(tmp_path):
 
 def test_masks_belong_to_images_of_their_names(tmp_path):
     files = touch(tmp_path, "a.png", "a_mask.png", "b.png", "masks/b.png", "c.png")
-    cases = survey_tables.paired_masks(tmp_path, files)
+    cases = survey_cases.paired_masks(tmp_path, files)
     assert cases.rows == [{"path": "a.png", "mask": "a_mask.png"}, {"path": "b.png", "mask": "masks/b.png"}]
     assert cases.notes == ("1 image has no mask and is left out, such as c.png",)
     more = [*files, *touch(tmp_path, "d.png")]
-    assert survey_tables.paired_masks(tmp_path, more).notes[0].startswith("2 images have no mask and are left out")
+    assert survey_cases.paired_masks(tmp_path, more).notes[0].startswith("2 images have no mask and are left out")
     most = [*more, *touch(tmp_path, "e.png")]
-    assert survey_tables.paired_masks(tmp_path, most) is None, "fewer than half have masks"
+    assert survey_cases.paired_masks(tmp_path, most) is None, "fewer than half have masks"
 
 
 def test_an_image_and_a_mask_alone_in_a_folder_belong_together(tmp_path):
     files = touch(tmp_path, "p1/scan.png", "p1/lesion_seg.png", "p2/scan.png", "p2/lesion_seg.png")
-    assert len(survey_tables.paired_masks(tmp_path, files).rows) == 2
-    assert survey_tables.paired_masks(tmp_path, files[:2]) is None, "one folder says little"
+    assert len(survey_cases.paired_masks(tmp_path, files).rows) == 2
+    assert survey_cases.paired_masks(tmp_path, files[:2]) is None, "one folder says little"
     with pytest.raises(BadInput, match=r"several images lie beside one mask, such as in .*p1"):
-        survey_tables.paired_masks(tmp_path, [*files, *touch(tmp_path, "p1/other.png")])
+        survey_cases.paired_masks(tmp_path, [*files, *touch(tmp_path, "p1/other.png")])
 
 
 def test_masks_may_be_called_mask_and_nothing_else(tmp_path):
     files = touch(tmp_path, "p1/image.png", "p1/mask.png", "p2/image.png", "p2/mask.png")
-    assert survey_tables.paired_masks(tmp_path, files).rows == [
+    assert survey_cases.paired_masks(tmp_path, files).rows == [
         {"path": f"{patient}/image.png", "mask": f"{patient}/mask.png"} for patient in ("p1", "p2")
     ]
-    assert survey_tables.masks_among(files, tmp_path) == [files[1], files[3]]
+    assert survey_cases.masks_among(files, tmp_path) == [files[1], files[3]]
     alone = touch(tmp_path, "classes/mask.png")
-    assert survey_tables.masks_among(alone, tmp_path) == [], "no image lies beside it"
+    assert survey_cases.masks_among(alone, tmp_path) == [], "no image lies beside it"
 
 
 # --- archives
@@ -143,21 +127,6 @@ def test_floats_run_from_zero_to_one():
         assert ("divide them by 255" in str(error.value)) is cure
     with pytest.raises(ValueError, match="instead of 0 to 1"):
         archives.as_bytes(np.array([0.0, np.nan]))
-
-
-@pytest.mark.parametrize(
-    ("shape", "seen"),
-    [
-        ((2, 5, 6), (2, 5, 6)),
-        ((2, 5, 6, 3), (2, 5, 6, 3)),
-        ((2, 3, 5, 6), (2, 5, 6, 3)),
-        ((2, 1, 5, 6), (2, 5, 6)),
-        ((2, 5, 6, 1), (2, 5, 6)),
-        ((2, 3, 5, 3), (2, 3, 5, 3)),
-    ],
-)
-def test_channels_come_last(shape, seen):
-    assert archives.channels_last(np.zeros(shape, np.uint8), "x").shape == seen
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (2, 5, 6, 2), (2, 2, 5, 6), (1, 1, 1, 1, 1)])
@@ -242,46 +211,11 @@ def test_an_array_in_columns_order_has_no_first_entry(tmp_path):
     assert [len(archive.first(name)) for name in ("turned", "none", "one")] == [0, 0, 0]
 
 
-def test_notes_about_floats_and_missing_labels():
-    assert survey_archive._floats(np.array([0.0, 1.0])) == ()
-    assert survey_archive._floats(np.array([], float)) == ()
-    assert survey_archive._floats(np.array([7], np.uint8)) == ()
-    assert "divide them by 255" in survey_archive._floats(np.array([0.0, 255.0]))[0]
-    assert "scale them before" in survey_archive._floats(np.array([-1.0, 1.0]))[0]
-    assert "divide them by 255" in survey_archive._floats(np.array([0.0, 1.5]))[0]
-    assert "scale them before" in survey_archive._floats(np.array([0.0, 256.0]))[0]
-    assert survey_archive._gaps(["a", "b"], "classification") == ()
-    [one] = survey_archive._gaps(["a", "", "b"], "classification")
-    assert one.startswith("1 image has no label (image 1: ''")
-    [two] = survey_archive._gaps(["", "", "b"], "regression")
-    assert two.startswith("2 images have no label (image 0")
-
-
-def test_arrays_are_known_by_their_names_and_lengths():
-    shapes = {"images": (5, 8, 8), "y": (5, 1), "n": (5,), "short": (4,), "wide": (5, 2)}
-    assert survey_archive._images(shapes) == "images"
-    assert survey_archive._images({"train_x": (5, 8, 8), "y": (5,)}) == "x"
-    assert survey_archive._images({"images": (5, 8)}) is None
-    assert survey_archive._images({"other": (5, 8, 8), "Images": (5, 8, 8)}) == "Images"
-    assert survey_archive._flat_arrays(shapes, [""], "images") == ["y", "n"]
-    sites = {"y": np.arange(60), "site": np.arange(60) % 50}
-    assert survey_archive._named(sites) == {"labels": "y", "site": "site"}
-    assert survey_archive._named({"y": np.arange(60), "site": np.arange(60) % 51}) == {"labels": "y"}
-    assert survey_archive._named({"y": np.arange(60), "site": np.zeros(60)}) == {"labels": "y"}
-    assert survey_archive._named({"site": np.arange(2)}) == {"site": "site"}
-
-
-def test_an_archive_without_images_says_what_it_has(tmp_path):
-    np.savez(tmp_path / "a.npz", labels=np.arange(4))
-    with pytest.raises(BadInput, match=r"no array (has|looks like) images \[N, H, W\]; it has labels \[4\]"):
-        survey_archive.survey_archive(tmp_path / "a.npz")
-
-
 @pytest.mark.parametrize("shape", [(4, 9, 7), (4, 9, 7, 3), (4, 3, 9, 7)])
 def test_an_archive_has_the_size_of_its_images(tmp_path, shape):
     np.savez(tmp_path / "a.npz", images=np.zeros(shape, np.uint8), labels=np.arange(4) % 2)
     found = survey_archive.survey_archive(tmp_path / "a.npz")
-    assert (found.images, found.sizes) == (4, survey_archive.Sizes.one(7, 9))
+    assert (found.images, found.sizes) == (4, survey_cases.Sizes.one(7, 9))
     assert not found.keeps_classes
     assert isinstance(found.path, Path)
 
@@ -290,7 +224,7 @@ def test_sizes_are_those_of_a_few_images_in_colour_and_grey(tmp_path):
     for name, size, mode in (("a", (4, 2), "RGB"), ("b", (6, 2), "L"), ("c", (6, 3), "RGB")):
         Image.new(mode, size).save(tmp_path / f"{name}.png")
     files = [tmp_path / f"{name}.png" for name in "abc"]
-    assert survey_result.sizes_of(files) == survey_archive.Sizes(((4, 2), (6, 2), (6, 3)), (6, 2), all=True)
+    assert survey_cases.sizes_of(files) == survey_cases.Sizes(((4, 2), (6, 2), (6, 3)), (6, 2), all=True)
     (tmp_path / "d.png").write_bytes(b"broken")
-    assert survey_result.sizes_of([tmp_path / "d.png"]) == survey_archive.Sizes()
-    assert not survey_result.sizes_of([tmp_path / "a.png"] * 200).all
+    assert survey_cases.sizes_of([tmp_path / "d.png"]) == survey_cases.Sizes()
+    assert not survey_cases.sizes_of([tmp_path / "a.png"] * 200).all

@@ -10,11 +10,11 @@ from medical_files import write_nifti
 from test_survey import draw, write_dicom, write_study, written
 
 from polyclinic.cli import run_app
-from polyclinic.cli.study_for import NO_PATIENTS
 from polyclinic.data.datasets.table import Csv
+from polyclinic.data.labels import code_notes
 from polyclinic.data.survey import survey
 from polyclinic.data.survey_folders import hospitals_of, like_names
-from polyclinic.data.survey_labels import code_notes
+from polyclinic.data.survey_study import NO_PATIENTS
 from polyclinic.errors import BadInput
 from polyclinic.study import load_study
 
@@ -132,9 +132,9 @@ def test_hospitals_above_images_and_masks_of_two_dimensions(tmp_path, capsys):
 
 
 def test_a_very_small_site_does_not_set_the_pace(tmp_path):
-    from polyclinic.cli.study_for import _passes
-    from polyclinic.data.survey_labels import Labels
-    from polyclinic.data.survey_result import Sizes, Survey
+    from polyclinic.data.labels import Labels
+    from polyclinic.data.survey_cases import Sizes, Survey
+    from polyclinic.data.survey_study import _passes
 
     found = Survey(tmp_path, "csv", Labels.masks(), 150, Sizes(), sites={"a": 6, "b": 62, "c": 64})
     assert _passes(found) == []

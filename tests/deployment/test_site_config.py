@@ -13,8 +13,8 @@ from test_registry import install
 import polyclinic
 from polyclinic import plugins
 from polyclinic.cli import run_app
-from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import own_data
+from polyclinic.data.source import AtSites
 from polyclinic.deployment import kits
 from polyclinic.deployment.admin import Submission
 from polyclinic.deployment.approval import Approvals

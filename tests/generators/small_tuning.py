@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from polyclinic.generators.gan.dcgan import DCGAN
+from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.generators.private_tuning import (
     PrivateTuning,
 )

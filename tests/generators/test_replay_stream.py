@@ -15,9 +15,9 @@ from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.models import build
 from polyclinic.tasks import Classification, Segmentation, Target
+from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
-from polyclinic.training.replayed import ReplayedBatches
 
 TARGET = Target(classes=("a", "b"))
 LABELS = torch.arange(10) % 2

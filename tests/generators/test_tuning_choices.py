@@ -9,7 +9,7 @@ from small_tuning import COARSE, TUNING, TWO, build, data, rng
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS, private_tuning
 from polyclinic.generators.base import Generator, GeneratorModel
-from polyclinic.generators.gan.dcgan import DCGAN
+from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.generators.private_tuning import (
     PrivateTuning,
     distance_named,

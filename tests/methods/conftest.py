@@ -11,8 +11,8 @@ import pytest
 from feder_studies import runner
 from json_schemas import assert_valid
 
-from polyclinic.encoders import ENCODERS
 from polyclinic.methods import METHODS
+from polyclinic.models.encoders import ENCODERS
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import Study, parse_study

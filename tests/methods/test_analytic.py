@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.encoders import ENCODERS, Encoder
 from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS
 from polyclinic.methods.analytic import PENALTIES, best_penalty, solve
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.one_round import project, projection
+from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.runner.release import digest_of_weights
 

@@ -13,7 +13,7 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.engines.in_process import InProcess
 from polyclinic.errors import BadInput
 from polyclinic.generators import private_tuning, replay_stream
-from polyclinic.generators.gan.dcgan import DCGAN
+from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.methods.shared import peers, synthetic_buffer
 from polyclinic.methods.shared.peers import mean_prediction

@@ -16,7 +16,7 @@ from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import stacked_generators
 from polyclinic.methods.shared.stacked_generators import FitGenerator
 from polyclinic.randomness import seeded
-from polyclinic.training import stacking
+from polyclinic.training.gpu import stacking
 
 pytestmark = pytest.mark.usefixtures("no_contact_sheets")
 

@@ -21,7 +21,7 @@ from polyclinic.generators.gan.model import GANSteps
 from polyclinic.methods.felicia import Felicia, _share_of_step
 from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.methods.shared.utility import TrainedNetwork, choose_by_validation
-from polyclinic.privacy.record import EVERYTHING
+from polyclinic.privacy.account import EVERYTHING
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run

@@ -20,7 +20,7 @@ from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import Study
 from polyclinic.tasks import Target
-from polyclinic.training import graphs
+from polyclinic.training.gpu import graphs
 
 SITES = ("site-1", "site-2", "site-3")
 STUDY = {

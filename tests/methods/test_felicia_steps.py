@@ -16,8 +16,8 @@ from torch import Tensor
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.generators.base import RandomSource
 from polyclinic.generators.gan.batches import RealBatches
-from polyclinic.generators.random_source import RandomSource
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared.felicia_images import to_floats
 from polyclinic.methods.shared.training_gans import NETWORKS, SyntheticBatch

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.data.label_sets import unknown_classes
+from polyclinic.data.labels import unknown_classes
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS
@@ -45,7 +45,7 @@ def test_a_site_that_knows_all_classes_trains_as_ever(site_of):
 
 
 def test_a_site_opens_only_images_that_it_can_label():
-    from polyclinic.data.label_sets import without_classes
+    from polyclinic.data.labels import without_classes
     from polyclinic.data.parts import ImageSet, SiteData
 
     part = ImageSet(np.zeros((6, 1, 2, 2), np.uint8), np.array([0, 1, 2, 0, 1, 2]), cases=np.arange(6))

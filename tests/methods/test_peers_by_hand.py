@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput, WorkFailed
@@ -15,7 +16,6 @@ from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import one_round, peers, pooling, site_worth
 from polyclinic.methods.shared.moments import moments
 from polyclinic.methods.shared.one_round import OneRound
-from polyclinic.optimizers import SGD
 from polyclinic.training.optimizer_state import optimizer_tensors, restore_optimizer, start_optimizer
 
 # --- the ensemble of all sites' models ----------------------------------------------------------------

@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from polyclinic.encoders import ENCODERS, Encoder
 from polyclinic.errors import BadInput
 from polyclinic.methods import private_head
 from polyclinic.methods.shared import public_basis
+from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.study import parse_study
 from polyclinic.training import private

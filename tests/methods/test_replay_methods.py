@@ -22,7 +22,7 @@ from polyclinic.runner.recorder import Display
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import parse_study
-from polyclinic.training.replayed import ReplayedBatches
+from polyclinic.training.batches import ReplayedBatches
 
 MASKS = {
     "data": {"source": "brain-phantom", "size": 28, "samples": 60},

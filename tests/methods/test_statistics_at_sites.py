@@ -20,7 +20,7 @@ from polyclinic.methods.shared.safe_statistics import (
     told_about,
 )
 from polyclinic.metrics.roc import auc
-from polyclinic.metrics.statistics.delong import delong_interval, delong_test
+from polyclinic.metrics.statistics.significance import delong_interval, delong_test
 from polyclinic.tasks.classification import Classification
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.segmentation import Segmentation

@@ -11,7 +11,7 @@ from polyclinic.federation.call import Reply
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.methods.evaluate_only import EvaluateOnly
 from polyclinic.methods.shared.safe_statistics import changes_between, check_told, joined, score, told_about
-from polyclinic.metrics.statistics.delong import delong_test
+from polyclinic.metrics.statistics.significance import delong_test
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.task import MOST_IMAGES
 

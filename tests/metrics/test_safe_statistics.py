@@ -105,9 +105,3 @@ def test_of_two_models_that_differ_on_one_patient_the_change_of_accuracy_is_told
             value = sign * change
             told = rounded_interval(value, value - reach, value + reach, 2.0, count, 5, paired=True)
             assert told == pytest.approx(same), right
-
-
-def test_a_patient_whose_probability_moves_changes_two_bins_of_the_calibration():
-    labels = np.arange(100) % 2
-    bounds = bounds_of_classes(labels, None)
-    assert bounds["calibration_error"] == 2 * bounds["accuracy"]

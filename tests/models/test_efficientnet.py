@@ -8,12 +8,11 @@ import torch
 from torch.nn import functional as F
 
 from polyclinic import models
-from polyclinic.encoders import ENCODERS
-from polyclinic.encoders.kept_features import features_file, kept_features
 from polyclinic.errors import BadInput
 from polyclinic.metrics.networks import efficientnet
 from polyclinic.metrics.networks.efficientnet import SHA256, efficientnet_lite0
 from polyclinic.models.efficientnet import SMALLEST_SIDE
+from polyclinic.models.encoders import ENCODERS, features_file, kept_features
 from polyclinic.privacy import dp_sgd
 from polyclinic.randomness import torch_rng
 
@@ -108,11 +107,6 @@ def test_what_is_frozen_does_not_change_in_training():
         build("small-cnn", freeze="head")
 
 
-def test_any_backbone_can_resize_its_images_and_gives_masks_of_their_own_size():
-    assert build("resnet18", input_size=64)(GREY).shape == (2, 3)
-    assert build("unet", input_size=32)(GREY).shape == (2, 3, 40, 40)
-
-
 def test_an_encoder_with_a_head_has_only_the_heads_weights():
     model = build("efficientnet-lite0-1024", input_size=32)
     assert {name: tuple(t.shape) for name, t in model.state_dict().items()} == {"fc.weight": (3, 1024), "fc.bias": (3,)}
@@ -120,12 +114,6 @@ def test_an_encoder_with_a_head_has_only_the_heads_weights():
     images = (GREY * 255).byte()
     features = encoder.features(images)
     assert torch.allclose(model(images / 255), model.fc(features), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", sorted(ENCODERS.builtin))
-def test_encoders_have_the_width_that_they_say(name):
-    encoder = ENCODERS[name](side=64)
-    assert encoder.features((GREY * 255).byte()).shape == (2, encoder.width)
 
 
 def test_features_are_kept_beside_the_images_and_only_for_them(tmp_path, monkeypatch):
@@ -167,3 +155,9 @@ def test_gradients_are_clipped_image_by_image():
     dp_sgd.take_noisy_steps(model, optimizer, losses, iter([(GREY, labels)]), mean, None)
     steps = [old - new.detach() for old, new in zip(before, model.parameters(), strict=True)]
     assert all(torch.allclose(step, total, atol=1e-5) for step, total in zip(steps, wanted, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(ENCODERS.builtin))
+def test_encoders_have_the_width_that_they_say(name):
+    encoder = ENCODERS[name](side=64)
+    assert encoder.features((GREY * 255).byte()).shape == (2, encoder.width)

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from polyclinic import models
 from polyclinic.errors import BadInput
 from polyclinic.models import read_weights
-from polyclinic.models.weights_look import look_at_weights
 
 
 def drawn(outputs: int = 2) -> dict[str, torch.Tensor]:
@@ -54,11 +53,6 @@ def test_what_fits_is_taken_over_and_the_rest_is_named(tmp_path):
         "6 of 10 tensors loaded; 3 drawn at random, as their shape or kind differs (conv2.bias, fc3.weight,"
     )
     assert words.endswith("1 in the file not used (fc9.weight)")
-
-
-def look_at(path):
-    """What `study check` does, without torch."""
-    return look_at_weights(path).sentence(["conv1"], str, "lenet5")
 
 
 def test_parameters_lose_their_gradients_and_8_bits_become_32(tmp_path):
@@ -104,6 +98,7 @@ class Dangerous:
             {"a": Dangerous()},
             r"holds other objects than tensors, .* write it again with torch\.save\(",
         ),
+        ("network.pt", torch.nn.Linear(2, 2), r"holds other objects than tensors"),
         ("empty.pt", {"epoch": 3}, r"holds no named tensors"),
     ],
 )
@@ -113,9 +108,8 @@ def test_other_files_are_refused_and_nothing_in_them_runs(tmp_path, monkeypatch,
         (tmp_path / name).write_bytes(content)
     elif content is not None:
         torch.save(content, tmp_path / name)
-    for read in (read_weights, look_at):
-        with pytest.raises(BadInput, match=message if name != "empty.pt" or read is read_weights else "no tensor of"):
-            read(tmp_path / name)
+    with pytest.raises(BadInput, match=message):
+        read_weights(tmp_path / name)
     assert not (tmp_path / "made-by-a-pickle").exists()
 
 
@@ -127,9 +121,8 @@ def test_a_damaged_archive_is_refused(tmp_path):
     overwritten, unknown = content[:60] + b"\xff" * 40 + content[100:], content.replace(b"\x08\x00", b"\x63\x00")
     for damaged in (overwritten, unknown, content[:200]):
         file.write_bytes(damaged)
-        for read in (read_weights, look_at):
-            with pytest.raises(BadInput, match=r"damaged\.pt' (holds other objects than|is not a file of weights)"):
-                read(file)
+        with pytest.raises(BadInput, match=r"damaged\.pt' (holds other objects than|is not a file of weights)"):
+            read_weights(file)
 
 
 def test_a_small_file_does_not_become_a_large_tensor(tmp_path):
@@ -158,19 +151,3 @@ def test_a_file_of_another_network_and_one_that_is_not_finite_are_refused(tmp_pa
     save_file({"conv1.bias": torch.full((6,), 1e300, dtype=torch.float64)}, tmp_path / "large.safetensors")
     with pytest.raises(BadInput, match=r"'conv1\.bias' in .* is not finite"):  # as float32
         read_weights(tmp_path / "large.safetensors").fitted(drawn(), "lenet5")
-
-
-def test_a_look_without_torch_sees_the_wrapping_whole_networks_and_old_files(tmp_path):
-    wrapped = {"epoch": 3, "version": "1.2", "state_dict": {f"module.{n}": t for n, t in drawn().items()}}
-    torch.save(wrapped, tmp_path / "wrapped.pt")
-    assert len(look_at_weights(tmp_path / "wrapped.pt").names) == 11  # "1.2" looks like a name, too
-    assert look_at(tmp_path / "wrapped.pt").startswith("WARNING: ")  # of lenet5 only conv1 was named
-    torch.save({"state_dict": drawn(), "tags": {1, 2}}, tmp_path / "tagged.pt")
-    assert len(look_at_weights(tmp_path / "tagged.pt").names) == len(drawn())
-    torch.save(models.build("lenet5", channels=1, outputs=2, size=28), tmp_path / "network.pt")
-    torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)), tmp_path / "layers.pt")
-    for name in ("network.pt", "layers.pt"):
-        with pytest.raises(BadInput, match=r"holds other objects than tensors"):
-            look_at(tmp_path / name)
-    torch.save(drawn(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    assert look_at(tmp_path / "old.pt").endswith("an old file of torch; the run compares its tensors with lenet5")

@@ -12,6 +12,7 @@ from scipy import integrate
 
 from polyclinic.errors import BadInput
 from polyclinic.privacy import epsilon
+from polyclinic.privacy.account import Account
 from polyclinic.privacy.epsilon import (
     Mechanism,
     _gaussian,
@@ -23,7 +24,6 @@ from polyclinic.privacy.epsilon import (
     steps_for,
     steps_in,
 )
-from polyclinic.privacy.site_account import Account
 
 # epsilon according to Google's dp-accounting, for (sampling rate, noise, steps, delta), printed by
 #   event = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), steps)

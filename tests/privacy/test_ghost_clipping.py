@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from polyclinic.models import BACKBONES, build
 from polyclinic.privacy import clipped_sums
 from polyclinic.privacy.clipped_sums import ClippedSums
-from polyclinic.privacy.ghost_clipping import GhostClipping, Products, Stored, can_follow
-from polyclinic.training.graphs import WARM_UP, GraphedFunction
+from polyclinic.privacy.ghost_clipping import GhostClipping, Products, can_follow
+from polyclinic.training.gpu.graphs import WARM_UP, GraphedFunction
 
 
 @pytest.fixture(autouse=True)
@@ -116,11 +116,6 @@ def test_inner_products_and_stored_gradients_are_the_same_length_and_sum():
     factors = torch.tensor([0.5, 1.0, 0.0]).double()
     assert torch.allclose(products.squares(), stored.square().sum(1))
     assert torch.allclose(products.total(factors, factors == 0, torch.Size((10, 6))).flatten(), factors @ stored)
-
-
-@pytest.mark.parametrize(("places", "kind"), [(2, Products), (20, Stored)])
-def test_what_takes_fewer_numbers_is_chosen(places, kind):
-    assert isinstance(Products(torch.rand(2, 1, places, 4), torch.rand(2, 1, places, 9)).cheaper(), kind)
 
 
 def test_a_length_is_never_lost_to_rounding():
@@ -236,20 +231,6 @@ def test_a_table_of_vectors_is_followed():
     found = at_once(sums, losses_of(model), rows, 0.3)
     assert sums.ghost
     assert error(found, by_loop(model, losses_of(model), rows, 0.3)) < 1e-5
-
-
-class Folded(Twice):
-    """Two rows for each image: which row belongs to which image cannot be known."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.layer(torch.cat([x, -x]).flatten(1))).unflatten(0, (2, -1)).mean(0)
-
-
-def test_rows_that_are_no_images_are_refused():
-    model = Folded()
-    sums = ClippedSums(model)
-    with pytest.raises(Exception):  # noqa: B017
-        at_once(sums, losses_of(model), batch(4, size=3), 0.5)
 
 
 def test_a_batch_goes_through_in_pieces_that_fit_the_memory(monkeypatch):

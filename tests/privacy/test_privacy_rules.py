@@ -5,15 +5,13 @@ import warnings
 
 import pytest
 import torch
-from matplotlib import pyplot
-from matplotlib.figure import Figure
 from torch import nn
 
 from polyclinic.errors import BadInput
 from polyclinic.privacy import clipped_sums
+from polyclinic.privacy.account import Account
 from polyclinic.privacy.clipped_sums import ClippedSums
-from polyclinic.privacy.curve import POINTS, SIZES, curves, draw
-from polyclinic.privacy.dp_sgd import try_gradients
+from polyclinic.privacy.dp_sgd import mixes_samples, try_gradients
 from polyclinic.privacy.epsilon import (
     MOST_NOISE,
     MOST_STEPS,
@@ -22,14 +20,13 @@ from polyclinic.privacy.epsilon import (
     _gaussian,
     _prv,
     compute_epsilon,
+    curves,
     noise_for,
     sampling_rate_for,
     steps_for,
 )
-from polyclinic.privacy.ghost_clipping import GhostClipping, can_follow, laid_out_as
-from polyclinic.privacy.obstacles import mixes_samples
+from polyclinic.privacy.ghost_clipping import can_follow, laid_out_as
 from polyclinic.privacy.settings import Facts, Privacy, check_facts
-from polyclinic.privacy.site_account import Account
 
 # --- settings and pictures ----------------------------------------------------------------------------
 
@@ -51,26 +48,6 @@ def test_a_primary_model_cannot_be_private_for_patients_and_others_can():
     check_facts(Privacy(on=("encoder", "primary"), unit="image"), facts)
     with pytest.raises(BadInput, match=r"privacy\.unit: the coordinator does not know"):
         check_facts(Privacy(on=("encoder", "primary"), unit="patient"), facts)
-
-
-def test_a_picture_of_curves_begins_at_zero_and_says_what_it_shows(monkeypatch, tmp_path):
-    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
-    monkeypatch.setattr(pyplot, "close", lambda _: None)
-    draw(tmp_path / "curve.png", (500,), epochs=2, batch_size=32, noise=0.7, accountant="rdp")
-    axis = pyplot.gcf().axes[0]
-    monkeypatch.undo()
-    pyplot.close("all")
-    assert axis.get_xlim() == (0.0, 2.0)
-    assert axis.get_ylim()[0] == 0.0
-    assert len(axis.lines[0].get_xdata()) == 2
-    assert axis.get_title() == "DP-SGD: noise 0.7, batches of 32, RDP accountant"
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["500 (δ = 2.0e-03)"]
-
-
-def test_curves_are_those_of_the_paper():
-    """Qu et al. 2022, Fig. 7."""
-    assert SIZES == (500, 1144, 2000, 5000, 10_000)
-    assert POINTS == {"rdp": 60, "prv": 8}
 
 
 @pytest.mark.parametrize(("size", "delta"), [(1, 1 / 2), (2, 1 / 2), (3, 1 / 3), (100, 1 / 100)])
@@ -152,11 +129,6 @@ def test_an_account_lies_in_a_sites_state_as_three_numbers_a_mechanism():
     assert Account(1e-5).tensors()["history"].shape == (0, 3)
 
 
-def test_an_account_that_nothing_was_kept_of_is_empty():
-    account = Account.restored({}, 1e-5, "rdp")
-    assert (account.history, account.trained, account.recorded, account.after) == ([], 0, 0, 0)
-
-
 def test_prv_is_asked_for_a_hundredth_of_an_epsilon(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -217,24 +189,6 @@ def test_stored_gradients_go_through_in_pieces_that_fit_the_memory(monkeypatch):
     with sums.following():
         sums.total(losses, [(torch.ones(7, 8),)], 1.0, list(model.parameters()))
     assert seen == [3, 3, 1]
-
-
-def test_there_is_a_loss_for_each_row():
-    model = nn.Linear(2, 1)
-    sums = ClippedSums(model)
-    with sums.following(), pytest.raises(ValueError, match=r"losses gave \(\) for 1 rows; give one loss a row"):
-        sums.total(
-            lambda rows, _: model(rows).sum(), [(torch.ones(1, 2), torch.ones(1))], 1.0, list(model.parameters())
-        )
-
-
-def test_the_memory_of_a_pass_by_hand():
-    """Outputs three times, and what kernels see: nine numbers at each place of an image."""
-    model = nn.Conv2d(1, 2, 3, padding=1)
-    ghost = GhostClipping(model)
-    with ghost.following():
-        found = ghost.bytes_of(lambda: model(torch.ones(1, 1, 4, 4)).sum((1, 2, 3)))
-    assert found == 4 * (3 * 2 * 16 + 9 * 16)
 
 
 @pytest.mark.parametrize(

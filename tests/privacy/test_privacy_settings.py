@@ -10,8 +10,8 @@ from torch import nn
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.codebook import Codebook
 from polyclinic.models import BACKBONES, build
+from polyclinic.privacy.dp_sgd import mixes_samples, obstacles
 from polyclinic.privacy.epsilon import compute_epsilon
-from polyclinic.privacy.obstacles import mixes_samples, obstacles
 from polyclinic.privacy.settings import Facts, Privacy, check_budget, check_facts
 from polyclinic.study import parse_study
 

@@ -12,7 +12,7 @@ from private_runs import NOISE, PRIVATE, expected_epsilon, images_of, ledgers
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import WorkFailed
-from polyclinic.privacy import record as records
+from polyclinic.privacy import account as records
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon, compute_epsilon
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.recorder import Display

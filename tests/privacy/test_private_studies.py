@@ -18,8 +18,8 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.open_sites import secret_in
 from polyclinic.federation.state import SitePosition, read_state
-from polyclinic.privacy import record as records
-from polyclinic.privacy.site_account import Account
+from polyclinic.privacy import account as records
+from polyclinic.privacy.account import Account
 from polyclinic.runner import engines
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.run import run

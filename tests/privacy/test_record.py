@@ -14,9 +14,9 @@ from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected, decode
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.privacy_coverage import Coverage
-from polyclinic.privacy import record as records
+from polyclinic.privacy import account as records
+from polyclinic.privacy.account import Account
 from polyclinic.privacy.epsilon import compute_epsilon
-from polyclinic.privacy.site_account import Account
 
 
 def account(steps: int = 10, noise: float = 1.0) -> Account:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+from matplotlib.figure import Figure
+
+from polyclinic.palette import LIGHT
 from polyclinic.report.blocks import Chart, Table
 from polyclinic.report.comparison import _summary as comparison_summary
-from polyclinic.report.comparison_evidence import ComparisonEvidence
-from polyclinic.report.evidence import Ledgers
-from polyclinic.report.summary import _guessed, _most, _spread
-from polyclinic.report.theme import svg_of
+from polyclinic.report.evidence import ComparisonEvidence, Ledgers
+from polyclinic.report.run_report import _most
+from polyclinic.report.theme import NAME, legend, svg_of
 
 
 def summary_of_one(method: str, audits: list) -> str:
@@ -41,15 +43,17 @@ def test_a_backslash_in_a_title_is_a_letter():
     assert r'aria-label="Accuracy by \1 \g&lt;9&gt; \U. The table' in svg_of(chart)
 
 
-def test_a_summary_says_what_a_guess_reaches_and_leaves_tiny_sites_out():
-    counts = {"north": {"test": 40}, "south": {"test": 50}, "west": {"test": 2}}
-    scores = {"per_site": {"north": {"accuracy": 0.5}, "south": {"accuracy": 0.75}, "west": {"accuracy": 1.0}}}
-    result = {"data": {"counts": counts}, "without_images": {"accuracy": 0.7}}
-    run = SimpleNamespace(result=result, scores=scores, split="test", metric="accuracy", unit="", like="classification")
-    assert _guessed(run) == [
-        "Somebody who sees no image and always says the most frequent class reaches: accuracy 0.700."
-    ]
-    (spread,) = _spread(run)
-    assert "between 0.500 (north, 40 images) and 0.750 (south, 50 images)" in spread
-    assert _most({"north": 2000, "south": 2000}) == "Each site sent 2.0 kB"
-    assert _most({"north": 2000, "south": 5000}) == "south sent most, 5.0 kB"
+def test_who_sent_most_is_named_only_where_sizes_differ():
+    assert "south" not in _most({"north": 2000, "south": 2000})
+    assert _most({"north": 2000, "south": 5000}).startswith("south")
+
+
+def test_names_of_a_legend_take_several_lines():
+    axes = Figure().subplots()
+    name = "University Hospital of Southern Finland against all others"
+    axes.plot([0, 1], [0, 1], label=f"{name}\nAUC 0.910")
+    legend(axes, LIGHT)
+    [text] = axes.get_legend().get_texts()
+    lines = text.get_text().split("\n")
+    assert " ".join(lines[:-1]) == name
+    assert (max(map(len, lines)) <= NAME, lines[-1]) == (True, "AUC 0.910")

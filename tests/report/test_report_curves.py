@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
+from polyclinic.palette import LIGHT
 from polyclinic.report.blocks import Chart, Table, number, shown
-from polyclinic.report.curves import average_precision, precision_recall, roc_curve
 from polyclinic.report.sections import classes
+from polyclinic.report.sections.classes import average_precision, precision_recall, roc_curve
 from polyclinic.report.sections.masks import edge
-from polyclinic.report.theme import PRINT, new_figure
+from polyclinic.report.theme import new_figure
 from polyclinic.runner.calibration import calibrations_of
 from polyclinic.runner.cases import Cases
 
@@ -58,7 +59,7 @@ def binary(scores: list[float], truth: list[int]) -> Cases:
 def area_drawn(chart: Chart, label: str) -> float:
     """The area below a line of a chart as it is drawn, steps and all."""
     figure = new_figure(chart)
-    chart.draw(figure, PRINT)
+    chart.draw(figure, LIGHT)
     (line,) = [line for line in figure.axes[0].get_lines() if label in str(line.get_label())]
     x, y = line.get_path().vertices.T
     return float(sklearn_metrics.auc(x, y))

@@ -14,7 +14,8 @@ from report_page import Page, change, charts
 from polyclinic.errors import BadInput
 from polyclinic.report.blocks import Picture, Table, Text
 from polyclinic.report.html import explained, html_of
-from polyclinic.report.theme import VARIABLES, svg_of
+from polyclinic.report.pdf import paper_of, parts_of
+from polyclinic.report.theme import WEB, svg_of
 from polyclinic.report.write import build_report, write_report
 from polyclinic.runner.cases import read_cases
 
@@ -96,6 +97,19 @@ def test_sites_differ_only_where_a_reader_sees_it(copied, scores, said):
 
     change(copied, score)
     assert any(sentence.startswith(said) for sentence in build_report(copied).summary)
+
+
+def test_a_guess_is_told_and_a_site_of_few_images_decides_no_range(copied):
+    def few(values):
+        values["without_images"] = {"accuracy": 0.7}
+        for site, (count, accuracy) in {"site-1": (40, 0.5), "site-2": (50, 0.75), "site-3": (2, 1.0)}.items():
+            values["data"]["counts"][site]["test"] = count
+            values["metrics"]["per_site"][site]["accuracy"] = accuracy
+
+    change(copied, few)
+    summary = " ".join(build_report(copied, images=False).summary)
+    assert "always says the most frequent class reaches: accuracy 0.700" in summary
+    assert "between 0.500 (site-1, 40 images) and 0.750 (site-2, 50 images)" in summary
 
 
 def test_sub_groups_are_those_of_the_columns_kept(classification):
@@ -268,7 +282,7 @@ def test_the_page_is_whole_has_a_table_behind_every_chart_and_asks_nobody(classi
             assert re.match(r"#|data:", given.get(name) or "#"), given
     assert "default-src 'none'" in text
     assert text.count('download="') >= len(drawn)
-    for stand_in in VARIABLES:
+    for stand_in in WEB.variables().values():
         assert stand_in not in text
     assert len(text) < 4_000_000
 
@@ -337,8 +351,28 @@ def test_a_report_is_the_same_every_time(regression):
     assert html_of(build_report(regression)) == html_of(build_report(regression))
 
 
-def test_the_pdf_needs_no_browser(regression, tmp_path):
+def test_the_pdf_has_all_that_fits_on_paper(regression, tmp_path):
+    report = build_report(regression)
+    page = Page(paper_of(report))
+    assert page.count("svg") == len(report.charts())
+    assert page.count("details") == 0
+    try:
+        import weasyprint  # noqa: F401
+    except (ImportError, OSError):
+        pytest.skip("WeasyPrint or Pango is not installed")
     written = write_report(regression, out=tmp_path / "page.html", pdf=True)
     content = written.pdf.read_bytes()
     assert content.startswith(b"%PDF")
-    assert content.count(b"/Type /Page\n") + content.count(b"/Type /Page ") >= 3
+    assert len(content) > 50_000
+
+
+def test_a_table_that_is_too_wide_for_paper_is_written_in_parts_with_its_first_column():
+    narrow = Table(("site", "AUC"), [["Turku", 0.91]], "Scores")
+    assert [(part.columns, part.rows) for part in parts_of(narrow)] == [(["site", "AUC"], [["Turku", 0.91]])]
+    head = ["site", *(f"balanced_accuracy_{number}" for number in range(12))]
+    parts = parts_of(Table(head, [[str(number) for number in range(13)]], "Scores"))
+    assert len(parts) > 1
+    assert [part.columns[0] for part in parts] == ["site"] * len(parts)
+    assert [name for part in parts for name in part.columns[1:]] == head[1:]
+    assert [cell for part in parts for cell in part.rows[0][1:]] == [str(number) for number in range(1, 13)]
+    assert [part.title for part in parts] == ["Scores"] + [""] * (len(parts) - 1)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from polyclinic.cli.tables import print_result
-from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.partitions.column import Column
+from polyclinic.data.partitions.simple import Column
 from polyclinic.data.parts import PreparedSites
+from polyclinic.data.source import AtSites
 from polyclinic.methods.analytic import Analytic
 from polyclinic.runner import advice
 from polyclinic.runner.advice import Watch
@@ -20,7 +20,6 @@ from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run
 from polyclinic.runner.without_images import guessed_scores
 from polyclinic.tasks import TASKS
-from polyclinic.training import choices
 
 CLASSIFICATION = TASKS["classification"](name="classification")
 REGRESSION = TASKS["regression"](name="regression")
@@ -83,40 +82,6 @@ def test_too_few_validation_images_to_choose_by_are_said(tiny):
 def test_sites_that_are_left_out_are_said(tiny):
     (said,) = advice.before(tiny("fedavg"), counts(400) | {"left_out": {"south": 40}})
     assert "left out: 40 of south; add the sites there" in said
-
-
-LONG = {"model.backbone": "small-cnn", "data.size": 32, "optimizer.batch_size": 32, "engine.device": "cpu"}
-
-
-def test_a_long_run_on_a_cpu_is_told_of_compiled_steps(tiny):
-    pays = choices.steps_for_compiling(choices.Shape("small-cnn", 32, 32))
-    info = {"size": 32, **counts(train=3200)}  # 100 steps a round
-    rounds = -(-advice.COMPILING_PAYS * pays // 100)
-    said = advice.faster(tiny("fedavg", LONG, rounds=rounds), info)
-    assert said.startswith(f"a site takes {100 * rounds:,} steps: with engine.compiled = true such steps were 1.")
-    assert advice.faster(tiny("fedavg", LONG, rounds=rounds - 1), info) is None
-    assert advice.faster(tiny("fedavg", LONG, rounds=rounds), {**info, "size": 64}) is None  # nobody has measured it
-    slow = {**LONG, "model.backbone": "resnet18", "data.size": 64}  # measured, and no faster
-    assert advice.faster(tiny("fedavg", slow, rounds=10**6), {**info, "size": 64}) is None
-
-
-@pytest.mark.parametrize(
-    ("method", "other"),
-    [
-        ("fedavg", {"engine.compiled": True}),
-        ("fedavg", {"engine.reproducible": True}),
-        ("fedavg", {"engine.threads": 2}),
-        ("fedavg", {"policy.shares": "random"}),
-        ("fedavg", {"model.norm": "group", "privacy.on": ["classifier"], "privacy.noise": 1.0}),
-        ("moon", {}),
-        ("fedavg-replay", {}),
-        ("splitnn", {}),
-    ],
-)
-def test_a_run_that_would_not_be_compiled_is_not_told(tiny, method, other):
-    info = {"size": 32, **counts(train=3200)}
-    assert advice.faster(tiny("fedavg", LONG, rounds=10_000), info) is not None
-    assert advice.faster(tiny(method, {**LONG, **other}, rounds=10_000), info) is None
 
 
 # --- while it runs --------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ import pytest
 
 from polyclinic.cli import run_app
 from polyclinic.data.datasets.table import Csv
-from polyclinic.data.partitions.column import Column
-from polyclinic.data.partitions.iid import Iid
+from polyclinic.data.partitions.simple import Column, Iid
 from polyclinic.runner.data_hints import data_hints
 
 HEAD = "path,label,site,patient,age,id,region,number"

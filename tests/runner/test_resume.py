@@ -148,7 +148,7 @@ def test_killed_twice_in_a_row(killable, name):
     )
 
 
-#: others are killed by `benchmarks/faults.py`, or with `make check-all`
+#: others are killed by `lab/campaigns/faults.py`, or with `make check-all`
 QUICK = ("rare checkpoints", "images shared first", "controls", "own models beside")
 
 

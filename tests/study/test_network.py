@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from polyclinic.encoders import ENCODERS
 from polyclinic.models import BACKBONES, NORMS, find, norm_names
-from polyclinic.privacy.obstacles import BATCH_NORM, obstacles
+from polyclinic.models.encoders import ENCODERS
+from polyclinic.privacy.dp_sgd import BATCH_NORM, obstacles
 from polyclinic.study.network import gives_square_map, has_batch_norm, network_obstacle, shape_at
 
 OWN = [*BACKBONES.builtin, next(iter(ENCODERS.builtin))]

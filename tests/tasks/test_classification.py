@@ -92,10 +92,6 @@ def test_what_the_data_cannot_define_is_left_out():
     assert metrics(torch.zeros(0, 2), torch.zeros(0).long(), TWO) == {}
 
 
-def test_a_constant_score_is_no_better_than_chance():
-    assert metrics(torch.ones(10, 2), torch.arange(10) % 2, TWO)["auc"] == 0.5
-
-
 def test_extreme_logits_keep_every_image_in_the_histograms():
     logits = torch.tensor([[0.0, 1e30], [1e30, 0.0], [0.0, torch.inf], [float("nan"), 0.0]])
     sums = TASK.sums(TASK.observe(logits, None, TWO), torch.tensor([1, 0, 1, 0]), None, TWO)
@@ -115,14 +111,6 @@ def test_sums_of_two_sites_are_those_of_the_pooled_images(ours, theirs, seed):
     assert torch.equal(added["confusion"], pooled["confusion"])
     assert torch.equal(added["histograms"], pooled["histograms"])
     assert TASK.finish(added) == pytest.approx(TASK.finish(pooled))
-
-
-def test_sums_have_a_size_that_does_not_depend_on_the_images():
-    shapes = []
-    for count in (3, 50):
-        sums = TASK.sums(torch.randn(count, 2).double(), torch.zeros(count).long(), None, TWO)
-        shapes.append({name: tensor.shape for name, tensor in sums.items()})
-    assert shapes[0] == shapes[1]
 
 
 def test_fewer_than_two_classes_is_an_error():

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from polyclinic.metrics.statistics.safe import step_above
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks.classification import Classification, loss_in
-from polyclinic.tasks.coarse import merge_small, round_counts, round_mean, step_above
 from polyclinic.tasks.regression import Regression
+from polyclinic.tasks.released_scores import merge_small, round_counts, round_mean
 from polyclinic.tasks.segmentation import Segmentation
 from polyclinic.tasks.task import Target
 

@@ -9,9 +9,8 @@ import torch
 
 from polyclinic.metrics.roc import auc_from_counts
 from polyclinic.tasks.classification import BINS, Classification, cells_of
-from polyclinic.tasks.noised import nearest_counts, whole_counts
 from polyclinic.tasks.regression import Regression
-from polyclinic.tasks.segmentation import Segmentation
+from polyclinic.tasks.released_scores import nearest_counts, whole_counts
 from polyclinic.tasks.task import Target
 
 AGES = Target(unit="months", label_range=(0.0, 200.0))
@@ -151,7 +150,3 @@ def test_the_nearest_counts_by_hand():
 
 def test_whole_counts_round_the_largest_rests_up():
     assert whole_counts(torch.tensor([1.6, 0.9, 2.5]), 5).tolist() == [2, 1, 2]
-
-
-def test_scores_of_masks_have_no_noise():
-    assert not Segmentation().can_be_noised

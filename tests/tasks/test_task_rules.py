@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from polyclinic.tasks.classification import BINS, TAIL, Classification, cells_of
-from polyclinic.tasks.coarse import round_mean
-from polyclinic.tasks.noised import nearest_counts
 from polyclinic.tasks.regression import Regression, scale
-from polyclinic.tasks.segmentation import Segmentation, dice, outline_distances
-from polyclinic.tasks.task import LARGEST_SUM, MOST_IMAGES, Target
+from polyclinic.tasks.released_scores import nearest_counts, round_mean
+from polyclinic.tasks.segmentation import Segmentation, outline_distances
+from polyclinic.tasks.task import Target
 
 AGES = Target(unit="months", label_range=(0.0, 200.0))
 OTHER_AGES = Target(unit="months", label_range=(100.0, 200.0))
@@ -88,19 +87,6 @@ def test_a_sum_without_a_bound_is_not_told_and_one_without_images_is_nothing():
     assert float(nobody["dice"]) == 0.0
 
 
-def test_coarse_scores_of_nobody_have_no_loss():
-    task = Classification()
-    sums = task.sums(torch.zeros(3, 2).double(), torch.tensor([0, 1, 1]), None, TWO)
-    told = task.coarse(sums, 10, TWO)  # fewer images than are told of
-    assert (float(told["loss"]), int(told["count"])) == (0.0, 0)
-
-
-def test_the_coarse_loss_is_the_mean_of_the_histograms_for_each_image():
-    task, labels = Classification(), torch.tensor([0, 1] * 20)
-    sums = task.sums(torch.zeros(40, 2).double(), labels, None, TWO)
-    assert 0.4 < task.finish(task.coarse(sums, 10, TWO))["loss"] < 1.5  # log 2, within a cell of forty images
-
-
 # --- noised sums --------------------------------------------------------------------------------------
 
 
@@ -126,29 +112,6 @@ def test_noised_errors_are_never_negative():
     assert (float(told["absolute_error"]), float(told["squared_error"])) == (0.0, 0.0)
 
 
-def test_noise_of_scores_falls_on_vectors_of_their_length():
-    """Of two classes an image is in one cell of the matrix and in one of a histogram: a vector of length sqrt(2)."""
-    lengths = []
-
-    def noise(like):
-        lengths.append(like)
-        return torch.zeros_like(like)
-
-    def bump(like):
-        found = torch.zeros_like(like)
-        found.flatten()[0] = 1.0 if like.numel() == 4 else 0.0
-        return found
-
-    task, labels = Classification(), torch.tensor([0] * 10 + [1] * 10)
-    sums = task.sums(torch.tensor([[3.0, 0.0], [0.0, 3.0]]).double()[labels], labels, None, TWO)
-    plain = task.noised(sums, noise, TWO)
-    assert plain["confusion"].tolist() == [[10, 0], [0, 10]]
-    assert [tuple(one.shape)[:2] for one in lengths] == [(4,), (1, 2)]
-    assert 0.01 < task.finish(plain)["loss"] < 0.1  # log(1 + exp(-3)) is 0.049, and a cell is wide
-    # 10 + 1.41 and 10 are projected on a sum of 20: 10.71 and 9.29, of which the larger rest is rounded up
-    assert task.noised(sums, bump, TWO)["confusion"].tolist() == [[11, 0], [0, 9]]
-
-
 def test_noised_scores_of_nobody_have_no_loss():
     task = Classification()
     sums = task.sums(torch.zeros(0, 2).double(), torch.zeros(0, dtype=torch.int64), None, TWO)
@@ -172,19 +135,6 @@ def test_nearest_counts_of_no_images_and_of_one():
 # --- sums that no site can have -----------------------------------------------------------------------
 
 
-def test_sums_are_believed_up_to_their_bounds():
-    task = Regression()
-    sums = {name: number(1.0) for name in ("absolute_error", "squared_error", "loss")}
-    task.check_sums({**sums, "loss": number(0.9 * LARGEST_SUM), "count": torch.tensor(1)}, AGES)
-    task.check_sums({**sums, "count": torch.tensor(MOST_IMAGES)}, AGES)
-    assert (LARGEST_SUM, MOST_IMAGES) == (1e12, 100_000_000)
-    for images in (0, 1):
-        with pytest.raises(ValueError, match="beyond all bounds"):
-            task.check_sums({**sums, "loss": number(1.1 * LARGEST_SUM), "count": torch.tensor(images)}, AGES)
-    with pytest.raises(ValueError, match="limit"):
-        task.check_sums({**sums, "count": torch.tensor(MOST_IMAGES + 1)}, AGES)
-
-
 # --- masks --------------------------------------------------------------------------------------------
 
 
@@ -192,11 +142,6 @@ def test_a_pixel_is_predicted_above_an_output_of_zero():
     output = torch.tensor([0.4, 0.6, 1.5, -1.0]).reshape(1, 1, 2, 2)
     observed = Segmentation().observe(output, torch.ones(1, 1, 2, 2), Target())
     assert observed[0, :3].tolist() == [3.0, 3.0, 4.0]
-
-
-def test_dice_by_hand():
-    assert dice(torch.tensor([[1.0, 2.0, 2.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])).tolist() == [0.5, 0.0, 1.0]
-    assert dice(torch.tensor([[0.5, 0.5, 0.5]])).tolist() == [1.0]
 
 
 def test_distances_are_means_over_the_images_that_have_an_outline():

@@ -15,11 +15,11 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training import choices, epochs, optimizer
+from polyclinic.training import optimizer
 from polyclinic.training.augmentation import AUGMENTATIONS
 from polyclinic.training.batches import take_batches
-from polyclinic.training.epochs import BatchTable
-from polyclinic.training.graphs import WARM_UP
+from polyclinic.training.gpu import graphs
+from polyclinic.training.gpu.graphs import WARM_UP, BatchTable
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import KEPT, MOST_KEPT, Optimizer
 
@@ -97,7 +97,7 @@ def test_rounds_with_other_learning_rates_end_elsewhere(gpu):
 
 @pytest.mark.parametrize("most", [1, 2, 3, 32])
 def test_an_epoch_longer_than_the_table_is_launched_in_parts(gpu, monkeypatch, most):
-    monkeypatch.setattr(choices, "MOST_STEPS", most)
+    monkeypatch.setattr(graphs, "MOST_STEPS", most)
     plain, recorded = (make_trainer(recorded=way) for way in (False, True))
     assert_same(trained(recorded, steps=8), trained(plain, steps=8))  # a pass has five batches: two permutations
     [steps] = recorded_of(recorded)[False].tables.values()
@@ -106,9 +106,9 @@ def test_an_epoch_longer_than_the_table_is_launched_in_parts(gpu, monkeypatch, m
 
 def test_bytes_of_images_bound_the_table():
     one = 4 * 32 * 3 * 224 * 224
-    assert choices.steps_in_table(one) == choices.TABLE_BYTES // one < choices.MOST_STEPS
-    assert choices.steps_in_table(100) == choices.MOST_STEPS
-    assert choices.steps_in_table(2**40) == 1
+    assert graphs.steps_in_table(one) == graphs.TABLE_BYTES // one < graphs.MOST_STEPS
+    assert graphs.steps_in_table(100) == graphs.MOST_STEPS
+    assert graphs.steps_in_table(2**40) == 1
 
 
 def test_weights_of_classes_and_their_graphs(gpu):
@@ -141,7 +141,7 @@ def test_batches_of_any_source_and_of_several_shapes(gpu):
 
 
 def test_further_shapes_get_ordinary_steps(gpu, monkeypatch):
-    monkeypatch.setattr(epochs, "MOST_TABLES", 0)
+    monkeypatch.setattr(graphs, "MOST_TABLES", 0)
     plain, recorded = (make_trainer(recorded=way) for way in (False, True))
     assert_same(trained(recorded), trained(plain))
     assert recorded_of(recorded)[False].tables == {}
@@ -249,7 +249,7 @@ def test_ordinary_and_recorded_steps_leave_the_same_bits_on_a_gpu(monkeypatch):
     table = Optimizer(name="adam", lr=1e-3, batch_size=4, augment=("flip", "crop"))
     spec = TrainerSpec(task=TASK, target=TARGET, optimizer=table, device="cuda", precision="bf16", graphs=True)
     recorded = trained(Trainer(builder(), spec))
-    monkeypatch.setattr(epochs.GraphedFunction, "_record", lambda *_: False)
+    monkeypatch.setattr(graphs.GraphedFunction, "_record", lambda *_: False)
     assert_same(trained(Trainer(builder(), spec)), recorded)
 
 
@@ -269,13 +269,13 @@ def test_features_of_frozen_layers_that_are_larger_than_images_are_recorded(gpu,
         made = trainer.optimizer.make(trainer.parameters(), 1, trainer.kept)
         return [trainer.train(batches, 10, made)], trainer.weights()
 
-    monkeypatch.setattr(choices, "TABLE_BYTES", 10 * 4 * 4 * PART.images[0].size)  # ten batches of images
+    monkeypatch.setattr(graphs, "TABLE_BYTES", 10 * 4 * 4 * PART.images[0].size)  # ten batches of images
     assert_same(learn(recorded=True), learn(recorded=False))
 
 
 @pytest.mark.parametrize(("sizes", "steps"), [((2, 4, 4, 4, 4, 4), 6), ((4, 4), 3), ((), 2)])
 def test_sources_with_batches_of_several_sizes_and_such_that_end(gpu, monkeypatch, sizes, steps):
-    monkeypatch.setattr(choices, "TABLE_BYTES", 3 * 4 * 4 * PART.images[0].size)  # three batches of four images
+    monkeypatch.setattr(graphs, "TABLE_BYTES", 3 * 4 * 4 * PART.images[0].size)  # three batches of four images
     drawn = torch_rng("sizes")
     given = [(torch.rand(size, 1, 16, 16, generator=drawn), torch.arange(size) % 2) for size in sizes]
 

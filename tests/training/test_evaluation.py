@@ -10,8 +10,8 @@ from pretended_gpu import BrokenGraph, pretend_gpu
 from polyclinic.data.parts import ImageSet
 from polyclinic.models import build, initial_weights
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training import choices, evaluation
-from polyclinic.training.graphs import WARM_UP, GraphedFunction
+from polyclinic.training import evaluation
+from polyclinic.training.gpu.graphs import WARM_UP, GraphedFunction
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 
@@ -96,7 +96,7 @@ def test_answers_outlive_the_next_pass(monkeypatch, small_batches):
 
 def test_large_images_are_not_recorded(monkeypatch, small_batches):
     pretend_gpu(monkeypatch)
-    monkeypatch.setattr(choices, "EVALUATION_BYTES", 8 * 16 * 16 * 4 - 1)
+    monkeypatch.setattr(evaluation, "MOST_RECORDED_BYTES", 8 * 16 * 16 * 4 - 1)
     trainer, parts = make_trainer("classification", graphs=True), parts_of(15)
     assert_same(sums(trainer, parts, WARM_UP + 2), sums(make_trainer("classification"), parts, 1))
     assert [shapes[0][0][0] for shapes in trainer.kept[KEY].graphs] == [7]

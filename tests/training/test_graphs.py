@@ -1,12 +1,9 @@
 """CUDA graphs: a replayed call does what the function does, and one policy holds for all users.
 
-Without a GPU a pretended one records (`pretended_gpu`); with one, `benchmarks/graphs.py` checks all four users.
+Without a GPU a pretended one records (`pretended_gpu`).
 """
 
-import runpy
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +18,8 @@ from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.device import record_steps
 from polyclinic.study.small_tables import EngineSettings
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training import graphs
-from polyclinic.training.graphs import WARM_UP, GraphedFunction, GraphedGradients
+from polyclinic.training.gpu import graphs
+from polyclinic.training.gpu.graphs import WARM_UP, GraphedFunction, GraphedGradients
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 
@@ -285,13 +282,3 @@ def test_recorded_gradients_of_a_deep_network_are_its_gradients(monkeypatch):
         wanted = torch.cat([one.flatten() for one in torch.autograd.grad(loss(images, labels), learn.parameters)])
         assert float((found - wanted).norm() / wanted.norm()) < 1e-4
     assert len(learn.passes.graphs) == 1
-
-
-def test_the_check_on_a_gpu_can_be_started_and_refuses_a_machine_without_one(monkeypatch, capsys):
-    """Everything that benchmarks/graphs.py imports is there; without a GPU it says so in a sentence."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["graphs.py", "--quick"])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "graphs.py"), run_name="__main__")
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == "graphs: there is no CUDA device here; run it on a machine with a GPU\n"

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from polyclinic import optimizers
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.state import SiteState
 from polyclinic.models import build, initial_weights
@@ -220,7 +219,7 @@ def test_the_learning_rate_decays_by_round(decay_every, expected, name):
 
 def test_the_optimiser_is_the_one_that_was_asked_for():
     parameter = torch.nn.Parameter(torch.zeros(1))
-    for name, kind in (("sgd", optimizers.SGD), ("adam", optimizers.Adam), ("adamw", optimizers.AdamW)):
+    for name, kind in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
         made = Optimizer(name=name, momentum=0.7, weight_decay=0.3).make(iter([parameter]), 1)
         assert type(made) is kind
         assert made.param_groups[0]["weight_decay"] == 0.3

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from polyclinic.federation.plan import carry_out
-from polyclinic.training import plans, stacking
+from polyclinic.training import plans
+from polyclinic.training.gpu import stacking
+from polyclinic.training.gpu.stacking import StackedCorrector
 from polyclinic.training.plans import Correction, Fit, FitSpec
-from polyclinic.training.stacking import StackedCorrector
 
 
 class Asked:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,11 +17,12 @@ import polyclinic
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.state import SitePosition, read_state
 from polyclinic.models import build
-from polyclinic.training import choices, stacking
-from polyclinic.training.graphs import WARM_UP
+from polyclinic.training.batches import ReplayedBatches
+from polyclinic.training.gpu import stacking
+from polyclinic.training.gpu.graphs import WARM_UP
+from polyclinic.training.gpu.stacked_layers import convolve_stacked
+from polyclinic.training.gpu.stacking import Member, StackedGradients, StackedModel, stacked_batches, stacked_trainer
 from polyclinic.training.loop import Trainer
-from polyclinic.training.stacked_convolutions import convolve_stacked
-from polyclinic.training.stacking import StackedGradients, StackedModel
 
 
 @pytest.fixture(autouse=True)
@@ -193,16 +196,11 @@ def test_sites_train_one_by_one_where_a_stack_fails(tiny, tmp_path, monkeypatch)
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 
-def test_auto_stacks_what_was_measured_to_be_faster():
-    for (shape, networks), (one_by_one, stacked) in choices.STACKED.items():
-        weights = sum(one.numel() for one in build(shape.backbone, channels=1, outputs=3, size=shape.size).parameters())
-        pixels = networks * shape.batch * shape.size**2
-        if choices.stacking_pays(weights, networks, pixels):
-            assert stacked < one_by_one, (shape, networks)
-    assert choices.stacking_pays(57_000, 64, 64 * 32 * 32**2)
-    assert not choices.stacking_pays(57_000, 15, 1000)
-    assert not choices.stacking_pays(24_000_000, 16, 1000)
-    assert not choices.stacking_pays(57_000, 16, 16 * 32 * 224**2)
+def test_auto_stacks_what_was_measured():
+    assert stacking.stacking_pays(57_000, 64, 64 * 32 * 32**2)
+    assert not stacking.stacking_pays(57_000, 15, 1000)
+    assert not stacking.stacking_pays(24_000_000, 16, 1000)
+    assert not stacking.stacking_pays(57_000, 16, 16 * 32 * 224**2)
 
 
 @pytest.mark.parametrize(("sites", "stacked"), [(16, True), (3, False)])
@@ -231,3 +229,70 @@ def test_when_one_pass_over_all_sites_fails_each_site_is_scored_alone(tiny, tmp_
     found = polyclinic.run(study, tmp_path / "found")
     assert found["failures"] == []
     assert found.metrics["per_site"].keys() == expected.metrics["per_site"].keys()
+
+
+class Counting:
+    """A trainer's way to batches: images that tell which site and which place they are of."""
+
+    def __init__(self, site: int) -> None:
+        self.site, self.optimizer = site, SimpleNamespace(batch_size=3, augment=())
+
+    def indices(self, part, rng):
+        return (torch.tensor([step, step + 1, step + 2]) for step in itertools.count())
+
+    def batch(self, part, index, rng):
+        return (100.0 * self.site + index)[:, None], index
+
+
+def replayed(site: int) -> ReplayedBatches:
+    return ReplayedBatches(
+        ((torch.full((2, 1), -100.0 * site - k), torch.tensor([k, k])) for k in itertools.count()), 2
+    )
+
+
+def test_each_site_has_its_own_replayed_images_behind_its_own(monkeypatch):
+    monkeypatch.setattr(stacking, "AHEAD_BYTES", 50)  # two batches ahead
+    part = Part(torch.zeros(9, 1).numpy())
+    members = [Member(Counting(site), part, torch.Generator(), replayed(site)) for site in (1, 2)]
+    assert {member.rows for member in members} == {(3, 2)}
+    together = itertools.islice(stacked_batches(members), 3)
+    alone = [replayed(site).join(batches_of(Counting(site))) for site in (1, 2)]
+    for (images, targets), *each in zip(together, *alone, strict=False):
+        assert torch.equal(images, torch.stack([own for own, _ in each]))
+        assert torch.equal(targets, torch.stack([own for _, own in each]))
+
+
+class Part:
+    def __init__(self, images) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def batches_of(trainer: Counting):
+    return (trainer.batch(None, index, None) for index in trainer.indices(None, None))
+
+
+def test_the_stacks_that_were_used_last_are_kept(monkeypatch):
+    made: list[int] = []
+    monkeypatch.setattr(stacking, "StackedTrainer", lambda trainer, members, losses: made.append(members) or [members])
+    trainer = SimpleNamespace(kept={})
+    for members in (2, 3, 4, 5, 2, 6):
+        assert stacked_trainer(trainer, members) == [members]
+    assert made == [2, 3, 4, 5, 6]
+    assert [members for members, _ in trainer.kept["stacks"]] == [4, 5, 2, 6]  # that of three was not used for longest
+    stacked_trainer(trainer, 3)
+    assert made[-1] == 3
+    assert len(trainer.kept["stacks"]) == stacking.MOST_STACKS
+
+
+def test_a_stack_that_cannot_be_made_is_not_kept(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(stacking, "StackedTrainer", fail)
+    trainer = SimpleNamespace(kept={})
+    with pytest.raises(RuntimeError):
+        stacked_trainer(trainer, 2)
+    assert trainer.kept["stacks"] == {}

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from polyclinic.attacks.coordinator.trap_weights import TrapWeights as TrapWeights
     from polyclinic.attacks.copies import CopySearch as CopySearch
     from polyclinic.attacks.copies import find_copies as find_copies
-    from polyclinic.attacks.gradient_inversion.denoiser_prior import DenoiserPrior as DenoiserPrior
     from polyclinic.attacks.gradient_inversion.networks import LeNet as LeNet
     from polyclinic.attacks.gradient_inversion.networks import with_random_weights as with_random_weights
+    from polyclinic.attacks.gradient_inversion.priors import DenoiserPrior as DenoiserPrior
     from polyclinic.attacks.gradient_inversion.priors import GaussianPrior as GaussianPrior
     from polyclinic.attacks.gradient_inversion.settings import PRESETS as PRESETS
     from polyclinic.attacks.gradient_inversion.settings import GradientInversion as GradientInversion
@@ -46,7 +46,7 @@ _HOMES = {
     "Capability": "attacks.attack",
     "CopySearch": "attacks.copies",
     "CraftedSum": "attacks.coordinator.crafted_sum",
-    "DenoiserPrior": "attacks.gradient_inversion.denoiser_prior",
+    "DenoiserPrior": "attacks.gradient_inversion.priors",
     "Fishing": "attacks.coordinator.fishing",
     "GaussianPrior": "attacks.gradient_inversion.priors",
     "GradientInversion": "attacks.gradient_inversion.settings",

@@ -16,10 +16,9 @@ from torch import Tensor
 from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.errors import BadInput
-from polyclinic.metrics.exchange import chance_of_sum
-from polyclinic.metrics.image_sets import ORIENTATIONS, Images, as_unit, same_shape
-from polyclinic.metrics.neighbours import Nearest, nearest_of, table
-from polyclinic.metrics.perceptual import Distance, Pixels
+from polyclinic.metrics.images import ORIENTATIONS, Images, as_unit, same_shape
+from polyclinic.metrics.perceptual import Distance, Nearest, Pixels, nearest_of, table
+from polyclinic.metrics.permutation_test import chance_of_sum
 from polyclinic.randomness import torch_rng
 
 CLOSE_SHARE = 0.01  # of the held-out images are closer to a training image than "close" means

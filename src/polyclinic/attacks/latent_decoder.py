@@ -22,13 +22,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Adam
 
 from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.scoring import Score, score
 from polyclinic.errors import BadInput
-from polyclinic.metrics.image_sets import digest
+from polyclinic.metrics.images import digest
 from polyclinic.metrics.perceptual import Distance
-from polyclinic.optimizers import Adam
 from polyclinic.progress import tell
 from polyclinic.randomness import seed_of, torch_rng
 

@@ -30,7 +30,7 @@ from polyclinic.attacks.solvers.search import search
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.code_packing import restore
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.metrics.image_sets import digest
+from polyclinic.metrics.images import digest
 from polyclinic.metrics.perceptual import Distance
 from polyclinic.randomness import torch_rng
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.errors import BadInput
-from polyclinic.metrics.image_sets import ORIENTATIONS, Images, as_unit, orientations_of, same_shape, turned
+from polyclinic.metrics.images import ORIENTATIONS, Images, as_unit, orientations_of, same_shape, turned
 from polyclinic.progress import tell
 
 LEVEL = 0.001

@@ -22,10 +22,9 @@ from polyclinic.attacks.solvers.search import search
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.errors import BadInput
 from polyclinic.generators.latent_space import LatentSpace
-from polyclinic.metrics.exchange import by_patient
-from polyclinic.metrics.image_sets import Images, as_unit, same_shape
-from polyclinic.metrics.neighbours import squared_distances
-from polyclinic.metrics.perceptual import Distance, embed_all
+from polyclinic.metrics.images import Images, as_unit, same_shape
+from polyclinic.metrics.perceptual import Distance, embed_all, squared_distances
+from polyclinic.metrics.permutation_test import by_patient
 from polyclinic.metrics.roc import Separation, separation
 from polyclinic.randomness import torch_rng
 

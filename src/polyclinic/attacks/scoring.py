@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.images import mean_squared_error, psnr, ssim
-from polyclinic.randomness import numpy_rng
 
 if TYPE_CHECKING:
     from polyclinic.metrics.perceptual import Distance
@@ -137,23 +135,6 @@ def assignment(found: Tensor, truth: Tensor) -> Tensor:
     worst = float(errors[errors.isfinite()].max()) if bool(errors.isfinite().any()) else 0.0
     _, order = linear_sum_assignment(errors.nan_to_num(worst + 1, posinf=worst + 1).numpy())
     return torch.from_numpy(order).to(found.device)
-
-
-def random_other_image(
-    truth: Tensor, *, seed: int = 0, window: int = 7, distance: Distance | None = None
-) -> dict[str, float]:
-    """The papers' baseline: MSE and SSIM of an "attack" that returns another image of the set [M, C, H, W], and by
-    a perceptual distance, under its name, where one is given."""
-    count = len(truth)
-    if count < 2:
-        raise ValueError("another image needs a set of two or more")
-    shift = numpy_rng(seed, "random other image").integers(1, count, size=count)
-    others = truth[torch.from_numpy((np.arange(count) + shift) % count)]
-    found = {
-        "mse": float(mean_squared_error(others, truth).mean()),
-        "ssim": float(ssim(others, truth, window=window).mean()),
-    }
-    return found if distance is None else {**found, distance.name: float(_perceptual(distance, others, truth).mean())}
 
 
 @dataclass(frozen=True)

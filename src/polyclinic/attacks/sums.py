@@ -47,15 +47,6 @@ def moment_scores(moments: Tensor, vectors: Tensor) -> Tensor:
     return -(outside / (outside + RANK)) - 1e-3 * inside.clamp(max=1e3) / 1e3 - 0.1 * inside / (1 + inside)
 
 
-def read_single(moments: Tensor) -> Tensor | None:
-    """The only vector behind second moments of rank one, [d], with the sign that makes its sum positive; else None."""
-    values, axes = torch.linalg.eigh(moments.double())
-    if len(values) > 1 and float(values[-2]) > RANK * float(values[-1]):
-        return None
-    vector = axes[:, -1] * values[-1].clamp(min=0).sqrt()
-    return vector if float(vector.sum()) >= 0 else -vector
-
-
 def read_pair(total: Tensor, products: Tensor) -> Tensor:
     """The two vectors [2, d] behind their sum [d] and their second moments [d, d].
 

@@ -12,13 +12,12 @@ from torch import Tensor
 from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
+from polyclinic.palette import FAINT, LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from polyclinic.attacks.scoring import TrajectoryScore
-
-COLOURS = ("#4c8fbd", "#e07b54", "#59a58b", "#c9a227", "#8e6bbf", "#c25b7a")
 
 
 def draw_images(
@@ -52,14 +51,14 @@ def draw_curves(
 
     figure = Figure(figsize=(9.6, 3.6), layout="constrained", facecolor="white")
     both = figure.subplots(1, 2)
-    for (name, score), colour in zip(scores.items(), COLOURS * (1 + len(scores) // len(COLOURS)), strict=False):
+    for place, (name, score) in enumerate(scores.items()):
         means, failed = score.means(), int(score.non_converging.sum())
         label = f"{name} ({failed} failed)" if failed else name
         for axes, key in zip(both, ("mse", "ssim"), strict=True):
-            axes.plot(score.steps, means[key].tolist(), color=colour, label=label, linewidth=1.6)
+            axes.plot(score.steps, means[key].tolist(), color=LIGHT.colour(place), label=label, linewidth=1.6)
     for axes, key, words in zip(both, ("mse", "ssim"), ("mean squared error", "SSIM"), strict=True):
         if baseline is not None:
-            axes.axhline(baseline[key], color="#8a97a3", linestyle=":", label="another image at random")
+            axes.axhline(baseline[key], color=FAINT, linestyle=":", label="another image at random")
         _tidy(axes, words)
     both[0].set_yscale("log")
     both[0].legend(frameon=False, fontsize=8)
@@ -70,6 +69,6 @@ def draw_curves(
 def _tidy(axes: Axes, words: str) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.grid(True, color="#e6eaee", linewidth=0.6)
+    axes.grid(True, color=LIGHT.grid, linewidth=0.6)
     axes.set_xlabel("step")
     axes.set_ylabel(words)

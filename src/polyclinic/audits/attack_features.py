@@ -24,8 +24,8 @@ from polyclinic.audits.planting import site_of
 from polyclinic.audits.recovery import Identification, Recovery, correlations, recovery, without_grey
 from polyclinic.audits.sum_layouts import read_sums, sums_like
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not_granted
-from polyclinic.metrics.exchange import chance_of_groups
-from polyclinic.metrics.neighbours import squared_distances
+from polyclinic.metrics.perceptual import squared_distances
+from polyclinic.metrics.permutation_test import chance_of_groups
 from polyclinic.models.encoded import Encoded
 from polyclinic.randomness import torch_rng
 

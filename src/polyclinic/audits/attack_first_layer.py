@@ -7,8 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion, first_layer
-from polyclinic.attacks.gradient_inversion.exact_batch import exact_batch
+from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion, exact_batch, first_layer
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_updates import AttackPlan
 from polyclinic.audits.planting import planted_update

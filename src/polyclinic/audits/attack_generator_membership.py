@@ -24,7 +24,7 @@ from polyclinic.audits.views import Finding, NotTried, Planted, PoolScores, Seen
 from polyclinic.data.pixels import to_uint8
 from polyclinic.generators import Generator
 from polyclinic.generators.labels import even_labels
-from polyclinic.metrics.image_sets import digest
+from polyclinic.metrics.images import digest
 from polyclinic.randomness import torch_rng
 
 QUESTION = "membership"

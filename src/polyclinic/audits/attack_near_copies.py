@@ -19,7 +19,7 @@ from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.generators.labels import even_labels
-from polyclinic.metrics.image_sets import ORIENTATIONS
+from polyclinic.metrics.images import ORIENTATIONS
 from polyclinic.randomness import torch_rng
 
 NAME, QUESTION = "near-copies", "copies"

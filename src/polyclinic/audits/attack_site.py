@@ -23,7 +23,7 @@ from polyclinic.audits.planting import site_of
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.metrics.exchange import chance_of_order
+from polyclinic.metrics.permutation_test import chance_of_order
 from polyclinic.metrics.roc import separation
 
 NEEDS = frozenset({Capability.WEIGHTS, Capability.CLASSIFIER, Capability.CANDIDATES, Capability.CANDIDATE_LABELS})

@@ -26,8 +26,8 @@ from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.generators import CodedModel, Codes, GeneratorModel
 from polyclinic.generators.labels import even_labels
-from polyclinic.generators.site_codes import from_groups
-from polyclinic.metrics.image_sets import ORIENTATIONS
+from polyclinic.generators.replay_stream import from_groups
+from polyclinic.metrics.images import ORIENTATIONS
 from polyclinic.metrics.perceptual import Distance
 from polyclinic.randomness import torch_rng
 

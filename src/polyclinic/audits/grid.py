@@ -11,10 +11,10 @@ from polyclinic.audits.audit import audit, write_file
 from polyclinic.audits.open_run import read_study
 from polyclinic.audits.verdicts import gravest
 from polyclinic.data.own_images import find_kit
-from polyclinic.data.plots import FAINT, INK
 from polyclinic.errors import BadInput
 from polyclinic.extras import picture_if_possible
 from polyclinic.models import cuts
+from polyclinic.palette import FAINT, INK, VERDICTS
 from polyclinic.runner.run import run
 from polyclinic.study import Study, parse_study
 from polyclinic.study.audit_settings import Audit
@@ -22,8 +22,6 @@ from polyclinic.study.audit_settings import Audit
 #: (what is being done, variations done, variations in all)
 Progress = Callable[[str, int, int], None]
 
-#: colours of the verdicts
-COLOURS = {"leaks": "#c0392b", "withstood": "#59a58b", "not tested": "#d9a441"}
 CLOSE = 0.02  # of a picture's side: points that cover each other
 
 #: settings of each variation of a defence that sites apply to their updates
@@ -188,7 +186,7 @@ def draw_grid(report: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(9, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
     for number, x, y, one in drawn:
-        colour, label = COLOURS[one["verdict"]], f"{number}  {one['defence']}"
+        colour, label = VERDICTS[one["verdict"]], f"{number}  {one['defence']}"
         axes.scatter(x, y, s=230, color=colour, edgecolor="white", zorder=3, label=label)
     for text, x, y in merge_overlapping([(x, y) for _, x, y, _ in drawn], [number for number, *_ in drawn]):
         axes.text(x, y, text, color="white", fontsize=9 if len(text) < 3 else 6, ha="center", va="center", zorder=4)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import find_kit, own_data
 from polyclinic.data.parts import PreparedSites, prepare
+from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.ledger import LedgerBroken, verify
 from polyclinic.formats import check_run_format

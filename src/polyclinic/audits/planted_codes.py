@@ -17,7 +17,7 @@ from polyclinic.audits.views import Planted, Seen, Tools, Truth
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.generators import CodedModel
 from polyclinic.generators.base import as_tensor
-from polyclinic.generators.site_codes import SiteCodes, to_groups
+from polyclinic.generators.replay_stream import SiteCodes, to_groups
 from polyclinic.methods.shared.replay_space import public_limits
 from polyclinic.randomness import torch_rng
 

@@ -11,13 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from polyclinic.data.contact_sheet import draw_rows
-from polyclinic.data.plots import FAINT, INK
+from polyclinic.palette import FAINT, INK, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HEADROOM = 1.3
-COLOURS = ("#e07b54", "#4c8fbd", "#59a58b")
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def histograms(
         values = {name: np.asarray(tensor, dtype=float) for name, tensor in groups.items()}
         every = np.concatenate([one[np.isfinite(one)] for one in values.values()])
         edges = np.histogram_bin_edges(every, bins=24).tolist()
-        for (name, one), colour in zip(values.items(), COLOURS, strict=False):
+        for (name, one), colour in zip(values.items(), SERIES, strict=False):
             axes.hist(one, edges, density=True, color=colour, alpha=0.55, label=f"{name} ({len(one)})")
         if limit is not None:
             axes.axvline(limit, color=INK, linestyle="--", linewidth=1.2, label="limit of a copy")

@@ -20,11 +20,9 @@ from torch.nn import functional as F
 
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.data.pixels import to_uint8
-from polyclinic.metrics.exchange import chance_of_firsts, chance_of_sum
-from polyclinic.metrics.image_sets import turned
-from polyclinic.metrics.images import MOST_DECIBELS, mean_squared_error, psnr_from_error, ssim
-from polyclinic.metrics.neighbours import squared_distances
-from polyclinic.metrics.perceptual import Distance, Pixels, embed_all
+from polyclinic.metrics.images import MOST_DECIBELS, mean_squared_error, psnr_from_error, ssim, turned
+from polyclinic.metrics.perceptual import Distance, Pixels, embed_all, squared_distances
+from polyclinic.metrics.permutation_test import chance_of_firsts, chance_of_sum
 from polyclinic.randomness import torch_rng
 
 RECOVERED = 0.5

@@ -6,7 +6,7 @@ import typer
 
 from polyclinic import __version__
 from polyclinic.cli import (
-    audit_outside,
+    audit,
     bench,
     compare,
     data,
@@ -19,7 +19,6 @@ from polyclinic.cli import (
     predict,
     privacy,
     report,
-    reproduce,
     run,
     serve,
     site,
@@ -28,12 +27,12 @@ from polyclinic.cli import (
     weights,
     worth,
 )
-from polyclinic.cli.default_command import SentencesGroup
+from polyclinic.cli.groups import Commands, SentencesGroup
 from polyclinic.cli.list import list_entries
 from polyclinic.cli.new_plugin import new_plugin
 
 app = typer.Typer(
-    cls=SentencesGroup,
+    cls=Commands,
     help="Hospitals train medical-imaging models together without sharing their images.",
     no_args_is_help=True,
     context_settings={"max_content_width": 100},
@@ -61,8 +60,7 @@ app.command("new-plugin")(new_plugin)
 app.command("compare")(compare.compare)
 app.command("tune")(tune.tune)
 app.command("forgetting")(forgetting.forgetting)
-app.add_typer(audit_outside.app, name="audit")
-app.command("reproduce")(reproduce.reproduce)
+app.add_typer(audit.app, name="audit")
 app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
 app.command("worth")(worth.worth)

@@ -1,4 +1,7 @@
-"""`polyclinic audit`: attack the parcels that the sites of a run kept, and say what they give away."""
+"""`polyclinic audit`: attack the parcels that the sites of a run kept, and say what they give away.
+
+`audit update` and `audit images` attack what other programs made.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 
 import typer
 
+from polyclinic.cli.groups import UNNAMED, DefaultCommand, UnnamedCommand
 from polyclinic.cli.run import PLUGIN
 from polyclinic.errors import BadInput
 
@@ -22,7 +26,21 @@ FEATURES = typer.Option(
     "pixels", help="What images are compared by: pixels, efficientnet-lite0, lpips-alex or lpips-vgg."
 )
 
+OUT = typer.Option(Path("audit"), help="The folder for audit.json and pictures, which show images.")
+JSON = typer.Option(False, "--json", help="Print audit.json, and nothing else on stdout.")
 
+
+class AuditCommands(DefaultCommand):
+    """`polyclinic audit --help` is the help of `polyclinic audit RUN`, which names the other two."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [UNNAMED, *args] if args[:1] == ["--help"] else args)
+
+
+app = typer.Typer(cls=AuditCommands, help="Attack what left the sites of a run, an update, or synthetic images.")
+
+
+@app.command(UNNAMED, hidden=True, cls=UnnamedCommand)
 def audit(
     run: Path = typer.Argument(..., help="A run folder whose study has the table [audit]; at a site, KIT/runs/NAME."),
     budget: str = BUDGET,
@@ -47,11 +65,9 @@ def audit(
     `polyclinic audit update` and `polyclinic audit images` attack what other programs made: see their --help. A RUN
     that is called like one of them is written ./update.
     """
-    from polyclinic.cli.audit_table import show_verdicts
-    from polyclinic.study.audit_settings import EFFORTS
+    from polyclinic.cli.tables import show_grid, show_verdicts
 
-    if budget not in EFFORTS:
-        raise BadInput(f"--budget: no such choice: '{budget}'; choose quick, standard or thorough")
+    _check_budget(budget)
     if grid and (kinds or sites or study or trajectory or coordinator or features != "pixels"):
         raise BadInput(
             "--grid: attacks every variation alike; leave --kinds, --sites, --features, --study, "
@@ -134,22 +150,60 @@ class AuditProgress:
             self.bars.stop()
 
 
-def show_grid(report: dict[str, Any], run: Path) -> None:
-    """Utility and leakage of each defence."""
-    from rich.console import Console
-    from rich.table import Table
+@app.command()
+def update(
+    before: Path = typer.Option(..., help="Weights before the site trained: safetensors, npz or a torch file."),
+    after: Path | None = typer.Option(None, help="Weights that the site sent."),
+    change: Path | None = typer.Option(None, help="Instead of --after: the difference of weights that the site sent."),
+    model: str = typer.Option(..., help="A backbone by name, or any network as package.module:callable."),
+    images: Path = typer.Option(..., help="The images that the site trained with; sub-folders are classes."),
+    settings: str = typer.Option(..., help="How it trained, such as lr=0.1,steps=1,batch=8,optimizer=sgd."),
+    held_out: Path | None = typer.Option(None, "--held-out", help="Images of other patients, to compare with."),
+    budget: str = BUDGET,
+    device: str = typer.Option("cpu", help="cpu, cuda, ..."),
+    out: Path = OUT,
+    as_json: bool = JSON,
+) -> None:
+    """Attack an update that Flower, NVFlare, FL4Health, MONAI or plain PyTorch saved: can images be recovered?"""
+    from polyclinic.audits.outside import audit_update
+    from polyclinic.audits.outside_update import Sent, parse_settings
 
-    table = Table(title="what defences cost and what they help against")
-    for column in ("defence", report["metric"], "PSNR", "guess", "recovered", "told", "verdict"):
-        table.add_column(column, justify="left" if column in ("defence", "verdict") else "right", overflow="fold")
-    for one in report["points"]:
-        figures = [_figure(one[name], digits) for name, digits in (("utility", 3), ("psnr", 1), ("psnr_of_guess", 1))]
-        counts = [f"{one[name]} of {one['images']}" for name in ("recovered", "told")]
-        table.add_row(one["defence"], *figures, *counts, one["verdict"])
-    Console().print(table)
-    drawn = f"drawn in {run / 'grid.png'}, " if (run / "grid.png").exists() else ""
-    typer.echo(f"{drawn}figures in {run / 'grid.json'}")
+    _check_budget(budget)
+    if (after is None) == (change is None):
+        raise BadInput("--after: name the weights that the site sent, or with --change the difference; one of the two")
+    known = parse_settings(settings)
+    options: dict[str, Any] = {"settings": known, "held_out": held_out, "budget": budget, "device": device}
+    sent = Sent(after, "--after") if after else Sent(change, "--change")  # type: ignore[arg-type]
+    show_or_print(audit_update(before, sent, model, images, out, **options), out, as_json)
 
 
-def _figure(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+@app.command()
+def images(
+    synthetic: Path = typer.Argument(..., help="A folder with the images that a generator made."),
+    training: Path = typer.Option(..., help="The images that it was trained on."),
+    held_out: Path = typer.Option(..., "--held-out", help="Images of other patients, 20 or more."),
+    budget: str = BUDGET,
+    out: Path = OUT,
+    as_json: bool = JSON,
+) -> None:
+    """Search images of a generator for copies of its training images, and for signs of who was trained on."""
+    from polyclinic.audits.outside import audit_images
+
+    _check_budget(budget)
+    show_or_print(audit_images(synthetic, training, held_out, out, budget=budget), out, as_json)
+
+
+def _check_budget(budget: str) -> None:
+    from polyclinic.study.audit_settings import EFFORTS
+
+    if budget not in EFFORTS:
+        raise BadInput(f"--budget: no such choice: '{budget}'; choose quick, standard or thorough")
+
+
+def show_or_print(report: dict[str, Any], out: Path, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    from polyclinic.cli.tables import show_findings
+
+    show_findings(report, out)

@@ -181,7 +181,7 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from polyclinic.messages import human_bytes
+    from polyclinic.files import human_bytes
 
     names = [n for n in next(iter(summary["methods"].values())) if n.startswith("test_") and n != "test_loss"]
     ks = summary["rows"][0]["mean_ks"]

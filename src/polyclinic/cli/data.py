@@ -109,7 +109,7 @@ def inspect(
 
 
 def inspect_by_question(path: Path, sets: list[str], out: Path | None, *, picture: bool, as_json: bool) -> None:
-    from polyclinic.cli.inspection import show_inspection
+    from polyclinic.cli.tables import show_inspection
     from polyclinic.runner.inspect_federated import inspect_federated
     from polyclinic.study import load_study
 
@@ -127,7 +127,7 @@ def clean(
 ) -> None:
     """Remove prepared images from the cache: they are made again when a study needs them. Not while one runs."""
     from polyclinic.cli.tables import human_bytes
-    from polyclinic.data.cache_cleaning import SHELVES, entries, remove
+    from polyclinic.data.cache import SHELVES, entries, remove
     from polyclinic.files import cache_folder
 
     found = entries(older_than)

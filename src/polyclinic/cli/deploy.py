@@ -256,7 +256,7 @@ def down(names: list[str] = NAMES, folder: Path = FOLDER) -> None:
 
 def study_to_send(path: Path, sets: list[str], folder: Path) -> Study:
     """A study without data of its own; one that was rehearsed gets what `deploy init` found out about its images."""
-    from polyclinic.data.datasets.at_sites import AtSites
+    from polyclinic.data.source import AtSites
     from polyclinic.study import load_study
 
     study = with_digest_of_weights(load_study(path, sets))

@@ -78,7 +78,7 @@ def inspect(
     within: float = WITHIN,
 ) -> None:
     """Ask the sites for counts of images, patients and labels, and say what follows for the choice of a method."""
-    from polyclinic.cli.inspection import show_inspection
+    from polyclinic.cli.tables import show_inspection
     from polyclinic.runner.inspect_federated import inspection_of
 
     result = send_question(inspection_of(study_to_send(study, sets, folder)), name, folder, None, within)

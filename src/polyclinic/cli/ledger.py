@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from polyclinic.cli.default_command import DefaultCommand
+from polyclinic.cli.groups import UNNAMED, DefaultCommand, UnnamedCommand
 
 if TYPE_CHECKING:
     from polyclinic.federation.ledger_check import Checked
+    from polyclinic.json_types import JsonObject
 
 HELP = """Check the ledgers of a run, and say what left each site.
 
 `polyclinic ledger RUN` sums up; with --lines it prints every line. Write ./verify for a folder named verify.
 """
-app = typer.Typer(cls=DefaultCommand, help=HELP)
+MORE = "`polyclinic ledger RUN --help` lists the options without a command's name."
+app = typer.Typer(cls=DefaultCommand, help=HELP, epilog=MORE)
 
 RUN = typer.Argument(..., help="A run folder (at a site, KIT/runs/NAME), or one ledger file.")
 KEYS = typer.Option(None, help="The file site_keys.toml with the sites' public keys, where RUN is not in a kit.")
 AGAINST = typer.Option(None, help="The coordinator's run folder: what it received is compared with the ledgers.")
 
 
-@app.command("default", hidden=True)
+@app.command(UNNAMED, hidden=True, cls=UnnamedCommand)
 def summary(
     run: Path = RUN,
     lines: bool = typer.Option(False, "--lines", help="Print every line instead of a summary."),
@@ -60,7 +62,6 @@ def show(
     keys: Path | None = KEYS,
 ) -> None:
     """Print every line of the ledgers, or what they mean in plain sentences."""
-    from polyclinic.cli.officer import refusals, sentences
     from polyclinic.federation.run_ledgers import check_run
 
     ledgers = check_run(run, keys)
@@ -108,23 +109,131 @@ def show_lines(ledgers: Mapping[str, Checked]) -> None:
 
 def show_summary(ledgers: Mapping[str, Checked]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    from polyclinic.messages import human_bytes
+    from polyclinic.cli.tables import human_bytes, table_of
 
     unsigned = [site for site, checked in ledgers.items() if checked.unsigned]
-    table = Table(title="what left each site (all chains hold)")
-    for column in ("site", "kind", "parcels", "bytes"):
-        table.add_column(column, justify="left" if column in ("site", "kind") else "right")
+    rows: list[tuple[str, str, int, str]] = []
     for site, checked in ledgers.items():
         sizes: Counter[str] = Counter()
         counts: Counter[str] = Counter()
         for line in checked.lines:
             sizes[line["kind"]] += line["bytes"]
             counts[line["kind"]] += 1
-        for kind in sorted(sizes):
-            table.add_row(site, kind, str(counts[kind]), human_bytes(sizes[kind]))
+        rows += [(site, kind, counts[kind], human_bytes(sizes[kind])) for kind in sorted(sizes)]
+    title = "what left each site (all chains hold)"
     console = Console()
-    console.print(table)
+    console.print(table_of(("site", "kind", "parcels", "bytes"), rows, words=("kind",), title=title))
     if unsigned:
         console.print(f"unsigned lines, written by an older version: {', '.join(unsigned)}", soft_wrap=True)
+
+
+# --- plain sentences for a data protection officer: what left, to whom, and what protects it -----------
+
+#: what a sentence calls a kind, where its name says too little
+WORDS = {
+    "weights": "weights of a model",
+    "gradients": "gradients (the change that its images ask of a model)",
+    "activations": "activations (what a part of a model makes of its images)",
+    "latents": "latents (compressed images)",
+    "codes": "codes (compressed images)",
+    "generator": "a generator (a model that draws images like its own)",
+    "synthetic-images": "synthetic images",
+    "statistics": "statistics",
+    "metrics": "scores",
+    "keys": "public keys",
+    "masked": "numbers under masks, of which only the sum over all sites can be read",
+    "shares": "shares of the secrets behind these masks",
+    "labels": "labels of real images",
+    "masks": "masks of real images",
+    "real-images": "REAL IMAGES",
+}
+
+
+def sentences(lines: Sequence[JsonObject]) -> list[str]:
+    """What a ledger says: what left, how often, to whom; what differential privacy covers and what not."""
+    from polyclinic.files import human_bytes
+
+    sent = [line for line in lines if line["bytes"]]
+    if not sent:
+        return ["Nothing left this site.", *_acts(lines)]
+    total = human_bytes(sum(line["bytes"] for line in sent))
+    return [f"What left ({total} in all):", *_what_left(sent), *_protection(sent), *_acts(lines)]
+
+
+def refusals(run: Path) -> list[str]:
+    """What was refused: at a site, by its own log of all runs; in a simulation, by the result of the run."""
+    from polyclinic.data.own_images import find_kit
+    from polyclinic.files import read_result
+
+    kit = find_kit(run if run.is_dir() else run.resolve().parent.parent)
+    if kit:
+        log = kit / "failures.log"
+        texts = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        refused, where = [text for text in texts if "kept back" in text], f"by {log}, which is about all runs"
+    elif (run / "result.json").exists():
+        failures = read_result(run).get("failures", [])
+        refused = [f"round {one['round']}: {one['reason']}" for one in failures if "kept back" in one["reason"]]
+        where = "by result.json"
+    else:
+        return ["What was refused is not in this folder: see failures.log of the site's kit."]
+    if not refused:
+        return [f"The gate kept no parcel back ({where})."]
+    return [f"The gate kept parcels back {len(refused)} times ({where}):", *(f"- {text}" for text in refused)]
+
+
+def _what_left(lines: Sequence[JsonObject]) -> Iterator[str]:
+    from polyclinic.data.allowed_paths import COORDINATOR
+    from polyclinic.files import human_bytes
+
+    groups: dict[tuple[str, str, str], list[JsonObject]] = {}
+    for line in lines:
+        groups.setdefault((line["kind"], line["operation"], line["to"]), []).append(line)
+    for (kind, operation, to), group in groups.items():
+        receiver = "the coordinator" if to == COORDINATOR else f"site '{to}', sealed: the coordinator cannot read it"
+        size = human_bytes(sum(line["bytes"] for line in group))
+        yield f"- {WORDS.get(kind, kind)}: {_times(group)}, {size}, to {receiver} (step '{operation}')."
+
+
+def _times(group: Sequence[JsonObject]) -> str:
+    rounds = sorted({line["round"] for line in group})
+    often = "once" if len(group) == 1 else f"{len(group)} times"
+    if rounds == [0]:
+        return f"{often}, before the first round"
+    span = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
+    return f"{often}, in {span}"
+
+
+def _protection(lines: Sequence[JsonObject]) -> Iterator[str]:
+    from polyclinic.federation.leaving.budget import Spent
+    from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
+
+    records = [line["privacy"] for line in lines if line["privacy"]]
+    bare = dict.fromkeys(line["kind"] for line in lines if line["privacy"] is None and line["kind"] not in OF_NO_IMAGE)
+    if not records:
+        yield "Differential privacy covers nothing of this: no epsilon limits what it tells about a patient."
+        return
+    spent = Spent()
+    for line in lines:
+        epsilon = (line["privacy"] or {}).get("epsilon")
+        spent.add(line["kind"], line["bytes"], line["privacy"], float("inf") if epsilon is None else epsilon)
+    last = records[-1]
+    yield (
+        f"Differential privacy: epsilon {spent.epsilon:.4g} in all at delta {last['delta']:g} "
+        f"(accountant {last['accountant']}). It covers {_listed(last, 'covers')}."
+    )
+    if last["does_not_cover"]:
+        yield f"It does not cover {_listed(last, 'does_not_cover')}."
+    if bare:
+        yield f"No epsilon holds for: {', '.join(WORDS.get(kind, kind) for kind in bare)}."
+
+
+def _listed(record: Mapping[str, Sequence[str]], name: str) -> str:
+    return "; ".join(record[name]) or "nothing"
+
+
+def _acts(lines: Sequence[JsonObject]) -> Iterator[str]:
+    """Lines that are about no parcel: keys that were changed, studies that were approved."""
+    for line in lines:
+        if not line["bytes"]:
+            yield f"Line {line['index'] + 1}: {line['operation']} ({line['kind']} {line['digest'][:16]})."

@@ -18,6 +18,7 @@ ROOMS = {
     "sources": "data.datasets",
     "partitions": "data.partitions",
     "backbones": "models",
+    "encoders": "models.encoders",
     "attacks": "audits",
     "kinds": "federation.leaving.kinds",
 }
@@ -50,14 +51,8 @@ def rows_of(kind: str) -> list[JsonObject]:
     """Name, sentence and origin of every entry; of one that cannot be imported, why not."""
     import importlib
 
-    from polyclinic.registry import BUILT_IN, PLUGGED, installed_names, registry_of, summary_of
+    from polyclinic.registry import registry_of, summary_of
 
-    group = f"polyclinic.{kind}"
-    if not PLUGGED[group] and not installed_names(group):  # else they are imported, with all that they need
-        from polyclinic.cli.registry_text import built_in
-
-        if sentences := built_in(f"polyclinic.{ROOMS.get(kind, kind)}"):
-            return [{"name": name, "summary": words, "from": BUILT_IN} for name, words in sentences.items()]
     importlib.import_module(f"polyclinic.{ROOMS.get(kind, kind)}")
     registry = registry_of(kind)
     rows = []

@@ -105,7 +105,7 @@ def _draw(
     epochs: float | None,
     accountant: Accountant,
 ) -> dict[str, str]:
-    from polyclinic.privacy.curve import draw
+    from polyclinic.privacy.epsilon import draw_curves as draw
 
     _check("--noise", noise)
     _check("--epochs", epochs)
@@ -158,7 +158,7 @@ def _accountant(name: str) -> Accountant:
 
 
 def _sizes(text: str, samples: int | None) -> list[int]:
-    from polyclinic.privacy.curve import SIZES
+    from polyclinic.privacy.epsilon import SIZES
 
     try:
         given = [int(part) for part in text.split(",")] if text else list(SIZES)

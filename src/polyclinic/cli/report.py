@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from polyclinic.cli.default_command import DefaultCommand
+from polyclinic.cli.groups import UNNAMED, DefaultCommand, UnnamedCommand
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import check_place
 
@@ -14,10 +14,11 @@ HELP = """Write a report of a run or a comparison: one HTML file that opens offl
 
 `polyclinic report RUN` writes RUN/report.html. Write ./verify for a folder named verify.
 """
-app = typer.Typer(cls=DefaultCommand, help=HELP)
+MORE = "`polyclinic report RUN --help` lists the options without a command's name."
+app = typer.Typer(cls=DefaultCommand, help=HELP, epilog=MORE)
 
 
-@app.command("default", hidden=True)
+@app.command(UNNAMED, hidden=True, cls=UnnamedCommand)
 def report(
     folder: Path = typer.Argument(..., metavar="RUN|COMPARISON", help="The folder of a run or of a comparison."),
     pdf: bool = typer.Option(False, "--pdf", help="Write a PDF beside it; no browser is needed."),

@@ -10,7 +10,6 @@ from polyclinic.cli.run import SET
 from polyclinic.errors import BadInput
 from polyclinic.extras import need
 from polyclinic.files import check_place
-from polyclinic.without_torch import without_torch
 
 #: where a study with every setting says which images it is for
 PLACEHOLDER = '"path/to/your/images"'
@@ -81,7 +80,7 @@ def new(
     if preset is not None:
         text = preset_text(preset, scale=scale, phantom=phantom).replace("STUDY", str(path))
     else:
-        text = without_torch(lambda: template_text(method or "fedavg", source or "fundus-phantom", partition, task))
+        text = template_text(method or "fedavg", source or "fundus-phantom", partition, task)
     write_new(path, text, force=force)
 
 
@@ -100,7 +99,7 @@ def usual_partition(task: str) -> str:
 
 def new_for(images: Path, path: Path, hints: dict[str, str], *, force: bool = False) -> None:
     """Look at somebody's images, and write a study for them."""
-    from polyclinic.cli.study_for import Hints, study_for
+    from polyclinic.data.survey_study import Hints, study_for
 
     if str(path) == "-":
         raise BadInput("--for: paths in the study begin at its folder, so it must be a file; name one instead of -")
@@ -149,7 +148,7 @@ def check(
 
     Of more than 1,000 images, 1,000 are read.
     """
-    for sentence in without_torch(lambda: check_sentences(path, sets, images=images)):
+    for sentence in check_sentences(path, sets, images=images):
         typer.echo(sentence)
 
 

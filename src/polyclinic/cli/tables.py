@@ -1,19 +1,41 @@
-"""Results as tables in the terminal."""
+"""Tables in the terminal: results of a run, what sites told before training, verdicts of an audit.
+
+Tables of an audit fit into 80 columns without breaking a word: names stand as they are, and only sentences are wrapped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from polyclinic.errors import BadInput
+from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
-from polyclinic.messages import human_bytes
 from polyclinic.runner.result_display import few_images, image_counts
 
 if TYPE_CHECKING:
     from polyclinic.runner.result import Result
+
+
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, words: Sequence[str] = (), **look: Any) -> Table:
+    """A table with figures on the right, but for the first column and those of `words`; `look` is rich's."""
+    table = Table(**look)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 or column in words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    return table
+
+
+# --- results of a run ---------------------------------------------------------------------------------
 
 
 def print_result(result: Result, shown: Sequence[str] = ()) -> None:
@@ -95,3 +117,205 @@ def _sum(counts: Mapping[str, int]) -> str:
 
 def _cells(metrics: JsonMapping, names: list[str]) -> list[str]:
     return [f"{metrics[name]:.3f}" if name in metrics else "-" for name in names]
+
+
+# --- what sites told before training -------------------------------------------------------------------
+
+PAIRS = 3  #: of sites, that differ most, for which the KS is printed; a picture and --json have all
+#: what the histograms are of
+WORDS = {"labels": "labels", "intensities": "intensities", "sides": "image sizes", "spacings": "pixel spacings"}
+
+
+def show_inspection(found: JsonMapping, title: str, picture: Path | None) -> None:
+    """What sites told before training, as tables, sentences and a picture."""
+    classes, console = found["classes"], Console()
+    names = classes or [f"bin {number + 1}" for number in range(len(found["total"]["labels"]))]
+    told = {**found["per_site"], "all": found["total"]}
+    rows = [(site, *map(_cell, [*one["splits"], *one["patients"], *one["labels"]])) for site, one in told.items()]
+    look = {"title": f"{title}: what the sites tell", "caption": "-: not told (too few patients)"}
+    console.print(table_of(("site", "train", "validation", "patients", *names), rows, title_justify="left", **look))
+    console.print(_of_images(found))
+    of_labels = {"labels": found["pairwise_ks"]} if len(classes) != 1 else {}  # masks without labels have one class
+    for name, distances in {**of_labels, **found["ks"]}.items():
+        for pair, distance in sorted(distances.items(), key=lambda one: -one[1])[:PAIRS]:
+            console.print(f"KS of the {WORDS[name]} of {pair}: {distance:.3f}")
+    for sentence in found["guidance"]:
+        console.print(sentence, soft_wrap=True)
+    if picture is not None:
+        _draw(found, title, picture)
+        console.print(f"picture: {picture}")
+
+
+def _of_images(found: JsonMapping) -> Table:
+    """Sizes, spacings, and images without a value in a column."""
+    sides, spacings = bin_names(found["sides"]), [*bin_names(found["spacings"]), "unknown"]
+    heads = [
+        *(f"{name} px" for name in sides),
+        *(f"{name} mm" if name != "unknown" else "mm unknown" for name in spacings),
+    ]
+    rows = {**found["per_site"], "all": found["total"]}
+    shown = [n for n in range(len(heads)) if any([*one["sides"], *one["spacings"]][n] for one in rows.values())]
+    cells = {site: [*one["sides"], *one["spacings"]] for site, one in rows.items()}
+    told = [(site, *(_cell(cells[site][n]) for n in shown), _cell(one["missing"][0])) for site, one in rows.items()]
+    title = "images: longer side in pixels, distance of pixels in mm"
+    return table_of(("site", *(heads[n] for n in shown), "lacks a value"), told, title=title, title_justify="left")
+
+
+def bin_names(edges: Sequence[float]) -> list[str]:
+    """What to call the bins between edges, with those below and above all."""
+    between = [f"{low:g}-{high:g}" for low, high in itertools.pairwise(edges)]
+    return [f"<{edges[0]:g}", *between, f">={edges[-1]:g}"]
+
+
+def _cell(count: int) -> str:
+    return "-" if count < 0 else f"{count:,}"
+
+
+def _draw(found: JsonMapping, title: str, target: Path) -> None:
+    from polyclinic.runner.inspect_federated import draw_inspection
+
+    try:
+        draw_inspection(found, title).savefig(target, dpi=150)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{target}: cannot write the picture ({error}); name a .png in a folder that exists") from None
+
+
+# --- audits -------------------------------------------------------------------------------------------
+
+STYLES = {"leaks": "bold red", "withstood": "green", "not tested": "yellow"}
+LINES = 3  #: of a sentence in a cell, at most; all of it is in audit.json
+FEWEST_LETTERS = 28  #: of a line of a sentence, in a narrow terminal
+
+
+def show_verdicts(report: Mapping[str, Any], run: Path) -> None:
+    """A line for each kind of parcel and question; who the attacker is; where pictures and figures lie."""
+    console = Console()
+    console.print(verdict_table(report, console.width))
+    console.print(threat_table(report))
+    if "coordinator" in report:
+        console.print(coordinator_table(report["coordinator"]))
+    for kind, verdict in report["verdicts"].items():
+        for words in (*attacks_of(kind, verdict), *gaps_of(kind, verdict)):
+            console.print(Text(words))
+    for kind, verdict in report["verdicts"].items():
+        for picture in verdict.get("pictures", []):
+            typer.echo(f"{kind}: {run / picture}")
+    typer.echo(f"all evidence: {run / 'audit.json'}")
+
+
+def verdict_table(report: Mapping[str, Any], width: int = 80) -> Table:
+    """A row for each kind and question; the kind stands in its first row."""
+    title = f"{report['method']}: what the parcels give away (budget {report['budget']})"
+    rows = {kind: list(_rows(kind, of_kind)) for kind, of_kind in report["verdicts"].items()}
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    names = ("kind", "attacked", "question", "verdict")
+    for column in names:
+        table.add_column(column, no_wrap=True)
+    table.add_column("why", overflow="fold")
+    letters = _letters_left(names, [row for of_kind in rows.values() for row in of_kind], width)
+    for of_kind in rows.values():
+        for number, (*cells, why) in enumerate(of_kind):
+            table.add_row(*cells, shorten(why, LINES * letters), end_section=number + 1 == len(of_kind))
+    return table
+
+
+def _letters_left(names: tuple[str, ...], rows: list[tuple[Any, ...]], width: int) -> int:
+    """Of a line, for the sentence beside columns that are as wide as their longest entry (and two blanks)."""
+    widest = [max(len(str(cell)) for cell in column) for column in zip(names, *(row[:-1] for row in rows), strict=True)]
+    return max(FEWEST_LETTERS, width - sum(widest) - 2 * (len(names) + 1) - 2)
+
+
+def _rows(kind: str, of_kind: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    attacked = f"{of_kind['attacked']} of {of_kind['left']}" if "attacked" in of_kind else "-"
+    if not of_kind.get("questions"):
+        yield kind, attacked, "-", _word(of_kind["verdict"]), of_kind["words"]
+        return
+    for number, (name, one) in enumerate(of_kind["questions"].items()):
+        first = (kind, attacked) if number == 0 else ("", "")
+        yield *first, name, _word(one["verdict"]), one["why"]
+
+
+def attacks_of(kind: str, of_kind: Mapping[str, Any]) -> Iterator[str]:
+    """Which attacks asked which question, and what they cost."""
+    asked = of_kind.get("questions", {})
+    done = [
+        f"{name}: {', '.join(one['attacks'])} ({one['seconds']:.0f} s)" for name, one in asked.items() if one["attacks"]
+    ]
+    if done:
+        yield f"{kind}, attacks: {'; '.join(done)}"
+    if of_kind.get("released"):
+        yield f"{kind}: the released model was attacked, too"
+
+
+def gaps_of(kind: str, of_kind: Mapping[str, Any]) -> Iterator[str]:
+    if of_kind["not_tried"]:
+        yield f"{kind}, not tried: {'; '.join(of_kind['not_tried'])}"
+
+
+def threat_table(report: Mapping[str, Any]) -> Table:
+    """Who attacks: what it holds and knows, and what it lacks."""
+    table = Table(title="the attacker", show_header=False, box=box.SIMPLE)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for row in report["threat_table"]:
+        table.add_row(*row)
+    return table
+
+
+def coordinator_table(found: Mapping[str, Any]) -> Table:
+    """What crafted weights got back from a site, without and with its incoming check."""
+    title = f"a coordinator that chooses the weights: {found['verdict']}"
+    table = Table(title=title, caption=found["why"], box=box.SIMPLE_HEAD)
+    for column in ("attack", "incoming check", "images back", "other images named", "PSNR, dB"):
+        table.add_column(column, no_wrap=column == "attack")
+    for row in found["rows"]:
+        back = "stopped" if row["stopped"] else f"{row['identified']} of {row['of']}"
+        psnr = "-" if row["psnr"] is None else f"{row['psnr']:.1f}"
+        table.add_row(row["attack"], "on" if row["checked"] else "off", back, str(row["by_chance"]), psnr)
+    return table
+
+
+def _word(word: str) -> Text:
+    return Text(word, STYLES.get(word, ""))
+
+
+def shorten(words: str, most: int) -> str:
+    """The first words of a long sentence."""
+    if len(words) <= most:
+        return words
+    return words[: most - 4].rsplit(" ", 1)[0] + " ..."
+
+
+def show_grid(report: Mapping[str, Any], run: Path) -> None:
+    """Utility and leakage of each defence."""
+    columns = ("defence", report["metric"], "PSNR", "guess", "recovered", "told", "verdict")
+    rows = []
+    for one in report["points"]:
+        figures = [_figure(one[name], digits) for name, digits in (("utility", 3), ("psnr", 1), ("psnr_of_guess", 1))]
+        counts = [f"{one[name]} of {one['images']}" for name in ("recovered", "told")]
+        rows.append((one["defence"], *figures, *counts, one["verdict"]))
+    title = "what defences cost and what they help against"
+    Console().print(table_of(columns, rows, words=("verdict",), title=title))
+    drawn = f"drawn in {run / 'grid.png'}, " if (run / "grid.png").exists() else ""
+    typer.echo(f"{drawn}figures in {run / 'grid.json'}")
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def show_findings(report: Mapping[str, Any], out: Path) -> None:
+    """What was found in an update or in images of other programs: a row for each attack."""
+    table = Table(title=f"{report['audited']}: {report['verdict']}", box=box.SIMPLE_HEAD)
+    for column in ("question", "attack", "verdict", "seconds"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for row in report["findings"]:
+        power = " ".join(f"Planted: {c['words']}: {'found' if c['found'] else 'missed'}." for c in row["power"])
+        why = f"{row['words']} {row['doubt']} {power}".strip()
+        table.add_row(row["question"], row["attack"], row["verdict"], f"{row['seconds']:.0f}", why, end_section=True)
+    Console().print(table)
+    for row in report["findings"]:
+        if row["picture"]:
+            typer.echo(f"{row['attack']}: {out / row['picture']}")
+    typer.echo(f"all evidence: {out / 'audit.json'}")

@@ -14,7 +14,7 @@ CHUNK = 256  # images in float at a time
 
 @dataclass(frozen=True)
 class Style:
-    """How one camera sees. The defaults change nothing.
+    """The image style of one camera. The defaults change nothing.
 
     gamma     exponent of the tone curve; below 1 brightens
     contrast  factor about mid-grey

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import shutil
@@ -15,8 +16,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from polyclinic.data.bounds import MOST_PIXELS, check_pixels
-from polyclinic.data.pixels import to_uint8
+from polyclinic.data.pixels import MOST_PIXELS, check_pixels, to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.registry import reason
 
@@ -30,7 +30,7 @@ class Archive(Mapping[str, np.ndarray]):
     """An .npz file: arrays by name, read when asked for."""
 
     def __init__(self, file: Path, max_pixels: int = MOST_PIXELS) -> None:
-        """`max_pixels`: of one image; see `bounds.check_pixels`."""
+        """`max_pixels`: of one image; see `pixels.check_pixels`."""
         self.file, self.max_pixels = file, max_pixels
         try:
             with zipfile.ZipFile(file) as packed:
@@ -58,40 +58,40 @@ class Archive(Mapping[str, np.ndarray]):
         """The array of that name; a sentence names the others when there is none."""
         if name not in self._bytes:
             raise BadInput(f"{self.file}: there is no array '{name}'; it has {', '.join(self)}")
-        try:
-            self._check_declared(name)
+        with self._stream(name) as stream:
+            self._check_declared(name, stream)
+        with self._stream(name) as stream:
             if self._bytes[name] > LARGE:
-                return self._unpacked(name)
-            with zipfile.ZipFile(self.file) as packed, packed.open(f"{name}.npy") as stream:
-                return np.lib.format.read_array(stream, allow_pickle=False)
-        except UNREADABLE as error:
-            raise BadInput(f"{self.file}: the array '{name}' cannot be read ({error})") from None
+                return _unpacked(stream)
+            return np.lib.format.read_array(stream, allow_pickle=False)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of an array, which is not read."""
-        try:
-            with zipfile.ZipFile(self.file) as packed, packed.open(f"{name}.npy") as stream:
-                return _read_header(stream)[0]
-        except UNREADABLE as error:
-            raise BadInput(f"{self.file}: the array '{name}' cannot be read ({error})") from None
+        with self._stream(name) as stream:
+            return _read_header(stream)[0]
 
     def first(self, name: str) -> np.ndarray:
         """The first entry of an array, of which no more is read; nothing where it does not stand at the beginning."""
+        with self._stream(name) as stream:
+            shape, fortran, dtype = _read_header(stream)
+            check_pixels(math.prod(shape[1:]), 1, self.max_pixels * 3)
+            count = 0 if fortran or not shape or not shape[0] else math.prod(shape[1:])
+            return np.frombuffer(stream.read(count * dtype.itemsize), dtype)
+
+    @contextlib.contextmanager
+    def _stream(self, name: str) -> Iterator[IO[bytes]]:
+        """The bytes of an array; whatever goes wrong with them is told as BadInput."""
         try:
             with zipfile.ZipFile(self.file) as packed, packed.open(f"{name}.npy") as stream:
-                shape, fortran, dtype = _read_header(stream)
-                check_pixels(math.prod(shape[1:]), 1, self.max_pixels * 3)
-                count = 0 if fortran or not shape or not shape[0] else math.prod(shape[1:])
-                return np.frombuffer(stream.read(count * dtype.itemsize), dtype)
+                yield stream
         except UNREADABLE as error:
             raise BadInput(f"{self.file}: the array '{name}' cannot be read ({error})") from None
 
-    def _check_declared(self, name: str) -> None:
+    def _check_declared(self, name: str, stream: IO[bytes]) -> None:
         """ValueError for an array that is not as large as it declares, whose images are larger than the study allows,
         or for which there is no room."""
-        with zipfile.ZipFile(self.file) as packed, packed.open(f"{name}.npy") as stream:
-            shape, _, dtype = _read_header(stream)
-            declared = stream.tell() + math.prod(shape) * dtype.itemsize
+        shape, _, dtype = _read_header(stream)
+        declared = stream.tell() + math.prod(shape) * dtype.itemsize
         if declared != self._bytes[name]:
             raise ValueError(f"it declares {declared} bytes, and the archive has {self._bytes[name]}")
         if len(shape) >= 3:  # [N, H, W], [N, H, W, C] or [N, C, H, W]
@@ -100,22 +100,15 @@ class Archive(Mapping[str, np.ndarray]):
         if declared > LARGE and declared > shutil.disk_usage(tempfile.gettempdir()).free:
             raise ValueError(f"it has {declared} bytes, and {tempfile.gettempdir()} has no room to unpack it")
 
-    def _unpacked(self, name: str) -> np.ndarray:
-        """A memory map of a temporary copy, which the system frees with the map."""
-        with (
-            tempfile.TemporaryFile() as copy,
-            zipfile.ZipFile(self.file) as packed,
-            packed.open(f"{name}.npy") as stream,
-        ):
-            shutil.copyfileobj(stream, copy, 1 << 20)
-            copy.seek(0)
-            return _memory_map(copy)
 
-
-def _memory_map(file: IO[bytes]) -> np.ndarray:
-    """A read-only map of an open .npy file: Windows opens no temporary file a second time, by its name."""
-    shape, fortran, dtype = _read_header(file)
-    return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+def _unpacked(stream: IO[bytes]) -> np.ndarray:
+    """A read-only memory map of a temporary copy, which the system frees with the map. It is made of the open file:
+    Windows opens no temporary file a second time, by its name."""
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(stream, copy, 1 << 20)
+        copy.seek(0)
+        shape, fortran, dtype = _read_header(copy)
+        return np.memmap(copy, dtype, "r", copy.tell(), shape, "F" if fortran else "C")
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:

@@ -1,4 +1,4 @@
-"""How much sites differ: the Kolmogorov-Smirnov (KS) statistic between their label distributions."""
+"""Heterogeneity of sites: the Kolmogorov-Smirnov (KS) statistic between their label distributions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _cumulative_shares(labels: list[np.ndarray]) -> np.ndarray:
 
 
 def label_histograms(labels_by_site: Mapping[str, np.ndarray], classes: int) -> dict[str, Any]:
-    """How many labels of each site lie in each bin, `per_site`: a bin for each class, or bins between `edges`."""
+    """Number of labels of each site in each bin, `per_site`: a bin for each class, or bins between `edges`."""
     if classes:
         counts = {site: np.bincount(own, minlength=classes).tolist() for site, own in labels_by_site.items()}
         return {"edges": None, "per_site": counts}
@@ -62,8 +62,8 @@ def masked_share(masks: np.ndarray | None) -> float:
 
 
 def tells_class(counts: Sequence[Sequence[int] | np.ndarray]) -> tuple[float, float] | None:
-    """Of images counted by site and class: the share whose class the site alone tells, and the share of the most
-    frequent class; None unless the site tells nearly all, and several classes and sites have images."""
+    """The share of images, counted by site and class, whose class the site alone tells, and that of the most frequent
+    class; None unless the site tells nearly all, and several classes and sites have images."""
     table = np.array([row for row in counts if sum(row)], float)
     if len(table) < 2 or (table.sum(0) > 0).sum() < 2 or table.sum() < ENOUGH_IMAGES:
         return None

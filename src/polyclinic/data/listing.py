@@ -1,20 +1,28 @@
-"""A listing of image files with their labels and columns, made before any image is read.
+"""A listing of image files with their labels and columns, and its preparation as arrays on disk.
 
-A source makes a listing from folder names, tables or archive headers; `preprocessing.prepare` makes it arrays
-on disk.
+A source makes a listing from folder names, tables or archive headers before any image is read. `prepare_images` reads
+the images; a preparation that was stopped goes on where it stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyclinic.data.reading import Reader
+from polyclinic.data.cache import Progress
+from polyclinic.data.fit import Fit, fit_image, fit_mask, is_colour
+from polyclinic.data.reading import UNKNOWN_SPACING, Reader
 from polyclinic.data.tables import Table
+from polyclinic.errors import BadInput
+from polyclinic.files import PARTIAL, atomic_file, atomic_write, make_folder
 
 #: the arrays of a listing that have one entry per image
 PER_IMAGE = ("labels", "patient", "site", "split", "subgroup", "ids", "columns")
@@ -82,7 +90,7 @@ class Listing:
         return {key: getattr(self, key) for key in PER_IMAGE if getattr(self, key) is not None}
 
     def facts(self) -> dict[str, Any]:
-        """What holds for all images, in plain values."""
+        """The facts that hold for all images, in plain values."""
         bounds = None if self.label_range is None else [float(bound) for bound in self.label_range]
         names = {"column_names": list(self.column_names)} if self.column_names else {}
         return {"classes": list(self.classes), "unit": self.unit, "label_range": bounds, **names}
@@ -112,5 +120,162 @@ def listing_of_arrays(images: Sequence[np.ndarray], what: str, **facts: Any) -> 
 
 
 def places(table: Table, files: Sequence[Path]) -> list[str]:
-    """What to call the file of each row of a table."""
+    """The name of the file of each row of a table, for messages."""
     return [f"{table.place(i)} ({file.name})" for i, file in enumerate(files)]
+
+
+# --- preparation ----------------------------------------------------------------------------------------------
+
+
+STEP = 64  # images read at a time
+NOTED_EVERY = 32  # steps between two notes of progress on disk
+LOOKED_AT = 24  # images that are opened to see whether any has colour
+NAMED_AT_MOST = 200  # problems in one message
+ONE_BY_ONE = 20  # images with the same problem that are still named each
+#: what differs between two messages about the same problem
+NUMBERS = re.compile(r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)")
+
+#: the name of an image, and why it cannot be read
+Problem = tuple[str, str]
+
+
+def prepare_images(listing: Listing, fit: Fit, folder: Path, progress: Progress | None = None) -> None:
+    """Writes images, masks and the listing's facts to `folder`, which appears when all are there.
+
+    The caller holds the folder's lock. An attempt that was stopped lies beside it and is continued. Every image that
+    cannot be read is named, with the reason, in one message.
+    """
+    if len(listing) == 0:
+        raise BadInput("data.path: no images found; `polyclinic data show` says what a source must look like")
+    if (folder / "facts.json").is_file():  # another process has prepared the same meanwhile
+        return
+    scratch = folder.with_name(folder.name + PARTIAL)
+    _fill(scratch, listing, fit, progress)
+    scratch.rename(folder)
+
+
+def _fill(scratch: Path, listing: Listing, fit: Fit, progress: Progress | None) -> None:
+    make_folder(scratch)
+    channels = channels_of(listing, fit)
+    images = _open(scratch / "images.npy", (len(listing), channels, fit.size, fit.size))
+    masks = None if listing.mask is None else _open(scratch / "masks.npy", (len(listing), fit.size, fit.size))
+    geometry = _open(scratch / "geometry.npy", (len(listing), 4), np.float32)
+    _read_all(listing, fit, Arrays(images, masks, geometry), scratch / "done.txt", progress)
+    for name, array in listing.arrays().items():
+        np.save(scratch / f"{name}.npy", array, allow_pickle=False)
+    (scratch / "facts.json").write_text(json.dumps(listing.facts(), indent=1), encoding="utf-8")
+
+
+class Arrays(NamedTuple):
+    """The arrays that are filled image by image. `geometry` float32 [N, 4]: width and height of the file's image in
+    pixels, and millimetres between its columns and rows (NaN where nobody says)."""
+
+    images: np.ndarray
+    masks: np.ndarray | None
+    geometry: np.ndarray
+
+
+def channels_of(listing: Listing, fit: Fit) -> int:
+    """The channels asked for; else 3 when any of a few images, taken evenly, has colour."""
+    if fit.channels != "auto":
+        return fit.channels
+    for i in np.unique(np.linspace(0, len(listing) - 1, LOOKED_AT).astype(int)):
+        try:
+            if is_colour(listing.picture(int(i))):
+                return 3
+        except Exception:
+            continue
+    return 1
+
+
+def _read_all(
+    listing: Listing,
+    fit: Fit,
+    arrays: Arrays,
+    done_file: Path,
+    progress: Progress | None,
+) -> None:
+    """Fills the arrays; `done_file` holds how many images, from the first, are safely on disk."""
+    done = int(done_file.read_text()) if done_file.exists() else 0
+    problems: list[Problem] = []
+    images, masks, geometry = arrays
+
+    def read(i: int) -> Problem | None:
+        try:
+            picture = listing.picture(i)
+            images[i] = fit_image(picture, fit, images.shape[1])
+            geometry[i] = (*picture.shape[1::-1], *(listing.spacing(i) if listing.spacing else UNKNOWN_SPACING))
+            if masks is not None and listing.mask is not None:
+                masks[i] = fit_mask(listing.mask(i), fit)
+        except Exception as error:  # whatever a decoder raises on a broken file is a fact about that file
+            return listing.name(i), _reason(error)
+        return None
+
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        for piece in _pieces(done, len(listing)):
+            problems += [problem for problem in pool.map(read, piece) if problem]
+            if not problems:
+                _note(done_file, arrays, piece.stop)
+            if progress:
+                progress("preparing images", piece.stop, len(listing))
+    if problems:
+        raise BadInput(unreadable(problems, len(listing)))
+
+
+def problem_of(listing: Listing, i: int) -> Problem | None:
+    """The reason why image i or its mask cannot be read; None where it can be."""
+    try:
+        listing.picture(i)
+        if listing.mask is not None:
+            listing.mask(i)
+    except Exception as error:  # whatever a decoder raises on a broken file is a fact about that file
+        return listing.name(i), _reason(error)
+    return None
+
+
+def _pieces(start: int, stop: int) -> Iterator[range]:
+    for first in range(start, stop, STEP):
+        yield range(first, min(first + STEP, stop))
+
+
+def _note(done_file: Path, arrays: Arrays, done: int) -> None:
+    """Notes progress only after the pixels have been handed to the disk, now and then and at the end."""
+    if done % (STEP * NOTED_EVERY) and done != len(arrays.images):
+        return
+    for array in arrays:
+        if isinstance(array, np.memmap):
+            array.flush()
+    atomic_write(done_file, str(done))
+
+
+def _open(file: Path, shape: tuple[int, ...], dtype: type[np.generic] = np.uint8) -> np.ndarray:
+    """A writable memory map, taken up again where one of that shape is there."""
+    if not file.exists():
+        with atomic_file(file) as partial:
+            np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
+    return np.lib.format.open_memmap(file, mode="r+")
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def unreadable(problems: Sequence[Problem], count: int) -> str:
+    """A message about images that cannot be read, and why: images with the same problem in one line."""
+    alike: dict[str, list[Problem]] = {}
+    for name, why in problems:
+        alike.setdefault(NUMBERS.sub("#", why), []).append((name, why))
+    lines = [_line(group, count) for group in alike.values()]
+    named = lines[:NAMED_AT_MOST]
+    more = [f"and {len(lines) - len(named)} more"] if len(lines) > len(named) else []
+    head = f"data.path: {len(problems)} of {count} images cannot be read; repair or remove them:"
+    return "\n  ".join([head, *named, *more])
+
+
+def _line(group: Sequence[Problem], count: int) -> str:
+    """`a.png: why`, or for many that have the same problem `50 of 50 images, such as a.png: why`."""
+    name, why = group[0]
+    if len(group) <= ONE_BY_ONE:
+        return "\n  ".join(f"{name}: {why}" for name, why in group)
+    return f"{len(group)} of {count} images, such as {name}: {why}"

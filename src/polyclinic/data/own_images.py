@@ -17,15 +17,13 @@ from pydantic import ValidationError
 
 from polyclinic import plugins
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.file_source import DATA_FOLDER
-from polyclinic.data.partitions.iid import Iid
+from polyclinic.data.partitions.simple import Iid
 from polyclinic.data.parts import ImageSet, SiteData, open_site, prepare
-from polyclinic.data.source import Source
+from polyclinic.data.source import AtSites, Source
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write, lock
-from polyclinic.messages import sentences
-from polyclinic.settings import nearest, variant
+from polyclinic.settings import nearest, sentences, variant
 
 #: settings by which a study would split images, and which a deployed site does not take from it
 NOT_THE_STUDYS = ("fold", "test_per_class", "test_total_per_class")
@@ -70,7 +68,7 @@ def own_data(file: Path, wanted: AtSites, site: str, cache: Path) -> SiteData:
 
 
 def count_training_images(file: Path, wanted: AtSites, site: str) -> int:
-    """How many images a study would train on; nothing is kept, neither images nor a split."""
+    """Number of images that a study would train on; nothing is kept, neither images nor a split."""
     if (found := _lying_prepared(file, wanted)) is not None:
         return len(found.train)
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +85,7 @@ def _lying_prepared(file: Path, wanted: AtSites) -> SiteData | None:
 
 
 def _table(file: Path, wanted: AtSites) -> dict[str, Any]:
-    """What a site's file says about the images of a study."""
+    """The table of a site's file about the images of a study."""
     datasets = read_toml(file).get("datasets", {})
     if wanted.dataset not in datasets:
         hint = nearest(wanted.dataset, list(datasets))
@@ -96,7 +94,7 @@ def _table(file: Path, wanted: AtSites) -> dict[str, Any]:
 
 
 def own_source(file: Path, wanted: AtSites) -> Source:
-    """Where a site's images come from, at the size of the study and with the split of the site; the study's own words
+    """The source of a site's images, at the size of the study and with the split of the site; the study's own words
     where they lie prepared already, as in a rehearsal."""
     if "prepared" in _table(file, wanted):
         return wanted
@@ -120,7 +118,8 @@ def _source(file: Path, wanted: AtSites, split: Mapping[str, Any]) -> Source:
 
 
 def own_split(file: Path, wanted: AtSites) -> dict[str, Any]:
-    """How a site splits a dataset: drawn once and kept, so that no study's training image is another one's test image.
+    """The split of a dataset at a site: drawn once and kept, so that no study's training image is another one's test
+    image.
 
     A study has no say in it. The table of the dataset in site.toml may say otherwise.
     """
@@ -149,7 +148,7 @@ def _kept_splits(file: Path) -> dict[str, Any]:
 
 
 def split_in_words(file: Path, wanted: AtSites) -> str:
-    """How a site's images are split, in a sentence."""
+    """A sentence about how a site's images are split."""
     table = _table(file, wanted)
     if "prepared" in table:
         return "Your images lie prepared, and are split already."
@@ -187,20 +186,16 @@ def _as_numbered(data: SiteData, classes: list[str], wanted: AtSites, file: Path
     numbers = np.array([-1 if name == LEFT_OUT else wanted.classes.index(name) for name in meant])
 
     def renumbered(part: ImageSet) -> ImageSet:
-        labels = numbers[part.labels]
-        rows = np.flatnonzero(labels >= 0)
-        if len(rows) == len(labels):
-            return dataclasses.replace(part, labels=labels)
-        arrays = {name: np.asarray(array)[rows] for name, array in vars(part).items() if array is not None}
-        return ImageSet(**{**arrays, "labels": labels[rows]})
+        part = dataclasses.replace(part, labels=numbers[part.labels])
+        rows = np.flatnonzero(part.labels >= 0)
+        return part if len(rows) == len(part) else part.take(rows)
 
-    return dataclasses.replace(
-        data, train=renumbered(data.train), validation=renumbered(data.validation), test=renumbered(data.test)
-    )
+    return data.changed(renumbered)
 
 
 def _label_map(file: Path, wanted: AtSites, classes: Sequence[str]) -> dict[str, str]:
-    """What the site's people call the study's classes: their name, and the study's, or "-" to leave images out."""
+    """The names that the site's people give to the study's classes: their name, and the study's, or "-" to leave images
+    out."""
     found = _table(file, wanted).get(LABEL_MAP, {})
     about = f"{file}: datasets.{wanted.dataset}.{LABEL_MAP}"
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):

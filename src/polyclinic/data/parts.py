@@ -9,8 +9,11 @@ arrays into memory, read-only. Layout of an entry of the cache:
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import io
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -19,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic.data import small_arrays
 from polyclinic.data.acquisition import apply_styles, crop_masks
-from polyclinic.data.balanced_test import balanced, balanced_total
+from polyclinic.data.allowed_paths import check_site_names, refuse_unsafe_name
 from polyclinic.data.cache import (
     PACKAGE,
     Progress,
@@ -33,10 +35,9 @@ from polyclinic.data.cache import (
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.heterogeneity import label_histograms, mean_ks, pairwise_ks
-from polyclinic.data.names import check_site_names, refuse_unsafe_name
 from polyclinic.data.partitions import Sites, assign_to_sites
 from polyclinic.data.source import Source
-from polyclinic.data.splits import SPLITS, Fold, patient_groups, split
+from polyclinic.data.splits import SPLITS, Fold, balanced, balanced_total, patient_groups, split
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_folder, cache_folder, digest_of
 from polyclinic.plugins import code_of, foreign_modules
@@ -73,10 +74,14 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.images)
 
+    def take(self, rows: np.ndarray) -> ImageSet:
+        """The images at `rows`, in that order, in memory."""
+        return ImageSet(**{name: np.asarray(array)[rows] for name, array in vars(self).items() if array is not None})
+
 
 @dataclass(frozen=True)
 class SiteData:
-    """What one site holds."""
+    """The images of one site."""
 
     name: str
     train: ImageSet
@@ -87,9 +92,13 @@ class SiteData:
 
     @property
     def mapped_files(self) -> int:
-        """How many files are open because their arrays are mapped into memory."""
+        """Number of files that are open because their arrays are mapped into memory."""
         parts = (self.train, self.validation, self.test)
         return sum(isinstance(array, np.memmap) for part in parts for array in vars(part).values())
+
+    def changed(self, change: Callable[[ImageSet], ImageSet]) -> SiteData:
+        """The same site with each of its three splits changed."""
+        return replace(self, train=change(self.train), validation=change(self.validation), test=change(self.test))
 
     def without_test(self) -> SiteData:
         """The same, but for the test images: none."""
@@ -98,7 +107,7 @@ class SiteData:
 
 @dataclass(frozen=True)
 class PreparedSites:
-    """Where the images of all sites lie, and what is known of them without looking at one.
+    """The folder of all sites' images, and the facts about them that need no look at an image.
 
     info: source, channels, size, classes, unit, label_range, has_masks, counts[site][split],
     class_counts[site][split] (a list, by class), columns (their names), digests[split] (sha256), mean_ks,
@@ -149,7 +158,7 @@ def _open_part(folder: str) -> ImageSet:
 def _open(file: str) -> np.ndarray:
     """An array, read-only: mapped into memory, or read at once if it is small, which is faster and leaves no file
     open."""
-    found = small_arrays.read(file, READ_AT_ONCE)
+    found = read_small_array(file, READ_AT_ONCE)
     return np.load(file, mmap_mode="r", allow_pickle=False) if found is None else found
 
 
@@ -207,7 +216,7 @@ def spread(dataset: Dataset, data: Source, sites: Sites) -> Spread:
 
 @dataclass(frozen=True)
 class Camera:
-    """How one site's images of one split are changed on their way to its part; by default not at all."""
+    """The camera of one site, which changes the images of one split on their way to its part; by default not at all."""
 
     data: Source
     site: str
@@ -232,21 +241,15 @@ class Camera:
 
 def _write_part(folder: Path, dataset: Dataset, index: np.ndarray, camera: Camera) -> None:
     folder.mkdir(parents=True)
-    _copy(folder / "images.npy", dataset.images, index, camera.images)
-    _copy(folder / "labels.npy", dataset.labels, index)
-    if dataset.masks is not None:
-        _copy(folder / "masks.npy", dataset.masks, index, camera.masks)
-    if dataset.patient is not None:
-        _copy(folder / "cases.npy", patient_groups(dataset), index)
-    if dataset.subgroup is not None:
-        _copy(folder / "subgroup.npy", dataset.subgroup, index)
-    if dataset.columns is not None:
-        _copy(folder / "columns.npy", dataset.columns, index)
-    if dataset.geometry is not None:
-        _copy(folder / "geometry.npy", dataset.geometry, index)
+    cases = None if dataset.patient is None else patient_groups(dataset)
+    changes: dict[str, Change] = {"images": camera.images, "masks": camera.masks}
+    for name, file in FILES.items():
+        array = cases if name == "cases" else getattr(dataset, name)
+        if array is not None:
+            _copy(folder / file, array, index, changes.get(name, lambda piece, start: piece))
 
 
-def _copy(file: Path, array: np.ndarray, index: np.ndarray, change: Change = lambda piece, start: piece) -> None:
+def _copy(file: Path, array: np.ndarray, index: np.ndarray, change: Change) -> None:
     """Writes array[index] piece by piece, so that a memory-mapped array never has to fit in memory."""
     shape = (len(index), *array.shape[1:])
     target = np.lib.format.open_memmap(file, mode="w+", dtype=array.dtype, shape=shape)
@@ -290,3 +293,47 @@ def _digest(dataset: Dataset, where: Spread, name: str) -> str:
     for piece in chunks(len(index), bytes_each(dataset.images)):
         total.update(np.ascontiguousarray(dataset.images[index[piece]]).data)
     return total.hexdigest()
+
+
+# --- small .npy files -----------------------------------------------------------------------------------------
+
+
+#: how a file of format 1.0 begins: then come the length of its header in two bytes, and the header
+MAGIC = b"\x93NUMPY\x01\x00"
+
+
+def read_small_array(file: str | Path, most: int) -> np.ndarray | None:
+    """An array as `np.load` gives it, read-only; None for a file of more than `most` bytes. Whatever is unusual is left
+    to `np.load`, and so is every complaint. A study with a thousand sites opens thousands of files whose headers are
+    alike, and `np.load` parses each of these as Python code."""
+    opened = os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        size = os.fstat(opened).st_size
+        data = os.read(opened, size) if size <= most else None
+    finally:
+        os.close(opened)
+    return None if data is None else _array(data, file)
+
+
+def _array(data: bytes, file: str | Path) -> np.ndarray:
+    start = len(MAGIC) + 2 + int.from_bytes(data[len(MAGIC) : len(MAGIC) + 2], "little")
+    known = _shape_and_type(data[:start]) if data.startswith(MAGIC) else None
+    if known is None or len(data) != start + math.prod(known[0]) * known[1].itemsize:
+        array = np.load(file, allow_pickle=False)
+        array.flags.writeable = False
+        return array
+    shape, kind = known
+    return np.ndarray(shape, kind, data, start)  # bytes never change
+
+
+@functools.lru_cache(maxsize=256)
+def _shape_and_type(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
+    """Shape and type out of a file's first bytes, up to the end of its header; None unless it is a plain array, row by
+    row."""
+    file = io.BytesIO(head)
+    try:
+        np.lib.format.read_magic(file)
+        shape, by_columns, kind = np.lib.format.read_array_header_1_0(file)
+    except Exception:  # numpy reads a header as Python does: a damaged one fails in many ways
+        return None
+    return None if by_columns or kind.hasobject else (shape, kind)

@@ -9,13 +9,12 @@ import numpy as np
 
 from polyclinic.data.contact_sheet import draw_rows
 from polyclinic.data.heterogeneity import pairwise_ks
+from polyclinic.palette import FAINT, INK, SERIES
 
 if TYPE_CHECKING:  # where it is used: not everybody has it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, FAINT = "#22303c", "#8a97a3"
-CLASS_COLOURS = ("#4c8fbd", "#e07b54", "#59a58b", "#c9a227", "#8e6bbf", "#c25b7a", "#6b7f8c", "#9aa84f")
 MOST_ROWS = 12  # sites shown with sample images, and named one by one
 MOST_SAMPLES = 12
 MOST_NAMED = 20  # classes that the legend names
@@ -159,7 +158,7 @@ def class_colours(count: int) -> list[str] | np.ndarray:
     """A colour per class: named ones for a few, a colour map for many."""
     from matplotlib import colormaps
 
-    return list(CLASS_COLOURS[:count]) if count <= len(CLASS_COLOURS) else colormaps["turbo"](np.linspace(0, 1, count))
+    return list(SERIES[:count]) if count <= len(SERIES) else colormaps["turbo"](np.linspace(0, 1, count))
 
 
 def site_colours(count: int) -> np.ndarray:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image, ImageOps
 
-from polyclinic.data.bounds import MOST_PIXELS, check_pixels
-from polyclinic.data.pixels import to_uint8
+from polyclinic.data.pixels import MOST_PIXELS, check_pixels, to_uint8
 
 if TYPE_CHECKING:
     import pydicom  # it and nibabel are imported where they are used: every process of a run would pay for them
@@ -31,11 +30,11 @@ UNKNOWN_SPACING = (math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Reader:
-    """How files become pixels: the window of DICOM and NIfTI intensities, the slices taken of a volume."""
+    """Reads files as pixels: the window of DICOM and NIfTI intensities, the slices taken of a volume."""
 
     window: Window | None = None
     slices: Slices = "middle"
-    #: of one image, by what its file declares; see `bounds.check_pixels`
+    #: of one image, by what its file declares; see `pixels.check_pixels`
     max_pixels: int = MOST_PIXELS
 
     def frames(self, file: Path) -> tuple[int | None, ...]:
@@ -73,24 +72,24 @@ class Reader:
 
 
 def is_image_name(file: Path) -> bool:
-    """Whether a file is an image, by its name or, without a suffix, by its first bytes."""
+    """True for an image, by its name or, without a suffix, by its first bytes."""
     if file.name.startswith("."):
         return False
     return _ends(file, (*PICTURES, *DICOM, *NIFTI)) or (not file.suffix and _looks_like_dicom(file))
 
 
 def is_nifti(file: Path) -> bool:
-    """Whether a file is a NIfTI volume, by its name."""
+    """True for a NIfTI volume, by its name."""
     return _ends(file, NIFTI)
 
 
 def is_dicom(file: Path) -> bool:
-    """Whether a file is a DICOM image, by its name or its first bytes."""
+    """True for a DICOM image, by its name or its first bytes."""
     return _ends(file, DICOM) or _looks_like_dicom(file)
 
 
 def is_volume_name(file: Path) -> bool:
-    """Whether a file may hold more than one slice."""
+    """True for a file that may hold more than one slice."""
     return not _ends(file, PICTURES)
 
 

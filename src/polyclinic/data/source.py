@@ -1,16 +1,16 @@
-"""A source: the `[data]` table of a study, and how its images are loaded."""
+"""Sources: the `[data]` table of a study and how its images are loaded; `at-sites`, the source of a deployed study."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
 
-from polyclinic.data.balanced_test import PerClass
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.splits import Fold
+from polyclinic.data.splits import Fold, PerClass
+from polyclinic.errors import BadInput
 from polyclinic.settings import Settings
 
 TASKS = ("classification", "regression", "segmentation")
@@ -78,3 +78,36 @@ class Source(Settings):
 def black_images(count: int, channels: int, size: int) -> np.ndarray:
     """uint8 [count, channels, size, size], without the memory of so many."""
     return np.broadcast_to(np.zeros((1, 1, 1, 1), dtype=np.uint8), (count, channels, size, size))
+
+
+class AtSites(Source):
+    """Images that never leave their sites: each opens its own under a name that all have agreed on."""
+
+    source: Literal["at-sites"] = "at-sites"
+    dataset: str = Field("images", description="the name under which every site's own settings know its images")
+    channels: Literal[1, 3] = Field(1, description="1 for grey, 3 for colour")
+    classes: tuple[str, ...] = Field(("no", "yes"), description="the classes, in order; none where values are learnt")
+    unit: str = Field("", description="the unit of the values to predict, such as months")
+    label_range: tuple[float, float] | None = Field(None, description="smallest and largest value to predict")
+
+    tasks: ClassVar[tuple[str, ...]] = TASKS
+
+    def load(self) -> Dataset:
+        raise BadInput(
+            "data.source: 'at-sites' has no images here, each site has its own; `polyclinic deploy` runs such a study"
+        )
+
+    def info(self, sites: tuple[str, ...]) -> dict:
+        """The facts that stand for `PreparedSites.info` where nobody but the sites can count."""
+        return {
+            "source": self.source,
+            "channels": self.channels,
+            "size": self.size,
+            "classes": list(self.classes),
+            "unit": self.unit,
+            "label_range": list(self.label_range) if self.label_range else None,
+            "counts": {site: {} for site in sites},
+            "class_counts": {},
+            "digests": {},
+            "mean_ks": None,
+        }

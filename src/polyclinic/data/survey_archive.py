@@ -11,22 +11,29 @@ import numpy as np
 
 from polyclinic.data.archives import Archive, as_bytes
 from polyclinic.data.datasets.npz import Columns
-from polyclinic.data.survey_labels import Labels, are_labels, code_notes, labels_of
-from polyclinic.data.survey_result import Sizes, Survey
-from polyclinic.data.survey_tables import MOST_SITES, NAMES, Wanted, like_patients_note, likely_patients
+from polyclinic.data.labels import Labels, are_labels, code_notes, labels_of
+from polyclinic.data.survey_cases import Sizes, Survey, Wanted
+from polyclinic.data.survey_tables import NAMES, columns_by_name, like_patients_note
 from polyclinic.errors import BadInput
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 #: names of arrays by what they hold, the likeliest first; upper and lower case count as one
 IMAGES = ("images", "image", "x", "data", "imgs", "img", "pixels", "scans")
-LABELS = ("labels", "y", "targets", *NAMES["label"])
+ARRAYS = {
+    "label": ("labels", "y", "targets", *NAMES["label"]),
+    "site": NAMES["site"],
+    "patient": (*NAMES["patient"], "group", "groups", "case"),
+    "split": ("split",),
+}
+#: settings of the source npz that have other names
+SETTINGS = {"label": "labels", "patient": "group"}
 MASKS = re.compile(r"(^|_)(masks?|seg|segs|segmentations?)($|_)", re.I)
-PATIENTS = (*NAMES["patient"], "group", "groups", "case")
+SMALLEST = 8  #: pixels of a side, below which an array with three axes is no images
 
 
 def survey_archive(path: Path, wanted: Wanted = Wanted()) -> Survey:  # noqa: B008 (frozen)
-    """What an archive holds; BadInput where images, or what to learn about them, are missing."""
+    """The images of an archive; BadInput where images, or what to learn about them, are missing."""
     archive, shapes = _opened(path)
     wanted.refuse_absent(path, (name.removeprefix("train_") for name in shapes))
     name = wanted.images or _images_or_refusal(path, shapes)
@@ -40,8 +47,7 @@ def survey_archive(path: Path, wanted: Wanted = Wanted()) -> Survey:  # noqa: B0
         own: np.concatenate([archive[prefix + own].reshape(-1) for prefix in prefixes])
         for own in _flat_arrays(shapes, prefixes, name)
     }
-    shape = shapes[prefixes[0] + name]
-    height, width = shape[2:] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
+    height, width = _sides(shapes[prefixes[0] + name])
     columns = {"images": name, **_named(arrays)}
     if wanted.label:
         _refuse_other_length(path, wanted.label, arrays)
@@ -109,9 +115,13 @@ def pictures_in(path: Path) -> Iterator[np.ndarray]:
 
 
 def _can_be_images(name: str, shape: tuple[int, ...]) -> bool:
-    """An array of images of at least 8 x 8 pixels, and no masks."""
-    sides = shape[2:] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
-    return _has_image_shape(shape) and min(sides) >= 8 and not MASKS.search(name)
+    """An array of images large enough, and no masks."""
+    return _has_image_shape(shape) and min(_sides(shape)) >= SMALLEST and not MASKS.search(name)
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Height and width."""
+    return shape[2:] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
 
 
 def _has_image_shape(shape: tuple[int, ...]) -> bool:
@@ -146,22 +156,8 @@ def _fits(shapes: Shapes, prefix: str, name: str, images: str) -> bool:
 
 
 def _named(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Which array holds what; one institution alone, or very many, make no sites."""
-    own = {name.lower().replace(" ", "_"): name for name in arrays}
-    wanted = {"labels": LABELS, "site": NAMES["site"], "group": PATIENTS, "split": ("split",)}
-    found = {what: next((own[name] for name in names if name in own), "") for what, names in wanted.items()}
-    found["labels"] = found["labels"] or _near_label(own)
-    taken = {what: values for what, values in arrays.items() if what not in found.values()}
-    found["group"] = found["group"] or likely_patients(taken)
-    if found["site"] and not 2 <= len(np.unique(arrays[found["site"]])) <= MOST_SITES:
-        found["site"] = ""
-    return {what: name for what, name in found.items() if name}
-
-
-def _near_label(own: Mapping[str, str]) -> str:
-    """The array one of whose words is a usual name of labels, such as age_years."""
-    words = ((wanted, name) for wanted in LABELS if len(wanted) > 2 for name in own)
-    return next((own[name] for wanted, name in words if wanted in re.split(r"[_-]", name)), "")
+    """Arrays by the settings that name them."""
+    return {SETTINGS.get(what, what): name for what, name in columns_by_name(arrays, ARRAYS, near=("label",)).items()}
 
 
 def _labels(

@@ -1,4 +1,4 @@
-"""A first look at images in folders: a folder per class, or folders of hospitals with the same classes in each."""
+"""A first look at folders and headers: which level names hospitals, classes or patients, and what DICOM files say."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from polyclinic.data.names import safe_name
-from polyclinic.data.survey_headers import institutions_note, institutions_of
-from polyclinic.data.survey_labels import MOST_CLASSES
-from polyclinic.data.survey_tables import IMAGE_FOLDER, MOST_SITES
+import numpy as np
+
+from polyclinic.data.allowed_paths import safe_name
+from polyclinic.data.labels import MOST_CLASSES
+from polyclinic.data.reading import count_slices, is_dicom, is_volume_name
+from polyclinic.data.survey_cases import IMAGE_FOLDER
+from polyclinic.data.survey_tables import MOST_SITES
 from polyclinic.data.tables import SPLIT_NAMES
 
 #: names of folders that say what images show, and where they were taken
@@ -26,8 +30,6 @@ SITE = re.compile(r"(site|hospital|cent(er|re)|clinic|klinik|institut|scanner|un
 NEITHER = re.compile(
     r"^(left|right|l|r|images?|imgs?|png|jpe?g|dicom|dcm|(p|pat|patient|case|subject)?[_-]?\d{2,})$", re.I
 )
-
-
 #: names of folders that say how somebody has packed images, and not where they were taken
 PACKED = re.compile(
     r"(^|[_ -])(images?|imgs?|pictures?|photos?|scans?|data|part|batch|fold|set|subset|train(ing)?|test(ing)?|val"
@@ -37,6 +39,9 @@ PACKED = re.compile(
 #: names of folders that hold what belongs to one patient
 PATIENT_FOLDER = re.compile(r"^(p|pat|patient|sub|subj|subject|case|person)[_ -]?\d+$", re.I)
 FEWEST_AT_A_SITE = 5  #: images of a folder, on average, that is taken for a hospital; a patient has fewer
+FILLED = 0.6  #: share of all pairs of hospital and class that must have images: a hospital may lack a class
+TAGS = ("PatientID", "InstitutionName")
+COUNTED = 5  #: volumes whose slices are counted: their headers are read whole
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,36 @@ def levels_of(top: Path, files: Sequence[Path]) -> Levels | None:
     if not _is_grid(upper, lower):
         return None
     institutions = institutions_of(files)
-    swapped = _are_sites(lower, institutions) if institutions else _sound_like_sites(lower, upper)
-    if swapped and not _are_sites(upper, institutions):
+    swapped = one_to_one(lower, institutions) if institutions else _site_points(lower) > _site_points(upper)
+    if swapped and not (institutions and one_to_one(upper, institutions)):
         note = _sentence(lower, upper, "lower", "upper", bool(institutions))
         return Levels(institutions or lower, upper, note, upper_are_sites=False)
     return Levels(institutions or upper, lower, _sentence(upper, lower, "upper", "lower", bool(institutions)))
+
+
+def _is_grid(upper: Sequence[str], lower: Sequence[str]) -> bool:
+    """True where at least two folders have at least two sub-folders of the same names; a site may lack some classes."""
+    sites, classes, pairs = set(upper), set(lower), set(zip(upper, lower, strict=True))
+    by_class = Counter(name for _, name in pairs)
+    few = 2 <= len(sites) <= MOST_SITES and 2 <= len(classes) <= MOST_CLASSES
+    is_shared = min(by_class.values(), default=0) >= 2 and len(pairs) >= FILLED * len(sites) * len(classes)
+    others = classes & set(SPLIT_NAMES) or all(NEITHER.match(name) for name in classes)
+    return few and is_shared and not others
+
+
+def _site_points(names: Sequence[str]) -> int:
+    """Number of names that sound like sites, less those that sound like classes."""
+    return sum(bool(SITE.search(name)) - bool(CLASS.match(name)) for name in set(names))
+
+
+def _sentence(sites: Sequence[str], classes: Sequence[str], where: str, other: str, from_headers: bool) -> str:
+    taken = f"{other} folders ({some(classes)}) are taken for the classes"
+    if from_headers:
+        return f"{taken}; {institutions_note(sites)}"
+    return (
+        f"{where} folders ({some(sites)}) are taken for the sites, {taken}; if it is the other way round, swap the "
+        "columns' names label and site in the table below"
+    )
 
 
 def hospitals_of(paths: Sequence[str], labels: Sequence[str] | None = None) -> list[str] | None:
@@ -74,20 +104,20 @@ def hospitals_of(paths: Sequence[str], labels: Sequence[str] | None = None) -> l
         return None
     found = [part[0] for part in parts]
     names = set(found)
-    few = 2 <= len(names) <= MOST_SITES and len(paths) >= FEWEST_AT_A_SITE * len(names)
-    packed = any((NEITHER.match(name) or PACKED.search(name)) and not SITE.search(name) for name in names)
-    packed = packed or all(PATIENT_FOLDER.match(name) for name in names)
-    return None if not few or packed or _say_the_label(found, labels) else [safe_name(name) for name in found]
+    rules = (
+        2 <= len(names) <= MOST_SITES,
+        len(paths) >= FEWEST_AT_A_SITE * len(names),
+        not any((NEITHER.match(name) or PACKED.search(name)) and not SITE.search(name) for name in names),
+        not all(PATIENT_FOLDER.match(name) for name in names),
+        not all(CLASS.match(name) for name in names),  # also where masks are what is learnt, and nothing is a label
+        labels is None or not _say_the_label(found, labels),
+    )
+    return [safe_name(name) for name in found] if all(rules) else None
 
 
-def _say_the_label(folders: Sequence[str], labels: Sequence[str] | None) -> bool:
-    """Whether each folder has the name of a class, or holds images of one label only."""
-    if all(CLASS.match(name) for name in set(folders)):
-        return True  # also where masks are what is learnt, and nothing is a label
-    if labels is None:
-        return False
-    pure = len(set(zip(folders, labels, strict=True))) == len(set(folders))
-    return pure or are_same_names(folders, labels)
+def _say_the_label(folders: Sequence[str], labels: Sequence[str]) -> bool:
+    """True where each folder holds images of one label only, or has the name of a label."""
+    return len(set(zip(folders, labels, strict=True))) == len(set(folders)) or are_same_names(folders, labels)
 
 
 def tops_of(paths: Sequence[str], sites: Sequence[str] | None = None) -> list[str] | None:
@@ -100,28 +130,38 @@ def tops_of(paths: Sequence[str], sites: Sequence[str] | None = None) -> list[st
 
 
 def patients_in(tops: Sequence[str]) -> bool:
-    """Whether folders are those of patients by their names, some with several images."""
+    """True where folders are those of patients by their names, some with several images."""
     return 1 < len(set(tops)) < len(tops) and all(PATIENT_FOLDER.match(Path(top).name) for top in tops)
-
-
-def patients_note(tops: Sequence[str]) -> str:
-    return f"the folders {some(tops)} are taken for the patients; if they are none, give --patient REGEX"
 
 
 def like_names(sites: Iterable[str]) -> list[str]:
     """A sentence about sites that may be one: their names differ by case, blanks and signs only."""
     spelled: defaultdict[str, list[str]] = defaultdict(list)
     for name in sites:
-        spelled[re.sub(r"[\W_]+", "", name).casefold()].append(name)
+        spelled[_letters(name)].append(name)
     pairs = [" and ".join(names) for names in spelled.values() if len(names) > 1]
     return [f"sites that may be one: {', '.join(pairs)}; write them alike if so"] if pairs else []
 
 
-def hospitals_note(sites: Sequence[str]) -> str:
-    return (
-        f"the uppermost folders ({some(sites)}) are taken for the sites; if they are none, set "
-        'sites.partition = "iid" and sites.count'
-    )
+def are_same_names(first: Iterable[str], second: Iterable[str]) -> bool:
+    """True where two sets of names are the same, but for case, blanks and signs."""
+    return set(map(_letters, first)) == set(map(_letters, second))
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name).casefold()
+
+
+def one_to_one(first: Sequence[str], second: Sequence[str]) -> bool:
+    """True where two lists say the same with other words."""
+    pairs = set(zip(first, second, strict=True))
+    return len(set(first)) > 1 and len(pairs) == len(set(first)) == len(set(second))
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """The first few different names."""
+    different = sorted(set(names))
+    return ", ".join([*different[:most], *(["..."] if len(different) > most else [])])
 
 
 def _below_split(parts: tuple[str, ...]) -> tuple[str, ...]:
@@ -136,59 +176,70 @@ def _below_packs(path: str) -> tuple[str, ...]:
     return parts
 
 
-def _is_grid(upper: Sequence[str], lower: Sequence[str]) -> bool:
-    """Whether at least two folders have at least two sub-folders of the same names; a site may lack some classes."""
-    sites, classes, pairs = set(upper), set(lower), set(zip(upper, lower, strict=True))
-    by_class = Counter(name for _, name in pairs)
-    few = 2 <= len(sites) <= MOST_SITES and 2 <= len(classes) <= MOST_CLASSES
-    is_shared = min(by_class.values(), default=0) >= 2 and len(pairs) >= 0.6 * len(sites) * len(classes)
-    others = classes & set(SPLIT_NAMES) or all(NEITHER.match(name) for name in classes)
-    return few and is_shared and not others
+# --- headers --------------------------------------------------------------------------------------------
 
 
-def _sound_like_sites(lower: Sequence[str], upper: Sequence[str]) -> bool:
-    """Whether names alone say that the lower folders are sites."""
-
-    def points(names: Sequence[str]) -> int:
-        return sum(bool(SITE.search(name)) - bool(CLASS.match(name)) for name in set(names))
-
-    return points(lower) > points(upper)
+def slices_of(files: Sequence[Path]) -> int:
+    """Slices of a volume, in the median of a few; 1 where there are no volumes."""
+    counts = [count_slices(file) for file in [file for file in files if is_volume_name(file)][:COUNTED]]
+    return int(np.median(counts)) if counts else 1
 
 
-def _are_sites(folders: Sequence[str], institutions: Sequence[str] | None) -> bool:
-    """Whether each folder holds the images of one institution only, and the other way round."""
-    return institutions is not None and one_to_one(folders, institutions)
+def patients_of(files: Sequence[Path], sites: Sequence[str] | None = None) -> list[str] | None:
+    """A number for the patient of each DICOM file, as p1: neither a name nor a digest, from which an id could be found
+    by trying. None where a file is no DICOM or names no patient, and where no patient has several images."""
+    found = _ids(files, sites)
+    if found is None or not 1 < len(set(found)) < len(files):
+        return None
+    numbers = {patient: f"p{number}" for number, patient in enumerate(dict.fromkeys(found), start=1)}
+    return [numbers[patient] for patient in found]
 
 
-def one_to_one(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether two lists say the same with other words."""
-    partners: defaultdict[str, set[str]] = defaultdict(set)
-    for one, other in zip(first, second, strict=True):
-        partners[f"a{one}"].add(other)
-        partners[f"b{other}"].add(one)
-    return len(set(first)) > 1 and all(len(found) == 1 for found in partners.values())
+def count_patients(files: Sequence[Path], sites: Sequence[str] | None = None) -> int | None:
+    """Number of different patients that the DICOM files name; None where one names none, or all name the same."""
+    found = set(_ids(files, sites) or ())
+    return len(found) if len(found) > 1 else None
 
 
-def are_same_names(first: Iterable[str], second: Iterable[str]) -> bool:
-    """Whether two sets of names are the same, but for case, blanks and signs."""
-
-    def plain(names: Iterable[str]) -> set[str]:
-        return {re.sub(r"[\W_]+", "", name).casefold() for name in names}
-
-    return plain(first) == plain(second)
+def _ids(files: Sequence[Path], sites: Sequence[str] | None) -> list[tuple[str, str]] | None:
+    """Site and PatientID of each file: two hospitals may give two patients the same id."""
+    found = _tags(files, "PatientID")
+    return None if found is None else list(zip(sites or [""] * len(found), found, strict=True))
 
 
-def _sentence(sites: Sequence[str], classes: Sequence[str], where: str, other: str, from_headers: bool) -> str:
-    taken = f"{other} folders ({some(classes)}) are taken for the classes"
-    if from_headers:
-        return f"{taken}; {institutions_note(len(set(sites)))}"
-    return (
-        f"{where} folders ({some(sites)}) are taken for the sites, {taken}; if it is the other way round, swap the "
-        "columns' names label and site in the table below"
-    )
+def institutions_of(files: Sequence[Path]) -> list[str] | None:
+    """The InstitutionName of each DICOM file as a site's name; None where a file has none, or all have the same."""
+    found = _tags(files, "InstitutionName")
+    if found is None:
+        return None
+    spelled: dict[str, str] = {}  # "ST MARY" and "St Mary" are one hospital
+    names = [spelled.setdefault(safe_name(name).casefold(), safe_name(name)) for name in found]
+    return names if 1 < len(spelled) <= MOST_SITES else None
 
 
-def some(names: Sequence[str], most: int = 4) -> str:
-    """The first few different names."""
-    different = sorted(set(names))
-    return ", ".join([*different[:most], *(["..."] if len(different) > most else [])])
+def institutions_note(sites: Sequence[str]) -> str:
+    return f"the sites are those that the DICOM files name ({len(set(sites))} different InstitutionName)"
+
+
+def _tags(files: Sequence[Path], tag: str) -> list[str] | None:
+    """The value of a tag in each DICOM file; None where one is no DICOM, or says nothing."""
+    if not files or not all(is_dicom(file) for file in files):
+        return None
+    found = []
+    for file in files:
+        value = _tags_of(file, file.stat().st_mtime_ns)[TAGS.index(tag)]
+        if not value:
+            return None
+        found.append(value)
+    return found
+
+
+@lru_cache(maxsize=100_000)
+def _tags_of(file: Path, modified: int) -> tuple[str, ...]:
+    import pydicom  # imported where it is used: it takes time
+
+    try:
+        header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(TAGS))
+    except Exception:  # a broken file is named by `study check`
+        return ("",) * len(TAGS)
+    return tuple(str(header.get(tag, "")).strip() for tag in TAGS)

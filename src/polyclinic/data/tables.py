@@ -59,13 +59,13 @@ class Table:
             raise BadInput(missing)
 
     def missing(self, *names: str) -> str:
-        """What `require` says; nothing where all columns are there."""
+        """The sentence of `require`; nothing where all columns are there."""
         absent = [f"'{name}'" for name in dict.fromkeys(names) if name not in self.columns]
         what = f"is no column {absent[0]}" if len(absent) == 1 else f"are no columns {', '.join(absent)}"
         return f"{self.file}: there {what}; it has {', '.join(self.columns)}" if absent else ""
 
     def place(self, i: int) -> str:
-        """What to call row i in a message."""
+        """The name of row i in a message."""
         return f"{self.file.name} row {self.lines[i]}"
 
     def where(self, chosen: np.ndarray) -> Table:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.data.allowed_paths import refuse_unsafe_name
 from polyclinic.deployment.approval_rules import (
     BY_RULE,
     NOT_ABOUT_IMAGES,

@@ -15,8 +15,7 @@ from polyclinic.data.own_images import read_toml
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.json_types import JsonObject
-from polyclinic.messages import sentences
-from polyclinic.settings import Settings
+from polyclinic.settings import Settings, sentences
 
 #: how the name of a rule begins where it approves, instead of a person's
 BY_RULE = "the rule "

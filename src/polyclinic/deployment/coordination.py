@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.data.allowed_paths import refuse_unsafe_name
 from polyclinic.data.own_images import load_site_plugins
 from polyclinic.data.parts import PreparedSites
+from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval import TOLD
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.outcome import Outcome
@@ -29,9 +29,8 @@ from polyclinic.errors import BadInput, RunPaused, WorkFailed
 from polyclinic.federation.call import pack, unpack
 from polyclinic.federation.leaving.key_ring import KeyRing, KitKeys
 from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.files import PARTIAL, atomic_write
+from polyclinic.files import PARTIAL, atomic_write, write_result
 from polyclinic.formats import write_run_format
-from polyclinic.noted_files import write_result
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
 from polyclinic.runner.recorder import Display

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from polyclinic import __version__
-from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.data.allowed_paths import refuse_unsafe_name
 from polyclinic.data.own_images import load_site_plugins, only_site_plugins, own_data, own_source
 from polyclinic.data.parts import ImageSet, PreparedSites
+from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval import TOLD, TRUSTED_WEIGHTS, Approvals, NameTaken, NotApproved, Request, State
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.engines.nvflare.process_tree import end_with

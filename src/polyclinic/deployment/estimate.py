@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.parts import PreparedSites
+from polyclinic.data.source import AtSites
 from polyclinic.federation.host import model_bytes
-from polyclinic.messages import human_bytes
+from polyclinic.files import human_bytes
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study
 

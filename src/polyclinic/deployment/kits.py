@@ -25,9 +25,9 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.names import COORDINATOR, refuse_coordinator
+from polyclinic.data.allowed_paths import COORDINATOR, refuse_coordinator
 from polyclinic.data.parts import PreparedSites, prepare
+from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval_rules import TABLE, ApprovalRules
 from polyclinic.deployment.kit_readme import write_readmes
 from polyclinic.deployment.site_config import MAX_SCORES

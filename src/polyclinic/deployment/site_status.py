@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import only_site_plugins, own_data
+from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.budget import OverBudget, Price, Spent, price_at

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.own_images import count_training_images, split_in_words
 from polyclinic.data.parts import PreparedSites
+from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS, trusted_tensors
 from polyclinic.deployment.approval_rules import changed_settings
 from polyclinic.errors import BadInput

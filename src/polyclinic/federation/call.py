@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from polyclinic.data.names import COORDINATOR
+from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected, decode_all
 from polyclinic.federation.leaving.signing import Anchor, Head, anchor_from_json, head_from_json

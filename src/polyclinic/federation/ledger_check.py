@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from polyclinic.data.names import COORDINATOR
+from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken, check_head
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.signing import Anchor, anchor_from_json, is_countersigned
 from polyclinic.federation.received import RECEIVED_FILE, read_received
+from polyclinic.files import check_noted
 from polyclinic.json_types import JsonObject, parse_json
-from polyclinic.noted_files import check_noted
 
 
 class VerifyingKeys(Protocol):

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.data.allowed_paths import refuse_unsafe_name
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving.anchor_file import AnchorFile
 from polyclinic.federation.leaving.budget import Budget, Price, price_at

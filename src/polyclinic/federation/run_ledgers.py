@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from polyclinic.data.names import COORDINATOR
+from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.key_ring import PUBLIC_FILE, SIGNING_FILE, KitKeys, PublicKeys, SeedKeys
@@ -19,8 +19,8 @@ from polyclinic.federation.ledger_check import (
     witnesses_in,
 )
 from polyclinic.federation.received import RECEIVED_FILE
+from polyclinic.files import check_noted
 from polyclinic.formats import check_run_format
-from polyclinic.noted_files import check_noted
 
 
 def check_run(run: Path, keys: Path | None = None, against: Path | None = None) -> dict[str, Checked]:

@@ -3,14 +3,21 @@
 They know torch, tasks and training, and nothing of methods or sites.
 """
 
-from polyclinic.generators.adversarial import AdversarialGenerator, AdversarialModel, AdversarialSteps
-from polyclinic.generators.base import CodedModel, Codes, Generator, GeneratorModel, Progress
-from polyclinic.generators.gan.dcgan import DCGAN, WassersteinGAN
+from polyclinic.generators.base import (
+    AdversarialGenerator,
+    AdversarialModel,
+    AdversarialSteps,
+    CodedModel,
+    Codes,
+    Generator,
+    GeneratorModel,
+    Progress,
+    RandomSource,
+)
 from polyclinic.generators.gan.losses import gan_loss
 from polyclinic.generators.gan.privgan import PrivGAN
-from polyclinic.generators.gan.settings import VanillaGAN
+from polyclinic.generators.gan.settings import DCGAN, VanillaGAN, WassersteinGAN
 from polyclinic.generators.latent_space import CodeSpace, GaussianSpace
-from polyclinic.generators.random_source import RandomSource
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.registry import Registry

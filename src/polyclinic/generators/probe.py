@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import initial_networks
 from polyclinic.tasks import Classification, Target
-from polyclinic.training.fitting import Schedule, descend
+from polyclinic.training.generator_loop import Schedule, descend
 
 FOLDS = 3
 PER_GROUP = 500  # images taken of each group; enough to see what matters, and quick

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
+from polyclinic.federation.leaving.code_packing import pack, unpack
 from polyclinic.generators.base import CodedModel, Codes, GeneratorModel, count, select
 from polyclinic.tasks import Task
 from polyclinic.training.augmentation import augment
@@ -139,3 +140,66 @@ def check_lengths(images: int, labels: Tensor, masks: Tensor | None) -> None:
     if len(labels) != images or (masks is not None and len(masks) != images):
         found = f"{len(labels)} labels" + ("" if masks is None else f" and {len(masks)} masks")
         raise BadInput(f"replay: codes of {images} images came with {found}; give one for each")
+
+
+# --- codes of sites -------------------------------------------------------------------------------
+
+
+#: tensors by kind of parcel and name
+Groups = dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class SiteCodes:
+    """Codes of a site's images by level, int16 [N, h, w], their labels [N] and perhaps masks uint8 [N, H, W]."""
+
+    codes: Mapping[str, Tensor]
+    labels: Tensor
+    masks: Tensor | None = None
+
+    def __len__(self) -> int:
+        return count(self.codes)
+
+
+def to_groups(by_site: Mapping[str, SiteCodes], model: CodedModel) -> Groups:
+    """Codes by site as tensors of the kinds codes, labels and masks; codes at ceil(log2 K) bits each."""
+    sizes = model.codebook_sizes
+    groups: Groups = {
+        "codes": {
+            f"{site}/{level}": pack(one.codes[level], sizes[level]) for site, one in by_site.items() for level in sizes
+        },
+        "labels": {site: one.labels for site, one in by_site.items()},
+    }
+    masks = {site: one.masks for site, one in by_site.items() if one.masks is not None}
+    return groups | ({"masks": masks} if masks else {})
+
+
+def from_groups(groups: Mapping[str, Mapping[str, Tensor]], model: CodedModel) -> dict[str, SiteCodes]:
+    """What `to_groups` was given; BadInput where the bytes are not codes of this model."""
+    grids = code_shapes(model)
+    by_site = {}
+    for site, labels in sorted(groups["labels"].items()):  # in memory and from a file alike
+        codes = {
+            level: unpack(groups["codes"][f"{site}/{level}"], size, (len(labels), *grids[level]))
+            for level, size in model.codebook_sizes.items()
+        }
+        by_site[site] = SiteCodes(codes, labels, groups.get("masks", {}).get(site))
+    return by_site
+
+
+def code_shapes(model: CodedModel) -> dict[str, tuple[int, ...]]:
+    """Rows and columns of codes by level."""
+    blank = torch.zeros(1, model.channels, model.size, model.size, dtype=torch.uint8)
+    return {level: tuple(codes.shape[1:]) for level, codes in model.encode(blank).items()}
+
+
+def source_of(by_site: Mapping[str, SiteCodes], model: CodedModel) -> FromCodes:
+    """The images of all sites' codes, as something that can be replayed."""
+    every = list(by_site.values())
+    masks = [one.masks for one in every if one.masks is not None]
+    return FromCodes(
+        model,
+        {level: torch.cat([one.codes[level] for one in every]) for level in model.codebook_sizes},
+        torch.cat([one.labels for one in every]),
+        torch.cat(masks) if masks else None,
+    )

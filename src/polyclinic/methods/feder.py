@@ -34,8 +34,8 @@ from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.peers import PeerMethod
 from polyclinic.methods.shared.stacked_generators import FitGenerator
 from polyclinic.methods.shared.synthetic_buffer import Tensors
+from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.plans import Fit, FitSpec
-from polyclinic.training.replayed import ReplayedBatches
 
 
 class FedER(LocalWork, PeerMethod):

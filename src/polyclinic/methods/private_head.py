@@ -18,7 +18,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.encoders.kept_features import kept_features
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
@@ -30,6 +29,7 @@ from polyclinic.methods.shared.method import Method, Own
 from polyclinic.methods.shared.public_basis import is_same_basis, public_basis
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Encoded
+from polyclinic.models.encoders import kept_features
 from polyclinic.training import private
 
 if TYPE_CHECKING:

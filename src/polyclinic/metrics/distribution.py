@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
-from polyclinic.metrics.image_sets import Images, as_unit, same_shape
+from polyclinic.metrics.images import Images, as_unit, same_shape
 from polyclinic.metrics.networks.efficientnet import EfficientNetLite0Features, efficientnet_lite0
 from polyclinic.metrics.networks.inception import NAME as INCEPTION
 from polyclinic.metrics.networks.inception import SIDE as INCEPTION_SIDE
@@ -26,11 +26,11 @@ from polyclinic.metrics.networks.weights import find
 from polyclinic.randomness import torch_rng
 
 SIDE = 128  # px, at which features are taken: a fixed size, as the figures depend on it
-AT_ONCE = 32
+AT_ONCE = 32  # images in a network
 ROWS = 512  # of a matrix of distances at a time
-NEIGHBOURS = 5
-SUBSETS = 50
-FEWEST = 10
+NEIGHBOURS = 5  # as in Naeem et al. 2020
+SUBSETS = 50  # pairs of halves, of which the deviation of KID is taken
+FEWEST = 10  # images of a set: of fewer these figures say nothing
 
 
 class Extractor:
@@ -51,7 +51,7 @@ class Extractor:
 
     @property
     def figure(self) -> str:
-        """What the Fréchet distance is called with these features: FID only where it is that."""
+        """The name of the Fréchet distance with these features: FID only where it is that."""
         return "FID" if self.name == FIDInception.name else "FD"
 
     @torch.no_grad()
@@ -67,7 +67,7 @@ class Extractor:
 
 
 def efficientnet_features(*, side: int = SIDE, device: str | torch.device = "cpu") -> Extractor:
-    """What EfficientNet-Lite0's classifier sees, 1,280 numbers an image."""
+    """The features that EfficientNet-Lite0's classifier sees, 1,280 numbers an image."""
     network: EfficientNetLite0Features = efficientnet_lite0(device)
     return Extractor(network.vector, network.name, side=side, device=device)
 

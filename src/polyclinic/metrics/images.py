@@ -1,16 +1,21 @@
-"""PSNR and SSIM: how much images resemble others, pair by pair.
+"""Images of metrics and attacks: PSNR and SSIM pair by pair; sets of images checked, scaled, turned; components.
 
-Every function takes two tensors [N, C, H, W] and says which range of values it takes: `data_range` is 1 for images in
+PSNR and SSIM take two tensors [N, C, H, W] and say which range of values they take: `data_range` is 1 for images in
 [0, 1] and 255 for uint8. It is the range that images may have, not the one they happen to have.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from polyclinic.errors import BadInput
 
 #: dB, where a finite figure is needed: the PSNR of equal images is infinite
 MOST_DECIBELS = 120.0
@@ -68,3 +73,89 @@ def _window_matrix(side: int, window: int) -> Tensor:
         line = torch.exp(-0.5 * (torch.arange(11, dtype=torch.float64) - 5).square() / 1.5**2)
     places = range(side - window + 1)
     return torch.stack([F.pad(line / line.sum(), (place, side - window - place)) for place in places])
+
+
+# --- sets of images -------------------------------------------------------------------------------------------
+
+
+Images = Tensor | np.ndarray
+
+#: the eight ways to lay a square picture on itself, and what undoes nothing else than a flip or quarter turns
+ORIENTATIONS = (
+    "as it is",
+    "turned by 90 degrees",
+    "turned by 180 degrees",
+    "turned by 270 degrees",
+    "mirrored",
+    "mirrored and turned by 90 degrees",
+    "mirrored and turned by 180 degrees",
+    "mirrored and turned by 270 degrees",
+)
+
+
+def as_unit(images: Images, what: str = "images") -> Tensor:
+    """Images [N, C, H, W], C 1 or 3, as float32 in [0, 1]; uint8 is divided by 255. `what` names them in messages."""
+    found = torch.as_tensor(np.asarray(images).copy() if isinstance(images, np.ndarray) else images)
+    if found.dim() != 4 or found.shape[1] not in (1, 3) or not len(found):
+        raise BadInput(f"{what}: have shape {tuple(found.shape)}; give [N, C, H, W] with one or three channels")
+    if found.dtype == torch.uint8:
+        return found.float() / 255
+    if not found.is_floating_point() or not bool(found.isfinite().all()):
+        raise BadInput(f"{what}: are {found.dtype}, or not finite; give uint8, or float between 0 and 1")
+    return found.float()
+
+
+def same_shape(first: Tensor, second: Tensor, what: str) -> None:
+    """Raise BadInput unless both sets hold images of one shape."""
+    if first.shape[1:] != second.shape[1:]:
+        raise BadInput(
+            f"{what}: have shape {tuple(second.shape[1:])} where {tuple(first.shape[1:])} was expected; resize them"
+        )
+
+
+def turned(images: Tensor, orientation: int) -> Tensor:
+    """Images laid down in the orientation ORIENTATIONS[orientation]: mirrored left-right first, then turned."""
+    mirrored, quarters = divmod(orientation, 4)
+    found = images.flip(-1) if mirrored else images
+    return found.rot90(quarters, (-2, -1))
+
+
+def orientations_of(images: Tensor) -> tuple[int, ...]:
+    """The orientations that keep the shape of these images: all eight, or four where they are not square."""
+    return tuple(range(8)) if images.shape[-1] == images.shape[-2] else (0, 2, 4, 6)
+
+
+def digest(image: Tensor) -> str:
+    """A name for one image by its pixels, so that what is drawn for it does not depend on its place in a set."""
+    return hashlib.sha256(image.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+# --- principal components -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Components:
+    """Leading principal components of some images: mean [D], directions [D, P]."""
+
+    mean: Tensor
+    directions: Tensor
+
+    def project(self, images: Tensor) -> Tensor:
+        """Coordinates [N, P] of uint8 images [N, C, H, W]."""
+        return (_pixels(images) - self.mean) @ self.directions
+
+
+def principal_components(images: Tensor, count: int = 50) -> Components:
+    """Up to `count` principal components of uint8 images [N, C, H, W]; each has its largest entry positive."""
+    rows = _pixels(images)
+    mean = rows.mean(0)
+    wanted = min(count, len(rows) - 1, rows.shape[1])
+    _, _, found = torch.linalg.svd((rows - mean).double(), full_matrices=False)
+    directions = found[:wanted].T
+    largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
+    return Components(mean, (directions * largest.sign()).float())
+
+
+def _pixels(images: Tensor) -> Tensor:
+    """float32 [N, D] in [0, 1]."""
+    return images.flatten(1).float() / 255

@@ -8,6 +8,7 @@ are found by matrix products, exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -16,17 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
-from polyclinic.metrics.image_sets import Images, as_unit
+from polyclinic.metrics.images import Images, as_unit, orientations_of, same_shape, turned
 from polyclinic.metrics.networks import lpips
 from polyclinic.metrics.networks.efficientnet import efficientnet_lite0
 from polyclinic.metrics.networks.weights import Name, find
-from polyclinic.settings import nearest
+from polyclinic.settings import nearest as suggestion
 
 DEFAULT = "efficientnet-lite0"
 NAMES = (DEFAULT, *get_args(Name))
 SMALLEST = 64  # px; pooling leaves nothing of smaller images, and AlexNet cannot take them at all
-EPS = 1e-10
-AT_ONCE = 64
+EPS = 1e-10  # as LPIPS has it
+AT_ONCE = 64  # images in a network
 
 
 class PerceptualDistance(nn.Module):
@@ -95,7 +96,7 @@ def perceptual_distance(
 ) -> PerceptualDistance:
     """`efficientnet-lite0` (from a package), `lpips-alex` or `lpips-vgg` (fetched before, or a file in `weights`)."""
     if name not in NAMES:
-        raise BadInput(f"perceptual distance: no such choice: '{name}'{nearest(name, list(NAMES))}; {_choices()}")
+        raise BadInput(f"perceptual distance: no such choice: '{name}'{suggestion(name, list(NAMES))}; {_choices()}")
     if name == DEFAULT:
         return PerceptualDistance(efficientnet_lite0()).to(device).eval()
     network, per_channel = lpips.read(name, Path(weights) if weights else find(name))
@@ -107,7 +108,7 @@ def _choices() -> str:
 
 
 def prepare_images(images: Tensor) -> Tensor:
-    """What a network of photographs takes: three channels, and sides of at least 64 px."""
+    """Images as a network of photographs takes them: three channels, and sides of at least 64 px."""
     if images.dim() != 4 or images.shape[1] not in (1, 3):
         raise BadInput(f"perceptual distance: images have shape {tuple(images.shape)}; give one or three channels")
     colour = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
@@ -123,3 +124,83 @@ def embed_all(images: Images, distance: Distance, *, device: str | torch.device 
     """The vectors [N, D] of many images, on the CPU."""
     unit = as_unit(images)
     return torch.cat([distance.embed(some.to(device)).cpu() for some in unit.split(AT_ONCE)])
+
+
+# --- nearest neighbours ---------------------------------------------------------------------------------------
+
+
+ROWS = 512  # of a table of distances that is computed at a time
+
+
+@dataclass(frozen=True)
+class Table:
+    """Distances [N, M] of each of N images to each of M, and the orientation [N, M] (int8) of the first that is meant:
+    the one in which they are closest."""
+
+    distances: Tensor
+    orientation: Tensor
+    features: str
+
+    def split(self, rows: Sequence[int], columns: Sequence[int]) -> list[list[Table]]:
+        """The parts of so many consecutive rows and columns each."""
+        pieces = zip(self.distances.split(list(rows)), self.orientation.split(list(rows)), strict=True)
+        return [
+            [
+                Table(distances, orientation, self.features)
+                for distances, orientation in zip(d.split(list(columns), 1), o.split(list(columns), 1), strict=True)
+            ]
+            for d, o in pieces
+        ]
+
+
+def squared_distances(first: Tensor, second: Tensor) -> Tensor:
+    """[N, M] from vectors [N, D] and [M, D]. Differences below about 1e-6 of the vectors' lengths are lost."""
+    lengths = first.square().sum(1)[:, None] + second.square().sum(1)[None]
+    return (lengths - 2 * first @ second.T).clamp_(min=0)
+
+
+def table(
+    images: Images, others: Images, distance: Distance, *, turn: bool = True, device: str | torch.device = "cpu"
+) -> Table:
+    """All distances between two sets; with `turn` over flips and quarter turns, so that a mirrored copy is near."""
+    first, second = as_unit(images), as_unit(others, "other images")
+    same_shape(first, second, "other images")
+    references = embed_all(second, distance, device=device).to(device)
+    best = torch.full((len(first), len(second)), torch.inf)
+    which = torch.zeros(best.shape, dtype=torch.int8)
+    for orientation in orientations_of(first) if turn else (0,):
+        for rows in torch.arange(len(first)).split(ROWS):
+            vectors = embed_all(turned(first[rows], orientation), distance, device=device).to(device)
+            found = squared_distances(vectors, references).cpu()
+            which[rows] = torch.where(found < best[rows], orientation, which[rows].long()).to(torch.int8)
+            best[rows] = torch.minimum(best[rows], found)
+    return Table(best, which, distance.name)
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Nearest neighbours of N images, [N] each: the distance, which image it is, in which orientation of the first, and
+    the distance divided by that to the second nearest (NaN where there is only one)."""
+
+    distance: Tensor
+    index: Tensor
+    orientation: Tensor
+    ratio: Tensor
+    features: str
+
+
+def nearest_of(found: Table) -> Nearest:
+    """The nearest neighbour of each row. 0 / 0 is a ratio of 1: as near to two images, which proves nothing."""
+    two = min(2, found.distances.shape[1])
+    values, index = found.distances.topk(two, dim=1, largest=False)
+    first, second = values[:, 0], values[:, -1]
+    ratio = torch.where(second > 0, first / second, 1.0) if two == 2 else torch.full_like(first, torch.nan)
+    orientation = found.orientation.gather(1, index[:, :1])[:, 0].long()
+    return Nearest(first, index[:, 0], orientation, ratio, found.features)
+
+
+def nearest(
+    images: Images, others: Images, distance: Distance, *, turn: bool = True, device: str | torch.device = "cpu"
+) -> Nearest:
+    """The nearest of `others` for each of `images`."""
+    return nearest_of(table(images, others, distance, turn=turn, device=device))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 
-FALSE_ALARMS = 0.01
+FALSE_ALARMS = 0.01  #: an attack that is right about a few members counts (Carlini et al. 2022)
 CONFIDENCE = 0.95
 
 Scores = Tensor | np.ndarray
@@ -20,7 +20,7 @@ Scores = Tensor | np.ndarray
 
 @dataclass(frozen=True)
 class Separation:
-    """Of scores that are meant to be higher for members.
+    """Separation of members from others by scores that are meant to be higher for members.
 
     `auc` with its interval (DeLong et al. 1988); `hits`: the share of members above a threshold that at most
     `false_alarms` of the others exceed, with the interval of a share (Clopper-Pearson; the threshold is taken as
@@ -39,7 +39,7 @@ class Separation:
 
     @property
     def significant(self) -> bool:
-        """Whether members score higher than others beyond chance: the interval of the area lies above one half."""
+        """True where members score higher than others beyond chance: the interval of the area lies above one half."""
         return self.auc_low > 0.5
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Separation:
 def separation(
     members: Scores, others: Scores, *, false_alarms: float = FALSE_ALARMS, confidence: float = CONFIDENCE
 ) -> Separation:
-    """How well scores [N] of members stand out from scores [M] of others."""
+    """The separation of scores [N] of members from scores [M] of others."""
     inside, outside = _checked(members, "members"), _checked(others, "others")
     area, low, high = auc_interval(inside, outside, confidence)
     caught = int((inside > threshold(outside, false_alarms)).sum())
@@ -84,9 +84,14 @@ def auc(positives: Scores, negatives: Scores) -> float:
 
 def auc_from_counts(positives: Scores, negatives: Scores) -> float:
     """The same from counts [K] of positives and negatives with each of K scores (or in K bins), lowest first."""
-    own, rest = np.asarray(positives, dtype=np.float64), np.asarray(negatives, dtype=np.float64)
-    pairs = own.sum() * rest.sum()
-    return float((own * (rest.cumsum() - rest / 2)).sum() / pairs) if pairs else float("nan")
+    return float(aucs_from_counts(np.asarray(positives)[None], np.asarray(negatives)[None])[0])
+
+
+def aucs_from_counts(positives: np.ndarray, negatives: np.ndarray) -> np.ndarray:
+    """AUCs [D] of D such counts [D, K]; NaN where there are no positives or no negatives."""
+    own, rest = positives.astype(np.float64), negatives.astype(np.float64)
+    won, pairs = (own * (rest.cumsum(1) - rest / 2)).sum(1), own.sum(1) * rest.sum(1)
+    return np.divide(won, pairs, out=np.full(len(own), np.nan), where=pairs > 0)
 
 
 def auc_interval(members: np.ndarray, others: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float, float]:

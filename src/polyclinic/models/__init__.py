@@ -1,6 +1,6 @@
-"""Networks with named cuts: one file a backbone, and the line in `BACKBONES` that makes it known.
+"""Networks with named cuts: a class for each backbone, and the line in `BACKBONES` that makes it known.
 
-They know torch, MONAI, encoders, `errors` and `randomness`, and nothing of tasks, methods or sites.
+They know torch, MONAI, `metrics.networks`, `errors` and `randomness`, and nothing of tasks, methods or sites.
 """
 
 from __future__ import annotations
@@ -12,20 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyclinic.encoders import ENCODERS
 from polyclinic.errors import BadInput
-from polyclinic.models.backbone import Backbone, join, split
-from polyclinic.models.efficientnet import EfficientNetLite0
+from polyclinic.models.backbone import NORMS, Backbone, join, norm_names, split, statistics_names
+from polyclinic.models.efficientnet import EfficientNetLite0, UNetEfficientNetLite0
 from polyclinic.models.encoded import Encoded, encoded
-from polyclinic.models.felicia_cnns import CNN32x64x128, CNN64x128x64x32
+from polyclinic.models.encoders import ENCODERS
 from polyclinic.models.imported import imported, is_importable
-from polyclinic.models.lenet import LeNet5
-from polyclinic.models.norms import NORMS, norm_names, statistics_names
 from polyclinic.models.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
-from polyclinic.models.small_cnn import SmallCNN
-from polyclinic.models.unet import UNet
-from polyclinic.models.unet_512 import UNet512
-from polyclinic.models.unet_efficientnet import UNetEfficientNetLite0
+from polyclinic.models.small_networks import CNN32x64x128, CNN64x128x64x32, LeNet5, SmallCNN
+from polyclinic.models.unets import UNet, UNet512
 from polyclinic.models.weights_file import PUBLIC, RANDOM, Fitted, WeightsFile, read_weights
 from polyclinic.randomness import seeded
 from polyclinic.registry import Registry
@@ -130,7 +125,7 @@ def initial_weights(builder: Callable[[], nn.Module], seed: int) -> dict[str, Te
 
 
 def parameter_count(model: nn.Module) -> int:
-    """How many numbers training can change."""
+    """Number of weights that training can change."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -145,7 +140,7 @@ def cuts(backbone: str) -> tuple[str, ...]:
 
 
 def registry_of(backbone: str) -> Registry[Any]:
-    """Where a backbone is looked up: among the backbones, or among the encoders, which get a linear head."""
+    """The registry of a backbone: among the backbones, or among the encoders, which get a linear head."""
     return ENCODERS if backbone not in BACKBONES and backbone in ENCODERS else BACKBONES
 
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyclinic.encoders import ENCODERS, Encoder
 from polyclinic.models.backbone import Backbone
+from polyclinic.models.encoders import ENCODERS, Encoder
 
 
 class EncoderFeatures(nn.Module):

@@ -19,10 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
-from polyclinic.models.backbone import Backbone
-from polyclinic.models.norms import with_norm
+from polyclinic.models.backbone import Backbone, with_norm
 from polyclinic.registry import allows_module, reason
-from polyclinic.without_torch import need_torch
 
 #: names under which networks take what we know of the images and of the task
 CHANNELS = ("in_channels", "n_input_channels", "in_chans", "input_channels", "num_input_channels")
@@ -104,7 +102,7 @@ def _imported(target: str, arguments: str, size: int) -> type[Backbone]:
 
 
 def is_importable(name: str) -> bool:
-    """Whether a backbone is named by its place, `package.module:callable`."""
+    """True for a backbone that is named by its place, `package.module:callable`."""
     return ":" in name
 
 
@@ -119,9 +117,8 @@ def check_allowed(target: str) -> None:
 
 
 def find_callable(target: str) -> Callable[..., nn.Module]:
-    """What `package.module:callable` names: a class of networks, or a function that says it returns one."""
+    """The callable of `package.module:callable`: a class of networks, or a function that says it returns one."""
     module, _, name = target.partition(":")
-    need_torch(target)
     try:
         found = getattr(importlib.import_module(module), name)
     except ImportError as error:

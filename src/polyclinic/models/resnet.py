@@ -10,8 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from polyclinic.models.backbone import Backbone
-from polyclinic.models.norms import norm_layer
+from polyclinic.models.backbone import Backbone, norm_layer
 
 
 class Block(nn.Module):
@@ -65,7 +64,7 @@ class Bottleneck(nn.Module):
 
 
 def shortcut(channels: int, outputs: int, stride: int, norm: str) -> nn.Sequential:
-    """What is added to a block's output: its input, through a 1x1 convolution where the shape changes."""
+    """The summand of a block's output: its input, through a 1x1 convolution where the shape changes."""
     if stride == 1 and channels == outputs:
         return nn.Sequential()
     return nn.Sequential(nn.Conv2d(channels, outputs, 1, stride, bias=False), norm_layer(norm, outputs))

@@ -77,7 +77,7 @@ class Fitted:
         return {name: list(getattr(self, name)) for name in ("loaded", "other_shape", "missing", "unused")}
 
     def sentence(self) -> str:
-        """What was taken over, for people."""
+        """A sentence about what was taken over."""
         parts = [f"{len(self.loaded)} of {len(self.weights)} tensors loaded"]
         for names, what in (
             (self.other_shape, "drawn at random, as their shape or kind differs"),
@@ -90,13 +90,13 @@ class Fitted:
 
 
 def alike(tensor: Tensor, drawn: Tensor) -> bool:
-    """Whether a tensor of a file can be one of a network; sparse ones and those without values cannot."""
+    """True where a tensor of a file can be one of a network; sparse ones and those without values cannot."""
     same_kind = tensor.is_floating_point() == drawn.is_floating_point()
     return has_values(tensor) and tensor.shape == drawn.shape and same_kind
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether it is an ordinary tensor of real numbers."""
+    """True for an ordinary tensor of real numbers."""
     unusual = tensor.is_meta or tensor.is_quantized or tensor.is_nested or tensor.is_complex()
     return tensor.layout == torch.strided and not unusual
 
@@ -146,7 +146,8 @@ def nothing_fits(path: Path, backbone: str, in_file: Sequence[str], in_network: 
 
 
 def what_is_wrong(path: Path, *, by_torch: bool) -> str:
-    """Why a file cannot be read as weights, and the cure. torch's own words advise to run the code in the file."""
+    """The reason why a file cannot be read as weights, and the cure. torch's own words advise to run the code in the
+    file."""
     save = "torch.save(network.state_dict(), FILE)"
     if path.suffix == ".safetensors":
         return f"is not a safetensors file, or is damaged; name another one, or a .pt file of {save}"

@@ -1,4 +1,4 @@
-"""The sum of clipped gradients of a batch's rows: by ghost clipping, or from stored gradients of each row."""
+"""Sums of clipped gradients: of a batch's rows (ghost clipping, or a stored gradient of each), or of its patients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from polyclinic.privacy.ghost_clipping import GhostClipping, NotFollowedError, can_follow
+from polyclinic.privacy.ghost_clipping import TINY, GhostClipping, NotFollowedError, can_follow
 
 #: ghost: no gradient of a single image is stored, where the network allows that; stored: each one is (Opacus)
 Clipping = Literal["ghost", "stored"]
@@ -18,7 +18,7 @@ Clipping = Literal["ghost", "stored"]
 Batch = tuple[Tensor, ...]
 #: the loss of each row of a batch, [B]
 Losses = Callable[..., Tensor]
-#: makes a CUDA graph of a function (`training.graphs.GraphedFunction`)
+#: makes a CUDA graph of a function (`training.gpu.graphs.GraphedFunction`)
 Record = Callable[[Callable[..., list[Tensor]]], Callable[..., list[Tensor]]]
 
 #: rows that go through a network at a time; a larger batch goes through in pieces
@@ -30,7 +30,7 @@ ROWS_IN_GRAPH = 16
 
 
 class Sums(Protocol):
-    """Computes sums of clipped gradients, of rows (`ClippedSums`) or of patients (`patient_sums.PatientSums`)."""
+    """Computes sums of clipped gradients, of rows (`ClippedSums`) or of patients (`PatientSums`)."""
 
     @property
     def ghost(self) -> bool: ...
@@ -55,7 +55,7 @@ class ClippedSums:
 
     @property
     def ghost(self) -> bool:
-        """Whether it is ghost clipping: lengths are exact then, whatever precision the passes have."""
+        """True for ghost clipping: lengths are exact then, whatever precision the passes have."""
         return self._ghost is not None
 
     @contextlib.contextmanager
@@ -147,3 +147,52 @@ def _checked(losses: Losses, piece: Batch) -> Tensor:
     if found.shape != (len(piece[0]),):
         raise ValueError(f"losses gave {tuple(found.shape)} for {len(piece[0])} rows; give one loss a row")
     return found
+
+
+# --- patients -------------------------------------------------------------------------------------------------
+
+
+class PatientSums:
+    """Computes sums of clipped gradients, of which every patient has one. The last tensor of a batch, int64 [B], says
+    whose each row is; it is not given to `losses`. A piece of a batch holds all rows of its patients."""
+
+    @property
+    def ghost(self) -> bool:
+        """False: passes are in float32, as lengths are computed from what they give."""
+        return False
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        yield
+
+    def total(
+        self, losses: Losses, pieces: Iterable[Batch], clip: float, parameters: list[nn.Parameter]
+    ) -> list[Tensor]:
+        """For each of the parameters, the sum of the clipped gradients of all patients of a batch."""
+        totals = [torch.zeros_like(one) for one in parameters]
+        for *rows, patients in pieces:
+            for patient in patients.unique():
+                own = [tensor[(patients == patient).to(tensor.device)] for tensor in rows]
+                torch._foreach_add_(totals, _clipped(_gradients(losses, own, parameters), clip))
+        return totals
+
+
+def _gradients(losses: Losses, rows: list[Tensor], parameters: list[nn.Parameter]) -> list[Tensor]:
+    """The gradients of the summed loss of these rows, a piece at a time; zeros where a parameter took no part."""
+    totals = [torch.zeros_like(one) for one in parameters]
+    for piece in zip(*(tensor.split(MOST_ROWS) for tensor in rows), strict=True):
+        found = torch.autograd.grad(losses(*piece).sum(), parameters, allow_unused=True)
+        for total, gradient in zip(totals, found, strict=True):
+            if gradient is not None:
+                total += gradient
+    return totals
+
+
+def _clipped(gradients: list[Tensor], clip: float) -> list[Tensor]:
+    """Gradients as one vector, no longer than `clip`. A patient whose gradient is not finite counts as one without:
+    whoever is refused for it would learn that the patient is there."""
+    length = torch.stack([one.double().norm() for one in gradients]).norm()
+    if not bool(length.isfinite()):
+        return [torch.zeros_like(one) for one in gradients]
+    factor = float((clip / (length + TINY)).clamp(max=1.0))
+    return [factor * one for one in gradients]

@@ -17,14 +17,90 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.optim import SGD
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.optimizers import SGD
 from polyclinic.privacy.clipped_sums import Batch, ClippedSums, Clipping, Losses, Sums
 from polyclinic.privacy.ghost_clipping import laid_out_as
-from polyclinic.privacy.obstacles import obstacles
 from polyclinic.randomness import device_rng, numpy_rng, seeded
 from polyclinic.registry import reason
+
+# --- obstacles ------------------------------------------------------------------------------------------------
+
+
+#: layers of other packages that drop whole paths
+DROPS_BY_PLACE = ("StochasticDepth", "DropPath")
+BATCH_NORM = (
+    "model.norm: batch norm mixes the images of a batch and keeps statistics of them without noise; "
+    "set model.norm = 'group' under differential privacy"
+)
+
+
+def obstacles(network: nn.Module) -> list[str]:
+    """A sentence for each kind of layer that stands in the way; none if it can be trained."""
+    reasons = (_reason(layer) for layer in network.modules())
+    return list(dict.fromkeys(reason for reason in reasons if reason))
+
+
+def _reason(layer: nn.Module) -> str | None:
+    if isinstance(layer, _BatchNorm):
+        return BATCH_NORM
+    if isinstance(layer, _NormBase) and layer.track_running_stats:
+        return (
+            "model.norm: instance norm with running statistics keeps numbers of real images without noise; "
+            "set model.norm = 'group' under differential privacy"
+        )
+    if getattr(layer, "learning", None) == "ema":
+        return (
+            "generator.codebook: moving averages put real images into the codebook without clipping or noise; "
+            "set generator.codebook = 'gradient' under differential privacy"
+        )
+    if _has_spectral_norm(layer):
+        return (
+            "privacy.on: spectral norm divides weights by a number that moves at every pass, outside clipping and "
+            "noise; switch it off under differential privacy"
+        )
+    if getattr(layer, "mixes_samples", False):
+        return (
+            f"privacy.on: {type(layer).__name__} computes statistics over the images of a batch, so that one image "
+            "changes the gradients of all; switch it off under differential privacy"
+        )
+    if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout) or type(layer).__name__ in DROPS_BY_PLACE:
+        return (
+            f"privacy.on: {type(layer).__name__} drops by an image's place in the batch, so that one image less "
+            "changes the gradients of others; use torch.nn.Dropout under differential privacy"
+        )
+    if getattr(layer, "inplace", False):
+        return (
+            f"privacy.on: {type(layer).__name__} works in place, which gradients per image cannot follow; "
+            "build it with inplace=False"
+        )
+    return None
+
+
+def _has_spectral_norm(layer: nn.Module) -> bool:
+    hooks = layer._forward_pre_hooks.values()
+    return isinstance(layer, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks)
+
+
+@torch.no_grad()
+def mixes_samples(network: nn.Module, inputs: Tensor, tolerance: float = 1e-4) -> bool:
+    """True where the output for some of `inputs` [B, ...] depends on the others: try it on noise, B of 4 or more.
+
+    Finds minibatch statistics that no list of layers knows. The network's own buffers are left as they were.
+    """
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    half = len(inputs) // 2
+    together, alone = network(inputs)[:half], network(inputs[:half])
+    for name, buffer in network.named_buffers():
+        buffer.copy_(before[name])
+    return not torch.allclose(together, alone, rtol=tolerance, atol=tolerance * float(alone.abs().max()))
+
+
+# --- noisy steps ----------------------------------------------------------------------------------------------
 
 
 class Noise(Protocol):
@@ -54,8 +130,9 @@ def poisson(images: int, sampling_rate: float, rng: np.random.Generator) -> Iter
 
 @dataclass(frozen=True)
 class NoisyMean:
-    """How the gradients of a batch's rows become one: each clipped to length `clip`, summed, with Gaussian noise of
-    standard deviation `noise` times `clip`, and divided by `expected`, the rows that a batch has on average."""
+    """The clipped, noisy mean of the gradients of a batch's rows: each clipped to length `clip`, summed, with Gaussian
+    noise of standard deviation `noise` times `clip`, and divided by `expected`, the rows that a batch has on
+    average."""
 
     noise: float
     clip: float
@@ -124,7 +201,8 @@ def private_gradients(
 
 
 def try_gradients(module: nn.Module, images: Tensor, clipping: Clipping = "ghost") -> str | None:
-    """Why gradients per image of an unknown network fail or are wrong, tried on images [B, ...]; None if they do not.
+    """The reason why gradients per image of an unknown network fail or are wrong, tried on images [B, ...]; None if
+    they do not.
 
     Their sum, without clipping and noise, must be the gradient of the sum.
     """

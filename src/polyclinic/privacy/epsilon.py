@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -24,8 +25,8 @@ Accountant = Literal["rdp", "prv"]
 
 #: Opacus' orders, a few closer to 1 for weak guarantees and a few large ones for strong guarantees
 ORDERS = (1.01, 1.02, 1.05, *(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
-MOST_STEPS = 10**8
-MOST_NOISE = 1e6
+MOST_STEPS = 10**8  # a search for steps ends there
+MOST_NOISE = 1e6  # and one for noise there
 LEAST_NOISE = 1e-100  # the square of much less is no number any more, and Opacus' sums of such do not end
 NO_PRIVACY = 100.0  # above this epsilon PRV would take minutes, to say what nobody needs to know
 PRECISION = 1e-3  # of a noise that was searched for, as a share of it
@@ -33,7 +34,7 @@ FINEST = 1e4  # it is a multiple of one over this
 
 
 class Mechanism(NamedTuple):
-    """So many steps with the same noise and sampling rate."""
+    """`steps` compositions of the Poisson-subsampled Gaussian mechanism."""
 
     noise: float
     sampling_rate: float
@@ -182,7 +183,7 @@ def _rdp_of_a_step(noise: float, sampling_rate: float) -> np.ndarray:
 
 @lru_cache(maxsize=1024)
 def _prv(history: tuple[Mechanism, ...], delta: float) -> float:
-    """Where there is next to no privacy, or its numbers overflow, RDP's bound, which holds as well."""
+    """The epsilon of PRV; RDP's bound, which holds as well, where there is next to no privacy or numbers overflow."""
     from opacus.accountants import PRVAccountant
 
     bound = _rdp(history, delta)
@@ -222,3 +223,48 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         yield
+
+
+# --- curves ---------------------------------------------------------------------------------------------------
+
+
+SIZES = (500, 1144, 2000, 5000, 10000)
+POINTS = {"rdp": 60, "prv": 8}  # PRV takes seconds for each
+
+
+def curves(
+    sizes: Sequence[int], *, epochs: int, batch_size: int, noise: float, accountant: Accountant = "rdp"
+) -> dict[int, list[tuple[float, float]]]:
+    """(epochs, epsilon) along each curve, by number of images."""
+    count = min(POINTS[accountant], epochs)
+    ends = sorted({1.0, *(epochs * number / count for number in range(1, count + 1))})
+    return {size: [(end, _epsilon_after(size, end, batch_size, noise, accountant)) for end in ends] for size in sizes}
+
+
+def _epsilon_after(size: int, epochs: float, batch_size: int, noise: float, accountant: Accountant) -> float:
+    rate, steps = sampling_rate_for(size, batch_size), steps_in(epochs, size, batch_size)
+    return compute_epsilon(rate, noise, steps, default_delta(size), accountant)
+
+
+def draw_curves(
+    path: Path, sizes: Sequence[int], *, epochs: int, batch_size: int, noise: float, accountant: Accountant
+) -> None:
+    """A picture of the curves."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    found = curves(sizes, epochs=epochs, batch_size=batch_size, noise=noise, accountant=accountant)
+    figure, axis = pyplot.subplots(figsize=(7, 4.4), layout="constrained")
+    colours = pyplot.get_cmap("viridis_r")
+    for number, (size, points) in enumerate(sorted(found.items())):
+        colour = colours((number + 0.7) / len(found))
+        label = f"{size:,} (δ = {default_delta(size):.1e})"
+        axis.plot(*zip(*points, strict=True), color=colour, linewidth=2, label=label)
+    axis.set(xlabel="epochs", ylabel="ε (an upper bound)", xlim=(0, epochs), ylim=(0, None))
+    axis.set_title(f"DP-SGD: noise {noise:g}, batches of {batch_size}, {accountant.upper()} accountant", fontsize=11)
+    axis.legend(title="training images", frameon=False)
+    axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -138,7 +138,7 @@ def _transposed_convolution(layer: nn.ConvTranspose2d, came: Tensor, back: Tenso
 
 
 def _patches(layer: nn.Conv2d | nn.ConvTranspose2d, images: Tensor) -> Tensor:
-    """What a kernel sees at each place: images [B, C, H, W] to [B, groups, T, kernel * C / groups]."""
+    """The patches that a kernel sees at each place: images [B, C, H, W] to [B, groups, T, kernel * C / groups]."""
     if isinstance(layer, nn.ConvTranspose2d):
         down, right = (int(one) for one in layer.padding)
         images = F.pad(images, (right, right, down, down))
@@ -187,7 +187,7 @@ RULES: dict[type[nn.Module], Rule] = {
 
 
 def can_follow(module: nn.Module) -> bool:
-    """Whether every trained parameter belongs to one layer, and ghost clipping has a rule for that layer."""
+    """True where every trained parameter belongs to one layer, and ghost clipping has a rule for that layer."""
     layers = _trained_layers(module)
     owned = [id(one) for layer in layers for one in layer.parameters(recurse=False)]
     return len(owned) == len(set(owned)) and all(_has_rule(layer) for layer in layers)
@@ -306,7 +306,7 @@ def _factors(squares: Tensor, clip: float, counted: Tensor | None) -> tuple[Tens
 
 
 def _seen_by(layer: nn.Module, came: Tensor, output: Tensor) -> int:
-    """How many numbers the kernels of a layer see, at all places together."""
+    """Count of numbers that the kernels of a layer see, at all places together."""
     if not isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
         return came.numel()
     images = output if isinstance(layer, nn.ConvTranspose2d) else came

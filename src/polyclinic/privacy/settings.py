@@ -91,7 +91,7 @@ class Privacy(Settings):
 
 @dataclass(frozen=True)
 class Facts:
-    """What of a study decides whether it can be trained with differential privacy."""
+    """The facts of a study that decide whether it can be trained with differential privacy."""
 
     method: str
     #: what its sites train and could train with differential privacy

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from polyclinic.report.theme import Theme
+    from polyclinic.palette import Palette
 
 Cell = str | float | int | None
 
@@ -20,6 +21,7 @@ Cell = str | float | int | None
 class Text:
     """A paragraph in plain words; `kind` is "text", or "note" for what limits a figure."""
 
+    form: ClassVar = "text"
     words: str
     kind: str = "text"
 
@@ -29,6 +31,7 @@ class Table:
     """Rows of numbers and texts under named columns. A cell is a number, a text, or None (`Cell`);
     `shown` says how to write one."""
 
+    form: ClassVar = "table"
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     title: str = ""
@@ -41,6 +44,10 @@ class Table:
         writer.writerows([harmless(cell) for cell in row] for row in self.rows[:most])
         return text.getvalue()
 
+    def has_numbers(self, column: int, most: int) -> bool:
+        """Whether the cells of a column are numbers, by its first `most` rows."""
+        return any(is_number(row[column]) for row in self.rows[:most] if column < len(row))
+
 
 def harmless(cell: Any) -> Any:
     """A cell of a CSV file; a text that a spreadsheet would take for a formula gets a quote in front."""
@@ -51,9 +58,10 @@ def harmless(cell: Any) -> Any:
 class Chart:
     """A drawing with the table behind it. `draw(figure, theme)` draws with matplotlib; `size` is in inches."""
 
+    form: ClassVar = "chart"
     key: str
     title: str
-    draw: Callable[[Figure, Theme], None]
+    draw: Callable[[Figure, Palette], None]
     table: Table
     note: str = ""
     size: tuple[float, float] = (6.4, 3.8)
@@ -63,6 +71,7 @@ class Chart:
 class Picture:
     """A raster image, a PNG, with words below it."""
 
+    form: ClassVar = "picture"
     key: str
     png: bytes
     words: str
@@ -78,6 +87,10 @@ class Section:
     key: str
     title: str
     blocks: Sequence[Block]
+
+    @property
+    def anchor(self) -> str:
+        return anchor(self.key)
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,15 @@ class Report:
 
     def charts(self) -> list[Chart]:
         return [block for section in self.sections for block in section.blocks if isinstance(block, Chart)]
+
+
+def anchor(key: str) -> str:
+    """A key as the id of an HTML element."""
+    return re.sub(r"[^A-Za-z0-9-]+", "-", key) or "section"
+
+
+def is_number(cell: Any) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool)
 
 
 def shown(cell: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +18,13 @@ from typing import Any
 import numpy as np
 
 from polyclinic.errors import BadInput
+from polyclinic.federation.leaving.anchor_file import LedgerBroken, check_head
+from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.leaving.signing import Head, head_from_json
+from polyclinic.files import FINISHED, check_noted
 from polyclinic.formats import check_run_format
-from polyclinic.json_types import JsonObject, parse_json
-from polyclinic.noted_files import FINISHED, check_noted
-from polyclinic.report.ledgers import read_ledgers
+from polyclinic.json_types import JsonMapping, JsonObject, parse_json
+from polyclinic.report.metric_names import IN_UNIT
 from polyclinic.report.pictures import SiteImages, images_of
 from polyclinic.runner.cases import Cases, read_cases
 
@@ -222,3 +226,134 @@ def _cases(folder: Path, split: str, sources: dict[str, str]) -> Cases | None:
     if cases is not None:
         _note(folder / "cases" / f"{split}.npz", folder, sources)
     return cases
+
+
+Lines = dict[str, list[JsonObject]]
+
+
+def read_ledgers(folder: Path, result: Mapping[str, Any], study: Mapping[str, Any]) -> tuple[Lines, dict[str, str]]:
+    """Lines of each ledger that holds, by site, and what is wrong with the others.
+
+    A ledger that the result names must be there. But the ledgers of a deployed run stay at the sites: the
+    coordinator's folder has none.
+    """
+    files = {file.stem: file for file in sorted((folder / "ledger").glob("*.jsonl"))}
+    ends = result.get("ledgers")
+    ends = ends if isinstance(ends, Mapping) and (files or not _is_deployed(study)) else {}
+    lines: Lines = {}
+    broken = {}
+    for site in [*files, *(site for site in ends if site not in files)]:
+        try:
+            lines[site] = _checked(folder, site, files.get(site), ends.get(site))
+        except (LedgerBroken, OSError, ValueError, KeyError, TypeError) as error:
+            broken[site] = " ".join(str(error).replace(f"{folder}/", "").split())
+    return lines, broken
+
+
+def _is_deployed(study: Mapping[str, Any]) -> bool:
+    data = study.get("data")
+    return isinstance(data, Mapping) and data.get("source") == "at-sites"
+
+
+def _checked(folder: Path, site: str, file: Path | None, end: Any) -> list[JsonObject]:
+    """The lines of a ledger; a site that has no file has none, whatever its name leads to."""
+    lines = [] if file is None else verify(file)
+    if end is not None:
+        digests = [line["digest_of_line"] for line in lines]
+        check_head(_head(end, site), folder / "ledger" / f"{site}.jsonl", digests, "result.json")
+    return lines
+
+
+def _head(end: Any, site: str) -> Head:
+    try:
+        return head_from_json([end["lines"], end["digest"], ""])
+    except (ValueError, KeyError, TypeError):
+        raise LedgerBroken(f"result.json: what it says about the ledger of {site} is damaged") from None
+
+
+COMPARISON = "comparison.json"
+
+
+@dataclass(frozen=True)
+class ComparisonEvidence:
+    """A comparison and those of its runs whose folders are there, by method."""
+
+    folder: Path
+    content: JsonObject
+    runs: dict[str, list[RunEvidence]]
+    sources: dict[str, str]
+
+    @property
+    def metric(self) -> str:
+        return str(self.content["metric"])
+
+    @property
+    def unit(self) -> str:
+        every = [run.unit for runs in self.runs.values() for run in runs]
+        return every[0] if every and self.metric in IN_UNIT else ""
+
+    @property
+    def first(self) -> RunEvidence | None:
+        return next((run for runs in self.runs.values() for run in runs), None)
+
+    @property
+    def baseline(self) -> str:
+        """The method that the others are tested against."""
+        return str(self.content.get("baseline") or next(iter(self.content["methods"])))
+
+    def spread(self, method: str, name: str) -> Mapping[str, float]:
+        return self.content["methods"].get(method, {}).get(name, {})
+
+
+def open_comparison(folder: Path, *, images: bool = True) -> ComparisonEvidence:
+    """The evidence of a comparison's folder; runs that are gone or not finished are left out."""
+    file = folder / COMPARISON
+    try:
+        raw = file.read_bytes()
+        content = parse_json(raw)
+        rows, methods = list(content["rows"]), dict(content["methods"])
+        if not rows or not methods or not isinstance(content["metric"], str):
+            raise ValueError("it has no finished run")
+        names: dict[str, list[str]] = {}
+        for row in rows:
+            names.setdefault(str(row["method"]), []).append(
+                _folder_of(row, folds=max(r.get("fold") or 0 for r in rows))
+            )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{file}: is damaged or empty ({error}); run the comparison again") from None
+    runs: dict[str, list[RunEvidence]] = {}
+    for method, folders in names.items():
+        there = [folder / name for name in folders if (folder / name / "result.json").is_file()]
+        runs[method] = [open_run(path, images=images) for path in there]
+    return ComparisonEvidence(folder, content, runs, {COMPARISON: hashlib.sha256(raw).hexdigest()})
+
+
+def _folder_of(row: Mapping[str, Any], folds: int) -> str:
+    """The folder of a row's run, below the comparison's; names are plain, so that none leads elsewhere."""
+    method, fold = str(row["method"]), row.get("fold")
+    if "/" in method or "\\" in method or method.startswith("."):
+        raise ValueError(f"'{method}' is no name of a method")
+    start = f"{method}-seed{int(row['seed'])}"
+    return f"{start}-fold{int(fold)}of{int(folds)}" if fold else start
+
+
+def share_recovered(runs: Sequence[RunEvidence]) -> float | None:
+    """The largest share of attacked images that an attack recovered in any run; None where no attack rebuilt images.
+
+    Where real images left as they are, nothing has to be attacked: all of them are recovered.
+    """
+    if any("real-images" in kinds for run in runs for kinds in run.ledgers.by_kind().values()):
+        return 1.0
+    found = [one for run in runs if run.audit is not None and (one := recovered(run.audit)) is not None]
+    return max(count / max(1, images) for count, images in found) if found else None
+
+
+def recovered(audit: JsonMapping) -> tuple[int, int] | None:
+    """Images that the strongest attack recovered, and how many it was tried on; None where none rebuilds images."""
+    found = []
+    for parcel in audit.get("parcels", []):
+        for finding in parcel.get("findings", []):
+            evidence = finding.get("evidence", {})
+            if isinstance(evidence.get("recovered"), int) and isinstance(evidence.get("images"), int):
+                found.append((evidence["recovered"], evidence["images"]))
+    return max(found, key=lambda one: (one[0] / max(1, one[1]), one[1])) if found else None

@@ -15,8 +15,7 @@ from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 from polyclinic.report.blocks import Report
 from polyclinic.report.comparison import report_of_comparison
-from polyclinic.report.comparison_evidence import FILE, open_comparison
-from polyclinic.report.evidence import open_run
+from polyclinic.report.evidence import COMPARISON, open_comparison, open_run
 from polyclinic.report.html import html_of
 from polyclinic.report.pdf import pdf_of
 from polyclinic.report.run_report import report_of_run
@@ -39,7 +38,7 @@ def build_report(
     if prevalence is not None and not 0 < prevalence < 1:
         raise BadInput(f"--prevalence {prevalence}: choose a share between 0 and 1, such as 0.02 for 2 of 100 patients")
     with _damage_said(folder):
-        if (folder / FILE).is_file():
+        if (folder / COMPARISON).is_file():
             if by or prevalence is not None:
                 raise BadInput("--by and --prevalence are for the report of one run; name the folder of a run")
             return report_of_comparison(open_comparison(folder, images=images))

@@ -15,10 +15,8 @@ from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.one_round import OneRound
 from polyclinic.runner.data_hints import class_is_site
-from polyclinic.runner.device import device_of
 from polyclinic.study import Study
 from polyclinic.tasks import Task
-from polyclinic.training.choices import COMPILED, Shape, steps_for_compiling
 
 FEWEST_STEPS = 10  #: of a site in a round
 ENOUGH_STEPS = 500  #: of a site in all rounds, however few it takes in one
@@ -28,7 +26,6 @@ LEAST_PSNR = 18.0  #: dB of replayed images
 LEAST_USAGE = 0.05  #: share of a generator's codes that occur
 LEAST_DICE = 0.05
 NEXT_TO_NOTHING = 0.01  #: what a score must be above that of guessing to count as better
-COMPILING_PAYS = 2  #: times as many steps as compiling needs to pay, from which on it is worth a word
 WEAK = 0.2  #: of the way from guessing to a balanced accuracy of 1, below which a model is a poor one
 
 
@@ -96,37 +93,6 @@ def _steps(study: Study, method: LocalWork, site: str, images: int) -> int:
     """Steps of a site in a round, as `LocalWork.steps_at` counts them."""
     in_a_pass = max(1, images // study.optimizer.at_site(site).batch_size)
     return method.local_steps or (method.local_epochs or 1) * in_a_pass
-
-
-def faster(study: Study, info: JsonMapping) -> str | None:
-    """A setting that makes a long run on a CPU faster, where that was measured for its network and batches.
-
-    One site's steps are counted, as each may have a process of its own."""
-    counts = {site: own for site, own in (info.get("counts") or {}).items() if own}
-    shape = Shape(study.model.backbone, info.get("size", 0), study.optimizer.batch_size)
-    pays, method = steps_for_compiling(shape), study.method
-    if pays is None or not counts or not isinstance(method, LocalWork) or not _may_be_compiled(study):
-        return None
-    steps = method.rounds * max(_steps(study, method, site, own["train"]) for site, own in counts.items())
-    if steps < COMPILING_PAYS * pays:
-        return None
-    known = COMPILED[shape]
-    return (
-        f"a site takes {steps:,} steps: with engine.compiled = true such steps were {known.plain / known.compiled:.1f} "
-        f"times as fast on a CPU, after {known.seconds:.0f} s of compilation; it needs a C++ compiler, and changes the "
-        "last bits"
-    )
-
-
-def _may_be_compiled(study: Study) -> bool:
-    """Whether all training passes on a CPU would be those that `engine.compiled` compiles, and were measured."""
-    engine = study.engine
-    ways = engine.compiled or engine.reproducible or engine.stacked == "always" or study.policy.shares == "random"
-    other_steps = study.privacy or study.method.needs_generator() or study.replay or study.federation.label_sets
-    # a method that cuts the network trains parts of it, or has a loss of its own
-    other_network = study.method.traits.needs_cut or study.model.input_size or study.model.freeze
-    measured = device_of(engine.device) == "cpu" and engine.precision != "bf16" and engine.threads == 1
-    return measured and not ways and not other_steps and not other_network and not study.model.backbones
 
 
 def _small_validation(study: Study, counts: JsonMapping) -> str | None:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from polyclinic import plugins
-from polyclinic.allocation import keep_freed_memory
-from polyclinic.data.label_sets import unknown_classes, without_classes
+from polyclinic.data.labels import unknown_classes, without_classes
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.arriving.settings import Incoming
@@ -43,12 +42,12 @@ from polyclinic.models import (
     is_importable,
 )
 from polyclinic.randomness import seed_of
+from polyclinic.runner.allocation import keep_freed_memory
 from polyclinic.runner.device import device_of, fix_order_of_sums, precision_of, record_steps
 from polyclinic.runner.statistics_at_sites import more_operations
 from polyclinic.study import Study, parse_study
 from polyclinic.study.checks import check_names_of_sites
 from polyclinic.tasks import Target
-from polyclinic.training.compiling import Compilation
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
 
@@ -212,7 +211,6 @@ class Assembly:
             precision=precision_of(study.engine.precision, device),
             privacy=study.privacy,
             graphs=record_steps(study.engine, device),
-            compilation=Compilation(self.optimizer.batch_size, self.folder) if study.engine.compiled else None,
             stacked="never" if study.engine.reproducible or study.federation.label_sets else study.engine.stacked,
             weights_stay=self.weights_device != "cpu",
             bounded_scores=self.policy is not None and self.policy.deployed and self.policy.scores == "coarse",

@@ -2,7 +2,7 @@
 
 Every measurement is a few seconds of real work on images of noise, once to warm up and then timed. A GPU gets more
 work, because its first steps are slow: they are recorded. The command is there to compare machines and settings;
-figures for papers come from `benchmarks/`.
+figures for papers come from `lab/benchmarks/`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import SGD
 
 from polyclinic import __version__
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
@@ -28,12 +29,11 @@ from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objectiv
 from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_entropy
 from polyclinic.attacks.solvers.lbfgs import LBFGS
 from polyclinic.attacks.solvers.search import search
-from polyclinic.encoders import ENCODERS
 from polyclinic.errors import BadInput, Notice
 from polyclinic.generators import GENERATORS
 from polyclinic.json_types import JsonObject
 from polyclinic.models import build
-from polyclinic.optimizers import SGD
+from polyclinic.models.encoders import ENCODERS
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.device import device_of
 from polyclinic.runner.recorder import Display

@@ -17,8 +17,8 @@ from polyclinic.metrics.statistics import (
     regression_metrics,
     weighted_bootstrap,
 )
-from polyclinic.metrics.statistics.delong import delong_test
 from polyclinic.metrics.statistics.intervals import WeightedMetrics
+from polyclinic.metrics.statistics.significance import delong_test
 from polyclinic.runner.cases import Cases
 from polyclinic.tasks.classification import margins
 from polyclinic.tasks.segmentation import dice

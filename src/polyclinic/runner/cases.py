@@ -19,8 +19,7 @@ import torch
 
 from polyclinic.data.parts import ImageSet, open_site
 from polyclinic.errors import BadInput
-from polyclinic.files import atomic_write
-from polyclinic.noted_files import check_noted
+from polyclinic.files import atomic_write, check_noted
 from polyclinic.tasks.segmentation import dice, outline_distances
 
 if TYPE_CHECKING:

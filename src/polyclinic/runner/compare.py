@@ -18,20 +18,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.files import atomic_write
+from polyclinic.files import atomic_write, read_result
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.one_round import OneRound
-from polyclinic.noted_files import read_result
 from polyclinic.registry import notice_once
 from polyclinic.runner.comparison_statistics import as_csv, choose_baseline, statistics_of
 from polyclinic.runner.folder_lock import is_held
 from polyclinic.runner.recorder import Display
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
-from polyclinic.study.changes import _changed, parse_sets
+from polyclinic.study.changes import (
+    apply_changes,
+    fit_to_variants,
+    is_default_generator,
+    method_has_table,
+    parse_sets,
+)
 from polyclinic.study.plugged import unknown_elsewhere
-from polyclinic.study.variants import fit_to_variants, is_default_generator, method_has_table
 
 #: of a cross-validation; every method and seed runs once for each
 MOST_FOLDS = 100
@@ -163,7 +167,7 @@ def for_method(study: Study, method: str, changes: JsonObject) -> Study:
             f"{method}: {tables['method']['rounds']} rounds, its default, as '{study.method.name}' of the study has "
             f"one round only; --set {method}:method.rounds=N takes another number"
         )
-    return parse_study(fit_to_variants(tables, _changed(tables, mine), mine))
+    return parse_study(fit_to_variants(tables, apply_changes(tables, mine), mine))
 
 
 def tables_for(study: Study, method: str) -> JsonObject:

@@ -9,13 +9,13 @@ import numpy as np
 
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.heterogeneity import tells_class
+from polyclinic.data.labels import MOST_CLASSES, to_number
 from polyclinic.data.listing import Listing
 from polyclinic.data.partitions.base import Sites
-from polyclinic.data.partitions.column import Column
+from polyclinic.data.partitions.simple import Column
 from polyclinic.data.parts import spread
 from polyclinic.data.source import Source
 from polyclinic.data.survey_folders import one_to_one
-from polyclinic.data.survey_labels import MOST_CLASSES, to_number
 from polyclinic.errors import BadInput
 
 FEW_PATIENTS = 10

@@ -8,7 +8,6 @@ import torch
 
 from polyclinic.errors import BadInput
 from polyclinic.study.small_tables import EngineSettings
-from polyclinic.training.choices import recording_pays
 
 
 def device_of(name: str) -> str:
@@ -30,8 +29,7 @@ def precision_of(name: str, device: str) -> str:
 
 def record_steps(engine: EngineSettings, device: str) -> bool:
     """Whether training steps are recorded as CUDA graphs."""
-    wanted = recording_pays() if engine.graphs == "auto" else engine.graphs
-    return wanted and device != "cpu" and not engine.reproducible
+    return engine.graphs is not False and device != "cpu" and not engine.reproducible
 
 
 def fix_order_of_sums() -> None:

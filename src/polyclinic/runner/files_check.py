@@ -9,24 +9,21 @@ from pathlib import Path
 
 import numpy as np
 
-from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.file_source import FileSource
-from polyclinic.data.listing import Listing
+from polyclinic.data.listing import Listing, problem_of, unreadable
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.partitions.clusters import Clusters
 from polyclinic.data.parts import PreparedSites, prepare, spread
-from polyclinic.data.preprocessing.prepare import problem_of, unreadable
 from polyclinic.data.reading import is_image_name
-from polyclinic.data.source import Source
+from polyclinic.data.source import AtSites, Source
 from polyclinic.data.splits import SPLITS
-from polyclinic.data.survey_folders import are_same_names
-from polyclinic.data.survey_headers import institutions_of
+from polyclinic.data.survey_folders import are_same_names, institutions_of
 from polyclinic.errors import BadInput
 from polyclinic.models import PUBLIC, RANDOM, WeightsFile, find_weights, is_importable, registry_of
-from polyclinic.models.weights_look import look_at_weights
+from polyclinic.models.weights_file import nothing_fits
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study
-from polyclinic.study.network import backbone_of, network_of
+from polyclinic.study.network import network_of
 
 #: images that `study check` reads
 READ_AT_MOST = 1000
@@ -40,15 +37,16 @@ def check_files(study: Study) -> list[str]:
 
     Images are counted only where the study asks for a fold or for so many test images of each class. They are prepared,
     as a run does it, only where their pixels decide: for sites that differ by their images, and for a file of weights
-    of somebody else's network. Of a file for a backbone of the package the names are looked at, without torch.
+    of somebody else's network. Of a file for a backbone of the package only the names are compared.
     """
     model, named = study.model, study.model.weights not in (RANDOM, PUBLIC)  # public ones come with the backbone
-    by_name = named and not is_importable(model.backbone) and model.backbone in registry_of(model.backbone).builtin
-    if by_name:
-        return [*_counted_images(study), _looked_at(study)]
     size = model.input_size or study.data.size
     file = find_weights(model.weights, model.backbone, size=size, arguments=model.arguments) if named else None
-    return _counted_images(study) if file is None else _compared(study, file)
+    if file is None:
+        return _counted_images(study)
+    if not is_importable(model.backbone) and model.backbone in registry_of(model.backbone).builtin:
+        return [*_counted_images(study), _named_alike(study, file)]
+    return _compared(study, file)
 
 
 def _counted_images(study: Study) -> list[str]:
@@ -63,11 +61,16 @@ def _counted_images(study: Study) -> list[str]:
     return [_counted(prepare(study.data, study.sites).info["counts"])]
 
 
-def _looked_at(study: Study) -> str:
-    """Whether the names in a file of weights are those of the study's network."""
-    model, kind = study.model, backbone_of(study)
-    children = [child for stage in kind.stages.values() for child in stage]
-    return look_at_weights(Path(model.weights)).sentence(children, kind.own_name, model.backbone)
+def _named_alike(study: Study, file: WeightsFile) -> str:
+    """How many tensors of a file have names of the study's network, and a warning where few do; BadInput for none."""
+    backbone, own = study.model.backbone, network_of(study).state_dict()
+    fit = [name for name in file.tensors if name in own]
+    if not fit:
+        raise BadInput(nothing_fits(file.path, backbone, list(file.tensors), list(own)))
+    many = f"{len(fit)} of {len(file.tensors)} tensors have names of {backbone}"
+    if 2 * len(fit) < len(file.tensors):
+        return f"WARNING: {file.path}: only {many}; it may be a file of another network"
+    return f"{file.path}: {many}; the run compares their shapes"
 
 
 def _compared(study: Study, file: WeightsFile) -> list[str]:

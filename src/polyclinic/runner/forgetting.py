@@ -9,8 +9,7 @@ from typing import Any
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
-from polyclinic.files import atomic_write, read_tensors
-from polyclinic.noted_files import check_finished
+from polyclinic.files import atomic_write, check_finished, read_tensors
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import load_run_study
 from polyclinic.tasks.regression import IN_UNITS

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from polyclinic.json_types import JsonMapping, JsonObject
+from polyclinic.palette import INK, LIGHT, SERIES
 from polyclinic.runner.run import run
 from polyclinic.study import Study, parse_study
 
@@ -48,8 +49,6 @@ def draw_inspection(found: JsonMapping, title: str) -> Figure:
     shown."""
     from matplotlib.figure import Figure
 
-    from polyclinic.data.plots import INK
-
     rows = found["per_site"] or {"all sites": found["total"]}
     figure = Figure(figsize=(11, 3.2 + 0.9 * len(rows)), facecolor="white", layout="constrained")
     axes = figure.subplots(2, 2)
@@ -71,20 +70,18 @@ def draw_inspection(found: JsonMapping, title: str) -> Figure:
 def _draw_labels(axes: Axes, rows: JsonMapping, classes: list[str]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    from polyclinic.data.plots import CLASS_COLOURS
-
     names = classes or [str(number) for number in range(len(next(iter(rows.values()))["labels"]))]
     left = np.zeros(len(rows))
     for number, name in enumerate(names):
         counts = np.array([max(one["labels"][number], 0) for one in rows.values()], float)
-        colour = CLASS_COLOURS[number % len(CLASS_COLOURS)]
+        colour = LIGHT.colour(number)
         axes.barh(list(rows), counts, left=left, color=colour, label=name, edgecolor="white", linewidth=0.5)
         left += counts
     axes.invert_yaxis()
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("training images" + ("" if classes else ", by bins of the label's value"))
     axes.spines[["top", "right"]].set_visible(False)
-    if classes and len(names) <= len(CLASS_COLOURS):
+    if classes and len(names) <= len(SERIES):
         axes.legend(frameon=False, ncols=min(4, len(names)), loc="lower left", bbox_to_anchor=(0, 1.0))
 
 

@@ -13,15 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyclinic.data.fit import Fit, fit_image, graham
 from polyclinic.data.own_images import only_site_plugins
-from polyclinic.data.preprocessing.fit import Fit, fit_image
-from polyclinic.data.preprocessing.graham import graham
 from polyclinic.data.reading import Reader, Slices, is_image_name
 from polyclinic.data.survey_archive import pictures_in
-from polyclinic.data.survey_tables import masks_among
+from polyclinic.data.survey_cases import masks_among
 from polyclinic.errors import BadInput, Notice
 from polyclinic.formats import check_run_format
-from polyclinic.metrics.statistics.conformal import COVERAGE
+from polyclinic.metrics.statistics.calibration import COVERAGE
 from polyclinic.runner.calibration import Calibration
 from polyclinic.runner.masks import in_own_size
 from polyclinic.runner.model_code import load_plugins, refuse_imports

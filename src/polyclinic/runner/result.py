@@ -18,7 +18,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
-from polyclinic.privacy.record import summary
+from polyclinic.privacy.account import summary
 from polyclinic.runner import result_display
 from polyclinic.runner.device import device_of
 from polyclinic.runner.predict import Prediction, load_predictor
@@ -29,7 +29,6 @@ from polyclinic.runner.released_model import ReleasedModel
 from polyclinic.study import Study
 from polyclinic.tasks import TASKS
 from polyclinic.tasks.regression import IN_UNITS
-from polyclinic.training.compiling import any_compiled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -150,12 +149,12 @@ def result_of(
         **federation.reports,
         "data": {key: parts.info[key] for key in FACTS if key in parts.info},
         "timing": timing,
-        "environment": environment(study, federation, recorder.folder),
+        "environment": environment(study, federation),
         "weights_sha256": digest_of_weights(_flat(models)),
     }
 
 
-def environment(study: Study, federation: Federation, folder: Path) -> JsonObject:
+def environment(study: Study, federation: Federation) -> JsonObject:
     """What the result's last bits depend on: versions, the machine, and how steps were computed."""
     device = device_of(study.engine.device)
     return {
@@ -166,7 +165,6 @@ def environment(study: Study, federation: Federation, folder: Path) -> JsonObjec
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine(),
         "threads": study.engine.threads,
         "recorded_steps": federation.trainer.graphs,
-        "compiled": any_compiled(folder),
         "weights_stay_on": federation.weights_device,
         "stacked": sorted(getattr(federation.engine, "stacked_operations", ())),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 from polyclinic.errors import Damaged
 from polyclinic.extras import need
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
+from polyclinic.palette import LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-#: Okabe and Ito's colours, which most colour-blind people can tell apart
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-DASHES = ("-", "--", ":", "-.")
 
 
 def history_rows(file: Path) -> list[JsonObject]:
@@ -78,9 +74,8 @@ def _draw_curves(axes: Axes, rows: list[JsonObject], metric: str, label: str) ->
     for place, column in enumerate(columns):
         points = [(row["round"], row[column]) for row in rows if row.get(column) is not None]
         site = column.partition("/")[2] or "all sites together"
-        colour, dashes = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
         rounds, values = zip(*points, strict=True)
-        axes.plot(rounds, values, marker="o", markersize=3, label=site, color=colour, linestyle=dashes)
+        axes.plot(rounds, values, marker="o", markersize=3, label=site, **LIGHT.line(place))
     axes.set(title="Validation images, by round", xlabel="round", ylabel=label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize="small")
@@ -92,7 +87,9 @@ def _draw_sites(axes: Axes, values: JsonMapping, metric: str, label: str) -> Non
     bars = {"all sites\ntogether": whole.get(metric), **{site: found.get(metric) for site, found in per_site.items()}}
     known = {name: value for name, value in bars.items() if value is not None}
     names = [f"{name}\n{counts[name][images]} images" if images in counts.get(name, {}) else name for name in known]
-    drawn = axes.bar(range(len(known)), list(known.values()), color=[COLOURS[0], *[COLOURS[5]] * (len(known) - 1)])
+    drawn = axes.bar(
+        range(len(known)), list(known.values()), color=[LIGHT.colour(0), *[LIGHT.colour(5)] * (len(known) - 1)]
+    )
     axes.bar_label(drawn, fmt="%.3g")
     axes.set(title=f"The released model on {images} images", ylabel=label)
     axes.set_xticks(range(len(known)), names, rotation=0 if len(known) < 6 else 90)
@@ -138,29 +135,15 @@ def _named(sites: list[str]) -> str:
 
 
 def as_html(values: JsonMapping, folder: Path) -> str:
-    """What a notebook shows of a result. Names come from data and are escaped."""
+    """What a notebook shows of a result."""
+    from polyclinic.templates import render  # here: a terminal needs no page
+
     images, whole, per_site = final_scores(values)
-    names = list(whole)
-    rows = [["all sites together", *_cells(whole, names)]]
-    rows += [[site, *_cells(found, names)] for site, found in per_site.items()]
     size = values["communication"]["total_bytes"]
     title = f"{values['method']}, seed {values['seed']}: the released model on {images} images"
     facts = f"{values['rounds']} rounds; {size:,} bytes carried; {privacy_in_words(values)}; {folder}"
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in ["", *names])
-    body = "".join(f"<tr>{_row_html(row)}</tr>" for row in rows)
-    return (
-        f"<div><b>{html.escape(title)}</b><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        f"<p>{html.escape(facts)}</p></div>"
-    )
-
-
-def _row_html(cells: Iterable[str]) -> str:
-    first, *rest = cells
-    return f"<th>{html.escape(first)}</th>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in rest)
-
-
-def _cells(metrics: JsonMapping, names: list[str]) -> list[str]:
-    return [f"{metrics[name]:.3f}" if metrics.get(name) is not None else "" for name in names]
+    rows = [("all sites together", whole), *per_site.items()]
+    return render("result.html", title=title, facts=facts, names=list(whole), rows=rows)
 
 
 def privacy_in_words(values: JsonMapping) -> str:

@@ -12,19 +12,28 @@ from typing import Any
 
 import torch
 
-from polyclinic.allocation import keep_freed_memory
 from polyclinic.data.own_images import find_kit
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput, Damaged
 from polyclinic.federation.engine import Engine
 from polyclinic.federation.federation import Federation
-from polyclinic.files import PARTIAL, atomic_write, check_place, read_json, sync_files
+from polyclinic.files import DIGESTS as NOTED
+from polyclinic.files import (
+    PARTIAL,
+    atomic_write,
+    check_finished,
+    check_place,
+    read_json,
+    read_result,
+    sync_files,
+    with_own_digest,
+    write_result,
+)
 from polyclinic.formats import write_run_format
-from polyclinic.noted_files import FILE as NOTED
-from polyclinic.noted_files import check_finished, read_result, with_own_digest, write_result
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
 from polyclinic.runner import advice
+from polyclinic.runner.allocation import keep_freed_memory
 from polyclinic.runner.assembly import WEIGHTS, Assembly
 from polyclinic.runner.calibration import Calibration, calibrations_of
 from polyclinic.runner.case_statistics import statistics_of_cases
@@ -42,7 +51,6 @@ from polyclinic.runner.result import Result, result_of
 from polyclinic.runner.statistics_at_sites import ask_statistics
 from polyclinic.runner.without_images import guessed_scores
 from polyclinic.study import Study, load_run_study, plugged
-from polyclinic.training.compiling import read_noted, refusals
 
 #: what a run killed at its very beginning may leave in its folder
 BEFORE_THE_STUDY = {LOCK, WORKERS, "format.json", "images.json", plugged.FILE, WEIGHTS, "study.toml"}
@@ -74,10 +82,7 @@ def run(
         (folder / NOTED).unlink(missing_ok=True)  # of a run that was killed just before its result was written
         check_same_images(folder, assembly.prepared.info["digests"], durable=durable)
         note_plugins(folder, study)
-        read_noted(folder)  # a damaged file is said before work
         if words := assembly.note_weights():
-            display.noted(words)
-        if words := advice.faster(study, assembly.prepared.info):
             display.noted(words)
         atomic_write(folder / "study.toml", with_own_digest(study.to_toml()), durable=durable)
         values = _carry_out(assembly, display)
@@ -154,7 +159,7 @@ def check_same(begun: Study, now: Study, folder: Path) -> None:
                 "resume with that one, or name another folder"
             )
     plugged.load_checked(now.plugins, folder)  # a file may have moved, and must be the same
-    for setting in ("threads", "device", "precision", "compiled"):
+    for setting in ("threads", "device", "precision"):
         if before["engine"][setting] != after["engine"][setting]:
             raise BadInput(f"engine.{setting}: {folder} was begun with {before['engine'][setting]!r}; keep it")
 
@@ -204,8 +209,6 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         for sentence in advice.before(study, parts.info):
             federation.warn(sentence)
         last = run_method(study.method, federation)
-        for sentence in refusals(folder):
-            federation.warn(sentence)
         if chosen := recorder.watch.chosen(study):
             federation.warn(chosen)
         # before the final evaluation, so that a run killed in it evaluates again, and counts it once

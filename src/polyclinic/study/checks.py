@@ -1,14 +1,15 @@
-"""Combinations of settings that cannot work, each with the cure."""
+"""Combinations of settings that cannot work, each with the cure; `ignored` has those that have no effect."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.labelled import LabelledSource
-from polyclinic.encoders import ENCODERS
+from polyclinic.data.file_source import LabelledSource
+from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput
+from polyclinic.federation.summing.floor import FEWEST
+from polyclinic.federation.summing.settings import MOST_SITES, Federated
 from polyclinic.generators.base import SMALLEST_IMAGE
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
@@ -23,6 +24,7 @@ from polyclinic.models import (
     is_importable,
     registry_of,
 )
+from polyclinic.models.encoders import ENCODERS
 from polyclinic.privacy.settings import Facts, check_facts
 from polyclinic.registry import notice_once
 from polyclinic.settings import no_such_choice
@@ -36,6 +38,7 @@ from polyclinic.study.network import (
     try_network,
     try_private,
 )
+from polyclinic.study.plugged import operations_of
 
 if TYPE_CHECKING:
     from polyclinic.study.tables import Study
@@ -191,8 +194,6 @@ def check_replay(study: Study) -> None:
         )
     if study.replay.codes == "prior" and study.task.dense:
         raise BadInput("replay.codes: samples of a prior have no masks; choose final-encoder for segmentation")
-    if study.data.size < SMALLEST_IMAGE:
-        raise BadInput(f"data.size: generators need images of {SMALLEST_IMAGE} px or more, not {study.data.size}")
     if study.in_latents:
         _check_latents(study)
 
@@ -220,7 +221,7 @@ def _check_latents(study: Study) -> None:
 
 def check_tuning(study: Study) -> None:
     """BadInput if the study wants a generator trained in phases that cannot be, or that nobody trains."""
-    if study.method.needs_generator() and study.data.size < SMALLEST_IMAGE:
+    if (study.method.needs_generator() or study.replay) and study.data.size < SMALLEST_IMAGE:
         raise BadInput(f"data.size: generators need images of {SMALLEST_IMAGE} px or more, not {study.data.size}")
     if study.tuning is None or not study.tuning.on:
         return
@@ -307,9 +308,8 @@ def check_privacy(study: Study) -> None:
 
 def score_obstacle(study: Study) -> str | None:
     """Why scores that leave cannot be noised: a sentence with the cure, or None."""
-    kind = type(study.method)
-    marked = {name: getattr(getattr(kind, name, None), "operation", None) for name in dir(kind)}
-    others = [name for name, found in marked.items() if found and "metrics" in found.releases and name != "evaluate"]
+    released = operations_of(study.method).items()
+    others = [name for name, found in released if "metrics" in found.releases and name != "evaluate"]
     if others:
         return f"privacy.score_noise: '{study.method.name}' releases other scores, too ({others[0]}); leave it out"
     if not study.task.can_be_noised:
@@ -324,12 +324,8 @@ def score_obstacle(study: Study) -> str | None:
 
 def uncovered_kinds(study: Study) -> list[str]:
     """Kinds of parcel, computed from real images, that a study's sites release and no private training covers."""
-    from polyclinic.methods.shared.generative_replay import GenerativeReplay
-
-    kind = type(study.method)
-    marked = {name: getattr(getattr(kind, name, None), "operation", None) for name in dir(kind)}
-    own = {name: found for name, found in marked.items() if found and not hasattr(GenerativeReplay, name)}
-    released = {one for found in own.values() if not found.simulation_only for one in found.releases}
+    own = [found for name, found in operations_of(study.method).items() if not hasattr(GenerativeReplay, name)]
+    released = {one for found in own if not found.simulation_only for one in found.releases}
     replays = study.replay is not None and study.replay.ratio > 0 and study.replay.codes != "prior"
     return sorted((released - COVERABLE) | ({"codes"} if replays else set()))
 
@@ -343,3 +339,61 @@ def check_poisoning(study: Study) -> None:
     """Attackers are simulated; no hospital is asked to be one."""
     if study.poisoning and isinstance(study.data, AtSites):
         raise BadInput("[poisoning]: attackers are for simulations, and data.source = 'at-sites' is none; leave it out")
+
+
+def check_sums(study: Study) -> None:
+    """BadInput if the study's method, sites or defence do not go with the way its answers are added up."""
+    settings = study.federation
+    _check_unused(settings)
+    _check_label_sets(study)
+    if settings.sum == "float":
+        return
+    if study.engine.wire != "exact":
+        raise BadInput(
+            f"engine.wire: '{study.engine.wire}' would change the whole numbers of a sum (federation.sum = "
+            f"'{settings.sum}'); set engine.wire = 'exact', or federation.sum = 'float'"
+        )
+    if obstacle := study.method.sum_obstacle():
+        raise BadInput(obstacle)
+    count = len(study.sites.site_names() or ())
+    if count > MOST_SITES:
+        raise BadInput(f"federation.sum: whole numbers take up to {MOST_SITES:,} sites; set federation.sum = 'float'")
+    if settings.sum == "secure":
+        _check_secure(study, count)
+
+
+def _check_unused(settings: Federated) -> None:
+    for name in ("threshold", "liars"):
+        if settings.sum != "secure" and getattr(settings, name) != getattr(Federated(), name):
+            raise BadInput(f"federation.{name}: is of secure sums; set federation.sum = 'secure', or leave it out")
+
+
+def _check_label_sets(study: Study) -> None:
+    """BadInput where sites know different classes, and the method would make the model unlearn some."""
+    if not study.federation.label_sets:
+        return
+    setting = "federation.label_sets"
+    if study.task.like != "classification":
+        raise BadInput(f"{setting}: {study.task.like} has no classes; take it out")
+    if not study.method.traits.label_sets:
+        raise BadInput(
+            f"{setting}: with '{study.method.name}' a site that does not know a class makes the common model unlearn "
+            "it; choose fedavg, fedprox, gaussian-heads or analytic, or take the classes out of the data"
+        )
+    if study.privacy is not None or "mixup" in study.optimizer.augment or study.replay is not None:
+        raise BadInput(f"{setting}: does not go with [privacy], [replay] or mixup; take one of the two out")
+
+
+def _check_secure(study: Study, count: int) -> None:
+    settings, fraction = study.federation, study.method.fraction
+    asked = max(1, round(fraction * count)) if count else 0
+    if count and asked < FEWEST:
+        raise BadInput(
+            f"federation.sum: a secure sum of {asked} sites would show what a single one sent; take {FEWEST} sites or "
+            "more in each round, or set federation.sum = 'integer'"
+        )
+    if asked and settings.liars >= settings.fewest_of(asked):
+        raise BadInput(
+            f"federation.liars: {settings.liars} of the {settings.fewest_of(asked)} sites that open a sum may not all "
+            "lie; take fewer, or a higher federation.threshold"
+        )

@@ -25,71 +25,70 @@ class Rule(NamedTuple):
     why: str
 
 
-def _trains_generator(study: Study) -> bool:
-    return study.method.needs_generator() or study.replay is not None
+#: settings of a table (separated by blanks), and the one of the same table, with its values, that makes them be read
+READ_WITH = (
+    ("optimizer", "momentum", "name", ("sgd",)),
+    ("optimizer", "decay decay_every", "schedule", ("step",)),
+    ("generator", "smoothing saturating", "loss", ("log",)),
+    ("replay", "samples", "codes", ("prior",)),
+    ("defence", "keep", "name", ("sparsify",)),
+    ("defence", "fraction", "name", ("prune",)),
+    ("defence", "bits", "name", ("quantise",)),
+    ("engine", "address gpus", "name", ("ray",)),
+    ("engine", "silence approval_wait", "name", ("nvflare",)),
+    ("engine", "quorum", "on_failure", ("continue",)),
+    ("poisoning", "share", "attack", ("label-flip", "backdoor")),
+    ("poisoning", "target patch", "attack", ("backdoor",)),
+    ("poisoning", "factor", "attack", ("scale", "sign-flip", "noise")),
+    ("federation", "bits", "sum", ("integer", "secure")),
+    ("method", "liars", "aggregation", ("trimmed-mean", "multi-krum")),
+    ("method", "apart", "aggregation", ("clusters",)),
+    ("method", "beta2", "server_optimizer", ("adam", "yogi")),
+    ("method", "tau", "server_optimizer", ("adam", "yogi", "adagrad")),
+    ("method", "exchange_every sent", "schedule", ("local",)),
+)
+#: settings of a table, the one of the same table that must be above 0 for them, and what 0 means
+READ_ABOVE_ZERO = (
+    ("optimizer", "decay", "decay_every", "never lowers the rate"),
+    ("generator", "decay", "decay_every", "never lowers the rate"),
+    (
+        "generator",
+        "prior_batch_size prior_lr prior_width prior_layers prior_dropout temperature",
+        "prior_epochs",
+        "trains no prior",
+    ),
+    ("replay", "codes own made probe samples", "ratio", "replays nothing"),
+    ("tuning", "distance scale growth most_tuning_steps", "alpha", "leaves the second phase out"),
+    ("engine", "durable", "checkpoint_every", "writes no checkpoint"),
+    ("method", "towards central central_lr warm_up frozen", "weight", "leaves the central discriminator out"),
+)
 
 
-def _is(table: str, setting: str, *values: object) -> Callable[[Study], bool]:
-    """Whether a setting has one of these values, where the study has that table and its variant that setting."""
+def _with(table: str, settings: str, decides: str, values: tuple[str, ...]) -> Rule:
+    """A rule of READ_WITH; a variant without the setting that decides reads them."""
+    listed = " and ".join(f"'{value}'" for value in values)
+    why = f"only {table}.{decides} = {listed} {'reads' if len(values) == 1 else 'read'} it"
+    return Rule(
+        table, tuple(settings.split()), lambda study: getattr(getattr(study, table), decides, values[0]) in values, why
+    )
 
-    def holds(study: Study) -> bool:
-        own = getattr(study, table)
-        return own is None or getattr(own, setting, values[0]) in values
 
-    return holds
+def _above_zero(table: str, settings: str, decides: str, means: str) -> Rule:
+    why = f"{table}.{decides} = 0 {means}"
+    return Rule(table, tuple(settings.split()), lambda study: getattr(getattr(study, table), decides, 1) > 0, why)
 
 
 #: the settings that have an effect only with others; every other setting is always read (tests/study/test_ignored.py)
 RULES: tuple[Rule, ...] = (
-    Rule("optimizer", ("momentum",), _is("optimizer", "name", "sgd"), "only optimizer.name = 'sgd' has momentum"),
-    Rule(
-        "optimizer",
-        ("decay", "decay_every"),
-        _is("optimizer", "schedule", "step"),
-        "only optimizer.schedule = 'step' reads it",
-    ),
-    Rule(
-        "optimizer",
-        ("decay",),
-        lambda study: study.optimizer.decay_every > 0,
-        "optimizer.decay_every = 0 never lowers the rate",
-    ),
-    Rule("generator", (), _trains_generator, "the method trains no generator, and there is no [replay]"),
+    *(_with(*row) for row in READ_WITH),
+    *(_above_zero(*row) for row in READ_ABOVE_ZERO),
     Rule(
         "generator",
-        ("decay",),
-        lambda study: getattr(study.generator, "decay_every", 1) > 0,
-        "generator.decay_every = 0 never lowers the rate",
+        (),
+        lambda study: study.method.needs_generator() or study.replay is not None,
+        "the method trains no generator, and there is no [replay]",
     ),
-    Rule(
-        "generator",
-        ("smoothing", "saturating"),
-        _is("generator", "loss", "log"),
-        "only generator.loss = 'log' reads it",
-    ),
-    Rule(
-        "generator",
-        ("prior_batch_size", "prior_lr", "prior_width", "prior_layers", "prior_dropout", "temperature"),
-        lambda study: getattr(study.generator, "prior_epochs", 1) > 0,
-        "generator.prior_epochs = 0 trains no prior",
-    ),
-    Rule(
-        "replay",
-        ("codes", "own", "made", "probe", "samples"),
-        lambda study: study.replay is None or study.replay.ratio > 0,
-        "replay.ratio = 0 replays nothing",
-    ),
-    Rule("replay", ("samples",), _is("replay", "codes", "prior"), "only replay.codes = 'prior' reads it"),
     Rule("tuning", (), lambda study: study.tuning is None or study.tuning.on, "tuning.on = false"),
-    Rule(
-        "tuning",
-        ("distance", "scale", "growth", "most_tuning_steps"),
-        lambda study: study.tuning is None or study.tuning.alpha > 0,
-        "tuning.alpha = 0 leaves the second phase out",
-    ),
-    Rule("defence", ("keep",), _is("defence", "name", "sparsify"), "only defence.name = 'sparsify' reads it"),
-    Rule("defence", ("fraction",), _is("defence", "name", "prune"), "only defence.name = 'prune' reads it"),
-    Rule("defence", ("bits",), _is("defence", "name", "quantise"), "only defence.name = 'quantise' reads it"),
     Rule(
         "evaluation",
         ("metric",),
@@ -104,97 +103,13 @@ RULES: tuple[Rule, ...] = (
         lambda study: study.evaluation.final == "test" and (study.privacy is None or study.privacy.score_noise is None),
         "no test image is opened, as evaluation.final is not 'test', or scores have noise (privacy.score_noise)",
     ),
-    Rule("engine", ("address", "gpus"), _is("engine", "name", "ray"), "only engine.name = 'ray' reads it"),
-    Rule(
-        "engine",
-        ("silence", "approval_wait"),
-        _is("engine", "name", "nvflare"),
-        "only engine.name = 'nvflare' and deployed sites read it",
-    ),
-    Rule(
-        "engine",
-        ("durable",),
-        lambda study: study.engine.checkpoint_every > 0,
-        "engine.checkpoint_every = 0 writes no checkpoint",
-    ),
-    Rule(
-        "engine",
-        ("quorum",),
-        _is("engine", "on_failure", "continue"),
-        "engine.on_failure = 'stop' ends the run with the first site that fails",
-    ),
-    Rule(
-        "poisoning",
-        ("share",),
-        _is("poisoning", "attack", "label-flip", "backdoor"),
-        "only poisoning.attack = 'label-flip' and 'backdoor' read it",
-    ),
-    Rule(
-        "poisoning",
-        ("target", "patch"),
-        _is("poisoning", "attack", "backdoor"),
-        "only poisoning.attack = 'backdoor' reads it",
-    ),
-    Rule(
-        "poisoning",
-        ("factor",),
-        _is("poisoning", "attack", "scale", "sign-flip", "noise"),
-        "only poisoning.attack = 'scale', 'sign-flip' and 'noise' read it",
-    ),
-    Rule(
-        "federation",
-        ("bits",),
-        _is("federation", "sum", "integer", "secure"),
-        "only federation.sum = 'integer' and 'secure' read it",
-    ),
-    Rule(
-        "method",
-        ("liars",),
-        _is("method", "aggregation", "trimmed-mean", "multi-krum"),
-        "only method.aggregation = 'trimmed-mean' and 'multi-krum' read it",
-    ),
-    Rule(
-        "method",
-        ("apart",),
-        _is("method", "aggregation", "clusters"),
-        "only method.aggregation = 'clusters' reads it",
-    ),
-    Rule(
-        "method",
-        ("beta2",),
-        _is("method", "server_optimizer", "adam", "yogi"),
-        "only method.server_optimizer = 'adam' and 'yogi' read it",
-    ),
-    Rule(
-        "method",
-        ("tau",),
-        _is("method", "server_optimizer", "adam", "yogi", "adagrad"),
-        "method.server_optimizer = 'sgd' is a plain step",
-    ),
-    Rule(
-        "method",
-        ("exchange_every", "sent"),
-        _is("method", "schedule", "local"),
-        "only method.schedule = 'local' reads it",
-    ),
-    Rule(
-        "method",
-        ("towards", "central", "central_lr", "warm_up", "frozen"),
-        lambda study: getattr(study.method, "weight", 1) > 0,
-        "method.weight = 0 leaves the central discriminator out",
-    ),
     Rule(
         "method",
         ("encoder_site", "encoder_passes"),
         lambda study: getattr(study.method, "front", "") != "public",
         "method.front = 'public' has an encoder that nobody trains",
     ),
-    Rule(
-        "data",
-        ("test",),
-        lambda study: study.data.fold is None,
-        "data.fold says which images are for testing",
-    ),
+    Rule("data", ("test",), lambda study: study.data.fold is None, "data.fold says which images are for testing"),
     Rule(
         "sites",
         ("power",),

@@ -13,7 +13,7 @@ import torch
 from polyclinic.errors import BadInput
 from polyclinic.models import BACKBONES, Backbone, Encoded, find, norm_names, split
 from polyclinic.models.imported import Imported, channels_of
-from polyclinic.privacy.obstacles import BATCH_NORM, mixes_samples, obstacles
+from polyclinic.privacy.dp_sgd import BATCH_NORM, mixes_samples, obstacles
 from polyclinic.randomness import torch_rng
 from polyclinic.registry import reason
 

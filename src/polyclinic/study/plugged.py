@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from polyclinic import plugins
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.datasets.at_sites import AtSites
 from polyclinic.data.partitions import PARTITIONS
+from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.operation import Operation
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 FILE = "plugins.json"
 KEPT = ("plugins", "installed", "networks")  #: what is in it, and must not have changed
-FILES = "files"  #: beside that, each file of the packages, to say which one has changed
-SHOWN = 3  # names in a sentence
 
 
 def entries_of(study: Study) -> Iterator[tuple[str, Registry[Any], str]]:
@@ -66,14 +64,11 @@ def digests_of(study: Study) -> dict[str, dict[str, str]]:
     """The SHA-256 of each plug-in, in order, and of the packages of entry points and networks that the study uses."""
     names = [(registry, name) for _, registry, name in entries_of(study)]
     networks = [name for name in (study.model.backbone, *study.model.backbones.values()) if is_importable(name)]
-    modules = [reg[name].__module__ for reg, name in names if reg.is_installed(name)]
-    modules += [name.partition(":")[0] for name in networks]
     return {
         "plugins": plugins.load_from_study(study.plugins),
         "installed": packages_of(names),
         "networks": networks_of(networks),
         "listed": plugins.listed_at_site(),
-        FILES: {name: sha for module in modules for name, sha in plugins.files_of_package(module)[1].items()},
     }
 
 
@@ -92,12 +87,11 @@ def networks_of(backbones: Iterable[str]) -> dict[str, str]:
 def read_digests(folder: Path) -> dict[str, dict[str, str]]:
     """What a run folder was begun with; nothing where it has no such file, or is older than a part of it."""
     file = folder / FILE
-    kinds = (*KEPT, FILES)
     if not file.exists():
-        return {kind: {} for kind in kinds}
+        return {kind: {} for kind in KEPT}
     try:
         found = parse_json(file.read_text(encoding="utf-8"))
-        return {kind: {str(name): str(sha) for name, sha in found.get(kind, {}).items()} for kind in kinds}
+        return {kind: {str(name): str(sha) for name, sha in found.get(kind, {}).items()} for kind in KEPT}
     except (OSError, ValueError, AttributeError, TypeError):
         raise BadInput(f"{file}: cannot be read; restore it, or run the study again in another folder") from None
 
@@ -118,17 +112,11 @@ def check_installed(study: Study, folder: Path) -> None:
     noted = read_digests(folder)
     if noted["installed"] or noted["networks"]:
         now = digests_of(study)
-        changed = _changed(noted[FILES], now[FILES])
-        refuse_changed(noted["installed"], now["installed"], folder, changed)
-        refuse_changed(noted["networks"], now["networks"], folder, changed)
+        refuse_changed(noted["installed"], now["installed"], folder)
+        refuse_changed(noted["networks"], now["networks"], folder)
 
 
-def _changed(noted: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Names of files that are others than were noted, gone or new; none where no file was noted."""
-    return sorted(name for name in {**noted, **now} if noted.get(name) != now.get(name)) if noted else []
-
-
-def refuse_changed(noted: Mapping[str, str], now: Mapping[str, str], made: Path, changed: Sequence[str] = ()) -> None:
+def refuse_changed(noted: Mapping[str, str], now: Mapping[str, str], made: Path) -> None:
     """BadInput if a package (or a network of one) is not as it was when `made`, a run or a model, was made with it.
 
     Any file of a package counts: what a module imports while it runs cannot be told from its text.
@@ -137,12 +125,9 @@ def refuse_changed(noted: Mapping[str, str], now: Mapping[str, str], made: Path,
         if now.get(name) != sha256:
             what = f"the network {name}" if is_importable(name) else f"the package {name}"
             has = f"SHA-256 {now[name][:12]}, not {sha256[:12]}" if name in now else ", ".join(now) or "nothing of it"
-            more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-            where = f" in {', '.join(changed[:SHOWN])}{more}" if changed else ""
-            cure = "bring the old file back" if len(changed) == 1 else "install that version again"
             raise BadInput(
-                f"plugins: {made} was made with {what} as it was then, and its package has changed{where} ({has} is "
-                f"installed now); {cure}, or run the study in another folder"
+                f"plugins: {made} was made with {what} as it was then, and its package has changed ({has} is "
+                "installed now); install that version again, or run the study in another folder"
             )
 
 
@@ -150,7 +135,8 @@ def check_kinds(study: Study) -> None:
     """BadInput if an operation of the method releases what is no kind of parcel, or a plug-in's kind that the policy
     of simulated sites does not let out. A deployed site has a policy of its own."""
     allowed = None if isinstance(study.data, AtSites) else study.policy.kinds
-    for operation, kind in _released_kinds(study.method):
+    released = [(name, kind) for name, found in operations_of(study.method).items() for kind in found.releases]
+    for operation, kind in released:
         if kind not in KINDS:
             raise BadInput(
                 f"method.name: '{operation}' of '{study.method.name}' releases '{kind}', which is no kind of parcel; "
@@ -162,12 +148,10 @@ def check_kinds(study: Study) -> None:
             )
 
 
-def _released_kinds(method: Method) -> Iterator[tuple[str, str]]:
-    """(operation, kind of parcel) of all operations of a method."""
-    for name in dir(type(method)):
-        declared = getattr(getattr(type(method), name, None), "operation", None)
-        if isinstance(declared, Operation):
-            yield from ((name, kind) for kind in declared.releases)
+def operations_of(method: Method) -> dict[str, Operation]:
+    """The operations of a method, by name."""
+    found = {name: getattr(getattr(type(method), name, None), "operation", None) for name in dir(type(method))}
+    return {name: declared for name, declared in found.items() if isinstance(declared, Operation)}
 
 
 def check_attacks() -> None:

@@ -12,15 +12,15 @@ from polyclinic import plugins
 from polyclinic.data.file_source import DATA_FOLDER
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.errors import BadInput
+from polyclinic.files import check_own_digest
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject
-from polyclinic.noted_files import check_own_digest
 from polyclinic.registry import notice_once
-from polyclinic.study.changes import _changed, parse_sets
+from polyclinic.settings import GONE
+from polyclinic.study.changes import apply_changes, fit_to_variants, parse_sets
 from polyclinic.study.ignored import notice_other_images
 from polyclinic.study.plugged import check_installed, load_checked
 from polyclinic.study.tables import Study, parse_study
-from polyclinic.study.variants import fit_to_variants
 
 #: settings of the study that comes with the package, by method: every method shall end within two minutes there
 BRIEF_FELICIA = {"method.steps": 40, "method.learner_steps": 100}
@@ -51,17 +51,24 @@ def _has(study: Study, setting: str) -> bool:
 
 def load_study(path: Path, sets: list[str] | None = None) -> Study:
     """The study in a TOML file, with `a.b=c` settings on top; BadInput says what is wrong with it."""
+    return _load(path, _tables_in(path), sets)
+
+
+def _tables_in(path: Path) -> JsonObject:
     try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; `polyclinic study new {path}` writes one") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: is not valid TOML: {error}") from None
+
+
+def _load(path: Path, tables: JsonMapping, sets: list[str] | None) -> Study:
     changes, folder = parse_sets(sets or []), Path(path).parent
     tables = with_whole_path(tables, Path(path), has_new_path="data.path" in changes)
-    changed = _changed(tables, changes)
+    changed = apply_changes(tables, changes)
     with only_site_plugins(folder):  # in a kit a study brings no code
         if changed.get("plugins"):
             # as with data.path: a path on the command line begins where polyclinic is started
@@ -106,7 +113,12 @@ def load_run_study(folder: Path, sets: list[str] | None = None, *, moved: Sequen
         sets = [*(sets or []), f"plugins={json.dumps(plugins.resolve(list(moved), Path()))}"]
     if not any(text.partition("=")[0].strip() == "plugins" for text in sets or []):
         plugins.refuse_sent_files(_plugins_in(folder / "study.toml"), folder)
-    return load_study(folder / "study.toml", sets)
+    begun = _tables_in(folder / "study.toml")
+    for setting in GONE:  # of an older version, which wrote them all
+        table, _, name = setting.partition(".")
+        if isinstance(begun.get(table), dict):
+            begun[table].pop(name, None)
+    return _load(folder / "study.toml", begun, sets)
 
 
 def _plugins_in(path: Path) -> list[str]:

@@ -6,11 +6,11 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from polyclinic.encoders import ENCODERS
 from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.leaving.encodings import Encoding
 from polyclinic.federation.leaving.kinds import KINDS, KindNames
 from polyclinic.models import BACKBONES, NORMS, RANDOM
+from polyclinic.models.encoders import ENCODERS
 from polyclinic.settings import Settings
 
 
@@ -111,14 +111,6 @@ class EngineSettings(Settings):
         "auto",
         description="on a GPU: record a training step as a CUDA graph and replay it; auto does so where it pays",
     )
-    compiled: bool = Field(
-        False,
-        description="compile the training passes of the network, or of the part that a method trains, with "
-        "torch.compile, for batches of optimizer.batch_size images, also with replayed ones: steps may be faster "
-        "after half a minute of compilation, which pays in long runs; needs a C++ compiler on a CPU; not "
-        "private steps, stacked sites, random shares of images, nor losses of a method's own; part of the result's "
-        "last bits",
-    )
     stacked: Literal["auto", "always", "never"] = Field(
         "auto",
         description="train simulated sites' networks as one stacked network where the method can (felicia, feder, "
@@ -127,8 +119,8 @@ class EngineSettings(Settings):
     )
     reproducible: bool = Field(
         False,
-        description="forbid every choice that rounds differently: CUDA graphs, stacked sites, compiled passes, fused "
-        "optimisers, and on a GPU sums without a fixed order; slower",
+        description="forbid every choice that rounds differently: CUDA graphs, stacked sites, fused optimisers, "
+        " and on a GPU sums without a fixed order; slower",
     )
     deadline: float | None = Field(
         None,
@@ -162,8 +154,6 @@ class EngineSettings(Settings):
     def _reproducible(self) -> Self:
         if self.reproducible and (self.graphs is True or self.stacked == "always"):
             raise ValueError("reproducible forbids graphs = true and stacked = 'always'; set them to 'auto'")
-        if self.reproducible and self.compiled:
-            raise ValueError("reproducible forbids compiled = true, which rounds differently; set one of them to false")
         return self
 
     @field_validator("workers")

@@ -10,9 +10,9 @@ import tomli_w
 from pydantic import Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
 from polyclinic import plugins
-from polyclinic.data.bounds import MOST_PIXELS
 from polyclinic.data.datasets import own_settings
 from polyclinic.data.partitions import Sites
+from polyclinic.data.pixels import MOST_PIXELS
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.defence_settings import Defence
@@ -22,15 +22,14 @@ from polyclinic.formats import STUDY_FORMAT, check_format
 from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.generators.vqvae2.model import VQVAE2
-from polyclinic.messages import sentences
 from polyclinic.methods import QUESTIONS, Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, Replay, with_replay
 from polyclinic.models import RANDOM
 from polyclinic.privacy.settings import Privacy
 from polyclinic.registry import is_restricted
-from polyclinic.settings import Settings, nearest, variant
+from polyclinic.settings import Settings, nearest, sentences, variant
 from polyclinic.study.audit_settings import Audit
-from polyclinic.study.changes import _changed
+from polyclinic.study.changes import VARIANTS, apply_changes, default_generator, fit_to_variants
 from polyclinic.study.checks import (
     check_generator,
     check_model,
@@ -38,6 +37,7 @@ from polyclinic.study.checks import (
     check_privacy,
     check_replay,
     check_sites,
+    check_sums,
     check_task,
     check_training,
     check_tuning,
@@ -46,8 +46,6 @@ from polyclinic.study.ignored import notice_other_images
 from polyclinic.study.network import backbone_of
 from polyclinic.study.plugged import check_attacks, check_kinds
 from polyclinic.study.small_tables import EngineSettings, Evaluation, Logging, Model, PolicySettings
-from polyclinic.study.sum_checks import check_sums
-from polyclinic.study.variants import VARIANTS, default_generator, fit_to_variants
 from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer
 
@@ -128,7 +126,7 @@ class Study(Settings):
     def with_settings(self, changes: Mapping[str, Any]) -> Study:
         """This study with some settings changed: `study.with_settings({"method.rounds": 5})`."""
         tables = self.as_tables()
-        return parse_study(fit_to_variants(tables, _changed(tables, changes), changes))
+        return parse_study(fit_to_variants(tables, apply_changes(tables, changes), changes))
 
     def as_tables(self) -> dict[str, Any]:
         """Plain tables, as in a TOML file, every default written out."""

@@ -22,7 +22,7 @@ from polyclinic.tasks import TASKS
 #: the backbone of a template whose method needs an encoder
 ENCODER = "efficientnet-lite0-1024"
 #: what a setting without a default becomes in a template, so that the file is a study that can run
-#: settings that did best on validation images of three data sets, with FedAvg (benchmarks/recipes.py, docs/methods.md):
+#: settings that did best on validation images of three data sets, with FedAvg (docs/methods.md):
 #: what a new study begins with, where its method is FedAvg or near to it
 RECIPE: dict[str, dict[str, Any]] = {
     "optimizer": {"name": "adam", "lr": 0.003, "schedule": "cosine", "warmup": 2},

@@ -12,8 +12,14 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import auc_from_counts
-from polyclinic.tasks.coarse import merge_small, round_counts
-from polyclinic.tasks.noised import AddNoise, nearest_counts, whole_counts, with_noise
+from polyclinic.tasks.released_scores import (
+    AddNoise,
+    merge_small,
+    nearest_counts,
+    round_counts,
+    whole_counts,
+    with_noise,
+)
 from polyclinic.tasks.task import MOST_IMAGES, Sums, Target, Task
 
 BINS = 1024
@@ -165,7 +171,7 @@ class Classification(Task):
 
 
 def margins(logits: Tensor) -> Tensor:
-    """How far each class lies above all others together, in logits: log p - log(1 - p), [N, C]."""
+    """Margin of each class above all others together, in logits: log p - log(1 - p), [N, C]."""
     classes = logits.shape[1]
     itself = torch.eye(classes, dtype=torch.bool)
     others = logits[:, None, :].expand(-1, classes, -1).masked_fill(itself, -torch.inf)
@@ -173,7 +179,7 @@ def margins(logits: Tensor) -> Tensor:
 
 
 def score_histograms(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """How many images of the other classes [C, 0] and of the class itself [C, 1] score in each bin, int64."""
+    """Number of images of the other classes [C, 0] and of the class itself [C, 1] in each bin of scores, int64."""
     column = torch.arange(classes)
     own = (labels[:, None] == column).long()
     flat = (column * 2 + own) * BINS + torch.bucketize(margins(logits).contiguous(), EDGES)

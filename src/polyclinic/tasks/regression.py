@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
-from polyclinic.tasks.noised import AddNoise, with_noise
+from polyclinic.tasks.released_scores import AddNoise, with_noise
 from polyclinic.tasks.task import Sums, Target, Task
 
 CRITERIA: dict[str, Callable[..., Tensor]] = {"l1": F.l1_loss, "mse": F.mse_loss, "huber": F.huber_loss}

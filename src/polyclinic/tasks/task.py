@@ -13,8 +13,7 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.settings import Settings
-from polyclinic.tasks.coarse import round_counts, round_mean
-from polyclinic.tasks.noised import AddNoise
+from polyclinic.tasks.released_scores import AddNoise, round_counts, round_mean
 
 Sums = dict[str, Tensor]
 
@@ -28,7 +27,7 @@ WHOLE = ("count", "cases")
 
 @dataclass(frozen=True)
 class Target:
-    """What is public about the labels; the fields mean what they mean in `Dataset`."""
+    """Public facts about the labels; the fields mean what they mean in `Dataset`."""
 
     classes: tuple[str, ...] = ()
     unit: str = ""
@@ -54,11 +53,11 @@ class Task(Settings):
 
     @abstractmethod
     def outputs(self, target: Target) -> int:
-        """How many units or channels the network's head has."""
+        """Number of units or channels of the network's head."""
 
     @abstractmethod
     def targets(self, labels: Tensor, masks: Tensor | None = None) -> Tensor:
-        """What the loss compares a batch with, from labels [B] and masks uint8 [B, H, W]."""
+        """Targets of the loss of a batch, from labels [B] and masks uint8 [B, H, W]."""
 
     @abstractmethod
     def losses(self, output: Tensor, targets: Tensor, target: Target) -> Tensor:
@@ -70,11 +69,11 @@ class Task(Settings):
 
     @classmethod
     def direction(cls, metric: str) -> Literal["higher", "lower"]:
-        """Which values of a metric are better; KeyError for one that no round can be selected by."""
+        """The better direction of a metric; KeyError for one that no round can be selected by."""
         return {**cls.more_metrics, cls.metric: cls.better}[metric]
 
     def rank(self, metrics: Mapping[str, float], metric: str | None = None) -> tuple[float, float] | None:
-        """How good a model is by one of its metrics (the task's own if none is named), larger being better; the loss
+        """Rank of a model by one of its metrics (the task's own if none is named), larger being better; the loss
         decides between equals. None if the data do not define the metric."""
         name = metric or self.metric
         if name not in metrics:
@@ -125,8 +124,8 @@ class Task(Settings):
         return observations
 
     def coarse(self, sums: Sums, least: int, target: Target) -> Sums:
-        """The sums as a deployed site releases them, see `tasks.coarse`: so that nothing is told about `least` patients
-        or fewer. A sum without a bound becomes 0.
+        """The sums as a deployed site releases them, so that nothing is told about `least` patients or fewer
+        (`released_scores`). A sum without a bound becomes 0.
 
         Figures that are no sums over counted images, such as an AUC, are cut off at -1 and 1, and rounded as if `least`
         images were behind them.
@@ -144,7 +143,7 @@ class Task(Settings):
 
     @property
     def can_be_noised(self) -> bool:
-        """Whether `noised` knows all sums of the task."""
+        """True where `noised` knows all sums of the task."""
         return False
 
     def near(self, observations: Tensor, targets: Tensor, target: Target) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.randomness import device_rng, numpy_rng
-from polyclinic.training import row_draws
+from polyclinic.training import image_draws
 
 #: names of `optimizer.augment`
 Augmentation = Literal["flip", "turn", "crop", "rotate", "brightness", "contrast", "noise", "mixup"]
@@ -131,7 +131,7 @@ def _turns(count: int, draws: Draws) -> Tensor:
 def _uniform(count: int, numbers: int, draws: Draws, purpose: str) -> Tensor:
     """Numbers in [-1, 1) for each image, [B, numbers]."""
     if isinstance(draws, Tensor):
-        return 2 * row_draws.uniform(draws, numbers, purpose=purpose) - 1
+        return 2 * image_draws.uniform(draws, numbers, purpose=purpose) - 1
     return 2 * torch.rand(count, numbers, generator=draws) - 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,3 +76,16 @@ def class_shares(labels: np.ndarray) -> Tensor:
     """A weight for each image, float64 [N], by which every class that occurs is drawn equally often."""
     _, members, counts = np.unique(labels, return_inverse=True, return_counts=True)
     return torch.from_numpy(1.0 / counts[members])
+
+
+@dataclass(frozen=True)
+class ReplayedBatches:
+    """An endless stream of replayed mini-batches, `size` images each."""
+
+    stream: Iterator[Batch]
+    size: int
+
+    def join(self, real: Iterator[Batch]) -> Iterator[Batch]:
+        """Each real mini-batch with the next replayed one behind it."""
+        for (images, targets), (more, others) in zip(real, self.stream, strict=False):
+            yield torch.cat([images, more]), torch.cat([targets, others])

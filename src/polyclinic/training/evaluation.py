@@ -10,19 +10,21 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.collaborators import Batch
-from polyclinic.training.choices import recording_evaluation_pays
-from polyclinic.training.graphs import GraphedFunction, new_pool
+from polyclinic.training.gpu.graphs import GraphedFunction, new_pool
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.training.loop import Trainer
 
 EVALUATION_BATCH = 256
+#: bytes of a batch of images up to which a pass of evaluation is recorded: with more the GPU, and not Python, takes the
+#: time, and a graph would hold on to much memory
+MOST_RECORDED_BYTES = 2**26
 
 
 def answer(trainer: Trainer, images: Tensor) -> Tensor:
     """What the trainer's network, in evaluation mode, gives for images, float32 [B, ...]."""
-    if not trainer.graphs or not recording_evaluation_pays(images.nbytes):
+    if not trainer.graphs or images.nbytes > MOST_RECORDED_BYTES:
         return trainer.forward(images).float()
     key = f"evaluation: {trainer.model.frozen_shape}"
     if key not in trainer.kept:

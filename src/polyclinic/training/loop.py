@@ -21,12 +21,10 @@ from polyclinic.federation.collaborators import Batch
 from polyclinic.models import split
 from polyclinic.training.augmentation import Changes, augment, change, mix
 from polyclinic.training.batches import SiteBatches, shuffled_indices
-from polyclinic.training.compiling import Compilation, CompiledNetwork, Network
-from polyclinic.training.epochs import RecordedSteps
 from polyclinic.training.evaluation import EVALUATION_BATCH, answer, sums_of
-from polyclinic.training.fetching import Fetched, ImageFetcher
-from polyclinic.training.graphs import GraphedGradients
-from polyclinic.training.image_shares import draw_shares, hold_rows_of_few
+from polyclinic.training.gpu.graphs import GraphedGradients, RecordedSteps
+from polyclinic.training.image_draws import draw_shares, hold_rows_of_few
+from polyclinic.training.loading import Fetched, ImageFetcher
 from polyclinic.training.network_state import NetworkState, copy_all, hooks_of
 from polyclinic.training.optimizer import kept_optimizer
 
@@ -57,8 +55,6 @@ class TrainerSpec:
     weights_stay: bool = False
     #: whether passes of a batch on a GPU are replayed as a CUDA graph (`GraphedGradients`)
     graphs: bool = False
-    #: how training passes are compiled; None: they are not
-    compilation: Compilation | None = None
     #: whether simulated sites' networks train as a stack (`stacking`)
     stacked: Literal["auto", "always", "never"] = "never"
     #: whether no image may have a larger share in a score than `Task.bounds` says, as at a site with coarse scores
@@ -97,7 +93,6 @@ class Trainer:
         )
         self._noted: list[Tensor] | None = None
         self._shares: torch.Generator | None = None
-        self.compilation = spec.compilation
         self.stacked = spec.stacked
         self.graphs = spec.graphs and self.device.type == "cuda"
         self.records_steps = self.graphs and spec.privacy is None and spec.optimizer.can_be_recorded
@@ -271,10 +266,8 @@ class Trainer:
 
             return learn_graphed
 
-        network = self._training_network(model)
-
         def of_task(images: Tensor, targets: Tensor) -> Tensor:
-            return self.loss(self.forward(images, network), targets, class_weights)
+            return self.loss(self.forward(images, model), targets, class_weights)
 
         loss_of = objective or of_task
 
@@ -298,8 +291,8 @@ class Trainer:
 
     def _knows(self, model: nn.Module) -> bool:
         """Whether it is the trainer's network or a part that was cut from it, and nobody has hooked into its layers but
-        our own random shares: what was recorded or compiled before would leave such a hook out."""
-        children = self.model._modules
+        our own random shares: what was recorded before would leave such a hook out."""
+        children = dict(self.model.named_children())
         part = type(model) is type(self.model) and all(
             children.get(name) is child for name, child in model.named_children()
         )
@@ -310,33 +303,20 @@ class Trainer:
 
         `weighed`: its inputs are images, targets and a weight for each image."""
         key = f"graph: {self._what_learns(model)} {weighed} {self._shares is not None}"
-        network = self._training_network(model)
 
         def loss(images: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-            return self.task.loss(self.forward(images, network).float(), targets, self.target, weights)
+            return self.task.loss(self.forward(images, model).float(), targets, self.target, weights)
 
         if key not in self.kept:
-            self.kept[key] = GraphedGradients(model, loss, half=self.precision == "bf16")
+            self.kept[key] = GraphedGradients(model, loss)
         return self.kept[key]
-
-    def _training_network(self, model: nn.Module) -> Network:
-        """What computes the passes of training: compiled, for the network or a part of it, where the study wants that.
-
-        Random shares hook into every layer, which a compiled network would not notice: torch looks for hooks once."""
-        if self.compilation is None or self._shares is not None or not self._knows(model):
-            return model
-        key = f"compiled: {self._what_learns(model)}"
-        if key not in self.kept:
-            self.kept[key] = CompiledNetwork(model, self.compilation)
-        found: CompiledNetwork = self.kept[key]
-        return found
 
     def _what_learns(self, model: nn.Module) -> str:
         """The stages of the network or a part, and which of their weights are trained."""
         trained = [one.requires_grad for one in (self if model is self.model else model).parameters()]
         return f"{getattr(model, 'present', '')} {trained}"
 
-    def forward(self, images: Tensor, model: Network | None = None) -> Tensor:
+    def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor:
         with self.autocast():
             return (model or self.model)(images)
 

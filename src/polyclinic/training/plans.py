@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from polyclinic.federation.site import Site
 from polyclinic.models import split
-from polyclinic.training import private, stacking
+from polyclinic.training import private
+from polyclinic.training.gpu import stacking
 from polyclinic.training.optimizer_state import keep_optimizer, start_optimizer
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.federation.collaborators import TrainerLike
-    from polyclinic.training.replayed import ReplayedBatches
+    from polyclinic.training.batches import ReplayedBatches
 
 Weights = Mapping[str, Tensor]
 #: the loss of images and targets

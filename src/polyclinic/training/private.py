@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import SGD, Adam
 
 from polyclinic.federation.leaving.transcript import transcript_of
 from polyclinic.json_types import JsonObject
-from polyclinic.optimizers import SGD, Adam
 from polyclinic.privacy import epsilon
-from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums, Sums
-from polyclinic.privacy.patient_sums import PatientSums
-from polyclinic.privacy.record import CODES, COUNTS, ONE_IMAGE, SEED, covered_parts, names, record
-from polyclinic.privacy.site_account import Account
+from polyclinic.privacy.account import CODES, COUNTS, ONE_IMAGE, SEED, Account, covered_parts, names, record
+from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums, PatientSums, Sums
 from polyclinic.randomness import seed_of
-from polyclinic.training import row_draws
-from polyclinic.training.graphs import GraphedFunction
+from polyclinic.training import image_draws
+from polyclinic.training.gpu.graphs import GraphedFunction
 from polyclinic.training.private_units import Units, units_of
 
 if TYPE_CHECKING:
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
     from polyclinic.federation.site import Site
     from polyclinic.privacy import dp_sgd
     from polyclinic.privacy.settings import Privacy
-    from polyclinic.training.fitting import LearnPrivately, Schedule
-    from polyclinic.training.replayed import ReplayedBatches
+    from polyclinic.training.batches import ReplayedBatches
+    from polyclinic.training.generator_loop import LearnPrivately, Schedule
 
 #: the group of a site's state in which its account lies
 STATE = "privacy"
@@ -104,13 +102,13 @@ def take_private_steps(
     return steps
 
 
-def _draw(site: Site, units: Units, rate: float, address: row_draws.Address) -> Iterator[Tensor]:
+def _draw(site: Site, units: Units, rate: float, address: image_draws.Address) -> Iterator[Tensor]:
     """Batches of images. Those of a simulated site go by place, as they always did; patients have names everywhere."""
     return units.draw(rate, address, by_name=bool(site.secret) or units.patients is not None)
 
 
 def _with_seeds(
-    units: Units, objective: PrivateObjective, indices: Iterator[Tensor], address: row_draws.Address
+    units: Units, objective: PrivateObjective, indices: Iterator[Tensor], address: image_draws.Address
 ) -> Iterator[dp_sgd.Batch]:
     """The batches with a seed for each row behind them, int64 [B]: an image's own, or by place for what joined it; and
     behind the seeds whose row it is, where patients are the unit."""
@@ -118,14 +116,14 @@ def _with_seeds(
 
     def fetched() -> Iterator[dp_sgd.Batch]:
         for step, index in enumerate(indices):
-            seeds = row_draws.image_seeds(units.image_names, index, *address, step)
+            seeds = image_draws.image_seeds(units.image_names, index, *address, step)
             drawn.append((index, seeds))
             yield objective.fetch(index, seeds)
 
     for step, batch in enumerate(objective.join(fetched())):
         index, seeds = drawn.popleft()
         count = len(batch[0]) - len(seeds)
-        joined = row_draws.joined_seeds(count, *address, step)
+        joined = image_draws.joined_seeds(count, *address, step)
         yield (*batch, torch.cat([seeds, joined]), *_owners(units, index, count))
 
 
@@ -140,7 +138,7 @@ def losses_by_row(module: nn.Module, losses: dp_sgd.Losses) -> dp_sgd.Losses:
     """The losses of a batch that has seeds behind it, with dropout by these."""
 
     def of_rows(*rows: Tensor) -> Tensor:
-        with row_draws.dropout_by_row(module, rows[-1]):
+        with image_draws.dropout_by_row(module, rows[-1]):
             return losses(*rows[:-1])
 
     return of_rows
@@ -252,14 +250,14 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
     return found
 
 
-def _pieces(site: Site, units: Units, index: Tensor, address: row_draws.Address) -> Iterator[dp_sgd.Batch]:
+def _pieces(site: Site, units: Units, index: Tensor, address: image_draws.Address) -> Iterator[dp_sgd.Batch]:
     """One batch of the site's images in pieces, each with seeds behind it; a patient's images are in one piece."""
     if units.patients is None:
         parts: Iterable[Tensor] = index.split(MOST_ROWS)
     else:
         parts = (index[units.patients[index] == one] for one in units.patients[index].unique())
     for part in parts:
-        seeds = row_draws.image_seeds(units.image_names, part, *address, 0)
+        seeds = image_draws.image_seeds(units.image_names, part, *address, 0)
         yield (*site.trainer.batch(site.data.train, part, seeds), seeds, *_owners(units, part, 0))
 
 
@@ -301,7 +299,7 @@ def release_sum(
     return found + share * noise * privacy.clip * draw(found), expected
 
 
-def enter_release(site: Site, noise: float) -> row_draws.Address | None:
+def enter_release(site: Site, noise: float) -> image_draws.Address | None:
     """Enter one release of a noisy sum over all images of some kind, with so much noise for what one image adds; the
     address of its noise, or None if the budget does not allow it."""
     account = account_of(site)

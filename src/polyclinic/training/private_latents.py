@@ -19,12 +19,11 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.json_types import JsonObject
 from polyclinic.privacy import epsilon
+from polyclinic.privacy.account import CODES, COUNTS, ONE_IMAGE, RELEASES, SEED, SEES_LATENTS, Account, record
 from polyclinic.privacy.clipped_sums import ClippedSums
 from polyclinic.privacy.epsilon import Mechanism
-from polyclinic.privacy.record import CODES, COUNTS, ONE_IMAGE, RELEASES, SEED, SEES_LATENTS, record
-from polyclinic.privacy.site_account import Account
 from polyclinic.randomness import numpy_rng
-from polyclinic.training import row_draws
+from polyclinic.training import image_draws
 from polyclinic.training.private import losses_by_row
 
 if TYPE_CHECKING:
@@ -90,13 +89,13 @@ def train(
 
 
 def _batches(
-    latents: Tensor, targets: Tensor, indices: Iterator[Tensor], device: torch.device, address: row_draws.Address
+    latents: Tensor, targets: Tensor, indices: Iterator[Tensor], device: torch.device, address: image_draws.Address
 ) -> Iterator[dp_sgd.Batch]:
     """Latents and targets on the device, with a seed for each row's dropout behind them."""
     for step, index in enumerate(indices):
         some, wanted = latents[index], targets[index]
-        names = row_draws.row_names(some.numpy(), wanted.numpy())
-        seeds = row_draws.image_seeds(names, torch.arange(len(index)), *address, step)
+        names = image_draws.row_names(some.numpy(), wanted.numpy())
+        seeds = image_draws.image_seeds(names, torch.arange(len(index)), *address, step)
         yield some.to(device).float(), wanted.to(device), seeds
 
 

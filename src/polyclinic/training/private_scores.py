@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.json_types import JsonObject
-from polyclinic.privacy.record import HELD_OUT, SCORED_COUNTS
+from polyclinic.privacy.account import HELD_OUT, SCORED_COUNTS
 from polyclinic.training import private
 
 if TYPE_CHECKING:

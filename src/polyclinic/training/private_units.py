@@ -15,7 +15,7 @@ from torch import Tensor
 from polyclinic.errors import BadInput
 from polyclinic.privacy.dp_sgd import poisson
 from polyclinic.randomness import numpy_rng
-from polyclinic.training.row_draws import Address, image_names
+from polyclinic.training.image_draws import Address, image_names
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet

@@ -14,8 +14,8 @@ from polyclinic.attacks.gradient_inversion.networks import (
     with_random_weights,
 )
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation, StackedSimulation, cross_entropy
-from polyclinic.attacks.solvers.vmap_batch_norm import BatchStatistics2d
-from polyclinic.attacks.solvers.vmap_convolution import ManyTargetsConv2d
+from polyclinic.attacks.solvers.convolution import ManyTargetsConv2d
+from polyclinic.attacks.solvers.layers import BatchStatistics2d
 from polyclinic.errors import BadInput
 from polyclinic.models import build, parameter_count
 from polyclinic.randomness import torch_rng

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.attacks.gradient_inversion.analytic import input_of_linear
-from polyclinic.attacks.gradient_inversion.exact_batch import exact_batch
+from polyclinic.attacks.gradient_inversion.analytic import exact_batch, input_of_linear
 from polyclinic.randomness import torch_rng
 
 

@@ -14,7 +14,7 @@ from polyclinic.attacks.solvers.adam import Adam
 from polyclinic.attacks.solvers.lbfgs import LBFGS, Memory
 from polyclinic.attacks.solvers.search import _Batch, search
 from polyclinic.randomness import torch_rng
-from polyclinic.training.graphs import GraphedFunction
+from polyclinic.training.gpu.graphs import GraphedFunction
 
 
 class Valleys:

@@ -8,12 +8,18 @@ from hypothesis import strategies as st
 
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.summing import fixed_point
-from polyclinic.federation.summing.fixed_point import TooLarge, from_whole, limit, to_whole
+from polyclinic.federation.summing.fixed_point import TooLarge, from_whole, limit, write_whole
 from polyclinic.federation.summing.summand import COUNT_BITS, parcels_of, summand_of
 
 LAYOUT = [["gradients", "g", "float32", [1]]]
 NUMBERS = st.floats(-1000, 1000, width=32)
 PARTS = st.lists(st.tuples(NUMBERS, st.integers(1, 10**5)), min_size=1, max_size=20)
+
+
+def to_whole(values, weight, bits):
+    row = np.empty(values.numel(), np.uint64)
+    write_whole(values, weight, bits, row)
+    return row
 
 
 @given(PARTS)

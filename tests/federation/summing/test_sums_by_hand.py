@@ -18,7 +18,7 @@ from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.summing import coordinator_sums, site_sums
 from polyclinic.federation.summing.coordinator_sums import CoordinatorSums, Total
-from polyclinic.federation.summing.fixed_point import TooLarge, count_to_whole, to_whole
+from polyclinic.federation.summing.fixed_point import TooLarge, count_to_whole, write_whole
 from polyclinic.federation.summing.floor import Floor
 from polyclinic.federation.summing.masks import PIECE, Context, add_masks, sign_of
 from polyclinic.federation.summing.open_sum import honest_sites, known
@@ -43,7 +43,7 @@ INTEGER, SECURE = Federated(sum="integer"), Federated(sum="secure")
 )
 def test_a_number_that_does_not_fit_is_told_with_the_largest_that_does(values, weight, bits, words):
     with pytest.raises(TooLarge) as refused:
-        to_whole(torch.tensor(values), weight, bits)
+        write_whole(torch.tensor(values), weight, bits, np.empty(len(values), np.uint64))
     assert str(refused.value) == words
 
 
@@ -57,7 +57,7 @@ def test_a_count_that_does_not_fit_is_told_with_the_most_that_does():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_nothing_is_a_row_of_nothing(dtype):
-    assert to_whole(torch.zeros(0, dtype=dtype), 3, 24).shape == (0,)
+    write_whole(torch.zeros(0, dtype=dtype), 3, 24, np.empty(0, np.uint64))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from torch import nn
 
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.gan.augmentation import DRAWS, augment
-from polyclinic.generators.gan.batches import balanced_batches, endless_batches
+from polyclinic.generators.gan.batches import DRAWS, augment, balanced_batches, endless_batches
 from polyclinic.generators.gan.losses import (
     Hinge,
     Linear,

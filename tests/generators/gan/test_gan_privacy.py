@@ -15,7 +15,7 @@ from polyclinic.generators.gan.losses import (
 )
 from polyclinic.generators.gan.model import private_losses
 from polyclinic.privacy import dp_sgd
-from polyclinic.privacy.obstacles import obstacles
+from polyclinic.privacy.dp_sgd import obstacles
 
 # --- settings and privacy ----------------------------------------------------------------------------
 

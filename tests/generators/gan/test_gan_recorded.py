@@ -8,7 +8,7 @@ from pretended_gpu import pretend_gpu
 from small_gans import make, rng, squares
 
 from polyclinic.generators.gan import model as gan_model
-from polyclinic.training.graphs import WARM_UP
+from polyclinic.training.gpu.graphs import WARM_UP
 
 
 @pytest.mark.parametrize("name", ["gan", "dcgan", "wgan-gp"])

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.base import initial_networks
+from polyclinic.generators.base import RandomSource, initial_networks
 from polyclinic.generators.gan.settings import GAN
 from polyclinic.generators.gan.stack import StackedGAN, StackedNetworks
 from polyclinic.generators.gan.stacked_convolutions import double_stacked, halve_stacked
 from polyclinic.generators.gan.trainer import GANTrainer, SingleGAN
-from polyclinic.generators.random_source import RandomSource
 from polyclinic.tasks import Target
 
 TWO = Target(classes=("dark", "bright"))

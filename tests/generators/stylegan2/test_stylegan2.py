@@ -10,10 +10,10 @@ from small_stylegan2 import build, rng
 
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.random_source import RandomSource
+from polyclinic.generators.base import RandomSource
 from polyclinic.generators.stylegan2.ada import _colours, augmented, recoloured
 from polyclinic.generators.stylegan2.model import StyleGAN2
-from polyclinic.privacy.obstacles import mixes_samples, obstacles
+from polyclinic.privacy.dp_sgd import mixes_samples, obstacles
 from polyclinic.tasks import Target
 
 pytestmark = pytest.mark.usefixtures("same_weights")

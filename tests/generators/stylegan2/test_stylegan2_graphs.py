@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from polyclinic.generators.stylegan2 import training
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.tasks import Target
-from polyclinic.training.graphs import WARM_UP
+from polyclinic.training.gpu.graphs import WARM_UP
 
 
 def stepping(device="cpu", **settings):

@@ -9,9 +9,8 @@ import torch
 from small_stylegan2 import TWO, build, rng
 from torch.nn import functional as F
 
-from polyclinic.generators.stylegan2.discriminator import GROUP, Spread
 from polyclinic.generators.stylegan2.layers import Conv, Finish, Linear, StyledConv, blur, doubled, swept
-from polyclinic.generators.stylegan2.networks import StyleGAN2Shape, StyleGenerator
+from polyclinic.generators.stylegan2.networks import GROUP, Spread, StyleGAN2Shape, StyleGenerator
 
 pytestmark = pytest.mark.usefixtures("same_weights")
 

@@ -7,12 +7,11 @@ import math
 import pytest
 import torch
 
-from polyclinic.generators.random_source import RandomSource
+from polyclinic.generators.base import RandomSource
 from polyclinic.generators.stylegan2 import training
-from polyclinic.generators.stylegan2.discriminator import Block
 from polyclinic.generators.stylegan2.layers import Conv, StyledConv
 from polyclinic.generators.stylegan2.model import StyleGAN2
-from polyclinic.generators.stylegan2.networks import Mapping, StyleGAN2Shape, Synthesis
+from polyclinic.generators.stylegan2.networks import DiscriminatorBlock, Mapping, StyleGAN2Shape, Synthesis
 from polyclinic.tasks import Target
 
 TWO = Target(("dark", "bright"))
@@ -177,7 +176,7 @@ def test_a_shortcut_has_half_of_the_variance():
     x = torch.randn(8, 64, 1, 1, generator=rng()).expand(-1, -1, 8, 8)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        block = Block(64, 256).requires_grad_(False)
+        block = DiscriminatorBlock(64, 256).requires_grad_(False)
     assert float(block.shortcut(x)[..., 1:-1, 1:-1].var()) == pytest.approx(0.5, rel=0.15)
 
 

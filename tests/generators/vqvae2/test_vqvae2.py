@@ -21,7 +21,7 @@ from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.metrics.images import pooled_psnr
 from polyclinic.settings import variant
 from polyclinic.tasks import Target
-from polyclinic.training.fitting import Schedule
+from polyclinic.training.generator_loop import Schedule
 
 TINY = {"epochs": 2, "batch_size": 8, "width": 8, "blocks": 1, "code_width": 4, "top_codes": 8, "bottom_codes": 16}
 PRIOR = {"prior_epochs": 1, "prior_width": 8, "prior_layers": 2, "prior_batch_size": 8}
@@ -365,10 +365,9 @@ def test_a_gpu_moves_a_dead_code_to_the_latent_that_is_far_from_its_own() -> Non
 def test_padded_convolutions_and_shuffles_are_the_same() -> None:
     x = torch.randn(2, 3, 8, 8, generator=rng()).contiguous(memory_format=torch.channels_last)
     conv = torch.nn.Conv2d(3, 12, 4, stride=2, padding=1)
-    torch.testing.assert_close(autoencoder.biased(conv, x), conv(x))
+    torch.testing.assert_close(autoencoder.convolved(conv, x), conv(x))
     narrow = torch.nn.Conv2d(3, 12, 3, padding=1)
-    torch.testing.assert_close(autoencoder.biased(narrow, x), narrow(x))
-    torch.testing.assert_close(autoencoder.biased(narrow, x, active=True), narrow(x).relu())
+    torch.testing.assert_close(autoencoder.convolved(narrow, x), narrow(x))
     made = conv(x)
     assert torch.equal(autoencoder.shuffled(made), torch.nn.PixelShuffle(2)(made))
     assert autoencoder.shuffled(made).is_contiguous(memory_format=torch.channels_last)
@@ -376,14 +375,14 @@ def test_padded_convolutions_and_shuffles_are_the_same() -> None:
 
 @pytest.mark.parametrize("cell", [1, 2, 4])
 def test_the_way_of_a_gpu_is_the_same(cell, monkeypatch) -> None:
-    """Layer by layer, with activations joined to convolutions: images and gradients."""
+    """Layer by layer: images and gradients."""
     torch.manual_seed(0)
     sizes = {"width": 8, "blocks": 1, "code_width": 4, "top_codes": 8, "bottom_codes": 8, "cell": cell}
     made = autoencoder.Autoencoder(channels=3, size=16, learning="gradient", **sizes)
     images = torch.rand(2, 3, 16, 16, generator=rng()).contiguous(memory_format=torch.channels_last)
     found = []
     for gpu in (False, True):
-        monkeypatch.setattr(autoencoder, "suits_a_gpu", lambda x, gpu=gpu: gpu)
+        monkeypatch.setattr(autoencoder, "suits_a_gpu", lambda x, layers, gpu=gpu: gpu)
         made.zero_grad()
         passed = made(images)
         autoencoder.losses(images, passed, 0.25).mean().backward()

@@ -1,6 +1,8 @@
-"""Calibration error, Brier score and temperature against scikit-learn and arithmetic by hand."""
+"""Calibration, operating points and conformal sets against scikit-learn and arithmetic by hand."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -9,15 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 from sklearn.calibration import calibration_curve
-from sklearn.metrics import brier_score_loss, log_loss
+from sklearn.metrics import brier_score_loss, roc_curve
+from statsmodels.stats.proportion import proportion_confint
 
-from polyclinic.errors import BadInput
 from polyclinic.metrics.statistics import (
+    ConformalIntervals,
+    ConformalSets,
     apply_temperature,
     brier_parts,
     brier_score,
     calibration_error,
+    conformal_quantile,
     fit_temperature,
+    predictive_values,
+    sensitivity_at_specificity,
 )
 
 
@@ -103,12 +110,9 @@ def test_equal_forecasts_leave_nothing_within_bins(seed):
     assert both.resolution == pytest.approx(2 * parts.resolution)
 
 
-def test_temperature_is_the_lowest_of_a_grid_and_scales_with_the_logits():
+def test_temperature_scales_with_the_logits():
     logits, labels = several()
     found = fit_temperature(logits, labels)
-    grid = np.exp(np.linspace(-2, 2, 81))
-    losses = [log_loss(labels, apply_temperature(logits, t), labels=[0, 1, 2]) for t in grid]
-    assert found == pytest.approx(grid[np.argmin(losses)], rel=0.026)
     assert found == pytest.approx(2, rel=0.25)  # labels were drawn at 2
     assert fit_temperature(logits * 3, labels) == pytest.approx(3 * found, rel=1e-5)
     assert fit_temperature(torch.tensor(logits) + 7, torch.tensor(labels)) == pytest.approx(found, rel=1e-5)
@@ -129,16 +133,89 @@ def test_temperature_lowers_the_calibration_error_and_keeps_the_classes():
     assert (after.argmax(1) == before.argmax(1)).all()
 
 
-def test_what_are_no_probabilities_is_refused():
-    with pytest.raises(BadInput, match="add up to 1"):
-        brier_score([[0.5, 0.6]], [0])
-    with pytest.raises(BadInput, match="0 or more"):
-        brier_score([1.2], [0])
-    with pytest.raises(BadInput, match="whole numbers from 0 to 1"):
-        brier_score([0.5], [2])
-    with pytest.raises(BadInput, match="no such binning: 'wide'"):
-        calibration_error([0.5], [1], binning="wide")  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="finite numbers"):
-        fit_temperature([[float("nan"), 1.0]], [0])
-    with pytest.raises(BadInput, match="temperature is 0"):
-        apply_temperature([[1.0, 2.0]], 0)
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([0.9, 0.95, 0.5]), st.sampled_from([5, 1000]))
+def test_sensitivity_is_the_highest_on_scikit_learns_curve(seed, specificity, levels):
+    rng = np.random.default_rng(seed)
+    truth = np.append(rng.integers(0, 2, 60), [0, 1])
+    scores = rng.integers(0, levels, 62) + levels // 3 * truth
+    found = sensitivity_at_specificity(scores, truth, specificity)
+    false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
+    assert found.sensitivity.value == pytest.approx(true[1 - false >= specificity - 1e-9].max())
+    assert found.specificity.value >= specificity - 1e-9
+
+
+def test_operating_point_by_hand():
+    found = sensitivity_at_specificity([0.9, 0.8, 0.35, 0.1, 0.2, 0.3, 0.4, 0.5], [1, 1, 1, 0, 0, 0, 0, 0], 0.8)
+    assert found.threshold == 0.4
+    assert (found.sensitivity.value, found.specificity.value) == (pytest.approx(2 / 3), 0.8)
+    expected = proportion_confint(2, 3, method="beta")
+    assert (found.sensitivity.low, found.sensitivity.high) == pytest.approx(expected, abs=1e-9)
+
+
+def test_predictive_values_by_hand():
+    # of 1000 patients 100 are ill: 90 found and 10 missed; of 900 others 45 false alarms
+    assert predictive_values(0.9, 0.95, 0.1) == pytest.approx((90 / 135, 855 / 865))
+    assert predictive_values(0.5, 0.5, 0.3) == pytest.approx((0.3, 0.7))  # a coin tells nothing
+    assert math.isnan(predictive_values(0.0, 1.0, 0.5)[0])
+
+
+def test_quantile_by_hand():
+    # of 9 scores: 0.9 * 10 = 9, the highest; of 8: 8.1, more than there are
+    assert conformal_quantile(range(1, 10), 0.9) == 9
+    assert conformal_quantile(range(1, 9), 0.9) == math.inf
+    assert conformal_quantile([3, 1, 2], 0.5) == 2
+    assert conformal_quantile(range(1, 20), 0.9) == 18
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 20), min_size=2, max_size=30), st.sampled_from([0.5, 0.8, 0.9]))
+def test_each_case_is_covered_by_the_others_as_often_as_promised(scores, coverage):
+    """Leave out each score in turn: exact for any scores, ties included."""
+    held = [score <= conformal_quantile(scores[:i] + scores[i + 1 :], coverage) for i, score in enumerate(scores)]
+    assert np.mean(held) >= coverage
+
+
+def test_sets_by_hand():
+    probabilities = [[0.7, 0.2, 0.1], [0.4, 0.35, 0.25], [0.1, 0.1, 0.8]]
+    # scores of the true classes: 0.3, 0.65, 0.2; half of 4 is the second: 0.3
+    sets = ConformalSets.fit(probabilities, [0, 1, 2], coverage=0.5, score="threshold")
+    assert sets.quantile == pytest.approx(0.3)
+    assert sets.sets([[0.75, 0.15, 0.1], [0.4, 0.3, 0.3]]).tolist() == [[True, False, False], [False] * 3]
+    # sums up to the true class: 0.7, 0.75, 0.8
+    sets = ConformalSets.fit(probabilities, [0, 1, 2], coverage=0.5, score="adaptive")
+    assert sets.quantile == pytest.approx(0.75)
+    found = sets.sets([[0.5, 0.2, 0.3], [0.9, 0.06, 0.04], [0.2, 0.4, 0.4]])
+    assert found.tolist() == [[True, False, False], [True, False, False], [False, True, False]]
+
+
+@pytest.mark.parametrize("score", ["threshold", "adaptive"])
+def test_sets_cover_new_cases(score):
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (4000, 4))
+    labels = np.array([rng.choice(4, p=row) for row in apply_temperature(logits, 1.5)])
+    said = apply_temperature(logits, 1.0)  # too sure of itself: the sets must mend it
+    fitted = ConformalSets.fit(said[:2000], labels[:2000], coverage=0.9, score=score)
+    sets = fitted.sets(said[2000:])
+    covered = sets[np.arange(2000), labels[2000:]].mean()
+    assert 0.88 < covered < (0.92 if score == "threshold" else 1.0)
+    assert sets.any(1).all() or score == "threshold"
+    assert 1 <= sets.sum(1).mean() < 3
+
+
+def test_too_few_cases_give_sets_of_all_classes():
+    assert ConformalSets.fit([[0.9, 0.1]], [0], coverage=0.9).sets([[0.99, 0.01]]).all()
+
+
+def test_intervals_by_hand():
+    fitted = ConformalIntervals.fit([10, 12, 9, 20], [11, 10, 9, 15], coverage=0.6)  # errors 0 1 2 5; third of 4
+    assert fitted.reach == 2
+    low, high = fitted.intervals([7.0])
+    assert (low.tolist(), high.tolist()) == ([5.0], [9.0])
+
+
+def test_a_sum_that_rounds_above_one_is_one():
+    """A quantile of 1 holds every class of every case."""
+    rounded = [0.56, 0.34, 0.10]
+    assert np.cumsum(rounded)[-1] > 1
+    assert ConformalSets(1.0, "adaptive", 0.9).sets([rounded]).all()

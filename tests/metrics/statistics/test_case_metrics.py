@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from polyclinic.errors import BadInput
 from polyclinic.metrics.statistics import (
     bootstrap_intervals,
     brier_score,
@@ -122,8 +121,3 @@ def test_pieces_do_not_change_the_intervals(monkeypatch):
     assert {name: (one.low, one.high) for name, one in pieces.items()} == {
         name: pytest.approx((one.low, one.high)) for name, one in whole.items()
     }
-
-
-def test_one_patient_is_refused():
-    with pytest.raises(BadInput, match="all cases are of one patient"):
-        weighted_bootstrap(regression_metrics([1.0, 2.0], [1.0, 1.0]), 2, patients=["a", "a"])

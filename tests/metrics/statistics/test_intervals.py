@@ -1,4 +1,4 @@
-"""Intervals against scipy and statsmodels; whole patients are drawn."""
+"""Intervals against scipy and statsmodels; whole patients are drawn. Agreement against Bland and Altman (1986)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.weightstats import DescrStatsW
 
-from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import auc
-from polyclinic.metrics.statistics import bootstrap_interval, bootstrap_intervals, mean_interval
+from polyclinic.metrics.statistics import bland_altman, bootstrap_interval, bootstrap_intervals, mean_interval
 from polyclinic.metrics.statistics.intervals import rows_by_patient
 from polyclinic.randomness import numpy_rng
 
@@ -99,16 +98,27 @@ def test_a_bootstrap_moves_and_scales_with_its_values(values, scale, shift):
     assert (two.low, two.high) == pytest.approx((one.low * scale + shift, one.high * scale + shift), abs=1e-6)
 
 
-def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(BadInput, match="all cases are of one patient"):
-        bootstrap_interval(lambda rows: 0.0, 3, patients=[1, 1, 1])
-    with pytest.raises(BadInput, match="no such bootstrap: 'basic'"):
-        bootstrap_interval(lambda rows: 0.0, 3, kind="basic")  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="patients has 2 values for 3 cases"):
-        bootstrap_interval(lambda rows: 0.0, 3, patients=[1, 2])
-    with pytest.raises(BadInput, match="the metric is not defined on these cases"):
-        bootstrap_interval(lambda rows: float("nan"), 3, draws=5)
-    with pytest.raises(BadInput, match="give a list of 2 or more numbers"):
-        mean_interval([1.0])
-    with pytest.raises(BadInput, match="not finite numbers"):
-        mean_interval([1.0, float("nan")])
+WRIGHT = [494, 395, 516, 434, 476, 557, 413, 442, 650, 433, 417, 656, 267, 478, 178, 423, 427]
+MINI = [512, 430, 520, 428, 500, 600, 364, 380, 658, 445, 432, 626, 260, 477, 259, 350, 451]
+
+
+def test_published_example():
+    found = bland_altman(WRIGHT, MINI)
+    assert (found.bias.value, found.deviation, found.n) == (
+        pytest.approx(-2.1, abs=0.05),
+        pytest.approx(38.8, abs=0.05),
+        17,
+    )
+    assert (found.bias.low, found.bias.high) == (pytest.approx(-22.0, abs=0.1), pytest.approx(17.8, abs=0.1))
+    # the paper takes 2 standard deviations: -79.7 and 75.5
+    assert found.lower.value == pytest.approx(-79.7 + 0.04 * 38.8, abs=0.1)
+    assert found.upper.value == pytest.approx(75.5 - 0.04 * 38.8, abs=0.1)
+    # and 3 s^2 / n for the variance of a limit, a reach of 34.6; with the formula of 1999 it is 34.8
+    assert found.upper.high - found.upper.value == pytest.approx(34.8, abs=0.1)
+    assert found.lower.value - found.lower.low == pytest.approx(34.8, abs=0.1)
+
+
+def test_sides_exchanged():
+    one, other = bland_altman(WRIGHT, MINI), bland_altman(MINI, WRIGHT)
+    assert (other.bias.value, other.lower.value) == (pytest.approx(-one.bias.value), pytest.approx(-one.upper.value))
+    assert other.lower.low == pytest.approx(-one.upper.high)

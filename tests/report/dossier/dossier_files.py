@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from polyclinic.report.dossier import writing
+from polyclinic.files import sha256_of
 
 HOSTILE = "<script>alert(1)</script>\u202e\n\"'|"
 
@@ -15,4 +15,4 @@ def sealed_anew(folder: Path, digests) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["sha256"] |= digests
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-    (folder / "manifest.sha256").write_text(writing.digest_of_file(folder / "manifest.json") + "\n")
+    (folder / "manifest.sha256").write_text(sha256_of(folder / "manifest.json") + "\n")

@@ -13,14 +13,21 @@ from dossier_files import sealed_anew
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.noted_files import note_files
+from polyclinic.files import note_files, sha256_of
 from polyclinic.report.dossier import writing
-from polyclinic.report.dossier.figures import Evidence, NoFigure, at_pointer, in_bytes, in_lines, pointer, shown
-from polyclinic.report.dossier.page import figures_on
+from polyclinic.report.dossier.figures import (
+    Evidence,
+    NoFigure,
+    at_pointer,
+    figures_on,
+    in_bytes,
+    in_lines,
+    pointer,
+    shown,
+)
 from polyclinic.report.dossier.verification import verify_dossier
 from polyclinic.report.dossier.writing import write_dossier
-from polyclinic.report.evidence import open_run
-from polyclinic.report.ledgers import read_ledgers
+from polyclinic.report.evidence import open_run, read_ledgers
 from polyclinic.runner.model_file import model_file, read_model_file
 
 
@@ -47,7 +54,7 @@ def test_every_figure_leads_to_its_file_with_its_digest(whole, run_folder):
     assert [one.place for one in on_page] == [one["place"] for one in figures]
     accuracy = json.loads((run_folder / "result.json").read_text())["metrics"]["test"]["accuracy"]
     assert f"{accuracy:.4g}" in [one.text for one in on_page if one.place == "/metrics/test/accuracy"]
-    for target in re.findall(r'href="([^"#]+)"', page):
+    for target in re.findall(r'<a [^>]*href="([^"#]+)"', page):
         assert (whole.folder / target).is_file(), target
 
 
@@ -59,11 +66,11 @@ def test_an_old_dossier_is_replaced_whole_and_not_lost(run_folder, tmp_path, mon
     first = write_dossier(run_folder, target)
     assert write_dossier(run_folder, target).digest == first.digest
 
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "page_of", fail)
+        patch.setattr(writing, "render", fail)
         with pytest.raises(BadInput, match="No space left"):
             write_dossier(run_folder, target)
     assert verify_dossier(target, first.digest) == []
@@ -91,17 +98,36 @@ def test_a_dossier_of_a_killed_swap_comes_back(run_folder, tmp_path):
     assert verify_dossier(target, first.digest) == []
 
 
-def test_other_folders_and_unfinished_runs_are_left_alone(run_folder, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(BadInput, match="is no dossier; name another folder"):
-        write_dossier(run_folder, tmp_path / "mine")
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("mine", "is no dossier; name another folder"),
+        ("extension", "is no dossier; name another folder"),
+        ("more", "is no dossier; name another folder"),
+        ("mine/thesis.txt/below", "cannot be written"),
+    ],
+)
+def test_a_folder_of_somebody_else_is_left_alone(run_folder, copy, tmp_path, out, words):
+    for name in ("mine", "extension"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.txt").write_text("x")
+    (tmp_path / "extension" / "manifest.json").write_text('{"sha256": {}}')
+    (copy.rename(tmp_path / "more") / "thesis.txt").write_text("x")
+    with pytest.raises(BadInput, match=words):
+        write_dossier(run_folder, tmp_path / out)
+    assert (tmp_path / out.partition("/")[0] / "thesis.txt").read_text() == "x"
+
+
+def test_a_folder_that_is_no_run_or_no_dossier_is_refused(tmp_path):
     with pytest.raises(BadInput, match=r"has no study\.toml"):
-        write_dossier(tmp_path / "mine")
+        write_dossier(tmp_path)
     with pytest.raises(BadInput, match="is no dossier"):
-        verify_dossier(tmp_path / "mine")
-    with pytest.raises(BadInput, match="cannot be written"):
-        write_dossier(run_folder, tmp_path / "mine" / "thesis.txt" / "below")
+        verify_dossier(tmp_path)
+
+
+def test_a_dossier_is_replaced_from_inside_of_it(run_folder, copy, monkeypatch):
+    monkeypatch.chdir(copy)
+    assert verify_dossier(copy, write_dossier(run_folder, Path()).digest) == []
 
 
 def test_evidence_is_whole_or_refused(run_folder, tmp_path):
@@ -164,7 +190,7 @@ def test_a_task_of_a_plugin_needs_no_plugin(run_folder, tmp_path):
     other = card.model_copy(update={"task": {"name": "focal <b>"}, "plugins": {"theirs.py": "0" * 64}})
     (sent / "model.safetensors").write_bytes(model_file(tensors, other))
     result = json.loads((sent / "result.json").read_text())
-    result["model_sha256"] = writing.digest_of_file(sent / "model.safetensors")
+    result["model_sha256"] = sha256_of(sent / "model.safetensors")
     (sent / "result.json").write_text(json.dumps(result))
     note_files(sent)
     done = write_dossier(sent)
@@ -233,21 +259,6 @@ def test_a_deployed_coordinators_folder_has_no_ledgers(run_folder, tmp_path):
     for damaged in ("x", {"lines": "3", "digest": ""}, {"lines": 0, "digest": ""}):
         [why] = read_ledgers(tmp_path, {"ledgers": {"../site": damaged}}, {})[1].values()
         assert "result.json: what it says about the ledger" in why
-
-
-def test_only_a_dossier_is_replaced(run_folder, copy, tmp_path, monkeypatch):
-    extension = tmp_path / "extension"
-    extension.mkdir()
-    (extension / "manifest.json").write_text('{"sha256": {}}')
-    (extension / "code.js").write_text("x")
-    (copy / "thesis.txt").write_text("x")
-    for folder in (extension, copy):
-        with pytest.raises(BadInput, match="is no dossier"):
-            write_dossier(run_folder, folder)
-    assert (extension / "code.js").is_file()
-    (copy / "thesis.txt").unlink()
-    monkeypatch.chdir(copy)
-    assert verify_dossier(copy, write_dossier(run_folder, Path()).digest) == []
 
 
 def test_an_interval_stands_beside_its_own_value_only(run_folder, tmp_path):

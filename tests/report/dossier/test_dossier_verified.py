@@ -10,8 +10,7 @@ import pytest
 from dossier_files import sealed_anew
 
 from polyclinic.errors import BadInput
-from polyclinic.noted_files import note_files
-from polyclinic.report.dossier import writing
+from polyclinic.files import note_files, sha256_of
 from polyclinic.report.dossier.verification import verify_dossier
 from polyclinic.report.dossier.writing import write_dossier
 
@@ -90,7 +89,7 @@ def test_a_figure_that_its_file_does_not_have_is_found(copy):
         file.write_text(
             file.read_text().replace(">fedavg<", ">fedavg, private<").replace('"fedavg"', '"fedavg, private"')
         )
-    sealed_anew(copy, {name: writing.digest_of_file(copy / name) for name in ("index.html", "figures.json")})
+    sealed_anew(copy, {name: sha256_of(copy / name) for name in ("index.html", "figures.json")})
     [problem] = [text for text in verify_dossier(copy) if "/method" in text]
     assert problem == "evidence/result.json, /method: has fedavg, and the page shows fedavg, private"
 

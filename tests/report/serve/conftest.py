@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from served import Served, write_run
 
-from polyclinic.report.serve.guard import Access
 from polyclinic.report.serve.jobs import Jobs
+from polyclinic.report.serve.server import Access
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from served import LINES, write_run
 
 from polyclinic.files import lock
-from polyclinic.report.serve.progress import MOST_POINTS, curves, seconds_left
+from polyclinic.report.serve.run_files import MOST_POINTS, curves, seconds_left
 
 
 def test_the_overview_names_everything(served):

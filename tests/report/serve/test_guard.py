@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from polyclinic.report.serve.guard import CONTENT_POLICY, LONGEST, MOST_BYTES, Access
+from polyclinic.report.serve.server import CONTENT_POLICY, LONGEST, MOST_BYTES, Access
 
 API = "/api/overview"
 
@@ -23,28 +23,47 @@ def test_the_empty_page_needs_no_token_and_has_strict_headers(served, path):
     assert served.folder.name not in answer.text
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"authorization": "Bearer "},
-        {"authorization": "Bearer wrong"},
-        {"authorization": "Basic {token}"},
-        {"authorization": "{token}"},
-        {"authorization": "Bearer {token}x"},
-        {"authorization": "Bearer {token}".upper()},
-        {"cookie": "token={token}"},
-        {"x-token": "{token}"},
-        {"authorization": "Bearer caf\u00e9".encode("latin-1")},
-    ],
-)
-def test_everything_else_needs_the_token(served, headers):
-    filled = {
-        name: value if isinstance(value, bytes) else value.replace("{token}", served.access.token)
-        for name, value in headers.items()
-    }
-    assert served.client.get(API, headers=filled).status_code == 401
-    assert served.client.get(f"{API}?token={served.access.token}").status_code == 401
+JSON = {"content-type": "application/json"}
+START = ("POST", "/api/start")
+#: what is refused: method, path, headers beside (or in the place of) the token, and the status
+REFUSED = [
+    *(("GET", API, {"authorization": given}, 401) for given in (
+        "", "Bearer ", "Bearer wrong", "Basic {token}", "{token}", "Bearer {token}x", "BEARER {TOKEN}",
+        "Bearer caf\u00e9".encode("latin-1"),
+    )),
+    ("GET", API, {"authorization": None, "cookie": "token={token}"}, 401),
+    ("GET", API + "?token={token}", {"authorization": None, "x-token": "{token}"}, 401),
+    # DNS rebinding: a page of evil.example whose name leads to 127.0.0.1 all at once
+    *(("GET", path, {"host": host}, 421) for path in ("/", API, "/files/x") for host in (
+        "evil.example", "evil.example:8642", "127.0.0.1:8643", "127.0.0.1", "localhost.evil.example:8642",
+        "127.0.0.1:8642.evil.example", "0.0.0.0:8642", "127.0.0.1:8642@evil.example", "[::1]", "",
+    )),
+    # other pages can neither read nor act
+    *((method, path, {**JSON, "origin": origin}, 403) for method, path in (("GET", API), START, ("GET", "/files/x"))
+      for origin in ("http://evil.example", "null", "", "https://127.0.0.1:8642", "http://127.0.0.1:8643",
+                     "http://127.0.0.1:8642.evil.example")),
+    *((method, path, {**JSON, "sec-fetch-site": site}, 403) for site in ("cross-site", "same-site")
+      for method, path in (("GET", API), START, ("GET", "/files/x"))),
+    ("GET", API, {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 403),
+    *((verb, path, {}, 405) for verb in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND")
+      for path in ("/", API, "/api/start")),
+    # a form of another page
+    *((*START, {"content-type": kind}, 415)
+      for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "")),
+    # pages about the program itself do not exist
+    *(("GET", path, {}, 404) for path in ("/docs", "/redoc", "/openapi.json", "/api", "/static/folder.js", "/app.py")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path", "headers", "status"), REFUSED, ids=str)
+def test_a_request_that_is_refused(served, method, path, headers, status):
+    def filled(value):
+        return value if isinstance(value, bytes) else value.replace("{token}", served.access.token)
+
+    given = {n: filled(value) for n, value in {**served.token, **headers}.items() if value is not None}
+    answer = served.client.request(method, filled(path), headers=given, content=b'{"study": "study.toml"}')
+    assert answer.status_code == status
+    assert served.jobs.facts() == []
 
 
 def test_the_token_opens_it_and_every_server_has_its_own(served):
@@ -54,81 +73,17 @@ def test_the_token_opens_it_and_every_server_has_its_own(served):
     assert served.access.token not in repr(served.access)
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "evil.example:8642",
-        "127.0.0.1:8643",
-        "127.0.0.1",
-        "localhost.evil.example:8642",
-        "127.0.0.1:8642.evil.example",
-        "0.0.0.0:8642",
-        "127.0.0.1:8642@evil.example",
-        "[::1]",
-        "",
-    ],
-)
-def test_a_name_that_is_not_ours_is_refused_even_for_the_page(served, host):
-    """DNS rebinding: a page of evil.example whose name leads to 127.0.0.1 all at once."""
-    for path in ("/", API, "/files/x"):
-        assert served.client.get(path, headers={**served.token, "host": host}).status_code == 421
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1:8642", "localhost:8642", "LOCALHOST:8642", "[::1]:8642"])
-def test_our_own_names_are_taken(served, host):
+def test_our_own_names_and_pages_may_ask(served, host):
     assert served.client.get(API, headers={**served.token, "host": host}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"origin": "http://evil.example"},
-        {"origin": "null"},
-        {"origin": ""},
-        {"origin": "https://127.0.0.1:8642"},
-        {"origin": "http://127.0.0.1:8643"},
-        {"origin": "http://127.0.0.1:8642.evil.example"},
-        {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
-    ],
-)
-def test_other_pages_can_neither_read_nor_act(served, headers):
-    assert served.client.get(API, headers={**served.token, **headers}).status_code == 403
-    assert (
-        served.client.post("/api/start", json={"study": "study.toml"}, headers=served.token | headers).status_code
-        == 403
-    )
-    assert served.client.get("/files/runs/first/result.json", headers=headers).status_code == 403
-    assert served.jobs.facts() == []
-
-
-def test_a_link_on_another_page_may_lead_to_the_page(served):
-    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
-    assert served.client.get("/", headers=link).status_code == 200
-    assert served.client.get(API, headers={**served.token, **link}).status_code == 403
-
-
-def test_our_own_page_may_ask(served):
     own = {"origin": "http://127.0.0.1:8642", "sec-fetch-site": "same-origin"}
     assert served.client.get(API, headers={**served.token, **own}).status_code == 200
-
-
-@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND"])
-def test_other_verbs_are_refused(served, method):
-    for path in ("/", API, "/api/start"):
-        assert served.client.request(method, path, headers=served.token).status_code == 405
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
-def test_a_form_of_another_page_starts_nothing(served, kind):
-    headers = {**served.token, "content-type": kind}
-    assert served.client.post("/api/start", content=b'{"study": "study.toml"}', headers=headers).status_code == 415
-    assert served.jobs.facts() == []
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}  # on another page, to ours
+    assert served.client.get("/", headers=link).status_code == 200
 
 
 def test_large_and_long_requests_are_refused(served):
-    json = {**served.token, "content-type": "application/json"}
+    json = {**served.token, **JSON}
     assert served.client.post("/api/stop", content=b"x" * (MOST_BYTES + 1), headers=json).status_code == 413
     assert served.client.get(API + "?" + "a" * LONGEST, headers=served.token).status_code == 414
 
@@ -138,7 +93,7 @@ def test_a_body_of_unknown_length_is_cut_off(served):
         for _ in range(100):
             yield b" " * 10_000
 
-    json = {**served.token, "content-type": "application/json"}
+    json = {**served.token, **JSON}
     assert served.client.post("/api/stop", content=parts(), headers=json).status_code >= 400
 
 
@@ -158,8 +113,3 @@ def test_a_websocket_is_closed(served):
 
     asyncio.run(served.app({"type": "websocket", "path": "/", "headers": []}, receive, send))
     assert sent == [{"type": "websocket.close", "code": 1008}]
-
-
-def test_pages_about_the_program_itself_do_not_exist(served):
-    for path in ("/docs", "/redoc", "/openapi.json", "/api", "/static/folder.html", "/app.py"):
-        assert served.get(path).status_code == 404

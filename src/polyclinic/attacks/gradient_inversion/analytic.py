@@ -2,6 +2,14 @@
 
 The gradient of a linear layer's weight is the outer product of the gradient of its bias and its input (Phong et al.
 2018). Where the first layer of a network is linear and has a bias, one image behind a gradient lies open.
+
+Several images behind a layer with ReLU, in the spirit of SPEAR (Dimitrov et al. 2024): the gradient of the weight is L
+X, where L [out, B] holds the gradient of each unit for each image and X [B, in] the images. Its rank is the number of
+images B, and ReLU makes L sparse: a unit that an image does not reach has no gradient. Every column of L lies in the
+column space of the gradient, of dimension B. A vector of that space that is zero at B - 1 rows drawn at random is
+unique; where these rows were zeros of one column of L, it is that column, and has many more zeros. The bias' gradient,
+the sum of the columns, gives their lengths. With L, the images are a linear system. The number of draws grows as 2^B:
+this is for small batches.
 """
 
 from __future__ import annotations
@@ -16,6 +24,7 @@ from torch import Tensor, nn
 
 from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.errors import BadInput
+from polyclinic.randomness import torch_rng
 
 
 @dataclass(frozen=True)
@@ -92,3 +101,99 @@ def input_of_linear(weight: Tensor, bias: Tensor) -> ExactInput:
     total = (weight * weight).sum((1, 2))
     share = (unexplained * unexplained).sum((1, 2)) / total.clamp(min=torch.finfo(weight.dtype).tiny)
     return ExactInput(inputs, torch.where(total > 0, share, 1.0))
+
+
+# --- several images -------------------------------------------------------------------------------
+
+
+RANK = 1e-4  #: singular values below this share of the largest are rounding (float32)
+ZERO = 1e-3  #: of a column's largest entry: smaller ones are zeros
+AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class ExactBatch:
+    """`images` [B, in], and the `agreement`: for how many pairs of unit and image the gradient is zero just where ReLU
+    is, near 1 if the images are exact. (Any vectors of the right space explain the gradient; that is no proof.)"""
+
+    images: Tensor
+    agreement: float
+
+
+def exact_batch(
+    layer: nn.Linear, weight: Tensor, bias: Tensor, *, draws: int = 8192, most: int = 12, seed: int = 0
+) -> ExactBatch | None:
+    """The inputs behind the gradients of a layer's weight [out, in] and bias [out]; None where it fails.
+
+    It fails with more than `most` images, with fewer units than images, and where images share their units.
+    """
+    weight, bias = weight.double(), bias.double()
+    left, sizes, _ = torch.linalg.svd(weight, full_matrices=False)
+    rank = int((sizes > RANK * sizes[0]).sum()) if float(sizes[0]) > 0 else 0
+    alive = weight.abs().amax(1) > 0  # a unit that no image reaches is a zero of every column, and tells nothing
+    if not 0 < rank <= min(most, int(alive.sum()) - 1):
+        return None
+    basis = left[alive, :rank]
+    columns = _sparse_columns(basis, draws, seed)
+    if columns.shape[1] < rank:
+        return None
+    return _solve(layer, weight, bias, columns, alive)
+
+
+def _sparse_columns(basis: Tensor, draws: int, seed: int) -> Tensor:
+    """As many independent vectors [out, B] of the space as it has dimensions, those with the most zeros first."""
+    rows, rank = basis.shape
+    if rank == 1:
+        return basis
+    rng = torch_rng(seed, "exact batch", rows, rank)
+    found = []
+    for _ in range(max(1, draws // AT_ONCE)):
+        chosen = torch.stack([torch.randperm(rows, generator=rng)[: rank - 1] for _ in range(AT_ONCE)])
+        null = torch.linalg.svd(basis[chosen])[2][:, -1]  # [AT_ONCE, rank]: zero at the chosen rows
+        found.append(null @ basis.T)
+    vectors = torch.cat(found)
+    vectors = vectors / vectors.abs().amax(1, keepdim=True).clamp(min=1e-300)
+    zeros = (vectors.abs() < ZERO).sum(1)
+    few = zeros <= rank - 1  # no more zeros than were asked for: no column of L
+    order = zeros.masked_fill(few, -1).argsort(descending=True, stable=True)[: int((~few).sum())]
+    return _independent(_distinct(vectors[order], 20 * rank), rank)
+
+
+def _distinct(vectors: Tensor, most: int) -> list[Tensor]:
+    """The first vectors [N, out] that are not parallel to an earlier one: a column is drawn many times."""
+    unit = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    left = torch.arange(len(unit))
+    kept: list[Tensor] = []
+    while len(left) and len(kept) < most:
+        first = unit[left[0]]
+        kept.append(first)
+        left = left[(unit[left] @ first).abs() < 0.999]
+    return kept
+
+
+def _independent(vectors: list[Tensor], wanted: int) -> Tensor:
+    """The first vectors that no combination of earlier ones gives, [out, up to wanted]."""
+    chosen: list[Tensor] = []
+    for vector in vectors:
+        if chosen:
+            known = torch.stack(chosen, 1)
+            rest = vector - known @ torch.linalg.lstsq(known, vector[:, None]).solution[:, 0]
+            if float(rest.norm()) < 1e-2 * float(vector.norm()):
+                continue
+        chosen.append(vector)
+        if len(chosen) == wanted:
+            break
+    return torch.stack(chosen, 1) if chosen else torch.zeros(0, 0)
+
+
+@torch.no_grad()
+def _solve(layer: nn.Linear, weight: Tensor, bias: Tensor, columns: Tensor, alive: Tensor) -> ExactBatch | None:
+    """The images, from columns of L whose lengths the bias' gradient gives; and whether ReLU agrees with them."""
+    lengths = torch.linalg.lstsq(columns, bias[alive][:, None]).solution[:, 0]
+    if float(lengths.abs().min()) < 1e-9 * float(lengths.abs().max()):
+        return None
+    gradients = columns * lengths
+    images = torch.linalg.lstsq(gradients, weight[alive]).solution
+    reached = layer.weight.double()[alive] @ images.T + layer.bias.double()[alive, None] > 0
+    has_gradient = gradients.abs() > ZERO * gradients.abs().amax(0)
+    return ExactBatch(images.float(), float((reached == has_gradient).double().mean()))

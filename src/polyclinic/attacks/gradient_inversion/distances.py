@@ -13,8 +13,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.solvers.half_products import in_half, is_fused, times_rows
-
 Distance = Callable[[Sequence[Tensor]], Tensor]
 #: observed gradients to a distance from them
 DistanceFrom = Callable[[Sequence[Tensor]], Distance]
@@ -23,31 +21,19 @@ Kernel = Literal["per-layer", "whole-gradient"]
 
 
 class _SquaredDistance(torch.autograd.Function):
-    """Sum of (a - b)² over the last dimension; one pass each way, where autograd's own takes five."""
+    """Sum of (a - b)² over the last dimension; few passes over memory, where autograd's own takes five each way."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        slope, total = slope_and_square(a, b)
-        ctx.save_for_backward(slope)
-        return total
+        difference = a - b
+        ctx.save_for_backward(difference)
+        return torch.linalg.vector_norm(difference, dim=1).square()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (slope,) = ctx.saved_tensors
-        given = gradients[0]  # in place: these are the largest tensors of all
-        return times_rows(slope, given, slope) if in_half(slope) else slope.mul_(given[:, None]), None
-
-
-def slope_and_square(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """2 (a - b), both [N, n], and the sum of squares of a - b [N], whose derivative it is."""
-    if in_half(a) and is_fused(a) and is_fused(b):
-        from polyclinic.attacks.solvers import triton_kernels
-
-        return triton_kernels.difference(a, b)
-    difference = a - b
-    total = torch.linalg.vector_norm(difference, dim=1).square()
-    return difference.mul_(2), total
+        (difference,) = ctx.saved_tensors  # in place: these are the largest tensors of all
+        return difference.mul_(2 * gradients[0][:, None]), None
 
 
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:

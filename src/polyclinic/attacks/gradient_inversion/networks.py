@@ -14,10 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyclinic.attacks.solvers.vmap_batch_norm import BatchStatistics2d
-from polyclinic.attacks.solvers.vmap_convolution import ManyTargetsConv2d
-from polyclinic.attacks.solvers.vmap_pooling import ManyTargetsAvgPool2d
-from polyclinic.attacks.solvers.vmap_sigmoid import ManyTargetsSigmoid
+from polyclinic.attacks.solvers.convolution import ManyTargetsConv2d
+from polyclinic.attacks.solvers.layers import BatchStatistics2d, ManyTargetsAvgPool2d, ManyTargetsSigmoid
 from polyclinic.errors import BadInput
 
 SPREAD = 0.5  # the papers draw LeNet's weights from U(-0.5, 0.5)

@@ -22,8 +22,7 @@ from polyclinic.attacks.gradient_inversion.simulation import (
     StackedSimulation,
     cross_entropy,
 )
-from polyclinic.attacks.solvers.search import SearchResult, allow_tf32, search
-from polyclinic.attacks.solvers.trajectory import Trajectory
+from polyclinic.attacks.solvers.search import SearchResult, Trajectory, allow_tf32, search
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 

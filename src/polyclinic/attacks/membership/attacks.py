@@ -26,9 +26,9 @@ from polyclinic.attacks.membership.scores import (
     shadow_scores,
 )
 from polyclinic.attacks.verdict import Verdict
-from polyclinic.metrics.exchange import chance_of_order
-from polyclinic.metrics.image_sets import Images, as_unit, same_shape
+from polyclinic.metrics.images import Images, as_unit, same_shape
 from polyclinic.metrics.perceptual import Distance
+from polyclinic.metrics.permutation_test import chance_of_order
 from polyclinic.metrics.roc import Separation, separation
 
 

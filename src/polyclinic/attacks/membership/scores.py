@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from polyclinic.errors import BadInput
-from polyclinic.metrics.image_sets import Images, as_unit, digest
-from polyclinic.metrics.neighbours import nearest
-from polyclinic.metrics.perceptual import Distance
+from polyclinic.metrics.images import Images, as_unit, digest
+from polyclinic.metrics.perceptual import Distance, nearest
 from polyclinic.randomness import seed_of, torch_rng
 
 AT_ONCE = 128

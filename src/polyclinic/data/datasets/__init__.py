@@ -1,36 +1,26 @@
-"""Data sources: one file a source, and one line in the registry `SOURCES`.
+"""Data sources: a class for each, and one line in the registry `SOURCES`.
 
-A source may import `data` and what lies below it (`errors`, `settings`, `randomness`), never another source
-except to share a reader.
+Named datasets of one kind share a file: radiology, photographs, benchmarks of machine learning. A source may
+import `data` and what lies below it (`errors`, `settings`, `randomness`), never another source.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from polyclinic.data.datasets.at_sites import AtSites
-from polyclinic.data.datasets.bone_age import RsnaBoneAge
-from polyclinic.data.datasets.brats import Brats2017
-from polyclinic.data.datasets.chestxray import NihChestXray
-from polyclinic.data.datasets.cifar import Cifar10, Cifar100
+from polyclinic.data.datasets.benchmarks import Cifar10, Cifar100, MedMnist, Mnist, Omniglot, Svhn
 from polyclinic.data.datasets.folder import Folder
-from polyclinic.data.datasets.ham10000 import Ham10000
-from polyclinic.data.datasets.isic2019 import Isic2019
-from polyclinic.data.datasets.medmnist import MedMnist
-from polyclinic.data.datasets.mnist import Mnist
 from polyclinic.data.datasets.npz import Npz
-from polyclinic.data.datasets.omniglot import Omniglot
 from polyclinic.data.datasets.phantoms.brain import BrainPhantom
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
 from polyclinic.data.datasets.phantoms.hand import HandPhantom
 from polyclinic.data.datasets.phantoms.phantom import Phantom
 from polyclinic.data.datasets.phantoms.skin import SkinPhantom
-from polyclinic.data.datasets.retinopathy import KaggleRetinopathy
-from polyclinic.data.datasets.svhn import Svhn
+from polyclinic.data.datasets.photographs import Ham10000, Isic2019, KaggleRetinopathy
+from polyclinic.data.datasets.radiology import Brats2017, MontgomeryShenzhen, NihChestXray, RsnaBoneAge
 from polyclinic.data.datasets.table import Csv
-from polyclinic.data.datasets.tuberculosis import MontgomeryShenzhen
 from polyclinic.data.file_source import FileSource
-from polyclinic.data.source import Source
+from polyclinic.data.source import AtSites, Source
 from polyclinic.registry import Registry
 
 #: every source by the name that `data.source` takes: phantoms, your own images, named datasets

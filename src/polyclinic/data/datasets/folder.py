@@ -9,11 +9,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from polyclinic.data.allowed_paths import safe_names
 from polyclinic.data.cache import files_below
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.labels import natural
 from polyclinic.data.listing import Listing
-from polyclinic.data.names import safe_names
 from polyclinic.data.reading import Reader, Slices, Window, is_image_name
 from polyclinic.data.survey_folders import levels_of, some
 from polyclinic.data.tables import SPLIT_NAMES
@@ -112,7 +112,7 @@ class Folder(FileSource):
 
 
 def part_of_name(name: str, pattern: str, what: str) -> str:
-    """What the pattern's first group (or the whole pattern) finds in a file's name; `what` is the setting."""
+    """The part of a file's name that the pattern's first group (or the whole pattern) finds; `what` is the setting."""
     try:
         found = re.search(pattern, name)
     except re.error as error:

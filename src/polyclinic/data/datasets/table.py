@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from polyclinic.data.labelled import LabelledSource
+from polyclinic.data.allowed_paths import safe_names
+from polyclinic.data.file_source import LabelledSource
 from polyclinic.data.listing import Listing
-from polyclinic.data.names import safe_names
 from polyclinic.data.reading import Reader, Slices, Window
 from polyclinic.data.tables import Table, file_of, read_table, split_names
 from polyclinic.errors import BadInput
 
+MOST_NAMED = 200  #: faults of one kind in a message
 OPTIONAL = ("label", "site", "split", "patient", "mask", "subgroup")
 
 
@@ -105,27 +106,23 @@ class Csv(LabelledSource):
         fields = ("label", "patient", "mask", "site")
         columns = (name for name in (self._name(table, field) for field in fields) if name in table.columns)
         needed = [*([self.image] if self.image in table.columns else []), *columns]
-        gaps = [
-            f"row {line}: no {name}"
-            for row, line in zip(table.rows, table.lines, strict=True)
-            for name in needed
-            if not row[name]
-        ]
+        gaps = [f"row {line}: no {name}" for line, name, cell in _cells(table, needed) if not cell]
         are = "cells are" if len(gaps) > 1 else "cell is"
         head = f"{self.location}: {len(gaps)} {are} empty; fill them or remove the rows:"
-        return "\n  ".join([head, *gaps[:200]]) if gaps else ""
+        return "\n  ".join([head, *gaps[:MOST_NAMED]]) if gaps else ""
 
     def _absent(self, table: Table) -> str:
         """The files that are not there, in one message: told beside other problems, and not only after them."""
         names = [name for name in (self.image, self._name(table, "mask")) if name in table.columns]
-        found = [
-            f"row {line}: {row[name]}"
-            for row, line in zip(table.rows, table.lines, strict=True)
-            for name in names
-            if row[name] and not file_of(self.location.parent, row[name]).exists()
+        folder = self.location.parent
+        absent = [
+            f"row {line}: {cell}"
+            for line, _, cell in _cells(table, names)
+            if cell and not file_of(folder, cell).exists()
         ]
-        head = f"{self.location}: {len(found)} files are not there; correct the paths or remove the rows:"
-        return "\n  ".join([head.replace("1 files are", "1 file is"), *found[:200]]) if found else ""
+        are = "files are" if len(absent) > 1 else "file is"
+        head = f"{self.location}: {len(absent)} {are} not there; correct the paths or remove the rows:"
+        return "\n  ".join([head, *absent[:MOST_NAMED]]) if absent else ""
 
     def _column(self, table: Table, name: str) -> np.ndarray | None:
         column = self._name(table, name)
@@ -151,6 +148,11 @@ class Csv(LabelledSource):
             files = np.array([first[paths[row]] for row in rows.tolist()])
             return None if len(set(files.tolist())) == len(rows) else files
         return patients[rows]
+
+
+def _cells(table: Table, names: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """Line, column and content of the cells of some columns, row by row."""
+    return ((line, name, row[name]) for row, line in zip(table.rows, table.lines, strict=True) for name in names)
 
 
 def _taken(

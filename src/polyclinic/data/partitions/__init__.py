@@ -1,4 +1,4 @@
-"""Partitions: how images are assigned to sites. One file a partition, and one line in `PARTITIONS`."""
+"""Partitions: how images are assigned to sites. A class for each, and one line in `PARTITIONS`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import numpy as np
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.partitions.base import Plan, Sites
 from polyclinic.data.partitions.clusters import Clusters
-from polyclinic.data.partitions.column import Column
-from polyclinic.data.partitions.dirichlet import Dirichlet
-from polyclinic.data.partitions.iid import Iid
 from polyclinic.data.partitions.label_skew import LabelSkew
-from polyclinic.data.partitions.quantity import Quantity
+from polyclinic.data.partitions.simple import Column, Dirichlet, Iid, Quantity
 from polyclinic.data.partitions.subgroup_bias import SubgroupBias
 from polyclinic.errors import BadInput
 from polyclinic.registry import Registry

@@ -9,16 +9,15 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.partitions.base import Address, Sites
-from polyclinic.data.partitions.strata import StratumShares
+from polyclinic.data.partitions.base import Address, Sites, StratumShares
 from polyclinic.errors import BadInput
 from polyclinic.randomness import numpy_rng
 
-COMPONENTS = 50
+COMPONENTS = 50  # as in FELICIA
 FIT_IMAGES = 2000  # images the components and clusters are found on
 FIT_SIDE = 32  # images are averaged down to this side: clusters are about the whole, not about grain
 CHUNK = 1000  # images in float at a time
-TRIES = 20
+TRIES = 20  # starts of k-means, of which a few may end with an empty cluster
 
 
 @dataclass(frozen=True)

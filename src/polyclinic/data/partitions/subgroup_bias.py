@@ -8,8 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.partitions.base import Address, Sites
-from polyclinic.data.partitions.strata import StratumShares
+from polyclinic.data.partitions.base import Address, Sites, StratumShares
 from polyclinic.errors import BadInput
 from polyclinic.settings import nearest
 

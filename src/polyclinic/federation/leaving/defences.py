@@ -1,4 +1,4 @@
-"""Defences of gradients before they leave a site: clipping and noise, top-k sparsification, pruning, quantisation.
+"""Defences of gradients before they leave a site: top-k sparsification, pruning, quantisation.
 
 (The secure sum is a defence, too: attack `secure_sum` of what the sites would have sent.)
 """
@@ -11,21 +11,6 @@ import torch
 from torch import Tensor
 
 Gradients = Mapping[str, Tensor]
-
-
-def clip_and_noise(gradients: Gradients, *, clip: float, noise: float, rng: torch.Generator) -> dict[str, Tensor]:
-    """Scaled down to an L2 norm of `clip` over all tensors, plus Gaussian noise of deviation `noise` · `clip`.
-
-    For the gradient of one image this is a step of DP-SGD. DP-SGD on a batch clips each image's gradient before the
-    mean; do that first if its epsilon is to be claimed.
-    """
-    norm = torch.stack([tensor.double().norm() for tensor in gradients.values()]).norm()
-    factor = float((clip / norm.clamp(min=1e-300)).clamp(max=1))
-    return {name: tensor * factor + clip * noise * _normal(tensor, rng) for name, tensor in gradients.items()}
-
-
-def _normal(tensor: Tensor, rng: torch.Generator) -> Tensor:
-    return torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype).to(tensor.device)
 
 
 def sparsify(gradients: Gradients, *, keep: float) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from polyclinic.data.names import COORDINATOR
+from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.federation.leaving.background import PAYS_FROM
 from polyclinic.federation.leaving.budget import SCORES, Budget, OverBudget, OverBytes, size_tells_something
 from polyclinic.federation.leaving.kinds import OF_NO_IMAGE

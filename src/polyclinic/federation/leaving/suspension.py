@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.data.allowed_paths import refuse_unsafe_name
 from polyclinic.files import atomic_write
 
 FOLDER = "suspended"

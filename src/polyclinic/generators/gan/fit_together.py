@@ -21,7 +21,7 @@ from polyclinic.generators.gan.model import (
 )
 from polyclinic.generators.gan.stack import StackedGAN
 from polyclinic.generators.gan.trainer import GANTrainer
-from polyclinic.training.graphs import GraphedStep
+from polyclinic.training.gpu.graphs import GraphedStep
 
 #: steps whose mean loss is told
 LAST = 100

@@ -13,19 +13,25 @@ from torch import Tensor, nn
 
 from polyclinic.data.pixels import to_uint8
 from polyclinic.federation.collaborators import Batch
-from polyclinic.generators.base import ExtraLoss, GeneratorModel, Progress, Steps, as_tensor, initial_networks
-from polyclinic.generators.gan.augmentation import DRAWS
-from polyclinic.generators.gan.batches import RealBatches, random_labels
+from polyclinic.generators.base import (
+    ExtraLoss,
+    GeneratorModel,
+    Progress,
+    RandomSource,
+    Steps,
+    as_tensor,
+    initial_networks,
+)
+from polyclinic.generators.gan.batches import DRAWS, RealBatches, random_labels
 from polyclinic.generators.gan.losses import GANLoss
 from polyclinic.generators.gan.trainer import DiscriminatorDraws, GANTrainer, SingleGAN
 from polyclinic.generators.labels import check_labels
 from polyclinic.generators.latent_space import GaussianSpace
-from polyclinic.generators.random_source import RandomSource
 from polyclinic.randomness import seed_of
 from polyclinic.tasks import Target
-from polyclinic.training.fitting import LearnPrivately, Schedule, steps_are_recorded
-from polyclinic.training.graphs import GraphedStep
-from polyclinic.training.row_draws import uniform
+from polyclinic.training.generator_loop import LearnPrivately, Schedule, steps_are_recorded
+from polyclinic.training.gpu.graphs import GraphedStep
+from polyclinic.training.image_draws import uniform
 
 if TYPE_CHECKING:
     from polyclinic.generators.gan.settings import GAN

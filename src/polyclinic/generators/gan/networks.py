@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from polyclinic.generators.gan.stacked_convolutions import Down, Up
 from polyclinic.generators.labels import LabelEmbedding
-from polyclinic.models.norms import norm_layer
+from polyclinic.models.backbone import norm_layer
 from polyclinic.tasks import Target
 
 #: how a label enters a discriminator: not at all, as one more channel of the image (Mirza and Osindero 2014), or by the

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.training.stacked_convolutions import AllAtOnce, in_autocast
+from polyclinic.training.gpu.stacked_layers import AllAtOnce, in_autocast
 
 
 def halve_stacked(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -13,12 +13,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Adam
 
-from polyclinic.generators.gan.augmentation import DRAWS, augment
+from polyclinic.generators.base import RandomSource
+from polyclinic.generators.gan.batches import DRAWS, augment
 from polyclinic.generators.gan.losses import GANLoss, gradient_penalty
 from polyclinic.generators.gan.networks import LARGEST_GROUP, update_spectral_norms
-from polyclinic.generators.random_source import RandomSource
-from polyclinic.optimizers import Adam
 
 BETAS = (0.5, 0.999)
 

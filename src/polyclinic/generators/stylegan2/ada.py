@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.generators.random_source import RandomSource
+from polyclinic.generators.base import RandomSource
 
 
 def augmented(images: Tensor, p: Tensor, random: RandomSource) -> Tensor:

@@ -2,8 +2,7 @@
 
 Weights are stored with unit variance and scaled when used, so that all of them learn at one speed. Images are filtered
 with [1, 3, 3, 1] wherever their size changes. At small sizes a GPU waits for whoever starts its kernels, so layers are
-made of few: scales go into weights, and on a GPU the filter is a product of matrices and second derivatives are taken
-in a way of their own.
+made of few: scales go into weights, and on a GPU the filter is a product of matrices.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from polyclinic.generators.stylegan2 import kernels
-from polyclinic.generators.stylegan2.convolutions import convolve
 
 SLOPE = 0.2
 #: keeps the variance that a leaky ReLU takes away
@@ -58,8 +54,6 @@ def blur(x: Tensor, before: int, after: int) -> Tensor:
 
 def swept(x: Tensor, side: int, before: int, stride: int = 1) -> Tensor:
     """The same as two products with a band, which take a GPU one pass each; of every `stride`-th pixel."""
-    if kernels.filters_are_usable(x):
-        return kernels.filtered(x, side, before, stride)
     batch, channels, height, width = x.shape
     across, along = (band(size, side, before, stride, x.device, x.dtype) for size in (width, height))
     rows = x.permute(0, 2, 3, 1).reshape(batch * height, width, channels)  # no copy where channels are last
@@ -96,22 +90,8 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: 
     more, others = -inputs % GROUPED, -outputs % GROUPED
     x = F.pad(x, (0, 0, 0, 0, 0, more)) if more else x
     weight = F.pad(weight, (0, 0, 0, 0, 0, more, 0, others)) if more or others else weight
-    y = convolve(*as_computed(x, weight), stride=stride, padding=padding)[:, :outputs]
+    y = F.conv2d(x, weight, stride=stride, padding=padding)[:, :outputs]
     return y if bias is None else y + bias.to(y.dtype)[:, None, None]
-
-
-def enlarged(x: Tensor, weight: Tensor) -> Tensor:
-    """A transposed convolution of images [B, I, H, W] with weights [I, O, k, k]: sides of twice the length + k - 2."""
-    if not uses_gpu_kernels(x):
-        return F.conv_transpose2d(x, weight, stride=2)
-    return convolve(*as_computed(x, weight), stride=2, transposed=True)
-
-
-def as_computed(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """In bf16 where a convolution of PyTorch's would be (autocast), which knows its own functions only."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    return x.to(dtype), weight.to(dtype)
 
 
 # --- layers with weights ------------------------------------------------------------------------------
@@ -145,14 +125,10 @@ class Conv(nn.Module):
 
     def active(self, x: Tensor) -> Tensor:
         """The same, activated."""
-        if not kernels.usable(x) or self.bias is None:
-            return activate(self(x))
-        return kernels.finished(self._convolved(x, None), kernels.Rule(slope=SLOPE), None, self.bias * self.gain, None)
+        return activate(self(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._convolved(x, self.bias if self.bias is None or self.gain == 1 else self.bias * self.gain)
-
-    def _convolved(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        bias = self.bias if self.bias is None or self.gain == 1 else self.bias * self.gain
         weight = self.weight * self.scale
         if not self.down:
             return convolved(x, weight, bias, padding=self.kernel // 2)
@@ -164,8 +140,6 @@ class Conv(nn.Module):
 
 def weighted(x: Tensor, factors: Tensor) -> Tensor:
     """Feature maps x [B, C, H, W] times factors [B, C]."""
-    if kernels.usable(x):
-        return kernels.finished(x, kernels.Rule(), factors, None, None)
     return x * factors.to(x.dtype)[:, :, None, None]
 
 
@@ -202,14 +176,14 @@ class StyledConv(nn.Module):
         batch, channels, height, width = x.shape
         weights = F.pad(self.weight[:, :, 0, 0] * style[:, None], (0, 0, 0, -len(self.weight) % GROUPED))
         rows = x.permute(0, 2, 3, 1).reshape(batch, height * width, channels)  # no copy where channels are last
-        made = torch.bmm(*as_computed(rows, weights.mT))[..., : len(self.weight)]
+        made = torch.bmm(rows, weights.mT)[..., : len(self.weight)]
         return made.mT.reshape(batch, -1, height, width)
 
     def _convolved(self, x: Tensor) -> Tensor:
         if not self.up:
             return convolved(x, self.weight, padding=self.kernel // 2)
         # four pixels out of each: the filter's sum is brought back from one to four
-        return blur(enlarged(x, (self.weight * 4).transpose(0, 1)), 1, 1)
+        return blur(F.conv_transpose2d(x, (self.weight * 4).transpose(0, 1), stride=2), 1, 1)
 
 
 class Finish(nn.Module):
@@ -222,8 +196,5 @@ class Finish(nn.Module):
 
     def forward(self, x: Tensor, factors: Tensor, noise: Tensor) -> Tensor:
         """Images [B, C, H, W], factors that broadcast to them, noise [B, 1, H, W]."""
-        if kernels.usable(x):
-            louder = (noise * self.amount).flatten(1).expand(len(x), -1)
-            return kernels.finished(x, kernels.Rule(GAIN, SLOPE), factors.flatten(1), self.bias.flatten(), louder)
         x = torch.addcmul((self.bias * GAIN).to(x.dtype), x, factors * GAIN)
         return activate(torch.addcmul(x, noise.to(x.dtype), (self.amount * GAIN).to(x.dtype)))

@@ -18,21 +18,25 @@ from torch.nn import functional as F
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
-from polyclinic.generators.adversarial import AdversarialGenerator, AdversarialModel
-from polyclinic.generators.base import Progress, as_tensor, initial_networks
+from polyclinic.generators.base import (
+    AdversarialGenerator,
+    AdversarialModel,
+    Progress,
+    RandomSource,
+    as_tensor,
+    initial_networks,
+)
 from polyclinic.generators.gan.batches import centred, endless_batches
 from polyclinic.generators.gan.losses import GANLoss, Log
 from polyclinic.generators.gan.networks import OfEachClass
 from polyclinic.generators.gan.trainer import adam
 from polyclinic.generators.labels import check_labels, even_labels
 from polyclinic.generators.latent_space import GaussianSpace
-from polyclinic.generators.random_source import RandomSource
-from polyclinic.generators.stylegan2.discriminator import Discriminator, SiteDiscriminator
-from polyclinic.generators.stylegan2.networks import StyleGAN2Shape, StyleGenerator
+from polyclinic.generators.stylegan2.networks import Discriminator, SiteDiscriminator, StyleGAN2Shape, StyleGenerator
 from polyclinic.generators.stylegan2.training import BETAS, Steps
 from polyclinic.randomness import device_rng, seed_of, torch_rng
 from polyclinic.tasks import Target
-from polyclinic.training.fitting import LearnPrivately
+from polyclinic.training.generator_loop import LearnPrivately
 
 SAMPLED_AT_ONCE = 64
 LARGEST_SIDE = 1024

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Adam
 
-from polyclinic.generators.random_source import RandomSource
-from polyclinic.generators.stylegan2 import kernels
+from polyclinic.generators.base import RandomSource
 from polyclinic.generators.stylegan2.ada import augmented
-from polyclinic.generators.stylegan2.discriminator import GROUP
-from polyclinic.generators.stylegan2.networks import StyleGenerator
-from polyclinic.optimizers import Adam
-from polyclinic.training.graphs import GraphedFunction
+from polyclinic.generators.stylegan2.networks import GROUP, StyleGenerator
+from polyclinic.training.gpu.graphs import GraphedFunction
 
 if TYPE_CHECKING:
     from polyclinic.generators.private_tuning import ExtraLoss
@@ -138,7 +136,6 @@ class Steps:
         if "sure" in kept:
             self._sure.copy_(kept["sure"])
 
-    @kernels.fused()
     def _learn(self, real: Tensor, labels: Tensor, extra: ExtraLoss | None = None) -> Tensor:
         """The generator: made images should be taken for real ones. Its loss, without the extra one."""
         fake = self.make(labels)
@@ -147,7 +144,6 @@ class Steps:
         _descend(self.of_generator, paid)
         return loss.detach()
 
-    @kernels.fused()
     def _tell_apart(self, real: Tensor, labels: Tensor) -> Tensor:
         """The discriminator: real from made, in one pass (the spread of a batch is taken of images of one kind).
 
@@ -164,7 +160,6 @@ class Steps:
 
     # --- regularisers ---------------------------------------------------------------------------------
 
-    @kernels.fused()
     def _flatten(self, real: Tensor, labels: Tensor) -> None:
         """R1: the discriminator's gradient at real images, as it sees them, should vanish."""
         seen = self._augment(real).detach().requires_grad_()
@@ -174,7 +169,6 @@ class Steps:
         penalty = gradient.square().sum((1, 2, 3)).mean()
         _descend(self.of_discriminator, self.gamma(len(real)) / 2 * R1_EVERY * penalty)
 
-    @kernels.fused()
     def _even_out(self, labels: Tensor) -> None:
         """Path length: a step in the styles should change any image by as much, whatever the style and direction."""
         some = labels[: max(1, len(labels) // 2)]

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.generators.stylegan2 import kernels
 from polyclinic.generators.vqvae2.codebook import Codebook, Learning, Moved, Quantised
 
 
@@ -30,7 +29,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if suits_a_gpu(x, (self.conv1, self.conv2)):
-            return x + biased(self.conv2, biased(self.conv1, self.relu1(x), active=True))
+            return x + convolved(self.conv2, self.relu2(convolved(self.conv1, self.relu1(x))))
         return x + self.conv2(self.relu2(self.conv1(self.relu1(x))))
 
 
@@ -78,15 +77,13 @@ def through(layers: nn.Sequential, x: Tensor) -> Tensor:
     """
     if not suits_a_gpu(x, layers):
         return layers(x)
-    was_conv = False
-    for layer, after in zip(layers, [*layers, None][1:], strict=True):
+    for layer in layers:
         if isinstance(layer, nn.Conv2d):
-            x = biased(layer, x, active=isinstance(after, nn.ReLU))
+            x = convolved(layer, x)
         elif isinstance(layer, nn.PixelShuffle):
             x = shuffled(x)
-        elif not (isinstance(layer, nn.ReLU) and was_conv):
+        else:
             x = layer(x)
-        was_conv = isinstance(layer, nn.Conv2d)
     return x
 
 
@@ -97,29 +94,17 @@ def suits_a_gpu(x: Tensor, layers: Iterable[nn.Module]) -> bool:
     return laid_out and not any(layer._forward_hooks for layer in layers)
 
 
-def biased(conv: nn.Conv2d, x: Tensor, *, active: bool = False) -> Tensor:
-    """A convolution, and what ReLU makes of it where `active`. A kernel of ours adds the bias: PyTorch takes a pass of
-    its own for it, and a slow one for its gradient."""
-    assert conv.bias is not None, "all convolutions here have one"
-    y = convolved(conv, x)
-    others = y.shape[1] - conv.out_channels
-    bias = F.pad(conv.bias, (0, others)) if others else conv.bias
-    if kernels.filters_are_usable(y):
-        y = kernels.finished(y, kernels.Rule(slope=0.0 if active else 1.0), None, bias, None)
-    else:
-        y = y + bias.to(y.dtype)[:, None, None]
-        y = F.relu(y) if active else y
-    return y[:, : conv.out_channels] if others else y
-
-
 def convolved(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """Without the bias; with channels of zeros on both sides, so that their numbers are multiples of GROUPED."""
+    """A convolution; with channels of zeros on both sides, so that their numbers are multiples of GROUPED."""
+    assert conv.bias is not None, "all convolutions here have one"
     if conv.in_channels < GROUPED and conv.stride == (2, 2) and conv.kernel_size == (4, 4):
-        return halved(conv, x)
+        y = halved(conv, x)
+        return y + conv.bias.to(y.dtype)[:, None, None]
     more, others = -conv.in_channels % GROUPED, -conv.out_channels % GROUPED
     x = F.pad(x, (0, 0, 0, 0, 0, more)) if more else x
     weight = F.pad(conv.weight, (0, 0, 0, 0, 0, more, 0, others)) if more or others else conv.weight
-    return F.conv2d(x, weight, None, conv.stride, conv.padding)
+    y = F.conv2d(x, weight, None, conv.stride, conv.padding)[:, : conv.out_channels]
+    return y + conv.bias.to(y.dtype)[:, None, None]
 
 
 def halved(conv: nn.Conv2d, x: Tensor) -> Tensor:
@@ -215,19 +200,16 @@ class Autoencoder(nn.Module):
         self.top_codebook.start(self(images).top_latents, rng)
         self.bottom_codebook.start(self(images).bottom_latents, rng)
 
-    def learn_codebooks(self, passed: Pass, rng: torch.Generator) -> None:
-        """One step of codebooks that learn by moving averages."""
-        self.revive_codes(self.move_codebooks(passed), rng)
-
     def move_codebooks(self, passed: Pass) -> list[Moved]:
-        """The part of that step which a GPU can record; nothing for codebooks that learn by gradient."""
+        """A step of codebooks that learn by moving averages, as a GPU can record it; nothing for codebooks that learn
+        by gradient. `revive_codes` ends it."""
         if self.top_codebook.learning == "gradient":
             return []
         top = self.top_codebook.move(passed.top_latents, passed.top.codes)
         return [top, self.bottom_codebook.move(passed.bottom_latents, passed.bottom.codes)]
 
     def revive_codes(self, moved: Sequence[Moved], rng: torch.Generator) -> None:
-        """The rest of it: new places for dead codes. With a generator of the GPU it can be recorded, too."""
+        """New places for dead codes. With a generator of the GPU it can be recorded, too."""
         for book, one in zip((self.top_codebook, self.bottom_codebook), moved, strict=False):
             if rng.device.type == "cuda":
                 book.revive_unasked(one, rng)
@@ -245,7 +227,7 @@ class Autoencoder(nn.Module):
 
     @staticmethod
     def _latents(conv: nn.Conv2d, x: Tensor) -> Tensor:
-        return biased(conv, x) if suits_a_gpu(x, (conv,)) else conv(x)
+        return convolved(conv, x) if suits_a_gpu(x, (conv,)) else conv(x)
 
     def _images(self, top: Tensor, bottom: Tensor) -> Tensor:
         decoded = through(self.decode_bottom, torch.cat([through(self.lift_top, top), bottom], 1))

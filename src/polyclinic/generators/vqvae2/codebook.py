@@ -7,8 +7,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polyclinic.generators.triton_check import kernels_work
-
 Learning = Literal["ema", "gradient"]
 
 DECAY = 0.99  # of the moving averages
@@ -68,8 +66,6 @@ class Codebook(nn.Module):
             vectors = self.vectors.weight.detach().float()
             rows = latents.detach().float().movedim(1, -1)
             # |z - e|^2 less |z|^2, which is the same for every code
-            if suits_a_gpu(rows):
-                return nearest_on_gpu(rows.flatten(0, -2), vectors).reshape(rows.shape[:-1])
             return (vectors.square().sum(1) - 2 * rows @ vectors.T).argmin(-1)
 
     def lookup(self, codes: Tensor) -> Tensor:
@@ -142,22 +138,6 @@ class Codebook(nn.Module):
 def suits_a_gpu(rows: Tensor) -> bool:
     """Whether to compute in the way that suits a GPU: the result is the same up to rounding."""
     return rows.is_cuda and not torch.are_deterministic_algorithms_enabled()
-
-
-def nearest_on_gpu(rows: Tensor, vectors: Tensor) -> Tensor:
-    """For each of rows [n, D] the nearest of vectors [K, D]: by one kernel, where there is one."""
-    sizes = vectors.square().sum(1)
-    if kernel_fits(vectors):
-        from polyclinic.generators.vqvae2 import triton_kernels
-
-        return triton_kernels.nearest(rows.contiguous(), vectors.contiguous(), sizes)
-    return torch.addmm(sizes, rows, vectors.T, alpha=-2).argmin(-1)
-
-
-def kernel_fits(vectors: Tensor) -> bool:
-    """Its tiles have powers of two: other widths go another way."""
-    width = vectors.shape[1]
-    return width in (16, 32, 64) and kernels_work(vectors.device)
 
 
 def sums_of_each(rows: Tensor, codes: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
 from polyclinic.metrics.images import pooled_psnr
 from polyclinic.randomness import device_rng, seed_of, torch_rng
 from polyclinic.tasks import Target
-from polyclinic.training.fitting import LearnPrivately, Rows, Schedule, descend, own_dropout, steps_are_recorded
+from polyclinic.training.generator_loop import LearnPrivately, Rows, Schedule, descend, own_dropout, steps_are_recorded
 
 LEVELS = ("top", "bottom")
 NO_PRIOR = "generator.prior_epochs: without a prior nothing can be sampled; set it above 0"
@@ -204,9 +204,8 @@ class VQVAE2Model(CodedModel):
                 net.revive_codes(moved, rng)
 
         told, draws = _told(progress, "autoencoder"), [drawn] if drawn is not None else []
-        half = net if self.precision == "bf16" else None
         with laid_out(net, layout):
-            return descend(net.parameters(), batch_of, loss_of, len(images), schedule, rng, told, after, draws, half)
+            return descend(net.parameters(), batch_of, loss_of, len(images), schedule, rng, told, after, draws)
 
     def fit_prior(
         self,

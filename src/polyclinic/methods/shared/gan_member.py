@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.generators.base import RandomSource
 from polyclinic.generators.gan.batches import RealBatches
 from polyclinic.generators.gan.model import GANModel
 from polyclinic.generators.gan.trainer import GANTrainer
-from polyclinic.generators.random_source import RandomSource
 from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:

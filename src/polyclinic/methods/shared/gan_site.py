@@ -28,7 +28,7 @@ from polyclinic.methods.shared.training_gans import (
     steps_taken,
 )
 from polyclinic.training import private
-from polyclinic.training.graphs import GraphedStep
+from polyclinic.training.gpu.graphs import GraphedStep
 from polyclinic.training.optimizer_state import optimizer_tensors, restore_optimizer
 
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.generators import CodedModel, GeneratorModel, replay_stream
 from polyclinic.generators.labels import even_labels
-from polyclinic.generators.site_codes import Groups, SiteCodes, from_groups, source_of, to_groups
+from polyclinic.generators.replay_stream import Groups, SiteCodes, from_groups, source_of, to_groups
 from polyclinic.methods.shared import replay_quality, replay_space
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.site_generator import build_generator, generator_progress, generator_settings
 from polyclinic.settings import Settings
 from polyclinic.training import private
-from polyclinic.training.replayed import ReplayedBatches
+from polyclinic.training.batches import ReplayedBatches
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site

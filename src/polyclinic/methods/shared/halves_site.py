@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.generators.adversarial import AdversarialModel
-from polyclinic.generators.base import as_tensor
-from polyclinic.generators.random_source import RandomSource
+from polyclinic.generators.base import AdversarialModel, RandomSource, as_tensor
 from polyclinic.methods.shared.training_gans import (
     DISCRIMINATOR_ADAM,
     GENERATOR_ADAM,

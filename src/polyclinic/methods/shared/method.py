@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
     from polyclinic.generators import Generator
     from polyclinic.models import Backbone
-    from polyclinic.training.replayed import ReplayedBatches
+    from polyclinic.training.batches import ReplayedBatches
 
 
 #: which part of its own a site adds to a model: the one it has now, that of the best round, or none

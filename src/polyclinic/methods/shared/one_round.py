@@ -13,7 +13,6 @@ from pydantic import Field, field_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.encoders.kept_features import kept_features
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
@@ -25,6 +24,7 @@ from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.moments import MOST_IMAGES, RESOLUTION, Moments, whole_features
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Encoded
+from polyclinic.models.encoders import kept_features
 from polyclinic.randomness import torch_rng
 from polyclinic.registry import notice_once
 from polyclinic.tasks.regression import scale

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from polyclinic.data.datasets import SOURCES
-from polyclinic.encoders import Encoder
-from polyclinic.encoders.kept_features import kept_features
 from polyclinic.errors import BadInput
 from polyclinic.files import cache_folder, make_folder
+from polyclinic.models.encoders import Encoder, kept_features
 
 #: drawn pictures whose features the basis is made of
 PHANTOMS = ("hand-phantom", "chest-phantom", "fundus-phantom", "brain-phantom")

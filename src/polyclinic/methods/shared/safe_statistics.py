@@ -25,7 +25,6 @@ from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.shared import local_training
 from polyclinic.metrics.statistics.case_metrics import classification_metrics, mean_metrics, regression_metrics
-from polyclinic.metrics.statistics.delong import delong_interval, delong_test
 from polyclinic.metrics.statistics.intervals import WeightedMetrics
 from polyclinic.metrics.statistics.safe import (
     BINS,
@@ -39,6 +38,7 @@ from polyclinic.metrics.statistics.safe import (
     smallest_class,
     told_cells,
 )
+from polyclinic.metrics.statistics.significance import delong_interval, delong_test
 from polyclinic.tasks.classification import margins
 from polyclinic.tasks.segmentation import dice
 from polyclinic.tasks.task import MOST_IMAGES

@@ -20,8 +20,7 @@ from polyclinic.methods.shared.site_generator import generator_progress, generat
 from polyclinic.methods.shared.synthetic_buffer import new_generator, train_generator, training_images
 from polyclinic.methods.shared.training_gans import batch_rows, stackable
 from polyclinic.randomness import seeded
-from polyclinic.training.choices import stacking_gans_pays
-from polyclinic.training.stacking import has_dropout
+from polyclinic.training.gpu.stacking import has_dropout, stacking_gans_pays
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike

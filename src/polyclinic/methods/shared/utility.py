@@ -29,7 +29,7 @@ from polyclinic.generators.base import GeneratorModel, as_tensor
 from polyclinic.generators.labels import check_labels
 from polyclinic.methods.shared.synthetic_buffer import uniform_labels
 from polyclinic.metrics.distribution import NEIGHBOURS, precision_recall
-from polyclinic.metrics.principal_components import principal_components
+from polyclinic.metrics.images import principal_components
 from polyclinic.randomness import torch_rng
 
 #: what a network can be trained on: a site's real images, its synthetic ones, both

@@ -1,35 +1,44 @@
 """Statistics of results: intervals, tests between models, calibration, conformal sets, operating points, agreement.
 
-Functions take numpy arrays or CPU tensors. A file each for intervals, significance, delong, calibration, conformal,
-operating_points, agreement and case_metrics (metrics of many draws at once). They import metrics.roc, errors and
+Functions take numpy arrays or CPU tensors. `case_metrics`: metrics of many draws at once; `safe`: what may leave a
+site; `shapley`: what each of several players adds. They import metrics.roc, errors and
 randomness, and no other room.
 """
 
-from polyclinic.metrics.statistics.agreement import Agreement, bland_altman
 from polyclinic.metrics.statistics.calibration import (
     BrierParts,
+    ConformalIntervals,
+    ConformalSets,
+    OperatingPoint,
     apply_temperature,
     brier_parts,
     brier_score,
     calibration_error,
+    conformal_quantile,
     fit_temperature,
+    predictive_values,
+    sensitivity_at_specificity,
 )
 from polyclinic.metrics.statistics.case_metrics import classification_metrics, mean_metrics, regression_metrics
-from polyclinic.metrics.statistics.conformal import ConformalIntervals, ConformalSets, conformal_quantile
-from polyclinic.metrics.statistics.delong import delong_interval, delong_test, delong_variance
 from polyclinic.metrics.statistics.intervals import (
+    Agreement,
     Interval,
+    bland_altman,
     bootstrap_interval,
     bootstrap_intervals,
     mean_interval,
     weighted_bootstrap,
 )
-from polyclinic.metrics.statistics.operating_points import (
-    OperatingPoint,
-    predictive_values,
-    sensitivity_at_specificity,
+from polyclinic.metrics.statistics.significance import (
+    Difference,
+    compare_with_baseline,
+    delong_interval,
+    delong_test,
+    delong_variance,
+    holm,
+    mcnemar,
+    paired_test,
 )
-from polyclinic.metrics.statistics.significance import Difference, compare_with_baseline, holm, mcnemar, paired_test
 
 __all__ = [
     "Agreement",

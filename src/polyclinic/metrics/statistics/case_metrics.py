@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from polyclinic.metrics.roc import aucs_from_counts
 from polyclinic.metrics.statistics.calibration import BINS, equal_width_bins
-from polyclinic.metrics.statistics.checks import Numbers, class_probabilities, numbers, same_length
-from polyclinic.metrics.statistics.intervals import WeightedMetrics
+from polyclinic.metrics.statistics.intervals import Numbers, WeightedMetrics, class_probabilities, numbers, same_length
 
 
 def classification_metrics(probabilities: Numbers, labels: Numbers, scores: Numbers) -> WeightedMetrics:
@@ -91,8 +91,7 @@ class Ranks:
         ordered = weights[:, self.order]
         own = np.add.reduceat(ordered * self.truth, self.starts, axis=1)
         rest = np.add.reduceat(ordered * (1 - self.truth), self.starts, axis=1)
-        below = np.cumsum(rest, axis=1) - rest / 2
-        return _ratio((own * below).sum(1), own.sum(1) * rest.sum(1))
+        return aucs_from_counts(own, rest)
 
 
 def _by_bin(values: np.ndarray, place: np.ndarray, bins: int) -> np.ndarray:

@@ -26,6 +26,8 @@ BINS = 5
 NARROWEST = 2
 #: of a step: less is rounding of floating-point numbers
 SLACK = 1e-6
+#: standard deviations from the middle of a normal distribution to the ends of its 95 %
+NORMAL_95 = 1.959964
 
 
 def safe_intervals(
@@ -56,7 +58,7 @@ def safe_intervals(
 
 
 def largest_share(patients: np.ndarray | None, images: int) -> float:
-    """How much one patient can change a mean over images, times the number of patients: 1 where each has as many."""
+    """Largest change of a mean over images by one patient, times the number of patients: 1 where each has as many."""
     if patients is None:
         return 1.0
     counts = np.unique(np.asarray(patients), return_counts=True)[1]
@@ -64,7 +66,7 @@ def largest_share(patients: np.ndarray | None, images: int) -> float:
 
 
 def bounds_of_classes(labels: np.ndarray, patients: np.ndarray | None, classes: int = 2) -> dict[str, float]:
-    """How much one patient can change each metric of a model of so many classes, times the number of patients."""
+    """Largest change of each metric of a classifier by one patient, times the number of patients."""
     number = len(labels) if patients is None else len(np.unique(np.asarray(patients)))
     mean = largest_share(patients, len(labels))
     of_class = number * max(_largest_part(labels, patients, one) for one in np.unique(labels))
@@ -97,10 +99,12 @@ def _fits(one: Interval) -> bool:
 
 
 def _step(bound: float, patients: int, least: int) -> float:
-    """1, 2 or 5 times a power of ten, and no smaller than what one patient can change; 0 where nothing is rounded."""
-    if least == 0:
-        return 0.0
-    smallest = bound / patients
+    """The step of a figure, no smaller than what one patient can change; 0 where nothing is rounded."""
+    return step_above(bound / patients) if least else 0.0
+
+
+def step_above(smallest: float) -> float:
+    """The smallest of ..., 0.1, 0.2, 0.5, 1, 2, 5, 10, ... that is not below `smallest`."""
     power = 10.0 ** math.floor(math.log10(smallest))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= smallest * (1 - 1e-12))
 
@@ -115,7 +119,7 @@ def _told(one: Interval, step: float, *, paired: bool = False) -> list[float]:
         low = min(math.floor(low / step + slack), steps - least) * step
         high = max(math.ceil(high / step - slack), steps + least) * step
         value = steps * step
-    return [value, low, high, ((high - low) / (2 * 1.959964)) ** 2]
+    return [value, low, high, ((high - low) / (2 * NORMAL_95)) ** 2]
 
 
 def _towards_zero(steps: float) -> int:
@@ -145,7 +149,7 @@ def calibration_counts(
 
 
 def told_cells(people: Sequence[np.ndarray], least: int) -> np.ndarray:
-    """Which cells of a table are told, bool [cells], by the patients in each: those of none, and those of `least` or
+    """The cells of a table that are told, bool [cells], by the patients in each: those of none, and those of `least` or
     more. Where all that are not told have fewer than `least` patients together, the smallest of the others is not told
     either: the figures of all cells together would give them away."""
     numbers = np.array([len(np.unique(some)) for some in people])
@@ -164,5 +168,5 @@ def mean_of_sites(sites: Mapping[str, list[float]]) -> list[float]:
     """Value, low, high and variance of the mean over sites, from those of each: variances of sites add up."""
     values = np.array([told[0] for told in sites.values()])
     variance = float(sum(told[3] for told in sites.values())) / len(values) ** 2
-    reach = 1.959964 * math.sqrt(variance)
+    reach = NORMAL_95 * math.sqrt(variance)
     return [float(values.mean()), float(values.mean()) - reach, float(values.mean()) + reach, variance]

@@ -16,7 +16,8 @@ EXACT = 10
 
 
 class Share(NamedTuple):
-    """What a player adds, with an interval (95 %, normal) where orders were sampled; else both ends are the value."""
+    """The value that a player adds, with an interval (95 %, normal) where orders were sampled; else both ends are the
+    value."""
 
     value: float
     low: float
@@ -67,7 +68,7 @@ def _share(some: np.ndarray) -> Share:
 
 
 def leave_one_out(players: Sequence[str], game: Game) -> dict[str, float]:
-    """How much worse it is without each player."""
+    """The loss of value without each player."""
     everybody = frozenset(players)
     whole = game(everybody)
     return {player: whole - game(everybody - {player}) for player in players}

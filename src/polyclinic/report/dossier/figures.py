@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from polyclinic.json_types import parse_json
 
@@ -133,3 +135,36 @@ def in_bytes(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1000
     raise AssertionError
+
+
+class _Figures(HTMLParser):
+    """Collects the figures of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Figure] = []
+        self._open: dict[str, str] | None = None
+        self._text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = {name: value or "" for name, value in attrs}
+        if tag == "a" and "data-place" in known:
+            self._open, self._text = known, ""
+
+    def handle_data(self, data: str) -> None:
+        self._text += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "a" and self._open is not None:
+            form: str = self._open.get("data-form", "")
+            file, place = (unquote(self._open.get(name, "")) for name in ("data-file", "data-place"))
+            figure = Figure(file, place, form, self._text)  # type: ignore[arg-type]
+            self.found.append(figure)
+            self._open = None
+
+
+def figures_on(page: str) -> Iterator[Figure]:
+    """The figures that a page shows, with their places."""
+    parser = _Figures()
+    parser.feed(page)
+    yield from parser.found

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import BadInput
+from polyclinic.files import sha256_of
 from polyclinic.json_types import parse_json
-from polyclinic.report.dossier.figures import Evidence, Figure, NoFigure, read, shown
-from polyclinic.report.dossier.page import figures_on, visible
-from polyclinic.report.dossier.writing import EVIDENCE, FIGURES, MANIFEST, PAGE, SEAL, broken_ledgers, digest_of_file
+from polyclinic.report.dossier.figures import Evidence, Figure, NoFigure, figures_on, read, shown
+from polyclinic.report.dossier.writing import EVIDENCE, FIGURES, MANIFEST, PAGE, SEAL, broken_ledgers
+from polyclinic.templates import visible
 
 
 def verify_dossier(folder: Path, digest: str | None = None, run: Path | None = None) -> list[str]:
@@ -57,7 +58,7 @@ def _name(path: Path, folder: Path) -> str:
 
 def _manifest(folder: Path, digest: str | None) -> tuple[Mapping[str, str] | None, list[str]]:
     """The digests that the manifest names, and what is wrong with it; None where it cannot be believed."""
-    own = digest_of_file(folder / MANIFEST)
+    own = sha256_of(folder / MANIFEST)
     problems = []
     seal = folder / SEAL
     if not seal.is_file() or seal.read_bytes() != f"{own}\n".encode():
@@ -86,9 +87,7 @@ def _files(folder: Path, recorded: Mapping[str, str]) -> list[str]:
     new = [f"{name}: was added" for name in sorted(there - recorded.keys() - {MANIFEST, SEAL})]
     new += [f"{name}: is a folder that was added" for name in sorted(folders - needed)]
     other = [
-        f"{name}: was changed"
-        for name in sorted(there & recorded.keys())
-        if digest_of_file(folder / name) != recorded[name]
+        f"{name}: was changed" for name in sorted(there & recorded.keys()) if sha256_of(folder / name) != recorded[name]
     ]
     return gone + new + other
 
@@ -138,7 +137,7 @@ def _against_run(folder: Path, recorded: Mapping[str, str], run: Path) -> Iterat
         if not name.startswith(f"{EVIDENCE}/") or name == f"{EVIDENCE}/policy.toml":
             continue
         file = run / name.removeprefix(f"{EVIDENCE}/")
-        if not file.is_file() or digest_of_file(file) != sha256:
+        if not file.is_file() or sha256_of(file) != sha256:
             yield f"{file}: is not the file that the dossier was made of"
     try:
         result = read(folder / EVIDENCE / "result.json")
@@ -147,5 +146,5 @@ def _against_run(folder: Path, recorded: Mapping[str, str], run: Path) -> Iterat
         yield f"{EVIDENCE}/result.json: cannot be read, so that the model of the run was not compared"
         return
     model = run / "model.safetensors"
-    if named is not None and (not model.is_file() or digest_of_file(model) != named):
+    if named is not None and (not model.is_file() or sha256_of(model) != named):
         yield f"{model}: is not the model that the dossier names"

@@ -7,40 +7,62 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
 
 from polyclinic import __version__
+from polyclinic.attacks.verdict import verdict_word
 from polyclinic.data.own_images import find_kit
 from polyclinic.errors import BadInput
-from polyclinic.files import PARTIAL
+from polyclinic.files import FINISHED, PARTIAL, check_noted, sha256_of
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import parse_json
-from polyclinic.noted_files import FINISHED, check_noted
-from polyclinic.report.dossier.data_sheet import data_sheet
-from polyclinic.report.dossier.figures import Evidence, NoFigure, read
-from polyclinic.report.dossier.page import page_of
-from polyclinic.report.dossier.parts import figures_in
-from polyclinic.report.dossier.sections import sections_of
-from polyclinic.report.ledgers import read_ledgers
-from polyclinic.runner.model_card import model_card
+from polyclinic.report.dossier.figures import Evidence, Figure, Form, NoFigure, in_bytes, pointer, read
+from polyclinic.report.evidence import read_ledgers
+from polyclinic.runner.model_card import EACH_ITS_OWN, LIMITS, model_card
 from polyclinic.runner.model_file import MODEL, read_model_file
+from polyclinic.templates import render, visible
 
 FOLDER, EVIDENCE, PAGE = "dossier", "evidence", "index.html"
 MANIFEST, SEAL, FIGURES = "manifest.json", "manifest.sha256", "figures.json"
 #: files of a run that are copied where they are; pictures are not, as they may show patients
-COPIED = (
-    "format.json",
-    "study.toml",
-    "result.json",
-    "history.jsonl",
-    "plugins.json",
-    "images.json",
-    "audit.json",
-    "digests.json",
-)
+COPIED = ("format.json", "study.toml", "result.json", "history.jsonl", "plugins.json", "images.json", "audit.json",
+          "digests.json")  # fmt: skip
 NEEDED = ("study.toml", "result.json", MODEL)
+#: kinds of parcel that are, or make, images that no patient is in
+SYNTHETIC = ("synthetic-images", "generator")
+#: kinds of parcel that are computed from real training images
+ENCODED = ("codes", "latents", "activations")
+#: sections in the order in which hospitals are asked, and who asks for each
+TITLES = {
+    "model": "1. The model",
+    "performance": "2. How good it is",
+    "limits": "3. Limits of use",
+    "left": "4. What left each site",
+    "policy": "5. Under which policy",
+    "audit": "6. What an attacker could recover",
+    "privacy": "7. Differential privacy",
+    "synthetic": "8. Synthetic images",
+    "open": "9. What only the institution knows",
+    "files": "10. Files of evidence",
+}
+ASKED = {
+    "model": "technical documentation",
+    "performance": "technical documentation",
+    "limits": "technical documentation",
+    "left": "export control of models and data",
+    "policy": "export control of models and data",
+    "audit": "export control, data protection",
+    "privacy": "data-protection impact",
+    "synthetic": "data-protection impact",
+    "open": "all of them",
+}
+LONG = 40  # characters of a digest
 
 
 @dataclass(frozen=True)
@@ -117,25 +139,98 @@ def _fill(folder: Path, run: Path) -> tuple[str, int]:
     card, _ = read_model_file(run / MODEL)
     ledgers = _copy_evidence(run, folder / EVIDENCE)
     _write(folder / "model_card.md", model_card(run, card, MODEL))
-    known = {name: _content(folder / EVIDENCE / file) for name, file in _SHEET_FILES.items()}
-    _write(folder / "data_sheet.md", data_sheet(known["result"], known["study"], known["audit"]))
-    sections = sections_of(Evidence(folder), ledgers, broken_ledgers(folder))
-    files = digests_in(folder)
-    figures = [figure.as_json(files[figure.file]) for figure in figures_in(sections)]
+    _write(folder / "data_sheet.md", data_sheet(folder / EVIDENCE))
+    shown = ShownFigures(Evidence(folder), digests_in(folder))
+    body = Markup(_sections(shown, folder, ledgers))
+    figures = [figure.as_json(shown.digests[figure.file]) for figure in shown.figures]
     _write(folder / FIGURES, json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
-    _write(folder / PAGE, page_of(run.resolve().name, sections, digests_in(folder)))
+    title, files = f"Dossier: {run.resolve().name}", digests_in(folder)
+    _write(folder / PAGE, render("dossier.html", title=title, titles=TITLES, body=body, files=files, quote=quote))
     recorded = digests_in(folder)
     content = {"polyclinic": __version__, "format": 1, "sha256": recorded}
     _write(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    digest = digest_of_file(folder / MANIFEST)
+    digest = sha256_of(folder / MANIFEST)
     _write(folder / SEAL, digest + "\n")
     return digest, len(recorded) + 2
 
 
-_SHEET_FILES = {"result": "result.json", "study": "study.toml", "audit": "audit.json"}
+@dataclass
+class ShownFigures:
+    """Figures as links to their evidence, noted in the order in which a page shows them."""
+
+    evidence: Evidence
+    digests: Mapping[str, str]
+    figures: list[Figure] = field(default_factory=list)
+
+    def at(self, file: str, *steps: object, form: Form = "number") -> Markup | str:
+        """The figure at a place of a file of JSON or TOML."""
+        return self.in_lines(file, pointer(*steps), form)
+
+    def in_lines(self, file: str, place: str, form: Form) -> Markup | str:
+        """The figure at a place; a word where there is none."""
+        figure = self.evidence.figure(file, place, form)
+        if figure is None:
+            return "not known"
+        self.figures.append(figure)
+        link = Markup('<a class="{}" href="{}" title="{}" data-file="{}" data-place="{}" data-form="{}">{}</a>')
+        source = visible(f"{file}, {place}; SHA-256 {self.digests[file]}")
+        look = "figure digest" if len(figure.text) > LONG and " " not in figure.text else "figure"
+        return link.format(look, quote(file), source, quote(file), quote(place), form, visible(figure.text))
+
+    def has(self, file: str, *steps: object, form: Form = "number") -> bool:
+        return self.evidence.figure(file, pointer(*steps), form) is not None
+
+    def tables(self, file: str, *steps: str) -> Mapping[str, Any]:
+        """A table of a file; empty where there is none."""
+        try:
+            found = self.evidence.value(file, pointer(*steps))
+        except NoFigure:
+            return {}
+        return found if isinstance(found, Mapping) else {}
 
 
-def _content(path: Path) -> dict[str, object]:
+def _sections(shown: ShownFigures, folder: Path, ledgers: Mapping[str, str]) -> str:
+    """The sections, in the order in which hospitals are asked; `ledgers` names the ledger file of each site."""
+    left = shown.tables(f"{EVIDENCE}/result.json", "communication", "by_kind")
+    return render(
+        "dossier_sections.html",
+        of=shown.at,
+        in_lines=shown.in_lines,
+        has=shown.has,
+        tables=shown.tables,
+        first_seen=lambda tables: list(dict.fromkeys(name for table in tables.values() for name in table)),
+        tested=lambda name: ("metrics", "test", name),
+        pooled=lambda name: ("metrics", "intervals", "pooled", name, "value"),
+        verdict_word=verdict_word,
+        each_its_own=EACH_ITS_OWN,
+        titles=TITLES,
+        asked=ASKED,
+        limits=LIMITS,
+        ledgers=ledgers,
+        broken=broken_ledgers(folder),
+        synthetic=[kind for kind in SYNTHETIC if kind in left],
+        encoded=[kind for kind in ENCODED if kind in left],
+    )
+
+
+def data_sheet(evidence: Path) -> str:
+    """The data sheet of synthetic images that left sites, after Gebru et al. (2021), Datasheets for Datasets."""
+    result, study, audit = (_content(evidence / name) for name in ("result.json", "study.toml", "audit.json"))
+    by_kind, verdicts = result.get("communication", {}).get("by_kind", {}), audit.get("verdicts", {})
+    left = [kind for kind in SYNTHETIC if kind in by_kind]
+    return render(
+        "data_sheet.md",
+        synthetic=[(kind, in_bytes(by_kind[kind])) for kind in left],
+        encoded=[kind for kind in ENCODED if kind in by_kind],
+        size=study.get("data", {}).get("size", "the study's number of"),
+        source=result.get("data", {}).get("source", "not known"),
+        generator=study.get("generator", {}),
+        private=result.get("privacy"),
+        verdicts=[(kind, verdicts[kind].get("words", "no words")) for kind in left if kind in verdicts],
+    )
+
+
+def _content(path: Path) -> dict[str, Any]:
     try:
         found = read(path)
     except NoFigure:
@@ -179,9 +274,4 @@ def _write(path: Path, text: str) -> None:
 
 def digests_in(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file below a folder, by its name there."""
-    return {p.relative_to(folder).as_posix(): digest_of_file(p) for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def digest_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {p.relative_to(folder).as_posix(): sha256_of(p) for p in sorted(folder.rglob("*")) if p.is_file()}

@@ -15,11 +15,10 @@ from polyclinic.metrics.statistics import (
     predictive_values,
     sensitivity_at_specificity,
 )
+from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Cell, Chart, Section, Table, Text, number
-from polyclinic.report.curves import average_precision, few_points, precision_recall, roc_curve
 from polyclinic.report.evidence import RunEvidence
-from polyclinic.report.sections.sites import heat_map
-from polyclinic.report.theme import Theme, legend, plain, tidy
+from polyclinic.report.theme import heat_map, legend, plain, tidy
 from polyclinic.runner.calibration import calibrations_of
 from polyclinic.runner.case_statistics import scores_of
 from polyclinic.runner.cases import Cases
@@ -71,7 +70,7 @@ def _roc(positives: dict[int, str], run: RunEvidence, cases: Cases) -> Chart:
     rows = [[_against(positives[c], run), float(f), float(t)] for c, (f, t) in curves.items()
             for f, t in zip(f, t, strict=True)]  # fmt: skip
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         axes = figure.subplots()
         axes.plot([0, 1], [0, 1], color=theme.faint, linewidth=0.8, linestyle=":")
         for i, (c, (false, true)) in enumerate(curves.items()):
@@ -104,7 +103,7 @@ def _precision_recall(positives: dict[int, str], run: RunEvidence, cases: Cases)
     points = {c: average_precision(scores[:, c], cases.labels == c) for c in positives}
     rows = [[positives[c], float(r), float(p)] for c, (r, p) in curves.items() for r, p in zip(r, p, strict=True)]
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         axes = figure.subplots()
         for i, (c, (recall, precision)) in enumerate(curves.items()):
             # a step up to each point: the area below is the average precision
@@ -132,7 +131,7 @@ def _confusion(run: RunEvidence, cases: Cases) -> Chart:
     rows: list[list[Cell]] = [[name, *map(int, row)] for name, row in zip(names, counts, strict=True)]
     side = min(6.2, 2.2 + 0.6 * len(names))
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         axes = figure.subplots()
         heat_map(axes, theme, shares, names, names, low=0, high=1, form=".0%")
         axes.set_xlabel("predicted", color=theme.ink, fontsize=9)
@@ -153,7 +152,7 @@ def _calibration(run: RunEvidence, cases: Cases) -> list[Block]:
     errors = {name: calibration_error(p, cases.labels) for name, p in kinds.items()}
     rows = [[name, *bin_] for name, bins in found.items() for bin_ in bins]
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         axes = figure.subplots()
         axes.plot([0, 1], [0, 1], color=theme.faint, linewidth=0.8, linestyle=":")
         for i, (name, bins) in enumerate(found.items()):
@@ -258,3 +257,38 @@ def _share(count: int, total: int) -> Share:
 
 def _ci(share: Share) -> str:
     return f"{number(share[0])} [{number(share[1])}, {number(share[2])}]"
+
+
+def _counts(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """True and false positives at or above each score that occurs, from the highest down."""
+    order = np.argsort(-scores, kind="stable")
+    ordered, positive = scores[order], np.asarray(truth, dtype=bool)[order]
+    last = np.r_[np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1]  # of each group of equal scores
+    return np.cumsum(positive)[last], np.cumsum(~positive)[last]
+
+
+def roc_curve(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """1 - specificity and sensitivity, from (0, 0) to (1, 1)."""
+    true, false = _counts(scores, truth)
+    return np.r_[0.0, false / false[-1]], np.r_[0.0, true / true[-1]]
+
+
+def precision_recall(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Recall and precision, from recall 0 up; the first point has the precision of the highest score."""
+    true, false = _counts(scores, truth)
+    precision = true / (true + false)
+    return np.r_[0.0, true / true[-1]], np.r_[precision[0], precision]
+
+
+def few_points(x: np.ndarray, y: np.ndarray, most: int = 1000) -> tuple[np.ndarray, np.ndarray]:
+    """So many points of a curve at most, evenly chosen, its ends among them: a page need not hold a million."""
+    if len(x) <= most:
+        return x, y
+    chosen = np.unique(np.linspace(0, len(x) - 1, most).round().astype(int))
+    return x[chosen], y[chosen]
+
+
+def average_precision(scores: np.ndarray, truth: np.ndarray) -> float:
+    """The area under the precision-recall curve, a sum of steps (as scikit-learn has it)."""
+    true, false = _counts(scores, truth)
+    return float(np.sum(np.diff(np.r_[0, true]) / true[-1] * true / (true + false)))

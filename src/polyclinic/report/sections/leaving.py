@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import numpy as np
-
 from polyclinic.attacks.verdict import LEAKS, verdict_word
+from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
-from polyclinic.messages import human_bytes
+from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Cell, Chart, Picture, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
+from polyclinic.report.metric_names import counted
 from polyclinic.report.pictures import drawn_picture
-from polyclinic.report.summary import privacy_words
-from polyclinic.report.theme import Theme, legend, plain, tidy
-from polyclinic.report.words import counted
+from polyclinic.report.theme import stacked_bars
 
 #: pictures of an audit, and of the sites' contact sheets, that a report shows
 MOST_PICTURES = 8
@@ -61,19 +59,12 @@ def _left(by_kind: dict[str, Counter[str]]) -> Chart:
     table = Table(("site", *kinds), [[site, *(int(own[kind]) for kind in kinds)] for site, own in by_kind.items()])
     few = dict(list(by_kind.items())[:MOST_SITES])
 
-    def draw(figure: Any, theme: Theme) -> None:
-        axes, left = figure.subplots(), np.zeros(len(few))
-        for i, kind in enumerate(kinds):
-            values = np.array([own[kind] for own in few.values()], dtype=float)
-            axes.barh(range(len(few)), values, left=left, height=0.7, color=theme.colour(i), label=plain(kind),
-                      hatch=("", "//", "..")[i // len(theme.series) % 3], edgecolor=theme.paper)  # fmt: skip
-            left += values
-        axes.set_yticks(range(len(few)), [plain(site) for site in few])
-        axes.invert_yaxis()
+    def draw(figure: Any, theme: Palette) -> None:
+        axes = figure.subplots()
+        rows = {site: [own[kind] for kind in kinds] for site, own in few.items()}
+        stacked_bars(axes, theme, rows, kinds, "left the site")
         axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
         axes.xaxis.get_major_locator().set_params(nbins=5)
-        tidy(axes, theme, x="left the site", grid="x")
-        legend(axes, theme, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
 
     note = f"The first {MOST_SITES} of {len(by_kind)} sites." if len(by_kind) > MOST_SITES else ""
     return Chart("left", "Bytes that left each site, by kind", draw, table, note, (6.4, 1.3 + 0.32 * len(few)))
@@ -171,3 +162,17 @@ def privacy_section(run: RunEvidence) -> Section:
         columns = ("site", *(name.replace("_", " ") for name in names))
         blocks.append(Table(columns, rows, "What each site spent"))
     return Section("privacy", "Differential privacy", blocks)
+
+
+def privacy_words(run: RunEvidence) -> str:
+    """What epsilon covers and what not."""
+    privacy = run.result.get("privacy")
+    if not privacy:
+        return "There was no differential privacy: no epsilon bounds what can be learnt about one patient."
+    unit = "a patient with all images" if privacy.get("unit") == "patient" else "one image"
+    spent = f"epsilon {float(privacy['epsilon']):.3g} at delta {float(privacy['delta']):.2g}"
+    covers, not_covered = ("; ".join(map(str, privacy[name])) for name in ("covers", "does_not_cover"))
+    return (
+        f"Differential privacy spent {spent} at most (site {privacy.get('site', 'unknown')}); it is for {unit}. "
+        f"It covers {covers}. It does not cover {not_covered or 'nothing that left'}."
+    )

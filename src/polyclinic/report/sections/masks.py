@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Chart, Picture, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
+from polyclinic.report.metric_names import counted
 from polyclinic.report.pictures import rows_png
-from polyclinic.report.theme import Theme, plain, tidy
-from polyclinic.report.words import counted
+from polyclinic.report.theme import plain, tidy
 from polyclinic.runner.cases import Cases
 
 #: points of a part that are drawn
@@ -35,7 +36,7 @@ def _dice(run: RunEvidence, cases: Cases) -> Chart:
     parts = {str(name): dices[(cases.site == i) & outlined] for i, name in enumerate(cases.sites)}
     parts = {name: values for name, values in parts.items() if len(values)}
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         box_of_each(figure.subplots(), theme, parts, "Dice of an image")
 
     empty = int((~outlined).sum())
@@ -45,7 +46,7 @@ def _dice(run: RunEvidence, cases: Cases) -> Chart:
     return Chart("dice", "Dice of each image", draw, table, note, (6.4, 1.2 + 0.34 * max(1, len(parts))))
 
 
-def box_of_each(axes: Any, theme: Theme, parts: dict[str, np.ndarray], label: str) -> None:
+def box_of_each(axes: Any, theme: Palette, parts: dict[str, np.ndarray], label: str) -> None:
     """A box and the single points of each part."""
     few = dict(list(parts.items())[:20])
     if not few:
@@ -74,7 +75,7 @@ def _distances(cases: Cases) -> list[Block]:
     parts = {name: cases.distances[known, i] for i, name in enumerate(names)}
     rows = [[str(cases.sites[cases.site[i]]), *map(float, cases.distances[i])] for i in np.flatnonzero(known)]
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         box_of_each(figure.subplots(), theme, parts, "pixels")
 
     missed = int((~known).sum())

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from polyclinic.json_types import JsonMapping
+from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Cell, Chart, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
-from polyclinic.report.theme import Theme, plain, tidy
-from polyclinic.report.words import metric_name
+from polyclinic.report.metric_names import metric_name
+from polyclinic.report.theme import plain, tidy
 from polyclinic.runner.case_statistics import FEWEST, intervals_of, metrics_of
 from polyclinic.runner.result_display import few_images, image_counts
 
@@ -106,7 +107,7 @@ def forest(
         [[name, *(float(one[key]) for key in ("value", "low", "high"))] for name, one in rows.items()],
     )
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         axes = figure.subplots()
         for y, one in enumerate(few.values()):
             axes.plot([one["low"], one["high"]], [y, y], color=theme.colour(0), linewidth=2.2, solid_capstyle="round")

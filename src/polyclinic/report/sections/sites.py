@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from polyclinic.data.heterogeneity import masked_share
+from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Chart, Picture, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
+from polyclinic.report.metric_names import listed
 from polyclinic.report.pictures import SHOWN, rows_png
-from polyclinic.report.theme import Theme, legend, plain, tidy
-from polyclinic.report.words import listed
+from polyclinic.report.theme import heat_map, plain, stacked_bars, tidy
 
 #: sites of which charts show each
 MOST_SITES = 16
@@ -63,9 +64,9 @@ def _histograms(run: RunEvidence, labels: dict[str, Any]) -> Chart:
     table = Table(("site", *names), [[site, *own] for site, own in per_site.items()])
     few = dict(list(per_site.items())[:MOST_SITES])
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         if edges is None:
-            _stacked(figure.subplots(), theme, few, names)
+            stacked_bars(figure.subplots(), theme, few, names, "training images")
         else:
             _ridges(figure, theme, few, np.asarray(edges, dtype=float), run.unit)
 
@@ -74,20 +75,7 @@ def _histograms(run: RunEvidence, labels: dict[str, Any]) -> Chart:
     return Chart("labels", "Training labels of each site", draw, table, note, (6.4, height))
 
 
-def _stacked(axes: Any, theme: Theme, counts: dict[str, list[int]], names: list[str]) -> None:
-    left = np.zeros(len(counts))
-    for i, name in enumerate(names):
-        values = np.array([own[i] for own in counts.values()])
-        axes.barh(range(len(counts)), values, left=left, height=0.7, color=theme.colour(i), label=plain(name),
-                  edgecolor=theme.paper, hatch=("", "//", "..", "xx")[i // len(theme.series) % 4])  # fmt: skip
-        left += values
-    axes.set_yticks(range(len(counts)), [plain(site) for site in counts])
-    axes.invert_yaxis()
-    tidy(axes, theme, x="training images", grid="x")
-    legend(axes, theme, loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, len(names)))
-
-
-def _ridges(figure: Any, theme: Theme, counts: dict[str, list[int]], edges: np.ndarray, unit: str) -> None:
+def _ridges(figure: Any, theme: Palette, counts: dict[str, list[int]], edges: np.ndarray, unit: str) -> None:
     rows = figure.subplots(len(counts), 1, sharex=True, squeeze=False)[:, 0]
     for i, (axes, (site, own)) in enumerate(zip(rows, counts.items(), strict=True)):
         axes.stairs(own, edges, fill=True, color=theme.colour(i), alpha=0.85)
@@ -104,44 +92,12 @@ def _ks(run: RunEvidence) -> Chart:
     table = Table(("site", *sites), [[site, *map(float, row)] for site, row in zip(sites, grid, strict=True)])
     side = min(6.0, 2.2 + 0.42 * len(sites))
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         heat_map(figure.subplots(), theme, grid, sites, sites, low=0, high=1, empty_diagonal=True)
 
     return Chart(
         "ks", "KS statistic of each pair of sites", draw, table, "0: same labels; 1: no overlap.", (side, side)
     )
-
-
-def heat_map(
-    axes: Any,
-    theme: Theme,
-    grid: np.ndarray,
-    rows: list[str],
-    columns: list[str],
-    *,
-    low: float,
-    high: float,
-    empty_diagonal: bool = False,
-    form: str = ".2f",
-) -> None:
-    """A grid of numbers; darker is more. Numbers are written where they can be read."""
-    from matplotlib import colormaps
-
-    colours = colormaps["Blues"]
-    axes.imshow(grid, cmap=colours, vmin=low, vmax=high if high > low else low + 1, aspect="auto")
-    for i, j in np.ndindex(*grid.shape) if grid.size <= 400 else []:
-        if np.isfinite(grid[i, j]) and not (empty_diagonal and i == j):
-            share = (grid[i, j] - low) / ((high - low) or 1)
-            size = 8 if max(grid.shape) <= 10 else 5.5
-            axes.text(j, i, format(grid[i, j], form), ha="center", va="center", fontsize=size,
-                      color="white" if share > 0.5 else "black")  # fmt: skip
-    level = len(columns) <= 8 and max((len(name) for name in columns), default=0) * len(columns) <= 40
-    turned: dict[str, Any] = {} if level else {"rotation": 35, "ha": "right"}
-    axes.set_xticks(range(len(columns)), [plain(name) for name in columns], **turned)
-    axes.set_yticks(range(len(rows)), [plain(name) for name in rows])
-    axes.tick_params(colors=theme.ink, length=0, labelsize=8)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
 
 
 def _samples(run: RunEvidence) -> list[Block]:

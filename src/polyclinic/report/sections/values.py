@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from polyclinic.metrics.statistics import Interval, bland_altman
+from polyclinic.palette import Palette
 from polyclinic.report.blocks import Chart, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
-from polyclinic.report.theme import Theme, legend, plain, tidy
+from polyclinic.report.theme import legend, plain, tidy
 from polyclinic.runner.cases import Cases
 
 #: images that a scatter of points shows
@@ -44,7 +45,7 @@ def _scatter(run: RunEvidence, cases: Cases) -> Chart:
     truth, found, unit = cases.labels.astype(float), cases.predictions, f" ({plain(run.unit)})" if run.unit else ""
     low, high = float(min(truth.min(), found.min())), float(max(truth.max(), found.max()))
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         axes = figure.subplots()
         axes.plot([low, high], [low, high], color=theme.faint, linewidth=0.8, linestyle=":")
         _points(axes, theme, cases, truth, found)
@@ -60,7 +61,7 @@ def _few(cases: Cases) -> str:
     return f" The first {MOST_POINTS:,} of {len(cases):,} images are drawn." if len(cases) > MOST_POINTS else ""
 
 
-def _points(axes: Any, theme: Theme, cases: Cases, x: np.ndarray, y: np.ndarray) -> None:
+def _points(axes: Any, theme: Palette, cases: Cases, x: np.ndarray, y: np.ndarray) -> None:
     """A marker and colour for each of the first sites; the others share the last one."""
     most = len(theme.series)
     for i, name in enumerate(cases.sites.tolist()):
@@ -79,7 +80,7 @@ def _differences(run: RunEvidence, cases: Cases) -> list[Chart | Table]:
     agreed = bland_altman(found, truth)
     middle, apart = (found + truth) / 2, found - truth
 
-    def draw(figure: Any, theme: Theme) -> None:
+    def draw(figure: Any, theme: Palette) -> None:
         axes = figure.subplots()
         _points(axes, theme, cases, middle, apart)
         for one, style in ((agreed.bias, "-"), (agreed.lower, "--"), (agreed.upper, "--")):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,24 +16,21 @@ from starlette.exceptions import HTTPException
 from polyclinic import __version__
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.json_types import JsonObject
+from polyclinic.report.blocks import Table
 from polyclinic.report.serve import places
-from polyclinic.report.serve.guard import Access, App, Guard
 from polyclinic.report.serve.jobs import Jobs
-from polyclinic.report.serve.listing import files_of, is_run_folder, is_study, listing
-from polyclinic.report.serve.reading import plain, read_json, table
-from polyclinic.report.serve.run_files import RunFiles
+from polyclinic.report.serve.places import files_of, is_run_folder, is_study, listing
+from polyclinic.report.serve.run_files import RunFiles, plain, read_json, table
+from polyclinic.report.serve.server import Access, App, Guard
+from polyclinic.templates import render
 
 STATIC = Path(__file__).with_name("static")
-#: what a page may fetch without a token: nothing in it is about the folder
-PAGES = {
-    "/": "folder.html",
-    "/style.css": "style.css",
-    "/icon.svg": "icon.svg",
-    "/shared.js": "shared.js",
-    "/charts.js": "charts.js",
-    "/folder.js": "folder.js",
-    "/site.js": "site.js",
+#: files that a page fetches, and how they are sent; nothing in them is about the folder, so that no token is needed
+FILES = {
+    "/icon.svg": "image/svg+xml",
+    **{f"/{name}.js": "text/javascript" for name in ("shared", "charts", "folder", "site")},
 }
+OPEN = ("/", "/style.css", *FILES)
 #: for a report, a page without scripts, which reaches neither this server nor any other
 SANDBOX = (
     "sandbox allow-downloads; default-src 'none'; "
@@ -65,7 +60,7 @@ class Start(BaseModel):
 
 def folder_app(folder: Path, access: Access, jobs: Jobs) -> App:
     """The application, behind its guard."""
-    app = bare_app("folder.html")
+    app = bare_app("runs", "/folder.js")
     view = FolderView(folder, access, jobs)
     app.get("/api/overview")(view.overview)
     app.get("/api/run")(view.run)
@@ -76,10 +71,10 @@ def folder_app(folder: Path, access: Access, jobs: Jobs) -> App:
     app.post("/api/resume")(view.resume)
     app.post("/api/report")(view.report)
     app.get("/files/{name:path}")(view.file)
-    return Guard(app, access, PAGES)
+    return Guard(app, access, OPEN)
 
 
-def bare_app(page: str) -> FastAPI:
+def bare_app(title: str, script: str) -> FastAPI:
     """An application that has its page and says what went wrong in one sentence."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(BadInput, _say(400))
@@ -88,14 +83,16 @@ def bare_app(page: str) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _say(400, "the request has not the fields that it must have"))
     app.add_exception_handler(HTTPException, _say_status)
     app.add_exception_handler(Exception, _say(500, "the server failed; its terminal says why"))
-    for path, file in PAGES.items():
-        app.get(path, response_model=None)(_static(page if path == "/" else file))
+    page = render("serve.html", title=title, script=script)
+    app.get("/", response_model=None)(lambda: Response(page, media_type="text/html"))
+    app.get("/style.css", response_model=None)(lambda: Response(render("serve.css"), media_type="text/css"))
+    for path, kind in FILES.items():
+        app.get(path, response_model=None)(_static(path[1:], kind))
     return app
 
 
-def _static(name: str) -> Any:
-    types = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-    return lambda: FileResponse(STATIC / name, media_type=types[Path(name).suffix])
+def _static(name: str, kind: str) -> Any:
+    return lambda: FileResponse(STATIC / name, media_type=kind)
 
 
 def _say(status: int, words: str = "") -> Any:
@@ -159,7 +156,7 @@ class FolderView:
         return plain(
             {
                 "name": name,
-                **{key: known.get(key) for key in ("task", "metric", "methods", "baseline", "statistics")},
+                "methods": known.get("methods"),
                 "runs": [self._row(one) for one in runs],
                 "jobs": jobs,
                 "files": self._files(place),
@@ -249,14 +246,4 @@ def as_csv(runs: list[JsonObject]) -> str:
     """The final figures of runs, one line each."""
     metrics = list(dict.fromkeys(name for run in runs for name in run["metrics"]))
     columns = ["name", "method", "seed", "state", "rounds_done", "images", *metrics, "bytes", "epsilon"]
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(columns)
-    for run in runs:
-        writer.writerow([_cell({**run, **run["metrics"]}.get(column)) for column in columns])
-    return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula is marked as a text."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t")) else value
+    return Table(columns, [[{**run, **run["metrics"]}.get(column) for column in columns] for run in runs]).csv()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polyclinic.data.names import refuse_unsafe_name, safe_name
+from polyclinic.data.allowed_paths import refuse_unsafe_name, safe_name
 from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonObject
 

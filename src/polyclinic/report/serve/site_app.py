@@ -19,9 +19,9 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.suspension import Suspensions
 from polyclinic.json_types import JsonObject
-from polyclinic.report.serve.app import PAGES, bare_app
-from polyclinic.report.serve.guard import Access, App, Guard
-from polyclinic.report.serve.reading import plain
+from polyclinic.report.serve.app import OPEN, bare_app
+from polyclinic.report.serve.run_files import plain
+from polyclinic.report.serve.server import Access, App, Guard
 
 #: ledger lines that one search shows
 MOST_LINES = 500
@@ -48,14 +48,14 @@ class Why(BaseModel):
 
 def site_app(kit: Path, access: Access) -> App:
     """The application, behind its guard."""
-    app = bare_app("site.html")
+    app = bare_app("this site", "/site.js")
     view = SiteView(approvals_of(kit))
     app.get("/api/site")(view.site)
     app.get("/api/site/study")(view.study)
     app.get("/api/site/ledger")(view.ledger)
     app.post("/api/site/decide")(view.decide)
     app.post("/api/site/stop-all")(view.stop_all)
-    return Guard(app, access, PAGES)
+    return Guard(app, access, OPEN)
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,11 @@ class SiteView:
     def ledger(self, text: Text = "", kind: Text = "", run: Text = "") -> Any:
         """Ledger lines of all runs, the newest run's last: those of a kind or run, and those that hold a text."""
         with self._lock:
-            runs, problems = self._runs()
+            runs, _ = self._runs()
         every = [{"run": one.name, **line} for one in runs if run in ("", one.name) for line in one.lines]
         found = [line for line in every if kind in ("", line["kind"]) and text.lower() in _searched(line)]
-        kinds = sorted({line["kind"] for one in runs for line in one.lines})
         size = sum(line["bytes"] for line in found)
-        shown = {"lines": found[-MOST_LINES:], "found": len(found), "bytes": size, "of": len(every)}
-        return plain({**shown, "kinds": kinds, "runs": [one.name for one in runs], "problems": problems})
+        return plain({"lines": found[-MOST_LINES:], "found": len(found), "bytes": size, "of": len(every)})
 
     # --- behind them ------------------------------------------------------------------------------
 
@@ -143,7 +141,7 @@ class SiteView:
             "state": self.approvals.state(request.run),
             "standing": standing(self.approvals, request.run),
             "decisions": self._decisions(request.run),
-            **(_what_left(status) if status else {"at_work": False, "left": [], "last": None}),
+            **(_what_left(status) if status else {"at_work": False, "left": []}),
         }
 
     def _decisions(self, run: str) -> list[JsonObject]:
@@ -161,9 +159,7 @@ def _what_left(run: RunStatus) -> JsonObject:
         {"kind": kind, "parcels": sum(line["kind"] == kind for line in run.lines), "bytes": size}
         for kind, size in run.bytes_by_kind.items()
     ]
-    names = ("round", "operation", "kind", "bytes", "to")
-    last = {name: run.lines[-1][name] for name in names} if run.lines else None
-    return {"run": run.name, "at_work": run.at_work, "left": left, "last": last, "epsilon": run.epsilon}
+    return {"run": run.name, "at_work": run.at_work, "left": left}
 
 
 def _searched(line: JsonObject) -> str:

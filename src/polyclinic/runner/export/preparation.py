@@ -9,8 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from polyclinic.data import bounds, pixels, reading
-from polyclinic.data.preprocessing import fit, graham
+from polyclinic.data import fit, pixels, reading
 from polyclinic.runner.calibration import Calibration
 from polyclinic.runner.export.formats import INPUT
 from polyclinic.runner.model_file import Card
@@ -18,7 +17,7 @@ from polyclinic.runner.model_file import Card
 FOLDER = "preparation"
 SETTINGS = "settings.json"
 #: modules whose source is copied; they import each other, NumPy, Pillow, pydicom, nibabel and SciPy only
-COPIED = (bounds, pixels, reading, fit, graham)
+COPIED = (pixels, reading, fit)
 
 INIT = '''"""Prepares images for the model beside this folder, as its training images were prepared.
 
@@ -31,8 +30,7 @@ INIT = '''"""Prepares images for the model beside this folder, as its training i
 import json
 from pathlib import Path
 
-from .fit import Fit, fit_image
-from .graham import graham
+from .fit import Fit, fit_image, graham
 from .reading import Reader
 
 SETTINGS = json.loads(Path(__file__).with_name("settings.json").read_text(encoding="utf-8"))

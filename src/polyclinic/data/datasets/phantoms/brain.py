@@ -9,14 +9,13 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.datasets.phantoms.canvas import Canvas
-from polyclinic.data.datasets.phantoms.phantom import Phantom
+from polyclinic.data.datasets.phantoms.phantom import Canvas, Phantom
 from polyclinic.randomness import numpy_rng
 
 
 @dataclass(frozen=True)
 class Institution:
-    """Where patients are scanned: share of all patients, brightness of tissue and scalp, contrast, field of view."""
+    """A place of scanning: share of all patients, brightness of tissue and scalp, contrast, field of view."""
 
     name: str
     share: float
@@ -37,7 +36,7 @@ VISIBLE = 0.45  # a slice shows the tumour where its cross-section is at least t
 
 @dataclass(frozen=True)
 class Patient:
-    """What the slices of one patient share; lengths in units of half the image, heights from -1 to 1."""
+    """The facts that the slices of one patient share; lengths in units of half the image, heights from -1 to 1."""
 
     institution: Institution
     x: float
@@ -53,16 +52,16 @@ class Patient:
     necrosis: float
 
     def head(self, height: float) -> float:
-        """How large the head is at this height, as a share of the largest."""
+        """Size of the head at this height, as a share of the largest."""
         return float(np.sqrt(1 - 0.6 * height**2))
 
     def tumour_section(self, height: float) -> float:
-        """How large the tumour's cross-section is, as a share of the widest; 0 where it is not seen."""
+        """Size of the tumour's cross-section, as a share of the widest; 0 where it is not seen."""
         section = np.sqrt(max(0.0, 1 - ((height - self.tumour[2]) / self.extent[2]) ** 2))
         return float(section) if section >= VISIBLE else 0.0
 
     def tumour_distance(self, canvas: Canvas, height: float) -> np.ndarray:
-        """How deep a pixel lies in the tumour, in units of half the image; negative outside."""
+        """Depth of each pixel in the tumour, in units of half the image; negative outside."""
         section, head = self.tumour_section(height), self.head(height)
         if section == 0:
             return np.full((canvas.size, canvas.size), -1.0, dtype=np.float32)

@@ -9,13 +9,12 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.datasets.phantoms.canvas import Canvas
-from polyclinic.data.datasets.phantoms.phantom import Phantom
+from polyclinic.data.datasets.phantoms.phantom import Canvas, Phantom
 
 
 @dataclass(frozen=True)
 class Scanner:
-    """How a department takes its films: exposure, contrast, sharpness of ribs, black borders, and who comes."""
+    """The films of a department: exposure, contrast, sharpness of ribs, black borders, and who comes."""
 
     name: str
     exposure: float
@@ -37,7 +36,7 @@ RIBS = 9
 
 @dataclass(frozen=True)
 class Thorax:
-    """Where the two lungs lie: middle, half width, half height, by side (-1 left of the film, 1 right)."""
+    """The places of the two lungs: middle, half width, half height, by side (-1 left of the film, 1 right)."""
 
     x: float
     y: float
@@ -136,7 +135,7 @@ class ChestPhantom(Phantom):
 
     @staticmethod
     def _look_alikes(canvas: Canvas, thorax: Thorax, rng: np.random.Generator) -> np.ndarray:
-        """What healthy lungs may show, too: breast shadow, uneven air, an old scar."""
+        """Shadows that healthy lungs may show, too: breast shadow, uneven air, an old scar."""
         shade = 0.05 * canvas.texture(rng, 5)
         fold = rng.uniform(0, 0.12)
         for side in (-1, 1):

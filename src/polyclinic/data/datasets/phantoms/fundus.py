@@ -8,8 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.datasets.phantoms.canvas import Canvas, paint, random_walks
-from polyclinic.data.datasets.phantoms.phantom import Phantom
+from polyclinic.data.datasets.phantoms.phantom import Canvas, Phantom, paint, random_walks
 
 RETINA = np.array([0.72, 0.36, 0.16], dtype=np.float32)
 BLOOD = np.array([0.30, 0.07, 0.05], dtype=np.float32)
@@ -99,7 +98,7 @@ class FundusPhantom(Phantom):
 
     @staticmethod
     def _distractors(canvas: Canvas, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """What is not disease but could be taken for it: glare of the lens, drusen, pigment."""
+        """Things that could be taken for disease: glare of the lens, drusen, pigment."""
         for _ in range(2):
             x, y = rng.uniform(-0.8, 0.8, 2)
             image = paint(image, GLARE, rng.uniform(0, 0.25) * canvas.glow(x, y, rng.uniform(0.1, 0.3)))

@@ -9,8 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.datasets.phantoms.canvas import Canvas
-from polyclinic.data.datasets.phantoms.phantom import Phantom
+from polyclinic.data.datasets.phantoms.phantom import Canvas, Phantom
 
 N = TypeVar("N", float, np.ndarray)
 
@@ -50,7 +49,7 @@ def ramp(age: float, start: float, end: float) -> float:
 
 @dataclass(frozen=True)
 class Pose:
-    """Where the hand lies on the film."""
+    """The place of the hand on the film."""
 
     x: float
     y: float

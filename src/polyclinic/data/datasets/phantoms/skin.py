@@ -8,8 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.datasets.phantoms.canvas import Canvas, paint, random_walks
-from polyclinic.data.datasets.phantoms.phantom import Phantom
+from polyclinic.data.datasets.phantoms.phantom import Canvas, Phantom, paint, random_walks
 
 #: lesions with their class (0 benign, 1 malignant) and their share among the four in HAM10000
 LESIONS = {

@@ -1,10 +1,9 @@
-// Line charts as SVG, drawn here: no library, no inline style. Colours are Okabe and Ito's, which most colour-blind
-// people can tell apart; dashes and marks tell lines apart without colours.
+// Line charts as SVG, drawn here: no library, no inline style. Dashes and marks tell lines apart without colours.
 
-import { download, make, number } from "/shared.js";
+import { download, make, number, table } from "/shared.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
-const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#b8a800"];
+const COLOURS = 8; // --c0 to --c7 of the style sheet
 const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [300, 78, 16, 34, 44];
 export const narrow = matchMedia("(max-width: 40rem)");
@@ -68,7 +67,7 @@ function axes(svg, [x0, x1], [y0, y1], across, up, { xLabel, yLabel, format, who
 }
 
 function drawLine(svg, line, place, across, up, format) {
-  const colour = COLOURS[place % COLOURS.length];
+  const colour = colourOf(place);
   const path = line.points.map(([x, y], at) => `${at ? "L" : "M"}${across(x).toFixed(1)} ${up(y).toFixed(1)}`).join("");
   const look = { fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": dashes(place) };
   const group = draw("g", { class: "line" }, draw("path", { d: path, ...look }));
@@ -81,11 +80,12 @@ function drawLine(svg, line, place, across, up, format) {
   svg.append(group);
 }
 
-const dashes = (place) => DASHES[Math.floor(place / COLOURS.length + place) % DASHES.length];
+const colourOf = (place) => getComputedStyle(document.documentElement).getPropertyValue(`--c${place % COLOURS}`).trim();
+const dashes = (place) => DASHES[Math.floor(place / COLOURS + place) % DASHES.length];
 
 function legendItem(line, place) {
   const sample = draw("svg", { viewBox: "0 0 30 10", width: 30, height: 10, "aria-hidden": "true" },
-    draw("line", { x1: 0, x2: 30, y1: 5, y2: 5, stroke: COLOURS[place % COLOURS.length], "stroke-width": 2.5,
+    draw("line", { x1: 0, x2: 30, y1: 5, y2: 5, stroke: colourOf(place), "stroke-width": 2.5,
       "stroke-dasharray": dashes(place) }));
   return make("li", {}, sample, " ", line.name);
 }
@@ -102,11 +102,7 @@ function behind(key, title, xLabel, yLabel, lines, svg) {
   const content = make("div", {},
     make("p", {}, make("button", { type: "button", onclick: csv, "data-key": `csv ${key}` }, "CSV"), " ",
       make("button", { type: "button", onclick: picture, "data-key": `svg ${key}` }, "Picture (SVG)")),
-    make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": `${title}, values`, "data-key": `values ${key}` },
-      make("table", {}, make("caption", {}, `${title} (${yLabel})`),
-        make("thead", {}, make("tr", {}, names.map((name) => make("th", { scope: "col" }, name)))),
-        make("tbody", {}, rows.slice(-200).map((row) =>
-          make("tr", {}, row.map((value) => make("td", { class: "number" }, value === undefined ? "" : number(value)))))))));
+    table(`values ${key}`, `${title} (${yLabel})`, names.map((name, at) => [name, (row) => number(row[at]), "number"]), rows.slice(-200)));
   return make("details", { "data-key": `behind ${key}` }, make("summary", {}, "Values and downloads"), content);
 }
 

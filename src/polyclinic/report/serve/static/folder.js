@@ -196,18 +196,26 @@ function privacy(found) {
 
 const warnings = (run) => run.warnings.map((words) => make("p", { class: "bad" }, `Warning: ${words}`));
 
+const chosenMetric = (names, own) => [curve, own, names[0]].find((name) => names.includes(name));
+
+function metricRow(names, metric) {
+  const changed = (event) => { curve = event.target.value; refresh(); };
+  const pick = make("select", { id: "metric", "data-key": "metric", onchange: changed },
+    names.map((name) => make("option", { value: name, selected: name === metric }, name)));
+  return make("p", { class: "row" }, make("label", { for: "metric" }, "Metric on validation images"), pick);
+}
+
+const pointsOf = (run, values) => run.curves.scored.map((round, at) => [round, values?.[at] ?? NaN]);
+
 function curves(run) {
   const names = Object.keys(run.curves.pooled);
   if (!names.length) return [make("p", { class: "quiet" }, run.state === "finished" ? "No round was scored on validation images." :
     "No round has been scored yet.")];
-  const metric = names.includes(curve) ? curve : names.includes(run.metric) ? run.metric : names[0];
-  const pick = make("select", { id: "metric", "data-key": "metric", onchange: (event) => { curve = event.target.value; refresh(); } },
-    names.map((name) => make("option", { value: name, selected: name === metric }, name)));
-  const points = (values) => run.curves.scored.map((round, at) => [round, values?.[at] ?? NaN]);
-  const lines = [{ name: "all sites together", points: points(run.curves.pooled[metric]) },
-    ...Object.entries(run.curves.per_site).slice(0, 12).map(([site, found]) => ({ name: site, points: points(found[metric]) }))];
+  const metric = chosenMetric(names, run.metric);
+  const lines = [{ name: "all sites together", points: pointsOf(run, run.curves.pooled[metric]) },
+    ...Object.entries(run.curves.per_site).slice(0, 12).map(([site, found]) => ({ name: site, points: pointsOf(run, found[metric]) }))];
   const many = Object.keys(run.curves.per_site).length > 12 ? make("p", { class: "quiet" }, "The first twelve sites are drawn.") : null;
-  return [make("p", { class: "row" }, make("label", { for: "metric" }, "Metric on validation images"), pick),
+  return [metricRow(names, metric),
     make("div", { class: "charts" },
       lineChart({ key: "metric", title: `Validation ${metric} by round`, xLabel: "round", yLabel: metric, lines }),
       lineChart({ key: "bytes", title: "Bytes carried so far", xLabel: "round", yLabel: "bytes", format: bytes, zero: true,
@@ -275,18 +283,15 @@ function comparisonPage(found, name) {
 function comparePage(found) {
   heading(`${found.runs.length} runs side by side`);
   const shared = [...new Set(found.runs.flatMap((run) => Object.keys(run.curves.pooled)))];
-  const own = found.runs.map((run) => run.metric).find(Boolean);
-  const metric = shared.includes(curve) ? curve : shared.includes(own) ? own : shared[0];
-  const pick = make("select", { id: "metric", "data-key": "metric", onchange: (event) => { curve = event.target.value; refresh(); } },
-    shared.map((name) => make("option", { value: name, selected: name === metric }, name)));
-  const lines = found.runs.map((run) => ({ name: run.name, points: run.curves.scored.map((round, at) => [round, run.curves.pooled[metric]?.[at] ?? NaN]) }));
+  const metric = chosenMetric(shared, found.runs.map((run) => run.metric).find(Boolean));
+  const lines = found.runs.map((run) => ({ name: run.name, points: pointsOf(run, run.curves.pooled[metric]) }));
   const byBytes = found.runs.map((run) => ({ name: run.name, points: run.curves.scored.map((round, at) =>
     [(run.curves.bytes[run.curves.rounds.indexOf(round)] ?? NaN) / 1e6, run.curves.pooled[metric]?.[at] ?? NaN]) }));
   const metrics = [...new Set(found.runs.flatMap((run) => Object.keys(run.metrics)))];
   const charts = metric ? [lineChart({ key: "metric", title: `Validation ${metric} by round`, xLabel: "round", yLabel: metric, lines }),
     lineChart({ key: "bytes", title: `Validation ${metric} by bytes carried`, xLabel: "megabytes carried", yLabel: metric, lines: byBytes, whole: false })] : [];
   return [
-    metric ? make("p", { class: "row" }, make("label", { for: "metric" }, "Metric on validation images"), pick) :
+    metric ? metricRow(shared, metric) :
       make("p", { class: "quiet" }, "None of these runs has been scored yet."),
     make("div", { class: "charts" }, charts.filter(Boolean)),
     make("h2", {}, "Figures"),

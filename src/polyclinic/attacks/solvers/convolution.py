@@ -1,0 +1,286 @@
+"""Convolution for many targets under `vmap`: each target has images, a weight gradient and perhaps weights of its own.
+
+Under `vmap` torch computes the weight gradients of N targets as a convolution in N groups, which is slow on a GPU. Here
+what each output pixel sees is laid out as columns (im2col), and they are one batched matrix product. Where all targets
+share the weights, outputs and the gradients of images are one large convolution.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Size, Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
+
+
+class Window(NamedTuple):
+    """Kernel, stride and padding of a convolution, each down and across."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+
+# --- columns -----------------------------------------------------------------------------------------
+
+
+def by_channel(images: Tensor) -> Tensor:
+    """[N, B, O, H, W] to [N, O, B·H·W]; a view of single images."""
+    return images.transpose(1, 2).flatten(2)
+
+
+def by_image(rows: Tensor, shape: Size) -> Tensor:
+    """[N, O, B·H·W] to [N, B, O, H, W], which is `shape`."""
+    return rows.unflatten(2, (shape[1], *shape[3:])).transpose(1, 2)
+
+
+def columns_of(images: Tensor, window: Window) -> Tensor:
+    """The pixels that each output pixel sees: [N, B, C, H, W] to [N, C·k·k, B·H'·W']."""
+    count, batch = images.shape[:2]
+    every = images.flatten(0, 2)[None]  # all as channels of one image: torch would start a kernel per image
+    seen = F.unfold(every, window.kernel, 1, window.padding, window.stride)
+    return seen.view(count, batch, -1, seen.shape[-1]).transpose(1, 2).flatten(2)
+
+
+def convolve_back(gradient: Tensor, weights: Tensor, window: Window, shape: Size) -> Tensor:
+    """The gradient of images, `shape`, that N targets convolve with weights [N, O, C, k, k] of their own.
+
+    Without strides it is a convolution as well, of images rotated by 180°: what that sees is found thrice as fast on a
+    GPU as columns are added up.
+    """
+    around = (window.kernel[0] - 1 - window.padding[0], window.kernel[1] - 1 - window.padding[1])
+    if window.stride == (1, 1) and min(around) >= 0:
+        columns = columns_of(gradient.flip(3, 4), Window(window.kernel, (1, 1), around))
+        return by_image(weights.transpose(1, 2).flatten(2) @ columns, shape).flip(3, 4)
+    columns = weights.flatten(2).mT @ by_channel(gradient)
+    seen = columns.unflatten(2, (shape[1], -1)).transpose(1, 2).reshape(1, -1, columns.shape[2] // shape[1])
+    return F.fold(seen, shape[-2:], window.kernel, 1, window.padding, window.stride).view(shape)
+
+
+def vmapped_first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """The tensor with the dimension that `vmap` added in front."""
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _joined(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """[N, ...], of which `vmap` added `size`, as [size · N, ...]."""
+    return vmapped_first(tensor, dim, size).flatten(0, 1)
+
+
+def _apart(tensor: Tensor | None, size: int) -> Tensor | None:
+    return None if tensor is None else tensor.unflatten(0, (size, -1))
+
+
+# --- weights of their own ----------------------------------------------------------------------------
+# Images x [N, B, C, H, W], weights w [N, O, C, k, k], outputs or their gradients y [N, B, O, H', W']. Convolution is
+# linear in x and in w, so the derivatives of the three operations are these operations again, to any order.
+
+
+class _Bilinear(Function):
+    """An operation that makes one of x, w, y from the other two. `size`: of the images, (H, W)."""
+
+    takes: ClassVar[str]
+    gives: ClassVar[str]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.window, ctx.size = inputs
+        ctx.save_for_backward(*tensors)
+
+    @classmethod
+    def backward(cls, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        known = {**dict(zip(cls.takes, ctx.saved_tensors, strict=True)), cls.gives: gradients[0]}
+        found: list[Tensor | None] = []
+        for name, wanted in zip(cls.takes, ctx.needs_input_grad[:2], strict=True):
+            other = _OPERATION_OF[name]
+            found.append(other.apply(*(known[one] for one in other.takes), ctx.window, ctx.size) if wanted else None)
+        return *found, None, None
+
+    @classmethod
+    def vmap(
+        cls, info: Any, in_dims: tuple[int | None, ...], first: Tensor, second: Tensor, window: Window, size: Size
+    ) -> tuple[Tensor, int]:
+        count = info.batch_size
+        merged = _joined(first, in_dims[0], count), _joined(second, in_dims[1], count)
+        return cls.apply(*merged, window, size).unflatten(0, (count, -1)), 0
+
+
+class Convolve(_Bilinear):
+    """x, w -> y."""
+
+    takes, gives = "xw", "y"
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, window: Window, size: Size) -> Tensor:
+        sides = [(size[i] + 2 * window.padding[i] - window.kernel[i]) // window.stride[i] + 1 for i in (0, 1)]
+        return by_image(w.flatten(2) @ columns_of(x, window), Size((*x.shape[:2], w.shape[1], *sides)))
+
+
+class SendBack(_Bilinear):
+    """y, w -> x: the transpose of `Convolve` for fixed weights."""
+
+    takes, gives = "yw", "x"
+
+    @staticmethod
+    def forward(y: Tensor, w: Tensor, window: Window, size: Size) -> Tensor:
+        return convolve_back(y, w, window, Size((*y.shape[:2], w.shape[2], *size)))
+
+
+class Gather(_Bilinear):
+    """y, x -> w: the transpose of `Convolve` for fixed images."""
+
+    takes, gives = "yx", "w"
+
+    @staticmethod
+    def forward(y: Tensor, x: Tensor, window: Window, size: Size) -> Tensor:
+        return (by_channel(y) @ columns_of(x, window).mT).unflatten(2, (x.shape[2], *window.kernel))
+
+
+_OPERATION_OF: dict[str, type[_Bilinear]] = {one.gives: one for one in (Convolve, SendBack, Gather)}
+
+
+# --- weights that all targets share ------------------------------------------------------------------
+
+
+class _Convolve(Function):
+    """Images [N, B, C, H, W] of N targets and the weights [O, C, k, k] of all to outputs [N, B, O, H', W']."""
+
+    @staticmethod
+    def forward(images: Tensor, weight: Tensor, window: Window) -> Tensor:
+        return _plain(images, weight, window)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        images, weight, ctx.window = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(images, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if gradients[0] is None:  # nothing depends on the outputs
+            return None, None, None
+        wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        of_images, of_weight, _ = _ConvolveBackward.apply(gradients[0], *ctx.saved_tensors, ctx.window, wanted)
+        if of_weight is not None:  # the derivative of [0] would fill and copy a tensor of all weights
+            of_weight = of_weight.squeeze(0) if len(of_weight) == 1 else of_weight.sum(0)
+        return of_images, of_weight, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], images: Tensor, weight: Tensor, window: Window
+    ) -> tuple[Tensor | None, int]:
+        """More targets: they join those that are there."""
+        merged = _joined(images, in_dims[0], info.batch_size)
+        if in_dims[1] is None:
+            found = _Convolve.apply(merged, weight, window)
+        else:
+            found = Convolve.apply(merged, _for_each(weight, in_dims[1], merged), window, merged.shape[-2:])
+        return _apart(found, info.batch_size), 0
+
+
+class _ConvolveBackward(Function):
+    """The derivatives of `_Convolve`: the gradient g [N, B, O, H', W'] to that of the images [N, B, C, H, W], and to
+    that of the weights for each target [N, O, C, k, k]; None for what is not `wanted`. It can be differentiated once.
+
+    Also returns the columns of the images, [N, C·k·k, B·H'·W'], which its own derivative uses again.
+    """
+
+    @staticmethod
+    def forward(
+        g: Tensor, images: Tensor, weight: Tensor, window: Window, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, ...]:
+        of_images = of_weight = columns = None
+        if wanted[0]:
+            of_images = _transposed(g, weight, window, images.shape)
+        if wanted[1]:
+            columns = columns_of(images, window)
+            of_weight = (by_channel(g) @ columns.mT).unflatten(2, (images.shape[2], *window.kernel))
+        return of_images, of_weight, columns
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        g, images, weight, ctx.window, _ = inputs
+        ctx.shape = images.shape
+        if output[2] is not None:
+            ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)  # else zeros would be written for the columns
+        ctx.save_for_backward(g, weight, output[2])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        v_images, v_weight = gradients[:2]
+        g, weight, columns = ctx.saved_tensors
+        of_g = of_images = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_g = None if v_images is None else _plain(v_images, weight, ctx.window)
+            if v_weight is not None:
+                more = by_image(v_weight.flatten(2) @ columns, g.shape)
+                of_g = more if of_g is None else of_g.add_(more)
+        if ctx.needs_input_grad[1] and v_weight is not None:
+            of_images = convolve_back(g, v_weight, ctx.window, ctx.shape)
+        if ctx.needs_input_grad[2] and v_images is not None:
+            each = (v_images.flatten(0, 1), weight.shape, g.flatten(0, 1), ctx.window.stride, ctx.window.padding)
+            of_weight = conv2d_weight(*each)
+        return of_g, of_images, of_weight, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], g: Tensor, images: Tensor, weight: Tensor, window: Window,
+        wanted: tuple[bool, bool],
+    ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:  # fmt: skip
+        """More targets: they join those that are there."""
+        size = info.batch_size
+        g, images = _joined(g, in_dims[0], size), _joined(images, in_dims[1], size)
+        if in_dims[2] is None:
+            found = _ConvolveBackward.apply(g, images, weight, window, wanted)
+        else:
+            own, sides = _for_each(weight, in_dims[2], images), images.shape[-2:]
+            of_images = SendBack.apply(g, own, window, sides) if wanted[0] else None
+            found = of_images, Gather.apply(g, images, window, sides) if wanted[1] else None, None
+        return tuple(_apart(one, size) for one in found), tuple(None if one is None else 0 for one in found)
+
+
+def _plain(images: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """One convolution of the images [N, B, C, H, W] of all targets."""
+    found = F.conv2d(images.flatten(0, 1), weight, None, window.stride, window.padding)
+    return found.unflatten(0, images.shape[:2])
+
+
+def _transposed(g: Tensor, weight: Tensor, window: Window, shape: Size) -> Tensor:
+    """Its transpose: the gradient of images, `shape`, from that of the outputs [N, B, O, H', W']."""
+    (kernel, stride, padding), given = window, g.shape[-2:]
+    unseen = [shape[i - 2] - ((given[i] - 1) * stride[i] - 2 * padding[i] + kernel[i]) for i in (0, 1)]
+    return F.conv_transpose2d(g.flatten(0, 1), weight, None, stride, padding, unseen).unflatten(0, g.shape[:2])
+
+
+def _for_each(weights: Tensor, dim: int, images: Tensor) -> Tensor:
+    """Weights [O, C, k, k] of targets that `vmap` added, for each of the images [N, ...] that they joined."""
+    first = weights.movedim(dim, 0)
+    each = len(images) // len(first)
+    return first if each == 1 else first.repeat_interleave(each, 0)
+
+
+class ManyTargetsConv2d(nn.Conv2d):
+    """A Conv2d without groups, dilation or unusual padding, for a batch of targets on a GPU. It can be differentiated
+    twice. Targets share its weights, or `vmap` gives each its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() == 3:  # an image without a batch
+            return super().forward(input)
+        window = Window(self.kernel_size, self.stride, self.padding)  # type: ignore[arg-type]
+        output = _Convolve.apply(input.unsqueeze(0), self.weight, window).squeeze(0)
+        return output if self.bias is None else output + self.bias[:, None, None]
+
+    @staticmethod
+    def can_replace(layer: nn.Module) -> bool:
+        return (
+            type(layer) is nn.Conv2d
+            and layer.groups == 1
+            and layer.dilation == (1, 1)
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+        )

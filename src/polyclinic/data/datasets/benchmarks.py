@@ -1,0 +1,325 @@
+"""Benchmarks of machine learning: MNIST, CIFAR-10 and CIFAR-100, SVHN, Omniglot, MedMNIST v2."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from polyclinic.data.allowed_paths import safe_names
+from polyclinic.data.archives import Archive, Chain
+from polyclinic.data.file_source import FileSource
+from polyclinic.data.listing import Listing, listing_of_arrays, listing_of_files
+from polyclinic.errors import BadInput
+from polyclinic.settings import nearest
+
+# --- MNIST ----------------------------------------------------------------------------------------------------
+
+
+PARTS = {"train": "train", "t10k": "test"}
+
+
+class Mnist(FileSource):
+    """Handwritten digits, 28 px, with the official test set (MNIST; FELICIA and DLG configurations)."""
+
+    source: Literal["mnist"] = "mnist"
+    size: int = Field(28, ge=16, le=1024, description="side of the square images, in pixels")
+
+    where: ClassVar[str] = (
+        "The MNIST database (LeCun, Cortes, Burges), four idx files, mirrored in many places; CC BY-SA 3.0. "
+        "Fashion-MNIST, KMNIST and EMNIST digits in the same layout work as well."
+    )
+    layout: ClassVar[str] = """
+        path/train-images-idx3-ubyte.gz, path/train-labels-idx1-ubyte.gz
+        path/t10k-images-idx3-ubyte.gz, path/t10k-labels-idx1-ubyte.gz       (unpacked is fine)"""
+
+    def listing(self) -> Listing:
+        images = Chain([read_idx(self._file(part, "images-idx3")) for part in PARTS])
+        labels = np.concatenate([read_idx(self._file(part, "labels-idx1")) for part in PARTS])
+        return listing_of_arrays(
+            images,
+            str(self.location),
+            labels=labels.astype(np.int64),
+            classes=tuple(str(digit) for digit in range(10)),
+            split=np.repeat(list(PARTS.values()), images.lengths),
+        )
+
+    def _file(self, part: str, what: str) -> Path:
+        name = f"{part}-{what}-ubyte"
+        for candidate in (name, f"{name}.gz", name.replace("-idx", ".idx")):
+            if (self.location / candidate).is_file():
+                return self.location / candidate
+        raise BadInput(f"data.path: '{self.location}' has no {name}.gz; see `polyclinic data show mnist`")
+
+
+def read_idx(file: Path) -> np.ndarray:
+    """The uint8 array of an idx file, packed with gzip or not."""
+    try:
+        raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        zero, kind, dimensions = struct.unpack(">HBB", raw[:4])
+        shape = struct.unpack(f">{dimensions}I", raw[4 : 4 + 4 * dimensions])
+        values = np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * dimensions)
+        if (zero, kind) != (0, 8):
+            raise ValueError("it is not an idx file of bytes")
+        return values.reshape(shape)
+    except (OSError, EOFError, struct.error, ValueError) as error:
+        raise BadInput(f"{file}: cannot be read as idx ({error}); get it again") from None
+
+
+# --- CIFAR, binary versions (the Python versions are pickles, which are never opened) -------------------------
+
+
+PIXELS = 3 * 32 * 32
+_WHERE = "from the CIFAR page of the University of Toronto (Krizhevsky 2009): no licence stated, cite the report."
+
+
+class Cifar10(FileSource):
+    """Small photographs of ten kinds of things, 32 px, with the official test set (FELICIA)."""
+
+    source: Literal["cifar10"] = "cifar10"
+    size: int = Field(32, ge=16, le=1024, description="side of the square images, in pixels")
+
+    where: ClassVar[str] = "CIFAR-10 binary version (cifar-10-binary.tar.gz) " + _WHERE
+    layout: ClassVar[str] = """
+        path/data_batch_1.bin ... path/data_batch_5.bin, path/test_batch.bin, path/batches.meta.txt"""
+
+    def listing(self) -> Listing:
+        train = [read_records(self.location / f"data_batch_{n}.bin", labels=1) for n in range(1, 6)]
+        test = read_records(self.location / "test_batch.bin", labels=1)
+        classes = read_names(self.location / "batches.meta.txt", 10)
+        return _listing(self.location, [*train, test], column=0, classes=classes)
+
+
+class Cifar100(FileSource):
+    """Small photographs of a hundred kinds of things, 32 px, with the official test set (DLG configurations)."""
+
+    source: Literal["cifar100"] = "cifar100"
+    size: int = Field(32, ge=16, le=1024, description="side of the square images, in pixels")
+    labels: Literal["fine", "coarse"] = Field("fine", description="100 fine or 20 coarse classes")
+
+    where: ClassVar[str] = "CIFAR-100 binary version (cifar-100-binary.tar.gz) " + _WHERE
+    layout: ClassVar[str] = """
+        path/train.bin, path/test.bin, path/fine_label_names.txt, path/coarse_label_names.txt"""
+
+    def listing(self) -> Listing:
+        parts = [read_records(self.location / f"{name}.bin", labels=2) for name in ("train", "test")]
+        fine = self.labels == "fine"
+        classes = read_names(self.location / f"{self.labels}_label_names.txt", 100 if fine else 20)
+        return _listing(self.location, parts, column=1 if fine else 0, classes=classes)
+
+
+def read_records(file: Path, labels: int) -> np.ndarray:
+    """uint8 [N, labels + 3072], memory-mapped: so many label bytes, then red, green and blue row by row."""
+    record = labels + PIXELS
+    if not file.is_file() or file.stat().st_size == 0 or file.stat().st_size % record:
+        raise BadInput(f"{file}: is missing or not of the binary version (records of {record} bytes)")
+    return np.memmap(file, dtype=np.uint8, mode="r").reshape(-1, record)
+
+
+def read_names(file: Path, count: int) -> tuple[str, ...]:
+    """The names of the classes, one per line."""
+    if not file.is_file():
+        raise BadInput(f"{file}: is missing; it names the classes")
+    names = tuple(file.read_text(encoding="utf-8").split())
+    if len(names) != count:
+        raise BadInput(f"{file}: names {len(names)} classes instead of {count}")
+    return names
+
+
+def _listing(path: Path, parts: list[np.ndarray], column: int, classes: tuple[str, ...]) -> Listing:
+    """The last part is the official test set."""
+    images = Chain([part[:, -PIXELS:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for part in parts])
+    splits = ["train"] * (len(parts) - 1) + ["test"]
+    return listing_of_arrays(
+        images,
+        str(path),
+        labels=np.concatenate([part[:, column] for part in parts]).astype(np.int64),
+        classes=classes,
+        split=np.repeat(splits, images.lengths),
+    )
+
+
+# --- SVHN -----------------------------------------------------------------------------------------------------
+
+
+class Svhn(FileSource):
+    """House numbers cropped to one digit, 32 px, with the official test set (DLG configurations)."""
+
+    source: Literal["svhn"] = "svhn"
+    size: int = Field(32, ge=16, le=1024, description="side of the square images, in pixels")
+    channels: Literal["auto", 1, 3] = Field(3, description="1 for grey, 3 for colour")
+
+    where: ClassVar[str] = (
+        "The Street View House Numbers page of Stanford (Netzer et al. 2011), format 2, cropped digits; "
+        "non-commercial use only."
+    )
+    layout: ClassVar[str] = """
+        path/train_32x32.mat, path/test_32x32.mat"""
+
+    def listing(self) -> Listing:
+        parts = [read_digits(self.location / f"{name}_32x32.mat") for name in ("train", "test")]
+        images = Chain([pixels for pixels, _ in parts])
+        return listing_of_arrays(
+            images,
+            str(self.location),
+            labels=np.concatenate([labels for _, labels in parts]),
+            classes=tuple(str(digit) for digit in range(10)),
+            split=np.repeat(["train", "test"], images.lengths),
+        )
+
+
+def read_digits(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels uint8 [N, 32, 32, 3] and labels int64 [N]; the file calls zero 10."""
+    from scipy.io import loadmat  # here: every process of a run would pay for it
+    from scipy.io.matlab import MatReadError
+
+    if not file.is_file():
+        raise BadInput(f"{file}: is missing; see `polyclinic data show svhn`")
+    try:
+        content = loadmat(file, variable_names=["X", "y"])
+        pixels, labels = content["X"], content["y"]
+    except (OSError, ValueError, KeyError, NotImplementedError, MatReadError) as error:
+        raise BadInput(f"{file}: cannot be read as cropped digits ({error}); get it again") from None
+    return pixels.transpose(3, 0, 1, 2), labels.reshape(-1).astype(np.int64) % 10
+
+
+# --- Omniglot -------------------------------------------------------------------------------------------------
+
+
+SETS = ("images_background", "images_evaluation", "images_background_small1", "images_background_small2")
+
+
+class Omniglot(FileSource):
+    """Handwritten characters of fifty alphabets, each drawn by twenty people; sites are alphabets (DLG)."""
+
+    source: Literal["omniglot"] = "omniglot"
+    size: int = Field(28, ge=16, le=1024, description="side of the square images, in pixels")
+    channels: Literal["auto", 1, 3] = Field(1, description="1 for grey, 3 for colour")
+    labels: Literal["character", "alphabet"] = Field("character", description="what to recognise")
+
+    where: ClassVar[str] = "The repository brendenlake/omniglot (Lake et al. 2015), folder python; MIT."
+    layout: ClassVar[str] = """
+        path/images_background/Greek/character01/0394_01.png, ...
+        path/images_evaluation/Tengwar/character01/1600_01.png, ...
+    Any of images_background, images_evaluation, images_background_small1, images_background_small2."""
+
+    def listing(self) -> Listing:
+        files = [file for name in SETS for file in sorted((self.location / name).glob("*/character*/*.png"))]
+        if not files:
+            raise BadInput(f"data.path: '{self.location}' has no images_background/<alphabet>/character*/*.png")
+        alphabets = [file.parent.parent.name for file in files]
+        kinds = [_kind(file) for file in files] if self.labels == "character" else alphabets
+        classes = tuple(sorted(set(kinds)))
+        number = {name: i for i, name in enumerate(classes)}
+        return listing_of_files(
+            files,
+            [file.relative_to(self.location).as_posix() for file in files],
+            labels=np.array([number[kind] for kind in kinds], dtype=np.int64),
+            classes=classes,
+            site=safe_names(alphabets),
+        )
+
+
+def _kind(file: Path) -> str:
+    return f"{file.parent.parent.name}/{file.parent.name}"
+
+
+# --- MedMNIST v2: any of its sets, at 28, 64, 128 or 224 pixels -----------------------------------------------
+
+
+SIZES = (28, 64, 128, 224)
+SPLITS = {"train": "train", "val": "validation", "test": "test"}
+_ORGANS = "bladder|femur-left|femur-right|heart|kidney-left|kidney-right|liver|lung-left|lung-right|pancreas|spleen"
+_NAMES = {
+    "pathmnist": "adipose|background|debris|lymphocytes|mucus|smooth muscle|normal colon mucosa|"
+    "cancer-associated stroma|colorectal adenocarcinoma epithelium",
+    "chestmnist": "atelectasis|cardiomegaly|effusion|infiltration|mass|nodule|pneumonia|pneumothorax|consolidation|"
+    "edema|emphysema|fibrosis|pleural|hernia",
+    "dermamnist": "actinic keratoses|basal cell carcinoma|benign keratosis|dermatofibroma|melanoma|melanocytic nevi|"
+    "vascular lesions",
+    "octmnist": "choroidal neovascularization|diabetic macular edema|drusen|normal",
+    "pneumoniamnist": "normal|pneumonia",
+    "retinamnist": "0|1|2|3|4",
+    "breastmnist": "malignant|normal or benign",
+    "bloodmnist": "basophil|eosinophil|erythroblast|immature granulocytes|lymphocyte|monocyte|neutrophil|platelet",
+    "tissuemnist": "collecting duct|distal convoluted tubule|glomerular endothelial|interstitial endothelial|"
+    "leukocytes|podocytes|proximal tubule|thick ascending limb",
+    "organamnist": _ORGANS,
+    "organcmnist": _ORGANS,
+    "organsmnist": _ORGANS,
+    "organmnist3d": "liver|kidney-right|kidney-left|femur-right|femur-left|bladder|heart|lung-right|lung-left|spleen|"
+    "pancreas",
+    "nodulemnist3d": "benign|malignant",
+    "adrenalmnist3d": "normal|hyperplasia",
+    "fracturemnist3d": "buckle|nondisplaced|displaced",
+    "vesselmnist3d": "vessel|aneurysm",
+    "synapsemnist3d": "inhibitory|excitatory",
+}
+#: every set with the names of its classes, in the order of its labels
+CLASSES = {name: tuple(text.split("|")) for name, text in _NAMES.items()}
+
+
+class MedMnist(FileSource):
+    """MedMNIST v2: any of its sets with the official splits; of the 3D sets the middle slices."""
+
+    source: Literal["medmnist"] = "medmnist"
+    size: int = Field(28, ge=16, le=224, description="side of the square images; the nearest larger file is read")
+    subset: str = Field("pneumoniamnist", description="the set, e.g. pathmnist, bloodmnist, organmnist3d")
+    finding: str = Field("effusion", description="which of chestmnist's findings is the label; other sets ignore it")
+
+    where: ClassVar[str] = (
+        "MedMNIST v2 (Yang et al. 2023) at Zenodo, one .npz per set and size; CC BY 4.0 (dermamnist: CC BY-NC 4.0)."
+    )
+    layout: ClassVar[str] = """
+        path/pneumoniamnist.npz          28 px
+        path/pneumoniamnist_64.npz       also _128 and _224
+    each with train_images, train_labels, val_images, val_labels, test_images, test_labels. `path` may be the file."""
+
+    def files(self) -> Sequence[Path]:
+        return [self._file()]
+
+    def listing(self) -> Listing:
+        archive = Archive(self._file())
+        images = Chain([_middle_slices(archive[f"{name}_images"]) for name in SPLITS])
+        labels = np.concatenate([archive[f"{name}_labels"] for name in SPLITS])
+        labels, classes = self._classes(labels.astype(np.int64))
+        return Listing(
+            picture=lambda i: images[i],
+            name=lambda i: f"{self.subset} image {i}",
+            labels=labels,
+            classes=classes,
+            split=np.repeat(list(SPLITS.values()), images.lengths),
+        )
+
+    def _file(self) -> Path:
+        if self.subset not in CLASSES:
+            hint = nearest(self.subset, list(CLASSES))
+            raise BadInput(f"data.subset: there is no '{self.subset}'{hint}; choose one of {', '.join(CLASSES)}")
+        if self.location.is_file():
+            return self.location
+        larger = [size for size in SIZES if size >= self.size]
+        smaller = [size for size in reversed(SIZES) if size < self.size]
+        for size in (*larger, *smaller):
+            file = self.location / (f"{self.subset}.npz" if size == 28 else f"{self.subset}_{size}.npz")
+            if file.is_file():
+                return file
+        raise BadInput(f"data.path: '{self.location}' has no {self.subset}.npz (nor one of _64, _128, _224)")
+
+    def _classes(self, labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+        classes = CLASSES[self.subset]
+        if self.subset != "chestmnist":
+            return labels.reshape(-1), classes
+        if self.finding not in classes:
+            raise BadInput(f"data.finding: there is no '{self.finding}'; choose one of {', '.join(classes)}")
+        return labels[:, classes.index(self.finding)], ("other", self.finding)
+
+
+def _middle_slices(images: np.ndarray) -> np.ndarray:
+    """[N, H, W] or [N, H, W, 3] as they are; of volumes [N, D, H, W] the middle slices."""
+    volumes = images.ndim == 4 and images.shape[3] != 3
+    return images[:, images.shape[1] // 2] if volumes else images

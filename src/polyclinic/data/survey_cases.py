@@ -1,0 +1,252 @@
+"""Images that a first look has found: cases with their columns, and images paired with the masks beside them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from polyclinic.data.labels import Labels
+from polyclinic.data.reading import Reader
+from polyclinic.errors import BadInput
+from polyclinic.settings import nearest
+
+#: folders and endings of names that say that a file is a mask
+MASK_FOLDER = re.compile(
+    r"^(masks?|seg|segs|segmentations?|annotations?|contours?|labels?tr|labels|gt|ground_?truth)$", re.I
+)
+MASK_ENDING = re.compile(r"(^|[_-])(mask|seg|segmentation|label|gt)$", re.I)
+#: folders that say that images lie in them, and nothing else
+IMAGE_FOLDER = re.compile(r"^(images?(tr)?|imgs?|scans?|data)$", re.I)
+SIZED = 40  #: images that are opened to see their sizes: a first look takes a second
+
+Pairs = tuple[dict[str, Path], dict[str, Path]]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Names of columns or arrays that somebody has given, '' where a look shall find them."""
+
+    images: str = ""
+    label: str = ""
+
+    def refuse_absent(self, path: Path, names: Iterable[str]) -> None:
+        """BadInput where there is none of a name that was given."""
+        names = list(names)
+        for flag, name in (("--images", self.images), ("--label", self.label)):
+            if name and name not in names:
+                raise BadInput(f"{flag}: {path} has no '{name}'{nearest(name, names)}; it has {', '.join(names)}")
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Rows with `path` and other `fields`, paths relative to `folder`. `is_new`: they must be written to a file;
+    else they stand in a table whose columns have the names in `columns`."""
+
+    folder: Path
+    rows: list[dict[str, str]]
+    fields: tuple[str, ...]
+    columns: dict[str, str] = field(default_factory=dict)
+    is_new: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_masks(self) -> bool:
+        return "mask" in self.fields
+
+    def files(self) -> list[Path]:
+        return [self.folder / row["path"] for row in self.rows]
+
+    def column(self, name: str) -> list[str] | None:
+        return [row[name] for row in self.rows] if name in self.fields else None
+
+    def with_column(self, name: str, values: Sequence[str], *notes: str) -> Cases:
+        """The cases with one column more, or with other values in it."""
+        rows = [{**row, name: value} for row, value in zip(self.rows, values, strict=True)]
+        return replace(self, rows=rows, fields=tuple(rows[0]), is_new=True, notes=(*self.notes, *notes))
+
+    def as_csv(self, beside: Path) -> str:
+        """The text of a CSV in the folder `beside`, from which its paths begin."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.fields, lineterminator="\n")
+        writer.writeheader()
+        for row in self.rows:
+            values = {name: row[name] for name in self.fields}
+            for name in {"path", "mask"} & set(values):
+                values[name] = os.path.relpath(self.folder / values[name], beside)
+            writer.writerow(values)
+        return text.getvalue()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Different (width, height) of the images that were opened, by their numbers of pixels; `all`: no other image is
+    there."""
+
+    found: tuple[tuple[int, int], ...] = ()
+    median: tuple[int, int] = (0, 0)
+    all: bool = True
+
+    @classmethod
+    def one(cls, width: int, height: int) -> Sizes:
+        return cls(((width, height),), (width, height))
+
+    @property
+    def smallest_side(self) -> int:
+        return min(self.median)
+
+    @property
+    def oblong(self) -> bool:
+        return any(width != height for width, height in self.found)
+
+    def __str__(self) -> str:
+        if not self.found:
+            return "unknown size"
+        named = [f"{width} x {height}" for width, height in self.found]
+        if len(named) == 1:
+            return f"{named[0]} pixels"
+        return f"{len(named)} sizes{'' if self.all else ' or more'}, from {named[0]} to {named[-1]} pixels"
+
+
+def sizes_of(files: Sequence[Path]) -> Sizes:
+    """The sizes of a few images, taken evenly."""
+    chosen = [files[i] for i in np.unique(np.linspace(0, len(files) - 1, SIZED).astype(int))] if files else []
+    shapes = []
+    for file in chosen:
+        try:
+            shapes.append(Reader().pixels(file).shape[:2])
+        except Exception:  # a broken file is named by `study check`
+            continue
+    if not shapes:
+        return Sizes()
+    height, width = np.median(shapes, axis=0)
+    found = sorted({(int(width), int(height)) for height, width in shapes}, key=lambda size: (size[0] * size[1], size))
+    return Sizes(tuple(found), (int(width), int(height)), all=len(chosen) == len(files))
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The images at `path`. `cases` lists images that no file lists yet in a way that a study can use; `columns`
+    are the names of columns or arrays, by what they hold."""
+
+    path: Path
+    source: Literal["folder", "csv", "npz"]
+    labels: Labels
+    images: int
+    sizes: Sizes
+    columns: dict[str, str] = field(default_factory=dict)
+    sites: dict[str, int] = field(default_factory=dict)
+    patients: int | None = None  #: None where nothing says whose an image is
+    patient_pattern: str = ""
+    cases: Cases | None = None
+    notes: tuple[str, ...] = ()
+    slices: int = 1  #: of a volume
+    site_pattern: str = ""
+    table: Cases | None = None  #: all cases, also those of a CSV that a study can use as it is
+    keeps_classes: bool = False  #: some images of an archive have no label, and the study must leave them out
+
+    @property
+    def task(self) -> str:
+        return self.labels.task
+
+
+# --- masks beside images --------------------------------------------------------------------------------
+
+
+def paired_masks(path: Path, files: Sequence[Path]) -> Cases | None:
+    """Images with masks that have their names, or that lie alone with them in a folder; None where masks are not what
+    this is. Images without one are left out, with a note."""
+    masks, images = _by_name(path, files) or _by_folder(path, files) or ({}, {})
+    both = [stem for stem in images if stem in masks]
+    if not both:
+        return None
+    _refuse_doubles(path, files, [*images.values(), *masks.values()])
+    alone = [images[stem].name for stem in images if stem not in masks]
+    many = "image has no mask and is" if len(alone) == 1 else "images have no mask and are"
+    notes = (f"{len(alone)} {many} left out, such as {alone[0]}",) if alone else ()
+    rows = [{"path": _below(images[stem], path), "mask": _below(masks[stem], path)} for stem in both]
+    return Cases(path, rows, ("path", "mask"), notes=notes)
+
+
+def _by_name(top: Path, files: Sequence[Path]) -> Pairs | None:
+    """Masks and images by the first key that tells all files apart; where none does, by the first that finds masks."""
+    stems = [_stem(file) for file in files if not is_mask(file, top)]
+    # two hospitals, or two patients, may have given images the same names
+    keys = [_stem] * (len(set(stems)) == len(stems)) + [partial(key, top) for key in (_stem_below, _above, _first)]
+    found = [pairs for pairs in (_by(key, files, top) for key in keys) if _fit(*pairs, fewest=1)]
+    return next((pairs for pairs in found if sum(map(len, pairs)) == len(files)), found[0] if found else None)
+
+
+def _by_folder(top: Path, files: Sequence[Path]) -> Pairs | None:
+    """Masks and images by the folder in which they lie alone; None where several masks lie in one."""
+    masks, images = _by(lambda file: str(file.parent), files, top)
+    each = len(masks) == sum(is_mask(file, top) for file in files)
+    return (masks, images) if each and _fit(masks, images, fewest=2) else None
+
+
+def _fit(masks: Mapping[str, Path], images: Mapping[str, Path], fewest: int) -> bool:
+    return len(masks.keys() & images.keys()) >= max(fewest, len(images) / 2)
+
+
+def _refuse_doubles(top: Path, files: Sequence[Path], used: Sequence[Path]) -> None:
+    """BadInput where files would be lost, because others have the same key."""
+    lost = sorted(set(files) - set(used))
+    if lost:
+        many = "masks lie beside one image" if is_mask(lost[0], top) else "images lie beside one mask"
+        raise BadInput(
+            f"--for {top}: several {many}, such as in {lost[0].parent} ({lost[0].name}); keep the one that belongs to "
+            "it, or add a CSV with the columns path and mask"
+        )
+
+
+def _by(key: Callable[[Path], str], files: Sequence[Path], top: Path) -> Pairs:
+    """Masks and images by a key."""
+    masks = {key(file): file for file in files if is_mask(file, top)}
+    return masks, {key(file): file for file in files if not is_mask(file, top)}
+
+
+def is_mask(file: Path, top: Path) -> bool:
+    """True for a mask, by its folder or by the end of its name."""
+    folders = file.relative_to(top).parts[:-1]
+    return any(MASK_FOLDER.match(name) for name in folders) or bool(MASK_ENDING.search(file.name.partition(".")[0]))
+
+
+def masks_among(files: Sequence[Path], top: Path) -> list[Path]:
+    """The files that are masks by folder or name, and have the name of an image that lies there too; or that are called
+    `mask` and nothing else, and lie beside one."""
+    pictures = [file for file in files if not is_mask(file, top)]
+    images, folders = {_stem(file) for file in pictures}, {file.parent for file in pictures}
+    masks = [file for file in files if is_mask(file, top)]
+    return [file for file in masks if (_stem(file) in images if _stem(file) else file.parent in folders)]
+
+
+def _stem(file: Path) -> str:
+    return MASK_ENDING.sub("", file.name.partition(".")[0])
+
+
+def _stem_below(top: Path, file: Path) -> str:
+    """The name with all folders but those that only say whether it is an image or a mask."""
+    folders = file.relative_to(top).parts[:-1]
+    kept = [name for name in folders if not MASK_FOLDER.match(name) and not IMAGE_FOLDER.match(name)]
+    return "/".join([*kept, _stem(file)])
+
+
+def _above(top: Path, file: Path) -> str:
+    """The name with all folders but the last, which may be one of images or of masks by any name."""
+    return "/".join([*file.relative_to(top).parts[:-2], _stem(file)])
+
+
+def _first(top: Path, file: Path) -> str:
+    return f"{file.relative_to(top).parts[0]}/{_stem(file)}"
+
+
+def _below(file: Path, top: Path) -> str:
+    return file.relative_to(top).as_posix()

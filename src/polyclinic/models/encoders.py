@@ -1,0 +1,231 @@
+"""Encoders: networks with public weights that nobody trains; a site computes features of its images with them.
+
+A further encoder is a class and a line of `ENCODERS`, or a plug-in. Features are computed once and kept in a file
+beside the images, whose name is a digest of the encoder's weights, the side of its images, the machine's arithmetic
+and the images themselves; a file of other images or other weights is never taken for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.files import atomic_file, digest_of, lock
+from polyclinic.metrics.networks.efficientnet import LEVEL_CHANNELS, SHA256, VECTOR_WIDTH, efficientnet_lite0
+from polyclinic.progress import tell
+from polyclinic.registry import Registry
+
+#: images that go through the network at once; the last batch is filled up with black images, so that the features of an
+#: image do not depend on how many others there are (libraries compute batches of different sizes in different ways)
+BATCH = 32
+
+
+class Encoder(ABC):
+    """One subclass per encoder. Nobody trains it, so its weights are the same for all."""
+
+    width: ClassVar[int]  #: D, the length of a feature vector
+    side: ClassVar[int | None] = None  #: the side to which images are resized; None leaves them as they are
+    batch: ClassVar[int] = BATCH  #: images at once; fewer for a slow encoder, as a site with one image computes so many
+
+    def __init__(self, device: str | torch.device = "cpu", side: int | None = None) -> None:
+        """`side` is another side of the images than the encoder's own."""
+        self.device = torch.device(device)
+        self.image_side = side or self.side
+
+    @property
+    def identity(self) -> str | None:
+        """A name of the weights, such as their SHA-256. Features are kept on disk only where there is one."""
+        return None
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Features float32 [N, D] on the CPU of images uint8 [N, C, H, W] with one or three channels."""
+        found = [self._of_batch(batch) for batch in images.split(self.batch)] if len(images) else []
+        return torch.cat(found) if found else torch.zeros(0, self.width)
+
+    @torch.no_grad()
+    def of_unit(self, images: Tensor) -> Tensor:
+        """Features float32 [B, D] of images float [B, 1 or 3, H, W] in [0, 1] on the device."""
+        with torch.autocast(images.device.type, enabled=False):
+            return self.encode(self._resized(images.float().expand(-1, 3, -1, -1))).float()
+
+    @abstractmethod
+    def encode(self, images: Tensor) -> Tensor:
+        """Features [B, D] of images float [B, 3, H, W] in [0, 1] on the device."""
+
+    def _of_batch(self, images: Tensor) -> Tensor:
+        count = len(images)
+        full = F.pad(images, (0, 0, 0, 0, 0, 0, 0, self.batch - count)).to(self.device).float().div(255)
+        return self.of_unit(full)[:count].cpu()
+
+    def _resized(self, images: Tensor) -> Tensor:
+        side = self.image_side
+        if side is None or images.shape[-2:] == (side, side):
+            return images
+        return F.interpolate(images, (side, side), mode="bilinear", antialias=True)
+
+
+# --- EfficientNet-Lite0 ---------------------------------------------------------------------------------------
+
+
+SIDE = 224  #: the side of the images that the network was trained on
+GRID = 4  #: cells a side, over which the last two levels are pooled
+
+
+class EfficientNetLite0Encoder(Encoder):
+    """EfficientNet-Lite0 (Google, 2020) with ImageNet weights: 1,280 features, images enlarged to 224 px."""
+
+    width: ClassVar[int] = VECTOR_WIDTH
+    side: ClassVar[int | None] = SIDE
+
+    def __init__(self, device: str | torch.device = "cpu", side: int | None = None) -> None:
+        super().__init__(device, side)
+        self.network = efficientnet_lite0(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @property
+    def identity(self) -> str:
+        return SHA256
+
+    def encode(self, images: Tensor) -> Tensor:
+        return self.network.vector(images)
+
+
+class EfficientNetLite0Levels(EfficientNetLite0Encoder):
+    """All levels of EfficientNet-Lite0: mean and deviation of five, a 4 x 4 grid of the last two; 7,936 features."""
+
+    width: ClassVar[int] = 2 * sum(LEVEL_CHANNELS) + GRID * GRID * sum(LEVEL_CHANNELS[-2:])
+
+    def encode(self, images: Tensor) -> Tensor:
+        return pooled_levels(self.network.levels(images))
+
+
+class EfficientNetLite0Pooled2048(EfficientNetLite0Encoder):
+    """Middle levels of EfficientNet-Lite0: a 4 x 4 grid after block 8, means and deviations of all; 2,048 features."""
+
+    width: ClassVar[int] = 2048
+
+    def encode(self, images: Tensor) -> Tensor:
+        fine, *others, middle, deep, last = self.network.maps(images, (0, 2, 4, 7, 10, 15))
+        means = [fine, *others, deep, last]
+        deviations = [*others, middle, deep]
+        return torch.cat([_grid(middle, 4), *(x.mean((2, 3)) for x in means), *(_deviation(x) for x in deviations)], 1)
+
+
+class EfficientNetLite0Pooled1024(EfficientNetLite0Encoder):
+    """Middle levels of EfficientNet-Lite0: a 3 x 3 grid after block 8, mean and deviation after 11; 1,024 features."""
+
+    width: ClassVar[int] = 1024
+
+    def encode(self, images: Tensor) -> Tensor:
+        middle, deep = self.network.maps(images, (7, 10))
+        return torch.cat([_grid(middle, 3), _deviation(middle), deep.mean((2, 3)), _deviation(deep)], 1)
+
+
+def pooled_levels(levels: list[Tensor]) -> Tensor:
+    """Features [B, 7936] of five feature maps [B, C, H, W]."""
+    means = [level.mean((2, 3)) for level in levels]
+    deviations = [_deviation(level) for level in levels]
+    grids = [_grid(level, GRID) for level in levels[-2:]]
+    return torch.cat([*means, *deviations, *grids], 1)
+
+
+def _grid(level: Tensor, cells: int) -> Tensor:
+    return F.adaptive_avg_pool2d(level, cells).flatten(1)
+
+
+def _deviation(level: Tensor) -> Tensor:
+    return level.std((2, 3), correction=0)
+
+
+ENCODERS: Registry[type[Encoder]] = Registry(
+    "polyclinic.encoders",
+    {
+        "efficientnet-lite0-1280": EfficientNetLite0Encoder,
+        "efficientnet-lite0-1024": EfficientNetLite0Pooled1024,
+        "efficientnet-lite0-2048": EfficientNetLite0Pooled2048,
+        "efficientnet-lite0-levels": EfficientNetLite0Levels,
+    },
+    base=Encoder,
+)
+
+
+# --- features kept in files -----------------------------------------------------------------------------------
+
+
+PIECE = 1024  # images that lie in memory at once
+
+
+def kept_features(encoder: Encoder, images: np.ndarray, folder: Path | None = None) -> np.ndarray:
+    """Features float32 [N, D] of images uint8 [N, C, H, W]: out of the file, if there is one, else computed and kept.
+
+    Images that are not memory-mapped from a folder need `folder`, or they have no file. Features of encoders without
+    `identity` have none.
+    """
+    file, shape = features_file(encoder, images, folder), (len(images), encoder.width)
+    if file is None:
+        return _computed(encoder, images)
+    kept = _read(file, shape)
+    if kept is None:
+        with lock(file.with_suffix(".lock")):  # of two runs that want the same features, the second waits for the first
+            kept = _read(file, shape)
+            return _made(file, encoder, images) if kept is None else kept
+    return kept
+
+
+def _read(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
+    """The features in a file; None where there is none, or it is damaged."""
+    try:
+        found = np.load(file, mmap_mode="r", allow_pickle=False)
+    except Exception:  # numpy reads a header as Python does: a damaged one fails in many ways
+        return None
+    return found if getattr(found, "shape", None) == shape and found.dtype == np.float32 else None
+
+
+def _made(file: Path, encoder: Encoder, images: np.ndarray) -> np.ndarray:
+    features = _computed(encoder, images)
+    with atomic_file(file) as scratch, scratch.open("wb") as stream:
+        np.save(stream, features, allow_pickle=False)
+    return features
+
+
+def features_file(encoder: Encoder, images: np.ndarray, folder: Path | None = None) -> Path | None:
+    """The file of these images' features: in `folder`, or beside them; None where they cannot be."""
+    name = getattr(images, "filename", None)
+    folder = Path(name).parent if folder is None and name is not None else folder
+    if encoder.identity is None or folder is None or not os.access(folder, os.W_OK):
+        return None
+    key = {
+        "encoder": type(encoder).__qualname__,
+        "weights": encoder.identity,
+        "side": encoder.image_side,
+        "device": encoder.device.type,
+        "torch": torch.__version__,
+        "images": _digest(images),
+    }
+    if encoder.batch != BATCH:  # other sizes compute other last bits
+        key["batch"] = encoder.batch
+    return folder / f"features-{digest_of(key)[:24]}.npy"
+
+
+def _computed(encoder: Encoder, images: np.ndarray) -> np.ndarray:
+    pieces = [images[start : start + PIECE] for start in range(0, len(images), PIECE)]
+    found = []
+    for piece in pieces:
+        found.append(encoder.features(torch.from_numpy(np.array(piece))).numpy())
+        tell("encoding images", sum(map(len, found)), len(images))
+    return np.concatenate(found) if found else np.zeros((0, encoder.width), np.float32)
+
+
+def _digest(images: np.ndarray) -> str:
+    total = hashlib.sha256(f"{images.dtype} {images.shape}".encode())
+    for start in range(0, len(images), PIECE):
+        total.update(np.ascontiguousarray(images[start : start + PIECE]).data)
+    return total.hexdigest()

@@ -1,0 +1,353 @@
+"""Stacked networks: the networks of several simulated sites train as one, with `torch.func.vmap`.
+
+Their weights are stacked, and their images have an axis in front. Each network computes what it would compute alone, up
+to rounding: batch norm has each network's own statistics, and an optimiser works on each number by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.dropout import _DropoutNd
+
+from polyclinic.federation.collaborators import Batch
+from polyclinic.models import split
+from polyclinic.tasks import Classification, Regression
+from polyclinic.training.gpu.graphs import GraphedFunction
+from polyclinic.training.gpu.stacked_layers import all_at_once
+
+if TYPE_CHECKING:
+    from polyclinic.data.parts import ImageSet
+    from polyclinic.federation.collaborators import TrainerLike as Trainer
+    from polyclinic.models import Backbone
+    from polyclinic.training.batches import ReplayedBatches
+    from polyclinic.training.plans import Correction, Reference
+
+
+#: measured on an H200 with bf16 and Adam, in graphs one after the other against stacked: from so many networks on all
+#: were faster in a stack (a step of 64 small CNNs: 17.8 against 8.2 ms, of 16 ResNet-18, 64 px: 25.7 against 18.5), the
+#: largest with so many weights, on batches of so many pixels in all; what is larger is not stacked by itself
+FEWEST_NETWORKS, MOST_WEIGHTS, MOST_PIXELS = 16, 12_000_000, 2**21
+#: nine DCGANs of 32 px took 53.9 steps a second one after the other, and 189.7 as one stack; nobody has measured fewer
+FEWEST_GANS, LARGEST_GAN_SIDE = 9, 32
+#: bytes of images that are put together for stacked sites at a time
+AHEAD_BYTES = 2**28
+#: stacks that a trainer keeps, each of another number of networks: sites that are drawn anew in every round, with
+#: batches of several sizes, would need ever more memory
+MOST_STACKS = 4
+#: output and targets of one network's batch to its mean loss
+Loss = Callable[[Tensor, Tensor], Tensor]
+#: images [M, B, ...] and targets [M, B] to the losses [M] of a stack's networks, where they are not the task's
+LossesOf = Callable[[Tensor, Tensor], Tensor]
+
+
+class StackedModel:
+    """M networks of the shape of `network`; `parameters` and `buffers` by name, [M, ...], on its device."""
+
+    def __init__(self, network: nn.Module, members: int) -> None:
+        self.members = members
+        self.layout = copy.deepcopy(network).train()  # only its layers are used: the weights are those of the stack
+        self.parameters = {
+            name: nn.Parameter(_repeated(one, members), requires_grad=one.requires_grad)
+            for name, one in network.named_parameters()
+        }
+        self.buffers = {name: _repeated(one, members) for name, one in network.named_buffers()}
+        self._forward = vmap(self._one, randomness="different")
+
+    def _one(self, parameters: Mapping[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
+        return functional_call(self.layout, (dict(parameters), buffers), (images,))
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images [M, B, C, H, W]: network m gets entry m of them."""
+        with all_at_once(self.layout):
+            return self._forward(self.parameters, self.buffers, images)
+
+    def parts(self, cut: str) -> list[Callable[[Tensor], Tensor]]:
+        """The networks up to the stage `cut`, and from there on."""
+        return [functools.partial(self._through, part) for part in split(cast("Backbone", self.layout), cut)]
+
+    def _through(self, part: nn.Module, images: Tensor) -> Tensor:
+        with all_at_once(self.layout):
+            return vmap(self._part(part), randomness="different")(self.parameters, self.buffers, images)
+
+    @staticmethod
+    def _part(network: nn.Module) -> Callable[..., Tensor]:
+        names = set(network.state_dict())
+
+        def compute(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor) -> Tensor:
+            own = ({name: one for name, one in some.items() if name in names} for some in (parameters, buffers))
+            return functional_call(network, tuple(own), (images,))
+
+        return compute
+
+    @torch.no_grad()
+    def load(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
+        """Each network's weights; the same names for all, and names that are left out keep their values."""
+        own = {**self.parameters, **self.buffers}
+        for name in weights[0]:
+            values = [one[name] for one in weights]
+            same = all(value is values[0] for value in values)
+            # what a site has kept on disk lies on the CPU
+            together = values[0] if same else torch.stack([value.to(own[name].device) for value in values])
+            own[name].copy_(together, non_blocking=True)
+
+    def states(self, device: torch.device | str | None = None) -> list[dict[str, Tensor]]:
+        """A copy of each network's state dict, on the device if none is named."""
+        own = {**self.parameters, **self.buffers}
+        names = self.layout.state_dict()
+        copied = {name: own[name].detach().clone().to(device or own[name].device) for name in names}
+        return [{name: value[member] for name, value in copied.items()} for member in range(self.members)]
+
+
+def _repeated(one: Tensor, members: int) -> Tensor:
+    return one.detach()[None].repeat(members, *(1 for _ in one.shape))
+
+
+class StackedGradients:
+    """The loss of each network on its batch, and the gradients of all; recorded as a CUDA graph where `graphs`."""
+
+    def __init__(
+        self,
+        model: StackedModel,
+        loss: Loss,
+        autocast: Callable[[], Any],
+        *,
+        graphs: bool,
+        losses_of: LossesOf | None = None,
+    ) -> None:
+        self.model, self.loss, self.autocast = model, vmap(loss), autocast
+        self.losses_of = losses_of or self._losses
+        self.trained = [one for one in model.parameters.values() if one.requires_grad]
+        self.passes: Any = self._passes
+        if graphs:
+            self.passes = GraphedFunction(self._passes, "engine.graphs: a training step of stacked sites")
+
+    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
+        """The losses [M] of batches [M, B, ...]; gradients are left in the parameters' `grad`."""
+        losses, gradients = self.passes(images, targets)
+        for parameter, gradient in zip(self.trained, gradients, strict=True):
+            parameter.grad = gradient
+        return losses
+
+    def _passes(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        losses = self.losses_of(images, targets)
+        gradients = torch.autograd.grad(losses.sum(), self.trained)
+        return losses.detach(), [one.contiguous() for one in gradients]  # as fused optimisers want them
+
+    def _losses(self, images: Tensor, targets: Tensor) -> Tensor:
+        with self.autocast():
+            output = self.model(images)
+        return self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
+
+
+class StackedReferences:
+    """The losses of a stack with a `Reference`: the task's, and the added one, which looks at fixed networks."""
+
+    def __init__(self, trainer: Trainer, model: StackedModel, reference: Reference, loss: Loss) -> None:
+        self.autocast, self.loss, self.added = trainer.autocast, vmap(loss), vmap(reference.loss)
+        self.fixed = [StackedModel(trainer.model, model.members) for _ in reference.weights]
+        for one in self.fixed:
+            one.layout.eval()
+        self.fronts = [one.parts(reference.cut)[0] for one in self.fixed]
+        self.front, self.rest = model.parts(reference.cut)
+
+    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
+        with self.autocast():
+            own = self.front(images)
+            output = self.rest(own)
+            with torch.no_grad():
+                others = [front(images) for front in self.fronts]
+        losses = self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
+        return losses + self.added(own, *others)
+
+
+class StackedTrainer:
+    """Trains the networks of several sites, of one shape and one batch size, as one."""
+
+    def __init__(self, trainer: Trainer, members: int, reference: Reference | None = None) -> None:
+        def loss(output: Tensor, targets: Tensor) -> Tensor:
+            return trainer.task.loss(output, targets, trainer.target)
+
+        self.model = StackedModel(trainer.model, members)
+        self.references = StackedReferences(trainer, self.model, reference, loss) if reference else None
+        self.gradients = StackedGradients(
+            self.model, loss, trainer.autocast, graphs=trainer.graphs, losses_of=self.references
+        )
+
+    def load_references(self, weights: Sequence[Sequence[Mapping[str, Tensor]]]) -> None:
+        """The weights of each site's fixed networks."""
+        assert self.references is not None
+        for network, of_sites in zip(self.references.fixed, zip(*weights, strict=True), strict=True):
+            network.load(of_sites)
+
+    def train(
+        self,
+        batches: Iterator[Batch],
+        steps: Sequence[int],
+        optimizer: torch.optim.Optimizer,
+        *,
+        correct: Callable[[Any], None] | None = None,
+        device: torch.device | str | None = None,
+    ) -> tuple[list[float], list[dict[str, Tensor]]]:
+        """Each network takes its own number of steps; the mean loss and the state dict of each, on `device`.
+
+        A network that is through goes on with the others, and what it learns then is not used.
+        """
+        most, totals = max(steps), torch.zeros(len(steps), device=self.gradients.trained[0].device)
+        taking_part = torch.tensor([[step < own for own in steps] for step in range(most)]).to(totals)
+        found: dict[int, dict[str, Tensor]] = {}
+        for step, (images, targets) in enumerate(itertools.islice(batches, most)):
+            losses = self.gradients(images, targets)
+            if correct is not None:
+                correct(self.model)
+            optimizer.step()
+            totals += losses * taking_part[step]
+            through = [place for place, own in enumerate(steps) if own == step + 1]
+            if through:
+                states = self.model.states(device)
+                found |= {place: states[place] for place in through}
+        means = [total / own for total, own in zip(totals.tolist(), steps, strict=True)]
+        return means, [found[place] for place in range(len(steps))]
+
+
+def stacked_trainer(trainer: Trainer, members: int, reference: Reference | None = None) -> StackedTrainer:
+    """The stack of so many networks of a trainer's: made once, with its graphs. The `MOST_STACKS` that were used last
+    are kept; all references of a run have the same cut and loss."""
+    stacks: dict[tuple[int, bool], StackedTrainer] = trainer.kept.setdefault("stacks", {})
+    key = (members, reference is not None)
+    found = stacks.pop(key, None)
+    while found is None and len(stacks) >= MOST_STACKS:
+        del stacks[next(iter(stacks))]
+    stacks[key] = found or StackedTrainer(trainer, members, reference)  # the newest is last
+    return stacks[key]
+
+
+class StackedCorrector:
+    """The corrections of several sites on the gradients of their stacked networks: one function, mapped over them."""
+
+    def __init__(self, corrections: Sequence[Correction], steps: Sequence[int], device: torch.device) -> None:
+        keys = corrections[0].given
+        given = {key: _together([one.given[key] for one in corrections], device) for key in keys}
+        self.given = {key: tensors for key, (tensors, _) in given.items()}
+        places = {key: where for key, (_, where) in given.items()}
+        self.change = vmap(corrections[0].change, in_dims=(0, 0, places, 0))
+        self.state: Mapping[str, Tensor] = {
+            name: torch.stack([one.state[name] for one in corrections]).to(device) for name in corrections[0].state
+        }
+        self.steps, self.taken = torch.tensor(list(steps), device=device), 0
+
+    def __call__(self, model: StackedModel) -> None:
+        gradients = {name: one.grad for name, one in model.parameters.items() if one.grad is not None}
+        weights = {name: one.detach() for name, one in model.parameters.items()}
+        changed, state = self.change(gradients, weights, self.given, self.state)
+        for name, one in model.parameters.items():
+            one.grad = changed.get(name)
+        active = self.taken < self.steps  # the others are through, and what they do now is not used
+        self.state = {n: torch.where(_beside(active, new), new, self.state[n]) for n, new in state.items()}
+        self.taken += 1
+
+    def state_of(self, member: int) -> dict[str, Tensor]:
+        return {name: tensor[member] for name, tensor in self.state.items()}
+
+
+def _together(
+    sites: Sequence[Mapping[str, Tensor]], device: torch.device
+) -> tuple[dict[str, Tensor], dict[str, int | None]]:
+    """Tensors of several sites by name, stacked, and the axis of the sites; None where all have the very same."""
+    tensors: dict[str, Tensor] = {}
+    axes: dict[str, int | None] = {}
+    for name, first in sites[0].items():
+        same = all(one[name] is first for one in sites)
+        tensors[name] = (first if same else torch.stack([one[name] for one in sites])).to(device)
+        axes[name] = None if same else 0
+    return tensors, axes
+
+
+def _beside(flags: Tensor, tensor: Tensor) -> Tensor:
+    """Flags [M] in a shape that goes with [M, ...]."""
+    return flags.reshape(-1, *(1 for _ in tensor.shape[1:]))
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site's part of a stack: what it trains with, on which images, by which draws, and what joins its batches."""
+
+    trainer: Trainer
+    part: ImageSet
+    rng: torch.Generator
+    replayed: ReplayedBatches | None = None
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Images of a mini-batch: the site's own, and replayed ones."""
+        own = min(self.trainer.optimizer.batch_size, len(self.part))
+        return own, self.replayed.size if self.replayed else 0
+
+
+def stacked_batches(members: Sequence[Member]) -> Iterator[Batch]:
+    """Endless mini-batches of all sites, [M, B, ...]: those that each site would draw alone."""
+    for images, targets in _own_batches(members):
+        if members[0].replayed is None:
+            yield images, targets
+            continue
+        drawn = [next(one.replayed.stream) for one in members if one.replayed]
+        more, others = (torch.stack(some) for some in zip(*drawn, strict=True))
+        yield torch.cat([images, more], 1), torch.cat([targets, others], 1)
+
+
+def _own_batches(members: Sequence[Member]) -> Iterator[Batch]:
+    indices = [one.trainer.indices(one.part, one.rng) for one in members]
+    trainer, part = members[0].trainer, members[0].part
+    size = members[0].rows[0] * len(members) * part.images[0].size * 4
+    # augmentation draws between the batches
+    ahead = 1 if trainer.optimizer.augment else max(1, AHEAD_BYTES // size)
+    while True:
+        drawn = [
+            one.trainer.batch(one.part, torch.cat(list(itertools.islice(index, ahead))), one.rng)
+            for one, index in zip(members, indices, strict=True)
+        ]
+        images, targets = (
+            torch.stack([one.unflatten(0, (ahead, -1)) for one in some], 1) for some in zip(*drawn, strict=True)
+        )
+        yield from zip(images, targets, strict=True)
+
+
+def can_stack(trainer: Trainer, members: int) -> bool:
+    """Whether the study wants it, and networks learn in a stack what they learn alone, up to rounding."""
+    if trainer.stacked == "never" or (trainer.stacked == "auto" and members < FEWEST_NETWORKS):
+        return False
+    known = type(trainer.task) in (Classification, Regression)
+    plain = trainer.privacy is None and not trainer.optimizer.keep_state and "mixup" not in trainer.optimizer.augment
+    return known and plain and not has_dropout(trainer.model)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Then a network draws from torch's global state, which sites that work together would share."""
+    return any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in model.modules())
+
+
+def is_worthwhile(members: Sequence[Member]) -> bool:
+    """Whether these sites, with batches of one size, are faster as a stack, or the study wants it in any case."""
+    trainer, part = members[0].trainer, members[0].part
+    weights = sum(one.numel() for one in trainer.model.parameters())
+    pixels = len(members) * sum(members[0].rows) * part.images.shape[-1] * part.images.shape[-2]
+    return trainer.stacked == "always" or stacking_pays(weights, len(members), pixels)
+
+
+def stacking_pays(weights: int, networks: int, pixels: int) -> bool:
+    """Whether networks are faster in a stack than in graphs one after the other. `weights` of one network, `pixels` of
+    all batches of a step."""
+    return networks >= FEWEST_NETWORKS and weights <= MOST_WEIGHTS and pixels <= MOST_PIXELS
+
+
+def stacking_gans_pays(gans: int, side: int) -> bool:
+    """Whether GANs of so many sites, for images of this side, are faster in a stack than each in a graph."""
+    return gans >= FEWEST_GANS and side <= LARGEST_GAN_SIDE

@@ -1,0 +1,73 @@
+"""Layers for many targets against torch's own, and an evaluation on a GPU against one in float32 on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from polyclinic.attacks.gradient_inversion.networks import UnstridedResNet18, prepare_for_attack
+from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective
+from polyclinic.attacks.gradient_inversion.simulation import Simulation
+from polyclinic.attacks.solvers.layers import ManyTargetsAvgPool2d, ManyTargetsSigmoid
+from polyclinic.attacks.solvers.search import allow_tf32
+from polyclinic.randomness import torch_rng
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def evaluation(device: str, count: int = 3, batch: int = 1, *, tf32: bool):
+    """Loss and gradient of targets whose network has eight channels or more, for convolutions with channels last."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = UnstridedResNet18(3, 4, 8, widths=(8, 8, 16, 16))
+    rng = torch_rng("passes")
+    images = torch.rand(count, batch, 3, 8, 8, generator=rng).to(device)
+    labels = torch.rand(count, batch, 4, generator=rng).softmax(-1).to(device)
+    points = torch.randn(count, batch * (3 * 64 + 4), generator=rng).to(device)
+    simulation = Simulation(prepare_for_attack(model, device=device))
+    with allow_tf32(tf32):
+        observed = {name: one.detach() for name, one in simulation.of_targets(images, labels).items()}
+        objective = Objective(simulation, observed, FreeLabels((4,)), image_shape=(batch, 3, 8, 8))
+        return [one.cpu() for one in objective(points)]
+
+
+@on_gpu
+@pytest.mark.parametrize(("count", "batch"), [(3, 1), (1, 1), (1, 2), (2, 3)])
+def test_an_evaluation_is_that_of_float32_up_to_rounding(count, batch):
+    exact, rounded = (evaluation("cuda", count, batch, tf32=tf32) for tf32 in (False, True))
+    for one, other in zip(exact, rounded, strict=True):
+        assert float((one - other).norm() / one.norm()) < 0.02
+    for one, other in zip(exact, evaluation("cpu", count, batch, tf32=False), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def first_and_second_derivatives(layer, shape):
+    """Of a sum of cubes, for three targets, through `vmap`."""
+    x = torch.randn(3, *shape, generator=torch_rng("x"), dtype=torch.float64).requires_grad_()
+
+    def loss(row):
+        return (layer(row) ** 3).sum()
+
+    sent = torch.vmap(torch.func.grad(loss))(x)
+    return sent, torch.autograd.grad((sent**2).sum(), x)[0]
+
+
+@pytest.mark.parametrize(
+    ("torchs", "ours", "shape"),
+    [
+        (nn.Sigmoid(), ManyTargetsSigmoid(), (5,)),
+        (nn.AvgPool2d(2), ManyTargetsAvgPool2d(2), (1, 2, 4, 6)),
+        (nn.AvgPool2d(2), ManyTargetsAvgPool2d(2), (1, 2, 5, 7)),
+    ],
+)
+def test_a_layer_for_many_targets_has_the_derivatives_of_torchs_own(torchs, ours, shape):
+    both = (first_and_second_derivatives(layer, shape) for layer in (torchs, ours))
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("options", [{"stride": 1}, {"padding": 1}, {"divisor_override": 3}])
+def test_pooling_of_tiles_that_overlap_is_left_to_torch(options):
+    assert ManyTargetsAvgPool2d.can_replace(nn.AvgPool2d(2))
+    assert not ManyTargetsAvgPool2d.can_replace(nn.AvgPool2d(2, **options))

@@ -1,0 +1,143 @@
+"""Every claim: valid studies at each scale, a rule about its own arms, records and a page that say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyclinic.errors import BadInput
+from polyclinic_lab.claim import CLAIMS, SCALES, Claim, ClaimsFile, find_claim
+from polyclinic_lab.judge import STUDIES, plan, slug
+from polyclinic_lab.measures import OF_ALL, OF_RUN
+from polyclinic_lab.page import PAGE, page
+from polyclinic_lab.records import is_stale, minutes_of, records
+
+SMALL = """
+paper = "P"
+[settings]
+small = ["data.size=32", "method.rounds=2"]
+[arms]
+fedavg = ["method.name=fedavg"]
+[group.eyes]
+place = "Fig. 1"
+paper_data = "theirs"
+our_data = "ours"
+study = "hands.toml"
+measure = ["test mae"]
+common = ["sites.count=2"]
+quick = ["@small", "seed=1"]
+minutes = { quick = { cpu = 1 }, full = {} }
+[[claim]]
+name = "first"
+group = "eyes"
+sentence = "a\\n"
+arms = ["fedavg"]
+rule = ["mae of fedavg is at most 3"]
+exact = ["mae"]
+[claim.numbers.mae]
+fedavg = [3.0, 0.1]
+[[claim]]
+name = "second"
+decides = "first"
+sentence = "b"
+rule = ["mae of cwt is at most 2"]
+common = ["sites.count=3"]
+quick = ["seed=2"]
+[claim.arms]
+cwt = ["method.name=cwt", "@small"]
+[claim.arms_at.full]
+cwt = ["method.rounds=9"]
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> dict[str, Claim]:
+    file = tmp_path / "claims.toml"
+    file.write_text(SMALL)
+    return ClaimsFile(file).claims({})
+
+
+def test_a_table_becomes_a_claim(small: dict[str, Claim]) -> None:
+    first = small["first"]
+    assert (first.paper, first.sentence, first.place) == ("P", "a", "Fig. 1")
+    changes = ("sites.count=2", "data.size=32", "method.rounds=2", "seed=1", "method.name=fedavg")
+    assert first.changes("fedavg", "quick", phantom=False) == changes
+    assert first.rule.sentences[0].exact
+    assert [vars(one) for one in first.numbers] == [{"label": "fedavg", "metric": "mae", "mean": 3.0, "std": 0.1}]
+
+
+def test_an_experiment_adds_to_the_studies_of_its_claim(small: dict[str, Claim]) -> None:
+    second = small["second"]
+    assert (second.place, second.numbers, second.study) == ("Fig. 1: why?", (), "hands.toml")
+    common = ("sites.count=2", "sites.count=3")
+    arm = ("method.name=cwt", "data.size=32", "method.rounds=2")
+    at_quick = ("data.size=32", "method.rounds=2", "seed=1", "seed=2")
+    assert second.changes("cwt", "quick", phantom=False) == (*common, *at_quick, *arm)
+    assert second.changes("cwt", "full", phantom=False) == (*common, *arm, "method.rounds=9")
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_studies_of_a_claim_are_valid(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
+    claim = CLAIMS[name]
+    for scale in SCALES:
+        for phantom in [False, True] if claim.phantom else [False]:
+            assert list(plan(claim, tmp_path, scale, 1, phantom=phantom)) == list(claim.arms)
+    assert len({slug(label) for label in claim.arms}) == len(claim.arms)
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_rule_numbers_and_measures_are_about_what_the_claim_has(name: str) -> None:
+    claim = CLAIMS[name]
+    sentences = [*claim.rule.sentences, *([claim.rule.provided] if claim.rule.provided else [])]
+    asked = {label for one in sentences for label in (one.label, one.other) if label}
+    assert not claim.arms or asked <= {*claim.arms, "all arms"}
+    assert not claim.arms or {number.label for number in claim.numbers} <= set(claim.arms)
+    assert {words.split()[0] for words in claim.measure} <= {*OF_RUN, *OF_ALL}
+
+
+def test_every_study_is_used() -> None:
+    assert {file.name for file in STUDIES.glob("*.toml")} == {claim.study for claim in CLAIMS.values() if claim.study}
+
+
+def test_an_unknown_claim_gets_a_hint() -> None:
+    with pytest.raises(BadInput, match="did you mean 'qu-table1-forgetting'"):
+        find_claim("qu-table1-forgeting")
+
+
+def test_the_rule_of_an_experiment_came_first_and_its_claim_says_what_was_found() -> None:
+    experiments = [claim for claim in CLAIMS.values() if claim.decides]
+    assert not any(claim.post_hoc for claim in experiments if claim.arms)  # arithmetic may have been known
+    assert {claim.name for claim in CLAIMS.values() if claim.finding} == {claim.decides for claim in experiments}
+
+
+@pytest.mark.parametrize(("name", "scale"), records())
+def test_a_record_judged_again_says_the_same(name: str, scale: str) -> None:
+    found = records()[name, scale]
+    verdict = CLAIMS[name].rule.judge({(row["label"], row["metric"]): row["values"] for row in found["ours"]})
+    assert (found["rule"], found["verdict"], found["why"]) == (CLAIMS[name].rule.words, verdict.word, verdict.why)
+
+
+def test_the_page_is_what_the_records_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m polyclinic_lab.page"
+
+
+def test_the_page_names_every_claim() -> None:
+    told = page()
+    assert [name for name in CLAIMS if f"`{name}`" not in told] == []
+
+
+def test_a_record_of_another_study_is_stale() -> None:
+    claim = CLAIMS["ours-one-site"]
+    changes = {label: list(claim.changes(label, "quick", phantom=False)) for label in claim.arms}
+    found = {"claim": claim.name, "scale": "quick", "phantom": False, "changes": changes}
+    assert not is_stale(found)
+    assert is_stale(found | {"changes": {**changes, "fedavg": ["method.rounds=99"]}})
+
+
+def test_minutes_are_measured_where_there_is_a_record() -> None:
+    claim = CLAIMS["qu-table1-forgetting"]
+    kept = {(claim.name, "quick"): {"minutes": {"runs": 2.0, "audits": 0.5, "this call": 9.0}}}
+    assert minutes_of(claim, "quick", kept) == "2.5"
+    assert minutes_of(claim, "full", kept) == f"~{claim.minutes['full']['gpu']:g}"

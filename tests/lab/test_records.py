@@ -1,0 +1,78 @@
+"""Records from runs that were kept in several folders: what is missing is said, and nothing is run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from polyclinic_lab import records
+from polyclinic_lab.claim import CLAIMS
+from polyclinic_lab.judge import plan
+
+CLAIM = CLAIMS["ours-one-site"]  # three arms, two seeds
+WHERE = {"date": "2026-01-02", "machine": "2 cores, no GPU", "commit": "abc", "commit_given": False}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> tuple[Path, Path]:
+    """Two folders: the first has all runs but that of fedprox with seed 1, which the second has."""
+    folders = tmp_path / "first", tmp_path / "second"
+    for label, arm in plan(CLAIM, tmp_path, "quick", None, phantom=False, runs=tmp_path / "runs").items():
+        for entry in arm:
+            run = folders[(label, entry.seed) == ("fedprox", 1)] / "runs" / entry.folder.name
+            run.mkdir(parents=True)
+            result = {"weights_sha256": f"same for seed {entry.seed}", "timing": {"seconds": 60.0}}
+            (run / "result.json").write_text(json.dumps(result))
+            (run / "origin.json").write_text(json.dumps(WHERE))
+            (run / "measured").touch()
+    return folders
+
+
+def made(monkeypatch: pytest.MonkeyPatch, kept: list[Path], place: Path) -> dict | None:
+    words = ["records", *map(str, kept), "--scale", "quick", "--claims", CLAIM.name]
+    monkeypatch.setattr(sys, "argv", [*words, "--figures", str(place / "figures"), "--records", str(place)])
+    records.main()
+    file = place / f"{CLAIM.name}-quick.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def test_a_record_is_made_of_all_folders(
+    kept: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = made(monkeypatch, list(kept), tmp_path)
+    assert found is not None
+    assert (found["verdict"], found["missing"], found["ours"][0]["n"]) == ("yes", [], 2)
+    assert (found["minutes"]["runs"], found["date"]) == (6.0, "2026-01-02")
+    assert (tmp_path / "figures" / "ours-one-site-quick" / "claim.png").exists()
+
+
+def test_a_record_says_which_runs_are_missing(
+    kept: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = made(monkeypatch, [kept[0]], tmp_path)
+    assert found is not None
+    assert (found["missing"], found["ours"][0]["n"]) == (["fedprox, seed 1"], 1)
+
+
+def test_without_a_whole_seed_there_is_no_record(
+    kept: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert made(monkeypatch, [kept[1]], tmp_path) is None
+
+
+def test_the_commit_of_a_rule_is_that_of_an_earlier_record(
+    kept: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = {"claim": CLAIM.name, "scale": "full", "rule": CLAIM.rule.words, "rule_commit": "older"}
+    (tmp_path / "earlier.json").write_text(json.dumps(earlier))
+    found = made(monkeypatch, list(kept), tmp_path)
+    assert found is not None
+    assert found["rule_commit"] == "older"
+    (tmp_path / "ours-one-site-quick.json").unlink()
+    (tmp_path / "earlier.json").write_text(json.dumps(earlier | {"rule": "another one"}))
+    again = made(monkeypatch, list(kept), tmp_path)
+    assert again is not None
+    assert again["rule_commit"] != "older"

@@ -1,0 +1,180 @@
+"""`polyclinic reproduce`: a real claim with tiny studies, run, judged, drawn and taken up again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from polyclinic.cli.app import app
+from polyclinic.errors import BadInput
+from polyclinic.runner.compare import Entry
+from polyclinic_lab.claim import CLAIMS
+from polyclinic_lab.judge import copy_picture, plan, reproduce
+from polyclinic_lab.origin import CPU, ORIGIN, RUN, commit, last_commit, machine, note_origin, origin, origin_of
+
+TINY = dataclasses.replace(
+    CLAIMS["ours-one-site"],
+    arms={name: CLAIMS["ours-one-site"].arms[name] for name in ("fedavg", "fedavgm")},
+    scales={"quick": ("data.samples=60", "method.rounds=1")},
+    seeds={"quick": 1, "full": 1},
+)
+
+
+@pytest.fixture(autouse=True)
+def images_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
+    out = tmp_path_factory.mktemp("claim")
+    return reproduce(TINY, out), out
+
+
+@pytest.mark.slow
+def test_a_claim_is_run_and_judged(checked: tuple[dict, Path]) -> None:
+    found, out = checked
+    assert found["verdict"] == "yes"
+    assert found["ours"] == [
+        {"label": "all arms", "metric": "different models", "mean": 1.0, "std": 0.0, "n": 1, "values": [1.0]}
+    ]
+    assert json.loads((out / "claim.json").read_text()) == found
+    assert (out / "claim.png").stat().st_size > 1000
+    notes = [json.loads((out / f"{name}-seed0" / ORIGIN).read_text()) for name in TINY.arms]
+    assert all(one[CPU][RUN] > 0.5 for one in notes)  # to import PyTorch takes longer
+
+
+@pytest.mark.slow
+def test_finished_runs_are_not_run_again(checked: tuple[dict, Path]) -> None:
+    _, out = checked
+    before = (out / "fedavg-seed0" / "result.json").stat().st_mtime_ns
+    again = reproduce(TINY, out)
+    assert again["verdict"] == "yes"
+    assert (out / "fedavg-seed0" / "result.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_a_folder_of_another_scale_is_refused(checked: tuple[dict, Path]) -> None:
+    _, out = checked
+    with pytest.raises(BadInput, match="another scale"):
+        reproduce(TINY, out, scale="full")
+
+
+def test_an_exported_tree_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = CLAIMS["ours-one-site"]
+    assert commit()["commit_given"] is False
+    monkeypatch.setattr("polyclinic_lab.origin.git", lambda *words: "")
+    assert (commit(), last_commit(claim.file)) == ({"commit": "", "commit_given": False}, "")
+    monkeypatch.setenv("POLYCLINIC_COMMIT", "abc123")
+    assert commit() == {"commit": "abc123", "commit_given": True}
+    assert last_commit(claim.file) == "abc123"
+
+
+def test_another_repository_around_an_exported_tree_does_not_give_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyclinic_lab.origin.git", lambda *words: "" if words[0] == "ls-files" else "theirs")
+    monkeypatch.setenv("POLYCLINIC_COMMIT", "abc123")
+    assert commit() == {"commit": "abc123", "commit_given": True}
+
+
+def test_a_picture_of_the_first_run_lies_beside_the_figure(tmp_path: Path) -> None:
+    claim = CLAIMS["qu-replayed-bone-age"]
+    (entry,) = (arm[0] for arm in plan(claim, tmp_path, "quick", 1, phantom=True).values())
+    drawn = entry.folder / "sites" / "site-1" / "replay.png"
+    drawn.parent.mkdir(parents=True)
+    drawn.write_bytes(b"picture")
+    copy_picture(claim, [entry], tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes() == b"picture"
+
+
+def test_the_list_has_a_line_for_each_claim() -> None:
+    told = CliRunner().invoke(app, ["reproduce", "--list", "--json"])
+    assert [one["claim"] for one in json.loads(told.stdout)] == list(CLAIMS)
+
+
+def test_the_list_has_minutes_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"ours-one-site": {"minutes": 3.21, "seeds": CLAIMS["ours-one-site"].seeds["quick"]}}
+    monkeypatch.setattr("polyclinic_lab.two_cores.two_cores", lambda: found)
+    listed = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "120"}).stdout
+    (line,) = [line.split() for line in listed.splitlines() if "ours-one-site" in line]
+    assert "3.2" in line
+    (guessed,) = [line.split() for line in listed.splitlines() if "ours-engines-agree" in line]
+    assert "~3" in guessed
+    told = json.loads(CliRunner().invoke(app, ["reproduce", "--list", "--json"]).stdout)
+    by_claim = {one["claim"]: one["two_cores"] for one in told}
+    assert (by_claim["ours-one-site"], by_claim["ours-engines-agree"]) == (found["ours-one-site"], None)
+
+
+def test_the_list_fits_into_eighty_columns() -> None:
+    told = CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "80"}).stdout
+    assert max(map(len, told.splitlines()[:-1])) <= 80
+    assert "…" not in told
+    assert re.findall(r"\d{4}-\d\d-.*", told)  # no date goes on in the next line
+    assert not re.search(r"\d{4}-\d\d-\d?(\s|$)", told)
+    assert all(name in told for name in CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        ([], "--list"),
+        (["qu-table1-forgetting", "--scale", "huge"], "quick or full"),
+        (["no-such-claim", "--out", "x"], "--list"),
+        (["qu-table1-forgetting"], "--out"),
+        (["ours-one-site", "--phantom", "--out", "x"], "leave the flag out"),
+    ],
+)
+def test_bad_input_gets_one_sentence(words: list[str], cure: str) -> None:
+    told = CliRunner().invoke(app, ["reproduce", *words])
+    assert told.exit_code != 0
+    assert isinstance(told.exception, BadInput | SystemExit)
+    assert cure in (told.stderr + str(told.exception))
+
+
+def planned(name: str, folder: Path) -> dict[str, list[Entry]]:
+    return plan(CLAIMS[name], folder / name, "quick", None, phantom=False, runs=folder / "runs")
+
+
+def test_claims_with_the_same_study_share_its_run(tmp_path: Path) -> None:
+    figure = planned("qu-figure5-retina-high", tmp_path)["cwt-replay"]
+    replayed = planned("qu-replayed-retina", tmp_path)["cwt-replay"]
+    assert [entry.folder for entry in figure] == [entry.folder for entry in replayed]
+    assert len({entry.folder for entry in figure}) == len(figure)
+
+
+def test_other_studies_have_other_runs(tmp_path: Path) -> None:
+    high, low = (planned(f"qu-figure5-retina-{split}", tmp_path)["cwt"] for split in ("high", "low"))
+    assert not {entry.folder for entry in high} & {entry.folder for entry in low}
+
+
+def test_a_record_names_the_machines_and_commits_of_its_runs(tmp_path: Path) -> None:
+    entries = planned("ours-one-site", tmp_path)["fedavg"]
+    assert len(entries) == 2
+    for entry, where in zip(entries, ("one GPU", "two cores"), strict=True):
+        entry.folder.mkdir(parents=True)
+        note = {"date": "2026-01-02", "machine": where, "commit": "abc", "commit_given": where == "one GPU"}
+        (entry.folder / ORIGIN).write_text(json.dumps(note))
+    assert origin_of([entry.folder for entry in entries]) == {
+        "date": "2026-01-02",
+        "machine": "one GPU, two cores",
+        "commit": "abc",
+        "commit_given": True,
+    }
+
+
+def test_a_run_that_ended_here_says_so(tmp_path: Path) -> None:
+    note_origin(tmp_path)
+    assert json.loads((tmp_path / ORIGIN).read_text()) == origin()
+    assert origin_of([]) == origin()
+
+
+def test_the_machine_names_the_cores_that_a_run_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyclinic_lab.origin.os.cpu_count", lambda: 16)
+    monkeypatch.setattr("polyclinic_lab.origin.cores", lambda: 2)
+    assert "2 of 16 cores" in machine()
+    monkeypatch.setattr("polyclinic_lab.origin.cores", lambda: 16)
+    assert " of " not in machine()
