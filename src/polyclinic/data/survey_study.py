@@ -40,7 +40,7 @@ NO_PATIENTS = "no patients found: two images of one patient may fall on both sid
 
 @dataclass(frozen=True)
 class Hints:
-    """What somebody says about images: regular expressions that find site and patient in names of files, and names of
+    """Hints of somebody about images: regular expressions that find site and patient in names of files, and names of
     columns or arrays; '' where a look shall find it."""
 
     site: str = ""
@@ -74,7 +74,7 @@ def study_for(
 
 
 def _warnings(found: Survey) -> list[str]:
-    """What somebody should know before the first run."""
+    """Sentences that somebody should know before the first run."""
     where = "an array patient" if found.source == "npz" else "a column patient, or give --patient REGEX"
     patients = [] if found.patients else [f"{NO_PATIENTS} {where}"]
     few = {name: count for name, count in found.sites.items() if count < FEW_AT_A_SITE}
@@ -83,7 +83,7 @@ def _warnings(found: Survey) -> list[str]:
 
 
 def _links_outside(found: Survey) -> bool:
-    """Whether a file that the study reads lies outside of the folder of its path, by its path or by a link."""
+    """True where a file that the study reads lies outside of the folder of its path, by its path or by a link."""
     if found.source == "csv" and found.table is not None:
         return _lie_outside(found.table, found.path.parent)
     return found.source == "folder" and first_outside(images_below(found.path), found.path) is not None
@@ -98,18 +98,18 @@ def _refuse_table(table: Path, own: Path, force: bool) -> None:
 
 
 def _mend(found: Survey) -> str:
-    """What to change where something in the table of cases is wrong."""
+    """The cure where something in the table of cases is wrong."""
     return f"to change a row, change {found.path.name}" if found.path.is_file() else "to change a row, change the files"
 
 
 def _lie_outside(cases: Cases, folder: Path) -> bool:
-    """Whether an image or a mask that a table in this folder lists lies elsewhere."""
+    """True where an image or a mask that a table in this folder lists lies elsewhere."""
     names = [name for name in ("path", "mask") if name in cases.fields]
     return first_outside((cases.folder / row[name] for row in cases.rows for name in names), folder) is not None
 
 
 def _what(found: Survey) -> str:
-    """What was found, in one sentence."""
+    """The images in one sentence."""
     words = {
         "classification": f"{len(found.labels.classes)} classes ({_counts(found.labels.classes)})",
         "regression": f"values from {_bounds(found)[0]:g} to {_bounds(found)[1]:g}",
@@ -179,7 +179,7 @@ def _data(found: Survey, path: str) -> list[str]:
 
 
 def _shape(found: Survey) -> list[str]:
-    """Where images are oblong, that they are made square, and how else it can be done."""
+    """The setting that makes oblong images square, and its choices; none where no image is oblong."""
     if not found.sizes.oblong:
         return []
     side = _side(found)
@@ -199,7 +199,7 @@ def _side(found: Survey) -> int:
 
 
 def _larger(found: Survey) -> str:
-    """What a larger side would bring; nothing, where the images are not larger."""
+    """A note about a larger side; nothing, where the images are not larger."""
     return "; more takes longer, and may be better" if found.sizes.smallest_side > _side(found) else ""
 
 
@@ -219,7 +219,7 @@ def _task(found: Survey) -> list[str]:
 
 
 def fits_a_head(found: Survey) -> bool:
-    """Whether images are so few that a head on a network which others have trained is the best beginning."""
+    """True where images are so few that a head on a network which others have trained is the best beginning."""
     return found.task != "segmentation" and found.images <= FEW_IMAGES
 
 

@@ -107,7 +107,8 @@ def read_weights(path: Path, setting: str = "model.weights") -> WeightsFile:
     try:
         content = path.expanduser().read_bytes()
     except OSError as error:
-        raise BadInput(cannot_read(path, error, setting)) from None
+        choices = "a file, 'random' or 'public'" if setting == "model.weights" else "a file of weights"
+        raise BadInput(f"{setting}: '{path}' cannot be read ({error.strerror or error}); name {choices}") from None
     try:
         if path.suffix == ".safetensors":
             found: Any = decode_tensors(content)
@@ -115,8 +116,7 @@ def read_weights(path: Path, setting: str = "model.weights") -> WeightsFile:
             _refuse_packed(content)
             found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception:  # whatever a reader says about a file that is something else
-        by_torch = zipfile.is_zipfile(io.BytesIO(content)) or content[:1] == PICKLE
-        raise BadInput(f"{setting}: '{path}' {what_is_wrong(path, by_torch=by_torch)}") from None
+        raise BadInput(f"{setting}: '{path}' {_what_is_wrong(path, content)}") from None
     tensors = _tensors(found, path)
     for name, tensor in tensors.items():  # one number can stand for all places of a tensor
         if has_values(tensor) and tensor.numel() * tensor.element_size() > max(len(content), SMALL):
@@ -133,11 +133,6 @@ def _refuse_packed(content: bytes) -> None:
                 raise ValueError("packed")
 
 
-def cannot_read(path: Path, error: OSError, setting: str = "model.weights") -> str:
-    choices = "a file, 'random' or 'public'" if setting == "model.weights" else "a file of weights"
-    return f"{setting}: '{path}' cannot be read ({error.strerror or error}); name {choices}"
-
-
 def nothing_fits(path: Path, backbone: str, in_file: Sequence[str], in_network: Sequence[str]) -> str:
     return (
         f"model.weights: no tensor of '{path}' fits {backbone}: the file has {_some(in_file)}, the network "
@@ -145,13 +140,13 @@ def nothing_fits(path: Path, backbone: str, in_file: Sequence[str], in_network: 
     )
 
 
-def what_is_wrong(path: Path, *, by_torch: bool) -> str:
+def _what_is_wrong(path: Path, content: bytes) -> str:
     """The reason why a file cannot be read as weights, and the cure. torch's own words advise to run the code in the
     file."""
     save = "torch.save(network.state_dict(), FILE)"
     if path.suffix == ".safetensors":
         return f"is not a safetensors file, or is damaged; name another one, or a .pt file of {save}"
-    if by_torch:
+    if zipfile.is_zipfile(io.BytesIO(content)) or content[:1] == PICKLE:
         return (
             f"holds other objects than tensors, or is damaged; only tensors are read, since other objects can run "
             f"code: write it again with {save}"
