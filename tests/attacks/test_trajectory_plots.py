@@ -32,5 +32,5 @@ def test_curves(tmp_path: Path):
     lost = TrajectoryScore((0, 10, 100), errors, 1 - errors, torch.tensor([True, True]))
     draw_curves(tmp_path / "curves.png", {"TG": score, "Unif": lost}, baseline={"mse": 0.05, "ssim": 0.5})
     picture = matplotlib.image.imread(tmp_path / "curves.png")
-    blue = (abs(picture[..., :3] - torch.tensor([0x4C, 0x8F, 0xBD]).numpy() / 255) < 0.02).all(-1)
-    assert blue.sum() > 100  # the line of the first configuration
+    strong = picture[..., :3].max(-1) - picture[..., :3].min(-1) > 0.2
+    assert strong.sum() > 100  # the line of the first configuration, in a colour

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from PIL import ImageFile
+
 from polyclinic.errors import BadInput
 from polyclinic.extras import need
 from polyclinic.report.blocks import Report, Table, shown
@@ -20,6 +22,7 @@ LONGEST_WORD = 24  # in a table; longer ones are broken
 def pdf_of(report: Report) -> bytes:
     """The report as the content of a PDF file; BadInput where WeasyPrint or its system libraries are missing."""
     need("weasyprint", "--pdf")
+    strict = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
         from weasyprint import HTML
         from weasyprint.urls import URLFetcher
@@ -28,6 +31,8 @@ def pdf_of(report: Report) -> bytes:
             "--pdf needs Pango, a library of the system that WeasyPrint draws text with, and it is not installed; "
             "install it, or print report.html from a browser"
         ) from None
+    finally:  # WeasyPrint's import lets Pillow read damaged images in silence, in the whole process
+        ImageFile.LOAD_TRUNCATED_IMAGES = strict
     return HTML(
         string=paper_of(report), url_fetcher=URLFetcher(allowed_protocols=["data"])
     ).write_pdf()  # it asks nobody
