@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import incoming_attacks
@@ -28,8 +29,8 @@ from incoming_plot import draw
 
 from polyclinic import Study
 from polyclinic.data.parts import prepare
-from polyclinic.federation.arriving.inspection import Inspection
 from polyclinic.federation.call import Call
+from polyclinic.federation.layers.incoming import Inspection
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.methods.shared import local_training
 from polyclinic.runner.assembly import Assembly
@@ -109,7 +110,7 @@ def cost(options: argparse.Namespace, scratch: str) -> dict[str, Any]:
     assembly = Assembly(study, parts, Path(scratch) / "cost")
     host, name = assembly.host(), parts.names[0]
     site = host.sites.get(name)
-    weights, inspection = assembly.initial_weights(), Inspection(_limits(), assembly.first_weights)
+    weights, inspection = assembly.initial_weights(), host.inspection
     epochs, checks = [], []
     for number in range(2 if options.quick else options.pairs):
         epochs.append(_seconds(lambda: local_training.train(site, weights), site.trainer.device))
@@ -130,14 +131,8 @@ def cost(options: argparse.Namespace, scratch: str) -> dict[str, Any]:
 
 def _check(inspection: Inspection, site: Any, call: Call) -> None:
     """What the check does in a round: with what arrives, and with what leaves."""
-    inspection.arrived(site, call, call.parcels)
-    inspection.left(site, call.parcels.values())
-
-
-def _limits() -> Any:
-    from polyclinic.federation.arriving.settings import Incoming
-
-    return Incoming()
+    inspection.arriving(SimpleNamespace(site=site, call=call, received=call.parcels, declared=None))
+    inspection.note_own(site, call.parcels.values())
 
 
 def _seconds(work: Any, device: torch.device) -> float:

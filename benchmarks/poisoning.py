@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from polyclinic.data.parts import PreparedSites, open_site, prepare
-from polyclinic.federation.poisoning import patched
+from polyclinic.federation.layers.poisoning import patched
 from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import Study

@@ -4,9 +4,9 @@ import pytest
 import torch
 from attacked_site import ask, first_weights
 
-from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.state import SitePosition
 
 

@@ -11,7 +11,7 @@ from polyclinic.federation.arriving import course, returning
 from polyclinic.federation.arriving.history import History
 from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.suspension import DataDependentRefusal
+from polyclinic.federation.refusals import DataDependentRefusal
 from polyclinic.federation.state import SiteState
 from polyclinic.randomness import numpy_rng
 

@@ -11,10 +11,10 @@ from polyclinic.cli import run_app
 from polyclinic.federation.call import COORDINATOR, Call
 from polyclinic.federation.heads import Heads
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
-from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.key_ring import KitKeys
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.leaving.signing import sign_anchor
+from polyclinic.federation.refusals import GateRefused
 
 
 def ledger_of(kit, run="run"):
@@ -165,10 +165,10 @@ def test_a_coordinator_cannot_invent_heads(kit, heads):
 
 def test_a_head_tells_the_coordinator_nothing_about_what_was_sealed(kit):
     """Who knows the content of a line otherwise could confirm a guess by the head, which depends on the content."""
-    from polyclinic.federation.leaving.gate import Gate
+    from polyclinic.federation.layers.gate import Gate
+    from polyclinic.federation.layers.raw_images import RawImages
     from polyclinic.federation.leaving.ledger import Ledger
     from polyclinic.federation.leaving.policy import Policy
-    from polyclinic.federation.leaving.raw_images import RawImages
 
     heads = set()
     for number in range(2):

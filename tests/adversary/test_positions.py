@@ -3,8 +3,9 @@
 import pytest
 from attacked_site import PRIVATE, SITE, ask, first_weights
 
+from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.suspension import Suspended, Suspensions
+from polyclinic.federation.refusals import Suspended
 from polyclinic.federation.state import SitePosition
 
 

@@ -8,7 +8,7 @@ import torch
 from polyclinic.attacks import scoring
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
-from polyclinic.federation.leaving import defences
+from polyclinic.federation.layers import defence as defences
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.randomness import torch_rng
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 import polyclinic
-from polyclinic.federation.leaving import background, gate, parcel
+from polyclinic.federation.layers import gate
+from polyclinic.federation.leaving import background, parcel
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.runner.recorder import Recorder
 

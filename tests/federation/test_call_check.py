@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from polyclinic.federation.call import Call
-from polyclinic.federation.call_check import check_call, check_parcel
-from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.layers.calls import OwnArguments, TakenByHospital, TakenCall
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
+from polyclinic.federation.refusals import GateRefused
+from polyclinic.federation.transaction import Transaction
 
 
 class Method:
@@ -35,7 +36,9 @@ class Method:
 
 def check(name, deployed=True, to="coordinator", parcels=None, **arguments):
     work = getattr(Method(), name)
-    check_call(Call("a", name, 1, parcels or {}, arguments, to), work.operation, work, deployed=deployed)
+    call = Call("a", name, 1, parcels or {}, arguments, to)
+    layer = TakenByHospital if deployed else TakenCall
+    layer(SimpleNamespace(spec=None, sites=None)).arriving(Transaction(call, work, work.operation))
 
 
 def test_what_exists_in_simulation_only_is_refused_by_deployed_sites():
@@ -83,7 +86,9 @@ def trainer(*sizes, local=()):
 def check_came(tensors, name="weights", operation="train", own=None, others=(), kind="weights"):
     site = SimpleNamespace(trainer=own or trainer(1, 2, 3, 4, 5), trainers=others)
     work = getattr(Method(), operation)
-    check_parcel(site, name, Parcel(kind, dict.fromkeys(tensors, torch.ones(1))), work.operation, work)
+    transaction = Transaction(Call("a", operation, 1), work, work.operation)
+    transaction.site, transaction.received = site, {name: Parcel(kind, dict.fromkeys(tensors, torch.ones(1)))}
+    OwnArguments(SimpleNamespace(spec=None, sites=None)).arriving(transaction)
 
 
 NAMES = [f"{number}.weight" for number in range(5)]

@@ -13,17 +13,17 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.federation import ledger_check
 from polyclinic.federation.arriving.replies import _check_targets, _short
 from polyclinic.federation.call import COORDINATOR, _opened
+from polyclinic.federation.layers.call_order import course_of
+from polyclinic.federation.layers.cohort import fewest_patients, images_in_private_step
+from polyclinic.federation.layers.defence import Defence
+from polyclinic.federation.layers.raw_images import _as_bytes
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, is_attackable, is_worth_keeping
 from polyclinic.federation.leaving.budget import OverBudget, Price
-from polyclinic.federation.leaving.cohort import fewest_patients, images_in_private_step
-from polyclinic.federation.leaving.defence_settings import Defence
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.leaving.raw_images import _as_bytes
 from polyclinic.federation.leaving.reservation import Reserved
-from polyclinic.federation.leaving.score_course import course_of
 from polyclinic.federation.leaving.target import EpsilonTarget
 from polyclinic.federation.leaving.wire_codec import NotOnWire, _is_described, unpack
 from polyclinic.federation.ledger_check import Checked, _unsigned

@@ -10,21 +10,28 @@ from torch import nn
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.call import Call
-from polyclinic.federation.host import SiteHost, may_depend_on_images, model_bytes
+from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
+from polyclinic.federation.layers.gate import model_bytes
+from polyclinic.federation.layers.poisoning import Poisoning
 from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
-from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
 from polyclinic.federation.leaving.key_ring import SeedKeys
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.signing import Anchor, sign_anchor
-from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended
 from polyclinic.federation.operation import operation
-from polyclinic.federation.poisoning import Poisoning
+from polyclinic.federation.refusals import (
+    DataDependentRefusal,
+    GateRefused,
+    GateRefusedData,
+    Suspended,
+    may_depend_on_images,
+)
 from polyclinic.federation.summing.floor import Floor
 from polyclinic.federation.summing.settings import Federated
 
 NUMBERS = torch.linspace(0, 1, 2048)
+HOSPITAL = Policy(deployed=True, shares="equal", incoming={"on": False})
 
 
 class Band:
@@ -90,20 +97,12 @@ def make(folder, method=None, trainer=None, **changes):
     return SiteHost(HostSpec(**{**spec, **changes}))
 
 
-@pytest.mark.parametrize(
-    ("secret", "privacy", "noted"), [("x", True, True), ("x", False, False), ("", True, False), ("", False, False)]
-)
-def test_a_deployed_site_with_privacy_notes_what_its_noise_depends_on(monkeypatch, secret, privacy, noted):
-    notes = []
-    monkeypatch.setattr("polyclinic.federation.host.transcript.extend", lambda *given: notes.append(given))
-    monkeypatch.setattr("polyclinic.federation.host.undone_on_error", contextlib.nullcontext)
-    trainer = SimpleNamespace(privacy="private" if privacy else None)
-    site = SimpleNamespace(secret=secret, trainer=trainer, address=lambda *purpose: (0, "a", *purpose))
-    turn = SimpleNamespace(site=site, call=Call("a", "hum", 1), parcels={})
-    spec = SimpleNamespace(result_settings_json="{}")
-    own = SimpleNamespace(spec=spec, _work_alone=lambda work, turn: (work,))
-    assert SiteHost._work(own, "work", Band.hum.operation, [turn]) == [("work",)]
-    assert notes == ([(site, "{}", turn.call, {})] if noted else [])
+@pytest.mark.parametrize("private", [True, False])
+def test_a_deployed_site_with_privacy_notes_what_its_noise_depends_on(tmp_path, private):
+    privacy = SimpleNamespace(on=(), cover="updates", target_epsilon=None) if private else None
+    host = make(tmp_path, trainer=Watched(privacy), policy=HOSPITAL)
+    host.handle(Call("a", "hum", 1))
+    assert ("trail" in host.sites.get("a").state) is private
 
 
 def there(host, operation, sites="ab"):
@@ -233,7 +232,7 @@ class Kept:
         ({"shares": "random"}, False, ["shares"]),
         ({"shares": "random"}, True, []),  # differential privacy bounds each share itself
         ({"shares": "equal", "min_cohort": 1}, False, ["batches"]),
-        ({"shares": "random", "min_cohort": 3}, False, ["shares", "batches"]),
+        ({"shares": "random", "min_cohort": 3}, False, ["batches", "shares"]),
     ],
 )
 def test_what_is_asked_of_a_trainer_around_the_work(tmp_path, policy, private, asked):
@@ -272,7 +271,7 @@ def test_a_simulated_site_notes_no_scores_and_no_calls(tmp_path):
 def test_a_head_that_comes_with_a_call_is_kept_if_both_have_signed_it(tmp_path):
     """The keys of a simulation stand for those of two kits."""
     keys = SeedKeys(0)
-    host = make(tmp_path / "study", anchors=tmp_path / "anchors", keys=keys)
+    host = make(tmp_path / "study", policy=HOSPITAL, anchors=tmp_path / "anchors", keys=keys)
     reply = host.handle(Call("a", "hum", 1))
     head = host.sites.ledgers["a"].head
     assert reply.head == head
@@ -316,7 +315,7 @@ def test_a_failure_that_may_depend_on_images_stops_the_study(tmp_path):
             raise ZeroDivisionError("no patient has this")
 
     stopped = Stopped()
-    host = make(tmp_path / "study", method=Fails(), suspensions=stopped)
+    host = make(tmp_path / "study", method=Fails(), policy=HOSPITAL, suspensions=stopped)
     with pytest.raises(ParcelRejected):
         host.handle(Call("a", "take", 1, {"latents": Parcel("latents", {})}))
     assert stopped.noted == []
@@ -332,7 +331,7 @@ def test_a_study_that_is_not_approved_is_refused(tmp_path):
         raise Suspended("not approved")
 
     with pytest.raises(Suspended, match="not approved"):
-        make(tmp_path, require_approval=refuse).handle(Call("a", "listen", 1))
+        make(tmp_path, policy=HOSPITAL, require_approval=refuse).handle(Call("a", "listen", 1))
     with pytest.raises(Suspended, match="not approved"):
         make(tmp_path, require_approval=refuse).drop_old_versions({})
 

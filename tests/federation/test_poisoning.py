@@ -6,8 +6,8 @@ import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput
+from polyclinic.federation.layers.poisoning import Poisoning, patched
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.poisoning import Poisoning, patched
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.run import run
 

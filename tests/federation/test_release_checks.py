@@ -8,21 +8,18 @@ import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.call import Call
-from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
+from polyclinic.federation.layers.cohort import (
+    DrawnPatients,
+    check_classes,
+    check_more_images_than,
+    count_patients,
+    patients_behind,
+)
+from polyclinic.federation.layers.covered import check_all_covered, check_private
+from polyclinic.federation.layers.scores import coarse_scores, held_out_only, without_loss
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.release_checks import (
-    check_all_covered,
-    check_classes,
-    check_drawn_patients,
-    check_more_images_than,
-    check_private,
-    coarse_scores,
-    count_patients,
-    held_out_only,
-    patients_behind,
-    without_loss,
-)
+from polyclinic.federation.refusals import GateRefused, GateRefusedData
 
 W = {"w": torch.ones(1)}
 RECORD = {"epsilon": 1.0, "mechanisms": [{"steps": 1, "sampling_rate": 0.25}]}
@@ -38,9 +35,10 @@ def part(cases, labels=None):
 DATA = SiteData("a", part([1, 1, 2, 3, 4, 5, 6, 7]), part([8, 9, 9]), part([10]))
 
 
-def turn(used=(), data=DATA, **trainer):
+def turn(used=(), data=DATA, splits=("train",), made=(), **trainer):
     site = SimpleNamespace(data=data, trainer=SimpleNamespace(**trainer))
-    return SimpleNamespace(site=site, used=[torch.tensor(batch) for batch in used], call=Call("a", "train", 1))
+    used = [torch.tensor(batch) for batch in used]
+    return SimpleNamespace(site=site, used=used, call=Call("a", "train", 1), splits=splits, made=made)
 
 
 # --- differential privacy -----------------------------------------------------------------------------------
@@ -127,16 +125,18 @@ class Coarse:
 @pytest.mark.parametrize(("least", "told"), [(0, 1.0), (1, 1.0), (2, 2.0), (9, 9.0)])
 def test_scores_are_as_coarse_as_the_smallest_cohort(least, told):
     scores = Parcel("metrics", {"test_auc": torch.tensor(0.5)})
-    asked = turn(task=Coarse(), target=None)
-    found = coarse_scores(Policy(min_cohort=least), asked, ("test",), scores)
+    asked, training = (
+        turn(task=Coarse(), target=None, splits=splits) for splits in (("test",), ("train", "validation"))
+    )
+    found = coarse_scores(Policy(min_cohort=least), asked, scores)
     assert float(found.tensors["test_auc"]) == told
     fine = Policy(min_cohort=least, scores="fine")
-    assert coarse_scores(fine, asked, ("test",), scores) is scores
-    assert list(coarse_scores(fine, asked, ("train", "validation"), scores).tensors) == []
+    assert coarse_scores(fine, asked, scores) is scores
+    assert list(coarse_scores(fine, training, scores).tensors) == []
     empty = Parcel("metrics", {})
-    assert coarse_scores(Policy(min_cohort=least), asked, ("test",), empty) is empty
+    assert coarse_scores(Policy(min_cohort=least), asked, empty) is empty
     other = Parcel("weights", W, {"loss": 1.0})
-    assert coarse_scores(Policy(min_cohort=least), asked, ("train",), other) is other
+    assert coarse_scores(Policy(min_cohort=least), training, other) is other
 
 
 # --- patients -----------------------------------------------------------------------------------------------
@@ -163,11 +163,15 @@ def test_patients_behind_a_parcel(parcel, used, settings, patients):
 
 def test_patients_are_those_of_the_smallest_split_or_batch():
     weights, nothing = Parcel("weights", W), Parcel("weights", {}, {"samples": 3})
-    assert count_patients(spec(), turn([[0, 2]]), ("train",), [weights]) == 2
-    assert count_patients(spec(), turn([[0, 2]]), ("train",), [nothing]) == 7
-    assert count_patients(spec(), turn([[0, 2]]), ("validation", "test"), [weights]) == 1
-    assert count_patients(spec(), turn([[0, 2]]), ("train", "validation"), [weights]) == 2
-    assert count_patients(spec(), turn([[0, 2]]), ("validation",), [weights]) == 2
+
+    def count(splits, made):
+        return count_patients(spec(), turn([[0, 2]], splits=splits, made=[made]))
+
+    assert count(("train",), weights) == 2
+    assert count(("train",), nothing) == 7
+    assert count(("validation", "test"), weights) == 1
+    assert count(("train", "validation"), weights) == 2
+    assert count(("validation",), weights) == 2
 
 
 @pytest.mark.parametrize(
@@ -183,11 +187,12 @@ def test_patients_are_those_of_the_smallest_split_or_batch():
     ],
 )
 def test_drawn_images_of_too_few_patients_suspend(used, least, refused):
+    layer = DrawnPatients(SimpleNamespace(spec=SimpleNamespace(policy=Policy(min_cohort=least)), sites=None))
     if not refused:
-        check_drawn_patients(Policy(min_cohort=least), turn(used))
+        assert layer.leaving(turn(used), ("made",)) == ("made",)
         return
     with pytest.raises(GateRefusedData, match=f"'train': {least} images were drawn, of fewer than min_cohort patients"):
-        check_drawn_patients(Policy(min_cohort=least), turn(used))
+        layer.leaving(turn(used), ())
 
 
 @pytest.mark.parametrize(("least", "refused"), [(0, None), (1, None), (2, 1), (3, 0), (4, 0)])

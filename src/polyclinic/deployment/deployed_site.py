@@ -31,11 +31,11 @@ from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import pack
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.leaving.key_ring import KitKeys
 from polyclinic.federation.leaving.parcel import ParcelRejected
 from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspensions
+from polyclinic.federation.refusals import DataDependentRefusal, GateRefused
 from polyclinic.files import atomic_write, lock
 from polyclinic.formats import write_run_format
 from polyclinic.runner.assembly import Assembly

@@ -12,8 +12,8 @@ from polyclinic.data.parts import PreparedSites
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS, trusted_tensors
 from polyclinic.deployment.approval_rules import changed_settings
 from polyclinic.errors import BadInput
+from polyclinic.federation.layers.sealing import KeyExchange
 from polyclinic.federation.leaving.budget import SCORES
-from polyclinic.federation.leaving.key_exchange import KeyExchange
 from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
 from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.operation import Operation

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.encodings import Encoding
 from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import Expected, Parcel
 from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.leaving.suspension import Suspensions
-from polyclinic.federation.poisoning import Poisoning
 from polyclinic.federation.summing.settings import Federated
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
     from polyclinic.federation.collaborators import MethodLike, TrainerLike
+    from polyclinic.federation.layers import Layer
+    from polyclinic.federation.layers.poisoning import Poisoning
+    from polyclinic.federation.layers.stopped import Suspensions
+    from polyclinic.federation.leaving.archive import ParcelArchive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,5 +78,7 @@ class HostSpec:
     durable: bool = False
     #: how numbers of parcels travel
     wire: Encoding = "exact"
+    #: layers that a deployed site's people add; they may refuse, and never change what leaves
+    own_layers: tuple[type[Layer], ...] = ()
     #: raises Suspended where a deployed site's people have not approved the study, or no longer do
     require_approval: Callable[[], None] | None = None

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.federation.host_spec import HostSpec
+from polyclinic.federation.layers.gate import Gate
+from polyclinic.federation.layers.raw_images import RawImages
 from polyclinic.federation.leaving.anchor_file import AnchorFile
 from polyclinic.federation.leaving.budget import Budget, Price, price_at
-from polyclinic.federation.leaving.gate import Gate
 from polyclinic.federation.leaving.key_ring import KeyRing, SeedKeys
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.leaving.target import EpsilonTarget
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition, read_state, state_path, version_of

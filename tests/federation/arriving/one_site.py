@@ -1,15 +1,16 @@
 """One small site with a real network, and what arrives there."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.arriving.history import History
-from polyclinic.federation.arriving.inspection import Inspection
 from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.call import Call
+from polyclinic.federation.layers.incoming import Inspection
 from polyclinic.federation.leaving.parcel import SEALED, Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
@@ -64,14 +65,20 @@ def make_site(images=20, round=1, **optimizer):
     return Site("north", 1, data, trainer, SiteState(), Path("nowhere"), round=round)
 
 
+def make_check(limits=LIMITS, first=FIRST):
+    """The incoming check of a site that knows these first weights."""
+    policy = SimpleNamespace(incoming=limits)
+    spec = SimpleNamespace(policy=policy, method=None, has_course=True, first_weights=lambda _: first)
+    return Inspection(SimpleNamespace(spec=spec, sites=None))
+
+
 def inspect(site, tensors, kind="weights", declared=Asked.train, check=None, sealed=False, limits=LIMITS):
-    check = check or Inspection(limits, lambda _: FIRST)
+    check = check or make_check(limits)
     parcel = Parcel(kind, tensors)
     came = Parcel(SEALED, {"sealed": torch.ones(1)}, {"kind": kind}) if sealed else parcel
     name = kind.replace("-", "_")
-    check.arrived(
-        site, Call("north", "train", 1, {name: came}), {name: parcel}, declared.operation if declared else None
-    )
+    call, operation_ = Call("north", "train", 1, {name: came}), declared.operation if declared else None
+    check.arriving(SimpleNamespace(site=site, call=call, received={name: parcel}, declared=operation_))
     return check
 
 

@@ -6,9 +6,9 @@ from one_site import FIRST, LAST, LIMITS, inspect, make_site
 
 from polyclinic.federation.arriving import course
 from polyclinic.federation.arriving.history import History
-from polyclinic.federation.arriving.inspection import dominances, lengths, one_pass
 from polyclinic.federation.arriving.settings import Incoming
-from polyclinic.federation.leaving.suspension import DataDependentRefusal
+from polyclinic.federation.layers.incoming import dominances, lengths, one_pass
+from polyclinic.federation.refusals import DataDependentRefusal
 from polyclinic.federation.state import SiteState
 
 

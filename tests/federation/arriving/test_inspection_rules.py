@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from one_site import FIRST, LAST, LIMITS, Asked, changed, inspect, make_site
+from one_site import FIRST, LAST, LIMITS, Asked, changed, inspect, make_check, make_site
 
 from polyclinic.federation.arriving import units
 from polyclinic.federation.arriving.history import GROUP, History
-from polyclinic.federation.arriving.inspection import Inspection
 from polyclinic.federation.arriving.settings import Figure, Incoming
 from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.suspension import DataDependentRefusal
+from polyclinic.federation.refusals import DataDependentRefusal
 from polyclinic.federation.state import SiteState
 
 
@@ -76,7 +75,7 @@ def test_weights_that_have_passed_pass_again_only_as_thoroughly():
 def test_only_weights_gradients_and_generators_are_inspected_and_only_where_it_is_on():
     site, huge = make_site(), {"x": torch.full((4, 9), 1e7)}
     inspect(site, huge, kind="statistics")
-    inspect(site, huge, limits=Incoming(on=False))
+    assert not make_check(Incoming(on=False)).is_needed()
     for kind in ("weights", "gradients", "generator"):
         with pytest.raises(ParcelRejected, match="incoming check: largest of 'x'"):
             inspect(site, huge, kind=kind)
@@ -102,7 +101,7 @@ def test_weights_that_moved_too_far_are_refused_and_not_remembered():
 
 @pytest.mark.parametrize(("images", "graded"), [(15, False), (16, True)])
 def test_weights_without_a_course_are_looked_at_for_graded_units_and_leave_nothing(images, graded):
-    site, check = make_site(images=images), Inspection(LIMITS, lambda _: FIRST)
+    site, check = make_site(images=images), make_check(LIMITS)
     figures = list(check._figures(site, FIRST, History(site.state), {}, 1, own_network=False, kept=True))
     assert {figure.check for figure in figures} == ({"graded"} if graded else set())
     assert not site.state
@@ -132,7 +131,7 @@ def test_no_round_was_missed_where_there_is_no_course():
 
 
 def test_a_site_that_knows_no_first_weights_begins_with_what_comes():
-    site, check = make_site(), Inspection(LIMITS, lambda _: None)
+    site, check = make_site(), make_check(LIMITS, first=None)
     inspect(site, changed(times=3.0), check=check)
     history = History(site.state)
     tried = check.trials.try_weights(site, site.trainer, changed(times=3.0))
@@ -159,7 +158,7 @@ def test_the_first_weights_and_what_they_do_are_remembered_before_others_are_com
     [({"lr": 0.1}, ""), ({"lr": 0.11}, "sgd_rate of 'the study' is 0.11, and 0.1 is the limit; choose a smaller")],
 )
 def test_the_largest_rate_of_sgd(optimizer, words):
-    check, site = Inspection(LIMITS, lambda _: FIRST), make_site(**optimizer)
+    check, site = make_check(LIMITS), make_site(**optimizer)
     [figure] = check._steps(site, FIRST)
     assert (figure.where, figure.value, figure.limit) == ("the study", optimizer["lr"], LIMITS.sgd_rate)
     if words:
@@ -168,7 +167,7 @@ def test_the_largest_rate_of_sgd(optimizer, words):
 
 
 def test_one_step_of_adam_moves_every_number_by_its_rate():
-    check, site = Inspection(LIMITS, lambda _: FIRST), make_site(name="adam", lr=0.5, warmup=5)
+    check, site = make_check(LIMITS), make_site(name="adam", lr=0.5, warmup=5)
     figures = {figure.where: figure for figure in check._steps(site, {"fc.weight": torch.tensor([[3.0, 4.0]] * 2)})}
     assert figures["fc"].value == pytest.approx(0.5 * 2**0.5 / 5)
     assert figures["fc"].limit == LIMITS.step

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from one_site import FIRST, LAST, LIMITS, changed, inspect, make_site, own
+from one_site import FIRST, LAST, LIMITS, changed, inspect, make_check, make_site, own
 
-from polyclinic.federation.arriving import course, inspection
+from polyclinic.federation.arriving import course
 from polyclinic.federation.arriving.history import GROUP, History
-from polyclinic.federation.arriving.inspection import Inspection, one_pass
-from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.arriving.trial import Trials
+from polyclinic.federation.layers import incoming as inspection
+from polyclinic.federation.layers.incoming import one_pass
 from polyclinic.federation.leaving.parcel import Parcel
 
 
@@ -17,14 +17,14 @@ def test_own_training_counts_by_its_steps(metadata, steps):
     """Where it does not say how many, by one pass: 20 images in batches of 8."""
     site = make_site()
     check = inspect(site, FIRST)
-    check.left(site, [Parcel("weights", changed(), metadata)])
+    check.note_own(site, [Parcel("weights", changed(), metadata)])
     assert own(site) == pytest.approx({LAST: steps * course.LONGEST_STEP})
     assert one_pass(site) == 2
 
 
 def test_own_training_counts_as_far_as_it_moved():
     site = make_site()
-    inspect(site, FIRST).left(site, [Parcel("weights", changed(times=1.1), {"steps": 5})])
+    inspect(site, FIRST).note_own(site, [Parcel("weights", changed(times=1.1), {"steps": 5})])
     assert own(site) == pytest.approx({LAST: 0.1}, rel=1e-4)
     assert History(site.state).most("rate") == {LAST: 0.1}
 
@@ -34,11 +34,11 @@ def test_a_gradient_that_leaves_counts_as_one_step_along_it(name, by_sign):
     site = make_site(name=name, lr=1e-3)
     check = inspect(site, FIRST)
     gradients = {name: torch.full_like(one, 0.5) for name, one in FIRST.items() if name.startswith(LAST)}
-    check.left(site, [Parcel("gradients", gradients)])
+    check.note_own(site, [Parcel("gradients", gradients)])
     last = History(site.state).last()
     expected = course.movement(course.stepped(last, gradients, 1e-3, by_sign=by_sign), last)
     assert own(site) == pytest.approx({LAST: expected[LAST]})
-    check.left(site, [Parcel("gradients", {name: one * 1e9 for name, one in gradients.items()})])
+    check.note_own(site, [Parcel("gradients", {name: one * 1e9 for name, one in gradients.items()})])
     assert own(site)[LAST] <= course.LONGEST_STEP
 
 
@@ -46,14 +46,14 @@ def test_an_explosion_of_the_loss_counts_as_one_step_and_nothing_else_of_it_is_r
     site = make_site()
     check = inspect(site, FIRST)
     before = {name: one.clone() for name, one in History(site.state).quiet().items()}
-    check.left(site, [Parcel("weights", changed(times=1e5), {"steps": 9})])
+    check.note_own(site, [Parcel("weights", changed(times=1e5), {"steps": 9})])
     assert own(site) == {LAST: course.LONGEST_STEP}
     assert all(torch.equal(one, before[name]) for name, one in History(site.state).quiet().items())
 
 
 def test_training_that_ends_in_no_number_moves_nothing():
     site = make_site()
-    inspect(site, FIRST).left(site, [Parcel("weights", changed(times=torch.nan), {"steps": 9})])
+    inspect(site, FIRST).note_own(site, [Parcel("weights", changed(times=torch.nan), {"steps": 9})])
     assert own(site) == {}
 
 
@@ -65,21 +65,20 @@ def test_a_loss_up_to_ten_times_the_largest_has_not_exploded():
         site.state[f"{GROUP}/loss/mean"] = torch.tensor(share * tried.loss / inspection.EXPLODED, dtype=torch.float64)
         for name in [name for name in site.state if name.startswith((f"{GROUP}/own", f"{GROUP}/rate"))]:
             del site.state[name]
-        check.left(site, [Parcel("weights", changed(), {"steps": 4})])
+        check.note_own(site, [Parcel("weights", changed(), {"steps": 4})])
         assert own(site) == pytest.approx({LAST: steps * course.LONGEST_STEP})
 
 
-@pytest.mark.parametrize("why", ["nothing arrived", "nothing trained leaves", "switched off", "another network"])
+@pytest.mark.parametrize("why", ["nothing arrived", "nothing trained leaves", "another network"])
 def test_nothing_is_remembered_of_what_is_no_training_of_the_sites_network(why):
     site = make_site()
-    limits = Incoming(on=False) if why == "switched off" else LIMITS
-    check = Inspection(limits, lambda _: FIRST)
+    check = make_check(LIMITS)
     if why != "nothing arrived":
         inspect(site, FIRST)
     sent = Parcel("metrics", changed()) if why == "nothing trained leaves" else Parcel("weights", changed())
     if why == "another network":
         sent = Parcel("weights", {"other.weight": torch.ones(2, 2)})
-    check.left(site, [sent])
+    check.note_own(site, [sent])
     assert own(site) == {}
 
 
@@ -87,13 +86,13 @@ def test_the_part_of_the_weights_that_stays_at_the_site_counts_as_trained():
     site = make_site()
     check = inspect(site, FIRST)
     site.state.put("local", {name: one for name, one in changed().items() if name.startswith(LAST)})
-    check.left(site, [Parcel("weights", {name: one for name, one in FIRST.items() if not name.startswith(LAST)})])
+    check.note_own(site, [Parcel("weights", {name: one for name, one in FIRST.items() if not name.startswith(LAST)})])
     assert own(site)[LAST] == pytest.approx(2 * course.LONGEST_STEP)
 
 
 def test_own_movement_is_that_of_the_larger_rate_of_this_round_and_the_last():
     site = make_site(round=3, decay_every=1, decay=0.1)
-    check, history = Inspection(LIMITS, lambda _: FIRST), History(site.state)
+    check, history = make_check(LIMITS), History(site.state)
     history.take_movement({"fc": 0.4}, lr=0.1)
     for round, share in ((1, 1.0), (2, 1.0), (3, 0.1), (4, 0.01)):
         site.round = round
@@ -104,7 +103,7 @@ def test_own_movement_is_that_of_the_larger_rate_of_this_round_and_the_last():
 
 def test_a_learning_rate_of_nothing_can_still_be_divided_by():
     site = make_site(decay_every=1, decay=1e-300, round=3)
-    assert 0 < Inspection(LIMITS, lambda _: None)._lr(site) <= 1e-30
+    assert 0 < make_check(LIMITS, first=None)._lr(site) <= 1e-30
 
 
 # --- weights that others trained, before the site has -----------------------------------------------------

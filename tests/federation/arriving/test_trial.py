@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from one_site import LAST, LIMITS, changed, make_site
+from one_site import LAST, LIMITS, changed, make_check, make_site
 
 from polyclinic.federation.arriving import units
 from polyclinic.federation.arriving.history import History
-from polyclinic.federation.arriving.inspection import Inspection
 from polyclinic.federation.arriving.trial import Trials, Tried
 from polyclinic.federation.state import SiteState
 
@@ -20,7 +19,7 @@ def figures_of(result, before, limits=LIMITS):
     history = History(SiteState())
     if before is not None:
         history.take_most("loss", {"mean": before})
-    return [tuple(figure) for figure in Inspection(limits, lambda _: None)._beside_history(result, history)]
+    return [tuple(figure) for figure in make_check(limits, first=None)._beside_history(result, history)]
 
 
 def test_the_loss_is_compared_with_the_largest_so_far():

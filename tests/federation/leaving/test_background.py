@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.leaving import background, gate, parcel
+from polyclinic.federation.layers import gate
+from polyclinic.federation.leaving import background, parcel
 from polyclinic.federation.leaving.background import Background
 from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.parcel import Parcel

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.federation.layers.cohort import cohort
+from polyclinic.federation.layers.gate import Gate
+from polyclinic.federation.layers.raw_images import RawImages
 from polyclinic.federation.leaving.budget import Budget, Spent
-from polyclinic.federation.leaving.cohort import cohort
-from polyclinic.federation.leaving.gate import Gate, GateRefused
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.leaving.raw_images import RawImages
+from polyclinic.federation.refusals import GateRefused
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 1, 8, 8), dtype=np.uint8)
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.federation.leaving.gate import Gate, GateRefused, GateRefusedData, check_finite
+from polyclinic.federation.layers.gate import Gate, check_finite
+from polyclinic.federation.layers.raw_images import RawImages
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import DEFAULT_KINDS, Policy
-from polyclinic.federation.leaving.raw_images import RawImages
+from polyclinic.federation.refusals import GateRefused, GateRefusedData
 
 SHAPE = (3, 8, 8)
 

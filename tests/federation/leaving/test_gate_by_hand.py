@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from polyclinic.federation.layers.gate import Gate, check_finite
+from polyclinic.federation.layers.raw_images import RawImages, _as_bytes
+from polyclinic.federation.layers.stopped import FOLDER, Suspension, Suspensions
 from polyclinic.federation.leaving.background import PAYS_FROM
 from polyclinic.federation.leaving.budget import Budget
-from polyclinic.federation.leaving.gate import Gate, GateRefused, GateRefusedData, check_finite
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.leaving.raw_images import RawImages, _as_bytes
 from polyclinic.federation.leaving.reservation import EPSILON_LOCK, Reservations, Reserved
-from polyclinic.federation.leaving.suspension import FOLDER, Suspended, Suspension, Suspensions
+from polyclinic.federation.refusals import GateRefused, GateRefusedData, Suspended
 from polyclinic.files import lock
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 1, 8, 8), dtype=np.uint8)

@@ -1,13 +1,12 @@
 """The course of a study at a deployed site, rule by rule: which rounds, how often, and with which weights."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from polyclinic.federation.call import Call
-from polyclinic.federation.leaving.gate import GateRefused
-from polyclinic.federation.leaving.ledger import Ledger
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.leaving.score_course import (
+from polyclinic.federation.layers.call_order import (
     ALL_REPEATS,
     LEFT_OUT,
     AnsweredCalls,
@@ -15,10 +14,13 @@ from polyclinic.federation.leaving.score_course import (
     ScoredWeights,
     check_once,
     check_order,
-    check_round,
     check_scores,
 )
+from polyclinic.federation.layers.calls import RoundOfStudy
+from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
+from polyclinic.federation.refusals import GateRefused
 
 
 def declared(*releases, **how):
@@ -70,10 +72,11 @@ def test_the_limits_of_a_course_by_hand():
 
 @pytest.mark.parametrize("round", [-1, 4, 1.0, True, "1", None])
 def test_a_round_that_the_study_does_not_have_is_refused(round):
+    layer = RoundOfStudy(SimpleNamespace(spec=SimpleNamespace(method=SimpleNamespace(rounds=3)), sites=None))
     for right in range(4):
-        check_round(call(right), 3)
+        layer.arriving(SimpleNamespace(call=call(right)))
     with pytest.raises(ParcelRejected, match=f"the study has rounds 0 to 3, and round {round!r} came"):
-        check_round(call(round), 3)
+        layer.arriving(SimpleNamespace(call=call(round)))
 
 
 def test_a_round_does_not_come_after_a_later_one(ledger):

@@ -11,16 +11,18 @@ import torch
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
-from polyclinic.federation.leaving import sealing, transcript
-from polyclinic.federation.leaving.cohort import images_in_generator_step, patients_in, scored_splits
-from polyclinic.federation.leaving.gate import GateRefused
-from polyclinic.federation.leaving.key_exchange import TAKEN, BoxFile, KeyExchange, asked_in_state, seal, unseal
+from polyclinic.federation.layers import transcript
+from polyclinic.federation.layers.cohort import images_in_generator_step, patients_in
+from polyclinic.federation.layers.scored_once import ScoredModel, was_scored
+from polyclinic.federation.layers.sealing import TAKEN, BoxFile, KeyExchange, asked_in_state, seal, unseal
+from polyclinic.federation.leaving import sealing
 from polyclinic.federation.leaving.key_ring import KitKeys, PublicKeys, SeedKeys
 from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected
-from polyclinic.federation.leaving.tested_model import TestedModel, was_scored
 from polyclinic.federation.operation import operation
+from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SiteState
+from polyclinic.federation.transaction import Transaction
 
 
 class Pinned(SeedKeys):
@@ -200,7 +202,9 @@ SCORES, STATISTICS = declared("metrics"), declared("statistics", scores=("test",
 def asked(site, operation_=SCORES, value=1.0, split="test", does=work, **arguments):
     given = {} if value is None else {"weights": Parcel("weights", {"w": torch.tensor([value])})}
     call = Call(site.name, "evaluate", 1, given, {"split": split, **arguments})
-    return TestedModel(site, operation_, call, does), call
+    transaction = Transaction(call, does, operation_)
+    transaction.site = site
+    return ScoredModel(transaction), call
 
 
 def told(site, *given, **how):
@@ -264,10 +268,10 @@ def test_the_part_of_a_model_that_is_the_sites_own_counts_where_there_is_one(mak
 
 def test_the_splits_that_a_release_is_computed_from():
     call = Call("b", "evaluate", 1, arguments={"split": "test"})
-    assert scored_splits(call, SCORES, work) == ("test",)
-    assert scored_splits(Call("b", "evaluate", 1), STATISTICS, work) == ("validation",)
-    assert scored_splits(call, STATISTICS, without) == ("test",)
-    assert scored_splits(call, SCORES, without) == ("train",)
+    assert Transaction(call, work, SCORES).splits == ("test",)
+    assert Transaction(Call("b", "evaluate", 1), work, STATISTICS).splits == ("validation",)
+    assert Transaction(call, without, STATISTICS).splits == ("test",)
+    assert Transaction(call, without, SCORES).splits == ("train",)
 
 
 @pytest.mark.parametrize(("cases", "patients"), [(None, 3), ([1, 1, 2, 3], 2)])

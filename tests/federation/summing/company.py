@@ -12,10 +12,10 @@ import torch
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.federation_spec import FederationSpec
-from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.key_ring import SeedKeys
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
+from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SiteState
 from polyclinic.federation.summing.floor import Floor

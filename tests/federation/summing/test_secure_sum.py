@@ -12,8 +12,8 @@ from company import Company
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
-from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.summing import shamir
 from polyclinic.federation.summing.coordinator_sums import Unmasking
 from polyclinic.federation.summing.masks import Context

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from polyclinic.federation.leaving.gate import GateRefused
+from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.summing.open_sum import OpenSum
 from polyclinic.files import atomic_write
 

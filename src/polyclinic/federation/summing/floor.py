@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.summing.settings import Federated
 
 #: fewest sites of a secure sum, whatever a policy says: a sum of two shows each of them the other

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.leaving import sealing
-from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import Operation, operation
+from polyclinic.federation.refusals import GateRefused, GateRefusedData
 from polyclinic.federation.summing import shamir
 from polyclinic.federation.summing.agreement import check_agreement, signature_of
 from polyclinic.federation.summing.done_once import note_agreed, note_masked, note_shared
@@ -37,7 +37,7 @@ from polyclinic.federation.summing.summand import TAIL, Summand, digest_of_quest
 
 if TYPE_CHECKING:
     from polyclinic.federation.call import Call
-    from polyclinic.federation.leaving.gate import Gate
+    from polyclinic.federation.layers.gate import Gate
     from polyclinic.federation.site import Site
 
 #: the kinds of parcel of a secure sum

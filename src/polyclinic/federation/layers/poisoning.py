@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -18,11 +18,28 @@ from torch import Tensor
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput
+from polyclinic.federation.layers.layer import Layer
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.settings import Settings
 
+if TYPE_CHECKING:
+    from polyclinic.federation.transaction import Parcels, Transaction
+
 DATA_ATTACKS = ("label-flip", "backdoor")
+
+
+class Poisoned(Layer):
+    """Attackers of a simulation send another update than they made."""
+
+    def is_needed(self) -> bool:
+        return self.spec.poisoning is not None
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        attack, call = self.spec.poisoning, transaction.call
+        assert attack
+        told = (self.spec.seed, call.round)
+        return tuple(attack.update(call.site, parcel, transaction.received, *told) for parcel in parcels)
 
 
 class Poisoning(Settings):

@@ -7,36 +7,45 @@ would learn from the difference of the two.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from polyclinic.federation.layers.layer import Layer
 from polyclinic.federation.leaving.budget import SCORES
-from polyclinic.federation.leaving.cohort import scored_splits
-from polyclinic.federation.leaving.gate import GateRefused
 from polyclinic.federation.operation import signature_of
+from polyclinic.federation.refusals import GateRefused
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
     from polyclinic.federation.call import Call
-    from polyclinic.federation.operation import Operation
     from polyclinic.federation.site import Site
+    from polyclinic.federation.transaction import Transaction
 
 #: in a deployed site's folder; no coordinator can put it back
 TESTED = "tested.json"
 STATISTICS = "statistics"
 
 
-class TestedModel:
+class ScoredOnce(Layer):
+    """Figures of test images are about one model."""
+
+    def arriving(self, transaction: Transaction) -> None:
+        ScoredModel(transaction).check(transaction.call)
+
+    def left(self, transaction: Transaction) -> None:
+        if transaction.made:
+            ScoredModel(transaction).note(transaction.call)
+
+
+class ScoredModel:
     """Digests of the models that a site told figures of its test images about, by kind of parcel."""
 
-    __test__ = False  # no test, whatever its name says
-
-    def __init__(self, site: Site, declared: Operation, call: Call, work: Callable[..., Any]) -> None:
+    def __init__(self, transaction: Transaction) -> None:
+        site, releases = transaction.site, transaction.declared.releases
         self._path, self._local = site.folder / TESTED, bool(site.trainer.local_names)
-        kinds = [kind for kind in (SCORES, STATISTICS) if kind in declared.releases]
-        self._kind = kinds[0] if kinds and scored_splits(call, declared, work) == ("test",) else None
-        own = signature_of(work).parameters.get("own")
+        kinds = [kind for kind in (SCORES, STATISTICS) if kind in releases]
+        self._kind = kinds[0] if kinds and transaction.splits == ("test",) else None
+        own = signature_of(transaction.work).parameters.get("own")
         self._own = "current" if own is None else str(own.default)  # where the call does not say
 
     def check(self, call: Call) -> None:

@@ -1,4 +1,4 @@
-"""The course of a study at a deployed site: an operation once a round, and scores of weights that are trained next.
+"""The order of calls to a deployed site: an operation once a round, and scores of weights that are trained next.
 
 A coordinator that could have weights of its choice trained or scored as often as it likes would find out about single
 patients. The ledger counts, and a file of the site has the weights that were scored; no coordinator can put them back.
@@ -14,19 +14,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from polyclinic.federation.call import Call
+from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.layers.sealing import asked_in_state
 from polyclinic.federation.leaving.budget import SCORES
-from polyclinic.federation.leaving.gate import GateRefused
-from polyclinic.federation.leaving.key_exchange import asked_in_state
 from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import Operation
+from polyclinic.federation.operation import Operation, operations_of
+from polyclinic.federation.refusals import GateRefused
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import MethodLike
+    from polyclinic.federation.host import SiteHost
     from polyclinic.federation.site import Site
+    from polyclinic.federation.transaction import Parcels, Transaction
 
-
+#: in a deployed site's folder: the digests of the weights that it scored
+SCORED = "scored.json"
+#: and those of the calls that it answered
+ANSWERED = "answered.json"
 #: calls, over a whole run, that may be answered though the same operation was answered in the same round: after
 #: interruptions
 ALL_REPEATS = 12
@@ -34,6 +40,42 @@ ALL_REPEATS = 12
 LEFT_OUT = 3
 #: the operation that scores a model
 EVALUATE = "evaluate"
+
+
+class CallOrder(Layer):
+    """What came must be a step of the method's own course, whatever else the coordinator would like to know."""
+
+    def __init__(self, host: SiteHost) -> None:
+        super().__init__(host)
+        self.course = course_of(self.spec.method)
+        self._has_beginnings = any(one.begins_round for one in operations_of(self.spec.method))
+
+    def arriving(self, transaction: Transaction) -> None:
+        site, call, declared = transaction.site, transaction.call, transaction.declared
+        ledger, scored = self.sites.ledgers[call.site], ScoredWeights(site.folder / SCORED)
+        transaction.asked = asked = "" if declared.repeats else digest_of_call(site, call)
+        answered, put_back = AnsweredCalls(site.folder / ANSWERED), call.site in self.sites.put_back
+        check_once(call, declared, ledger, answered, asked=asked, course=self.course, put_back=put_back)
+        check_order(call, declared, ledger)
+        if declared.begins_round:
+            scored.check(call)
+        if self._has_beginnings and (declared.begins_round or SCORES in declared.releases):
+            scored.check_left_out(call, self.course)
+        if declared.begins_round:
+            scored.begin(call)
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        call = transaction.call
+        put_back = call.site in self.sites.put_back
+        check_scores(call, parcels, self.sites.ledgers[call.site], self.course, put_back=put_back)
+        return parcels
+
+    def left(self, transaction: Transaction) -> None:
+        call, folder = transaction.call, transaction.site.folder
+        if transaction.made and not transaction.declared.repeats:
+            AnsweredCalls(folder / ANSWERED).note(call, transaction.asked)
+        if any(parcel.kind == SCORES for parcel in transaction.made):
+            ScoredWeights(folder / SCORED).note(call)
 
 
 class Course(NamedTuple):
@@ -58,12 +100,6 @@ def course_of(method: MethodLike) -> Course:
     """The course of a method's run."""
     patience = getattr(method, "patience", None)
     return Course(method.rounds, getattr(method, "fraction", 1.0), ends_early=patience is not None)
-
-
-def check_round(call: Call, rounds: int) -> None:
-    """ParcelRejected for a round that the study does not have."""
-    if type(call.round) is not int or not 0 <= call.round <= rounds:
-        raise ParcelRejected(f"the study has rounds 0 to {rounds}, and round {call.round!r} came")
 
 
 def check_order(call: Call, declared: Operation, ledger: Ledger) -> None:

@@ -19,14 +19,16 @@ from polyclinic.federation.arriving.history import History
 from polyclinic.federation.arriving.returning import Returns
 from polyclinic.federation.arriving.settings import Figure, Incoming
 from polyclinic.federation.arriving.trial import Trials, Tried
+from polyclinic.federation.layers.layer import Layer
 from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected
-from polyclinic.federation.leaving.suspension import DataDependentRefusal
+from polyclinic.federation.refusals import DataDependentRefusal, LooksOn
 
 if TYPE_CHECKING:
-    from polyclinic.federation.call import Call
     from polyclinic.federation.collaborators import TrainerLike
+    from polyclinic.federation.host import SiteHost
     from polyclinic.federation.operation import Operation
     from polyclinic.federation.site import Site
+    from polyclinic.federation.transaction import Parcels, Transaction
 
 Weights = Mapping[str, Tensor]
 
@@ -49,43 +51,42 @@ def one_pass(site: Site) -> int:
     return site.trainer.steps_in(site.data.train)
 
 
-class Inspection:
-    """The incoming check of a process. `first_weights` gives the weights that the study begins with at a site, or None
-    where they follow from more than the study's seed. `has_course` is false for a method whose weights do not come
-    nearer step by step: a head that is solved for at once is far from the first one, and no site has trained it.
-    `steps`: how many steps a site takes in a round."""
+class Inspection(Layer):
+    """The incoming check of a process. It knows the weights that the study begins with at a site, unless they follow
+    from more than the study's seed. `has_course` is false for a method whose weights do not come nearer step by step: a
+    head that is solved for at once is far from the first one, and no site has trained it."""
 
-    def __init__(
-        self,
-        limits: Incoming,
-        first_weights: Callable[[str], Weights | None],
-        *,
-        has_course: bool = True,
-        steps: Callable[[Site], int] = one_pass,
-    ) -> None:
-        self.limits = limits
-        self.has_course = has_course
-        self.steps = steps
-        self.trials = Trials(limits.images)
-        self._first_weights = first_weights
+    def __init__(self, host: SiteHost) -> None:
+        super().__init__(host)
+        self.limits, self.has_course = self.spec.policy.incoming, self.spec.has_course
+        #: how many steps a site takes in a round
+        self.steps: Callable[[Site], int] = getattr(self.spec.method, "steps_at", one_pass)
+        self.trials = Trials(self.limits.images)
 
-    def arrived(self, site: Site, call: Call, parcels: Mapping[str, Parcel], declared: Operation | None = None) -> str:
-        """Inspect what came with a call: ParcelRejected or DataDependentRefusal where a figure is above its limit.
+    def is_needed(self) -> bool:
+        return self.limits.on
 
-        The answer says why the site must not work with it though it keeps what it saw (`returning`); nothing if it may.
-        """
+    def arriving(self, transaction: Transaction) -> None:
+        """Inspect what came with a call: ParcelRejected or DataDependentRefusal where a figure is above its limit,
+        LooksOn where the site must not work with it though it keeps what it saw (`returning`)."""
         words = ""
-        for name, parcel in parcels.items() if self.limits.on else ():
+        for name, parcel in transaction.received.items():
             if parcel.kind in INSPECTED:
-                words = self._inspect(site, parcel, declared, sealed=call.parcels[name].kind == SEALED) or words
-        return words
+                sealed = transaction.call.parcels[name].kind == SEALED
+                words = self._inspect(transaction.site, parcel, transaction.declared, sealed=sealed) or words
+        if words:
+            raise LooksOn(words)
 
-    def left(self, site: Site, released: Iterable[Parcel], came: Iterable[Parcel] = ()) -> None:
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        self.note_own(transaction.site, parcels, transaction.received.values())
+        return parcels
+
+    def note_own(self, site: Site, released: Iterable[Parcel], came: Iterable[Parcel] = ()) -> None:
         """Note how far the site's own training moves weights: what comes back may move farther, but not much. It begins
         at the weights that `came` with the call: those that passed before do not move the course, and the way from
         them to the last ones is not the site's."""
         history = History(site.state)
-        last = dict(history.last()) if self.limits.on else {}
+        last = dict(history.last())
         for parcel in came:
             last.update(
                 {name: one for name, one in parcel.tensors.items() if parcel.kind == "weights" and name in last}
@@ -222,7 +223,7 @@ class Inspection:
 
     def _begin(self, site: Site, history: History) -> None:
         """Remember the first weights, and what they do with the site's images."""
-        first = self._first_weights(site.name)
+        first = self.spec.first_weights(site.name)
         if first is None:
             return
         tried = self.trials.try_weights(site, site.trainer, {**first, **site.state.group("local")})

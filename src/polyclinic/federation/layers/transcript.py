@@ -15,14 +15,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from polyclinic.federation.layers.layer import Layer
+
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.federation.call import Call
     from polyclinic.federation.leaving.parcel import Parcel
     from polyclinic.federation.site import Site
     from polyclinic.federation.state import SiteState
+    from polyclinic.federation.transaction import Transaction
 
 NAME = "trail"
+
+
+class Transcript(Layer):
+    """The call enters the transcript before noise is drawn for it."""
+
+    def arriving(self, transaction: Transaction) -> None:
+        if transaction.site.trainer.privacy is not None:
+            extend(transaction.site, self.spec.result_settings_json, transaction.call, transaction.received)
 
 
 def extend(site: Site, result_settings_json: str, call: Call, received: Mapping[str, Parcel]) -> None:

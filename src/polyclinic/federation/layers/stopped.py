@@ -12,20 +12,18 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyclinic.data.names import refuse_unsafe_name
+from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.refusals import Suspended
 from polyclinic.files import atomic_write
 
+if TYPE_CHECKING:
+    from polyclinic.federation.host_spec import HostSpec
+    from polyclinic.federation.transaction import Parcels, Transaction
+
 FOLDER = "suspended"
-
-
-class DataDependentRefusal(Exception):  # noqa: N818
-    """A refusal that depends on the site's images. Raise it in any check that has looked at them: the host of a
-    deployed site then suspends the study. Its text is for the site's own people."""
-
-
-class Suspended(Exception):  # noqa: N818
-    """The site answers nothing until a person there releases a study."""
 
 
 @dataclass(frozen=True)
@@ -70,3 +68,22 @@ class Suspensions:
     def _file(self, study: str) -> Path:
         refuse_unsafe_name(study)
         return self.folder / f"{study}.json"
+
+
+def refuse_while_stopped(spec: HostSpec) -> None:
+    """Suspended if the people of a deployed site have stopped the study, or must look at it first."""
+    if spec.require_approval:
+        spec.require_approval()
+    if spec.suspensions:
+        spec.suspensions.refuse_while_any()
+
+
+class Stopped(Layer):
+    """Nothing is done, and nothing leaves, that the people of the site do not let run."""
+
+    def arriving(self, transaction: Transaction) -> None:
+        refuse_while_stopped(self.spec)
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        refuse_while_stopped(self.spec)
+        return parcels

@@ -8,34 +8,67 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from polyclinic.data.names import COORDINATOR
+from polyclinic.federation.layers.cohort import count_patients
+from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.layers.raw_images import RawImages
+from polyclinic.federation.layers.sealing import seal
 from polyclinic.federation.leaving.background import PAYS_FROM
 from polyclinic.federation.leaving.budget import SCORES, Budget, OverBudget, OverBytes, size_tells_something
 from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import Parcel
 from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.leaving.raw_images import RawImages
 from polyclinic.federation.leaving.reservation import Reserved
-from polyclinic.federation.leaving.suspension import DataDependentRefusal
 from polyclinic.federation.leaving.target import EpsilonTarget
+from polyclinic.federation.refusals import GateRefused, GateRefusedData
+
+if TYPE_CHECKING:
+    from polyclinic.federation.collaborators import TrainerLike
+    from polyclinic.federation.transaction import Parcels, Transaction
 
 #: kinds of an operation that releases something as large as the model, and at most numbers beside it
 UPDATES = frozenset({"weights", "gradients", "statistics"})
 
 
-class GateRefused(Exception):  # noqa: N818
-    """A parcel that may not leave. Says which site, operation and kind, and why."""
+class Reservation(Layer):
+    """What the work will cost is set aside before it begins; refused if nothing that it makes may leave."""
+
+    def around(self, transaction: Transaction) -> contextlib.AbstractContextManager[None]:
+        call, trainer = transaction.call, transaction.site.trainer
+        kinds, private = self.host.sums.kinds(transaction.declared), trainer.privacy is not None
+        gate = self.sites.gates[call.site]
+        return gate.reserved(call.round, call.operation, kinds, model_bytes(trainer), private=private)
 
 
-class GateRefusedData(GateRefused, DataDependentRefusal):
-    """A parcel that may not leave because of the numbers in it, which depend on the site's images."""
+class ThroughGate(Layer):
+    """What leaves passes the site's gate, sealed if it is for another site."""
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        site, call = transaction.site, transaction.call
+        transaction.outgoing = parcels
+        return self.sites.gates[call.site].release(
+            parcels,
+            round=call.round,
+            operation=call.operation,
+            to=call.to,
+            simulation_only=transaction.declared.simulation_only,
+            seal=None if call.to == COORDINATOR else lambda parcel: seal(site, parcel, call),
+            cohort=count_patients(self.spec, transaction) if self.spec.policy.min_cohort else None,
+            by_reference=self.host.by_reference,
+        )
+
+
+def model_bytes(trainer: TrainerLike) -> int:
+    """The bytes of what a site shares of its model."""
+    shared = {name: t for name, t in trainer.model.state_dict().items() if name not in trainer.local_names}
+    return sum(tensor.numel() * tensor.element_size() for tensor in shared.values())
 
 
 class Gate:

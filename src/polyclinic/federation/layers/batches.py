@@ -1,0 +1,63 @@
+"""Layers around the work: which images a site uses is noted, and images have random shares in its gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from polyclinic.federation.layers.layer import Layer
+from polyclinic.randomness import torch_rng
+
+if TYPE_CHECKING:
+    from polyclinic.federation.transaction import Transaction
+
+
+class NotedBatches(Layer):
+    """Indices of the images in every batch, for an archive and for the smallest cohort."""
+
+    alone = True
+
+    def is_needed(self) -> bool:
+        return bool(self.spec.archive or self.spec.policy.min_cohort)
+
+    def around(self, transaction: Transaction) -> contextlib.AbstractContextManager[None]:
+        return _noted(transaction)
+
+
+class NotedForArchive(NotedBatches):
+    """The same in a simulation, where operations that work at several sites at once take no batches of a trainer."""
+
+    def around(self, transaction: Transaction) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if transaction.declared.grouped else super().around(transaction)
+
+
+class RandomShares(Layer):
+    """Random shares of images in gradients: others for every call, so that a run that is put back tells nothing more.
+    Differential privacy bounds each image's share itself, and its proof wants no other image to change it."""
+
+    alone = True
+
+    def is_needed(self) -> bool:
+        return self.spec.policy.shares == "random"
+
+    def around(self, transaction: Transaction) -> contextlib.AbstractContextManager[None]:
+        site = transaction.site
+        if site.trainer.privacy is not None:
+            return contextlib.nullcontext()
+        return site.trainer.random_shares(
+            torch_rng(*site.address("shares", site.round), site.secret, transaction.asked)
+        )
+
+
+class SimulatedShares(RandomShares):
+    """The same in a simulation, where operations that work at several sites at once have equal shares."""
+
+    def around(self, transaction: Transaction) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if transaction.declared.grouped else super().around(transaction)
+
+
+@contextlib.contextmanager
+def _noted(transaction: Transaction) -> Iterator[None]:
+    with transaction.site.trainer.note_batches() as transaction.used:
+        yield
