@@ -18,9 +18,10 @@ from typing import Any
 
 import polyclinic
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.arriving import inspection, returning
-from polyclinic.federation.arriving.settings import Figure
 from polyclinic.federation.host import SiteHost
+from polyclinic.federation.layers import absence as returning
+from polyclinic.federation.layers import incoming as inspection
+from polyclinic.federation.layers.weight_checks import Figure
 from polyclinic.methods import METHODS
 from polyclinic.randomness import numpy_rng
 from polyclinic.runner.recorder import Display

@@ -168,7 +168,7 @@ def test_a_head_tells_the_coordinator_nothing_about_what_was_sealed(kit):
     from polyclinic.federation.layers.gate import Gate
     from polyclinic.federation.layers.raw_images import RawImages
     from polyclinic.federation.leaving.ledger import Ledger
-    from polyclinic.federation.leaving.policy import Policy
+    from polyclinic.federation.policy import Policy
 
     heads = set()
     for number in range(2):

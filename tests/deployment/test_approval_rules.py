@@ -4,7 +4,7 @@ import pytest
 
 from polyclinic.deployment.approval_rules import ApprovalRules, changed_settings, rules_of, widened
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 
 
 def tables(**changes):

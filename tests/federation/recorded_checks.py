@@ -250,7 +250,7 @@ def checks_of_sites(name: str, folder: Path, *, deployed: bool) -> dict[str, lis
 def deployed_policy() -> Any:
     """The policy of a hospital that lets out what the studies above release."""
     from polyclinic.federation.leaving.kinds import KINDS
-    from polyclinic.federation.leaving.policy import Policy
+    from polyclinic.federation.policy import Policy
 
     kinds = tuple(kind for kind in KINDS.builtin if kind != "real-images")
     return Policy(kinds=kinds, deployed=True, min_cohort=1, few_images="allow", max_bytes=10**12)

@@ -22,11 +22,11 @@ from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, is_attackabl
 from polyclinic.federation.leaving.budget import OverBudget, Price
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.reservation import Reserved
 from polyclinic.federation.leaving.target import EpsilonTarget
 from polyclinic.federation.leaving.wire_codec import NotOnWire, _is_described, unpack
 from polyclinic.federation.ledger_check import Checked, _unsigned
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.summing import fixed_point
 from polyclinic.federation.summing.floor import Floor, floor_of
 from polyclinic.federation.summing.open_sum import OpenSum

@@ -17,9 +17,9 @@ from polyclinic.federation.layers.poisoning import Poisoning
 from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
 from polyclinic.federation.leaving.key_ring import SeedKeys
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.signing import Anchor, sign_anchor
 from polyclinic.federation.operation import operation
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import (
     DataDependentRefusal,
     GateRefused,

@@ -16,9 +16,9 @@ from polyclinic.federation.federation_spec import Faults, FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.open_sites import OpenSites, room_for_states
 from polyclinic.federation.operation import operation
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.state import SiteState
 from polyclinic.methods.shared import averaging
 

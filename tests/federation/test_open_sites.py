@@ -10,8 +10,8 @@ import torch
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.open_sites import OpenSites
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SitePosition, SiteState, state_path, version_of
 

@@ -18,7 +18,7 @@ from polyclinic.federation.layers.cohort import (
 from polyclinic.federation.layers.covered import check_all_covered, check_private
 from polyclinic.federation.layers.scores import coarse_scores, held_out_only, without_loss
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused, GateRefusedData
 
 W = {"w": torch.ones(1)}

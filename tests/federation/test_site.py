@@ -16,8 +16,8 @@ from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.operation import operation
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path
 

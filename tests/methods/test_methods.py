@@ -15,7 +15,7 @@ from polyclinic.federation.layers.gate import Gate
 from polyclinic.federation.layers.raw_images import RawImages
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared import averaging, local_training

@@ -184,7 +184,7 @@ def test_the_secret_changes_the_noise_and_the_record_says_so(tiny, tmp_path):
     from polyclinic.federation.call import Call
     from polyclinic.federation.host import SiteHost
     from polyclinic.federation.leaving.parcel import Parcel
-    from polyclinic.federation.leaving.policy import Policy
+    from polyclinic.federation.policy import Policy
 
     study = tiny("fedavg", PRIVATE)
     parts = prepare(study.data, study.sites)
@@ -205,7 +205,7 @@ def deployed_asked(study, folder, asked, restored=None):
     from polyclinic.federation.call import Call
     from polyclinic.federation.host import SiteHost
     from polyclinic.federation.leaving.parcel import Parcel
-    from polyclinic.federation.leaving.policy import Policy
+    from polyclinic.federation.policy import Policy
 
     parts = prepare(study.data, study.sites)
     assembly = Assembly(study, parts, folder)

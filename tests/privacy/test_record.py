@@ -12,7 +12,7 @@ from polyclinic.federation.layers.raw_images import RawImages
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected, decode
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.privacy import record as records
 from polyclinic.privacy.epsilon import compute_epsilon

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from polyclinic.data.own_images import read_toml
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.json_types import JsonObject
 from polyclinic.messages import sentences
 from polyclinic.settings import Settings

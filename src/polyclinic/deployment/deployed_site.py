@@ -34,7 +34,7 @@ from polyclinic.federation.host import SiteHost
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.leaving.key_ring import KitKeys
 from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import DataDependentRefusal, GateRefused
 from polyclinic.files import atomic_write, lock
 from polyclinic.formats import write_run_format

@@ -34,9 +34,9 @@ from polyclinic.deployment.site_config import MAX_SCORES
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
 from polyclinic.federation.leaving.key_ring import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.sealing import public_key
 from polyclinic.federation.leaving.signing import signing_public_key
+from polyclinic.federation.policy import Policy
 from polyclinic.files import atomic_write, make_private
 from polyclinic.runner.recorder import Display
 from polyclinic.study import Study, parse_study

@@ -14,7 +14,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.leaving.anchor_file import LedgerBroken
 from polyclinic.federation.leaving.budget import OverBudget, Price, Spent, price_at
 from polyclinic.federation.leaving.ledger import verify
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.files import lock
 from polyclinic.json_types import JsonObject
 from polyclinic.study import load_run_study

@@ -15,8 +15,8 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.layers.sealing import KeyExchange
 from polyclinic.federation.leaving.budget import SCORES
 from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.operation import Operation
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.summing.floor import Floor
 from polyclinic.federation.summing.site_sums import SiteSums
 from polyclinic.json_types import JsonObject

@@ -12,7 +12,7 @@ from torch import Tensor
 from polyclinic.federation.leaving.encodings import Encoding
 from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import Expected, Parcel
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.summing.settings import Federated
 from polyclinic.settings import Settings
 

@@ -20,7 +20,6 @@ from polyclinic.allocation import keep_freed_memory
 from polyclinic.data.label_sets import unknown_classes, without_classes
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.federation_spec import Faults, FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
@@ -28,7 +27,7 @@ from polyclinic.federation.leaving.archive import ParcelArchive
 from polyclinic.federation.leaving.encodings import ROUNDING
 from polyclinic.federation.leaving.key_ring import KeyRing
 from polyclinic.federation.leaving.parcel import Expected, OneOf
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Incoming, Policy
 from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.models import (

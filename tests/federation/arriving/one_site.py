@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
-from polyclinic.federation.arriving.history import History
-from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.call import Call
 from polyclinic.federation.layers.incoming import Inspection
+from polyclinic.federation.layers.movement import History
 from polyclinic.federation.leaving.parcel import SEALED, Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.policy import Incoming
 from polyclinic.federation.site import Site
 from polyclinic.federation.state import SiteState
 from polyclinic.models import build, initial_weights

@@ -4,10 +4,11 @@ import pytest
 import torch
 from one_site import FIRST, LAST, LIMITS, inspect, make_site
 
-from polyclinic.federation.arriving import course
-from polyclinic.federation.arriving.history import History
-from polyclinic.federation.arriving.settings import Incoming
-from polyclinic.federation.layers.incoming import dominances, lengths, one_pass
+from polyclinic.federation.layers import movement as course
+from polyclinic.federation.layers.incoming import one_pass
+from polyclinic.federation.layers.movement import History
+from polyclinic.federation.layers.weight_checks import dominances, lengths
+from polyclinic.federation.policy import Incoming
 from polyclinic.federation.refusals import DataDependentRefusal
 from polyclinic.federation.state import SiteState
 

@@ -3,7 +3,7 @@
 import pytest
 
 from polyclinic import run
-from polyclinic.federation.arriving.history import GROUP
+from polyclinic.federation.layers.movement import History
 from polyclinic.files import read_tensors
 from polyclinic.methods import METHODS
 
@@ -42,7 +42,7 @@ def test_the_history_lies_in_the_sites_state(tiny, tmp_path):
     result = run(tiny("fedavg", {"policy.incoming": {"on": True}, "sites.count": 2}, rounds=2), tmp_path / "run")
     for state in result.folder.glob("sites/*/state-*.safetensors"):
         kept = read_tensors(state)
-        assert {name.split("/")[1] for name in kept if name.startswith(GROUP)} >= {"last", "own", "quiet", "passed"}
+        assert {name.split("/")[1] for name in kept if name.startswith(History.GROUP)} >= {"last", "own", "passed"}
     plain = run(tiny("fedavg", {"sites.count": 2}, rounds=2), tmp_path / "plain")
     assert not list(plain.folder.glob("sites/*/state-*.safetensors"))
 
@@ -53,8 +53,8 @@ def test_weights_from_a_file_are_the_beginning_that_later_ones_are_compared_with
     tables["model.weights"] = str(before.folder / "model.safetensors")
     result = run(tiny("fedavg", tables, rounds=2), tmp_path / "run")
     for state in result.folder.glob("sites/*/state-*.safetensors"):
-        kept = {name.split("/")[1] for name in read_tensors(state) if name.startswith(GROUP)}
-        assert kept >= {"last", "own", "quiet", "loss"}
+        kept = {name.split("/")[1] for name in read_tensors(state) if name.startswith(History.GROUP)}
+        assert kept >= {"last", "own", "loss"}
 
 
 def test_a_simulated_site_refuses_what_is_above_a_limit(tiny, tmp_path):

@@ -4,10 +4,9 @@ import pytest
 import torch
 from one_site import FIRST, LAST, LIMITS, Asked, changed, inspect, make_check, make_site
 
-from polyclinic.federation.arriving import units
-from polyclinic.federation.arriving.history import GROUP, History
-from polyclinic.federation.arriving.settings import Figure, Incoming
+from polyclinic.federation.layers.movement import History
 from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.policy import Incoming
 from polyclinic.federation.refusals import DataDependentRefusal
 from polyclinic.federation.state import SiteState
 
@@ -99,58 +98,25 @@ def test_weights_that_moved_too_far_are_refused_and_not_remembered():
     assert not any("passed" in name for name in site.state)
 
 
-@pytest.mark.parametrize(("images", "graded"), [(15, False), (16, True)])
-def test_weights_without_a_course_are_looked_at_for_graded_units_and_leave_nothing(images, graded):
-    site, check = make_site(images=images), make_check(LIMITS)
-    figures = list(check._figures(site, FIRST, History(site.state), {}, 1, own_network=False, kept=True))
-    assert {figure.check for figure in figures} == ({"graded"} if graded else set())
-    assert not site.state
-
-
-def test_with_a_course_units_of_own_training_are_not_looked_at_for_grades():
-    site = make_site()
-    check, history = inspect(site, FIRST), History(site.state)
-    for rounds, graded in ((1, set()), (LIMITS.at_once, set()), (LIMITS.at_once + 1, {"graded"})):  # who was long away
-        figures = list(check._figures(site, FIRST, history, {"fc1": 0.1}, rounds, own_network=True, kept=True))
-        assert {figure.check for figure in figures} == {"moved", "quiet", "exposed", "loss"} | graded
-    beginning = make_site()
-    new = list(check._figures(beginning, FIRST, History(beginning.state), {}, 1, own_network=True, kept=True))
-    assert {figure.check for figure in new} == {"graded"}
-    assert {name.split("/")[1] for name in beginning.state} >= {"quiet", "loss"}
-    other = make_site()
-    list(check._figures(other, FIRST, History(other.state), {}, 1, own_network=True, kept=False))
-    assert not other.state
-
-
-def test_no_round_was_missed_where_there_is_no_course():
-    site = make_site(round=5)
-    check = inspect(site, FIRST)
-    check._figures = lambda *given, **more: iter([Figure("graded", "fc1", 20.0, 9.0)])
-    with pytest.raises(DataDependentRefusal, match=r"graded of 'fc1' is 20, and 9 is the limit$"):
-        inspect(site, changed(), check=check, sealed=True)
-
-
 def test_a_site_that_knows_no_first_weights_begins_with_what_comes():
     site, check = make_site(), make_check(LIMITS, first=None)
     inspect(site, changed(times=3.0), check=check)
-    history = History(site.state)
-    tried = check.trials.try_weights(site, site.trainer, changed(times=3.0))
-    assert history.most("loss") == pytest.approx({"mean": tried.loss})
-    assert set(history.quiet()) == set(tried.found)
     with pytest.raises(DataDependentRefusal, match="moved of"):
         inspect(site, FIRST, check=check)
 
 
-def test_the_first_weights_and_what_they_do_are_remembered_before_others_are_compared():
+def test_the_first_weights_are_remembered_before_others_are_compared():
     site = make_site()
-    check = inspect(site, changed(times=1.05))
-    history, tried = History(site.state), check.trials.try_weights(site, site.trainer, FIRST)
-    larger = check.trials.try_weights(site, site.trainer, changed(times=1.05))
-    assert history.most("loss")["mean"] == pytest.approx(max(tried.loss, larger.loss))
-    assert history.most("exposed") == pytest.approx(
-        {name: value for name, one in tried.found.items() if (value := units.exposed(one)) > 0}
-    )
-    assert int(site.state[f"{GROUP}/round/last"]) == 1
+    inspect(site, changed(times=1.05))
+    assert int(site.state[f"{History.GROUP}/round/last"]) == 1
+    with pytest.raises(DataDependentRefusal, match="moved of"):
+        inspect(make_site(), changed(times=4.0))
+
+
+@pytest.mark.parametrize("name", ["images", "quiet", "exposed", "graded", "loss"])
+def test_limits_of_images_are_gone(name):
+    with pytest.raises(ValueError, match=f"'{name}' is gone, as the check looks at no image any more"):
+        Incoming(**{name: 0.5})
 
 
 @pytest.mark.parametrize(

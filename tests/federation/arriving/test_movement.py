@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from polyclinic.federation.arriving import course, units
-from polyclinic.federation.arriving.history import History
-from polyclinic.federation.arriving.settings import Incoming
+from polyclinic.federation.layers import movement as course
+from polyclinic.federation.layers.movement import History
+from polyclinic.federation.policy import Incoming
 from polyclinic.federation.state import SiteState
 
 REFERENCE = {
@@ -116,10 +116,6 @@ def test_a_layer_may_move_a_quarter_as_far_as_the_one_that_moved_farthest():
     assert alone == ("moved", "c", 1, 0.15)
 
 
-def test_a_step_of_the_studys_optimiser_has_a_limit_of_its_own():
-    assert list(course.steps({"fc": 0.3}, Incoming(step=0.25))) == [("step", "fc", 0.3, 0.25)]
-
-
 @pytest.mark.parametrize(("steps", "counted"), [(0, 0.11), (1, 0.11), (2, 0.22)])
 def test_no_step_counts_as_one(steps, counted):
     assert course.counted({"fc": 1.0}, steps) == pytest.approx({"fc": counted})
@@ -143,19 +139,6 @@ def test_only_larger_figures_are_remembered():
     history.take_movement({"fc": 0.25}, lr=0.1)
     history.take_movement({"fc": 0.125}, lr=0.1)
     assert history.own(0.1) == {"fc": 0.25}
-
-
-@pytest.mark.parametrize(("images", "graded"), [(15, {}), (16, {"relu": 4.0})])
-def test_what_own_weights_do_with_images_is_remembered(images, graded):
-    level = torch.arange(float(images))[:, None] - torch.tensor([2.5, 5.5, 8.5, 11.5])
-    history = History(SiteState())
-    history.take_own({"relu": units.responses_to(level, rectifier=True)})
-    assert history.most("graded") == graded
-    assert history.quiet()["relu"].tolist() == [False] * 4
-    history.take_own({"relu": units.responses_to(level - 20, rectifier=True)})
-    history.take_own({"relu": units.responses_to(level, rectifier=True)})
-    assert history.quiet()["relu"].tolist() == [True] * 4  # what was quiet once may be so again
-    history.take_own({})
 
 
 def test_weights_are_remembered_with_half_of_their_digits():

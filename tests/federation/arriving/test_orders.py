@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from polyclinic import attacks
-from polyclinic.federation.arriving import orders
-from polyclinic.federation.arriving.settings import Figure, Incoming
+from polyclinic.federation.layers import weight_checks as orders
+from polyclinic.federation.layers.weight_checks import Figure
+from polyclinic.federation.policy import Incoming
 from polyclinic.models import build
 from polyclinic.randomness import seeded, torch_rng
 

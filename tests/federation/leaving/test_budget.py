@@ -14,7 +14,7 @@ from polyclinic.federation.leaving.budget import Budget, Spent
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 1, 8, 8), dtype=np.uint8)

@@ -20,8 +20,8 @@ from polyclinic.federation.leaving.budget import (
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.reservation import EPSILON_LOCK, FOLDER, Reservations, Reserved
+from polyclinic.federation.policy import Policy
 from polyclinic.files import lock
 
 #: every image takes part in every step, so that epsilon is known at once

@@ -11,7 +11,7 @@ from polyclinic.federation.layers.raw_images import RawImages
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import DEFAULT_KINDS, Policy
+from polyclinic.federation.policy import DEFAULT_KINDS, Policy
 from polyclinic.federation.refusals import GateRefused, GateRefusedData
 
 SHAPE = (3, 8, 8)

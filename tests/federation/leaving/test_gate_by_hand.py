@@ -14,8 +14,8 @@ from polyclinic.federation.leaving.budget import Budget
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import Ledger, verify
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.reservation import EPSILON_LOCK, Reservations, Reserved
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused, GateRefusedData, Suspended
 from polyclinic.files import lock
 

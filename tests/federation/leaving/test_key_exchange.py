@@ -8,7 +8,6 @@ import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.engines.worker_process import reason_of
-from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.federation_spec import FederationSpec
@@ -19,8 +18,8 @@ from polyclinic.federation.leaving.key_ring import SeedKeys
 from polyclinic.federation.leaving.kinds import KINDS
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.parcel import SEALED, Expected, Parcel
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.operation import operation
+from polyclinic.federation.policy import Incoming, Policy
 
 SITES = ("a", "b", "c")
 SECRET = torch.arange(64, dtype=torch.float32) * 1.25 + 3

@@ -3,7 +3,7 @@
 import pydantic
 import pytest
 
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.federation.leaving.budget import OverBudget, Price, price_at
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.target import EpsilonTarget
+from polyclinic.federation.policy import Policy
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon, group_epsilon
 
 #: every image takes part in every step, so that epsilon is known at once

@@ -10,8 +10,8 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
 from polyclinic.federation.layers.sums import without_samples
 from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.operation import operation
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.state import SiteState
 from polyclinic.federation.summing.open_sum import honest_sites, known

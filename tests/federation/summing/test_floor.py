@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.summing.floor import Floor, floor_of
 from polyclinic.federation.summing.settings import Federated

@@ -24,9 +24,9 @@ from polyclinic.federation.leaving.budget import SCORES, Budget, OverBudget, Ove
 from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
 from polyclinic.federation.leaving.ledger import Ledger
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.reservation import Reserved
 from polyclinic.federation.leaving.target import EpsilonTarget
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused, GateRefusedData
 
 if TYPE_CHECKING:

@@ -1,27 +1,45 @@
-"""The incoming check: a site inspects what a coordinator sends before it works with it.
+"""Layer of the incoming check: a site inspects what a coordinator sends before it works with it.
 
-What depends on the weights alone is refused openly. What has looked at the site's images, or at what its own training
-did, must not tell: it suspends the study, as any other failure does. The check draws no random number that anything
-else draws, and changes nothing but its own history in the site's state.
+What each figure measures, and which attack it stops:
+
+- form: names, shapes, dtypes and kind are those that the operation takes (calls.py). Stops parts of a network that are
+  left out, or sent as another kind.
+- `largest`: the largest number, NaN and infinity included. Stops overflow filters: one image becomes infinite.
+- `empty`: the share of a layer's rows that are zero. Stops networks whose units are all switched off but a few.
+- `alike`: the share of a layer's rows that point the same way. Stops imprinted layers: bins are one row with other
+  biases, and convolutions that are opened to let images through.
+- `moved`: how far a row moved since weights last arrived, beside the site's own training. Stops imprints, traps,
+  fishing, crafted sums, another network than the seed gives, and a control variate that carries one.
+- `step`, `sgd_rate`: how long the study's steps are. Stops a learning rate that makes room for any weights.
+- `dominance`: the share of one image in a gradient for a batch. Stops a gradient at the cut that is about one image.
+- `longer`: gradients and generators beside the longest before. Stops a gradient that drowns the weights of a front.
+
+What depends on what arrived alone is refused openly. `moved`, `dominance` and `longer` are compared with the site's own
+training or batches, so they must not tell: they suspend the study. The check draws no random number that anything else
+draws, and changes nothing but its own history in the site's state.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.federation.arriving import course, orders, returning, units
-from polyclinic.federation.arriving.history import History
-from polyclinic.federation.arriving.returning import Returns
-from polyclinic.federation.arriving.settings import Figure, Incoming
-from polyclinic.federation.arriving.trial import Trials, Tried
+from polyclinic.data.parts import ImageSet
+from polyclinic.federation.layers import absence, movement
+from polyclinic.federation.layers import weight_checks as checks
+from polyclinic.federation.layers.absence import Returns
 from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.layers.movement import History
+from polyclinic.federation.layers.weight_checks import Figure, Weights, refuse
 from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected
 from polyclinic.federation.refusals import DataDependentRefusal, LooksOn
+from polyclinic.randomness import seeded, torch_rng
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
@@ -30,18 +48,19 @@ if TYPE_CHECKING:
     from polyclinic.federation.site import Site
     from polyclinic.federation.transaction import Parcels, Transaction
 
-Weights = Mapping[str, Tensor]
-
 #: parcels that are inspected
 INSPECTED = ("weights", "gradients", "generator")
 #: what leaves where weights are scored, and nothing is trained with them
 SCORED = ("metrics", "keys")
 #: the operation that gives a site the finished model
 KEPT = "keep_model"
-#: fewest images that weights are tried on
+#: fewest images of a site whose training says anything
 FEWEST_IMAGES = 4
-#: own training whose loss is so many times the largest so far has exploded
+#: own training whose loss is so many times the largest so far has exploded: a divergence ends far above, honest rounds
+#: at the largest rates allowed stay below
 EXPLODED = 10.0
+#: images by which a loss is known well enough to see that
+IMAGES = 32
 #: what helps against steps that are too long
 SMALLER_RATE = "; choose a smaller optimizer.lr, or the site allows more in [incoming] of its policy"
 
@@ -61,14 +80,13 @@ class Inspection(Layer):
         self.limits, self.has_course = self.spec.policy.incoming, self.spec.has_course
         #: how many steps a site takes in a round
         self.steps: Callable[[Site], int] = getattr(self.spec.method, "steps_at", one_pass)
-        self.trials = Trials(self.limits.images)
 
     def is_needed(self) -> bool:
         return self.limits.on
 
     def arriving(self, transaction: Transaction) -> None:
         """Inspect what came with a call: ParcelRejected or DataDependentRefusal where a figure is above its limit,
-        LooksOn where the site must not work with it though it keeps what it saw (`returning`)."""
+        LooksOn where the site must not work with it though it keeps what it saw (absence.py)."""
         words = ""
         for name, parcel in transaction.received.items():
             if parcel.kind in INSPECTED:
@@ -81,86 +99,44 @@ class Inspection(Layer):
         self.note_own(transaction.site, parcels, transaction.received.values())
         return parcels
 
-    def note_own(self, site: Site, released: Iterable[Parcel], came: Iterable[Parcel] = ()) -> None:
-        """Note how far the site's own training moves weights: what comes back may move farther, but not much. It begins
-        at the weights that `came` with the call: those that passed before do not move the course, and the way from
-        them to the last ones is not the site's."""
-        history = History(site.state)
-        last = dict(history.last())
-        for parcel in came:
-            last.update(
-                {name: one for name, one in parcel.tensors.items() if parcel.kind == "weights" and name in last}
-            )
-        sent = {parcel.kind: parcel for parcel in released}
-        if not last or not {"weights", "gradients"} & set(sent):
-            return
-        if "weights" in sent:
-            trained = {**site.state.group("local"), **sent["weights"].tensors}
-            steps = int(sent["weights"].metadata.get("steps", 0)) or one_pass(site)
-        else:
-            lr, by_sign = self._lr(site), self._by_sign(site)
-            trained, steps = course.stepped(last, sent["gradients"].tensors, lr, by_sign=by_sign), 1
-        self._note_own(site, history, last, trained, steps)
-
-    def _note_own(self, site: Site, history: History, last: Weights, trained: Weights, steps: int) -> None:
-        """Remember what the site's own training did. Where its loss exploded, all of it counts as one step: it is no
-        measure of honest training, and whoever wants room for other weights could choose such a learning rate."""
-        trained, last = (_on(site.trainer.device, one) for one in (trained, last))
-        if not _fits(trained, site.trainer) or not last:
-            return
-        tried = self.trials.try_weights(site, site.trainer, {**self._known(site, history), **trained})
-        before = history.most("loss").get("mean", math.inf)
-        exploded = not tried.loss <= EXPLODED * before  # as NaN has, too
-        if not exploded:
-            history.take_own(tried.found)
-        found = {
-            layer: value if math.isfinite(value) else 0.0 for layer, value in course.movement(trained, last).items()
-        }
-        moved = course.counted(found, 1 if exploded else steps)
-        history.take_movement(moved, self._lr(site))
-
-    def _own(self, site: Site, history: History) -> dict[str, float]:
-        """How far the site's training moves the rows of each layer, at the learning rate of this round or the last."""
-        return history.own(max(self._lr(site), self._lr(site, site.round - 1)))
-
-    def _lr(self, site: Site, round: int | None = None) -> float:
-        return max(site.trainer.optimizer.lr_in(site.round if round is None else round), 1e-30)
-
-    def _by_sign(self, site: Site) -> bool:
-        return getattr(site.trainer.optimizer, "name", "sgd") != "sgd"
+    # --- what arrives -------------------------------------------------------------------------------
 
     def _inspect(self, site: Site, parcel: Parcel, declared: Operation | None, *, sealed: bool) -> str:
         history = History(site.state)
         has_course = self.has_course and not sealed and not _only_encodes(declared)
+        works = sealed or not _only_scored(declared)
         if parcel.kind == "weights" and history.has_passed(parcel.digest, has_course=has_course):
-            works = sealed or not _only_scored(declared)
-            return returning.looks_on(history.owed(), self.limits) if has_course and works else ""
+            return absence.looks_on(history.owed(), self.limits) if has_course and works else ""
         tensors = _on(site.trainer.device, parcel.tensors)
-        refuse(open_figures(parcel.kind, tensors, self.limits), ParcelRejected)
+        refuse(checks.largest(tensors, self.limits), ParcelRejected)
         if parcel.kind != "weights":
             self._inspect_lengths(site, parcel, history)
-        elif sealed or not _only_scored(declared):
-            kept = sealed or declared is None or bool(declared.releases)
-            self._inspect_weights(site, tensors, history, parcel.digest, has_course=has_course, kept=kept)
-            if has_course and (words := returning.looks_on(history.owed(), self.limits)):
+            return ""
+        refuse(checks.rows(tensors, self.limits), ParcelRejected)
+        if not works:
+            return ""
+        kept = sealed or declared is None or bool(declared.releases)
+        if has_course:
+            self._inspect_weights(site, tensors, history, parcel.digest, kept=kept)
+            if words := absence.looks_on(history.owed(), self.limits):
                 return words
-            if kept:
-                history.take_passed(parcel.digest, has_course=has_course)
+        if kept:
+            history.take_passed(parcel.digest, has_course=has_course)
         return ""
 
     def _inspect_lengths(self, site: Site, parcel: Parcel, history: History) -> None:
         """Gradients and generators: how long they are beside those before; whether a gradient is of one image; how far
         a correction of the site's own gradients (SCAFFOLD's control) moves weights in a round."""
-        tensors = orders.floating(parcel.tensors)
+        tensors = checks.floating(parcel.tensors)
         own = site.trainer.model.state_dict() if parcel.kind == "gradients" else {}
         corrections = {name: tensor for name, tensor in tensors.items() if name in own}
         refuse(self._corrected(site, corrections, history), DataDependentRefusal)
         found = {name: float(t.double().norm()) for name, t in tensors.items() if name not in corrections}
         before = history.most(parcel.kind)
-        refuse(lengths(found, before, self.limits), DataDependentRefusal)
+        refuse(checks.lengths(found, before, self.limits), DataDependentRefusal)
         if parcel.kind == "gradients":
-            longer = [name for name in found if found[name] > before.get(name, 0.0)]
-            refuse(dominances({name: tensors[name] for name in longer}, self.limits), DataDependentRefusal)
+            longer = {name: tensors[name] for name in found if found[name] > before.get(name, 0.0)}
+            refuse(checks.dominances(longer, self.limits), DataDependentRefusal)
         history.take_most(parcel.kind, found)
 
     def _corrected(self, site: Site, corrections: Weights, history: History) -> Iterator[Figure]:
@@ -168,33 +144,42 @@ class Inspection(Layer):
         last, own = history.last(), site.state.group("control")
         drift = {name: one - own[name] if name in own else one for name, one in corrections.items()}
         reach = self._lr(site) * self.steps(site)
-        moved = course.stepped(last, drift, reach, by_sign=self._by_sign(site))
-        found = course.movement(moved, last)
+        found = movement.movement(movement.stepped(last, drift, reach, by_sign=self._by_sign(site)), last)
         self._rehearse_before(site, history, found)
-        yield from course.moved(found, self._own(site, history), self.limits, " by the control variate")
+        yield from movement.moved(found, self._own(site, history), self.limits, " by the control variate")
 
-    def _inspect_weights(
-        self, site: Site, weights: Weights, history: History, digest: str, *, has_course: bool, kept: bool
-    ) -> None:
-        """Weights of an operation that releases nothing are not `kept`: it may be called as often as one likes, and
-        the course could be walked to any weights by small steps."""
-        trainer = site.trainer_for(weights)
-        if not _fits(weights, trainer) or len(site.data.train) < FEWEST_IMAGES:
+    def _inspect_weights(self, site: Site, weights: Weights, history: History, digest: str, *, kept: bool) -> None:
+        """Compare weights with those that arrived last. Weights of an operation that releases nothing are not `kept`:
+        it may be called as often as one likes, and the course could be walked to any weights by small steps."""
+        fits = site.trainer_for(weights) is site.trainer and _fits(weights, site.trainer)
+        if not fits or len(site.data.train) < FEWEST_IMAGES:
             return
-        own_network = trainer is site.trainer and has_course
-        if own_network and not history.last():
-            self._begin(site, history)
+        if not history.last():
+            first = self.spec.first_weights(site.name)
+            if first is not None:
+                history.take(first, 0)
             refuse(self._steps(site, {**weights, **history.last()}), ParcelRejected, SMALLER_RATE)
-        missed = history.rounds_since(site.round) - 1 if own_network else 0
+        missed = history.rounds_since(site.round) - 1
         words = f"; the site missed {missed} rounds before" if missed else ""
-        moved = course.movement(weights, history.last() if own_network else {})
-        if moved:
-            self._rehearse_before(site, history, moved)
-        rounds = self._rounds(site, history, moved, digest if kept else None)
-        figures = self._figures(site, weights, history, moved, rounds, own_network=own_network, kept=kept)
+        found = movement.movement(weights, history.last())
+        self._rehearse_before(site, history, found)
+        rounds = self._rounds(site, history, found, digest if kept else None)
+        figures = movement.moved(found, self._own(site, history), self.limits, rounds=rounds)
         refuse(figures, DataDependentRefusal, words)
-        if own_network and kept:
+        if kept:
             self._take(site, history, weights, rounds, digest)
+
+    def _steps(self, site: Site, weights: Weights) -> Iterator[Figure]:
+        """How far one step moves rows of the first weights, or the learning rate where that does not say how far.
+        Whoever may choose any rate has room for any weights, and an honest study at it would be stopped later."""
+        lr = site.trainer.optimizer.lr
+        if not self._by_sign(site):
+            yield Figure("sgd_rate", "the study", lr, self.limits.sgd_rate)
+            return
+        everywhere = {name: torch.ones_like(one) for name, one in checks.floating(weights).items()}
+        after = movement.stepped(weights, everywhere, lr, by_sign=True)
+        for layer, value in movement.movement(after, weights).items():
+            yield Figure("step", layer, value, self.limits.step)
 
     def _rounds(self, site: Site, history: History, moved: Mapping[str, float], digest: str | None) -> int:
         """The rounds whose movement these weights may bring; without a digest no more than at once."""
@@ -206,7 +191,7 @@ class Inspection(Layer):
             return Returns(site.folder).allows(digest, most) if site.secret else history.returns() < most
 
         gap = history.rounds_since(site.round)
-        return returning.rounds_allowed(moved, self._own(site, history), self.limits, gap, may_return=may_return)
+        return absence.rounds_allowed(moved, self._own(site, history), self.limits, gap, may_return=may_return)
 
     def _take(self, site: Site, history: History, weights: Weights, rounds: int, digest: str) -> None:
         """Remember weights that passed, and what the site owes after them. A second arrival of a round pays nothing.
@@ -214,117 +199,101 @@ class Inspection(Layer):
         if site.round <= history.last_round() and history.owed():
             return
         if site.round > history.last_round():
-            owed = returning.owed_after(history.owed(), rounds, self.limits)
+            owed = absence.owed_after(history.owed(), rounds, self.limits)
             returned = rounds > self.limits.at_once and not history.owed()
             if returned and site.secret:
                 Returns(site.folder).note(digest)
             history.take_owed(owed, returned=returned)
         history.take(weights, site.round)
 
-    def _begin(self, site: Site, history: History) -> None:
-        """Remember the first weights, and what they do with the site's images."""
-        first = self.spec.first_weights(site.name)
-        if first is None:
-            return
-        tried = self.trials.try_weights(site, site.trainer, {**first, **site.state.group("local")})
-        history.take(first, 0)
-        history.take_beginning(tried.found)
-        history.take_most("loss", {"mean": tried.loss})
+    # --- the site's own training --------------------------------------------------------------------
 
-    def _steps(self, site: Site, weights: Weights) -> Iterator[Figure]:
-        """How far one step moves rows of the first weights, or the learning rate where that does not say how far.
-        Whoever may choose any rate has room for any weights, and an honest study at it would be stopped later."""
-        lr = site.trainer.optimizer.lr
-        if not self._by_sign(site):
-            yield Figure("sgd_rate", "the study", lr, self.limits.sgd_rate)
+    def note_own(self, site: Site, released: Iterable[Parcel], came: Iterable[Parcel] = ()) -> None:
+        """Note how far the site's own training moves weights: what comes back may move farther, but not much. It begins
+        at the weights that `came` with the call: those that passed before do not move the course, and the way from
+        them to the last ones is not the site's."""
+        history = History(site.state)
+        last = dict(history.last())
+        for parcel in came:
+            if parcel.kind == "weights":
+                last.update({name: one for name, one in parcel.tensors.items() if name in last})
+        sent = {parcel.kind: parcel for parcel in released}
+        if not last or not {"weights", "gradients"} & set(sent):
+            return
+        if "weights" in sent:
+            trained = {**site.state.group("local"), **sent["weights"].tensors}
+            steps = int(sent["weights"].metadata.get("steps", 0)) or one_pass(site)
         else:
-            everywhere = {name: torch.ones_like(one) for name, one in orders.floating(weights).items()}
-            after = course.stepped(weights, everywhere, lr, by_sign=True)
-            yield from course.steps(course.movement(after, weights), self.limits)
+            lr, by_sign = self._lr(site), self._by_sign(site)
+            trained, steps = movement.stepped(last, sent["gradients"].tensors, lr, by_sign=by_sign), 1
+        self._note_own(site, history, last, trained, steps)
+
+    def _note_own(self, site: Site, history: History, last: Weights, trained: Weights, steps: int) -> None:
+        """Remember what the site's own training did. Where its loss exploded, all of it counts as one step: it is no
+        measure of honest training, and whoever wants room for other weights could choose such a learning rate."""
+        trained, last = (_on(site.trainer.device, one) for one in (trained, last))
+        if not _fits(trained, site.trainer):
+            return
+        known = {**history.last(), **site.trainer.initial_local, **site.state.group("local")}
+        history.take_most("loss", {"mean": _loss(site, {**known, **last})})
+        exploded = not _loss(site, {**known, **trained}) <= EXPLODED * history.most("loss")["mean"]  # NaN has, too
+        found = {
+            layer: value if math.isfinite(value) else 0.0 for layer, value in movement.movement(trained, last).items()
+        }
+        history.take_movement(movement.counted(found, 1 if exploded else steps), self._lr(site))
 
     def _rehearse_before(self, site: Site, history: History, found: Mapping[str, float]) -> None:
         """Where weights come that others have trained, before the site has trained itself (the first turn of a cycle,
         a round that it did not take part in): see what its own training does from the weights before."""
         if max(found.values(), default=0.0) <= self.limits.moved or history.most("own"):
             return
+        known = {**history.last(), **site.trainer.initial_local, **site.state.group("local")}
         steps = self.steps(site)
-        trained = self.trials.rehearse(site, self._known(site, history), steps)
-        self._note_own(site, history, history.last(), trained, steps)
+        self._note_own(site, history, history.last(), rehearse(site, known, steps), steps)
 
-    def _known(self, site: Site, history: History) -> dict[str, Tensor]:
-        """Values of weights that do not arrive: as they arrived last, or the site's own part."""
-        return {**history.last(), **site.trainer.initial_local, **site.state.group("local")}
+    def _own(self, site: Site, history: History) -> dict[str, float]:
+        """How far the site's training moves the rows of each layer, at the learning rate of this round or the last."""
+        return history.own(max(self._lr(site), self._lr(site, site.round - 1)))
 
-    def _figures(
-        self,
-        site: Site,
-        weights: Weights,
-        history: History,
-        moved: Mapping[str, float],
-        rounds: int,
-        *,
-        own_network: bool,
-        kept: bool,
-    ) -> Iterator[Figure]:
-        """Figures that look at the site's own training or images. Those of the course need a course."""
-        last = history.last() if own_network else {}
-        yield from course.moved(moved, self._own(site, history), self.limits, rounds=rounds)
-        known = {**self._known(site, history), **weights} if own_network else weights
-        tried = self.trials.try_weights(site, site.trainer_for(weights), known)
-        # units of a dense layer align as honest training goes on; with a course, `moved` sees crafted ones
-        returns = rounds > self.limits.at_once
-        if (not last or returns) and len(tried.losses) >= units.ENOUGH_IMAGES:
-            yield from units.graded(tried.found, history.most("graded") if own_network else {}, self.limits)
-        if not own_network:
-            return
-        if last:
-            yield from self._beside_history(tried, history)
-        elif kept:
-            history.take_beginning(tried.found)
-        if kept:
-            history.take_most("loss", {"mean": tried.loss})
+    def _lr(self, site: Site, round: int | None = None) -> float:
+        return max(site.trainer.optimizer.lr_in(site.round if round is None else round), 1e-30)
 
-    def _beside_history(self, tried: Tried, history: History) -> Iterator[Figure]:
-        """What the weights do with the images, beside the first weights and the site's own training."""
-        enough = len(tried.losses) >= units.ENOUGH_IMAGES
-        yield from units.quiet(tried.found, history.quiet(), self.limits)
-        if enough:
-            yield from units.exposure(tried.found, history.most("exposed"), self.limits)
-        before = history.most("loss").get("mean")
-        if before is None:
-            return
-        yield Figure("loss", "images", tried.loss / max(before, 1e-12), self.limits.loss)
-        if tried.loss > before and enough:
-            share = float(tried.gradients.max() / tried.gradients.sum().clamp(min=1e-30))
-            yield Figure("dominance", "images", share, self.limits.dominance)
+    def _by_sign(self, site: Site) -> bool:
+        return getattr(site.trainer.optimizer, "name", "sgd") != "sgd"
 
 
-def open_figures(kind: str, tensors: Weights, limits: Incoming) -> Iterator[Figure]:
-    """Figures of what arrived alone: nobody's images are in them."""
-    yield from orders.largest(tensors, limits)
-    if kind == "weights":
-        yield from orders.rows(tensors, limits)
+def rehearse(site: Site, weights: Weights, steps: int) -> dict[str, Tensor]:
+    """The weights after so many steps of plain training from `weights` on the site's images; nothing of it is kept or
+    leaves. A site that gets trained weights before it has trained itself sees here what training does."""
+    trainer, address = site.trainer, site.address("rehearsal", site.round)
+    copied = _copy(trainer, weights).requires_grad_(True)
+    optimizer = trainer.optimizer.make(copied.parameters(), site.round)
+    with seeded(*address, gpus=range(torch.cuda.device_count())):
+        trainer.train(trainer.batches(site.data.train, torch_rng(*address)), steps, optimizer, model=copied)
+    return {name: tensor.detach().cpu() for name, tensor in copied.state_dict().items()}
 
 
-def lengths(found: Mapping[str, float], before: Mapping[str, float], limits: Incoming) -> Iterator[Figure]:
-    for name, length in found.items():
-        if before.get(name):
-            yield Figure("longer", name, length / before[name], limits.longer)
+@torch.no_grad()
+def _loss(site: Site, weights: Weights) -> float:
+    """The mean loss of some of the site's training images, the same ones each time, spread evenly over all. Batch norm
+    goes by these images."""
+    trainer, part = site.trainer, site.data.train
+    places = np.unique(np.linspace(0, len(part) - 1, min(IMAGES, len(part))).round().astype(int))
+    masks = None if part.masks is None else part.masks[places]
+    images, targets = next(trainer.in_order(ImageSet(part.images[places], part.labels[places], masks)))
+    with seeded(*site.address("loss of some images"), gpus=range(torch.cuda.device_count())), trainer.autocast():
+        output = _copy(trainer, weights)(images)
+    return float(trainer.task.losses(output.float(), targets, trainer.target).mean())
 
 
-def dominances(gradients: Weights, limits: Incoming) -> Iterator[Figure]:
-    """The share of one image in gradients [N, ...] of a batch's activations."""
-    for name, gradient in gradients.items():
-        if gradient.dim() > 1 and len(gradient) >= FEWEST_IMAGES:
-            each = gradient.float().flatten(1).norm(dim=1)
-            yield Figure("dominance", name, float(each.max() / each.sum().clamp(min=1e-30)), limits.dominance)
-
-
-def refuse(figures: Iterable[Figure], error: type[Exception], cure: str = "") -> None:
-    """Raise the error with the first alarm, if there is one."""
-    for figure in figures:
-        if figure.is_alarm:
-            raise error(f"incoming check: {figure}{cure}")
+def _copy(trainer: TrainerLike, weights: Weights) -> torch.nn.Module:
+    """A copy of the trainer's network, in training mode, with these weights."""
+    copied = copy.deepcopy(trainer.model).train()
+    own = copied.state_dict()
+    with torch.no_grad():
+        for name, value in weights.items():
+            own[name].copy_(value)
+    return copied
 
 
 def _only_scored(declared: Operation | None) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from polyclinic.federation.layers.layer import Layer
 from polyclinic.federation.leaving.budget import SCORES
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.privacy_coverage import PUBLIC
 
 if TYPE_CHECKING:

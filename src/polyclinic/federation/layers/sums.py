@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.operation import Operation
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
 
 if TYPE_CHECKING:

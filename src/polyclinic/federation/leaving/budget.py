@@ -16,8 +16,8 @@ from polyclinic.federation.leaving.anchor_file import AnchorFile
 from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
 from polyclinic.federation.leaving.ledger import verify
 from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import Policy
 from polyclinic.federation.leaving.reservation import Reservations, Reserved
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.privacy_coverage import PUBLIC
 from polyclinic.files import lock
 from polyclinic.privacy.epsilon import Mechanism, group_epsilon

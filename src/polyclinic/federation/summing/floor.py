@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.summing.settings import Federated
 

@@ -2,17 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.leaving.kinds import KINDS, KindNames
 from polyclinic.privacy.epsilon import Accountant, default_delta
 from polyclinic.settings import Settings
 
 #: kinds a deployed site lets out unless its own policy says otherwise; one that a plug-in adds must be named
 DEFAULT_KINDS = tuple(kind for kind in KINDS.builtin if kind not in ("real-images", "labels", "masks"))
+
+
+class Incoming(Settings):
+    """The table [incoming]: how a site inspects what arrives before it works with it (`layers/incoming.py`).
+
+    Each limit has the name of a figure. `docs/incoming.md` says how they were measured.
+    """
+
+    on: bool = Field(True, description="inspect weights, gradients and generators that arrive, before any work")
+    largest: float = Field(1e6, gt=0, description="largest single number in what arrives")
+    empty: float = Field(0.2, ge=0, le=1, description="share of a layer's rows that may be zero")
+    alike: float = Field(0.2, ge=0, le=1, description="share of a layer's rows that may have another row's direction")
+    moved: float = Field(0.15, gt=0, description="how far a row may move between two arrivals, in units of its length")
+    times_own: float = Field(
+        8.0, ge=0, description="or so many times as far as the site's own training has moved a row of that layer"
+    )
+    at_once: int = Field(
+        4,
+        ge=2,
+        description="rounds whose movement one arrival may bring after rounds that the site missed; if it was more, "
+        "the site looks on for some rounds before it takes part again",
+    )
+    returns: int = Field(
+        3, ge=0, description="how often in a study the site comes back so by itself; the next time it is suspended"
+    )
+    step: float = Field(
+        0.2,
+        gt=0,
+        description="how far one step at the study's learning rate may move a row, in units of its length (Adam and "
+        "AdamW, whose steps are about as long as the rate says)",
+    )
+    sgd_rate: float = Field(
+        0.1, gt=0, description="the largest learning rate of SGD, whose steps are as long as the images make them"
+    )
+    dominance: float = Field(0.9, gt=0, le=1, description="share of one image in a gradient that arrives for a batch")
+    longer: float = Field(
+        100.0, gt=1, description="how many times the longest so far gradients and generators may be as long"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_gone(cls, given: Any) -> Any:
+        gone = sorted({"images", "quiet", "exposed", "graded", "loss"} & set(given)) if isinstance(given, dict) else []
+        if gone:
+            raise ValueError(f"'{gone[0]}' is gone, as the check looks at no image any more; take it out of [incoming]")
+        return given
 
 
 class Policy(Settings):

@@ -1,27 +1,53 @@
-"""What a site can see in weights alone, before it works with them: numbers and rows that no training makes.
+"""Figures of what arrives, by itself: numbers and rows that no training makes, one image's share in a gradient.
 
-Nothing here looks at the site's data, so an answer tells nothing about it and may be given openly.
+Nothing here looks at the site's data, so an answer about numbers and rows tells nothing about it and may be given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from polyclinic.federation.arriving.settings import Figure, Incoming
+from polyclinic.federation.policy import Incoming
 
 Weights = Mapping[str, Tensor]
 
+#: fewest images of a batch in whose gradient one image's share tells something: of two, one often has most of it
+FEWEST_IMAGES = 4
 #: rows that are compared with all others of their layer at a time: bounds the memory
 ROWS_AT_ONCE = 512
-#: numbers to which a longer row is folded
+#: numbers to which a longer row is folded: comparing all pairs of rows takes a tenth of the time
 FOLD = 256
-#: cosine from which two rows count as the same direction
+#: cosine from which two rows count as the same direction: random rows of 8 numbers are far below, copies above
 PARALLEL = 0.999
 #: layers with fewer rows (a head of two classes), or fewer numbers in a row, are not looked at
 FEWEST_ROWS, SHORTEST_ROW = 4, 8
+
+
+class Figure(NamedTuple):
+    """One figure of a check: an alarm if it is above its limit. `where` names the tensor or layer."""
+
+    check: str
+    where: str
+    value: float
+    limit: float
+
+    @property
+    def is_alarm(self) -> bool:
+        return not self.value <= self.limit  # NaN is an alarm
+
+    def __str__(self) -> str:
+        return f"{self.check} of '{self.where}' is {self.value:.3g}, and {self.limit:.3g} is the limit"
+
+
+def refuse(figures: Iterable[Figure], error: type[Exception], cure: str = "") -> None:
+    """Raise the error with the first alarm, if there is one."""
+    for figure in figures:
+        if figure.is_alarm:
+            raise error(f"incoming check: {figure}{cure}")
 
 
 def largest(weights: Weights, limits: Incoming) -> Iterator[Figure]:
@@ -77,3 +103,18 @@ def numbers(scalars: Sequence[Tensor]) -> list[float]:
 def floating(weights: Weights) -> dict[str, Tensor]:
     """The tensors of floating-point numbers."""
     return {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
+
+
+def lengths(found: Mapping[str, float], before: Mapping[str, float], limits: Incoming) -> Iterator[Figure]:
+    """How many times as long gradients or generators are as the longest before."""
+    for name, length in found.items():
+        if before.get(name):
+            yield Figure("longer", name, length / before[name], limits.longer)
+
+
+def dominances(gradients: Weights, limits: Incoming) -> Iterator[Figure]:
+    """The share of one image in gradients [N, ...] of a batch's activations."""
+    for name, gradient in gradients.items():
+        if gradient.dim() > 1 and len(gradient) >= FEWEST_IMAGES:
+            each = gradient.float().flatten(1).norm(dim=1)
+            yield Figure("dominance", name, float(each.max() / each.sum().clamp(min=1e-30)), limits.dominance)

@@ -1,4 +1,4 @@
-"""A site that comes back after missed rounds: how far weights may have moved, and how long it looks on.
+"""Absence: a site that comes back after missed rounds; how far weights may have moved, and how long it looks on.
 
 One arrival may move weights as far as `at_once` rounds do. After a longer absence honest training may have exchanged
 every row, and no distance tells it from crafted weights. Then the site takes the weights as the course, but owes the
@@ -16,8 +16,8 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from polyclinic.federation.arriving import course
-from polyclinic.federation.arriving.settings import Incoming
+from polyclinic.federation.layers import movement
+from polyclinic.federation.policy import Incoming
 from polyclinic.files import atomic_write
 
 #: in a deployed site's folder: the weights after which the site came back by itself
@@ -41,7 +41,7 @@ def rounds_allowed(
     if not math.isfinite(farthest):
         return few
     needed = max(1, math.ceil(farthest / limits.moved))
-    enough = not any(figure.is_alarm for figure in course.moved(moved, own, limits, rounds=few))
+    enough = not any(figure.is_alarm for figure in movement.moved(moved, own, limits, rounds=few))
     return min(needed, few if enough or few == gap or not may_return() else gap)
 
 
