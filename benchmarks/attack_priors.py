@@ -20,7 +20,7 @@ from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, Gaussia
 from polyclinic.attacks.gradient_inversion.settings import PRESETS
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.models import BACKBONES
 from polyclinic.randomness import torch_rng
 

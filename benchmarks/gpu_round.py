@@ -40,8 +40,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.leaving import gate, parcel
-from polyclinic.federation.leaving.background import BACKGROUND
+from polyclinic.federation.leaving import gate
+from polyclinic.federation.ledger import parcel
+from polyclinic.federation.ledger.background import BACKGROUND
 from polyclinic.models import build
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.recorder import Display

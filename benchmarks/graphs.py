@@ -28,7 +28,7 @@ from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_e
 from polyclinic.attacks.solvers.lbfgs import LBFGS
 from polyclinic.attacks.solvers.search import search
 from polyclinic.data.parts import ImageSet
-from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.methods.shared import gan_site
 from polyclinic.methods.shared.training_gans import NETWORKS

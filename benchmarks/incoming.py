@@ -31,7 +31,7 @@ from polyclinic import Study
 from polyclinic.data.parts import prepare
 from polyclinic.federation.call import Call
 from polyclinic.federation.layers.incoming import Inspection
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import local_training
 from polyclinic.runner.assembly import Assembly
 

@@ -32,7 +32,7 @@ from polyclinic.attacks.coordinator.fishing import change
 from polyclinic.data.parts import prepare
 from polyclinic.federation.call import Call
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.assembly import Assembly

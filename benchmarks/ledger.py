@@ -15,10 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from polyclinic.federation.leaving.anchor_file import AnchorFile
-from polyclinic.federation.leaving.key_ring import SeedKeys
-from polyclinic.federation.leaving.ledger import Ledger, verify
-from polyclinic.federation.leaving.signing import sign_anchor
+from polyclinic.federation.ledger.key_ring import SeedKeys
+from polyclinic.federation.ledger.ledger import Ledger, verify
+from polyclinic.federation.ledger.signing import AnchorFile, sign_anchor
 
 KEYS = SeedKeys(0)
 

@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 import torch
 from performance_page import KEPT, ROOT, table
 
-from polyclinic.federation.leaving.code_packing import pack
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.code_packing import pack
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.models import build
 
 PAGE = ROOT / "docs" / "plan.md"

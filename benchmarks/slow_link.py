@@ -33,8 +33,8 @@ from polyclinic.engines.nvflare.engine import NVFlare, Patience
 from polyclinic.engines.nvflare.relay import Relay
 from polyclinic.engines.nvflare.wire import pieces
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.leaving.parcel import Parcel, shortened
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.ledger.parcel import Parcel, shortened
+from polyclinic.federation.site import SitePosition
 
 BLOCK = 1 << 16
 

@@ -67,7 +67,7 @@ LONGEST = (
     "test_resume.py",
     "test_checks.py",
     "test_without_torch.py",
-    "test_inspection.py",
+    "test_honest_incoming.py",
     "test_report_pages.py",
     "test_epsilon.py",
     "test_ray.py",

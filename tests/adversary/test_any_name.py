@@ -6,7 +6,7 @@ from attacked_site import ask, first_weights
 from polyclinic.data.names import check_site_names
 from polyclinic.deployment.kits import check_names
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.refusals import GateRefused
 
 

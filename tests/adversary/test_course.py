@@ -5,9 +5,9 @@ import torch
 from attacked_site import ask, first_weights
 
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.refusals import GateRefused
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.site import SitePosition
 
 
 def times(weights, factor):

@@ -6,7 +6,7 @@ from attacked_site import SITE, ask, study
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.refusals import DataDependentRefusal, GateRefused
 
 ENCODER = {"backbone": "efficientnet-lite0-1024", "input_size": 32}

@@ -8,7 +8,7 @@ from polyclinic import attacks
 from polyclinic.deployment.deployed_site import FAILED, discreet
 from polyclinic.federation.layers import movement as course
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.policy import Incoming
 from polyclinic.federation.refusals import DataDependentRefusal, Suspended
 

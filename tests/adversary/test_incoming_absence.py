@@ -10,10 +10,10 @@ from attacked_site import SITE, ask, shuffled
 from polyclinic.federation.layers import absence as returning
 from polyclinic.federation.layers import movement as course
 from polyclinic.federation.layers.movement import History
-from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.policy import Incoming
 from polyclinic.federation.refusals import DataDependentRefusal
-from polyclinic.federation.state import SiteState
+from polyclinic.federation.site import SiteState
 from polyclinic.randomness import numpy_rng
 
 ROUNDS = 200

@@ -31,7 +31,7 @@ import torch
 
 from polyclinic import FedAvg
 from polyclinic.federation.call import Call
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.feder import FedER
 
 IMAGES = Path(__file__).parent / "stolen.npy"

@@ -6,8 +6,8 @@ from attacked_site import KINDS, ask
 
 from polyclinic.federation.layers.gate import Gate
 from polyclinic.federation.layers.raw_images import RawImages
-from polyclinic.federation.leaving.ledger import Ledger
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
 

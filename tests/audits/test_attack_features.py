@@ -18,7 +18,7 @@ from polyclinic.audits.parcels import parcels_to_audit, splits_behind
 from polyclinic.audits.sum_layouts import ALL, sums_like
 from polyclinic.audits.views import Finding, NotTried
 from polyclinic.encoders import ENCODERS, Encoder
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import moments
 from polyclinic.metrics.exchange import chance_of_groups
 from polyclinic.randomness import numpy_rng, torch_rng

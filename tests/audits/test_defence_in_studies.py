@@ -8,8 +8,8 @@ import torch
 from polyclinic.errors import BadInput
 from polyclinic.federation.layers import defence as defences
 from polyclinic.federation.layers.defence import Defence
-from polyclinic.federation.leaving.archive import releases
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.archive import releases
+from polyclinic.federation.ledger.parcel import Parcel
 
 KEEP = {"audit.keep_parcels": 0, "sites.count": 2}
 

@@ -25,9 +25,9 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.leaving.key_ring import SeedKeys
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.leaving.signing import sign_anchor
+from polyclinic.federation.ledger.key_ring import SeedKeys
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.signing import sign_anchor
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.run import run
 from polyclinic.study import Study
@@ -41,7 +41,7 @@ CONCERNS: dict[str, str] = {
     "approval": "recorded_checks:approved",
     "stopped": f"{ROOM}.layers.stopped:Suspensions.refuse_while_any",
     "call": f"{ROOM}.layers.calls:TakenCall.arriving",
-    "sum asked": f"{ROOM}.summing.site_sums:SiteSums.check",
+    "sum asked": f"{ROOM}.sums.site_sums:SiteSums.check",
     "round": f"{ROOM}.layers.calls:RoundOfStudy.arriving",
     "anchor": f"{ROOM}.layers.calls:CountersignedHead.arriving",
     "once a round": f"{ROOM}.layers.call_order:check_once",
@@ -52,10 +52,10 @@ CONCERNS: dict[str, str] = {
     "model that was scored": f"{ROOM}.layers.scored_once:ScoredModel.check",
     "reservation": f"{ROOM}.layers.gate:Gate.reserved",
     "unseal": f"{ROOM}.layers.sealing:unseal",
-    "expected": f"{ROOM}.leaving.parcel:Expected.check",
+    "expected": f"{ROOM}.ledger.parcel:Expected.check",
     "argument": f"{ROOM}.layers.calls:check_argument",
     "incoming": f"{ROOM}.layers.incoming:Inspection._inspect",
-    "archive begins": f"{ROOM}.leaving.archive:ParcelArchive.begins",
+    "archive begins": f"{ROOM}.ledger.archive:ParcelArchive.begins",
     "transcript": f"{ROOM}.layers.transcript:extend",
     "noted batches": "polyclinic.training.loop:Trainer.note_batches",
     "random shares": "polyclinic.training.loop:Trainer.random_shares",
@@ -68,7 +68,7 @@ CONCERNS: dict[str, str] = {
     "no training loss": f"{ROOM}.layers.scores:without_loss",
     "drawn patients": f"{ROOM}.layers.cohort:DrawnPatients.leaving",
     "scores once": f"{ROOM}.layers.call_order:check_scores",
-    "sum": f"{ROOM}.summing.site_sums:SiteSums.outgoing",
+    "sum": f"{ROOM}.sums.site_sums:SiteSums.outgoing",
     "rounding": f"{ROOM}.layers.wire:shortened",
     "cohort": f"{ROOM}.layers.gate:count_patients",
     "gate": f"{ROOM}.layers.gate:Gate.release",
@@ -77,13 +77,13 @@ CONCERNS: dict[str, str] = {
     "raw images": f"{ROOM}.layers.gate:Gate._check_raw",
     "encodes": f"{ROOM}.layers.gate:check_encodes",
     "seal": f"{ROOM}.layers.gate:seal",
-    "budget": f"{ROOM}.leaving.budget:Budget.check",
-    "epsilon of the study": f"{ROOM}.leaving.target:EpsilonTarget.check",
-    "line of the ledger": f"{ROOM}.leaving.ledger:Ledger.append",
+    "budget": f"{ROOM}.ledger.budget:Budget.check",
+    "epsilon of the study": f"{ROOM}.ledger.budget:EpsilonLimit.check",
+    "line of the ledger": f"{ROOM}.ledger.ledger:Ledger.append",
     "answer noted": f"{ROOM}.layers.call_order:AnsweredCalls.note",
     "scored weights noted": f"{ROOM}.layers.call_order:ScoredWeights.note",
     "scored model noted": f"{ROOM}.layers.scored_once:ScoredModel.note",
-    "archive": f"{ROOM}.leaving.archive:ParcelArchive.released",
+    "archive": f"{ROOM}.ledger.archive:ParcelArchive.released",
 }
 #: what has nothing to compare with where no site's people have a kit
 OF_A_KIT = ("name", "approval", "stopped", "anchor")
@@ -91,10 +91,10 @@ OF_A_KIT = ("name", "approval", "stopped", "anchor")
 AROUND = ("noted batches", "random shares")
 #: the same for the coordinator, which looks at a reply
 OF_REPLIES: dict[str, str] = {
-    "row of a sum": f"{ROOM}.summing.coordinator_sums:CoordinatorSums.check",
-    "expected": f"{ROOM}.leaving.parcel:Expected.check",
-    "reply": f"{ROOM}.arriving.replies:ReplyCheck._check",
-    "head of the ledger": f"{ROOM}.heads:Heads.receive",
+    "row of a sum": f"{ROOM}.sums.coordinator_sums:CoordinatorSums.check",
+    "expected": f"{ROOM}.ledger.parcel:Expected.check",
+    "reply": f"{ROOM}.layers.replies:ReplyCheck._check",
+    "head of the ledger": f"{ROOM}.ledger.ledger_heads:Heads.receive",
     "traffic": f"{ROOM}.traffic:Traffic.sent",
     "privacy coverage": f"{ROOM}.privacy_coverage:Coverage.note",
 }
@@ -249,7 +249,7 @@ def checks_of_sites(name: str, folder: Path, *, deployed: bool) -> dict[str, lis
 
 def deployed_policy() -> Any:
     """The policy of a hospital that lets out what the studies above release."""
-    from polyclinic.federation.leaving.kinds import KINDS
+    from polyclinic.federation.ledger.kinds import KINDS
     from polyclinic.federation.policy import Policy
 
     kinds = tuple(kind for kind in KINDS.builtin if kind != "real-images")

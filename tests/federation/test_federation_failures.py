@@ -12,7 +12,7 @@ from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import _is_tensors
 from polyclinic.federation.federation_spec import Faults
 from polyclinic.federation.observer import Observer
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.site import SitePosition
 
 # --- failures ----------------------------------------------------------------------------------------
 

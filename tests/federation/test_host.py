@@ -14,10 +14,9 @@ from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.layers.gate import model_bytes
 from polyclinic.federation.layers.poisoning import Poisoning
-from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
-from polyclinic.federation.leaving.key_ring import SeedKeys
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.leaving.signing import Anchor, sign_anchor
+from polyclinic.federation.ledger.key_ring import SeedKeys
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.signing import Anchor, AnchorFile, LedgerBroken, sign_anchor
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import (
@@ -27,8 +26,7 @@ from polyclinic.federation.refusals import (
     Suspended,
     may_depend_on_images,
 )
-from polyclinic.federation.summing.floor import Floor
-from polyclinic.federation.summing.settings import Federated
+from polyclinic.federation.sums.settings import Federated, Floor
 
 NUMBERS = torch.linspace(0, 1, 2048)
 HOSPITAL = Policy(deployed=True, shares="equal", incoming={"on": False})

@@ -15,11 +15,11 @@ from polyclinic.federation.federation import Federation
 from polyclinic.federation.federation_spec import Faults, FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.open_sites import OpenSites, room_for_states
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.state import SiteState
+from polyclinic.federation.site import SiteState
 from polyclinic.methods.shared import averaging
 
 SITES = tuple(f"s{k}" for k in range(12))

@@ -13,13 +13,13 @@ from polyclinic.errors import Damaged
 from polyclinic.federation.call import Call
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
-from polyclinic.federation.leaving.kinds import KINDS
-from polyclinic.federation.leaving.ledger import verify
-from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.ledger import verify
+from polyclinic.federation.ledger.parcel import Expected, Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
-from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path
+from polyclinic.federation.site import SitePosition, SiteState, read_state, state_path
 
 
 class Clerk:

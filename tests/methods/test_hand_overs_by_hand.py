@@ -9,7 +9,7 @@ import torch
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.fedreplay import FedReplay, _batches, _counts, _pooled
 from polyclinic.methods.inspect_sites import InspectSites

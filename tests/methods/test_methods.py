@@ -13,8 +13,8 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.layers.gate import Gate
 from polyclinic.federation.layers.raw_images import RawImages
-from polyclinic.federation.leaving.ledger import Ledger
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.methods import METHODS

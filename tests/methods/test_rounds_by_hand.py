@@ -9,7 +9,7 @@ import torch
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods import moon
 from polyclinic.methods.ditto import Ditto, _own_model
 from polyclinic.methods.feddyn import FedDyn

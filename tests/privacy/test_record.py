@@ -9,9 +9,9 @@ import torch
 
 from polyclinic.federation.layers.gate import Gate
 from polyclinic.federation.layers.raw_images import RawImages
-from polyclinic.federation.leaving.kinds import KINDS
-from polyclinic.federation.leaving.ledger import Ledger, verify
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected, decode
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.ledger import Ledger, verify
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected, decode
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.privacy import record as records

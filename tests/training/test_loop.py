@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from polyclinic import optimizers
 from polyclinic.data.parts import ImageSet
-from polyclinic.federation.state import SiteState
+from polyclinic.federation.site import SiteState
 from polyclinic.methods.shared import optimizer_state
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng

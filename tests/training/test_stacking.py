@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import polyclinic
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.methods.shared.method import Method
 from polyclinic.models import build
 from polyclinic.training import choices, stacking

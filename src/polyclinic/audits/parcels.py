@@ -17,7 +17,7 @@ from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call
 from polyclinic.federation.layers.defence import secure_sum
-from polyclinic.federation.leaving.archive import (
+from polyclinic.federation.ledger.archive import (
     ATTACKABLE_KINDS,
     SUM_KINDS,
     Release,
@@ -25,8 +25,8 @@ from polyclinic.federation.leaving.archive import (
     is_worth_keeping,
     releases,
 )
-from polyclinic.federation.leaving.kinds import KINDS
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.transaction import Transaction
 from polyclinic.json_types import JsonObject
 from polyclinic.settings import nearest

@@ -11,7 +11,7 @@ import torch
 
 from polyclinic.claims.measures import kept
 from polyclinic.data.parts import ImageSet, open_site, prepare
-from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.gan.settings import GAN
 from polyclinic.metrics.distribution import precision_recall
 from polyclinic.metrics.principal_components import principal_components

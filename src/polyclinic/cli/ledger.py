@@ -12,7 +12,7 @@ import typer
 from polyclinic.cli.default_command import DefaultCommand
 
 if TYPE_CHECKING:
-    from polyclinic.federation.ledger_check import Checked
+    from polyclinic.federation.ledger.verify import Checked
 
 HELP = """Check the ledgers of a run, and say what left each site.
 
@@ -32,7 +32,7 @@ def summary(
     keys: Path | None = KEYS,
 ) -> None:
     """Check the ledgers of a run, and sum up what left each site."""
-    from polyclinic.federation.run_ledgers import check_run
+    from polyclinic.federation.ledger.verify import check_run
 
     ledgers = check_run(run, keys)
     if lines:
@@ -47,7 +47,7 @@ def verify(run: Path = RUN, keys: Path | None = KEYS, against: Path | None = AGA
 
     Exit code 1, with the file and the line, where a ledger does not hold.
     """
-    from polyclinic.federation.run_ledgers import check_run
+    from polyclinic.federation.ledger.verify import check_run
 
     for site, checked in check_run(run, keys, against).items():
         typer.echo(sentence_about(site, checked))
@@ -61,7 +61,7 @@ def show(
 ) -> None:
     """Print every line of the ledgers, or what they mean in plain sentences."""
     from polyclinic.cli.officer import refusals, sentences
-    from polyclinic.federation.run_ledgers import check_run
+    from polyclinic.federation.ledger.verify import check_run
 
     ledgers = check_run(run, keys)
     if not for_officer:

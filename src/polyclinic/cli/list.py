@@ -19,7 +19,7 @@ ROOMS = {
     "partitions": "data.partitions",
     "backbones": "models",
     "attacks": "audits",
-    "kinds": "federation.leaving.kinds",
+    "kinds": "federation.ledger.kinds",
 }
 
 

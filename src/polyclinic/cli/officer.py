@@ -7,8 +7,8 @@ from pathlib import Path
 
 from polyclinic.data.names import COORDINATOR
 from polyclinic.data.own_images import find_kit
-from polyclinic.federation.leaving.budget import Spent
-from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
+from polyclinic.federation.ledger.budget import Spent
+from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
 from polyclinic.json_types import JsonObject
 from polyclinic.messages import human_bytes
 from polyclinic.noted_files import read_result

@@ -32,8 +32,8 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.call import pack
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.leaving.key_ring import KitKeys
-from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.ledger.key_ring import KitKeys
+from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import DataDependentRefusal, GateRefused
 from polyclinic.files import atomic_write, lock

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.site import SitePosition
 
 
 class Engine(Protocol):

@@ -13,14 +13,13 @@ from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.layers import DEPLOYED, SIMULATED, Inspection, Kinds, Layer
 from polyclinic.federation.layers.sealing import KeyExchange
 from polyclinic.federation.layers.stopped import refuse_while_stopped
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.open_sites import OpenSites
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.refusals import LooksOn, may_depend_on_images
-from polyclinic.federation.site import Site
-from polyclinic.federation.state import SitePosition
-from polyclinic.federation.summing.floor import floor_of
-from polyclinic.federation.summing.site_sums import SiteSums
+from polyclinic.federation.site import Site, SitePosition
+from polyclinic.federation.sums.settings import floor_of
+from polyclinic.federation.sums.site_sums import SiteSums
 from polyclinic.federation.transaction import Parcels, Transaction
 from polyclinic.randomness import seeded
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from polyclinic.federation.leaving.encodings import Encoding
-from polyclinic.federation.leaving.key_ring import KeyRing
-from polyclinic.federation.leaving.parcel import Expected, Parcel
+from polyclinic.federation.ledger.key_ring import KeyRing
+from polyclinic.federation.ledger.parcel import Expected, Parcel
+from polyclinic.federation.ledger.wire import Encoding
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.summing.settings import Federated
+from polyclinic.federation.sums.settings import Federated
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from polyclinic.federation.layers import Layer
     from polyclinic.federation.layers.poisoning import Poisoning
     from polyclinic.federation.layers.stopped import Suspensions
-    from polyclinic.federation.leaving.archive import ParcelArchive
+    from polyclinic.federation.ledger.archive import ParcelArchive
 
 
 @dataclass(frozen=True, kw_only=True)

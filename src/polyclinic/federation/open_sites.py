@@ -15,14 +15,12 @@ from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.layers.gate import Gate
 from polyclinic.federation.layers.raw_images import RawImages
-from polyclinic.federation.leaving.anchor_file import AnchorFile
-from polyclinic.federation.leaving.budget import Budget, Price, price_at
-from polyclinic.federation.leaving.key_ring import KeyRing, SeedKeys
-from polyclinic.federation.leaving.ledger import Ledger
-from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.target import EpsilonTarget
-from polyclinic.federation.site import Site
-from polyclinic.federation.state import SitePosition, read_state, state_path, version_of
+from polyclinic.federation.ledger.budget import Budget, EpsilonLimit, Price, price_at
+from polyclinic.federation.ledger.key_ring import KeyRing, SeedKeys
+from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.signing import AnchorFile
+from polyclinic.federation.site import Site, SitePosition, read_state, state_path, version_of
 from polyclinic.files import atomic_write, sync_files, write_tensors
 
 
@@ -212,14 +210,14 @@ class OpenSites:
             cache_folder=spec.cache,
         )
 
-    def _target(self, name: str, price: Price) -> EpsilonTarget | None:
+    def _target(self, name: str, price: Price) -> EpsilonLimit | None:
         """The epsilon that a deployed site's people approved with the study; a simulated site's state is enough."""
         if not self.spec.policy.deployed:
             return None
         privacy = self.spec.trainers.get(name, self.spec.trainer).privacy
         if privacy is None or privacy.target_epsilon is None:
             return None
-        return EpsilonTarget(privacy.target_epsilon, self.ledgers[name].path, price)
+        return EpsilonLimit(privacy.target_epsilon, self.ledgers[name].path, price)
 
     def _save(self, site: Site) -> None:
         lines = self.ledgers[site.name].confirmed

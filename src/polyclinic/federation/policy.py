@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from polyclinic.federation.leaving.kinds import KINDS, KindNames
+from polyclinic.federation.ledger.kinds import KINDS, KindNames
 from polyclinic.privacy.epsilon import Accountant, default_delta
 from polyclinic.settings import Settings
 

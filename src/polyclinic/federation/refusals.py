@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.ledger.parcel import ParcelRejected
 
 
 class DataDependentRefusal(Exception):  # noqa: N818

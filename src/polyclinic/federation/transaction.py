@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from polyclinic.federation.call import Call
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation, signature_of
-from polyclinic.federation.state import SiteState
+from polyclinic.federation.site import SiteState
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyclinic.federation.leaving.code_packing import pack, unpack
+from polyclinic.federation.ledger.code_packing import pack, unpack
 from polyclinic.generators.base import CodedModel, count
 from polyclinic.generators.replay_stream import FromCodes
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg

@@ -21,7 +21,7 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.layers.cohort import check_classes
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.one_round import ENCODER_TRAITS, OneRound, head_shape

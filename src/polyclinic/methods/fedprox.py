@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import nn
 
 from polyclinic.federation.federation import Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg

@@ -20,7 +20,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from polyclinic.federation.federation import Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg

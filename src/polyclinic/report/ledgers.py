@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyclinic.federation.leaving.anchor_file import LedgerBroken, check_head
-from polyclinic.federation.leaving.ledger import verify
-from polyclinic.federation.leaving.signing import Head, head_from_json
+from polyclinic.federation.ledger.ledger import verify
+from polyclinic.federation.ledger.signing import Head, LedgerBroken, check_head, head_from_json
 from polyclinic.json_types import JsonObject
 
 Lines = dict[str, list[JsonObject]]

@@ -23,10 +23,10 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.federation_spec import Faults, FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
-from polyclinic.federation.leaving.archive import ParcelArchive
-from polyclinic.federation.leaving.encodings import ROUNDING
-from polyclinic.federation.leaving.key_ring import KeyRing
-from polyclinic.federation.leaving.parcel import Expected, OneOf
+from polyclinic.federation.ledger.archive import ParcelArchive
+from polyclinic.federation.ledger.key_ring import KeyRing
+from polyclinic.federation.ledger.parcel import Expected, OneOf
+from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.policy import Incoming, Policy
 from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject

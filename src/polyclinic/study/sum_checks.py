@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.summing.floor import FEWEST
-from polyclinic.federation.summing.settings import MOST_SITES, Federated
+from polyclinic.federation.sums.settings import FEWEST, MOST_SITES, Federated
 
 if TYPE_CHECKING:
     from polyclinic.study.tables import Study

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from polyclinic.federation.layers import replies
 from polyclinic.federation.layers.archiving import Archive
 from polyclinic.federation.layers.batches import NotedBatches, NotedForArchive, RandomShares, SimulatedShares
 from polyclinic.federation.layers.call_order import CallOrder
@@ -118,4 +119,14 @@ DEPLOYED = Lists(
         ThroughGate,
     ),
     left=(CallOrder, ScoredOnce, OwnLayers, Archive),
+)
+
+#: what the coordinator does with a reply, before the method sees it; a refusal is the failure of that site
+COORDINATOR = (
+    replies.own_name,
+    replies.row_of_sum,
+    replies.expected_form,
+    replies.checked,
+    replies.head_of_ledger,
+    replies.counted,
 )

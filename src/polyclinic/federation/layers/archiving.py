@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.leaving.encodings import ROUNDING
+from polyclinic.federation.ledger.wire import ROUNDING
 
 if TYPE_CHECKING:
     from polyclinic.federation.transaction import Transaction

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from polyclinic.federation.call import Call
 from polyclinic.federation.layers.layer import Layer
 from polyclinic.federation.layers.sealing import asked_in_state
-from polyclinic.federation.leaving.budget import SCORES
-from polyclinic.federation.leaving.ledger import Ledger, verify
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.budget import SCORES
+from polyclinic.federation.ledger.ledger import Ledger, verify
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import Operation, operations_of
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.files import atomic_write

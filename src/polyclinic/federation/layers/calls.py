@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from polyclinic.data.splits import SPLITS
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected
-from polyclinic.federation.leaving.signing import is_countersigned, signer_of_line
+from polyclinic.federation.ledger.parcel import Expected, Parcel, ParcelRejected
+from polyclinic.federation.ledger.signing import is_countersigned, signer_of_line
 from polyclinic.federation.operation import signature_of
 from polyclinic.federation.refusals import GateRefused
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.leaving.budget import tells_something
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.budget import tells_something
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.refusals import GateRefusedData
 from polyclinic.json_types import JsonMapping
 from polyclinic.settings import Settings

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.leaving.budget import SCORES, tells_something
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.budget import SCORES, tells_something
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.refusals import GateRefused
 
 if TYPE_CHECKING:

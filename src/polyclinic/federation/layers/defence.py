@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:

@@ -19,13 +19,19 @@ from polyclinic.federation.layers.cohort import count_patients
 from polyclinic.federation.layers.layer import Layer
 from polyclinic.federation.layers.raw_images import RawImages
 from polyclinic.federation.layers.sealing import seal
-from polyclinic.federation.leaving.background import PAYS_FROM
-from polyclinic.federation.leaving.budget import SCORES, Budget, OverBudget, OverBytes, size_tells_something
-from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
-from polyclinic.federation.leaving.ledger import Ledger
-from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.reservation import Reserved
-from polyclinic.federation.leaving.target import EpsilonTarget
+from polyclinic.federation.ledger.background import PAYS_FROM
+from polyclinic.federation.ledger.budget import (
+    SCORES,
+    Budget,
+    EpsilonLimit,
+    OverBudget,
+    OverBytes,
+    size_tells_something,
+)
+from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
+from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.ledger.reservation import Reserved
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused, GateRefusedData
 
@@ -81,7 +87,7 @@ class Gate:
         ledger: Ledger,
         raw_images: RawImages,
         budget: Budget | None = None,
-        target: EpsilonTarget | None = None,
+        target: EpsilonLimit | None = None,
     ) -> None:
         """`budget` is that of a deployed site, over all its runs; that of this run alone if not given. `target` is the
         study's own limit of epsilon, which a deployed site counts itself."""

@@ -37,7 +37,7 @@ from polyclinic.federation.layers.absence import Returns
 from polyclinic.federation.layers.layer import Layer
 from polyclinic.federation.layers.movement import History
 from polyclinic.federation.layers.weight_checks import Figure, Weights, refuse
-from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
 from polyclinic.federation.refusals import DataDependentRefusal, LooksOn
 from polyclinic.randomness import seeded, torch_rng
 

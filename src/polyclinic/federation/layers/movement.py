@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyclinic.federation.layers.weight_checks import Figure, Weights, floating, numbers
 from polyclinic.federation.policy import Incoming
-from polyclinic.federation.state import SiteState
+from polyclinic.federation.site import SiteState
 
 #: ends of the names of batch-norm statistics, which follow the images and not a gradient
 STATISTICS = ("running_mean", "running_var")

@@ -19,7 +19,7 @@ from torch import Tensor
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.settings import Settings
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.leaving.budget import SCORES
+from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.operation import signature_of
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.files import atomic_write

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.leaving.budget import SCORES
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.budget import SCORES
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.privacy_coverage import PUBLIC
 

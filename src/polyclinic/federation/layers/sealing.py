@@ -17,8 +17,8 @@ from torch import Tensor
 
 from polyclinic.federation.call import Call
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.leaving import sealing
-from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected, decode
+from polyclinic.federation.ledger import sealing
+from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected, decode
 from polyclinic.federation.operation import operation
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject

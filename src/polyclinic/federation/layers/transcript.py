@@ -20,9 +20,8 @@ from polyclinic.federation.layers.layer import Layer
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.federation.call import Call
-    from polyclinic.federation.leaving.parcel import Parcel
-    from polyclinic.federation.site import Site
-    from polyclinic.federation.state import SiteState
+    from polyclinic.federation.ledger.parcel import Parcel
+    from polyclinic.federation.site import Site, SiteState
     from polyclinic.federation.transaction import Transaction
 
 NAME = "trail"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from polyclinic.federation.call import COORDINATOR, base_of
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.leaving.encodings import ROUNDING
-from polyclinic.federation.leaving.parcel import shortened
+from polyclinic.federation.ledger.parcel import shortened
+from polyclinic.federation.ledger.wire import ROUNDING
 
 if TYPE_CHECKING:
     from polyclinic.federation.transaction import Parcels, Transaction

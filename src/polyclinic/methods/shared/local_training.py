@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.federation.federation import Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.optimizer_state import keep_optimizer, start_optimizer
 from polyclinic.training import private, stacking

@@ -17,7 +17,7 @@ from torch import Tensor
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Reply
 from polyclinic.federation.layers.scored_once import was_scored
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.site import Site

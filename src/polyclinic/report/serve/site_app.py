@@ -17,7 +17,7 @@ from polyclinic.deployment.site_people import approvals_of, describe, standing
 from polyclinic.deployment.site_status import RunStatus, budgets, is_running, run_folders, run_of
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.leaving.anchor_file import LedgerBroken
+from polyclinic.federation.ledger.signing import LedgerBroken
 from polyclinic.json_types import JsonObject
 from polyclinic.report.serve.app import PAGES, bare_app
 from polyclinic.report.serve.guard import Access, App, Guard
