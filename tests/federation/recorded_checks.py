@@ -24,6 +24,7 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
 from polyclinic.federation.host import SiteHost
+from polyclinic.federation.host_spec import Kit
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.key_ring import SeedKeys
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
@@ -286,8 +287,14 @@ class SiteWithKit:
 def with_kit(spec: Any, name: str, kit: Path, suspensions: Any, keys: Any) -> Any:
     """A host's spec with what a site's people have."""
     people = sys.modules["recorded_checks"]  # where the recorder looks it up
-    own = {"only": name, "suspensions": suspensions, "keys": keys, "anchors": kit / "anchors"}
-    return replace(spec, **own, require_approval=lambda: people.approved())
+    own = Kit(
+        site=name,
+        suspensions=suspensions,
+        keys=keys,
+        anchors=kit / "anchors",
+        require_approval=lambda: people.approved(),
+    )
+    return replace(spec, kit=own)
 
 
 def checks_with_a_kit(folder: Path) -> dict[str, Any]:

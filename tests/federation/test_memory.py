@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from plain_study import plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import WorkFailed
@@ -143,8 +144,7 @@ def host_in(folder, kilobytes):
     images = np.zeros((1, 1, 8, 8), dtype=np.uint8)
     part = ImageSet(images, np.zeros(1, dtype=np.int64))
     spec = HostSpec(
-        method=Hoarder(),
-        seed=0,
+        study=plain_study(Hoarder()),
         trainer=None,
         folder=folder,
         open_data=lambda name: SiteData(name, part, part, part),

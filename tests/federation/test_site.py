@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from plain_study import plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import Damaged
@@ -103,8 +104,7 @@ def data_of(name):
 def make_host(tmp_path):
     def make(resident=8, kinds=tuple(KINDS)):
         spec = HostSpec(
-            method=Clerk(),
-            seed=0,
+            study=plain_study(Clerk()),
             trainer=TRAINER,
             folder=tmp_path,
             open_data=data_of,

@@ -31,6 +31,7 @@ from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import pack
 from polyclinic.federation.host import SiteHost
+from polyclinic.federation.host_spec import Kit
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.key_ring import KitKeys
 from polyclinic.federation.ledger.parcel import ParcelRejected
@@ -174,16 +175,16 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     # what an audit at the site will need; the study's plug-ins are not the site's, and no command there may load them
     atomic_write(assembly.folder / "study.toml", study.model_copy(update={"plugins": ()}).to_toml())
     preparation = preparation_of(own_source(kit / "local" / "site.toml", study.data))
-    own = {
-        "only": site,
-        "suspensions": Suspensions(kit),
-        "require_approval": lambda: approvals.require(run),
-        "keys": KitKeys(kit / "local"),
-        "anchors": kit / "anchors" / "runs",
-        "cache": kit / "cache",
-        "keep_model": lambda weights: write_model(assembly, site, weights, preparation, data.validation),
-    }
-    return SiteHost(replace(assembly.host_spec(), **own))
+    own = Kit(
+        site=site,
+        suspensions=Suspensions(kit),
+        require_approval=lambda: approvals.require(run),
+        keys=KitKeys(kit / "local"),
+        anchors=kit / "anchors" / "runs",
+        cache=kit / "cache",
+        keep_model=lambda weights: write_model(assembly, site, weights, preparation, data.validation),
+    )
+    return SiteHost(replace(assembly.host_spec(), kit=own))
 
 
 def own_threads(request: Request) -> int:

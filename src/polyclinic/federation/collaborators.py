@@ -12,8 +12,13 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
+    from polyclinic.federation.layers.defence import Defence
+    from polyclinic.federation.layers.poisoning import Poisoning
+    from polyclinic.federation.ledger.wire import Encoding
+    from polyclinic.federation.sums.settings import Federated
     from polyclinic.models import Backbone
     from polyclinic.privacy.settings import Privacy
+    from polyclinic.settings import Settings
     from polyclinic.tasks import Target, Task
 
 #: images float [B, C, H, W] in [0, 1] and the task's targets, on the device
@@ -28,7 +33,41 @@ class MethodLike(Protocol):
     def name(self) -> str: ...
     @property
     def rounds(self) -> int: ...
+    @property
+    def traits(self) -> Any: ...
     def may_stack(self, trainer: TrainerLike, sites: int, operation: str) -> bool: ...
+
+
+class StudyLike(Protocol):
+    """A study (`study.tables.Study`), as far as a host and its sites read its tables."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def method(self) -> MethodLike: ...
+    @property
+    def engine(self) -> EngineLike: ...
+    @property
+    def federation(self) -> Federated: ...
+    @property
+    def defence(self) -> Defence | None: ...
+    @property
+    def poisoning(self) -> Poisoning | None: ...
+    @property
+    def generator(self) -> Settings | None: ...
+    @property
+    def tuning(self) -> Settings | None: ...
+    @property
+    def replay(self) -> Settings | None: ...
+
+
+class EngineLike(Protocol):
+    """The `[engine]` table: how numbers travel, and whether what is saved survives a loss of power."""
+
+    @property
+    def wire(self) -> Encoding: ...
+    @property
+    def durable(self) -> bool: ...
 
 
 class OptimizerLike(Protocol):

@@ -36,8 +36,9 @@ class SiteHost:
     def __init__(self, spec: HostSpec) -> None:
         self.spec = spec
         self.keys = KeyExchange()
-        pinned = len(spec.keys.pinned()) if spec.keys else 0
-        self.sums = SiteSums(spec.federated, spec.run_name, floor_of(spec.policy, pinned))
+        self.method = spec.study.method
+        pinned = len(spec.kit.keys.pinned()) if spec.kit else 0
+        self.sums = SiteSums(spec.study.federation, spec.run_name, floor_of(spec.policy, pinned))
         self.sites = OpenSites(spec)
         #: whether replies go to the coordinator as they are, in this process, and not as bytes
         self.by_reference = False
@@ -95,13 +96,12 @@ class SiteHost:
                 one.undo()
             if not isinstance(error, Exception):
                 raise
-            if self.spec.suspensions and may_depend_on_images(error, working=working):
-                self.spec.suspensions.suspend(self.spec.folder.name, f"{type(error).__name__}: {error}")
+            if self.spec.kit and may_depend_on_images(error, working=working):
+                self.spec.kit.suspensions.suspend(self.spec.folder.name, f"{type(error).__name__}: {error}")
             return error
 
     def _arrive(self, transaction: Transaction) -> None:
         for layer in self._arriving:
-            transaction.held.enter_context(layer.around(transaction))
             layer.arriving(transaction)
 
     def _work(self, arrived: Sequence[Transaction]) -> list[Parcels]:
@@ -120,7 +120,7 @@ class SiteHost:
     def _work_together(self, arrived: Sequence[Transaction]) -> list[Parcels]:
         """The work of several sites at once."""
         together = arrived[0].declared.together
-        work = getattr(self.spec.method, together) if together else arrived[0].work
+        work = getattr(self.method, together) if together else arrived[0].work
         payloads = [one.payload for one in arrived]
         names = dict.fromkeys(name for payload in payloads for name in payload)
         lists = {name: [payload.get(name) for payload in payloads] for name in names}
@@ -145,7 +145,7 @@ class SiteHost:
         declared, spec = self._operation(operation)[1], self.spec
         if declared.together is None or self._alone or spec.trainers:
             return declared.grouped
-        return spec.method.may_stack(spec.trainer, sites, operation)
+        return self.method.may_stack(spec.trainer, sites, operation)
 
     def can_divide(self, operation: str) -> bool:
         """Whether so many sites that not all are open at once may do an operation in groups, one after the other."""
@@ -153,11 +153,11 @@ class SiteHost:
 
     def _operation(self, name: str) -> tuple[Callable[..., Any], Operation]:
         """An operation of the method, or of the key exchange and the sums of every site, and what it declares."""
-        for owner in (self.spec.method, self.keys, self.sums, *self.spec.more_operations):
+        for owner in (self.method, self.keys, self.sums, *self.spec.more_operations):
             found: Any = getattr(owner, name, None)
             if hasattr(found, "operation"):
                 return found, found.operation
-        raise LookupError(f"method '{self.spec.method.name}' has no operation '{name}'")
+        raise LookupError(f"method '{self.method.name}' has no operation '{name}'")
 
     # --- states between calls -----------------------------------------------------------------------
 

@@ -61,13 +61,14 @@ def make_site(images=20, round=1, **optimizer):
     trainer = Trainer(network(), spec)
     trainer.load(FIRST)
     data = SiteData("north", part, part, part)
-    return Site("north", 1, data, trainer, SiteState(), Path("nowhere"), round=round)
+    return Site("north", SimpleNamespace(seed=1), data, trainer, SiteState(), Path("nowhere"), round=round)
 
 
 def make_check(limits=LIMITS, first=FIRST):
     """The incoming check of a site that knows these first weights."""
     policy = SimpleNamespace(incoming=limits)
-    spec = SimpleNamespace(policy=policy, method=None, has_course=True, first_weights=lambda _: first)
+    method = SimpleNamespace(traits=SimpleNamespace(has_course=True))
+    spec = SimpleNamespace(policy=policy, method=method, first_weights=lambda _: first)
     return Inspection(SimpleNamespace(spec=spec, sites=None))
 
 

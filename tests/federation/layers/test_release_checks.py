@@ -143,7 +143,8 @@ def test_scores_are_as_coarse_as_the_smallest_cohort(least, told):
 
 
 def spec(max_epsilon=None, generator=None):
-    return SimpleNamespace(policy=Policy(max_epsilon=max_epsilon), generator=generator)
+    study = SimpleNamespace(generator=generator)
+    return SimpleNamespace(policy=Policy(max_epsilon=max_epsilon), study=study)
 
 
 @pytest.mark.parametrize(

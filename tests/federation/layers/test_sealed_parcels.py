@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from plain_study import plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.engines.worker_process import reason_of
@@ -13,6 +14,7 @@ from polyclinic.federation.federation import Federation
 from polyclinic.federation.federation_spec import FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
+from polyclinic.federation.layers.calls import ExpectedForm
 from polyclinic.federation.ledger import sealing
 from polyclinic.federation.ledger.key_ring import SeedKeys
 from polyclinic.federation.ledger.kinds import KINDS
@@ -83,8 +85,7 @@ def data_of(name):
 def make(tmp_path):
     def build(meddle=lambda call: call):
         of_host = HostSpec(
-            method=Courier(),
-            seed=0,
+            study=plain_study(Courier()),
             trainer=None,
             folder=tmp_path,
             open_data=data_of,
@@ -269,7 +270,9 @@ def test_a_parcel_of_an_earlier_round_is_refused(make):
 def test_what_is_inside_is_checked_like_any_parcel(make):
     federation = make()
     host = federation.engine.host
-    host.spec = replace(host.spec, expected={"weights": Expected.like("weights", {"w": SECRET[:3]})})
+    host.layers[ExpectedForm].spec = replace(
+        host.spec, expected={"weights": Expected.like("weights", {"w": SECRET[:3]})}
+    )
     failure = federation.forward("a", "hand_over", "b", "take")
     assert "tensor 'w' is torch.float32 (64,), expected torch.float32 (3,)" in failure.reason
 

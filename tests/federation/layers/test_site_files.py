@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from plain_study import plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput
@@ -43,7 +44,7 @@ def make(tmp_path):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         data = data or SiteData(name, part(), part(1), part(2))
-        return Site(name, 0, data, trainer, SiteState(), folder, secret=secret, keys=Pinned(0))
+        return Site(name, plain_study(), data, trainer, SiteState(), folder, secret=secret, keys=Pinned(0))
 
     return build
 

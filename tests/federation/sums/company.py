@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from plain_study import plain_study
 
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.federation import Federation
@@ -53,7 +54,9 @@ class Company:
 
     @staticmethod
     def _site(folder: Path, name: str) -> Site:
-        return Site(name, 1, data=None, trainer=None, state=SiteState(), place=folder / name, keys=SeedKeys(1))
+        return Site(
+            name, plain_study(seed=1), data=None, trainer=None, state=SiteState(), place=folder / name, keys=SeedKeys(1)
+        )
 
     def call(self, calls: list[Call]) -> list[Reply | Failure]:
         found = [self._answer(self.lie(call)) for call in calls]

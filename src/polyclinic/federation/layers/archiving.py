@@ -25,7 +25,7 @@ class Archive(Layer):
 
     def left(self, transaction: Transaction) -> None:
         assert self.spec.archive
-        declared, wire = transaction.declared, self.spec.wire
+        declared, wire = transaction.declared, self.spec.study.engine.wire
         kept = transaction.outgoing if wire in ROUNDING else transaction.made  # an attacker gets the rounded numbers
         left = transaction.outgoing if self.host.sums.covers(declared) or wire == "delta" else None
         self.spec.archive.released(transaction.site, transaction.call, kept, transaction.used, declared.address, left)

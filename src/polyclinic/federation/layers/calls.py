@@ -72,7 +72,7 @@ class CountersignedHead(Layer):
 
     def arriving(self, transaction: Transaction) -> None:
         anchor, site = transaction.call.anchor, transaction.call.site
-        if anchor is None or self.spec.anchors is None:
+        if anchor is None or self.spec.kit is None:
             return
         own, others = self.sites.key_ring.verifying_keys(site), self.sites.key_ring.verifying_keys(COORDINATOR)
         if signer_of_line(own, anchor.digest, anchor.signature) is None:

@@ -95,7 +95,7 @@ def patients_behind(spec: HostSpec, transaction: Transaction, parcel: Parcel) ->
             return cohort(data, "train")
         return fewest_patients(train, images_in_private_step(parcel.privacy, len(train)))
     if parcel.kind in GENERATED:
-        return fewest_patients(train, images_in_generator_step(spec.generator))
+        return fewest_patients(train, images_in_generator_step(spec.study.generator))
     return patients_in(train, transaction.used) if transaction.used else cohort(data, "train")
 
 

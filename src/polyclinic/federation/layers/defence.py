@@ -28,11 +28,12 @@ class Defended(Layer):
     """The study's defence changes what leaves."""
 
     def is_needed(self) -> bool:
-        return self.spec.defend is not None
+        return self.spec.study.defence is not None
 
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
-        assert self.spec.defend
-        return tuple(self.spec.defend(parcel, transaction.received) for parcel in parcels)
+        defend = self.spec.study.defence
+        assert defend
+        return tuple(defend(parcel, transaction.received) for parcel in parcels)
 
 
 class Defence(Settings):

@@ -46,11 +46,11 @@ UPDATES = frozenset({"weights", "gradients", "statistics"})
 class Reservation(Layer):
     """What the work will cost is set aside before it begins; refused if nothing that it makes may leave."""
 
-    def around(self, transaction: Transaction) -> contextlib.AbstractContextManager[None]:
+    def arriving(self, transaction: Transaction) -> None:
         call, trainer = transaction.call, transaction.site.trainer
         kinds, private = self.host.sums.kinds(transaction.declared), trainer.privacy is not None
-        gate = self.sites.gates[call.site]
-        return gate.reserved(call.round, call.operation, kinds, model_bytes(trainer), private=private)
+        gate, size = self.sites.gates[call.site], model_bytes(trainer)
+        transaction.held.enter_context(gate.reserved(call.round, call.operation, kinds, size, private=private))
 
 
 class ThroughGate(Layer):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from polyclinic.federation.host import SiteHost
-    from polyclinic.federation.host_spec import HostSpec
     from polyclinic.federation.transaction import Parcels, Transaction
 
 
@@ -19,19 +18,14 @@ class Layer:
     alone: ClassVar[bool] = False
 
     def __init__(self, host: SiteHost) -> None:
-        self.host, self.sites = host, host.sites
-
-    @property
-    def spec(self) -> HostSpec:
-        """What the sites of this process have in common."""
-        return self.host.spec
+        self.host, self.spec, self.sites = host, host.spec, host.sites
 
     def is_needed(self) -> bool:
         """Whether the study, or the site's policy, gives the layer anything to do."""
         return True
 
     def around(self, transaction: Transaction) -> contextlib.AbstractContextManager:
-        """Held from here until all is done."""
+        """Held around the work, and until all is done."""
         return contextlib.nullcontext()
 
     def arriving(self, transaction: Transaction) -> None:

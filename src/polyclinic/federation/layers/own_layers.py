@@ -16,7 +16,7 @@ class OwnLayers(Layer):
 
     def __init__(self, host: SiteHost) -> None:
         super().__init__(host)
-        self.own = [kind(host) for kind in self.spec.own_layers]
+        self.own = [kind(host) for kind in (self.spec.kit.layers if self.spec.kit else ())]
 
     def is_needed(self) -> bool:
         return bool(self.own)

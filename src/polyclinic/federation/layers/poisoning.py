@@ -33,12 +33,12 @@ class Poisoned(Layer):
     """Attackers of a simulation send another update than they made."""
 
     def is_needed(self) -> bool:
-        return self.spec.poisoning is not None
+        return self.spec.study.poisoning is not None
 
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
-        attack, call = self.spec.poisoning, transaction.call
+        attack, call = self.spec.study.poisoning, transaction.call
         assert attack
-        told = (self.spec.seed, call.round)
+        told = (self.spec.study.seed, call.round)
         return tuple(attack.update(call.site, parcel, transaction.received, *told) for parcel in parcels)
 
 

@@ -72,10 +72,9 @@ class Suspensions:
 
 def refuse_while_stopped(spec: HostSpec) -> None:
     """Suspended if the people of a deployed site have stopped the study, or must look at it first."""
-    if spec.require_approval:
-        spec.require_approval()
-    if spec.suspensions:
-        spec.suspensions.refuse_while_any()
+    if spec.kit:
+        spec.kit.require_approval()
+        spec.kit.suspensions.refuse_while_any()
 
 
 class Stopped(Layer):

@@ -21,7 +21,7 @@ class Sum(Layer):
         self.host.sums.check(transaction.declared, transaction.call)
 
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
-        declared, weighting = transaction.declared, getattr(self.spec.method, "weighting", "samples")
+        declared, weighting = transaction.declared, getattr(self.spec.study.method, "weighting", "samples")
         if not self.host.sums.covers(declared):
             return without_samples(self.spec.policy, declared, parcels, weighting)
         gate = self.sites.gates[transaction.call.site]

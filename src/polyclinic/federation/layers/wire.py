@@ -17,19 +17,19 @@ class Rounding(Layer):
     """The parcels have the numbers that their receiver gets."""
 
     def is_needed(self) -> bool:
-        return self.spec.wire in ROUNDING
+        return self.spec.study.engine.wire in ROUNDING
 
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
         for parcel in parcels:  # an image that is rounded is no longer found among the site's own
             self.sites.gates[transaction.call.site].check_numbers(parcel)
-        return tuple(shortened(parcel, self.spec.wire) for parcel in parcels)
+        return tuple(shortened(parcel, self.spec.study.engine.wire) for parcel in parcels)
 
 
 class Difference(Layer):
     """What goes to the coordinator travels as a difference to the weights that came."""
 
     def is_needed(self) -> bool:
-        return self.spec.wire == "delta"
+        return self.spec.study.engine.wire == "delta"
 
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
         if transaction.call.to != COORDINATOR:
