@@ -18,9 +18,9 @@ from typing import Any
 
 import polyclinic
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.host import SiteHost
-from polyclinic.federation.layers import absence as returning
 from polyclinic.federation.layers import incoming as inspection
+from polyclinic.federation.layers import movement as returning
+from polyclinic.federation.layers.calls import TakenCall
 from polyclinic.federation.layers.weight_checks import Figure
 from polyclinic.methods import METHODS
 from polyclinic.randomness import numpy_rng
@@ -104,19 +104,19 @@ def counted() -> Iterator[Seen]:
 @contextlib.contextmanager
 def absent(rounds: int) -> Iterator[None]:
     """Until the block ends, the first site that is called fails in so many rounds, as if it could not be reached."""
-    begin, names = SiteHost._begin, []
+    arriving, names = TakenCall.arriving, []
 
-    def _begin(self: SiteHost, call: Any, *others: Any) -> Any:
-        names.append(call.site)
-        if call.site == names[0] and BEFORE < call.round <= BEFORE + rounds:
+    def away(self: TakenCall, transaction: Any) -> None:
+        names.append(transaction.call.site)
+        if names[-1] == names[0] and BEFORE < transaction.call.round <= BEFORE + rounds:
             raise WorkFailed("away")
-        return begin(self, call, *others)
+        arriving(self, transaction)
 
-    SiteHost._begin = _begin  # type: ignore[method-assign]
+    TakenCall.arriving = away  # type: ignore[method-assign]
     try:
         yield
     finally:
-        SiteHost._begin = begin  # type: ignore[method-assign]
+        TakenCall.arriving = arriving  # type: ignore[method-assign]
 
 
 def tables(number: int) -> dict[str, Any]:

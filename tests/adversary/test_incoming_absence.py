@@ -7,8 +7,8 @@ import pytest
 import torch
 from attacked_site import SITE, ask, shuffled
 
-from polyclinic.federation.layers import absence as returning
 from polyclinic.federation.layers import movement as course
+from polyclinic.federation.layers import movement as returning
 from polyclinic.federation.layers.movement import History
 from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.policy import Incoming

@@ -165,8 +165,7 @@ def test_a_coordinator_cannot_invent_heads(kit, heads):
 
 def test_a_head_tells_the_coordinator_nothing_about_what_was_sealed(kit):
     """Who knows the content of a line otherwise could confirm a guess by the head, which depends on the content."""
-    from polyclinic.federation.layers.gate import Gate
-    from polyclinic.federation.layers.raw_images import RawImages
+    from polyclinic.federation.layers.gate import Gate, RawImages
     from polyclinic.federation.ledger.ledger import Ledger
     from polyclinic.federation.policy import Policy
 

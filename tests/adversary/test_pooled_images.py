@@ -4,8 +4,7 @@ import pytest
 import torch
 from attacked_site import KINDS, ask
 
-from polyclinic.federation.layers.gate import Gate
-from polyclinic.federation.layers.raw_images import RawImages
+from polyclinic.federation.layers.gate import Gate, RawImages
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy

@@ -14,7 +14,7 @@ from polyclinic.federation.call import COORDINATOR, _opened
 from polyclinic.federation.layers.call_order import course_of
 from polyclinic.federation.layers.cohort import fewest_patients, images_in_private_step
 from polyclinic.federation.layers.defence import Defence
-from polyclinic.federation.layers.raw_images import _as_bytes
+from polyclinic.federation.layers.gate import _as_bytes
 from polyclinic.federation.layers.replies import _check_targets, _short
 from polyclinic.federation.ledger import verify as ledger_check
 from polyclinic.federation.ledger.archive import ATTACKABLE_KINDS, is_attackable, is_worth_keeping

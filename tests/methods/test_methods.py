@@ -11,8 +11,7 @@ import torch
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.layers.gate import Gate
-from polyclinic.federation.layers.raw_images import RawImages
+from polyclinic.federation.layers.gate import Gate, RawImages
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy

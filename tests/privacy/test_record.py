@@ -7,8 +7,7 @@ import json
 import pytest
 import torch
 
-from polyclinic.federation.layers.gate import Gate
-from polyclinic.federation.layers.raw_images import RawImages
+from polyclinic.federation.layers.gate import Gate, RawImages
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected, decode

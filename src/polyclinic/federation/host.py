@@ -183,8 +183,9 @@ class SiteHost:
 
     def drop_old_versions(self, names: Mapping[str, SitePosition]) -> None:
         """Delete states that a durable checkpoint no longer needs."""
-        self.sites.refuse_other_names(names)
-        refuse_while_stopped(self.spec)
+        if self.spec.kit:
+            self.sites.refuse_other_names(names)
+            refuse_while_stopped(self.spec.kit)
         self.sites.drop_old_versions(names)
 
 

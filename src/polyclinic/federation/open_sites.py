@@ -13,8 +13,7 @@ from pathlib import Path
 
 from polyclinic.data.names import refuse_unsafe_name
 from polyclinic.federation.host_spec import HostSpec
-from polyclinic.federation.layers.gate import Gate
-from polyclinic.federation.layers.raw_images import RawImages
+from polyclinic.federation.layers.gate import Gate, RawImages
 from polyclinic.federation.ledger.budget import Budget, EpsilonLimit, Price, price_at
 from polyclinic.federation.ledger.key_ring import KeyRing, SeedKeys
 from polyclinic.federation.ledger.ledger import Ledger

@@ -16,7 +16,7 @@ from polyclinic.allocation import keep_freed_memory
 from polyclinic.data.own_images import find_kit
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput, Damaged
-from polyclinic.federation.engine import Engine
+from polyclinic.federation.collaborators import Engine
 from polyclinic.federation.federation import Federation
 from polyclinic.files import PARTIAL, atomic_write, check_place, read_json, sync_files
 from polyclinic.formats import write_run_format

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from polyclinic.federation.layers.transcript import transcript_of
+from polyclinic.federation.layers.privacy import transcript_of
 from polyclinic.json_types import JsonObject
 from polyclinic.optimizers import SGD, Adam
 from polyclinic.privacy import epsilon

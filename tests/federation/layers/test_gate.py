@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.federation.layers.gate import Gate, check_finite
-from polyclinic.federation.layers.raw_images import RawImages
+from polyclinic.federation.layers.gate import Gate, RawImages, check_finite
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.federation.layers.gate import Gate, check_finite
-from polyclinic.federation.layers.raw_images import RawImages, _as_bytes
+from polyclinic.federation.layers.gate import Gate, RawImages, _as_bytes, check_finite
 from polyclinic.federation.layers.stopped import FOLDER, Suspension, Suspensions
 from polyclinic.federation.ledger.background import PAYS_FROM
 from polyclinic.federation.ledger.budget import Budget

@@ -15,7 +15,7 @@ from polyclinic.federation.layers.cohort import (
     count_patients,
     patients_behind,
 )
-from polyclinic.federation.layers.covered import check_all_covered, check_private
+from polyclinic.federation.layers.privacy import check_all_covered, check_private
 from polyclinic.federation.layers.scores import coarse_scores, held_out_only, without_loss
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy

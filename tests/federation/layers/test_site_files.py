@@ -12,9 +12,9 @@ from plain_study import plain_study
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
-from polyclinic.federation.layers import transcript
+from polyclinic.federation.layers import privacy as transcript
 from polyclinic.federation.layers.cohort import images_in_generator_step, patients_in
-from polyclinic.federation.layers.scored_once import ScoredModel, was_scored
+from polyclinic.federation.layers.scores import ScoredModel, was_scored
 from polyclinic.federation.layers.sealing import TAKEN, BoxFile, KeyExchange, asked_in_state, seal, unseal
 from polyclinic.federation.ledger import sealing
 from polyclinic.federation.ledger.key_ring import KitKeys, PublicKeys, SeedKeys

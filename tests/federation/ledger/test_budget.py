@@ -8,8 +8,7 @@ import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.layers.cohort import cohort
-from polyclinic.federation.layers.gate import Gate
-from polyclinic.federation.layers.raw_images import RawImages
+from polyclinic.federation.layers.gate import Gate, RawImages
 from polyclinic.federation.ledger.budget import Budget, Spent
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import Ledger, verify

@@ -8,7 +8,7 @@ from company import Adding, Company
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
-from polyclinic.federation.layers.sums import without_samples
+from polyclinic.federation.layers.outgoing import without_samples
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy

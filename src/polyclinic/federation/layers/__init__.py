@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from polyclinic.federation.layers import replies
-from polyclinic.federation.layers.archiving import Archive
-from polyclinic.federation.layers.batches import NotedBatches, NotedForArchive, RandomShares, SimulatedShares
+from polyclinic.federation.layers.batches import Archive, NotedBatches, NotedForArchive, RandomShares, SimulatedShares
 from polyclinic.federation.layers.call_order import CallOrder
 from polyclinic.federation.layers.calls import (
     Begin,
@@ -25,22 +24,18 @@ from polyclinic.federation.layers.calls import (
     RoundOfStudy,
     TakenByHospital,
     TakenCall,
+    Unsealed,
 )
 from polyclinic.federation.layers.cohort import DrawnPatients
-from polyclinic.federation.layers.covered import CoveredByPrivacy
 from polyclinic.federation.layers.defence import Defended
 from polyclinic.federation.layers.gate import Reservation, ThroughGate
 from polyclinic.federation.layers.incoming import Inspection
-from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.layers.own_layers import OwnLayers
+from polyclinic.federation.layers.layer import Layer, OwnLayers
+from polyclinic.federation.layers.outgoing import Difference, Rounding, Sum
 from polyclinic.federation.layers.poisoning import Poisoned
-from polyclinic.federation.layers.scored_once import ScoredOnce
-from polyclinic.federation.layers.scores import CoarseScores
-from polyclinic.federation.layers.sealing import Unsealed
+from polyclinic.federation.layers.privacy import CoveredByPrivacy, Transcript
+from polyclinic.federation.layers.scores import CoarseScores, ScoredOnce
 from polyclinic.federation.layers.stopped import Stopped
-from polyclinic.federation.layers.sums import Sum
-from polyclinic.federation.layers.transcript import Transcript
-from polyclinic.federation.layers.wire import Difference, Rounding
 
 Kinds = tuple[type[Layer], ...]
 

@@ -1,4 +1,6 @@
-"""Layers around the work: which images a site uses is noted, and images have random shares in its gradients."""
+"""Layers of the images behind an answer: which a site uses is noted, they have random shares in its gradients, and what
+left is kept with them for an audit.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:
@@ -61,3 +64,23 @@ class SimulatedShares(RandomShares):
 def _noted(transaction: Transaction) -> Iterator[None]:
     with transaction.site.trainer.note_batches() as transaction.used:
         yield
+
+
+class Archive(Layer):
+    """Keeps what left, with what had come; nothing that was refused is kept."""
+
+    alone = True
+
+    def is_needed(self) -> bool:
+        return self.spec.archive is not None
+
+    def arriving(self, transaction: Transaction) -> None:
+        assert self.spec.archive
+        self.spec.archive.begins(transaction.site, transaction.received)
+
+    def left(self, transaction: Transaction) -> None:
+        assert self.spec.archive
+        declared, wire = transaction.declared, self.spec.study.engine.wire
+        kept = transaction.outgoing if wire in ROUNDING else transaction.made  # an attacker gets the rounded numbers
+        left = transaction.outgoing if self.host.sums.covers(declared) or wire == "delta" else None
+        self.spec.archive.released(transaction.site, transaction.call, kept, transaction.used, declared.address, left)

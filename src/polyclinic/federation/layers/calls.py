@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from polyclinic.data.splits import SPLITS
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.ledger.parcel import Expected, Parcel, ParcelRejected
+from polyclinic.federation.layers.sealing import unseal
+from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel, ParcelRejected
 from polyclinic.federation.ledger.signing import is_countersigned, signer_of_line
 from polyclinic.federation.operation import signature_of
 from polyclinic.federation.refusals import GateRefused
@@ -88,6 +89,18 @@ class Begin(Layer):
     def arriving(self, transaction: Transaction) -> None:
         transaction.site.round = transaction.call.round
         transaction.begin()
+
+
+class Unsealed(Layer):
+    """What another site sealed for this one is opened; some operations take nothing else."""
+
+    def arriving(self, transaction: Transaction) -> None:
+        call = transaction.call
+        for name, parcel in call.parcels.items():
+            is_sealed = parcel.kind == SEALED
+            if transaction.declared.sealed_only and not is_sealed:
+                raise ParcelRejected(f"'{call.operation}' takes what another site sealed, and {parcel.kind} came open")
+            transaction.received[name] = unseal(transaction.site, parcel, call) if is_sealed else parcel
 
 
 class ExpectedForm(Layer):

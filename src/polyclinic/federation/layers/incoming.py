@@ -31,11 +31,10 @@ import torch
 from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
-from polyclinic.federation.layers import absence, movement
+from polyclinic.federation.layers import movement
 from polyclinic.federation.layers import weight_checks as checks
-from polyclinic.federation.layers.absence import Returns
 from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.layers.movement import History
+from polyclinic.federation.layers.movement import History, Returns
 from polyclinic.federation.layers.weight_checks import Figure, Weights, refuse
 from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
 from polyclinic.federation.refusals import DataDependentRefusal, LooksOn
@@ -87,7 +86,7 @@ class Inspection(Layer):
 
     def arriving(self, transaction: Transaction) -> None:
         """Inspect what came with a call: ParcelRejected or DataDependentRefusal where a figure is above its limit,
-        LooksOn where the site must not work with it though it keeps what it saw (absence.py)."""
+        LooksOn where the site must not work with it though it keeps what it saw (movement.py)."""
         words = ""
         for name, parcel in transaction.received.items():
             if parcel.kind in INSPECTED:
@@ -107,7 +106,7 @@ class Inspection(Layer):
         has_course = self.has_course and not sealed and not _only_encodes(declared)
         works = sealed or not _only_scored(declared)
         if parcel.kind == "weights" and history.has_passed(parcel.digest, has_course=has_course):
-            return absence.looks_on(history.owed(), self.limits) if has_course and works else ""
+            return movement.looks_on(history.owed(), self.limits) if has_course and works else ""
         tensors = _on(site.trainer.device, parcel.tensors)
         refuse(checks.largest(tensors, self.limits), ParcelRejected)
         if parcel.kind != "weights":
@@ -119,7 +118,7 @@ class Inspection(Layer):
         kept = sealed or declared is None or bool(declared.releases)
         if has_course:
             self._inspect_weights(site, tensors, history, parcel.digest, kept=kept)
-            if words := absence.looks_on(history.owed(), self.limits):
+            if words := movement.looks_on(history.owed(), self.limits):
                 return words
         if kept:
             history.take_passed(parcel.digest, has_course=has_course)
@@ -192,7 +191,7 @@ class Inspection(Layer):
             return Returns(site.folder).allows(digest, most) if site.secret else history.returns() < most
 
         gap = history.rounds_since(site.round)
-        return absence.rounds_allowed(moved, self._own(site, history), self.limits, gap, may_return=may_return)
+        return movement.rounds_allowed(moved, self._own(site, history), self.limits, gap, may_return=may_return)
 
     def _take(self, site: Site, history: History, weights: Weights, rounds: int, digest: str) -> None:
         """Remember weights that passed, and what the site owes after them. A second arrival of a round pays nothing.
@@ -200,7 +199,7 @@ class Inspection(Layer):
         if site.round <= history.last_round() and history.owed():
             return
         if site.round > history.last_round():
-            owed = absence.owed_after(history.owed(), rounds, self.limits)
+            owed = movement.owed_after(history.owed(), rounds, self.limits)
             returned = rounds > self.limits.at_once and not history.owed()
             if returned and site.secret:
                 Returns(site.folder).note(digest)

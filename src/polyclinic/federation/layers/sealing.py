@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.call import Call
-from polyclinic.federation.layers.layer import Layer
 from polyclinic.federation.ledger import sealing
 from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected, decode
 from polyclinic.federation.operation import operation
@@ -27,23 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from polyclinic.federation.site import Site
-    from polyclinic.federation.transaction import Transaction
 
 #: where a site's state keeps which boxes it has taken, uint8 [boxes, 32], and the file of a deployed one
 TAKEN = "boxes taken"
 BOXES = "boxes.txt"
-
-
-class Unsealed(Layer):
-    """What another site sealed for this one is opened; some operations take nothing else."""
-
-    def arriving(self, transaction: Transaction) -> None:
-        call = transaction.call
-        for name, parcel in call.parcels.items():
-            is_sealed = parcel.kind == SEALED
-            if transaction.declared.sealed_only and not is_sealed:
-                raise ParcelRejected(f"'{call.operation}' takes what another site sealed, and {parcel.kind} came open")
-            transaction.received[name] = unseal(transaction.site, parcel, call) if is_sealed else parcel
 
 
 class KeyExchange:

@@ -20,7 +20,7 @@ from polyclinic.federation.refusals import Suspended
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
-    from polyclinic.federation.host_spec import HostSpec
+    from polyclinic.federation.host_spec import Kit
     from polyclinic.federation.transaction import Parcels, Transaction
 
 FOLDER = "suspended"
@@ -70,19 +70,23 @@ class Suspensions:
         return self.folder / f"{study}.json"
 
 
-def refuse_while_stopped(spec: HostSpec) -> None:
+def refuse_while_stopped(kit: Kit) -> None:
     """Suspended if the people of a deployed site have stopped the study, or must look at it first."""
-    if spec.kit:
-        spec.kit.require_approval()
-        spec.kit.suspensions.refuse_while_any()
+    kit.require_approval()
+    kit.suspensions.refuse_while_any()
 
 
 class Stopped(Layer):
     """Nothing is done, and nothing leaves, that the people of the site do not let run."""
 
+    def is_needed(self) -> bool:
+        return self.spec.kit is not None
+
     def arriving(self, transaction: Transaction) -> None:
-        refuse_while_stopped(self.spec)
+        assert self.spec.kit
+        refuse_while_stopped(self.spec.kit)
 
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
-        refuse_while_stopped(self.spec)
+        assert self.spec.kit
+        refuse_while_stopped(self.spec.kit)
         return parcels

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Reply
-from polyclinic.federation.layers.scored_once import was_scored
+from polyclinic.federation.layers.scores import was_scored
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.refusals import GateRefused

@@ -1,11 +1,14 @@
-"""Layer of sums: what the coordinator adds up leaves as whole numbers, under masks where the sum is secret."""
+"""Layers of what is outgoing: whole numbers of a sum, fewer digits, or differences, as the study says."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from polyclinic.federation.call import COORDINATOR, base_of
 from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.ledger.parcel import shortened
+from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
@@ -38,3 +41,28 @@ def without_samples(policy: Policy, declared: Operation, parcels: Parcels, weigh
             "federation.sum = 'secure', or method.weighting = 'uniform'"
         )
     return tuple(replace(p, metadata={n: v for n, v in p.metadata.items() if n != "samples"}) for p in parcels)
+
+
+class Rounding(Layer):
+    """The parcels have the numbers that their receiver gets."""
+
+    def is_needed(self) -> bool:
+        return self.spec.study.engine.wire in ROUNDING
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        for parcel in parcels:  # an image that is rounded is no longer found among the site's own
+            self.sites.gates[transaction.call.site].check_numbers(parcel)
+        return tuple(shortened(parcel, self.spec.study.engine.wire) for parcel in parcels)
+
+
+class Difference(Layer):
+    """What goes to the coordinator travels as a difference to the weights that came."""
+
+    def is_needed(self) -> bool:
+        return self.spec.study.engine.wire == "delta"
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        if transaction.call.to != COORDINATOR:
+            return parcels
+        base = base_of(transaction.received)
+        return tuple(shortened(parcel, "delta", base) for parcel in parcels)
