@@ -66,7 +66,7 @@ LONGEST = (
     "test_felicia.py",
     "test_resume.py",
     "test_checks.py",
-    "test_inspection.py",
+    "test_honest_incoming.py",
     "test_report_pages.py",
     "test_epsilon.py",
     "test_ray.py",

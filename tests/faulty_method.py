@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from polyclinic.federation.call import Call
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedbn import FedBN

@@ -9,7 +9,7 @@ from typing import Any
 from polyclinic import __version__
 from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.kits import pin_keys
-from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.study import Study
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from json_schemas import assert_valid
 
-from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.ledger.ledger import verify
 
 
 def history(folder: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyclinic
-from polyclinic.federation.leaving.kinds import KINDS
+from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.methods import METHODS
 from polyclinic.registry import GROUPS, registry_of
 

@@ -16,7 +16,7 @@ import pytest
 from polyclinic import attacks
 from polyclinic.attacks.learned_decoder import FeatureDecoder, LearnedDecoder
 from polyclinic.attacks.membership.attacks import DiscriminatorScore, ReferenceGenerators
-from polyclinic.federation.arriving.settings import Incoming
+from polyclinic.federation.policy import Incoming
 from polyclinic.study.tables import PLAIN, VARIANTS
 
 RECORDED = Path(__file__).with_name("recorded_settings.json")

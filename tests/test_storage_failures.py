@@ -11,7 +11,7 @@ from polyclinic import cli
 from polyclinic.engines.worker_process import is_storage_failure, storage_failure
 from polyclinic.errors import Damaged, StorageFailed
 from polyclinic.federation.checkpoint import read_manifest
-from polyclinic.federation.leaving.anchor_file import LedgerBroken
+from polyclinic.federation.ledger.signing import LedgerBroken
 from polyclinic.files import (
     check_own_digest,
     make_folder_durable,

@@ -33,7 +33,7 @@ from polyclinic.attacks.gradient_inversion.settings import PRESETS
 from polyclinic.attacks.gradient_inversion.simulation import cross_entropy
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.attacks.latent_inversion import LatentInversion
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.images import psnr, ssim
 from polyclinic.models import build, split
 from polyclinic.randomness import numpy_rng, torch_rng

@@ -21,7 +21,7 @@ from measuring import DEVICE, GPU, finish, flags, keep, machine, noise_images, n
 from torch import Tensor
 from torch.nn import functional
 
-from polyclinic.federation.leaving.background import BACKGROUND
+from polyclinic.federation.ledger.background import BACKGROUND
 from polyclinic.models import build
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run

@@ -10,8 +10,8 @@ from pathlib import Path
 from faults_children import Trial, in_child, tail
 from faults_storage import Disk, watch_changes
 
-from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
-from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken
 
 #: parcels that leave in one recording
 PARCELS = 4

@@ -19,7 +19,7 @@ from faults_children import Trial, in_child, tail, used
 from polyclinic.cli import run_app
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 
 Lie = Callable[[list[Parcel], random.Random], list[Parcel]]
 

@@ -22,9 +22,9 @@ from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
-from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
-from polyclinic.federation.leaving.ledger import GENESIS, Ledger, verify
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected, decode, shortened
+from polyclinic.federation.ledger.ledger import GENESIS, Ledger, verify
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected, decode, shortened
+from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken
 from polyclinic.files import DIGESTS, check_noted, digest_of, note_files, read_json, read_tensors, write_tensors
 from polyclinic.report.serve.run_files import RunFiles
 from polyclinic.runner.cases import read_cases

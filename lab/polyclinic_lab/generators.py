@@ -14,7 +14,7 @@ import torch
 
 from polyclinic.attacks.projection import Projection
 from polyclinic.data.parts import ImageSet, open_site, prepare
-from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.files import read_tensors
 from polyclinic.generators import GeneratorModel
 from polyclinic.generators.gan.settings import GAN

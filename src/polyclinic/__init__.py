@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from polyclinic.federation.call import Reply as Reply
     from polyclinic.federation.federation import Federation as Federation
     from polyclinic.federation.federation import Weights as Weights
-    from polyclinic.federation.leaving.kinds import Kind as Kind
-    from polyclinic.federation.leaving.parcel import Parcel as Parcel
+    from polyclinic.federation.ledger.kinds import Kind as Kind
+    from polyclinic.federation.ledger.parcel import Parcel as Parcel
     from polyclinic.federation.operation import operation as operation
     from polyclinic.federation.site import Site as Site
     from polyclinic.generators.base import CodedModel as CodedModel
@@ -91,11 +91,11 @@ _HOMES = {
     "Finding": "audits.views",
     "Generator": "generators.base",
     "GeneratorModel": "generators.base",
-    "Kind": "federation.leaving.kinds",
+    "Kind": "federation.ledger.kinds",
     "Method": "methods.shared.method",
     "NotTried": "audits.views",
     "Optimizer": "training.optimizer",
-    "Parcel": "federation.leaving.parcel",
+    "Parcel": "federation.ledger.parcel",
     "Plan": "data.partitions.base",
     "Planted": "audits.views",
     "Regression": "tasks.regression",

@@ -18,7 +18,7 @@ from polyclinic.deployment.deployed_site import deployed_host
 from polyclinic.deployment.kits import pin_keys
 from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.study import Study
 
 SITE = "north"

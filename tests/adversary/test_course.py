@@ -4,10 +4,10 @@ import pytest
 import torch
 from attacked_site import ask, first_weights
 
-from polyclinic.federation.leaving.gate import GateRefused
-from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.suspension import Suspensions
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.refusals import GateRefused
+from polyclinic.federation.site import SitePosition
 
 
 def times(weights, factor):

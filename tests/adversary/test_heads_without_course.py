@@ -5,9 +5,8 @@ from attacked_site import SITE, ask
 
 import polyclinic
 from polyclinic import Study
-from polyclinic.federation.arriving.settings import Incoming
-from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.policy import DEFAULT_KINDS, Policy
+from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.policy import DEFAULT_KINDS, Incoming, Policy
 from polyclinic.methods import METHODS
 from polyclinic.runner.assembly import Assembly
 

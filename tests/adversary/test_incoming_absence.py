@@ -7,12 +7,13 @@ import pytest
 import torch
 from attacked_site import SITE, ask, shuffled
 
-from polyclinic.federation.arriving import course, returning
-from polyclinic.federation.arriving.history import History
-from polyclinic.federation.arriving.settings import Incoming
-from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.suspension import DataDependentRefusal
-from polyclinic.federation.state import SiteState
+from polyclinic.federation.layers import movement as course
+from polyclinic.federation.layers import movement as returning
+from polyclinic.federation.layers.movement import History
+from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.policy import Incoming
+from polyclinic.federation.refusals import DataDependentRefusal
+from polyclinic.federation.site import SiteState
 from polyclinic.randomness import numpy_rng
 
 ROUNDS = 200

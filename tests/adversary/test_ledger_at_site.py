@@ -9,12 +9,11 @@ from attacked_site import KINDS, SITE, ask, first_weights
 
 from polyclinic.cli import run_app
 from polyclinic.federation.call import COORDINATOR, Call
-from polyclinic.federation.heads import Heads
-from polyclinic.federation.leaving.anchor_file import LedgerBroken
-from polyclinic.federation.leaving.gate import GateRefused
-from polyclinic.federation.leaving.key_ring import KitKeys
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.leaving.signing import sign_anchor
+from polyclinic.federation.ledger.key_ring import KitKeys
+from polyclinic.federation.ledger.ledger_heads import Heads
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.signing import LedgerBroken, sign_anchor
+from polyclinic.federation.refusals import GateRefused
 
 
 def ledger_of(kit, run="run"):
@@ -63,7 +62,8 @@ def test_budgets_of_other_runs_are_not_reset(kit, attack):
 
 def test_what_is_written_down_is_on_disk_before_it_leaves(kit, monkeypatch):
     """Order of events: the line and its folder are synced, then the anchor has the head; only then there is a reply."""
-    from polyclinic.federation.leaving import anchor_file, ledger
+    from polyclinic.federation.ledger import ledger
+    from polyclinic.federation.ledger import signing as anchor_file
 
     events = []
     monkeypatch.setattr(ledger, "sync_file", lambda path: events.append((path.name, len(path.read_text().split("\n")))))
@@ -165,10 +165,9 @@ def test_a_coordinator_cannot_invent_heads(kit, heads):
 
 def test_a_head_tells_the_coordinator_nothing_about_what_was_sealed(kit):
     """Who knows the content of a line otherwise could confirm a guess by the head, which depends on the content."""
-    from polyclinic.federation.leaving.gate import Gate
-    from polyclinic.federation.leaving.ledger import Ledger
-    from polyclinic.federation.leaving.policy import Policy
-    from polyclinic.federation.leaving.raw_images import RawImages
+    from polyclinic.federation.layers.gate import Gate, RawImages
+    from polyclinic.federation.ledger.ledger import Ledger
+    from polyclinic.federation.policy import Policy
 
     heads = set()
     for number in range(2):

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
-from polyclinic.federation.leaving.key_ring import SeedKeys
-from polyclinic.federation.leaving.ledger import GENESIS, Ledger
-from polyclinic.federation.ledger_check import Evidence, check_ledger, witnesses_at_site
+from polyclinic.federation.ledger.key_ring import SeedKeys
+from polyclinic.federation.ledger.ledger import GENESIS, Ledger
+from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken
+from polyclinic.federation.ledger.verify import Evidence, check_ledger, witnesses_at_site
 
 KEYS = SeedKeys(7)
 LINES = 6

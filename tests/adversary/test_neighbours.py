@@ -8,8 +8,7 @@ import torch
 from attacked_site import PRIVATE
 from torch import nn
 
-from polyclinic.federation.site import Site
-from polyclinic.federation.state import SiteState
+from polyclinic.federation.site import Site, SiteState
 from polyclinic.training import private
 
 CLIP = 0.05

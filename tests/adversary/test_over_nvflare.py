@@ -13,7 +13,7 @@ from processes import free_port, run_command
 
 from polyclinic.data.parts import prepare
 from polyclinic.deployment.deployed_site import FAILED
-from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.study import load_study
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
@@ -31,7 +31,7 @@ import torch
 
 from polyclinic import FedAvg
 from polyclinic.federation.call import Call
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.feder import FedER
 
 IMAGES = Path(__file__).parent / "stolen.npy"

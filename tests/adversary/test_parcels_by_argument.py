@@ -5,8 +5,8 @@ import torch
 from attacked_site import SITE, ask
 
 from polyclinic import attacks
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 
 PUBLIC = torch.rand(40, 1, 16, 16, generator=torch.Generator().manual_seed(5))
 

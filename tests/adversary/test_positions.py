@@ -3,9 +3,10 @@
 import pytest
 from attacked_site import PRIVATE, SITE, ask, first_weights
 
-from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.suspension import Suspended, Suspensions
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.refusals import Suspended
+from polyclinic.federation.site import SitePosition
 
 
 @pytest.mark.parametrize("position", [("../../x", 0), (-1, 0), (0, -3), (0.5, 0), (True, 0), (1, "2")])

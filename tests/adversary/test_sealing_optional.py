@@ -5,10 +5,10 @@ import torch
 from attacked_site import SITE, ask
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from polyclinic.federation.leaving.key_ring import KitKeys
-from polyclinic.federation.leaving.parcel import SEALED, Parcel, ParcelRejected
-from polyclinic.federation.leaving.sealing import public_key, seal
-from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.ledger.key_ring import KitKeys
+from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
+from polyclinic.federation.ledger.sealing import public_key, seal
 
 FEDER = {
     "method": {"name": "feder", "rounds": 2, "buffer": 8},

@@ -5,9 +5,9 @@ import json
 import torch
 from attacked_site import PRIVATE, Kit, ask, first_weights
 
-from polyclinic.federation.leaving.key_ring import PRIVATE_FILE, SIGNING_FILE, KitKeys
-from polyclinic.federation.leaving.ledger import Ledger, verify
-from polyclinic.federation.leaving.sealing import public_key, seal
+from polyclinic.federation.ledger.key_ring import PRIVATE_FILE, SIGNING_FILE, KitKeys
+from polyclinic.federation.ledger.ledger import Ledger, verify
+from polyclinic.federation.ledger.sealing import public_key, seal
 
 
 def noise_key(kit, run):

@@ -5,8 +5,8 @@ import pytest
 import torch
 from attacked_site import ask
 
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.summing.open_sum import OpenSum, keep
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.sums.open_sum import OpenSum, keep
 
 
 def private_head(kit, how):

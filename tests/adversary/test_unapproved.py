@@ -17,8 +17,9 @@ from polyclinic.deployment.site_config import policy_of
 from polyclinic.deployment.site_status import runs_of
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import pack, unpack
-from polyclinic.federation.leaving.ledger import Ledger, verify
-from polyclinic.federation.leaving.suspension import Suspended, Suspensions
+from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.ledger.ledger import Ledger, verify
+from polyclinic.federation.refusals import Suspended
 from polyclinic.privacy.epsilon import compute_epsilon
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyclinic.attacks.gradient_inversion.networks import LeNet, with_random_weights
 from polyclinic.attacks.gradient_inversion.simulation import cross_entropy
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.randomness import torch_rng
 
 

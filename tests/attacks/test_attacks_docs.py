@@ -12,7 +12,7 @@ import torch
 from polyclinic import attacks, models
 from polyclinic.attacks.attack import Capability
 from polyclinic.audits import Audit
-from polyclinic.federation.leaving.defence_settings import Defence
+from polyclinic.federation.layers.defence import Defence
 
 DOCS = Path(__file__).parents[2] / "docs"
 

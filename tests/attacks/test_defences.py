@@ -8,8 +8,8 @@ import torch
 from polyclinic.attacks import scoring
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
-from polyclinic.federation.leaving import defences
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.layers import defence as defences
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.randomness import torch_rng
 
 GRADIENTS = {"a": torch.tensor([3.0, -0.1]), "b": torch.tensor([[4.0, 0.2], [0.0, -0.3]])}

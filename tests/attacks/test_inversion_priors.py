@@ -16,7 +16,7 @@ from polyclinic.attacks.gradient_inversion.settings import PRESETS
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.randomness import torch_rng
 
 SIDE = 12

@@ -17,7 +17,7 @@ from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit, splits_behind
 from polyclinic.audits.sum_layouts import ALL, sums_like
 from polyclinic.audits.views import Finding, NotTried
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import moments
 from polyclinic.metrics.permutation_test import chance_of_groups
 from polyclinic.models.encoders import ENCODERS, Encoder

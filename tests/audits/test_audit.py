@@ -13,7 +13,7 @@ from polyclinic.attacks.attack import Capability
 from polyclinic.audits import ATTACKS
 from polyclinic.audits.audit import audit
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, SUM_KINDS
+from polyclinic.federation.ledger.archive import ATTACKABLE_KINDS, SUM_KINDS
 from polyclinic.study import audit_settings
 from polyclinic.study.audit_settings import Audit
 

@@ -13,8 +13,8 @@ from json_schemas import assert_valid
 from polyclinic.attacks.sums import leverage
 from polyclinic.audits.audit import audit
 from polyclinic.audits.sum_layouts import ALL, Gaussians, MomentMatrices, read_sums, sums_like
-from polyclinic.federation.leaving.archive import is_worth_keeping, releases
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.archive import is_worth_keeping, releases
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import moments
 from polyclinic.metrics.roc import auc
 from polyclinic.models.encoders import ENCODERS, Encoder

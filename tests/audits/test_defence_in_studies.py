@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving import defences
-from polyclinic.federation.leaving.archive import releases
-from polyclinic.federation.leaving.defence_settings import Defence
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.layers import defence as defences
+from polyclinic.federation.layers.defence import Defence
+from polyclinic.federation.ledger.archive import releases
+from polyclinic.federation.ledger.parcel import Parcel
 
 KEEP = {"audit.keep_parcels": 0, "sites.count": 2}
 

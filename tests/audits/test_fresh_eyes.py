@@ -27,7 +27,7 @@ from polyclinic.audits.verdicts import verdicts
 from polyclinic.audits.views import Finding, NotTried, Truth
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.roc import separation
 
 STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.5, "data.samples": 80, "optimizer.batch_size": 2}

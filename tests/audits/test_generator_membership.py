@@ -18,7 +18,7 @@ from polyclinic.audits.power import run_with_power
 from polyclinic.audits.views import Finding, NotTried, Seen, Truth
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.data.pixels import to_uint8
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import VQVAE2, Generator, GeneratorModel
 from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.metrics.perceptual import Pixels

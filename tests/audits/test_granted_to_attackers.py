@@ -19,7 +19,7 @@ from polyclinic.audits.audit import audit
 from polyclinic.audits.views import Finding, Seen, Tools, Truth
 from polyclinic.data.parts import SiteData, open_site, prepare
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.archive import releases
+from polyclinic.federation.ledger.archive import releases
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import audit_settings

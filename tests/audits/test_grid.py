@@ -13,8 +13,8 @@ from polyclinic.audits.grid import grid, merge_overlapping, variations
 from polyclinic.audits.parcels import join_sites, mean_parcel
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.archive import releases
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.archive import releases
+from polyclinic.federation.ledger.parcel import Parcel
 
 SMALL = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}
 

@@ -12,7 +12,7 @@ from polyclinic.audits.planted_codes import EXCHANGED, exchange, planted_codes
 from polyclinic.audits.unread import without_unread
 from polyclinic.audits.views import Seen, Truth
 from polyclinic.data.parts import ImageSet, SiteData
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import VQVAE2
 from polyclinic.generators.replay_stream import from_groups
 from polyclinic.randomness import numpy_rng, torch_rng

@@ -18,7 +18,7 @@ from polyclinic.audits.planted_truth import truth_of_held_out
 from polyclinic.audits.power import run_with_power
 from polyclinic.audits.views import Finding, Planted, Seen, Truth
 from polyclinic.data.parts import ImageSet, SiteData
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.metrics.permutation_test import chance_of_order
 from polyclinic.randomness import numpy_rng, torch_rng

@@ -11,7 +11,7 @@ from polyclinic.audits import attack_updates
 from polyclinic.audits.attack_split_weights import is_front, loss_with_gradients
 from polyclinic.audits.views import Seen, Tools, Truth
 from polyclinic.data.parts import prepare
-from polyclinic.federation.leaving.archive import Release, releases
+from polyclinic.federation.ledger.archive import Release, releases
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.models import split
 from polyclinic.runner.assembly import Assembly

@@ -25,7 +25,7 @@ from polyclinic.audits.plots import histograms
 from polyclinic.audits.recovery import Identification, recovery
 from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth
 from polyclinic.data.parts import prepare
-from polyclinic.federation.leaving.archive import Release, releases
+from polyclinic.federation.ledger.archive import Release, releases
 from polyclinic.metrics.perceptual import Pixels, perceptual_distance
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import audit_settings

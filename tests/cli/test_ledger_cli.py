@@ -7,7 +7,7 @@ import pytest
 
 from polyclinic.cli import run_app
 from polyclinic.cli.ledger import sentences
-from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.federation.ledger.ledger import Ledger
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from PIL import Image
 
 from polyclinic.cli import run_app
 from polyclinic.deployment.approval import Approvals
-from polyclinic.federation.leaving.ledger import Ledger
-from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.files import lock
 from polyclinic.privacy.epsilon import compute_epsilon
 

@@ -12,11 +12,10 @@ from polyclinic.cli import run_app
 from polyclinic.deployment.key_rotation import accept_rotations, rotate_keys
 from polyclinic.deployment.kits import pin_keys
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
-from polyclinic.federation.leaving.key_ring import KitKeys, PublicKeys
-from polyclinic.federation.leaving.ledger import Ledger
-from polyclinic.federation.leaving.sealing import public_key
-from polyclinic.federation.leaving.signing import signing_public_key
+from polyclinic.federation.ledger.key_ring import KitKeys, PublicKeys
+from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.sealing import public_key
+from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken, signing_public_key
 from polyclinic.files import lock
 
 

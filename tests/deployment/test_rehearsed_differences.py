@@ -12,7 +12,7 @@ from rehearsals import rehearsed
 from polyclinic.cli import run_app
 from polyclinic.data.own_images import own_data
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS
-from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.ledger.ledger import verify
 from polyclinic.files import write_tensors
 from polyclinic.models import read_weights
 from polyclinic.runner.predict import load_predictor

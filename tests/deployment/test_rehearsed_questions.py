@@ -11,7 +11,7 @@ from rehearsals import rehearsed
 
 from polyclinic.cli import run_app
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS
-from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.ledger.ledger import verify
 from polyclinic.runner.run import run
 from polyclinic.study import load_study
 

@@ -21,9 +21,8 @@ from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.deployed_site import FAILED, deployed_host, discreet, relay_of
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
-from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
-from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.suspension import Suspended
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.refusals import GateRefused, GateRefusedData, Suspended
 from polyclinic.registry import is_restricted
 from polyclinic.runner import calibration
 from polyclinic.runner.predict import load_predictor

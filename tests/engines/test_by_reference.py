@@ -5,8 +5,9 @@ import json
 import pytest
 
 import polyclinic
-from polyclinic.federation.leaving import background, gate, parcel
-from polyclinic.federation.leaving.ledger import Ledger
+from polyclinic.federation.layers import gate
+from polyclinic.federation.ledger import background, parcel
+from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.runner.recorder import Recorder
 
 

@@ -13,7 +13,7 @@ from run_folders import assert_same_run, history, ledgers, result
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.ledger.ledger import verify
 from polyclinic.runner import engines
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.run import run

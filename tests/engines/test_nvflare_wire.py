@@ -19,8 +19,8 @@ from polyclinic.engines.nvflare.wire import Kept, pieces
 from polyclinic.engines.worker_process import WorkerGone
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
-from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.site import SitePosition
 
 #: for sites that are lost for good: that shows however slow the machine is
 LOST_SOON = Patience(None, 0.5)

@@ -10,7 +10,7 @@ from polyclinic.engines.in_process import InProcess
 from polyclinic.engines.pool import PREFETCH
 from polyclinic.engines.worker_process import WorkerGone
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.site import SitePosition
 
 SITES = tuple(f"s{k}" for k in range(10))
 

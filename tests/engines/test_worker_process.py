@@ -13,8 +13,8 @@ from polyclinic.engines import worker_process
 from polyclinic.engines.in_process import InProcess
 from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, read_frame, write_frame
 from polyclinic.federation.call import Call, Failure, pack
-from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.site import SitePosition
 
 #: far more than a pipe takes in one go, so that a worker which does not read blocks who writes
 LARGE = {"weights": Parcel("weights", {"w": torch.zeros(300_000)})}

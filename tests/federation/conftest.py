@@ -5,7 +5,7 @@ from scripted_engine import SITES, Script, weights
 
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.federation_spec import FederationSpec
-from polyclinic.federation.leaving.parcel import Expected
+from polyclinic.federation.ledger.parcel import Expected
 
 
 @pytest.fixture

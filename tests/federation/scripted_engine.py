@@ -3,7 +3,7 @@
 import torch
 
 from polyclinic.federation.call import Failure, Reply
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 
 SITES = ("a", "b", "c", "d")
 

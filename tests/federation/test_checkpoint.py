@@ -8,7 +8,7 @@ import torch
 from polyclinic.errors import Damaged
 from polyclinic.federation import checkpoint as module
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.site import SitePosition
 from polyclinic.files import digest_of
 
 

@@ -5,11 +5,10 @@ import torch
 from scripted_engine import SITES, failing, weights
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import Failure, Reply
+from polyclinic.federation.call import Failure, Reply, sort_payload
+from polyclinic.federation.collaborators import Observer
 from polyclinic.federation.federation_spec import Faults
-from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.observer import Observer
-from polyclinic.federation.payload import sort_payload
+from polyclinic.federation.ledger.parcel import Parcel
 
 
 def size(kind, tensors, metadata=None):

@@ -9,10 +9,10 @@ from scripted_engine import SITES, Script, failing, weights
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
+from polyclinic.federation.collaborators import Observer
 from polyclinic.federation.federation import _is_tensors
 from polyclinic.federation.federation_spec import Faults
-from polyclinic.federation.observer import Observer
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.site import SitePosition
 
 # --- failures ----------------------------------------------------------------------------------------
 

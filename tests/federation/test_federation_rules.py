@@ -10,28 +10,27 @@ import pytest
 import torch
 
 from polyclinic.data.parts import ImageSet
-from polyclinic.federation import ledger_check
-from polyclinic.federation.arriving.replies import _check_targets, _short
 from polyclinic.federation.call import COORDINATOR, _opened
-from polyclinic.federation.leaving.anchor_file import LedgerBroken
-from polyclinic.federation.leaving.archive import ATTACKABLE_KINDS, is_attackable, is_worth_keeping
-from polyclinic.federation.leaving.budget import OverBudget, Price
-from polyclinic.federation.leaving.cohort import fewest_patients, images_in_private_step
-from polyclinic.federation.leaving.defence_settings import Defence
-from polyclinic.federation.leaving.kinds import KINDS
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.leaving.raw_images import _as_bytes
-from polyclinic.federation.leaving.reservation import Reserved
-from polyclinic.federation.leaving.score_course import course_of
-from polyclinic.federation.leaving.target import EpsilonTarget
-from polyclinic.federation.leaving.wire_codec import NotOnWire, _is_described, unpack
-from polyclinic.federation.ledger_check import Checked, _unsigned
-from polyclinic.federation.summing import fixed_point
-from polyclinic.federation.summing.floor import Floor, floor_of
-from polyclinic.federation.summing.open_sum import OpenSum
-from polyclinic.federation.summing.site_sums import _privacy_of
-from polyclinic.federation.summing.summand import check_layout, check_open, parcels_of
+from polyclinic.federation.layers.call_order import course_of
+from polyclinic.federation.layers.cohort import fewest_patients, images_in_private_step
+from polyclinic.federation.layers.defence import Defence
+from polyclinic.federation.layers.gate import _as_bytes
+from polyclinic.federation.layers.replies import _check_targets, _short
+from polyclinic.federation.ledger import verify as ledger_check
+from polyclinic.federation.ledger.archive import ATTACKABLE_KINDS, is_attackable, is_worth_keeping
+from polyclinic.federation.ledger.budget import EpsilonLimit, OverBudget, Price
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.reservation import Reserved
+from polyclinic.federation.ledger.signing import LedgerBroken
+from polyclinic.federation.ledger.verify import Checked, _unsigned
+from polyclinic.federation.ledger.wire import NotOnWire, _is_described, unpack
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.sums import rows as fixed_point
+from polyclinic.federation.sums.open_sum import OpenSum
+from polyclinic.federation.sums.rows import check_layout, check_open, parcels_of
+from polyclinic.federation.sums.settings import Floor, floor_of
+from polyclinic.federation.sums.site_sums import _privacy_of
 from polyclinic.tasks.classification import Classification
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.task import Target
@@ -48,7 +47,7 @@ def test_a_line_without_a_signature_after_signed_ones_is_named_by_its_number():
 
 
 def test_a_run_may_spend_its_target_up_to_rounding_and_no_more(tmp_path):
-    target = EpsilonTarget(3.0, tmp_path / "none.jsonl", Price())
+    target = EpsilonLimit(3.0, tmp_path / "none.jsonl", Price())
     parcel = Parcel("weights", {"w": torch.zeros(1)}, privacy=RECORD)
     target.check([parcel])
     target.epsilon = 3.0 * (1 - 1e-7)  # a sum of floats may differ by so much

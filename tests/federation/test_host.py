@@ -6,25 +6,31 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from plain_study import kit_of, plain_study
 from torch import nn
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.call import Call
-from polyclinic.federation.host import SiteHost, may_depend_on_images, model_bytes
+from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
-from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
-from polyclinic.federation.leaving.gate import GateRefused, GateRefusedData
-from polyclinic.federation.leaving.key_ring import SeedKeys
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.leaving.signing import Anchor, sign_anchor
-from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended
+from polyclinic.federation.layers.gate import model_bytes
+from polyclinic.federation.layers.poisoning import Poisoning
+from polyclinic.federation.ledger.key_ring import SeedKeys
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.signing import Anchor, AnchorFile, LedgerBroken, sign_anchor
 from polyclinic.federation.operation import operation
-from polyclinic.federation.poisoning import Poisoning
-from polyclinic.federation.summing.floor import Floor
-from polyclinic.federation.summing.settings import Federated
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.refusals import (
+    DataDependentRefusal,
+    GateRefused,
+    GateRefusedData,
+    Suspended,
+    may_depend_on_images,
+)
+from polyclinic.federation.sums.settings import Federated, Floor
 
 NUMBERS = torch.linspace(0, 1, 2048)
+HOSPITAL = Policy(deployed=True, shares="equal", incoming={"on": False})
 
 
 class Play:
@@ -55,6 +61,7 @@ class Band:
     """A method whose operations tell how many sites did them at once."""
 
     name, rounds, weighting = "band", 3, "uniform"
+    traits = SimpleNamespace(has_course=True)
 
     def __init__(self, stacks=True):
         self.stacks = stacks
@@ -88,6 +95,7 @@ class Band:
 
 
 def make(folder, method=None, trainer=None, **changes):
+    tables = {name: changes.pop(name) for name in ("defence", "poisoning", "wire", "federation") if name in changes}
     part = ImageSet(np.zeros((4, 1, 2, 2), np.uint8), np.zeros(4, np.int64))
     plain = SimpleNamespace(
         privacy=None,
@@ -97,8 +105,7 @@ def make(folder, method=None, trainer=None, **changes):
         random_shares=lambda rng: contextlib.nullcontext(),
     )
     spec = {
-        "method": method or Band(),
-        "seed": 0,
+        "study": plain_study(method or Band(), **tables),
         "trainer": trainer or plain,
         "folder": folder,
         "open_data": lambda name: SiteData(name, part, part, part),
@@ -108,20 +115,12 @@ def make(folder, method=None, trainer=None, **changes):
     return SiteHost(HostSpec(**{**spec, **changes}))
 
 
-@pytest.mark.parametrize(
-    ("secret", "privacy", "noted"), [("x", True, True), ("x", False, False), ("", True, False), ("", False, False)]
-)
-def test_a_deployed_site_with_privacy_notes_what_its_noise_depends_on(monkeypatch, secret, privacy, noted):
-    notes = []
-    monkeypatch.setattr("polyclinic.federation.host.transcript.extend", lambda *given: notes.append(given))
-    monkeypatch.setattr("polyclinic.federation.host.undone_on_error", contextlib.nullcontext)
-    trainer = SimpleNamespace(privacy="private" if privacy else None)
-    site = SimpleNamespace(secret=secret, trainer=trainer, address=lambda *purpose: (0, "a", *purpose))
-    turn = SimpleNamespace(site=site, call=Call("a", "hum", 1), parcels={})
-    spec = SimpleNamespace(result_settings_json="{}")
-    own = SimpleNamespace(spec=spec, _work_alone=lambda work, turn: (work,))
-    assert SiteHost._work(own, "work", Band.hum.operation, [turn]) == [("work",)]
-    assert notes == ([(site, "{}", turn.call, {})] if noted else [])
+@pytest.mark.parametrize("private", [True, False])
+def test_a_deployed_site_with_privacy_notes_what_its_noise_depends_on(tmp_path, private):
+    privacy = SimpleNamespace(on=(), cover="updates", target_epsilon=None) if private else None
+    host = make(tmp_path, trainer=Watched(privacy), policy=HOSPITAL)
+    host.handle(Call("a", "hum", 1))
+    assert ("trail" in host.sites.get("a").state) is private
 
 
 def there(host, operation, sites="ab"):
@@ -190,12 +189,12 @@ def test_an_attacker_sends_another_update(tmp_path):
 
 
 def test_a_defence_changes_what_leaves(tmp_path):
-    host = make(tmp_path, defend=lambda parcel, came: Parcel("weights", {"w": came["weights"].tensors["w"]}))
+    host = make(tmp_path, defence=lambda parcel, came: Parcel("weights", {"w": came["weights"].tensors["w"]}))
     assert torch.equal(train(host).weights["w"], NUMBERS)
 
 
 def test_whole_numbers_leave_where_the_study_adds_up(tmp_path):
-    [left] = train(make(tmp_path, federated=Federated(sum="integer")), torch.tensor([0.5])).parcels
+    [left] = train(make(tmp_path, federation=Federated(sum="integer")), torch.tensor([0.5])).parcels
     assert left.tensors["numbers"].tolist() == [1024 * 3 * 2**23, 1024, 0, 1]  # 1.5 times 2^24, of a weight of 1024
 
 
@@ -250,7 +249,7 @@ class Kept:
         ({"shares": "random"}, False, ["shares"]),
         ({"shares": "random"}, True, []),  # differential privacy bounds each share itself
         ({"shares": "equal", "min_cohort": 1}, False, ["batches"]),
-        ({"shares": "random", "min_cohort": 3}, False, ["shares", "batches"]),
+        ({"shares": "random", "min_cohort": 3}, False, ["batches", "shares"]),
     ],
 )
 def test_what_is_asked_of_a_trainer_around_the_work(tmp_path, policy, private, asked):
@@ -264,7 +263,7 @@ def test_what_is_asked_of_a_trainer_around_the_work(tmp_path, policy, private, a
 @pytest.mark.parametrize("wire", ["exact", "fp16", "delta", "integer"])
 def test_an_archive_keeps_what_an_attacker_gets_and_how_it_left(tmp_path, wire):
     """The rounded numbers where the wire rounds; else those of the work, and beside them differences or sums."""
-    archive, added = Kept(), {"federated": Federated(sum="integer")} if wire == "integer" else {"wire": wire}
+    archive, added = Kept(), {"federation": Federated(sum="integer")} if wire == "integer" else {"wire": wire}
     [left] = train(make(tmp_path, trainer=Watched(), archive=archive, **added)).parcels
     came, ((kept,), used, address, told) = archive.given
     assert torch.equal(came["weights"].tensors["w"], NUMBERS)
@@ -289,7 +288,7 @@ def test_a_simulated_site_notes_no_scores_and_no_calls(tmp_path):
 def test_a_head_that_comes_with_a_call_is_kept_if_both_have_signed_it(tmp_path):
     """The keys of a simulation stand for those of two kits."""
     keys = SeedKeys(0)
-    host = make(tmp_path / "study", anchors=tmp_path / "anchors", keys=keys)
+    host = make(tmp_path / "study", policy=HOSPITAL, kit=kit_of(tmp_path, keys=keys))
     reply = host.handle(Call("a", "hum", 1))
     head = host.sites.ledgers["a"].head
     assert reply.head == head
@@ -310,7 +309,7 @@ def test_a_head_that_comes_with_a_call_is_kept_if_both_have_signed_it(tmp_path):
     assert AnchorFile(tmp_path / "anchors" / "study.json").countersigned is None
     send(signed)
     assert AnchorFile(tmp_path / "anchors" / "study.json").countersigned == signed
-    plain = make(tmp_path / "plain", keys=keys)
+    plain = make(tmp_path / "plain")
     plain.handle(Call("a", "listen", 1, anchor=Anchor(9, "anything")))  # a simulated site keeps none
 
 
@@ -333,7 +332,7 @@ def test_a_failure_that_may_depend_on_images_stops_the_study(tmp_path):
             raise ZeroDivisionError("no patient has this")
 
     stopped = Stopped()
-    host = make(tmp_path / "study", method=Fails(), suspensions=stopped)
+    host = make(tmp_path / "study", method=Fails(), policy=HOSPITAL, kit=kit_of(tmp_path, stopped))
     with pytest.raises(ParcelRejected):
         host.handle(Call("a", "take", 1, {"latents": Parcel("latents", {})}))
     assert stopped.noted == []
@@ -349,9 +348,9 @@ def test_a_study_that_is_not_approved_is_refused(tmp_path):
         raise Suspended("not approved")
 
     with pytest.raises(Suspended, match="not approved"):
-        make(tmp_path, require_approval=refuse).handle(Call("a", "listen", 1))
+        make(tmp_path, policy=HOSPITAL, kit=kit_of(tmp_path, require_approval=refuse)).handle(Call("a", "listen", 1))
     with pytest.raises(Suspended, match="not approved"):
-        make(tmp_path, require_approval=refuse).drop_old_versions({})
+        make(tmp_path, kit=kit_of(tmp_path, require_approval=refuse)).drop_old_versions({})
 
 
 @pytest.mark.parametrize(

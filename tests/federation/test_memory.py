@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from plain_study import plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import WorkFailed
@@ -15,11 +16,11 @@ from polyclinic.federation.federation import Federation
 from polyclinic.federation.federation_spec import Faults, FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
-from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.open_sites import OpenSites, room_for_states
 from polyclinic.federation.operation import operation
-from polyclinic.federation.state import SiteState
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.site import SiteState
 from polyclinic.methods.shared import averaging
 
 SITES = tuple(f"s{k}" for k in range(12))
@@ -143,8 +144,7 @@ def host_in(folder, kilobytes):
     images = np.zeros((1, 1, 8, 8), dtype=np.uint8)
     part = ImageSet(images, np.zeros(1, dtype=np.int64))
     spec = HostSpec(
-        method=Hoarder(),
-        seed=0,
+        study=plain_study(Hoarder()),
         trainer=None,
         folder=folder,
         open_data=lambda name: SiteData(name, part, part, part),

@@ -6,21 +6,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from plain_study import kit_of, plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.host_spec import HostSpec
-from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.open_sites import OpenSites
-from polyclinic.federation.site import Site
-from polyclinic.federation.state import SitePosition, SiteState, state_path, version_of
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.site import Site, SitePosition, SiteState, state_path, version_of
 
 
 def sites_in(folder, privacy=None, **changes):
     part = ImageSet(np.zeros((5, 1, 8, 8), dtype=np.uint8), np.zeros(5, dtype=np.int64))
     spec = {
-        "method": SimpleNamespace(rounds=3, name="none"),
-        "seed": 0,
+        "study": plain_study(SimpleNamespace(rounds=3, name="none"), durable=changes.pop("durable", False)),
         "trainer": SimpleNamespace(privacy=privacy),
         "folder": folder / "runs" / "study",
         "open_data": lambda name: SiteData(name, part, part, part),
@@ -35,7 +34,7 @@ def deployed(**settings):
 
 
 def test_a_simulated_site_has_no_secret_and_no_floor(tmp_path):
-    site = sites_in(tmp_path, policy=Policy(min_cohort=7, few_images="refuse")).get("a")
+    site = sites_in(tmp_path, policy=Policy(few_images="allow")).get("a")
     assert (site.secret, site.own_draws, site.max_delta, site.min_cohort, site.few_images) == (
         "",
         False,
@@ -44,7 +43,7 @@ def test_a_simulated_site_has_no_secret_and_no_floor(tmp_path):
         "allow",
     )
     assert not (site.folder / "noise.key").exists()
-    plain = Site("a", 0, None, None, SiteState(), tmp_path)
+    plain = Site("a", plain_study(), None, None, SiteState(), tmp_path)
     assert (plain.max_delta, plain.min_cohort, plain.few_images, plain.round) == (1.0, 0, "allow", 0)
 
 
@@ -69,7 +68,7 @@ def test_a_deployed_site_has_a_secret_of_64_digits_and_what_its_policy_says(tmp_
 
 
 def test_an_anchor_has_the_name_of_the_run(tmp_path):
-    sites = sites_in(tmp_path, policy=deployed(), anchors=tmp_path / "anchors")
+    sites = sites_in(tmp_path, policy=deployed(), kit=kit_of(tmp_path))
     sites.get("a")
     assert sites.ledgers["a"]._anchor.path == tmp_path / "anchors" / "study.json"
 
@@ -103,7 +102,7 @@ def test_a_site_that_goes_on_from_before_its_ledger_is_put_back(tmp_path):
 
 
 def test_a_host_of_one_site_serves_no_other(tmp_path):
-    sites = sites_in(tmp_path, only="a")
+    sites = sites_in(tmp_path, kit=kit_of(tmp_path))
     sites.refuse_other_names(["a"])
     sites_in(tmp_path).refuse_other_names(["a", "b"])
     for names in (["b"], ["a", "b"]):
@@ -128,7 +127,7 @@ def states(folder):
     ],
 )
 def test_states_that_a_checkpoint_does_not_need_are_deleted(tmp_path, only, durable, left):
-    sites = sites_in(tmp_path, only=only)
+    sites = sites_in(tmp_path, kit=kit_of(tmp_path) if only else None)
     site = sites.get("a")
     for number in (1, 2, 3):
         site.state["x"] = torch.tensor(number)
@@ -164,7 +163,7 @@ def test_the_trainer_of_weights_is_that_whose_network_they_fit():
         return SimpleNamespace(model=SimpleNamespace(state_dict=lambda: tensors))
 
     own, other, third = trainer((2,), (3,)), trainer((2,), (4,)), trainer((2,))
-    site = Site("a", 0, None, own, SiteState(), None, trainers=(own, other, third))
+    site = Site("a", plain_study(), None, own, SiteState(), None, trainers=(own, other, third))
     for one in (own, other, third):
         assert site.trainer_for(one.model.state_dict()) is one
     assert site.trainer_for({"w0": torch.zeros(9), "w1": torch.zeros(3)}) is own

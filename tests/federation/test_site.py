@@ -7,19 +7,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from plain_study import plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import Damaged
 from polyclinic.federation.call import Call
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
-from polyclinic.federation.leaving.gate import GateRefused
-from polyclinic.federation.leaving.kinds import KINDS
-from polyclinic.federation.leaving.ledger import verify
-from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.ledger import verify
+from polyclinic.federation.ledger.parcel import Expected, Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
-from polyclinic.federation.state import SitePosition, SiteState, read_state, state_path
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.refusals import GateRefused
+from polyclinic.federation.site import SitePosition, SiteState, read_state, state_path
 
 
 class Count:
@@ -118,8 +119,7 @@ def data_of(name):
 def make_host(tmp_path):
     def make(resident=8, kinds=tuple(KINDS)):
         spec = HostSpec(
-            method=Clerk(),
-            seed=0,
+            study=plain_study(Clerk()),
             trainer=TRAINER,
             folder=tmp_path,
             open_data=data_of,

@@ -8,7 +8,7 @@ import torch
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods import fedpft
 from polyclinic.methods.feddyn import FedDyn
 from polyclinic.methods.fedpft import FedPFT, Mixture

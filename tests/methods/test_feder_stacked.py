@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.gan import fit_together
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import stacked_generators

@@ -10,7 +10,7 @@ from torch.distributions import Normal
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods.fedpft import FedPFT, Mixture, _is_mixture, _received, fit
 from polyclinic.randomness import torch_rng
 from polyclinic.training.optimizer import Optimizer

@@ -15,7 +15,7 @@ from polyclinic.data.partitions.subgroup_bias import SubgroupBias
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.gan.batches import RealBatches
 from polyclinic.generators.gan.model import GANSteps
 from polyclinic.methods.felicia import Felicia, _share_of_step

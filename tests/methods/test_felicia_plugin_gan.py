@@ -7,7 +7,7 @@ import torch
 from run_folders import assert_same_run
 
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.runner.run import run
 

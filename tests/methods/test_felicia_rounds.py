@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.plan import carry_out
 from polyclinic.methods import felicia
 from polyclinic.methods.felicia import Felicia

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from polyclinic.data.parts import prepare
-from polyclinic.federation.leaving.gate import Gate, GateRefused
-from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.federation.layers.gate import Gate
+from polyclinic.federation.refusals import GateRefused
+from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.gan.stack import StackedGAN
 from polyclinic.methods.shared.gan_site import SiteGANs
 from polyclinic.methods.shared.training_gans import NETWORKS

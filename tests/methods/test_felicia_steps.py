@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.call import COORDINATOR
-from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.base import RandomSource
 from polyclinic.generators.gan.batches import RealBatches
 from polyclinic.methods.felicia import Felicia

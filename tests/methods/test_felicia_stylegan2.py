@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.state import SitePosition, SiteState, read_state
+from polyclinic.federation.site import SitePosition, SiteState, read_state
 from polyclinic.generators.stylegan2.training import Steps
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared.training_gans import NETWORKS

@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from polyclinic.data.parts import ImageSet, open_site, prepare
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.site import Site
-from polyclinic.federation.state import SitePosition, SiteState, read_state
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.site import Site, SitePosition, SiteState, read_state
 from polyclinic.generators.gan.batches import centred
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared import utility

@@ -12,7 +12,7 @@ from torch.distributions import MultivariateNormal, Normal
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods import gaussian_heads
 from polyclinic.methods.shared import moments
 from polyclinic.models.encoded import QuadraticHead

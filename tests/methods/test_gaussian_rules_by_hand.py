@@ -11,8 +11,8 @@ from torch.distributions import MultivariateNormal
 from torch.nn import functional as F
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.leaving.gate import GateRefusedData
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.refusals import GateRefusedData
 from polyclinic.methods import gaussian_heads
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.moments import RESOLUTION

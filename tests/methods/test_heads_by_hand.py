@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods import METHODS
 from polyclinic.methods.analytic import PENALTIES, best_penalty, solve, within_training
 from polyclinic.methods.fedpft import FedPFT, Mixture, fit

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods import inspect_sites
 from polyclinic.methods.inspect_sites import Counted, InspectSites
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from polyclinic.federation.leaving.code_packing import shrink
-from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.ledger.code_packing import shrink
+from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.methods.shared import latent_range
 
 

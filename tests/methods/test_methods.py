@@ -11,11 +11,11 @@ import torch
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.gate import Gate, GateRefused
-from polyclinic.federation.leaving.ledger import Ledger
-from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.leaving.raw_images import RawImages
+from polyclinic.federation.layers.gate import Gate, RawImages
+from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.refusals import GateRefused
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared import averaging, local_training
 from polyclinic.study import parse_study

@@ -11,7 +11,7 @@ from torch.optim import SGD
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import one_round, peers, pooling, site_worth
 from polyclinic.methods.shared.moments import moments

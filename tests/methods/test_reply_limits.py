@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared import latent_range, one_round, reply_checks
 from polyclinic.methods.shared.moments import MOST_IMAGES, RESOLUTION

@@ -7,7 +7,7 @@ import torch
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import robust
 from polyclinic.runner.run import run
 

@@ -9,7 +9,7 @@ import torch
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.feddyn import FedDyn
 from polyclinic.methods.fedopt import FedOpt
 from polyclinic.methods.moon import Moon

@@ -10,9 +10,9 @@ from polyclinic.attacks.gradient_inversion.labels import _whole
 from polyclinic.attacks.planted_copies import brighten
 from polyclinic.attacks.sums import histogram_scores
 from polyclinic.errors import BadInput
-from polyclinic.federation.arriving.course import moved
-from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.layers.movement import moved
+from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.site import SitePosition
 from polyclinic.methods.gaussian_heads import log_priors
 from polyclinic.methods.scaffold import Scaffold
 from polyclinic.methods.shared.peers import mean_prediction

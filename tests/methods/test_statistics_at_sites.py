@@ -8,8 +8,8 @@ import torch
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.gate import GateRefused
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.refusals import GateRefused
 from polyclinic.methods.evaluate_only import EvaluateOnly
 from polyclinic.methods.shared.safe_statistics import (
     SafeStatistics,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods import fedpft
 from polyclinic.methods.centralized import Centralized
 from polyclinic.methods.fedavgm import FedAvgM

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.ledger.ledger import verify
 from polyclinic.methods import METHODS
 
 #: a round of each way to answer: weights, weights with control variates, gradients and statistics, whole sums

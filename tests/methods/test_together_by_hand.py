@@ -8,7 +8,7 @@ from test_feder_buffers import MASKS, site_with
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods import evaluate_only
 from polyclinic.methods.ditto import Ditto
 from polyclinic.methods.evaluate_only import EvaluateOnly

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.methods import METHODS, Method
 from polyclinic.methods.shared import averaging, local_training

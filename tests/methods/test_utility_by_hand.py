@@ -8,7 +8,7 @@ import torch
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import utility
 from polyclinic.randomness import torch_rng
 

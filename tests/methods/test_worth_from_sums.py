@@ -5,7 +5,7 @@ import json
 import pytest
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods.shared.one_round import OneRound
 from polyclinic.runner.worth import worth
 

@@ -16,7 +16,7 @@ import polyclinic
 from polyclinic import plugins
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.ledger.ledger import verify
 from polyclinic.methods import METHODS
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.runner.run import run

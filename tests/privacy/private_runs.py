@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from polyclinic.data.parts import prepare
-from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.ledger.ledger import verify
 from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.study import Study
 

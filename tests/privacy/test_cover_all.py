@@ -3,7 +3,7 @@
 import pytest
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.ledger.ledger import verify
 from polyclinic.runner.run import run
 
 NO_SCORES = {"evaluation.every": 0, "evaluation.final": "none", "evaluation.select": "last"}

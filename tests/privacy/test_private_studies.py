@@ -17,7 +17,7 @@ from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.open_sites import secret_in
-from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.privacy import account as records
 from polyclinic.privacy.account import Account
 from polyclinic.runner import engines
@@ -183,8 +183,8 @@ def test_a_deployed_sites_secret_is_drawn_once_and_kept(tmp_path):
 def test_the_secret_changes_the_noise_and_the_record_says_so(tiny, tmp_path):
     from polyclinic.federation.call import Call
     from polyclinic.federation.host import SiteHost
-    from polyclinic.federation.leaving.parcel import Parcel
-    from polyclinic.federation.leaving.policy import Policy
+    from polyclinic.federation.ledger.parcel import Parcel
+    from polyclinic.federation.policy import Policy
 
     study = tiny("fedavg", PRIVATE)
     parts = prepare(study.data, study.sites)
@@ -204,8 +204,8 @@ def deployed_asked(study, folder, asked, restored=None):
     """What a deployed site releases when it is asked to train with each of these weights, one round after the other."""
     from polyclinic.federation.call import Call
     from polyclinic.federation.host import SiteHost
-    from polyclinic.federation.leaving.parcel import Parcel
-    from polyclinic.federation.leaving.policy import Policy
+    from polyclinic.federation.ledger.parcel import Parcel
+    from polyclinic.federation.policy import Policy
 
     parts = prepare(study.data, study.sites)
     assembly = Assembly(study, parts, folder)

@@ -7,12 +7,11 @@ import json
 import pytest
 import torch
 
-from polyclinic.federation.leaving.gate import Gate
-from polyclinic.federation.leaving.kinds import KINDS
-from polyclinic.federation.leaving.ledger import Ledger, verify
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected, decode
-from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.leaving.raw_images import RawImages
+from polyclinic.federation.layers.gate import Gate, RawImages
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.ledger import Ledger, verify
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected, decode
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.privacy import account as records
 from polyclinic.privacy.account import Account

@@ -10,7 +10,7 @@ from processes import ForkedWorker
 from polyclinic.cli import run_app
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.runner import engines
 from polyclinic.runner.assembly import Assembly
 from polyclinic.runner.run import run

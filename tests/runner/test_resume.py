@@ -10,7 +10,7 @@ from processes import begin, kill, start, wait_for
 from run_folders import assert_same_run
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.ledger import verify
+from polyclinic.federation.ledger.ledger import verify
 from polyclinic.runner.run import run
 
 KEEP = {"optimizer.keep_state": True}

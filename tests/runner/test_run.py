@@ -10,8 +10,8 @@ import torch
 from run_folders import assert_same_run, history, ledgers, result
 
 from polyclinic.errors import BadInput, Damaged, StorageFailed, WorkFailed
-from polyclinic.federation.leaving.ledger import verify
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.ledger import verify
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.files import lock
 from polyclinic.runner.recorder import Display
 from polyclinic.runner.release import digest_of_weights

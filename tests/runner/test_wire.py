@@ -7,8 +7,8 @@ import pytest
 
 from polyclinic.audits.parcels import check_against_ledger
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving import wire_codec
-from polyclinic.federation.leaving.archive import releases
+from polyclinic.federation.ledger import wire as wire_codec
+from polyclinic.federation.ledger.archive import releases
 from polyclinic.runner.run import run
 from polyclinic.study import Study
 

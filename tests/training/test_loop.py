@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from polyclinic.data.parts import ImageSet
-from polyclinic.federation.state import SiteState
+from polyclinic.federation.site import SiteState
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import TASKS, Target

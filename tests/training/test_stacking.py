@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import polyclinic
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.state import SitePosition, read_state
+from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.models import build
 from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.gpu import stacking

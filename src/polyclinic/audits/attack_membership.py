@@ -20,8 +20,8 @@ from polyclinic.audits.attack import Attack
 from polyclinic.audits.planting import site_of
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not_granted
-from polyclinic.federation.leaving.archive import SUM_KINDS
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.archive import SUM_KINDS
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.roc import auc, separation
 from polyclinic.models import Backbone
 from polyclinic.randomness import torch_rng

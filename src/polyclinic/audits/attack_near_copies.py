@@ -17,7 +17,7 @@ from polyclinic.audits.plots import Pairs, histograms
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not_granted
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators.labels import even_labels
 from polyclinic.metrics.images import ORIENTATIONS
 from polyclinic.randomness import torch_rng

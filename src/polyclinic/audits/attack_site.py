@@ -22,7 +22,7 @@ from polyclinic.audits.attack_membership import FEWEST, fit, losses_of, sent_mod
 from polyclinic.audits.planting import site_of
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.permutation_test import chance_of_order
 from polyclinic.metrics.roc import separation
 

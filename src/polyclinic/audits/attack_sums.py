@@ -22,7 +22,7 @@ from polyclinic.audits.attack_membership import FEWEST, WEAKEST, Candidates, mem
 from polyclinic.audits.planted_truth import truth_of_held_out
 from polyclinic.audits.sum_layouts import MomentMatrices, read_sums, sums_like
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, rows_of
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.one_round import project, projection
 from polyclinic.metrics.roc import auc
 from polyclinic.models import Backbone

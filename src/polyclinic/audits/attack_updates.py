@@ -21,7 +21,7 @@ from polyclinic.audits.planting import Steps, planted_update
 from polyclinic.audits.run_inversion import invert_and_score
 from polyclinic.audits.verdicts import count_of
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.models.encoded import Encoded
 from polyclinic.study.audit_settings import EFFORTS
 

@@ -18,7 +18,7 @@ from polyclinic.audits.planted_truth import truth_of_held_out
 from polyclinic.audits.recovery import Recovery, recovery
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not_granted
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.models import split
 from polyclinic.randomness import torch_rng
 

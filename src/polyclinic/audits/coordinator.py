@@ -27,9 +27,8 @@ from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Word
 from polyclinic.audits.views import Tools, Truth
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call
-from polyclinic.federation.leaving.gate import GateRefused
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspended
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.refusals import DataDependentRefusal, GateRefused, Suspended
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study, parse_study
 

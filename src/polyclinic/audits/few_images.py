@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyclinic.attacks.sums import read_pair
 from polyclinic.audits.sum_layouts import ALL, Gaussians, MomentMatrices, read_sums
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.moments import Moments
 
 MOST = 8  #: images of a sum whose mean is still looked at: the mean of more resembles none of them

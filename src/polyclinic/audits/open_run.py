@@ -15,7 +15,7 @@ from polyclinic.data.own_images import find_kit, own_data
 from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.leaving.ledger import LedgerBroken, verify
+from polyclinic.federation.ledger.ledger import LedgerBroken, verify
 from polyclinic.formats import check_run_format
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study, load_run_study, load_study

@@ -24,7 +24,7 @@ from polyclinic.audits.recovery import recovery
 from polyclinic.audits.verdicts import count_of
 from polyclinic.audits.views import Finding
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.study.audit_settings import Effort
 
 

@@ -16,7 +16,8 @@ from polyclinic.audits.views import Seen, Tools, Truth, rows_of
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call
-from polyclinic.federation.leaving.archive import (
+from polyclinic.federation.layers.defence import secure_sum
+from polyclinic.federation.ledger.archive import (
     ATTACKABLE_KINDS,
     SUM_KINDS,
     Release,
@@ -24,10 +25,9 @@ from polyclinic.federation.leaving.archive import (
     is_worth_keeping,
     releases,
 )
-from polyclinic.federation.leaving.cohort import scored_splits
-from polyclinic.federation.leaving.defences import secure_sum
-from polyclinic.federation.leaving.kinds import KINDS
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.transaction import Transaction
 from polyclinic.json_types import JsonObject
 from polyclinic.settings import nearest
 from polyclinic.study import Study
@@ -124,7 +124,7 @@ def splits_behind(release: Release, study: Study) -> tuple[str, ...]:
     if release.split or work is None or declared is None:
         return (release.split or "train",)
     call = Call("", release.operation, release.round, {})
-    return scored_splits(call, declared, work)
+    return Transaction(call, work, declared).splits
 
 
 def truth_of_scores(data: SiteData, splits: Sequence[str], seed: int) -> Truth:

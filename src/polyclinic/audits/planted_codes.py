@@ -14,7 +14,7 @@ from torch import Tensor
 from polyclinic.audits.attack_coded_latents import public_trainer
 from polyclinic.audits.planted_truth import truth_of_held_out
 from polyclinic.audits.views import Planted, Seen, Tools, Truth
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import CodedModel
 from polyclinic.generators.base import as_tensor
 from polyclinic.generators.replay_stream import SiteCodes, to_groups

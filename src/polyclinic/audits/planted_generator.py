@@ -20,7 +20,7 @@ from polyclinic.attacks.projection import Projected
 from polyclinic.audits.planted_truth import truth_of_held_out
 from polyclinic.audits.views import Planted, Seen, Truth
 from polyclinic.data.pixels import to_uint8
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.roc import auc
 
 LEANING, REACHED = 0.7, 0.85  #: areas under the curve of the two leaks

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from polyclinic.audits.views import Planted, Seen, Truth
 from polyclinic.data.parts import ImageSet, SiteData
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 
 
 @dataclass(frozen=True)

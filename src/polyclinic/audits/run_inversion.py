@@ -17,7 +17,7 @@ from polyclinic.attacks.trajectory_plots import draw_images
 from polyclinic.audits.recovery import Recovery, recovery
 from polyclinic.audits.views import Finding, NotTried, SearchSteps, Seen, Truth, not_granted
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.images import mean_squared_error
 
 #: share by which a search may stay above the loss of the true images and still count as ended

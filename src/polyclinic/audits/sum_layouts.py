@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.attacks.sums import leverage, moment_scores
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.fedpft import Mixture, fit
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.moments import RESOLUTION

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyclinic.audits.attack_synthetic import load_generator, model_of_codes
 from polyclinic.audits.sum_layouts import names_of_sums
 from polyclinic.audits.views import EVERY_QUESTION, NotTried, Seen
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 
 METRICS = frozenset({"histograms", "confusion"})
 FEW = 8  #: numbers that a tensor of metrics may have without being looked at: a mean, a count

@@ -15,8 +15,8 @@ from torch import Tensor
 from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.data.parts import ImageSet, SiteData, open_site
-from polyclinic.federation.leaving.archive import Release
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.archive import Release
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.perceptual import Distance
 from polyclinic.models import Backbone
 from polyclinic.randomness import numpy_rng

@@ -12,7 +12,7 @@ import typer
 from polyclinic.cli.groups import UNNAMED, DefaultCommand, UnnamedCommand
 
 if TYPE_CHECKING:
-    from polyclinic.federation.ledger_check import Checked
+    from polyclinic.federation.ledger.verify import Checked
     from polyclinic.json_types import JsonObject
 
 HELP = """Check the ledgers of a run, and say what left each site.
@@ -34,7 +34,7 @@ def summary(
     keys: Path | None = KEYS,
 ) -> None:
     """Check the ledgers of a run, and sum up what left each site."""
-    from polyclinic.federation.run_ledgers import check_run
+    from polyclinic.federation.ledger.verify import check_run
 
     ledgers = check_run(run, keys)
     if lines:
@@ -49,7 +49,7 @@ def verify(run: Path = RUN, keys: Path | None = KEYS, against: Path | None = AGA
 
     Exit code 1, with the file and the line, where a ledger does not hold.
     """
-    from polyclinic.federation.run_ledgers import check_run
+    from polyclinic.federation.ledger.verify import check_run
 
     for site, checked in check_run(run, keys, against).items():
         typer.echo(sentence_about(site, checked))
@@ -62,7 +62,8 @@ def show(
     keys: Path | None = KEYS,
 ) -> None:
     """Print every line of the ledgers, or what they mean in plain sentences."""
-    from polyclinic.federation.run_ledgers import check_run
+    from polyclinic.cli.ledger import refusals, sentences
+    from polyclinic.federation.ledger.verify import check_run
 
     ledgers = check_run(run, keys)
     if not for_officer:
@@ -205,8 +206,8 @@ def _times(group: Sequence[JsonObject]) -> str:
 
 
 def _protection(lines: Sequence[JsonObject]) -> Iterator[str]:
-    from polyclinic.federation.leaving.budget import Spent
-    from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
+    from polyclinic.federation.ledger.budget import Spent
+    from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
 
     records = [line["privacy"] for line in lines if line["privacy"]]
     bare = dict.fromkeys(line["kind"] for line in lines if line["privacy"] is None and line["kind"] not in OF_NO_IMAGE)

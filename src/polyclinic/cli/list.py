@@ -20,7 +20,7 @@ ROOMS = {
     "backbones": "models",
     "encoders": "models.encoders",
     "attacks": "audits",
-    "kinds": "federation.leaving.kinds",
+    "kinds": "federation.ledger.kinds",
 }
 
 

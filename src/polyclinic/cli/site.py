@@ -24,7 +24,7 @@ WHY = typer.Option("", "--why", help="Your reason; it is kept with the decision,
 @app.command("pending")
 def pending(kit: Path = KIT) -> None:
     """List the studies that wait for a decision, and those that are suspended."""
-    from polyclinic.federation.leaving.suspension import Suspensions
+    from polyclinic.federation.layers.stopped import Suspensions
 
     approvals, stopped = approvals_of(kit), Suspensions(kit).all()
     waiting = list(approvals.waiting())
@@ -111,8 +111,8 @@ def accept_keys(
 ) -> None:
     """Take the new keys of another site, if its old key vouches for them."""
     from polyclinic.deployment import key_rotation
-    from polyclinic.federation.leaving.anchor_file import LedgerBroken
-    from polyclinic.federation.leaving.key_ring import PUBLIC_FILE
+    from polyclinic.federation.ledger.key_ring import PUBLIC_FILE
+    from polyclinic.federation.ledger.signing import LedgerBroken
 
     if not file.is_file():
         raise BadInput(f"{file}: no such file; the site that rotated its keys has it")

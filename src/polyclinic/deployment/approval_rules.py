@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from polyclinic.data.own_images import read_toml
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.json_types import JsonObject
 from polyclinic.settings import Settings, sentences
 
@@ -140,9 +140,9 @@ def _inspects_more(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> boo
     """Whether a table [incoming] stops all that the one before stopped; None: there was none."""
     if old is None or not old["on"]:
         return bool(new["on"])
-    limits = [name for name in new if name not in ("on", "images")]
-    narrower = all(name in old and new[name] <= old[name] for name in limits)  # an older version has fewer limits
-    return new["on"] and new["images"] >= old["images"] and narrower
+    limits = [name for name in new if name != "on"]
+    narrower = all(name in old and new[name] <= old[name] for name in limits)  # another version has other limits
+    return new["on"] and old.keys() <= new.keys() and narrower
 
 
 def _is_narrower(name: str, old: Any, new: Any) -> bool:

@@ -27,8 +27,8 @@ from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.outcome import Outcome
 from polyclinic.errors import BadInput, RunPaused, WorkFailed
 from polyclinic.federation.call import pack, unpack
-from polyclinic.federation.leaving.key_ring import KeyRing, KitKeys
-from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.ledger.key_ring import KeyRing, KitKeys
+from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.files import PARTIAL, atomic_write, write_result
 from polyclinic.formats import write_run_format
 from polyclinic.runner.assembly import Assembly

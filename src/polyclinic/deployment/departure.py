@@ -13,7 +13,7 @@ from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.kits import KEYS_HEAD
 from polyclinic.deployment.site_status import is_running
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.key_ring import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE
+from polyclinic.federation.ledger.key_ring import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE
 from polyclinic.files import atomic_write
 
 #: in a kit: says that its site has left, and when

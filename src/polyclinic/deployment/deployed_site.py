@@ -31,11 +31,12 @@ from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import pack
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.leaving.gate import GateRefused
-from polyclinic.federation.leaving.key_ring import KitKeys
-from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.leaving.suspension import DataDependentRefusal, Suspensions
+from polyclinic.federation.host_spec import Kit
+from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.ledger.key_ring import KitKeys
+from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.refusals import DataDependentRefusal, GateRefused
 from polyclinic.files import atomic_write, lock
 from polyclinic.formats import write_run_format
 from polyclinic.runner.assembly import Assembly
@@ -174,16 +175,16 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     # what an audit at the site will need; the study's plug-ins are not the site's, and no command there may load them
     atomic_write(assembly.folder / "study.toml", study.model_copy(update={"plugins": ()}).to_toml())
     preparation = preparation_of(own_source(kit / "local" / "site.toml", study.data))
-    own = {
-        "only": site,
-        "suspensions": Suspensions(kit),
-        "require_approval": lambda: approvals.require(run),
-        "keys": KitKeys(kit / "local"),
-        "anchors": kit / "anchors" / "runs",
-        "cache": kit / "cache",
-        "keep_model": lambda weights: write_model(assembly, site, weights, preparation, data.validation),
-    }
-    return SiteHost(replace(assembly.host_spec(), **own))
+    own = Kit(
+        site=site,
+        suspensions=Suspensions(kit),
+        require_approval=lambda: approvals.require(run),
+        keys=KitKeys(kit / "local"),
+        anchors=kit / "anchors" / "runs",
+        cache=kit / "cache",
+        keep_model=lambda weights: write_model(assembly, site, weights, preparation, data.validation),
+    )
+    return SiteHost(replace(assembly.host_spec(), kit=own))
 
 
 def own_threads(request: Request) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from polyclinic.data.parts import PreparedSites
 from polyclinic.data.source import AtSites
-from polyclinic.federation.host import model_bytes
+from polyclinic.federation.layers.gate import model_bytes
 from polyclinic.files import human_bytes
 from polyclinic.runner.assembly import Assembly
 from polyclinic.study import Study

@@ -20,11 +20,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from polyclinic.deployment.kits import KEYS_HEAD
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.anchor_file import AnchorFile, LedgerBroken
-from polyclinic.federation.leaving.key_ring import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE, KitKeys, PublicKeys
-from polyclinic.federation.leaving.ledger import Ledger, verify
-from polyclinic.federation.leaving.sealing import public_key
-from polyclinic.federation.leaving.signing import signer_of_line, signing_public_key
+from polyclinic.federation.ledger.key_ring import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE, KitKeys, PublicKeys
+from polyclinic.federation.ledger.ledger import Ledger, verify
+from polyclinic.federation.ledger.sealing import public_key
+from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken, signer_of_line, signing_public_key
 from polyclinic.files import atomic_write, lock
 
 #: the kinds of the two lines

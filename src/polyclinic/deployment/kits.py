@@ -33,10 +33,10 @@ from polyclinic.deployment.kit_readme import write_readmes
 from polyclinic.deployment.site_config import MAX_SCORES
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.key_ring import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE
-from polyclinic.federation.leaving.policy import Policy
-from polyclinic.federation.leaving.sealing import public_key
-from polyclinic.federation.leaving.signing import signing_public_key
+from polyclinic.federation.ledger.key_ring import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE
+from polyclinic.federation.ledger.sealing import public_key
+from polyclinic.federation.ledger.signing import signing_public_key
+from polyclinic.federation.policy import Policy
 from polyclinic.files import atomic_write, make_private
 from polyclinic.runner.recorder import Display
 from polyclinic.study import Study, parse_study
@@ -228,7 +228,7 @@ APPROVE_HEAD = """
 
 def _policy_text(rehearsed: bool) -> str:
     """Every setting of a policy with what it means; a rehearsal lets out all but real images."""
-    from polyclinic.federation.leaving.kinds import KINDS
+    from polyclinic.federation.ledger.kinds import KINDS
 
     kinds = tuple(kind for kind in KINDS.builtin if kind != "real-images") if rehearsed else Policy().kinds
     scores: Any = "fine" if rehearsed else "coarse"  # a rehearsal gives the scores of a run in one process

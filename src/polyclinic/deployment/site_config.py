@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from polyclinic.data.own_images import read_toml
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.policy import Policy
 from polyclinic.settings import sentences
 
 #: parcels of metrics that a site lets out over all its runs, where its policy does not say how many

@@ -10,7 +10,7 @@ from polyclinic.deployment.processes import Participant
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.study import parse_study
 
 

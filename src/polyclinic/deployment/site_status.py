@@ -11,10 +11,10 @@ from pathlib import Path
 from polyclinic.data.own_images import only_site_plugins, own_data
 from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.leaving.anchor_file import LedgerBroken
-from polyclinic.federation.leaving.budget import OverBudget, Price, Spent, price_at
-from polyclinic.federation.leaving.ledger import verify
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.ledger.budget import OverBudget, Price, Spent, price_at
+from polyclinic.federation.ledger.ledger import verify
+from polyclinic.federation.ledger.signing import LedgerBroken
+from polyclinic.federation.policy import Policy
 from polyclinic.files import lock
 from polyclinic.json_types import JsonObject
 from polyclinic.study import load_run_study

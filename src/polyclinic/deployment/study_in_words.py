@@ -12,13 +12,13 @@ from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS, trusted_tensors
 from polyclinic.deployment.approval_rules import changed_settings
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.budget import SCORES
-from polyclinic.federation.leaving.key_exchange import KeyExchange
-from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.layers.sealing import KeyExchange
+from polyclinic.federation.ledger.budget import SCORES
+from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
 from polyclinic.federation.operation import Operation
-from polyclinic.federation.summing.floor import Floor
-from polyclinic.federation.summing.site_sums import SiteSums
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.sums.settings import Floor
+from polyclinic.federation.sums.site_sums import SiteSums
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.analytic import Analytic
 from polyclinic.methods.evaluate_only import EvaluateOnly

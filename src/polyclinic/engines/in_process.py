@@ -15,7 +15,7 @@ from polyclinic.engines.pool import Worker, WorkerPool
 from polyclinic.engines.worker_process import cores, is_storage_failure, reason_of, storage_failure
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.site import SitePosition
 
 #: with `workers = "auto"`: seconds of parallel work after which worker processes are worth their start
 PAYS_AFTER = 8.0

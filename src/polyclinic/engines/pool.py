@@ -13,7 +13,7 @@ from polyclinic.engines.daemon_thread import DaemonThread, join_all
 from polyclinic.engines.worker_process import WorkerGone, reason_of
 from polyclinic.errors import StorageFailed
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.site import SitePosition
 
 #: calls a worker may be ahead of whoever takes the answers: enough to keep it busy, few to hold in memory
 PREFETCH = 2

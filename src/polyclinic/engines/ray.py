@@ -28,8 +28,8 @@ from polyclinic.engines.worker_process import (
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.leaving.parcel import Parcel, decode
-from polyclinic.federation.state import SitePosition, state_path, version_of
+from polyclinic.federation.ledger.parcel import Parcel, decode
+from polyclinic.federation.site import SitePosition, state_path, version_of
 
 #: bytes of the object store of a Ray that is started here: parcels pass through it, nothing stays
 STORE_BYTES = 256 * 2**20

@@ -20,8 +20,8 @@ from typing import IO, Any
 from polyclinic.errors import Damaged, StorageFailed
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.leaving.anchor_file import LedgerBroken
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.ledger.signing import LedgerBroken
+from polyclinic.federation.site import SitePosition
 from polyclinic.files import STORAGE_ERRORS
 from polyclinic.progress import listening
 from polyclinic.progress import tell as tell_progress

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.leaving.parcel import Expected, Parcel, ParcelRejected, decode_all
-from polyclinic.federation.leaving.signing import Anchor, Head, anchor_from_json, head_from_json
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.parcel import Expected, Parcel, ParcelRejected, decode_all, shortened
+from polyclinic.federation.ledger.signing import Anchor, Head, anchor_from_json, head_from_json
+from polyclinic.federation.ledger.wire import ROUNDING, Encoding
 
 T = TypeVar("T")
 
@@ -198,3 +200,23 @@ def _from_json(read: Callable[[Any], T], value: Any) -> T:
 
 def _is_length(value: Any) -> bool:
     return type(value) is int and value >= 0
+
+
+def sort_payload(payload: Mapping[str, Any], wire: Encoding = "exact") -> tuple[dict[str, Parcel], dict[str, Any]]:
+    """Keywords named like a kind become parcels; the others stay plain arguments.
+
+    `wire`: how numbers travel to a site, where that rounds them; a difference is of what a site sends back.
+    """
+    parcels, arguments = {}, {}
+    for name, value in payload.items():
+        kind = name.replace("_", "-")
+        if isinstance(value, Parcel):
+            parcels[name] = value
+        elif kind in KINDS:
+            if value is not None:
+                parcels[name] = Parcel(kind, value)
+        else:
+            arguments[name] = value
+    if wire in ROUNDING:
+        parcels = {name: shortened(parcel, wire) for name, parcel in parcels.items()}
+    return parcels, arguments

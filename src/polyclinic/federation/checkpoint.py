@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from polyclinic.errors import Damaged
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.site import SitePosition
 from polyclinic.files import atomic_write, digest_of, make_folder_durable, read_tensors, write_tensors
 from polyclinic.json_types import JsonObject
 

@@ -1,4 +1,6 @@
-"""Protocols: what a federation and its sites need of rooms above them, which they must not import."""
+"""Protocols: what a federation and its sites need of rooms above them, which they must not import. Engines live in
+`polyclinic.engines`, observers in `polyclinic.runner`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyclinic.federation.call import Call, Failure, Reply
+from polyclinic.federation.site import SitePosition
+from polyclinic.json_types import JsonMapping, JsonObject
+
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
+    from polyclinic.federation.call import Failure
+    from polyclinic.federation.federation import Federation
+    from polyclinic.federation.layers.defence import Defence
+    from polyclinic.federation.layers.poisoning import Poisoning
+    from polyclinic.federation.ledger.wire import Encoding
+    from polyclinic.federation.sums.settings import Federated
     from polyclinic.models import Backbone
     from polyclinic.privacy.settings import Privacy
+    from polyclinic.settings import Settings
     from polyclinic.tasks import Target, Task
 
 #: images float [B, C, H, W] in [0, 1] and the task's targets, on the device
@@ -28,6 +41,40 @@ class MethodLike(Protocol):
     def name(self) -> str: ...
     @property
     def rounds(self) -> int: ...
+    @property
+    def traits(self) -> Any: ...
+
+
+class StudyLike(Protocol):
+    """A study (`study.tables.Study`), as far as a host and its sites read its tables."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def method(self) -> MethodLike: ...
+    @property
+    def engine(self) -> EngineLike: ...
+    @property
+    def federation(self) -> Federated: ...
+    @property
+    def defence(self) -> Defence | None: ...
+    @property
+    def poisoning(self) -> Poisoning | None: ...
+    @property
+    def generator(self) -> Settings | None: ...
+    @property
+    def tuning(self) -> Settings | None: ...
+    @property
+    def replay(self) -> Settings | None: ...
+
+
+class EngineLike(Protocol):
+    """The `[engine]` table: how numbers travel, and whether what is saved survives a loss of power."""
+
+    @property
+    def wire(self) -> Encoding: ...
+    @property
+    def durable(self) -> bool: ...
 
 
 class OptimizerLike(Protocol):
@@ -101,3 +148,68 @@ class TrainerLike(Protocol):
     def note_batches(self) -> contextlib.AbstractContextManager[list[Tensor]]: ...
     def random_shares(self, rng: torch.Generator) -> contextlib.AbstractContextManager[None]: ...
     def autocast(self) -> contextlib.AbstractContextManager: ...
+
+
+class Engine(Protocol):
+    """Carries calls to sites. A failing site is a `Failure` in the answer, never an exception."""
+
+    #: true where all sites live in one run folder, so that the runner may look into each
+    simulation: bool
+
+    def call(self, calls: list[Call]) -> Iterable[Reply | Failure]:
+        """Answers in the order of the calls; calls to different sites may run at the same time.
+
+        Sites may work while the answers are being taken, so that not all of them lie in memory at once.
+        """
+
+    def checkpoint(self) -> dict[str, SitePosition]:
+        """Make the state of every site durable, and say where each stands."""
+
+    def saved_positions(self) -> dict[str, SitePosition]:
+        """Where the states of the sites that lie on disk stand; writes nothing."""
+        return {}
+
+    def prune(self, positions: dict[str, SitePosition]) -> None:
+        """Forget older states of the sites: a checkpoint with these positions is durable."""
+
+    def restore(self, positions: dict[str, SitePosition]) -> None:
+        """Put every site back to where a checkpoint found it."""
+
+    def close(self) -> None:
+        """Free processes and files."""
+
+
+class Observer:
+    """This one does nothing; `runner.recorder.Recorder` scores models, keeps the best and writes the history."""
+
+    #: the weights of the best round so far, which a checkpoint keeps
+    best_weights: dict[str, Tensor] | None = None
+
+    def asking(self, operation: str, sites: Sequence[str]) -> None:
+        """Sites are about to be asked for an operation."""
+
+    def failed(self, failure: Failure) -> None:
+        """A site has failed."""
+
+    def warned(self, sentence: str) -> None:
+        """Something in the run went otherwise than the study asked."""
+
+    def evaluate(self, federation: Federation, weights: Mapping[str, Tensor] | None) -> None:
+        """A method has a model that may be scored in this round; without weights, each site has its own."""
+
+    def rounds_without_progress(self, federation: Federation) -> int:
+        """Rounds since the best validation score; 0 where nothing was scored."""
+        return 0
+
+    def handed_over(self, federation: Federation, site: str, weights: Mapping[str, Tensor]) -> None:
+        """A site has finished its turn with these weights."""
+
+    def round_done(self, federation: Federation, rounds: int, seconds: float) -> None:
+        """One of `rounds` rounds is over."""
+
+    def memory(self) -> JsonObject:
+        """What a checkpoint keeps of the observer besides the best weights, as JSON values."""
+        return {}
+
+    def restore(self, memory: JsonMapping, best: dict[str, Tensor] | None) -> None:
+        """Take over what `memory` gave, and the best weights."""

@@ -16,20 +16,18 @@ import torch
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.arriving.replies import ReplyCheck
-from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply
+from polyclinic.federation import layers
+from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply, sort_payload
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
-from polyclinic.federation.communication import Communication
-from polyclinic.federation.engine import Engine
+from polyclinic.federation.collaborators import Engine, Observer
 from polyclinic.federation.federation_spec import FederationSpec
-from polyclinic.federation.heads import Heads
-from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.observer import Observer
-from polyclinic.federation.payload import sort_payload
+from polyclinic.federation.layers.replies import ReplyCheck
+from polyclinic.federation.ledger.ledger_heads import Heads
+from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.privacy_coverage import Coverage
-from polyclinic.federation.state import SitePosition, SiteState, read_state
-from polyclinic.federation.summing.coordinator_sums import Ask, CoordinatorSums
-from polyclinic.federation.traffic import Traffic
+from polyclinic.federation.site import SitePosition, SiteState, read_state
+from polyclinic.federation.sums.coordinator_sums import Ask, CoordinatorSums
+from polyclinic.federation.traffic import Communication, Traffic
 from polyclinic.randomness import torch_rng
 
 Weights = Mapping[str, Tensor]
@@ -55,7 +53,7 @@ class Federation:
         self.sites = spec.sites
         self.seed = spec.seed
         self.round = 0
-        self._traffic = Traffic()
+        self.traffic = Traffic()
         self.coverage = Coverage()
         self.heads = Heads(spec.folder, spec.keys)
         self.failures: list[dict[str, Any]] = []
@@ -67,8 +65,8 @@ class Federation:
         self.observer = observer or Observer()
         self._folder = spec.folder
         self._checkpoint = Checkpoint(spec.folder / "checkpoint", durable=spec.durable)
-        self._expected = spec.expected
-        self._replies = ReplyCheck(spec.method)
+        self.expected = spec.expected
+        self.replies = ReplyCheck(spec.method)
         named = spec.method.operation_named if spec.method else lambda _: None
         self.sums = CoordinatorSums(spec.federated, spec.run_name, named)
         self.image_shape = spec.image_shape
@@ -143,7 +141,7 @@ class Federation:
         parcels, arguments = sort_payload(payload)
         for reply in self.sums.collect(self, operation, asked, parcels, arguments, ask):
             try:
-                self._replies.check_sum(self, Call(reply.site, operation, self.round, parcels, arguments), reply)
+                self.replies.check_sum(self, Call(reply.site, operation, self.round, parcels, arguments), reply)
             except ParcelRejected as error:
                 raise WorkFailed(f"the sum of '{operation}' in round {self.round} cannot be used: {error}") from None
             yield reply
@@ -186,7 +184,7 @@ class Federation:
             all_parcels, all_arguments = {**parcels, **of_site}, {**arguments, **more}
             anchor = self.heads.anchor(site)
             calls.append(Call(site, operation, self.round, all_parcels, all_arguments, to, anchor))
-        self._traffic.going(calls if counted else [])
+        self.traffic.going(calls if counted else [])
         self.observer.asking(operation, sites)
         failures = []
         with self._one_at_a_time():
@@ -210,26 +208,17 @@ class Federation:
     def _checked(self, call: Call, answer: Reply | Failure) -> Reply | Failure:
         if isinstance(answer, Failure):
             return answer
-        if answer.site != call.site:
-            return Failure(call.site, call.operation, f"answered in the name of site '{answer.site}'")
         try:
-            if self.sums.covers(call.operation):
-                self.sums.check(call, answer)
-            else:
-                answer.check(self._expected)
-                self._replies.check(self, call, answer)
-            self.heads.receive(call, answer)
+            for layer in layers.COORDINATOR:
+                layer(self, call, answer)
         except ParcelRejected as error:
             return Failure(call.site, call.operation, str(error))
-        for parcel in answer.parcels:
-            self._traffic.sent(call, parcel)
-            self.coverage.note(call.site, parcel)
         return answer
 
     @property
     def communication(self) -> Communication:
         """The bytes of all parcels up to now."""
-        return self._traffic.counted()
+        return self.traffic.counted()
 
     def note_failures(self, failures: Sequence[Failure]) -> None:
         for failure in failures:
@@ -313,11 +302,11 @@ class Federation:
         if self._resumed is None:
             return False
         self.round = manifest.round
-        self._traffic = Traffic(manifest.plain["communication"], manifest.plain["held"])
+        self.traffic = Traffic(manifest.plain["communication"], manifest.plain["held"])
         self.coverage = Coverage(manifest.plain.get("coverage"))
         self.heads.restore(manifest.plain.get("ledgers", {}))
         self.failures = manifest.plain["failures"]
-        self._replies.said = dict(manifest.plain.get("said", {}))
+        self.replies.said = dict(manifest.plain.get("said", {}))
         self._keyed = manifest.plain.get("keyed", [])
         self._reports = dict(manifest.plain.get("reports", {}))
         best = self._checkpoint.tensors(manifest, "best") if "best" in manifest.files else None
@@ -345,8 +334,8 @@ class Federation:
             "coverage": self.coverage.plain(),
             "ledgers": self.heads.plain(),
             "failures": self.failures,
-            "held": self._traffic.held,
-            "said": self._replies.said,
+            "held": self.traffic.held,
+            "said": self.replies.said,
             "keyed": self._keyed,
             "observer": self.observer.memory(),
             "reports": self._reports,

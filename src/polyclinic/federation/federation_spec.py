@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from polyclinic.federation.arriving.replies import ChecksReplies
-from polyclinic.federation.leaving.encodings import Encoding
-from polyclinic.federation.leaving.key_ring import KeyRing
-from polyclinic.federation.leaving.parcel import Expected
-from polyclinic.federation.summing.settings import Federated
+from polyclinic.federation.layers.replies import ChecksReplies
+from polyclinic.federation.ledger.key_ring import KeyRing
+from polyclinic.federation.ledger.parcel import Expected
+from polyclinic.federation.ledger.wire import Encoding
+from polyclinic.federation.sums.settings import Federated
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:

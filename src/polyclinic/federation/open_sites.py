@@ -13,16 +13,13 @@ from pathlib import Path
 
 from polyclinic.data.allowed_paths import refuse_unsafe_name
 from polyclinic.federation.host_spec import HostSpec
-from polyclinic.federation.leaving.anchor_file import AnchorFile
-from polyclinic.federation.leaving.budget import Budget, Price, price_at
-from polyclinic.federation.leaving.gate import Gate
-from polyclinic.federation.leaving.key_ring import KeyRing, SeedKeys
-from polyclinic.federation.leaving.ledger import Ledger
-from polyclinic.federation.leaving.parcel import ParcelRejected
-from polyclinic.federation.leaving.raw_images import RawImages
-from polyclinic.federation.leaving.target import EpsilonTarget
-from polyclinic.federation.site import Site
-from polyclinic.federation.state import SitePosition, read_state, state_path, version_of
+from polyclinic.federation.layers.gate import Gate, RawImages
+from polyclinic.federation.ledger.budget import Budget, EpsilonLimit, Price, price_at
+from polyclinic.federation.ledger.key_ring import KeyRing, SeedKeys
+from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.signing import AnchorFile
+from polyclinic.federation.site import Site, SitePosition, read_state, state_path, version_of
 from polyclinic.files import atomic_write, sync_files, write_tensors
 
 
@@ -52,7 +49,7 @@ class OpenSites:
 
     def __init__(self, spec: HostSpec) -> None:
         self.spec = spec
-        self.key_ring: KeyRing = spec.keys or SeedKeys(spec.seed)
+        self.key_ring: KeyRing = spec.kit.keys if spec.kit else SeedKeys(spec.study.seed)
         self.gates: dict[str, Gate] = {}  # of the sites in memory
         self.ledgers: dict[str, Ledger] = {}  # of all sites: a chain is checked from its beginning only once
         self.put_back: set[str] = set()  # sites that go on from an earlier checkpoint than their ledger has seen
@@ -67,7 +64,7 @@ class OpenSites:
         """Write every changed state to disk; the position of every site this host has worked for."""
         for name in self._sites:
             self.save(name)
-        if self.spec.durable:  # a line of the ledger is on disk before any checkpoint that counts it
+        if self.spec.study.engine.durable:  # a line of the ledger is on disk before any checkpoint that counts it
             self.settle()
             sync_files([ledger.path for ledger in self.ledgers.values() if ledger.take_unsynced()])
         return dict(self._positions)
@@ -113,7 +110,7 @@ class OpenSites:
     def _old_states(self, name: str, durable: int) -> list[Path]:
         """The states that a checkpoint with this version does not need. A deployed site, which must not believe the
         coordinator, gives up those before it only, and none if it does not stand so far itself."""
-        if self.spec.only is not None:
+        if self.spec.kit is not None:
             stands = self._positions.get(name, SitePosition()).version
             return [state_path(self.spec.folder, name, old) for old in range(durable)] if durable <= stands else []
         if durable == 0:
@@ -123,9 +120,9 @@ class OpenSites:
 
     def refuse_other_names(self, names: Iterable[str]) -> None:
         """ParcelRejected for a name that is not this host's: under each name a site would have a budget of its own."""
-        for name in names:
-            if self.spec.only not in (None, name):
-                raise ParcelRejected(f"this host serves site '{self.spec.only}' only")
+        own = self.spec.kit
+        if own and any(name != own.site for name in names):
+            raise ParcelRejected(f"this host serves site '{own.site}' only")
 
     def get(self, name: str, group: Sequence[str] = ()) -> Site:
         """The site, opened if it is not; those of `group` stay open."""
@@ -176,7 +173,7 @@ class OpenSites:
         state = read_state(spec.folder, name, position)
         data = spec.open_data(name)
         if name not in self.ledgers:
-            anchor = AnchorFile(spec.anchors / f"{spec.folder.name}.json") if spec.anchors else None
+            anchor = AnchorFile(spec.kit.anchors / f"{spec.folder.name}.json") if spec.kit else None
             path = spec.folder / "ledger" / f"{name}.jsonl"
             self.ledgers[name] = Ledger(path, self.key_ring.signing_key(name), anchor)
             if position.lines < self.ledgers[name].position.lines:
@@ -185,41 +182,34 @@ class OpenSites:
         runs = spec.folder.parent if spec.policy.deployed else None  # a site's runs lie side by side
         raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
         price = price_at(spec.policy, data.train)
-        budget = Budget(spec.policy, self.ledgers[name].path, runs, price, spec.anchors)
+        budget = Budget(spec.policy, self.ledgers[name].path, runs, price, spec.kit.anchors if spec.kit else None)
         target = self._target(name, price)
         self.gates[name] = Gate(name, spec.policy, self.ledgers[name], raw_images, budget, target)
         place = spec.folder / "sites" / name
         self._files[name] = data.mapped_files
         return Site(
             name=name,
-            seed=spec.seed,
+            study=spec.study,
             data=data,
             trainer=spec.trainers.get(name, spec.trainer),
             state=state,
             place=place,
-            generator=spec.generator,
-            tuning=spec.tuning,
-            replay_settings=spec.replay_settings,
+            policy=spec.policy,
             trainers=(spec.trainer, *spec.trainers.values()),
             secret=secret_in(place) if spec.policy.deployed else "",
-            own_draws=spec.policy.deployed and spec.policy.draws == "own",
             keys=self.key_ring,
-            max_delta=spec.policy.delta_for(len(data.train)) if spec.policy.deployed else 1.0,
-            min_cohort=spec.policy.min_cohort if spec.policy.deployed else 0,
-            few_images=spec.policy.few_images if spec.policy.deployed else "allow",
             unknown_classes=spec.unknown_classes.get(name, ()),
-            keep_model=spec.keep_model,
-            cache_folder=spec.cache,
+            kit=spec.kit,
         )
 
-    def _target(self, name: str, price: Price) -> EpsilonTarget | None:
+    def _target(self, name: str, price: Price) -> EpsilonLimit | None:
         """The epsilon that a deployed site's people approved with the study; a simulated site's state is enough."""
         if not self.spec.policy.deployed:
             return None
         privacy = self.spec.trainers.get(name, self.spec.trainer).privacy
         if privacy is None or privacy.target_epsilon is None:
             return None
-        return EpsilonTarget(privacy.target_epsilon, self.ledgers[name].path, price)
+        return EpsilonLimit(privacy.target_epsilon, self.ledgers[name].path, price)
 
     def _save(self, site: Site) -> None:
         lines = self.ledgers[site.name].confirmed
@@ -228,7 +218,7 @@ class OpenSites:
             version += 1
             path = state_path(self.spec.folder, site.name, version)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_tensors(path, site.state, durable=self.spec.durable, placed=True)
+            write_tensors(path, site.state, durable=self.spec.study.engine.durable, placed=True)
             site.state.changed = False
         self._positions[site.name] = SitePosition(version, lines)
 

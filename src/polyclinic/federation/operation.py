@@ -33,6 +33,12 @@ class Operation(NamedTuple):
         return self.takes.get(argument, argument.replace("_", "-"))
 
 
+def operations_of(owner: object) -> list[Operation]:
+    """What an object declares of all its operations."""
+    found = (getattr(getattr(owner, name, None), "operation", None) for name in dir(type(owner)))
+    return [one for one in found if one is not None]
+
+
 def signature_of(work: Callable) -> inspect.Signature:
     """What an operation takes; looked up once, since every call asks for it."""
     return _signature(getattr(work, "__func__", work), hasattr(work, "__self__"))

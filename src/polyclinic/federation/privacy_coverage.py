@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyclinic.federation.leaving.kinds import OF_NO_IMAGE
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.json_types import JsonMapping, JsonObject
 
 #: metadata that tells no more than sizes, which count as public

@@ -1,67 +1,129 @@
-"""A site: what an operation gets to work with."""
+"""A site: what an operation gets to work with, and its state, tensors that survive a restart in versioned files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from polyclinic.federation.leaving.key_ring import KeyRing, SeedKeys
-from polyclinic.federation.state import SiteState
+from polyclinic.federation.ledger.key_ring import KeyRing, SeedKeys
+from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.policy import Policy
+from polyclinic.files import read_tensors
 from polyclinic.randomness import torch_rng
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
-    from polyclinic.federation.collaborators import TrainerLike
+    from polyclinic.federation.collaborators import StudyLike, TrainerLike
+    from polyclinic.federation.host_spec import Kit
+
+
+class SitePosition(NamedTuple):
+    """Where a site stands at a checkpoint: the version of its state, and the lines of its ledger."""
+
+    version: int = 0
+    lines: int = 0
+
+    def check(self) -> None:
+        """ParcelRejected unless both are whole numbers: a position comes from the coordinator, and names a file."""
+        if not all(type(number) is int and number >= 0 for number in self):
+            raise ParcelRejected("a position of a site is two whole numbers, and something else came")
+
+
+class SiteState(MutableMapping[str, Tensor]):
+    """Tensors that survive a restart. Assign new tensors; one changed in place would not be saved."""
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self._tensors = dict(tensors or {})
+        self._bytes: int | None = None
+        self.changed = False
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        self.changed, self._bytes = True, None
+        self._tensors[name] = tensor
+
+    def __delitem__(self, name: str) -> None:
+        self.changed, self._bytes = True, None
+        del self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the tensors take, counted once after each change: a host asks for every site at every call."""
+        if self._bytes is None:
+            self._bytes = sum(tensor.nbytes for tensor in self._tensors.values())
+        return self._bytes
+
+    def put(self, group: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep a whole set of tensors under one name, replacing what was there."""
+        for name in [n for n in self if n.startswith(f"{group}/")]:
+            del self[name]
+        for name, tensor in tensors.items():
+            self[f"{group}/{name}"] = tensor
+
+    def group(self, group: str) -> dict[str, Tensor]:
+        """The tensors kept by `put`; empty if there are none."""
+        return {n.removeprefix(f"{group}/"): t for n, t in self.items() if n.startswith(f"{group}/")}
+
+
+def state_path(folder: Path, site: str, version: int) -> Path:
+    """Where a version of a site's state lies in a run folder."""
+    return folder / "sites" / site / f"state-{version}.safetensors"
+
+
+def read_state(folder: Path, site: str, position: SitePosition) -> SiteState:
+    """A site's state as of a position; empty if it never had any."""
+    return SiteState(read_tensors(state_path(folder, site, position.version)) if position.version else {})
+
+
+def version_of(state: Path) -> int:
+    number = state.stem.removeprefix("state-")
+    return int(number) if number.isdecimal() else 0
 
 
 @dataclass
 class Site:
     """What an operation gets to work with: the site's own data, state and tools, and nothing of others.
 
-    `memory` holds what a turn in progress needs (an open autograd graph); `cache` what can be made again from the
-    state. `place` is where its `folder` lies. `generator`, `tuning` and `replay_settings` are
-    the study's tables [generator], [tuning] and [replay]. `trainers` are the trainers of all networks that the study's
-    sites have. `secret` goes into the noise of differential privacy, so that nobody who knows the seed can
-    draw it; a simulated site has none, and its noise is the same in every run. `own_draws` says that it goes into all
-    other draws of the site, too. `keep_model` puts a finished model where
-    the site's people find it; nobody is there at a simulated site. `keys` are the sealing keys that it has and knows.
-    `cache_folder` is where a deployed site keeps trained generators; None is the user's cache.
-    `max_delta` is the largest delta at which the site counts its epsilon, whatever the study says.
-    `unknown_classes` are those of the study that the site does not know (`federation.label_sets`).
-    `sum_secrets` are those of a secure sum in progress; they are never written to disk.
-    `min_cohort` and `few_images` are those of a deployed site's policy, for what is computed from each class by itself.
+    `study` has the study's tables, `policy` what the site's people let out. `memory` holds what a turn in progress
+    needs (an open autograd graph); `cache` what can be made again from the state. `place` is where its `folder` lies.
+    `trainers` are the trainers of all networks that the study's sites have. `secret` goes into the noise of
+    differential privacy, so that nobody who knows the seed can draw it, and into all other draws as `policy.draws`
+    says; a simulated site has none, and its noise is the same in every run. `keys` are the sealing keys that it has and
+    knows. `unknown_classes` are those of the study that the site does not know (`federation.label_sets`). `sum_secrets`
+    are those of a secure sum in progress; they are never written to disk. `kit` is what a deployed site's people have.
     """
 
     name: str
-    seed: int
+    study: StudyLike
     data: SiteData
     trainer: TrainerLike
     state: SiteState
     place: Path
-    generator: Settings | None = None
-    tuning: Settings | None = None
-    replay_settings: Settings | None = None
+    policy: Policy = field(default_factory=lambda: Policy(few_images="allow"))
     trainers: tuple[TrainerLike, ...] = ()
     memory: dict[str, Any] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)
     sum_secrets: dict[str, dict[str, Any]] = field(default_factory=dict)
     round: int = 0
     secret: str = ""
-    own_draws: bool = False
     keys: KeyRing = field(default_factory=lambda: SeedKeys(0))
-    max_delta: float = 1.0
-    min_cohort: int = 0
-    few_images: Literal["refuse", "allow"] = "allow"
     unknown_classes: tuple[int, ...] = ()
-    keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
-    cache_folder: Path | None = None
+    kit: Kit | None = None
 
     @cached_property
     def folder(self) -> Path:
@@ -73,6 +135,54 @@ class Site:
     def address(self, *purpose: str | int) -> tuple[str | int, ...]:
         """Where a draw of this site comes from: the study's seed, the site's secret if that is to count, its name."""
         return (self.seed, *([self.secret] if self.own_draws else []), self.name, *purpose)
+
+    # --- of the study, the policy and the kit -------------------------------------------------------
+
+    @property
+    def seed(self) -> int:
+        return self.study.seed
+
+    @property
+    def generator(self) -> Settings | None:
+        return self.study.generator
+
+    @property
+    def tuning(self) -> Settings | None:
+        """The table [tuning], where it is on."""
+        tuning = self.study.tuning
+        return tuning if tuning is not None and getattr(tuning, "on", True) else None
+
+    @property
+    def replay_settings(self) -> Settings | None:
+        return self.study.replay
+
+    @property
+    def own_draws(self) -> bool:
+        """Whether the secret goes into all draws of the site."""
+        return bool(self.secret) and self.policy.draws == "own"
+
+    @property
+    def min_cohort(self) -> int:
+        return self.policy.min_cohort
+
+    @property
+    def few_images(self) -> Literal["refuse", "allow"]:
+        return self.policy.few_images
+
+    @property
+    def keep_model(self) -> Callable[[Mapping[str, Tensor]], None] | None:
+        """Puts a finished model where the site's people find it; nobody is there at a simulated site."""
+        return self.kit.keep_model if self.kit else None
+
+    @property
+    def cache_folder(self) -> Path | None:
+        """Where a deployed site keeps trained generators; None is the user's cache."""
+        return self.kit.cache if self.kit else None
+
+    @property
+    def max_delta(self) -> float:
+        """The largest delta at which the site counts its epsilon, whatever the study says."""
+        return self.policy.delta_for(len(self.data.train)) if self.secret else 1.0
 
     def rng(self, purpose: str) -> torch.Generator:
         """A generator for this seed, site, purpose and round."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
-from polyclinic.federation.leaving.code_packing import Codes
+from polyclinic.federation.ledger.code_packing import Codes
 from polyclinic.generators.gan.losses import GANLoss
 from polyclinic.generators.latent_space import LatentSpace
 from polyclinic.randomness import seeded

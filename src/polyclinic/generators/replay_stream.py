@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
-from polyclinic.federation.leaving.code_packing import pack, unpack
+from polyclinic.federation.ledger.code_packing import pack, unpack
 from polyclinic.generators.base import CodedModel, Codes, GeneratorModel, count, select
 from polyclinic.tasks import Task
 from polyclinic.training.augmentation import augment

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyclinic.federation.call import Failure
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.moments import RESOLUTION, Moments

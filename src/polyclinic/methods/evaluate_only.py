@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.method import Method

@@ -10,7 +10,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site

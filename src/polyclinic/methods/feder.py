@@ -21,12 +21,12 @@ from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
-from polyclinic.federation.communication import SENT
 from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
+from polyclinic.federation.traffic import SENT
 from polyclinic.files import write_tensors
 from polyclinic.generators import GeneratorModel, replay_stream
 from polyclinic.methods.shared import local_training, synthetic_buffer

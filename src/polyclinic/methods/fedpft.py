@@ -20,9 +20,9 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.layers.cohort import check_classes
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
-from polyclinic.federation.release_checks import check_classes
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared.one_round import ENCODER_TRAITS, OneRound, head_shape
 from polyclinic.methods.shared.traits import Traits

@@ -21,8 +21,8 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.code_packing import restore, shrink
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.code_packing import restore, shrink
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import latent_range, reply_checks

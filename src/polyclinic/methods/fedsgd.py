@@ -9,7 +9,7 @@ from torch import nn
 
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import averaging, local_training, reply_checks

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.layers.cohort import check_classes, check_more_images_than
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
-from polyclinic.federation.release_checks import check_classes, check_more_images_than
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.moments import RESOLUTION

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.federation.summing.open_sum import honest_sites
+from polyclinic.federation.sums.open_sum import honest_sites
 from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.method import Method, Own
 from polyclinic.methods.shared.public_basis import is_same_basis, public_basis

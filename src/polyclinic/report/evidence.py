@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.anchor_file import LedgerBroken, check_head
-from polyclinic.federation.leaving.ledger import verify
-from polyclinic.federation.leaving.signing import Head, head_from_json
+from polyclinic.federation.ledger.ledger import verify
+from polyclinic.federation.ledger.signing import Head, LedgerBroken, check_head, head_from_json
 from polyclinic.files import FINISHED, check_noted
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json

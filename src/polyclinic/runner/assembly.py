@@ -19,15 +19,14 @@ from polyclinic import plugins
 from polyclinic.data.labels import unknown_classes, without_classes
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.arriving.settings import Incoming
 from polyclinic.federation.federation_spec import Faults, FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.host_spec import HostSpec
-from polyclinic.federation.leaving.archive import ParcelArchive
-from polyclinic.federation.leaving.encodings import ROUNDING
-from polyclinic.federation.leaving.key_ring import KeyRing
-from polyclinic.federation.leaving.parcel import Expected, OneOf
-from polyclinic.federation.leaving.policy import Policy
+from polyclinic.federation.ledger.archive import ParcelArchive
+from polyclinic.federation.ledger.key_ring import KeyRing
+from polyclinic.federation.ledger.parcel import Expected, OneOf
+from polyclinic.federation.ledger.wire import ROUNDING
+from polyclinic.federation.policy import Incoming, Policy
 from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.models import (
@@ -302,26 +301,16 @@ class Assembly:
         for site, optimizer in self.optimizers.items():
             trainers[site] = trainers.get(site, usual).with_optimizer(optimizer)
         return HostSpec(
-            method=self.study.method,
-            seed=self.study.seed,
+            study=self.study,
             trainer=usual,
+            trainers=trainers,
             folder=self.folder,
             open_data=self.open_images,
             policy=self.policy or self._simulated_policy(),
             expected=self.expected,
             first_weights=self.first_weights,
-            has_course=self.study.method.traits.has_course,
             archive=ParcelArchive(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
-            defend=self.study.defence,
-            poisoning=self.study.poisoning,
-            generator=self.study.generator,
-            tuning=self.study.tuning if self.study.tuning and self.study.tuning.on else None,
-            replay_settings=self.study.replay,
-            trainers=trainers,
             result_settings_json=self.result_settings_json,
-            durable=self.study.engine.durable,
-            wire=self.study.engine.wire,
-            federated=self.study.federation,
             unknown_classes=self.unknown_classes,
             more_operations=more_operations(self.study, self.first_weights),
             run_name=self._run_name(deployed=self.policy is not None and self.policy.deployed),
@@ -329,7 +318,8 @@ class Assembly:
 
     def _simulated_policy(self) -> Policy:
         chosen = self.study.policy
-        return Policy(kinds=chosen.kinds, incoming=chosen.incoming or Incoming(on=False), shares=chosen.shares)
+        incoming = chosen.incoming or Incoming(on=False)
+        return Policy(kinds=chosen.kinds, incoming=incoming, shares=chosen.shares, few_images="allow")
 
     @property
     def result_settings_json(self) -> str:

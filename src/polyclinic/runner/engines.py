@@ -6,7 +6,7 @@ from polyclinic.engines.in_process import InProcess
 from polyclinic.engines.ray import Ray, Share
 from polyclinic.engines.worker_process import WorkerProcess, python_command
 from polyclinic.errors import BadInput
-from polyclinic.federation.engine import Engine
+from polyclinic.federation.collaborators import Engine
 from polyclinic.runner.assembly import Assembly, host_from
 from polyclinic.runner.device import device_of
 from polyclinic.study import Study

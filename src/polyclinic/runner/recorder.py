@@ -14,8 +14,8 @@ from torch import Tensor
 
 from polyclinic.errors import Damaged
 from polyclinic.federation.call import Failure, Reply
+from polyclinic.federation.collaborators import Observer
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.observer import Observer
 from polyclinic.files import atomic_write, sync_file, write_tensors
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.runner.advice import Watch

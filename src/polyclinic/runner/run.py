@@ -15,7 +15,7 @@ import torch
 from polyclinic.data.own_images import find_kit
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput, Damaged
-from polyclinic.federation.engine import Engine
+from polyclinic.federation.collaborators import Engine
 from polyclinic.federation.federation import Federation
 from polyclinic.files import DIGESTS as NOTED
 from polyclinic.files import (

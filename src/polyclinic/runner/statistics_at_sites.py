@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import ParcelRejected
+from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.methods.evaluate_only import EvaluateOnly
 from polyclinic.methods.shared.safe_statistics import SafeStatistics, check_told, joined
 from polyclinic.study import Study

@@ -170,8 +170,8 @@ def _by_retraining(
 
 def _trained_value(study: Study, parts: PreparedSites, some: frozenset[str]) -> float:
     """The score of a model that these sites train (without any: the first weights) on the validation images of all."""
+    from polyclinic.federation.collaborators import Observer
     from polyclinic.federation.federation import Federation
-    from polyclinic.federation.observer import Observer
     from polyclinic.runner.method_failure import run_method
 
     with tempfile.TemporaryDirectory() as folder:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from polyclinic.data.file_source import LabelledSource
 from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput
-from polyclinic.federation.summing.floor import FEWEST
-from polyclinic.federation.summing.settings import MOST_SITES, Federated
+from polyclinic.federation.sums.settings import FEWEST, MOST_SITES, Federated
 from polyclinic.generators.base import SMALLEST_IMAGE
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay

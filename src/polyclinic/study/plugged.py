@@ -16,7 +16,7 @@ from polyclinic.data.datasets import SOURCES
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.kinds import KINDS
+from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.operation import Operation
 from polyclinic.generators import GENERATORS
 from polyclinic.json_types import parse_json

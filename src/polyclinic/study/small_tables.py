@@ -6,9 +6,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from polyclinic.federation.arriving.settings import Incoming
-from polyclinic.federation.leaving.encodings import Encoding
-from polyclinic.federation.leaving.kinds import KINDS, KindNames
+from polyclinic.federation.ledger.kinds import KINDS, KindNames
+from polyclinic.federation.ledger.wire import Encoding
+from polyclinic.federation.policy import Incoming
 from polyclinic.models import BACKBONES, NORMS, RANDOM
 from polyclinic.models.encoders import ENCODERS
 from polyclinic.settings import Settings

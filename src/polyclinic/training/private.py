@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import SGD, Adam
 
-from polyclinic.federation.leaving.transcript import transcript_of
+from polyclinic.federation.layers.privacy import transcript_of
 from polyclinic.json_types import JsonObject
 from polyclinic.privacy import epsilon
 from polyclinic.privacy.account import CODES, COUNTS, ONE_IMAGE, SEED, Account, covered_parts, names, record

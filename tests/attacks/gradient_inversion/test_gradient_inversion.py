@@ -21,7 +21,7 @@ from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, cross_entropy
 from polyclinic.attacks.gradient_inversion.solver import Knowledge, Reconstruction, _better
 from polyclinic.errors import BadInput
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.models import build
 from polyclinic.randomness import torch_rng
 

@@ -21,7 +21,7 @@ from polyclinic.attacks.gradient_inversion.solver import Inversion, Knowledge, R
 from polyclinic.attacks.solvers.adam import Adam
 from polyclinic.attacks.solvers.lbfgs import LBFGS
 from polyclinic.attacks.solvers.search import BatchedOptimizer
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 
 GAUSSIAN = ("gaussian", *ADAPTED)
 

@@ -28,7 +28,7 @@ from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:
     from polyclinic.attacks.gradient_inversion.settings import GradientInversion
-    from polyclinic.federation.leaving.parcel import Parcel
+    from polyclinic.federation.ledger.parcel import Parcel
 
 #: a search for smaller images has so many times fewer steps
 COARSE = 4

@@ -13,8 +13,8 @@ from polyclinic.engines.daemon_thread import DaemonThread
 from polyclinic.engines.nvflare.wire import KEPT_FROM, LARGEST, PATIENCE, PIECE, pieces
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
-from polyclinic.federation.leaving.parcel import SEALED, Parcel
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
+from polyclinic.federation.site import SitePosition
 from polyclinic.json_types import JsonObject
 
 #: sends `(what, payload)` to a site and gives what came back within `timeout` seconds; TimeoutError if nothing did

@@ -13,7 +13,7 @@ from typing import Any
 from polyclinic.engines.nvflare.wire import LARGEST, PATIENCE, PIECE, Kept
 from polyclinic.engines.worker_process import EXITS_WITHIN, WorkerGone, WorkerProcess, reason_of
 from polyclinic.federation.call import pack, unpack
-from polyclinic.federation.state import SitePosition
+from polyclinic.federation.site import SitePosition
 
 #: what a worker says about a call: its header and the reply's bytes
 Answer = tuple[dict[str, Any], bytes]

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators.gan.batches import centred
 from polyclinic.methods.shared.central_discriminator import ImagesOfSites
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.generators import CodedModel, GeneratorModel, replay_stream
 from polyclinic.generators.labels import even_labels

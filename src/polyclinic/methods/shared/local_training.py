@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.federation import Weights
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.training import private

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.layers.cohort import check_classes, check_more_images_than
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
-from polyclinic.federation.release_checks import check_classes, check_more_images_than
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.method import Method

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 
 if TYPE_CHECKING:
     from polyclinic.federation.federation import Federation

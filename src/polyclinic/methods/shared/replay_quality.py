@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.data.contact_sheet import coloured, contact_sheet, label_words
-from polyclinic.federation.leaving.parcel import Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.site import Site
 from polyclinic.generators import CodedModel, GeneratorModel, probe
 from polyclinic.generators.replay_stream import ReplaySource

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polyclinic.federation.arriving.replies import LARGEST_GROWTH, SMALL
-from polyclinic.federation.leaving.parcel import Expected, ParcelRejected
+from polyclinic.federation.layers.replies import LARGEST_GROWTH, SMALL
+from polyclinic.federation.ledger.parcel import Expected, ParcelRejected
 
 if TYPE_CHECKING:
     from polyclinic.federation.call import Call, Reply

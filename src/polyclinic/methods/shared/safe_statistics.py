@@ -16,10 +16,10 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Reply
-from polyclinic.federation.leaving.gate import GateRefused
-from polyclinic.federation.leaving.parcel import Parcel, ParcelRejected
-from polyclinic.federation.leaving.tested_model import was_scored
+from polyclinic.federation.layers.scores import was_scored
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
+from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.site import Site
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject

@@ -17,7 +17,7 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.leaving.parcel import Parcel, decode
+from polyclinic.federation.ledger.parcel import Parcel, decode
 from polyclinic.federation.site import Site
 from polyclinic.files import cache_folder, digest_of, lock, make_folder, write_tensors
 from polyclinic.generators import GeneratorModel, private_tuning

@@ -22,9 +22,8 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.leaving.parcel import Parcel
-from polyclinic.federation.site import Site
-from polyclinic.federation.state import SiteState
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.site import Site, SiteState
 from polyclinic.generators.base import GeneratorModel, as_tensor
 from polyclinic.generators.labels import check_labels
 from polyclinic.methods.shared.synthetic_buffer import uniform_labels

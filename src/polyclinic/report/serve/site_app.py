@@ -16,8 +16,8 @@ from polyclinic.deployment.site_config import policy_of
 from polyclinic.deployment.site_people import approvals_of, describe, standing
 from polyclinic.deployment.site_status import RunStatus, budgets, is_running, run_folders, run_of
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.leaving.anchor_file import LedgerBroken
-from polyclinic.federation.leaving.suspension import Suspensions
+from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.ledger.signing import LedgerBroken
 from polyclinic.json_types import JsonObject
 from polyclinic.report.serve.app import OPEN, bare_app
 from polyclinic.report.serve.run_files import plain

@@ -1,0 +1,127 @@
+"""The lists of layers: what a site does around an operation, and the coordinator around a reply, in this order.
+
+The lists are the specification. Each is passed from the first line to the last; `arriving` before the work, `working`
+around it, `leaving` before anything is sent, `left` after. A layer that raises refuses (refusals.py). A layer with
+nothing to do in a study is left out of its run (`Layer.is_needed`). Nobody else asks whether a site is deployed. No
+study and no coordinator adds, moves or removes a layer; a site's own people may add some that refuse (`OwnLayers`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from polyclinic.federation.layers import replies
+from polyclinic.federation.layers.batches import Archive, NotedBatches, NotedForArchive, RandomShares, SimulatedShares
+from polyclinic.federation.layers.call_order import CallOrder
+from polyclinic.federation.layers.calls import (
+    Begin,
+    CountersignedHead,
+    Declared,
+    ExpectedForm,
+    OpenedSite,
+    OwnArguments,
+    OwnName,
+    RoundOfStudy,
+    TakenByHospital,
+    TakenCall,
+    Unsealed,
+)
+from polyclinic.federation.layers.cohort import DrawnPatients
+from polyclinic.federation.layers.defence import Defended
+from polyclinic.federation.layers.gate import Reservation, ThroughGate
+from polyclinic.federation.layers.incoming import Inspection
+from polyclinic.federation.layers.layer import Layer, OwnLayers
+from polyclinic.federation.layers.outgoing import Difference, Rounding, Sum
+from polyclinic.federation.layers.poisoning import Poisoned
+from polyclinic.federation.layers.privacy import CoveredByPrivacy, Transcript
+from polyclinic.federation.layers.scores import CoarseScores, ScoredOnce
+from polyclinic.federation.layers.stopped import Stopped
+
+Kinds = tuple[type[Layer], ...]
+
+
+class Lists(NamedTuple):
+    """The layers of a site by what they see; one object of each serves all four lists."""
+
+    arriving: Kinds
+    working: Kinds
+    leaving: Kinds
+    left: Kinds
+
+
+SIMULATED = Lists(
+    arriving=(
+        TakenCall,  # the operation takes what came, and may answer to who asks
+        Sum,  # a step of a sum belongs to the study's sums
+        OpenedSite,
+        Begin,  # from here on a failure undoes what changed at the site
+        Unsealed,  # what another site sealed is opened
+        ExpectedForm,  # names, shapes and dtypes
+        Inspection,  # numbers, rows, movement of weights
+        Archive,
+    ),
+    working=(NotedForArchive, SimulatedShares),
+    leaving=(
+        CoveredByPrivacy,  # trained privately where the study wants that
+        Inspection,  # how far own training moves weights
+        Defended,
+        Poisoned,
+        Declared,  # kinds that the operation declares; what it `made` is this
+        Sum,  # whole numbers of a sum, after finite numbers and raw images were looked for
+        Rounding,  # the same, and then fewer digits
+        Difference,
+        ThroughGate,  # kind, cohort, finite, raw images, encoding; seal; budgets; the line of the ledger
+    ),
+    left=(Archive,),
+)
+
+DEPLOYED = Lists(
+    arriving=(
+        OwnName,  # one host serves one site
+        Stopped,  # approved, and no study waits for a person
+        TakenByHospital,  # the operation takes what came; nothing of simulations, no scores of training images
+        Sum,
+        RoundOfStudy,
+        OpenedSite,
+        CountersignedHead,  # the head of the ledger that the coordinator signed
+        CallOrder,  # once a round, in order, beginning with the weights that were scored
+        ScoredOnce,  # figures of test images are about one model
+        Reservation,  # budgets set aside before an image is looked at
+        Begin,
+        Unsealed,
+        ExpectedForm,
+        OwnArguments,  # each argument has the operation's kind, and weights have all names
+        Inspection,
+        OwnLayers,
+        Archive,
+        Transcript,  # seeds of private noise depend on all that was asked
+    ),
+    working=(NotedBatches, RandomShares),
+    leaving=(
+        CoveredByPrivacy,
+        Inspection,
+        Defended,
+        Poisoned,
+        CoarseScores,  # no scores of training images, others in coarse steps, no training loss
+        Stopped,  # as it may have been since the call began
+        Declared,
+        DrawnPatients,  # enough patients in the batches that were drawn
+        CallOrder,  # scores once a round
+        OwnLayers,
+        Sum,
+        Rounding,
+        Difference,
+        ThroughGate,
+    ),
+    left=(CallOrder, ScoredOnce, OwnLayers, Archive),
+)
+
+#: what the coordinator does with a reply, before the method sees it; a refusal is the failure of that site
+COORDINATOR = (
+    replies.own_name,
+    replies.row_of_sum,
+    replies.expected_form,
+    replies.checked,
+    replies.head_of_ledger,
+    replies.counted,
+)

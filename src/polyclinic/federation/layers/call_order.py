@@ -1,0 +1,250 @@
+"""The order of calls to a deployed site: an operation once a round, and scores of weights that are trained next.
+
+A coordinator that could have weights of its choice trained or scored as often as it likes would find out about single
+patients. The ledger counts, and a file of the site has the weights that were scored; no coordinator can put them back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from polyclinic.federation.call import Call
+from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.layers.sealing import asked_in_state
+from polyclinic.federation.ledger.budget import SCORES
+from polyclinic.federation.ledger.ledger import Ledger, verify
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.operation import Operation, operations_of
+from polyclinic.federation.refusals import GateRefused
+from polyclinic.files import atomic_write
+
+if TYPE_CHECKING:
+    from polyclinic.federation.collaborators import MethodLike
+    from polyclinic.federation.host import SiteHost
+    from polyclinic.federation.site import Site
+    from polyclinic.federation.transaction import Parcels, Transaction
+
+#: in a deployed site's folder: the digests of the weights that it scored
+SCORED = "scored.json"
+#: and those of the calls that it answered
+ANSWERED = "answered.json"
+#: calls, over a whole run, that may be answered though the same operation was answered in the same round: after
+#: interruptions
+ALL_REPEATS = 12
+#: rounds, beside those for which a site is not chosen, that may be left out after scores
+LEFT_OUT = 3
+#: the operation that scores a model
+EVALUATE = "evaluate"
+
+
+class CallOrder(Layer):
+    """What came must be a step of the method's own course, whatever else the coordinator would like to know."""
+
+    def __init__(self, host: SiteHost) -> None:
+        super().__init__(host)
+        self.course = course_of(self.spec.method)
+        self._has_beginnings = any(one.begins_round for one in operations_of(self.spec.method))
+
+    def arriving(self, transaction: Transaction) -> None:
+        site, call, declared = transaction.site, transaction.call, transaction.declared
+        ledger, scored = self.sites.ledgers[call.site], ScoredWeights(site.folder / SCORED)
+        transaction.asked = asked = "" if declared.repeats else digest_of_call(site, call)
+        answered, put_back = AnsweredCalls(site.folder / ANSWERED), call.site in self.sites.put_back
+        check_once(call, declared, ledger, answered, asked=asked, course=self.course, put_back=put_back)
+        check_order(call, declared, ledger)
+        if declared.begins_round:
+            scored.check(call)
+        if self._has_beginnings and (declared.begins_round or SCORES in declared.releases):
+            scored.check_left_out(call, self.course)
+        if declared.begins_round:
+            scored.begin(call)
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        call = transaction.call
+        put_back = call.site in self.sites.put_back
+        check_scores(call, parcels, self.sites.ledgers[call.site], self.course, put_back=put_back)
+        return parcels
+
+    def left(self, transaction: Transaction) -> None:
+        call, folder = transaction.call, transaction.site.folder
+        if transaction.made and not transaction.declared.repeats:
+            AnsweredCalls(folder / ANSWERED).note(call, transaction.asked)
+        if any(parcel.kind == SCORES for parcel in transaction.made):
+            ScoredWeights(folder / SCORED).note(call)
+
+
+class Course(NamedTuple):
+    """What of a study says how often a site is asked."""
+
+    rounds: int
+    #: the share of the sites that take part in a round
+    fraction: float = 1.0
+    #: whether the run may be over before its last round (`method.patience`)
+    ends_early: bool = False
+
+    def may_end_in(self, round: int) -> bool:
+        return round == self.rounds or self.ends_early
+
+    @property
+    def left_out(self) -> int:
+        """Rounds that may be left out after scores."""
+        return LEFT_OUT + math.ceil(1.5 * (1 - self.fraction) * self.rounds)
+
+
+def course_of(method: MethodLike) -> Course:
+    """The course of a method's run."""
+    patience = getattr(method, "patience", None)
+    return Course(method.rounds, getattr(method, "fraction", 1.0), ends_early=patience is not None)
+
+
+def check_order(call: Call, declared: Operation, ledger: Ledger) -> None:
+    """ParcelRejected for a round before one in which the site has released something. After it was put back, what it
+    released since then does not count."""
+    if not set(declared.releases) <= {"keys"} and call.round < ledger.last_round:
+        raise ParcelRejected(f"'{call.operation}' came for round {call.round}, and round {ledger.last_round} has begun")
+
+
+def check_once(
+    call: Call,
+    declared: Operation,
+    ledger: Ledger,
+    answered: AnsweredCalls,
+    *,
+    asked: str,
+    course: Course,
+    put_back: bool = False,
+) -> None:
+    """GateRefused, before the work, if an operation that a method asks once a round has released something in this one.
+
+    Scores have a rule of their own. In a run that was put back, a call that was answered is answered again, the same;
+    other calls are answered REPEATS times more, and ALL_REPEATS times in the whole run. `asked` is the call's digest.
+    """
+    if declared.repeats or (put_back and answered.has(call, asked)):
+        return
+    if put_back and answered.times(call) and answered.repeated() >= ALL_REPEATS:
+        raise GateRefused(f"the run was put back too often: {ALL_REPEATS} calls were answered once more with others")
+    if course.ends_early and not put_back and answered.ended_before(call.round):
+        raise GateRefused(f"the run was over before round {call.round}: its finished model was scored")
+    most = 1 + (REPEATS if put_back else 0)
+    if set(declared.releases) <= {SCORES, "keys"}:
+        most += course.may_end_in(call.round)  # after the last round the test images are scored, too
+        if SCORES in declared.releases and put_back and answered.times(call) >= most:
+            raise GateRefused(f"'{call.operation}' has released its scores of round {call.round} already")
+    elif ledger.times(call.round, call.operation, call.to) >= most:
+        raise GateRefused(f"'{call.operation}' has released what it made in round {call.round} already")
+
+
+def digest_of_call(site: Site, call: Call) -> str:
+    """A digest of a call with all that came with it, and of the site's state before it."""
+    parcels = {name: parcel.digest for name, parcel in sorted(call.parcels.items())}
+    return hashlib.sha256(json.dumps([asked_in_state(site, call), parcels]).encode()).hexdigest()
+
+
+class AnsweredCalls:
+    """The digests of the calls that a site answered in each round, in a file that nobody puts back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def has(self, call: Call, asked: str) -> bool:
+        return asked in self._known().get(_key(call), [])
+
+    def times(self, call: Call) -> int:
+        """How many different calls of this operation were answered in this round."""
+        return len(self._known().get(_key(call), []))
+
+    def repeated(self) -> int:
+        """How many calls were answered of which the same operation had been answered in the same round before."""
+        return sum(len(digests) - 1 for digests in self._known().values())
+
+    def ended_before(self, round: int) -> bool:
+        """Whether a model was scored twice in an earlier round, as happens when a run is over."""
+        found = ((key.split()[:2], len(digests)) for key, digests in self._known().items())
+        return any(name == EVALUATE and int(number) < round and times > 1 for (number, name), times in found)
+
+    def note(self, call: Call, asked: str) -> None:
+        """The site answers this call; on disk when this returns."""
+        known = self._known()
+        if asked not in known.setdefault(_key(call), []):
+            known[_key(call)].append(asked)
+            atomic_write(self.path, json.dumps(known), private=True, durable=True)
+
+    def _known(self) -> dict[str, list[str]]:
+        return dict(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else {}
+
+
+def _key(call: Call) -> str:
+    return f"{call.round} {call.operation} {call.to}"
+
+
+class ScoredWeights:
+    """The digests of the weights that a site scored in each round, in a file: the next round must begin with them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def note(self, call: Call) -> None:
+        """The site has released scores of the weights that came with a call."""
+        known = self._known()
+        if "weights" in call.parcels and call.parcels["weights"].digest not in known.get(str(call.round), []):
+            known.setdefault(str(call.round), []).append(call.parcels["weights"].digest)
+            atomic_write(self.path, json.dumps(known), private=True, durable=True)
+
+    def check(self, call: Call) -> None:
+        """ParcelRejected for weights to begin a round with that are not those scored in the round before it."""
+        scored = self._known().get(str(call.round - 1), [])
+        if scored and "weights" in call.parcels and call.parcels["weights"].digest not in scored:
+            raise ParcelRejected(
+                f"the weights that came for '{call.operation}' in round {call.round} are not those that were scored in "
+                f"round {call.round - 1}"
+            )
+
+    def begin(self, call: Call) -> None:
+        """A round begins at the site; on disk when this returns."""
+        known = self._known()
+        if str(call.round) not in known.setdefault(BEGUN, []):
+            known[BEGUN].append(str(call.round))
+            atomic_write(self.path, json.dumps(known), private=True, durable=True)
+
+    def check_left_out(self, call: Call, course: Course) -> None:
+        """GateRefused where too many rounds were left out after scores: nobody compares what is scored then with what
+        is trained next."""
+        known = self._known()
+        begun = {int(number) for number in known.pop(BEGUN, [])} | {call.round}
+        left_out = [number for number in map(int, known) if number + 1 < call.round and number + 1 not in begun]
+        if len(left_out) > course.left_out:
+            raise GateRefused(
+                f"the rounds after {len(left_out)} scored ones were left out, and {course.left_out} may be"
+            )
+
+    def _known(self) -> dict[str, list[str]]:
+        return dict(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else {}
+
+
+#: in the file of scored weights: the rounds that began at the site
+BEGUN = "begun"
+#: times more that an operation may release scores of a round that was begun again after an interruption: another site
+#: may be missing then, and the model another one
+REPEATS = 2
+
+
+def check_scores(
+    call: Call, parcels: Sequence[Parcel], ledger: Ledger, course: Course, *, put_back: bool = False
+) -> None:
+    """GateRefused if an operation has released its scores of this round already.
+
+    After the last round the test images are scored, too. What repeats a line on record, after a run was interrupted,
+    tells nothing new. `put_back`: the run was interrupted, and goes on from an earlier checkpoint.
+    """
+    address = (call.round, call.operation)
+    new = [one for one in parcels if one.kind == SCORES and not ledger.has(*address, one.kind, one.digest, call.to)]
+    lines = verify(ledger.path) if new and ledger.path.exists() else []
+    before = sum((line["round"], line["operation"], line["kind"]) == (*address, SCORES) for line in lines)
+    allowed = (2 if course.may_end_in(call.round) else 1) + (REPEATS if put_back else 0)
+    if before + len(new) > allowed:
+        raise GateRefused(f"'{call.operation}' has released its scores of round {call.round} already")

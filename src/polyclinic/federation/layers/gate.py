@@ -1,0 +1,333 @@
+"""The gate: the only way out of a site.
+
+Order of what happens to a parcel: policy, cohort, finite numbers, no raw images, encode, budgets, seal, write down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from polyclinic.data.allowed_paths import COORDINATOR
+from polyclinic.federation.layers.cohort import count_patients
+from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.layers.sealing import seal
+from polyclinic.federation.ledger.background import PAYS_FROM
+from polyclinic.federation.ledger.budget import (
+    SCORES,
+    Budget,
+    EpsilonLimit,
+    OverBudget,
+    OverBytes,
+    size_tells_something,
+)
+from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
+from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.ledger.reservation import Reserved
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.refusals import GateRefused, GateRefusedData
+
+if TYPE_CHECKING:
+    from polyclinic.federation.collaborators import TrainerLike
+    from polyclinic.federation.transaction import Parcels, Transaction
+
+#: kinds of an operation that releases something as large as the model, and at most numbers beside it
+UPDATES = frozenset({"weights", "gradients", "statistics"})
+
+
+class Reservation(Layer):
+    """What the work will cost is set aside before it begins; refused if nothing that it makes may leave."""
+
+    def arriving(self, transaction: Transaction) -> None:
+        call, trainer = transaction.call, transaction.site.trainer
+        kinds, private = self.host.sums.kinds(transaction.declared), trainer.privacy is not None
+        gate, size = self.sites.gates[call.site], model_bytes(trainer)
+        transaction.held.enter_context(gate.reserved(call.round, call.operation, kinds, size, private=private))
+
+
+class ThroughGate(Layer):
+    """What leaves passes the site's gate, sealed if it is for another site."""
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        site, call = transaction.site, transaction.call
+        transaction.outgoing = parcels
+        return self.sites.gates[call.site].release(
+            parcels,
+            round=call.round,
+            operation=call.operation,
+            to=call.to,
+            simulation_only=transaction.declared.simulation_only,
+            seal=None if call.to == COORDINATOR else lambda parcel: seal(site, parcel, call),
+            cohort=count_patients(self.spec, transaction) if self.spec.policy.min_cohort else None,
+            by_reference=self.host.by_reference,
+        )
+
+
+def model_bytes(trainer: TrainerLike) -> int:
+    """The bytes of what a site shares of its model."""
+    shared = {name: t for name, t in trainer.model.state_dict().items() if name not in trainer.local_names}
+    return sum(tensor.numel() * tensor.element_size() for tensor in shared.values())
+
+
+class Gate:
+    """Guards one site: `release` returns the parcel once it may leave, with its line in the ledger."""
+
+    def __init__(
+        self,
+        site: str,
+        policy: Policy,
+        ledger: Ledger,
+        raw_images: RawImages,
+        budget: Budget | None = None,
+        target: EpsilonLimit | None = None,
+    ) -> None:
+        """`budget` is that of a deployed site, over all its runs; that of this run alone if not given. `target` is the
+        study's own limit of epsilon, which a deployed site counts itself."""
+        self.site = site
+        self.policy = policy
+        self.ledger = ledger
+        self.raw_images = raw_images
+        self.budget = budget or Budget(policy, ledger.path)
+        self.target = target
+
+    def release(
+        self,
+        parcels: Sequence[Parcel],
+        *,
+        round: int,
+        operation: str,
+        to: str,
+        simulation_only: bool = False,
+        seal: Callable[[Parcel], Parcel] | None = None,
+        cohort: int | None = None,
+        by_reference: bool = False,
+    ) -> tuple[Parcel, ...]:
+        """Check the parcels of one operation and write them down; GateRefused, and no line, if one may not leave.
+
+        `cohort`: patients behind what is released, where that is known. `by_reference`: the parcels stay in this
+        process, so that the lines of large ones may wait for digests that are computed beside other work.
+
+        With `seal` they leave sealed. A line then has the bytes that travel, and the digest of what is inside: that of
+        the box is another one each time it is made, and would tell nobody what left.
+        """
+        for parcel in parcels:
+            try:
+                self._check_policy(parcel.kind, simulation_only)
+                self._check_cohort(cohort)
+                check_finite(parcel)
+                self._check_raw(parcel)
+                check_encodes(parcel)
+            except GateRefused as refusal:
+                kept = f"site '{self.site}' kept back {parcel.kind} of '{operation}'"
+                raise type(refusal)(f"{kept}: {refusal}") from None
+        if by_reference and not seal and self._may_write_soon(parcels):
+            for parcel in parcels:
+                self._write_down_soon(parcel, round, operation, to)
+            return tuple(parcels)
+        leaving = tuple(seal(parcel) if seal else parcel for parcel in parcels)
+        with self.budget.locked():  # no other run of this site may spend between the check and the charge
+            try:
+                new = [p for p in parcels if not self.ledger.has(round, operation, p.kind, p.digest, to)]
+                self.budget.check(new)
+                if self.target:
+                    self.target.check(new)
+            except OverBudget as refusal:
+                tells = self.ledger.may_repeat(round, operation) or any(size_tells_something(p) for p in parcels)
+                refused = GateRefusedData if tells and isinstance(refusal, OverBytes) else GateRefused
+                raise refused(f"site '{self.site}' kept back what '{operation}' made: {refusal}") from None
+            for parcel, sent in zip(parcels, leaving, strict=True):
+                self._write_down(parcel, sent.size, round, operation, to)
+            self.ledger.commit()
+        return leaving
+
+    @contextlib.contextmanager
+    def reserved(
+        self, round: int, operation: str, kinds: Sequence[str], model_bytes: int, *, private: bool
+    ) -> Iterator[None]:
+        """While a deployed site does what an operation asks: its share of the budgets is set aside. GateRefused, before
+        an image is looked at, if nothing that the operation releases may leave.
+
+        Weights and gradients take `model_bytes`. What an interrupted run has released before costs nothing.
+        """
+        repeats = self.ledger.may_repeat(round, operation)
+        size = model_bytes if kinds and set(kinds) <= UPDATES and not repeats else 0
+        with contextlib.ExitStack() as held:
+            try:
+                if kinds and not set(kinds) & set(self.policy.kinds):
+                    self._check_policy(kinds[0], simulation_only=False)
+                if kinds and not repeats:
+                    self.budget.check_bytes(size)
+                wanted = Reserved(size, int(SCORES in kinds))
+                spends = private and not repeats and not set(kinds) <= {SCORES, *OF_NO_IMAGE}
+                held.enter_context(self.budget.reserved(wanted, private=spends))
+            except (GateRefused, OverBudget) as refusal:
+                raise GateRefused(f"site '{self.site}' kept back {kinds[0]} of '{operation}': {refusal}") from None
+            yield
+
+    def _write_down(self, parcel: Parcel, size: int, round: int, operation: str, to: str) -> None:
+        """Charge the budgets and write the line, before a byte leaves."""
+        if not self.ledger.has(round, operation, parcel.kind, parcel.digest, to):
+            self.budget.spend(parcel.kind, size, parcel.privacy)
+            if self.target:
+                self.target.spend(parcel.privacy)
+        self.ledger.append(
+            round=round,
+            operation=operation,
+            kind=parcel.kind,
+            bytes=size,
+            digest=parcel.digest,
+            to=to,
+            privacy=None if parcel.privacy is None else dict(parcel.privacy),
+            salted=self.policy.deployed and to != COORDINATOR,
+            sum=_sum_of(parcel),
+            wire=parcel.wire,
+        )
+
+    def _may_write_soon(self, parcels: Sequence[Parcel]) -> bool:
+        """Whether lines may wait for digests: those of large parcels of a simulated site, which has no budget."""
+        large = any(parcel.tensor_bytes >= PAYS_FROM for parcel in parcels)
+        return large and not self.policy.deployed and not self.budget.is_limited
+
+    def _write_down_soon(self, parcel: Parcel, round: int, operation: str, to: str) -> None:
+        """Write the line of a parcel that does not leave this process, when its digest is there."""
+        self.ledger.append_soon(
+            parcel.digest_soon(),
+            round=round,
+            operation=operation,
+            kind=parcel.kind,
+            bytes=parcel.size,
+            to=to,
+            privacy=None if parcel.privacy is None else dict(parcel.privacy),
+            sum=_sum_of(parcel),
+            wire=parcel.wire,
+        )
+
+    def _check_policy(self, kind: str, simulation_only: bool) -> None:
+        if simulation_only and self.policy.deployed:
+            raise GateRefused("this exists in simulation only")
+        if kind == "real-images" and self.policy.deployed:
+            raise GateRefused("real images never leave a deployed site, whatever its policy lists")
+        if kind not in self.policy.kinds:
+            allowed = ", ".join(self.policy.kinds)
+            where = "policy.toml of its kit" if self.policy.deployed else "policy.kinds of the study"
+            raise GateRefused(f"the site's policy does not let this kind out (it allows {allowed}); add it to {where}")
+
+    def check_numbers(self, parcel: Parcel) -> None:
+        """GateRefused for a parcel whose numbers may not leave, before they become whole numbers of a sum or are
+        rounded, when nobody could see it."""
+        check_finite(parcel)
+        self._check_raw(parcel)
+
+    def _check_cohort(self, cohort: int | None) -> None:
+        if cohort is not None and cohort < self.policy.min_cohort:
+            wanted = self.policy.min_cohort
+            raise GateRefused(f"fewer patients are behind it than the {wanted} that the site's policy wants")
+
+    def _check_raw(self, parcel: Parcel) -> None:
+        if parcel.kind == "real-images":
+            return
+        for name, tensor in parcel.tensors.items():
+            if self.raw_images.found_in(tensor):
+                raise GateRefusedData(f"tensor '{name}' holds images of the site itself")
+
+
+def _sum_of(parcel: Parcel) -> Any:
+    """The secure sum that a parcel belongs to, which the site itself has written on it; None for any other."""
+    return parcel.metadata.get("sum") if parcel.kind in ("masked", "shares") else None
+
+
+def check_finite(parcel: Parcel) -> None:
+    """GateRefusedData if any tensor or number of the parcel is NaN or infinite."""
+    norms = parcel.norms
+    for name, tensor in parcel.tensors.items():
+        # a finite norm has finite terms; one that is not may have overflowed, or is not known
+        if not math.isfinite(norms.get(name, math.inf)) and not _is_finite(tensor):
+            raise GateRefusedData(f"tensor '{name}' holds NaN or infinity; lower optimizer.lr or check the images")
+    for name, value in parcel.metadata.items():
+        for number in _floats(value):
+            if not math.isfinite(number):
+                raise GateRefusedData(f"'{name}' is {number}; lower optimizer.lr or check the images")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return True
+    # torch tells NaN from numbers in no float of one byte
+    values = tensor.detach().float() if tensor.element_size() == 1 else tensor.detach()
+    # a finite sum has finite terms, and is faster; one that is not may have overflowed
+    summed = not values.is_complex() and math.isfinite(values.sum())
+    return summed or bool(torch.isfinite(values).all())
+
+
+def _floats(value: Any) -> Iterator[float]:
+    """The floats of a plain JSON value, those inside lists and tables too."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _floats(item)
+
+
+def check_encodes(parcel: Parcel) -> None:
+    """GateRefused if the parcel has no encoding: metadata that is not plain JSON, say."""
+    try:
+        _ = parcel.size
+    except (TypeError, ValueError, SafetensorError) as error:
+        raise GateRefused(f"it cannot be encoded: {error}") from error
+
+
+class RawImages:
+    """Recognises a site's own images in a tensor: as bytes, or as numbers in [0, 1] or [0, 255].
+
+    It finds whole images, whatever the parcel calls them, in a batch, flattened, or without a channel axis of
+    length one. It does not find images that were cropped, flipped, resized, blurred or hidden in other numbers:
+    against those stand policy and audit.
+    """
+
+    def __init__(self, *images: np.ndarray) -> None:
+        """`images`: uint8 [N, C, H, W], all of one shape, perhaps in several arrays."""
+        self._images = images
+        self._shape = images[0].shape[1:]
+        self._fitting: dict[tuple[int, ...], bool] = {}  # shapes of tensors, and whether they can hold an image
+
+    def found_in(self, tensor: Tensor) -> bool:
+        """True if any row of `tensor` is one of the site's images."""
+        if not self._has_rows(tensor.shape) or tensor.is_complex() or not tensor.numel():
+            return False
+        rows = tensor.detach().cpu().reshape(-1, math.prod(self._shape))
+        return any(digest in self._known for digest in map(_digest, _as_bytes(rows)))
+
+    def _has_rows(self, shape: tuple[int, ...]) -> bool:
+        """Whether the last axes of a tensor make up an image."""
+        if shape not in self._fitting:
+            size = math.prod(self._shape)
+            self._fitting[shape] = any(math.prod(shape[axis:]) == size for axis in range(len(shape)))
+        return self._fitting[shape]
+
+    @cached_property
+    def _known(self) -> set[bytes]:
+        # an image of one colour shows nobody, and would be found in any row of zeros
+        return {_digest(image) for images in self._images for image in images if image.min() < image.max()}
+
+
+def _digest(image: np.ndarray) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest()
+
+
+def _as_bytes(rows: Tensor) -> np.ndarray:
+    """Rows [N, D] as the uint8 images they would be on disk: a row without a number above 1 is one in [0, 1]."""
+    if rows.dtype == torch.uint8:
+        return rows.numpy()
+    values = rows.double()
+    scale = torch.where(values.amax(1, keepdim=True) <= 1, 255.0, 1.0)
+    return (values * scale).round().clamp(0, 255).to(torch.uint8).numpy()

@@ -1,0 +1,247 @@
+"""Movement of weights: how far each row of a layer has moved since weights last arrived, and what a site remembers.
+
+The first weights follow from the study's seed, so that a site knows them by itself. Later ones are compared with those
+that arrived before. What is usual depends on the study: so a site also knows how far its own training moves a row.
+
+Absence: one arrival may move weights as far as `at_once` rounds do. After a longer absence honest training may have
+exchanged every row, and no distance tells it from crafted weights. Then the site takes the weights as the course, but
+owes the rounds above `at_once`. Each later round with an arrival pays `at_once` rounds less those that the weights may
+move by in it, and at least one round: a site that is drawn seldom would look on for ever. Only the first arrival of a
+round moves the course. Until nothing is owed, the site looks at what arrives and releases nothing. So whatever a
+coordinator pretends, no release is at weights farther away than `at_once` rounds for each round with an arrival, and
+one more for each in which the site looked on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from polyclinic.federation.layers.weight_checks import Figure, Weights, floating, numbers
+from polyclinic.federation.policy import Incoming
+from polyclinic.federation.site import SiteState
+from polyclinic.files import atomic_write
+
+#: ends of the names of batch-norm statistics, which follow the images and not a gradient
+STATISTICS = ("running_mean", "running_var")
+#: the length of a vector that stands alone counts as no less than this for each of its numbers: biases begin at zero
+LEAST = 0.1
+#: a step of a site's own training counts as no longer than this: a study's learning rate must not make room for weights
+#: that no training leads to. Honest first steps at the largest rates allowed are about as long
+LONGEST_STEP = 0.11
+#: a layer may move as if the site's training moved it by this share of how far it moved the layer that moved farthest:
+#: which layers move in a round differs from one to the next. A quarter kept 3,000 honest rounds without an alarm
+OTHER_LAYERS = 0.25
+
+
+def layers(weights: Weights) -> dict[str, Tensor]:
+    """Rows [R, n] of every layer by its name: a unit's weights and its bias together; a lone vector is one row."""
+    tensors = {name: t.float() for name, t in floating(weights).items() if not name.endswith(STATISTICS)}
+    found = {}
+    for name, tensor in tensors.items():
+        layer, _, kind = name.rpartition(".")
+        bias = tensors.get(f"{layer}.bias") if kind == "weight" else None
+        if kind == "bias" and _belongs(tensor, tensors.get(f"{layer}.weight")):
+            continue
+        own = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None] if kind == "weight" else tensor.reshape(1, -1)
+        if bias is not None and _belongs(bias, own):
+            own = torch.cat([own, bias[:, None]], 1)
+        found[layer if kind == "weight" else name] = own
+    return found
+
+
+def _belongs(bias: Tensor, weight: Tensor | None) -> bool:
+    return weight is not None and bias.dim() == 1 and len(bias) == len(weight)
+
+
+def movement(weights: Weights, reference: Weights) -> dict[str, float]:
+    """How far the row of each layer moved that moved farthest, in units of its length (or of the layer's mean one)."""
+    common = {name: tensor for name, tensor in weights.items() if name in reference}
+    before = layers({name: reference[name].to(tensor.device) for name, tensor in common.items()})
+    found = {}
+    for layer, now in layers(common).items():
+        length = before[layer].norm(dim=1)
+        alone = length.new_tensor(LEAST * before[layer].shape[1] ** 0.5)
+        least = length.mean() if len(length) > 1 and bool(length.any()) else alone  # a layer may begin at zero
+        found[layer] = ((now - before[layer]).norm(dim=1) / length.clamp(min=least)).max()
+    return dict(zip(found, numbers(list(found.values())), strict=True))
+
+
+def moved(
+    found: Mapping[str, float], own: Mapping[str, float], limits: Incoming, how: str = "", *, rounds: int = 1
+) -> Iterator[Figure]:
+    """The movement of each layer in so many `rounds` and what is allowed, by `own` movement in the site's training so
+    far. `how` says what moves it, where that is not the weights themselves."""
+    least = OTHER_LAYERS * max(own.values(), default=0.0)
+    for layer, value in found.items():
+        room = max(limits.moved, limits.times_own * max(own.get(layer, 0.0), least))
+        yield Figure("moved", layer + how, value, rounds * room)
+
+
+def steps(found: Mapping[str, float], limits: Incoming) -> Iterator[Figure]:
+    """How far one step of a study's optimiser moves the rows of each layer."""
+    for layer, value in found.items():
+        yield Figure("step", layer, value, limits.step)
+
+
+def counted(found: Mapping[str, float], steps: int) -> dict[str, float]:
+    """The movement by so many steps of training, as far as it counts."""
+    return {layer: min(value, LONGEST_STEP * max(steps, 1)) for layer, value in found.items()}
+
+
+def stepped(weights: Weights, gradients: Weights, lr: float, *, by_sign: bool) -> dict[str, Tensor]:
+    """The weights after a step along gradients; `by_sign`: every number moves by about lr, as in Adam."""
+    return {
+        name: weights[name].to(gradient) - (gradient.sign() if by_sign else gradient) * lr
+        for name, gradient in gradients.items()
+        if name in weights and weights[name].shape == gradient.shape
+    }
+
+
+class History:
+    """What the check remembers of a study, in the site's state, so that a resumed run goes on from there: weights that
+    arrived last, figures by name, and digests of what has passed."""
+
+    GROUP = "incoming"
+
+    def __init__(self, state: SiteState) -> None:
+        self.state = state
+
+    def last(self) -> dict[str, Tensor]:
+        """The weights that arrived last; names that never arrived are missing."""
+        return self._group("last")
+
+    def take(self, weights: Mapping[str, Tensor], round: int) -> None:
+        """Remember weights that passed, and in which round, which never goes back. Half of the digits are enough to see
+        how far others are away."""
+        for name, tensor in floating(weights).items():
+            self._keep(f"last/{name}", tensor.detach().bfloat16().cpu())
+        self._keep("round/last", torch.tensor(max(round, self.last_round())))
+
+    def last_round(self) -> int:
+        """The round in which weights arrived last; -1 where none did."""
+        return int(self._group("round").get("last", -1))
+
+    def rounds_since(self, round: int) -> int:
+        """How many rounds the weights that arrived last are behind `round`, as its sender counts; at least one."""
+        return max(1, round - self.last_round()) if self._group("round") else 1
+
+    def owed(self) -> int:
+        """Rounds that the site owes since it came back (see above); nothing leaves until they are paid."""
+        return int(self._group("owed").get("rounds", 0))
+
+    def take_owed(self, owed: int, *, returned: bool) -> None:
+        """Remember what is owed now, and whether the site came back just now."""
+        if owed != self.owed():
+            self._keep("owed/rounds", torch.tensor(owed))
+        if returned:
+            self._keep("owed/returns", torch.tensor(self.returns() + 1))
+
+    def returns(self) -> int:
+        """How often the site came back by itself, as its state knows."""
+        return int(self._group("owed").get("returns", 0))
+
+    def own(self, lr: float) -> dict[str, float]:
+        """How far the site's own training moved the rows of each layer, in proportion to the learning rate if that was
+        larger than `lr`. It does not grow with the rate: a rate of next to nothing would make anything of rounding."""
+        rates = self.most("rate")
+        return {layer: value * min(1.0, lr / rates[layer]) for layer, value in self.most("own").items()}
+
+    def take_movement(self, moved: Mapping[str, float], lr: float) -> None:
+        """Remember how far the site's own training moved rows at a learning rate, where that is farther than before."""
+        before = self.own(lr)
+        for layer, value in moved.items():
+            if value > before.get(layer, 0.0):
+                self._keep(f"own/{layer}", torch.tensor(value, dtype=torch.float64))
+                self._keep(f"rate/{layer}", torch.tensor(lr, dtype=torch.float64))
+
+    def most(self, kind: str) -> dict[str, float]:
+        """The largest figures of a kind so far, by name."""
+        return {name: float(value) for name, value in self._group(kind).items()}
+
+    def take_most(self, kind: str, figures: Mapping[str, float]) -> None:
+        """Keep figures that are larger than those before."""
+        before = self.most(kind)
+        for name, value in figures.items():
+            if value > before.get(name, 0.0):
+                self._keep(f"{kind}/{name}", torch.tensor(value, dtype=torch.float64))
+
+    def has_passed(self, digest: str, *, has_course: bool) -> bool:
+        """Whether these very weights have been inspected before, as thoroughly."""
+        kinds = ("passed",) if has_course else ("passed", "seen")
+        return any(f"{self.GROUP}/{one}/{digest}" in self.state for one in kinds)
+
+    def take_passed(self, digest: str, *, has_course: bool) -> None:
+        self._keep(f"{'passed' if has_course else 'seen'}/{digest}", torch.ones((), dtype=torch.bool))
+
+    def _group(self, name: str) -> dict[str, Tensor]:
+        return self.state.group(f"{self.GROUP}/{name}")
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        self.state[f"{self.GROUP}/{name}"] = tensor
+
+
+#: in a deployed site's folder: the weights after which the site came back by itself
+RETURNED = "returned.json"
+
+
+def rounds_allowed(
+    found: Mapping[str, float],
+    own: Mapping[str, float],
+    limits: Incoming,
+    gap: int,
+    *,
+    may_return: Callable[[], bool],
+) -> int:
+    """The rounds whose movement weights may bring that arrive `gap` rounds after those before.
+
+    As many as are needed by the plain limit: the site's own training, which nobody else knows, must not show in how
+    long it looks on. More than `at_once` only where its own training does not explain the movement.
+    """
+    few, farthest = min(gap, limits.at_once), max(found.values(), default=0.0)
+    if not math.isfinite(farthest):
+        return few
+    needed = max(1, math.ceil(farthest / limits.moved))
+    enough = not any(figure.is_alarm for figure in moved(found, own, limits, rounds=few))
+    return min(needed, few if enough or few == gap or not may_return() else gap)
+
+
+def owed_after(owed: int, rounds: int, limits: Incoming) -> int:
+    """The rounds that a site owes after another arrival, of weights that may move by so many rounds."""
+    paid = limits.at_once - rounds
+    return max(0, owed - (max(paid, 1) if owed and paid >= 0 else paid))
+
+
+def looks_on(owed: int, limits: Incoming) -> str:
+    """What a site that owes rounds says; nothing where it owes none. The number holds if weights move as in one round
+    from each arrival to the next; where they move farther, it takes up to `at_once` - 1 times as long."""
+    more = math.ceil(owed / (limits.at_once - 1))
+    words = f"{more} more round{'s' if more > 1 else ''}, or longer"
+    return f"incoming check: the site missed rounds and looks on for {words}" if owed else ""
+
+
+class Returns:
+    """The digests of weights with which a deployed site came back by itself, in a file that nobody puts back: each time
+    the coordinator learns whether the weights had moved farther than `at_once` rounds of the site's training."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / RETURNED
+
+    def allows(self, digest: str, most: int) -> bool:
+        """Whether the site may come back with these weights: with these it has before, or not so often yet."""
+        known = self._known()
+        return digest in known or len(known) < most
+
+    def note(self, digest: str) -> None:
+        """The site comes back with these weights; on disk when this returns."""
+        known = self._known()
+        if digest not in known:
+            atomic_write(self.path, json.dumps([*known, digest]), private=True, durable=True)
+
+    def _known(self) -> list[str]:
+        return list(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else []

@@ -1,0 +1,248 @@
+"""Layers of the coordinator: what a site sent is validated before a method uses it, for a site may lie.
+
+A reply that its operation cannot have released is a failure of that site: the site is named, and the round goes on
+without it. What only one method knows of its replies is checked by `Method.check_reply`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, TypeGuard
+
+from torch import Tensor
+
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import COORDINATOR, Call, Reply
+from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
+from polyclinic.federation.operation import Operation
+from polyclinic.tasks.task import MOST_IMAGES
+
+if TYPE_CHECKING:
+    from polyclinic.federation.federation import Federation
+
+#: numbers in a parcel's metadata that methods count with, and the largest that is believed
+COUNTS: Mapping[str, int] = {"samples": MOST_IMAGES, "steps": 10**6, "expected": MOST_IMAGES}
+#: kinds that an operation cannot leave out; a site without images sends no metrics, for example
+NEVER_LEFT_OUT = frozenset({"weights", "gradients", "activations", "latents"})
+#: weights whose norm has become so many times as large were not trained: honest training is far below, even where it
+#: diverges it ends in NaN or infinity, which no site lets out
+LARGEST_GROWTH = 1000.0
+#: root mean square that a tensor may come to whatever it was before: a bias, say, begins at zero
+SMALL = 0.1
+
+
+def own_name(federation: Federation, call: Call, reply: Reply) -> None:
+    """The site that was asked has answered."""
+    if reply.site != call.site:
+        raise ParcelRejected(f"answered in the name of site '{reply.site}'")
+
+
+def row_of_sum(federation: Federation, call: Call, reply: Reply) -> None:
+    """What is added up is a row of whole numbers."""
+    if federation.sums.covers(call.operation):
+        federation.sums.check(call, reply)
+
+
+def expected_form(federation: Federation, call: Call, reply: Reply) -> None:
+    """Anything else has the form that is expected of its kind."""
+    if not federation.sums.covers(call.operation):
+        reply.check(federation.expected)
+
+
+def checked(federation: Federation, call: Call, reply: Reply) -> None:
+    """The operation can have released it, and the method can use it."""
+    if not federation.sums.covers(call.operation):
+        federation.replies.check(federation, call, reply)
+
+
+def head_of_ledger(federation: Federation, call: Call, reply: Reply) -> None:
+    """The site's ledger goes on from the head that is known."""
+    federation.heads.receive(call, reply)
+
+
+def counted(federation: Federation, call: Call, reply: Reply) -> None:
+    """Bytes and privacy of what came are written down."""
+    for parcel in reply.parcels:
+        federation.traffic.sent(call, parcel)
+        federation.coverage.note(call.site, parcel)
+
+
+class ChecksReplies(Protocol):
+    """What is used of a method (`methods.shared.method.Method`)."""
+
+    def operation_named(self, name: str) -> Operation | None: ...
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None: ...
+
+
+class ReplyCheck:
+    """Remembers what each site said of itself, so that it cannot say another thing later."""
+
+    def __init__(self, method: ChecksReplies | None, said: Mapping[str, float] | None = None) -> None:
+        self._method = method
+        self.said = dict(said or {})
+
+    def check(self, federation: Federation, call: Call, reply: Reply) -> None:
+        """ParcelRejected for a reply that cannot be what the operation releases."""
+        try:
+            self._check(federation, call, reply)
+        except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:  # such as an odd dtype
+            raise ParcelRejected(f"the reply cannot be checked ({type(error).__name__}: {error})") from None
+
+    def _check(self, federation: Federation, call: Call, reply: Reply) -> None:
+        declared = self._method.operation_named(call.operation) if self._method else None
+        if declared is not None:
+            _check_kinds(call.operation, declared, reply)
+        opened = [parcel for parcel in reply.parcels if parcel.kind != SEALED]
+        if call.to == COORDINATOR and len(opened) < len(reply.parcels):
+            raise ParcelRejected("a sealed parcel came, and nothing was to be sealed")
+        for parcel in reply.parcels:
+            _ = parcel.size  # ValueError for what no parcel can carry, such as NaN beside the tensors
+        for parcel in opened:
+            self._check_counts(call, parcel)
+            _check_tensors(parcel, call.parcels.get(parcel.kind.replace("-", "_")))
+        if self._method:
+            self._check_content(federation, call, reply, opened)
+
+    def _check_content(self, federation: Federation, call: Call, reply: Reply, opened: list[Parcel]) -> None:
+        for parcel in opened:
+            if parcel.kind in ("labels", "masks"):
+                _check_targets(federation, parcel)
+        if call.operation == "evaluate":
+            self._check_scores(federation, call, opened)
+        assert self._method
+        try:
+            self._method.check_reply(federation, call, reply)
+        except WorkFailed as error:  # what the method would have stopped for is the failure of one site
+            raise ParcelRejected(str(error)) from None
+
+    def check_sum(self, federation: Federation, call: Call, reply: Reply) -> None:
+        """ParcelRejected for the mean or sum of all sites that cannot be one: masks that do not cancel, for example."""
+        for parcel in reply.parcels:
+            _check_tensors(parcel, call.parcels.get(parcel.kind.replace("-", "_")))
+        if self._method:
+            try:
+                self._method.check_reply(federation, call, reply)
+            except WorkFailed as error:
+                raise ParcelRejected(str(error)) from None
+
+    def _check_counts(self, call: Call, parcel: Parcel) -> None:
+        for name, most in COUNTS.items():
+            if name in parcel.metadata:
+                value = parcel.metadata[name]
+                if not _is_number(value) or not 0 <= value <= most or (name == "samples" and not value):
+                    raise ParcelRejected(f"{parcel.kind}: {name} = {_short(value)} is no number up to {most}")
+                if name == "samples":
+                    self._check_said(f"{call.site}/{call.operation}/{name}", value, f"{parcel.kind}: {name}")
+        if "loss" in parcel.metadata:
+            loss = parcel.metadata["loss"]
+            if not _is_number(loss) or not abs(loss) < math.inf:
+                raise ParcelRejected(f"{parcel.kind}: loss = {_short(loss)} is no finite number")
+
+    def _check_said(self, about: str, value: float, words: str) -> None:
+        before = self.said.setdefault(about, value)
+        if value != before:
+            raise ParcelRejected(f"{words} = {value}, and the site said {before} before")
+
+    def _check_scores(self, federation: Federation, call: Call, parcels: list[Parcel]) -> None:
+        """Sums of scores that no set of images can have, or that are of another number of images than before."""
+        asked, trainer = f"/evaluate/{call.arguments.get('split', 'validation')}", federation.trainer
+        about = f"{call.site}{asked}"
+        # with noised scores a site's budget may come to its end
+        if trainer.privacy is None or trainer.privacy.score_noise is None:
+            self._check_whether_scored(call.site, asked, bool(parcels))
+        for parcel in parcels:
+            if not parcel.tensors:  # scores that a site keeps back
+                continue
+            try:
+                trainer.task.check_sums(dict(parcel.tensors), trainer.target)
+            except ValueError as error:
+                raise ParcelRejected(f"metrics: {error}") from None
+            if "count" not in parcel.tensors:
+                continue
+            # the confusion matrix of a deployed site is rounded cell by cell, from nothing to twice as many images
+            sums = parcel.tensors
+            images = float(sums["histograms"][:, 1].sum()) if "histograms" in sums else int(sums["count"])
+            counts = [
+                said for name, said in self.said.items() if name.startswith(f"{call.site}/") and "/samples" in name
+            ]
+            if counts and images > 1000 * (max(counts) + 1):
+                raise ParcelRejected(f"metrics: scores of {images:g} images, and the site trains on {max(counts):g}")
+            before = self.said.setdefault(about, images)
+            # a deployed site rounds its counts, by each class: they may differ a little from round to round
+            if not before / 2 <= images <= 2 * max(before, 1):
+                raise ParcelRejected(f"metrics: scores of {images:g} images, and they were of {before:g} before")
+
+    def _check_whether_scored(self, site: str, asked: str, came: bool) -> None:
+        """A site has images of a split or none. One that sent scores cannot send nothing later, nor begin with scores
+        later than most other sites: before, there may have been no model to score."""
+        first = self.said.setdefault(f"{site}{asked}/first", float(came))
+        began = bool(self.said.setdefault(f"{site}{asked}/began", first))
+        if came == began:
+            return
+        if began:
+            raise ParcelRejected("no scores came, and they did before")
+        self.said[f"{site}{asked}/began"] = float(came)  # refused once, at most
+        others = [value for about, value in self.said.items() if about.endswith(f"{asked}/first")]
+        if 2 * sum(others) > len(others) - 1:
+            raise ParcelRejected("scores came, and none did before, when most other sites sent some")
+
+
+def _check_kinds(name: str, declared: Operation, reply: Reply) -> None:
+    kinds = [parcel.content for parcel in reply.parcels]
+    for kind in kinds:
+        if kind not in declared.releases:
+            raise ParcelRejected(f"a parcel of kind '{kind}' came, which '{name}' does not release")
+        if kinds.count(kind) > 1:
+            raise ParcelRejected(f"two parcels of kind '{kind}' came for '{name}'")
+    if not declared.for_sites_only:
+        missing = sorted(NEVER_LEFT_OUT & set(declared.releases) - set(kinds))
+        if missing:
+            raise ParcelRejected(f"no parcel of kind '{missing[0]}' came for '{name}'")
+
+
+def _check_tensors(parcel: Parcel, sent: Parcel | None) -> None:
+    """ParcelRejected for numbers that are not finite, and for weights that are far larger than those that were sent."""
+    norms = parcel.norms
+    before = sent.norms if parcel.kind == "weights" and sent is not None else {}
+    for name, norm in norms.items():
+        if not norm < math.inf:  # NaN too
+            raise ParcelRejected(f"{parcel.kind}: tensor '{name}' holds NaN, infinity or numbers beyond all bounds")
+        if name in before and norm > LARGEST_GROWTH * before[name]:
+            limit = LARGEST_GROWTH * (before[name] + SMALL * math.sqrt(parcel.tensors[name].numel()))
+            if norm > limit:
+                raise ParcelRejected(
+                    f"weights: the norm of tensor '{name}' is {norm:.3g}, more than {LARGEST_GROWTH:g} times what the "
+                    f"site was sent ({before[name]:.3g})"
+                )
+
+
+def _check_targets(federation: Federation, parcel: Parcel) -> None:
+    task, target = federation.trainer.task, federation.trainer.target
+    for name, values in parcel.tensors.items():
+        if values.numel() == 0:
+            continue
+        low, high = _range_of(values)
+        if parcel.kind == "masks":
+            if not 0 <= low <= high <= 1:
+                raise ParcelRejected(f"masks: tensor '{name}' has values from {low:g} to {high:g}; masks have 0 and 1")
+        elif task.like == "classification" and not _are_classes(values, low, high, len(target.classes)):
+            raise ParcelRejected(f"labels: tensor '{name}' names other classes than 0 to {len(target.classes) - 1}")
+
+
+def _are_classes(values: Tensor, low: float, high: float, classes: int) -> bool:
+    return not values.is_floating_point() and 0 <= low <= high < classes
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _range_of(values: Tensor) -> tuple[float, float]:
+    low, high = values.aminmax()
+    return float(low), float(high)
+
+
+def _short(value: object) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a number of more than 20 digits"
+    return text if len(text) <= 40 else text[:40] + "..."

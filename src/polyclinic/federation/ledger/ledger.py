@@ -1,0 +1,300 @@
+"""The ledger: an append-only, hash-chained, signed record of every parcel that left a site.
+
+Each line names its predecessor's digest and has the site's signature, so a line that is changed, removed, inserted or
+forged is found by `verify`. Lines missing at the end are found by the ledger's anchor (`anchor_file.py`).
+A run that was killed and resumed repeats the work after its last checkpoint and so sends the same bytes again;
+a release that is already on record is not written twice, and the ledger of a resumed run equals that of an
+undisturbed one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from polyclinic.federation.ledger.signing import (
+    Anchor,
+    AnchorFile,
+    Head,
+    LedgerBroken,
+    check_head,
+    sign_line,
+    signer_of_line,
+    signing_public_key,
+)
+from polyclinic.files import append, make_folder_durable, sync_file, sync_folder
+from polyclinic.json_types import JsonObject
+
+GENESIS = "0" * 64
+#: what every line tells of what left: who can rewrite a chain can write anything into it
+_TYPES = {"round": int, "operation": str, "kind": str, "bytes": int, "digest": str, "to": str}
+_sorted_json = json.JSONEncoder(sort_keys=True).encode
+
+
+class Position(NamedTuple):
+    """How far a ledger had come: number of lines, and the digest of the last one."""
+
+    lines: int
+    digest: str
+
+
+class Ledger:
+    """The ledger of one site, in one file of JSON lines."""
+
+    def __init__(self, path: Path, signer: Ed25519PrivateKey | None = None, anchor: AnchorFile | None = None) -> None:
+        """`signer` is the site's key; `anchor` is that of a deployed site, whose lines are on disk before a parcel
+        leaves. LedgerBroken if the file is not what the chain and the anchor say."""
+        self.path = path
+        make_folder_durable(path.parent) if anchor else path.parent.mkdir(parents=True, exist_ok=True)
+        self._signer, self._anchor = signer, anchor
+        self._drop_torn_line()
+        lines = self._known_lines() if path.exists() else []
+        self._position = Position(len(lines), lines[-1]["digest_of_line"] if lines else GENESIS)
+        self._signature: str = lines[-1].get("signature", "") if lines else ""
+        self._digests = [line["digest_of_line"] for line in lines] if anchor else []
+        self._on_record: Counter[tuple] = Counter()
+        self._times: Counter[tuple] = Counter(_address(line) for line in lines)
+        #: the last round in which something was released; without what came after the position a site was put back to
+        self.last_round = max((line["round"] for line in lines), default=0)
+        self._unsynced = False
+        self._due: list[tuple[Future[str], JsonObject]] = []  # lines of parcels whose digests are being computed
+        if anchor:
+            anchor.check(path, self._digests)
+
+    @property
+    def position(self) -> Position:
+        self.settle()
+        return self._position
+
+    @property
+    def head(self) -> Head | None:
+        """How far the ledger has come, for others to keep; None while it is empty."""
+        self.settle()
+        return Head(*self._position, self._signature) if self._position.lines else None
+
+    @property
+    def confirmed(self) -> int:
+        """Number of lines, without those of an interrupted attempt that have not been repeated yet."""
+        self.settle()
+        return self._position.lines - self._on_record.total()
+
+    def expect_repeats_after(self, lines: int) -> None:
+        """From now on, releases that equal a line after the first `lines` ones are on record already.
+
+        `lines` is how many a checkpoint has seen; LedgerBroken if some of those are gone, which the chain of
+        what is left could not show.
+        """
+        self.settle()
+        if lines > self._position.lines:
+            raise LedgerBroken(f"{self.path}: holds {self._position.lines} lines, its last checkpoint has seen {lines}")
+        if lines < self._position.lines:
+            known = verify(self.path)
+            self._on_record = Counter(_identity(line) for line in known[lines:])
+            self.last_round = max((line["round"] for line in known[:lines]), default=0)
+
+    def has(self, round: int, operation: str, kind: str, digest: str, to: str) -> bool:
+        """Whether a release repeats one on record, made by an interrupted attempt."""
+        self.settle()
+        return self._on_record[round, operation, kind, digest, to] > 0
+
+    def may_repeat(self, round: int, operation: str) -> bool:
+        """Whether an interrupted attempt has released something of this operation in this round."""
+        return any(left > 0 and known[:2] == (round, operation) for known, left in self._on_record.items())
+
+    def times(self, round: int, operation: str, to: str) -> int:
+        """How often an operation has released something to somebody in a round; parcels of several kinds at once are
+        one time."""
+        found = [number for known, number in self._times.items() if known[:3] == (round, operation, to)]
+        return max(found, default=0)
+
+    def append(
+        self,
+        *,
+        round: int,
+        operation: str,
+        kind: str,
+        bytes: int,
+        digest: str,
+        to: str,
+        privacy: JsonObject | None = None,
+        salted: bool = False,
+        sum: JsonObject | None = None,
+        wire: str = "exact",
+    ) -> None:
+        """Write down one release. `round` 0 is what happens before the first round. `sum`: the secure sum that it
+        belongs to, by its id and its number of sites. `wire`: how its numbers travel, written where not exactly.
+
+        `salted`: what left is a secret of site and receiver. The coordinator gets the ledger's head, by which it could
+        else confirm a guess of the content.
+        """
+        self.settle()
+        about = {"round": round, "operation": operation, "kind": kind, "bytes": bytes, "to": to, "privacy": privacy}
+        about |= {"sum": sum, "wire": wire}
+        self._append(digest, about, salted)
+
+    def append_soon(self, digest: Future[str], **about: Any) -> None:
+        """Write down a release of a simulated site when its digest is computed; see `append`. Whatever is asked of
+        the ledger comes after that."""
+        self._due.append((digest, about))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all lines are written."""
+        return not self._due
+
+    def settle(self) -> None:
+        """Write the lines that wait for digests."""
+        while self._due:
+            digest, about = self._due[0]
+            self._append(digest.result(), about)
+            del self._due[0]
+
+    def _append(self, digest: str, about: JsonObject, salted: bool = False) -> None:
+        line: JsonObject = {
+            "index": self._position.lines,
+            "previous": self._position.digest,
+            "round": about["round"],
+            "operation": about["operation"],
+            "kind": about["kind"],
+            "bytes": about["bytes"],
+            "digest": digest,
+            "to": about["to"],
+            "privacy": about["privacy"],
+        }
+        if about.get("sum"):
+            line["sum"] = about["sum"]
+        if about.get("wire", "exact") != "exact":
+            line["wire"] = about["wire"]
+        self.last_round = max(self.last_round, about["round"])
+        if self._on_record[_identity(line)] > 0:
+            self._on_record[_identity(line)] -= 1
+            return
+        if salted:
+            line["salt"] = secrets.token_hex(16)
+        line["digest_of_line"] = _digest_of(line)
+        if self._signer:
+            line["signature"] = sign_line(self._signer, line["digest_of_line"])
+        self._write(line)
+
+    def commit(self) -> None:
+        """At a deployed site: all lines are on disk, and the anchor has the head, when this returns. Called before a
+        parcel leaves."""
+        if self._anchor and self.head and self._anchor.head != self.head:
+            sync_file(self.path)
+            sync_folder(self.path.parent)
+            self._anchor.keep(head=self.head)
+
+    def take_unsynced(self) -> bool:
+        """Whether lines were written since the last time this was asked: the caller has them on disk now."""
+        unsynced, self._unsynced = self._unsynced, False
+        return unsynced
+
+    def take_anchor(self, anchor: Anchor) -> None:
+        """Keep a counter-signed head; LedgerBroken if this ledger never had it."""
+        assert self._anchor, "simulated sites have no second place"
+        known = self._anchor.countersigned
+        if known is None or anchor.lines > known.lines:
+            check_head(anchor, self.path, self._digests, "the coordinator's counter-signature")
+            self._anchor.keep(countersigned=anchor)
+
+    def _write(self, line: JsonObject) -> None:
+        # opened anew for each line: a thousand sites must not hold a thousand open files
+        append(self.path, json.dumps(line).encode() + b"\n")
+        self._unsynced = True
+        self._position = Position(self._position.lines + 1, line["digest_of_line"])
+        self._signature = line.get("signature", "")
+        self._times[_address(line)] += 1
+        if self._anchor:
+            self._digests.append(line["digest_of_line"])
+
+    def _known_lines(self) -> list[JsonObject]:
+        """The lines; those of a simulated site are its own, by their signatures. A deployed site's key may have been
+        rotated since: its ledger has an anchor."""
+        lines = verify(self.path)
+        if self._signer and not self._anchor:
+            unsigned = sum("signature" not in line for line in lines)  # an older version wrote these
+            verify(self.path, [signing_public_key(self._signer)], unsigned=unsigned)
+        return lines
+
+    def _drop_torn_line(self) -> None:
+        """A machine that lost power can leave half a line at the end; nothing was sent for it."""
+        if not self.path.exists():
+            return
+        data = self.path.read_bytes()
+        if not data.endswith(b"\n"):
+            os.truncate(self.path, data.rfind(b"\n") + 1)  # in one step: a kill here must not cost the other lines
+
+
+def verify(
+    path: Path, keys: Sequence[bytes] | None = None, *, unsigned: int = 0, torn: bool = False
+) -> list[JsonObject]:
+    """The lines of a ledger, oldest first; LedgerBroken where the chain does not hold.
+
+    `keys`: the public keys of the site, oldest first. Every line must then be signed by one of them, and no line by an
+    older one than the line before it; but for the first `unsigned` lines, which an older version wrote.
+    `torn`: the last line may be unfinished, as a loss of power leaves it; it does not count, as nothing left for it.
+    """
+    lines: list[JsonObject] = []
+    previous, oldest = GENESIS, 0
+    for number, text in enumerate(_texts(path, torn), 1):
+        line = _parsed(path, number, text)
+        if line["previous"] != previous or line["index"] != number - 1:
+            raise LedgerBroken(f"{path}, line {number}: does not follow the line before it")
+        previous = line["digest_of_line"]
+        if _digest_of(line) != previous or json.dumps(line).encode() != text:
+            raise LedgerBroken(f"{path}, line {number}: was changed after it was written")
+        if keys is not None and number > unsigned:
+            oldest += _place_of_key(path, number, line, keys[oldest:])
+        lines.append(line)
+    return lines
+
+
+def _texts(path: Path, torn: bool) -> list[bytes]:
+    texts = path.read_bytes().split(b"\n")
+    if texts.pop() and not torn:
+        raise LedgerBroken(f"{path}, line {len(texts) + 1}: is cut off before its end")
+    return texts
+
+
+def _parsed(path: Path, number: int, text: bytes) -> JsonObject:
+    try:
+        line = json.loads(text)
+        _ = line["digest_of_line"], line["previous"], line["index"], line.get("signature")
+        if not all(type(line[name]) is kind for name, kind in _TYPES.items()):
+            raise TypeError("a value has another type")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise LedgerBroken(f"{path}, line {number}: not a ledger line") from error
+    return line
+
+
+def _place_of_key(path: Path, number: int, line: JsonObject, keys: Sequence[bytes]) -> int:
+    if "signature" not in line:
+        raise LedgerBroken(f"{path}, line {number}: is not signed")
+    place = signer_of_line(keys, line["digest_of_line"], line["signature"])
+    if place is None:
+        raise LedgerBroken(f"{path}, line {number}: is not signed by the site's key")
+    return place
+
+
+def _digest_of(line: JsonObject) -> str:
+    """SHA-256 of a line but for its digest and its signature."""
+    content = {name: value for name, value in line.items() if name not in ("digest_of_line", "signature")}
+    return hashlib.sha256(_sorted_json(content).encode()).hexdigest()
+
+
+def _address(line: JsonObject) -> tuple:
+    return (line["round"], line["operation"], line["to"], line["kind"])
+
+
+def _identity(line: JsonObject) -> tuple:
+    """Two releases with the same identity let the same bytes out, to the same receiver, in the same round."""
+    return (line["round"], line["operation"], line["kind"], line["digest"], line["to"])

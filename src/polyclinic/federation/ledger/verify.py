@@ -1,0 +1,282 @@
+"""The whole check of a run's ledgers: chain, signatures, anchors, and what the coordinator received.
+
+It needs nothing but files: a site's ledgers, public keys, and what others wrote down about them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from polyclinic.data.allowed_paths import COORDINATOR
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.ledger.key_ring import PUBLIC_FILE, SIGNING_FILE, KitKeys, PublicKeys, SeedKeys
+from polyclinic.federation.ledger.ledger import verify
+from polyclinic.federation.ledger.ledger_heads import RECEIVED_FILE, read_received
+from polyclinic.federation.ledger.signing import (
+    Anchor,
+    AnchorFile,
+    LedgerBroken,
+    anchor_from_json,
+    check_head,
+    is_countersigned,
+)
+from polyclinic.files import check_noted
+from polyclinic.formats import check_run_format
+from polyclinic.json_types import JsonObject, parse_json
+
+
+class VerifyingKeys(Protocol):
+    """Public keys by name."""
+
+    def verifying_keys(self, site: str) -> tuple[bytes, ...]: ...
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Somebody who has seen the head of a site's ledger: `name` is a file, or what it stands for."""
+
+    name: str
+    site: str
+    anchor: Anchor
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What ledgers are compared with. `strict`: a line without a signature is a broken one."""
+
+    keys: VerifyingKeys | None = None
+    strict: bool = False
+    witnesses: Sequence[Witness] = ()
+    #: the run folder of the coordinator, if it has written down what it received
+    received: Path | None = None
+    #: the name of the run, which counter-signatures are bound to; without it they are not checked
+    run: str = ""
+
+
+@dataclass
+class Checked:
+    """A ledger that holds: its lines, how many of the first are not signed, and who has seen it how far."""
+
+    lines: list[JsonObject]
+    unsigned: int = 0
+    signatures_checked: bool = False
+    #: lines that the furthest witness has seen, and those that the coordinator counter-signed
+    seen: int = 0
+    countersigned: int = 0
+    #: lines to the coordinator that it never received: lost on their way, or the run was killed
+    not_received: list[int] = field(default_factory=list)
+
+
+def check_ledger(path: Path, site: str, evidence: Evidence) -> Checked:
+    """What a ledger holds; LedgerBroken, with file and line, where it does not hold."""
+    lines = _signed_lines(path, site, evidence) if path.exists() else []
+    checked = Checked(lines, unsigned=_unsigned(path, lines), signatures_checked=evidence.keys is not None)
+    digests = [line["digest_of_line"] for line in lines]
+    for witness in evidence.witnesses:
+        if witness.site == site:
+            check_head(witness.anchor, path, digests, witness.name)
+            checked.seen = max(checked.seen, witness.anchor.lines)
+            if witness.anchor.countersignature:
+                _check_countersignature(witness, evidence)
+                checked.countersigned = max(checked.countersigned, witness.anchor.lines)
+    if evidence.received is not None:
+        _compare(path, site, checked, evidence.received)
+    return checked
+
+
+def _unsigned(path: Path, lines: Sequence[JsonObject]) -> int:
+    """How many of the first lines have no signature, as an older version wrote them; LedgerBroken for a later one."""
+    signed = ["signature" in line for line in lines]
+    first = signed.index(True) if True in signed else len(signed)
+    if not all(signed[first:]):
+        raise LedgerBroken(f"{path}, line {first + signed[first:].index(False) + 1}: is not signed")
+    return first
+
+
+def _signed_lines(path: Path, site: str, evidence: Evidence) -> list[JsonObject]:
+    if evidence.keys is None:
+        return verify(path)
+    keys = evidence.keys.verifying_keys(site)
+    if not keys:
+        raise LedgerBroken(f"{path}, line 1: there is no public key of site '{site}' to check its signature with")
+    return verify(path, keys, unsigned=0 if evidence.strict else _unsigned(path, verify(path)))
+
+
+def _check_countersignature(witness: Witness, evidence: Evidence) -> None:
+    keys = evidence.keys.verifying_keys(COORDINATOR) if evidence.keys and evidence.run else ()
+    if keys and not is_countersigned(keys, evidence.run, witness.site, witness.anchor):
+        raise LedgerBroken(
+            f"{witness.name}: the counter-signature of {witness.anchor.lines} lines is not the coordinator's"
+        )
+
+
+# --- what others have seen ----------------------------------------------------------------------------
+
+
+def witnesses_in(folder: Path) -> list[Witness]:
+    """What a run folder says about the heads of ledgers: its result, its checkpoint, what the coordinator received.
+
+    Damaged where its result is not what the run wrote: it might not speak of a ledger any more.
+    """
+    found = []
+    if (folder / "result.json").exists():
+        check_noted(folder, "result.json")
+    for site, values in _table(folder / "result.json", "ledgers").items():
+        anchor = [values.get(name, "") for name in Anchor._fields]
+        found.append(_witness(folder / "result.json", site, anchor))
+    for site, value in _table(folder / "checkpoint" / "manifest.json", "plain", "ledgers").items():
+        found.append(_witness(folder / "checkpoint" / "manifest.json", site, value))
+    last = {line["site"]: (line["number"], line["head"]) for line in read_received(folder)}
+    for site, (number, value) in last.items():
+        found.append(_witness(f"{folder / RECEIVED_FILE}, line {number},", site, value))
+    return found
+
+
+def witnesses_at_site(anchor: Path, site: str) -> list[Witness]:
+    """What the anchor of a deployed site says about one of its ledgers."""
+    kept = AnchorFile(anchor)
+    heads = [kept.head and Anchor(*kept.head), kept.countersigned]
+    return [Witness(f"the anchor {anchor}", site, head) for head in heads if head]
+
+
+def _table(path: Path, *names: str) -> Mapping[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"))
+        for name in names:
+            found = found.get(name, {})
+        return dict(found)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise LedgerBroken(f"{path}: is damaged") from error
+
+
+def _witness(name: Path | str, site: str, value: Any) -> Witness:
+    try:
+        return Witness(str(name), site, anchor_from_json(value))
+    except ValueError as error:
+        raise LedgerBroken(f"{name}: what it says about the ledger of site '{site}' is damaged") from error
+
+
+def _compare(path: Path, site: str, checked: Checked, folder: Path) -> None:
+    """LedgerBroken if the coordinator received something that the ledger does not have."""
+    left = Counter(_identity(line, line) for line in checked.lines)
+    left += Counter(_identity(line, line | {"digest": None}) for line in checked.lines if line["to"] != COORDINATOR)
+    came: set[tuple] = set()
+    for line in read_received(folder):
+        for parcel in line["parcels"] if line["site"] == site else []:
+            if not left[_identity(line, parcel)]:
+                about = f"{parcel['kind']} of '{line['operation']}' in round {line['round']}"
+                where = f"{folder / RECEIVED_FILE}, line {line['number']}"
+                raise LedgerBroken(f"{where}: {about} came, and {path} has no such line")
+            came.add(_identity(line, parcel))
+    to_coordinator = [line for line in checked.lines if line["to"] == COORDINATOR and line["bytes"]]
+    checked.not_received = [line["index"] + 1 for line in to_coordinator if _identity(line, line) not in came]
+
+
+def _identity(line: JsonObject, parcel: JsonObject) -> tuple:
+    return (line["round"], line["operation"], line["to"], parcel["kind"], parcel["bytes"], parcel["digest"])
+
+
+def check_run(run: Path, keys: Path | None = None, against: Path | None = None) -> dict[str, Checked]:
+    """The ledgers of a run that hold, by site; WorkFailed, with all faults, if one does not.
+
+    `run` is a run folder or one ledger file, `keys` a file of public keys, `against` the coordinator's run folder.
+    """
+    check_run_format(run)
+    try:
+        evidence = evidence_about(run, keys, against)
+    except LedgerBroken as error:
+        raise WorkFailed(f"the ledger cannot be checked: {error}") from None
+    found, faults = {}, []
+    for site, file in _files(run, evidence).items():
+        try:
+            found[site] = check_ledger(file, site, evidence)
+        except LedgerBroken as error:
+            faults.append(f"the ledger of site '{site}' does not hold: {error}")
+    if faults:
+        raise WorkFailed("\n".join(faults))
+    return found
+
+
+def evidence_about(run: Path, keys: Path | None = None, against: Path | None = None) -> Evidence:
+    """What the ledgers of a run are compared with."""
+    folder = _folder_of(run)
+    witnesses = [*(witnesses_in(folder) if folder else []), *_witnesses_of_kit(folder)]
+    if against is not None:
+        if not (against / RECEIVED_FILE).exists():
+            raise BadInput(f"--against {against}: holds no {RECEIVED_FILE}; name the coordinator's folder of this run")
+        witnesses += witnesses_in(against)
+    public, strict = _keys_for(folder, keys)
+    return Evidence(public, strict, witnesses, against, folder.resolve().name if folder else "")
+
+
+def _folder_of(run: Path) -> Path | None:
+    """The run folder; None for a ledger file that lies in none."""
+    if not run.is_file():
+        return run
+    return run.resolve().parent.parent if run.resolve().parent.name == "ledger" else None
+
+
+def _keys_for(folder: Path | None, keys: Path | None) -> tuple[VerifyingKeys | None, bool]:
+    """The public keys to check signatures with, and whether every line must have one.
+
+    Those named; those of the kit; those that follow from a simulated study's seed, where lines that an older version
+    wrote have none.
+    """
+    kit = _kit_of(folder)
+    if keys is None and kit:
+        keys = kit / "local" / PUBLIC_FILE
+    if keys is not None:
+        return PublicKeys(keys), True
+    if folder:
+        check_noted(folder, "study.toml")
+    study = folder / "study.toml" if folder else None
+    if study is None or not study.exists():
+        return None, False
+    tables = tomllib.loads(study.read_text(encoding="utf-8"))
+    deployed = tables.get("data", {}).get("source") == "at-sites"
+    return (None if deployed else SeedKeys(int(tables.get("seed", 0)))), False
+
+
+def _kit_of(folder: Path | None) -> Path | None:
+    """The kit with keys that a folder with ledgers lies in: KIT/runs/NAME, KIT/approvals/NAME or KIT/keys/rotations."""
+    kit = folder.resolve().parent.parent if folder else None
+    return kit if kit and (kit / "local" / PUBLIC_FILE).exists() else None
+
+
+def _owner_of(kit: Path, folder: Path) -> str | None:
+    """The site, or coordinator, whose kit it is; of a site that has left and deleted its key, by the ledger's name."""
+    if (kit / "local" / SIGNING_FILE).exists():
+        return KitKeys(kit / "local").owner()
+    names = [file.stem for file in (folder / "ledger").glob("*.jsonl")]
+    return names[0] if len(names) == 1 else None
+
+
+def _witnesses_of_kit(folder: Path | None) -> list[Witness]:
+    """What the site's own anchor of this folder says."""
+    kit = _kit_of(folder)
+    if folder is None or kit is None or (owner := _owner_of(kit, folder)) in (None, COORDINATOR):
+        return []
+    place = folder.resolve()
+    return witnesses_at_site(kit / "anchors" / place.parent.name / f"{place.name}.json", owner)
+
+
+def _files(run: Path, evidence: Evidence) -> dict[str, Path]:
+    """The ledger files of a run by site, those included that are gone although somebody has seen them."""
+    if run.is_file():
+        return {run.stem: run}
+    files = {file.stem: file for file in sorted((run / "ledger").glob("*.jsonl"))}
+    if not files and (run / RECEIVED_FILE).exists():
+        raise BadInput(f"{run}: the ledgers of this run are at its sites; name KIT/runs/NAME, and --against {run}")
+    kit = _kit_of(run)
+    owner = _owner_of(kit, run) if kit else None
+    seen = [witness.site for witness in evidence.witnesses if owner in (None, witness.site)]
+    if not files and not seen:
+        raise BadInput(f"{run}: holds no ledger; name a run folder or a ledger file")
+    return {site: run / "ledger" / f"{site}.jsonl" for site in sorted({*seen, *files})}

@@ -1,0 +1,143 @@
+"""What a site checks of a call before it opens an image, by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from polyclinic.federation.call import Call
+from polyclinic.federation.layers.calls import OwnArguments, TakenByHospital, TakenCall
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.operation import operation
+from polyclinic.federation.refusals import GateRefused
+from polyclinic.federation.transaction import Transaction
+
+
+class Method:
+    @operation("weights")
+    def train(self, site, weights, control=None, steps=1): ...
+
+    @operation("weights", front=True, takes={"control": "gradients"})
+    def front(self, site, weights, control=None): ...
+
+    @operation("metrics")
+    def evaluate(self, site, split="validation"): ...
+
+    @operation("real-images", simulation_only=True)
+    def pool(self, site): ...
+
+    @operation("latents", for_sites_only=True)
+    def hand_on(self, site): ...
+
+    @operation("weights")
+    def begin(self, site, weights=None): ...
+
+
+def check(name, deployed=True, to="coordinator", parcels=None, **arguments):
+    work = getattr(Method(), name)
+    call = Call("a", name, 1, parcels or {}, arguments, to)
+    layer = TakenByHospital if deployed else TakenCall
+    layer(SimpleNamespace(spec=None, sites=None)).arriving(Transaction(call, work, work.operation))
+
+
+def test_what_exists_in_simulation_only_is_refused_by_deployed_sites():
+    check("pool", deployed=False)
+    with pytest.raises(GateRefused, match="'pool': this exists in simulation only"):
+        check("pool")
+
+
+def test_what_is_for_other_sites_does_not_go_to_the_coordinator():
+    check("hand_on", to="b")
+    check("evaluate")
+    with pytest.raises(ParcelRejected, match="releases to another site only"):
+        check("hand_on", deployed=False)
+
+
+def test_splits_that_may_be_scored():
+    for split in ("validation", "test"):
+        check("evaluate", split=split)
+    check("evaluate", deployed=False, split="train")
+    with pytest.raises(GateRefused, match="scores of training images never leave"):
+        check("evaluate", split="train")
+    with pytest.raises(ParcelRejected, match="there is no split 'tests'; use train, validation, test"):
+        check("evaluate", split="tests")
+    check("train", parcels={"weights": Parcel("weights", {})})  # it scores nothing, and takes training images
+
+
+def test_an_operation_takes_the_arguments_that_it_has():
+    weights = {"weights": Parcel("weights", {})}
+    check("train", parcels=weights, steps=3)
+    for wrong in ({"lr": 1}, {"weights": 3, "lr": 1}):
+        with pytest.raises(ParcelRejected, match="'train' does not take what came with it"):
+            check("train", parcels=weights, **wrong)
+    with pytest.raises(ParcelRejected, match="does not take what came with it: missing a required argument"):
+        check("train")
+
+
+# --- parcels -------------------------------------------------------------------------------------------
+
+
+def trainer(*sizes, local=()):
+    model = nn.Sequential(*(nn.Linear(1, size, bias=False) for size in sizes))
+    return SimpleNamespace(model=model, local_names=frozenset(local), split=lambda whole: (whole[:1], whole[1:]))
+
+
+def check_came(tensors, name="weights", operation="train", own=None, others=(), kind="weights"):
+    site = SimpleNamespace(trainer=own or trainer(1, 2, 3, 4, 5), trainers=others)
+    work = getattr(Method(), operation)
+    transaction = Transaction(Call("a", operation, 1), work, work.operation)
+    transaction.site, transaction.received = site, {name: Parcel(kind, dict.fromkeys(tensors, torch.ones(1)))}
+    OwnArguments(SimpleNamespace(spec=None, sites=None)).arriving(transaction)
+
+
+NAMES = [f"{number}.weight" for number in range(5)]
+
+
+def test_the_kind_is_the_operations_to_say():
+    check_came([], name="control", operation="front", kind="gradients")
+    with pytest.raises(ParcelRejected, match="'front' takes gradients as 'control', and weights came in their place"):
+        check_came([], name="control", operation="front")
+    with pytest.raises(ParcelRejected, match="'train' takes weights as 'weights', and gradients came"):
+        check_came([], kind="gradients")
+    check_came(["whatever"], name="statistics", kind="statistics")  # names are those of weights alone
+
+
+def test_weights_name_all_that_is_shared_of_a_network():
+    check_came(NAMES)
+    for names in (NAMES[1:], [*NAMES, "more"], []):
+        with pytest.raises(ParcelRejected, match="the names are not those that the method shares"):
+            check_came(names)
+    with pytest.raises(ParcelRejected, match=r"left out: 0\.weight, 1\.weight, 2\.weight$"):
+        check_came(NAMES[4:])
+    with pytest.raises(ParcelRejected, match=r"left out: nothing$"):
+        check_came([*NAMES, "more"])
+
+
+def test_what_stays_at_the_sites_may_be_left_out():
+    own = trainer(1, 2, 3, local=NAMES[:1])
+    check_came(NAMES[:3], own=own)
+    check_came(NAMES[1:3], own=own)
+    with pytest.raises(ParcelRejected, match=r"left out: 1\.weight$"):
+        check_came(NAMES[2:3], own=own)
+    check_came(NAMES[:3], own=trainer(1, 2, 3, local=NAMES[:3]))  # all of it: then nothing is left out
+
+
+def test_weights_of_another_sites_network_are_taken_too():
+    others = (trainer(1), trainer(1, 2))
+    check_came(NAMES[:2], others=others)
+    with pytest.raises(ParcelRejected, match=r"left out: 3\.weight, 4\.weight$"):
+        check_came(NAMES[:3], others=others)
+
+
+def test_an_operation_of_the_front_takes_the_front():
+    check_came(NAMES[:1], operation="front")
+    check_came(NAMES, operation="front")
+    with pytest.raises(ParcelRejected, match=r"left out: nothing$"):
+        check_came(NAMES[:2], operation="front")
+
+
+def test_weights_that_an_operation_can_do_without_may_be_empty():
+    check_came([], operation="begin")
+    with pytest.raises(ParcelRejected, match="left out"):
+        check_came(NAMES[:1], operation="begin")

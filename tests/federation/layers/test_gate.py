@@ -1,0 +1,212 @@
+"""What the gate lets out, what it keeps back, and that what it kept back is nowhere on record."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.federation.layers.gate import Gate, RawImages, check_finite
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.ledger import Ledger, verify
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.policy import DEFAULT_KINDS, Policy
+from polyclinic.federation.refusals import GateRefused, GateRefusedData
+
+SHAPE = (3, 8, 8)
+
+
+def pictures(seed, count=6, shape=SHAPE):
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+OWN = pictures(1)
+
+
+@pytest.fixture
+def make_gate(tmp_path):
+    def make(images=(OWN,), **policy):
+        policy = Policy(**{"kinds": tuple(KINDS), **policy})
+        return Gate("north", policy, Ledger(tmp_path / "north.jsonl"), RawImages(*images))
+
+    return make
+
+
+def release(gate, *parcels, simulation_only=False):
+    return gate.release(parcels, round=2, operation="train", to="coordinator", simulation_only=simulation_only)
+
+
+def refused(gate, *parcels, **how) -> str:
+    """The sentence of the refusal, with proof that nothing was written."""
+    lines = gate.ledger.position.lines
+    with pytest.raises(GateRefused) as refusal:
+        release(gate, *parcels, **how)
+    assert gate.ledger.position.lines == lines
+    assert len(verify(gate.ledger.path) if gate.ledger.path.exists() else []) == lines
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
+
+
+def test_what_may_leave_is_written_down(make_gate):
+    gate, parcel = make_gate(), Parcel("weights", {"a": torch.ones(3)}, {"loss": 0.5})
+    assert release(gate, parcel) == (parcel,)
+    (line,) = verify(gate.ledger.path)
+    facts = {key: line[key] for key in ("round", "operation", "kind", "bytes", "digest", "to")}
+    assert facts == {
+        "round": 2,
+        "operation": "train",
+        "kind": "weights",
+        "bytes": len(parcel.encoded),
+        "digest": parcel.digest,
+        "to": "coordinator",
+    }
+
+
+# --- policy -------------------------------------------------------------------------------------------
+
+
+def test_a_kind_that_the_policy_does_not_name_stays(make_gate):
+    gate = make_gate(kinds=("weights", "metrics"))
+    release(gate, Parcel("metrics", {}))
+    sentence = refused(gate, Parcel("latents", {"a": torch.ones(1)}))
+    assert sentence == (
+        "site 'north' kept back latents of 'train': "
+        "the site's policy does not let this kind out (it allows weights, metrics); add it to policy.kinds of the study"
+    )
+
+
+@pytest.mark.parametrize("kind", ["real-images", "labels", "masks"])
+def test_images_labels_and_masks_leave_only_where_a_policy_says_so(make_gate, kind):
+    refused(make_gate(kinds=DEFAULT_KINDS), Parcel(kind, {}))
+    release(make_gate(kinds=(kind,)), Parcel(kind, {}))
+
+
+def test_a_deployed_site_refuses_what_exists_in_simulation_only(make_gate):
+    parcel = Parcel("real-images", {"images": torch.from_numpy(OWN)})
+    release(make_gate(), parcel, simulation_only=True)
+    sentence = refused(make_gate(deployed=True), parcel, simulation_only=True)
+    assert sentence == "site 'north' kept back real-images of 'train': this exists in simulation only"
+    refused(make_gate(deployed=True), Parcel("metrics", {}), simulation_only=True)
+    release(make_gate(deployed=True), Parcel("metrics", {}))
+
+
+# --- finite numbers -----------------------------------------------------------------------------------
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_nan_in_a_tensor_stays(make_gate, dtype):
+    tensor = torch.ones(4, 4).to(dtype)
+    release(make_gate(), Parcel("weights", {"fc.bias": tensor}))
+    tensor[3, 3] = torch.tensor(math.nan).to(dtype)
+    sentence = refused(make_gate(), Parcel("weights", {"fine": torch.ones(1), "fc.bias": tensor}))
+    assert sentence.startswith("site 'north' kept back weights of 'train': tensor 'fc.bias' holds NaN or infinity")
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinity_in_a_tensor_stays(make_gate, value):
+    assert "tensor 'a'" in refused(make_gate(), Parcel("gradients", {"a": torch.tensor([0.0, value])}))
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, [0.5, math.nan], {"per class": {"a": [math.inf]}}])
+def test_nan_in_metadata_stays_however_deep(make_gate, value):
+    sentence = refused(make_gate(), Parcel("weights", {"a": torch.ones(1)}, {"samples": 3, "loss": value}))
+    assert sentence.startswith("site 'north' kept back weights of 'train': 'loss' is ")
+
+
+def test_metadata_that_is_not_plain_stays(make_gate):
+    sentence = refused(make_gate(), Parcel("weights", {}, {"path": object()}))
+    assert sentence.startswith("site 'north' kept back weights of 'train': it cannot be encoded")
+
+
+# --- raw images ---------------------------------------------------------------------------------------
+
+
+def as_floats(images):
+    return torch.from_numpy(images).float() / 255
+
+
+DISGUISES = {
+    "bytes": torch.from_numpy(OWN[2:3]),
+    "one image without a batch axis": torch.from_numpy(OWN[2]),
+    "floats in [0, 1]": as_floats(OWN[2:3]),
+    "float64": as_floats(OWN[2:3]).double(),
+    "half precision": as_floats(OWN[2:3]).half(),
+    "bfloat16": as_floats(OWN[2:3]).bfloat16(),
+    "floats up to 255": torch.from_numpy(OWN[2:3]).float(),
+    "whole numbers": torch.from_numpy(OWN[2:3]).long(),
+    "among others": torch.cat([as_floats(pictures(5)), as_floats(OWN[2:3]), as_floats(pictures(6))]),
+    "beside numbers above 1": torch.cat([3 * torch.randn(4, *SHAPE), as_floats(OWN[2:3])]),
+    "with more axes": as_floats(np.stack([pictures(5, 4), OWN[:4]]))[:, None],
+    "flattened": as_floats(OWN[2:4]).flatten(1),
+    "flattened with the batch": as_floats(OWN[2:3]).flatten(),
+    "pixels in a row": as_floats(OWN[2:4]).flatten(2),
+    "not contiguous": as_floats(OWN[2:4]).transpose(-1, -2).contiguous().transpose(-1, -2),
+    "with a gradient": as_floats(OWN[2:4]).requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_own_images_stay(make_gate, disguise):
+    sentence = refused(make_gate(), Parcel("weights", {"fine": torch.ones(2), "conv": DISGUISES[disguise]}))
+    assert sentence == "site 'north' kept back weights of 'train': tensor 'conv' holds images of the site itself"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "real-images"])
+def test_own_images_stay_whatever_they_are_called(make_gate, kind):
+    refused(make_gate(), Parcel(kind, {"x": as_floats(OWN)}))
+
+
+def test_images_that_were_validated_or_tested_on_are_own_ones_too(make_gate):
+    gate = make_gate(images=(OWN, pictures(2), pictures(3, 0), pictures(4)))
+    for seed in (1, 2, 4):
+        refused(gate, Parcel("synthetic-images", {"x": as_floats(pictures(seed)[3:4])}))
+    release(gate, Parcel("synthetic-images", {"x": as_floats(pictures(3))}))
+
+
+def test_grey_images_stay_without_their_channel_too(make_gate):
+    grey = pictures(7, shape=(1, 8, 8))
+    refused(make_gate(images=(grey,)), Parcel("latents", {"x": as_floats(grey)[:, 0]}))
+
+
+def test_images_that_are_not_own_may_leave(make_gate):
+    others = as_floats(pictures(99))
+    assert release(make_gate(), Parcel("synthetic-images", {"x": others}))
+    near = as_floats(OWN).clone()
+    near[:, 0, 0, 0] = (near[:, 0, 0, 0] + 0.5) % 1
+    assert release(make_gate(), Parcel("synthetic-images", {"x": near}))
+
+
+def test_a_black_image_of_the_site_does_not_bar_zeros(make_gate):
+    gate = make_gate(images=(np.concatenate([OWN, np.zeros_like(OWN[:1])]),))
+    assert release(gate, Parcel("weights", {"bias": torch.zeros(SHAPE)}))
+    refused(gate, Parcel("weights", {"bias": as_floats(OWN)}))
+
+
+def test_real_images_leave_as_what_they_are(make_gate):
+    assert release(make_gate(), Parcel("real-images", {"images": torch.from_numpy(OWN)}))
+
+
+# --- several parcels of one operation -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_if_one_parcel_stays_all_stay(make_gate, bad):
+    """A line in the ledger says that bytes left; the parcel before the refused one did not."""
+    gate = make_gate()
+    parcels = [
+        Parcel("gradients", {"a": torch.ones(2)}),
+        Parcel("statistics", {"b": torch.ones(2)}),
+        Parcel("labels", {}),
+    ]
+    parcels[bad] = Parcel(parcels[bad].kind, {"c": torch.tensor(math.nan)})
+    refused(gate, *parcels)
+
+
+def test_numbers_that_changed_after_a_first_look_are_looked_at_again():
+    parcel = Parcel("weights", {"w": torch.ones(3)})
+    check_finite(parcel)
+    parcel.tensors["w"].fill_(float("nan"))
+    with pytest.raises(GateRefusedData, match="holds NaN"):
+        check_finite(parcel)

@@ -1,0 +1,167 @@
+"""Attackers at named sites of a simulation: what they train on and what they send, by hand; and in a run."""
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.errors import BadInput
+from polyclinic.federation.layers.poisoning import Poisoning, patched
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.randomness import torch_rng
+from polyclinic.runner.run import run
+
+
+def site(name="north"):
+    images = np.zeros((8, 1, 6, 6), np.uint8)
+    part = ImageSet(images, np.array([0, 0, 0, 0, 1, 1, 1, 1]))
+    return SiteData(name, part, part, part)
+
+
+def attack(kind, **settings):
+    return Poisoning(sites=("north",), attack=kind, **settings)
+
+
+def test_flipped_labels_are_of_training_images_at_attackers_only():
+    held = attack("label-flip").data(site(), 2, seed=0)
+    assert held.train.labels.tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert held.test.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert attack("label-flip").data(site("south"), 2, seed=0).train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert (attack("label-flip", share=0.5).data(site(), 2, seed=0).train.labels != site().train.labels).sum() == 4
+
+
+def test_a_back_door_is_a_white_square_with_the_target_class():
+    held = attack("backdoor", target=1, patch=2, share=0.5).data(site(), 2, seed=0)
+    marked = held.train.images[:, 0, -1, -1] == 255
+    assert marked.sum() == 4
+    assert (held.train.labels[marked] == 1).all()
+    assert (held.train.images[marked][:, :, :4] == 0).all()
+    assert patched(site().test.images, 2).sum() == 8 * 4 * 255
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("scale", [31.0, 1.0]), ("sign-flip", [-29.0, 1.0])])
+def test_updates_are_stretched_or_turned_round(kind, expected):
+    sent = {"weights": Parcel("weights", {"w": torch.tensor([1.0, 1.0]), "n": torch.tensor(3)})}
+    parcel = Parcel("weights", {"w": torch.tensor([4.0, 1.0]), "n": torch.tensor(4)}, {"samples": 5})
+    found = attack(kind).update("north", parcel, sent, 0, 1)
+    assert found.tensors["w"].tolist() == expected
+    assert found.tensors["n"] == 4
+    assert found.metadata == {"samples": 5}
+    assert attack(kind).update("south", parcel, sent, 0, 1) is parcel
+
+
+def test_noise_is_as_long_as_it_says_and_the_same_again():
+    parcel = Parcel("gradients", {"w": torch.ones(10_000)})
+    found = attack("noise", factor=3.0).update("north", parcel, {}, 0, 1).tensors["w"]
+    assert 2.5 < float((found - 1).std()) < 3.5
+    assert torch.equal(found, attack("noise", factor=3.0).update("north", parcel, {}, 0, 1).tensors["w"])
+    assert not torch.equal(found, attack("noise", factor=3.0).update("north", parcel, {}, 0, 2).tensors["w"])
+
+
+def test_noise_is_what_is_drawn_times_the_root_mean_square_of_the_update():
+    """Each tensor by itself, in turn from one generator; 3 and 4 have a root mean square of the root of 12.5."""
+    sent = Parcel("weights", {"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(1), "b": torch.tensor([0.0])})
+    parcel = Parcel("weights", {"a": torch.tensor([4.0, 6.0]), "n": torch.tensor(2), "b": torch.tensor([-5.0])})
+    drawn = torch_rng(7, "north", "poisoning", 3)
+    first, second = torch.randn(2, generator=drawn), torch.randn(1, generator=drawn)
+    found = attack("noise", factor=2.0).update("north", parcel, {"weights": sent}, 7, 3).tensors
+    torch.testing.assert_close(found["a"], parcel.tensors["a"] + 2 * 12.5**0.5 * first)
+    torch.testing.assert_close(found["b"], parcel.tensors["b"] + 2 * 5 * second)
+    assert found["n"] == 2
+
+
+def test_what_is_no_update_stays_as_it_is():
+    """Weights of which nothing came, tensors that were not sent, and other kinds."""
+    weights = Parcel("weights", {"w": torch.ones(2), "own": torch.ones(1)})
+    assert attack("scale").update("north", weights, {}, 0, 1) is weights
+    came = {"weights": Parcel("weights", {"w": torch.zeros(2)})}
+    assert attack("scale").update("north", weights, came, 0, 1).tensors["own"].tolist() == [1.0]
+    metrics = Parcel("metrics", {"m": torch.ones(2)})
+    assert attack("scale").update("north", metrics, came, 0, 1) is metrics
+    for kind in ("label-flip", "backdoor"):
+        assert attack(kind).update("north", weights, came, 0, 1) is weights
+    gradients = Parcel("gradients", {"g": torch.ones(2)})
+    assert attack("sign-flip").update("north", gradients, came, 0, 1).tensors["g"].tolist() == [-10.0, -10.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "classes", "words"),
+    [
+        ({"attack": "backdoor", "target": 3}, 3, "there is no class 3; the last one is 2"),
+        ({"attack": "backdoor"}, 1, "changes classes, and the task has none"),
+        ({"attack": "label-flip"}, 1, "changes classes, and the task has none"),
+        ({"attack": "scale", "sites": ("north", "nowhere")}, 0, "no site 'nowhere'; choose from north, south"),
+    ],
+)
+def test_attacks_that_do_not_fit_the_task(settings, classes, words):
+    with pytest.raises(BadInput, match=words):
+        Poisoning(**{"sites": ("north",), **settings}).check(("north", "south"), classes)
+
+
+def test_no_more_than_twenty_sites_are_offered_in_place_of_one_that_does_not_exist():
+    names = tuple(f"site-{number}" for number in range(1, 30))
+    with pytest.raises(BadInput, match=r"site-19, site-20$"):
+        attack("scale").check(names, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "classes"),
+    [
+        ({"attack": "backdoor", "target": 2}, 3),
+        ({"attack": "label-flip", "target": 9}, 2),
+        ({"attack": "noise", "target": 9}, 0),
+    ],
+)
+def test_attacks_that_fit_the_task(settings, classes):
+    Poisoning(sites=("north",), **settings).check(("north", "south"), classes)
+
+
+def test_only_the_data_of_attackers_that_poison_data_changes():
+    assert attack("scale").data(held := site(), 2, seed=0) is held
+    flipped = attack("label-flip").data(site(), 5, seed=0).train.labels
+    assert flipped.tolist() == [4, 4, 4, 4, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"poisoning.sites": ["nowhere"], "poisoning.attack": "scale"}, "poisoning.sites: there is no site 'nowhere'"),
+        (
+            {"poisoning.sites": ["site-1"], "poisoning.attack": "backdoor", "poisoning.target": 9},
+            "poisoning.target: there is no class 9",
+        ),
+        (
+            {"poisoning.sites": ["site-1"], "poisoning.attack": "label-flip", "data.source": "hand-phantom"},
+            "changes classes, and the",
+        ),
+    ],
+)
+def test_attackers_that_a_study_does_not_have(tiny, tmp_path, settings, words):
+    more = {"task": {"name": "regression"}} if "data.source" in settings else {}
+    with pytest.raises(BadInput, match=words):
+        run(tiny("fedavg", settings | more, rounds=1), tmp_path / "run")
+
+
+def test_no_deployed_site_is_asked_to_attack(tiny):
+    settings = {
+        "poisoning.sites": ["site-1"],
+        "poisoning.attack": "scale",
+        "data": {"source": "at-sites", "dataset": "x", "size": 28},
+    }
+    with pytest.raises(BadInput, match=r"\[poisoning\]: attackers are for simulations"):
+        tiny("fedavg", settings)
+
+
+def test_a_robust_rule_stands_a_site_that_turns_its_updates_round(tiny, tmp_path):
+    """Weights after one round: near those without an attacker by the median, far away by the mean."""
+    poison = {"poisoning.sites": ["site-2"], "poisoning.attack": "sign-flip", "poisoning.factor": 20.0}
+    settings = {"evaluation.every": 0}
+
+    def weights(name, more, **method):
+        done = run(tiny("fedavg", settings | more, rounds=1, **method), tmp_path / name)
+        return torch.cat([tensor.flatten() for tensor in done.weights().values()])
+
+    honest = weights("honest", {})
+    far = (weights("mean", poison) - honest).norm()
+    near = (weights("median", poison, aggregation="median") - honest).norm()
+    assert near < far / 3

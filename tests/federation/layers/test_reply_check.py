@@ -1,0 +1,271 @@
+"""The coordinator's check of replies, rule by rule, with the numbers at which each begins."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.layers.replies import ReplyCheck
+from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
+from polyclinic.federation.operation import operation
+from polyclinic.tasks.classification import Classification
+from polyclinic.tasks.task import Target
+
+TARGET = Target(("a", "b"))
+
+
+class Method:
+    @operation("weights", "statistics")
+    def train(self, site): ...
+
+    @operation("latents", "metrics", for_sites_only=True)
+    def hand_on(self, site): ...
+
+    @operation("metrics")
+    def evaluate(self, site): ...
+
+    @operation("labels", "masks")
+    def label(self, site): ...
+
+    complaint = ""
+
+    def operation_named(self, name):
+        return getattr(getattr(type(self), name, None), "operation", None)
+
+    def check_reply(self, federation, call, reply):
+        if self.complaint:
+            raise WorkFailed(self.complaint)
+
+
+def federation(privacy=None):
+    return SimpleNamespace(trainer=SimpleNamespace(task=Classification(), target=TARGET, privacy=privacy))
+
+
+def check(*parcels, operation="train", checker=None, site="s", to="coordinator", privacy=None, **call):
+    checker = checker or ReplyCheck(Method())
+    asked = Call(site, operation, 1, call.pop("sent", {}), call, to)
+    checker.check(federation(privacy), asked, Reply(site, parcels))
+    return checker
+
+
+def weights(*values, **metadata):
+    return Parcel("weights", {"w": torch.tensor(values or [1.0])}, metadata)
+
+
+# --- kinds ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parcels", "words"),
+    [
+        ((), "no parcel of kind 'weights' came for 'train'"),
+        ((Parcel("statistics", {}),), "no parcel of kind 'weights' came for 'train'"),
+        ((weights(), Parcel("metrics", {})), "a parcel of kind 'metrics' came, which 'train' does not release"),
+        ((weights(), weights()), "two parcels of kind 'weights' came for 'train'"),
+    ],
+)
+def test_a_reply_has_the_kinds_that_its_operation_releases(parcels, words):
+    check(weights())
+    check(weights(), Parcel("statistics", {}))
+    with pytest.raises(ParcelRejected, match=words):
+        check(*parcels)
+
+
+def test_what_goes_to_another_site_may_be_left_out_and_is_sealed():
+    sealed = Parcel(SEALED, {"sealed": torch.zeros(3, dtype=torch.uint8)}, {"kind": "latents"})
+    check(operation="hand_on", to="t")
+    check(operation="evaluate")
+    assert sealed.content == "latents"
+    check(sealed, operation="hand_on", to="t")
+    with pytest.raises(ParcelRejected, match="a sealed parcel came, and nothing was to be sealed"):
+        check(sealed, operation="hand_on")
+
+
+def test_an_operation_that_nobody_declared_is_checked_by_its_numbers_alone():
+    check(Parcel("latents", {"z": torch.ones(1)}), operation="unknown")
+    check(Parcel("latents", {"z": torch.ones(1)}), checker=ReplyCheck(None))
+    with pytest.raises(ParcelRejected, match="samples = 0 is no number"):
+        check(weights(samples=0), checker=ReplyCheck(None))
+
+
+def test_what_a_method_would_stop_for_is_the_failure_of_one_site():
+    checker = ReplyCheck(Method())
+    checker._method.complaint = "its codes are of another book"
+    for one in (checker.check, checker.check_sum):
+        with pytest.raises(ParcelRejected, match="its codes are of another book"):
+            one(federation(), Call("s", "train", 1), Reply("s", (weights(),)))
+    ReplyCheck(None).check_sum(federation(), Call("s", "train", 1), Reply("s", (weights(),)))
+
+
+# --- numbers beside the tensors ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metadata", "right"),
+    [
+        *(({"samples": 1}, True), ({"samples": 10**8}, True), ({"samples": 10**8 + 1}, False)),
+        *(({"samples": 0}, False), ({"samples": -1}, False), ({"samples": True}, False), ({"samples": "3"}, False)),
+        *(({"steps": 0}, True), ({"steps": 10**6}, True), ({"steps": 10**6 + 1}, False), ({"steps": -1}, False)),
+        *(({"expected": 0.0}, True), ({"expected": 1e8}, True), ({"expected": 1e8 + 1}, False)),
+        *(({"expected": -0.5}, False), ({"loss": -3.0}, True), ({"loss": None}, False), ({"loss": True}, False)),
+    ],
+)
+def test_numbers_that_a_coordinator_counts_with(metadata, right):
+    if right:
+        check(weights(**metadata))
+        return
+    with pytest.raises(ParcelRejected, match=r"weights: (samples|steps|expected|loss) = .* is no"):
+        check(weights(**metadata))
+
+
+@pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
+def test_a_loss_is_finite(loss):
+    with pytest.raises(ParcelRejected, match=r"loss = -?(inf|nan) is no finite number|cannot be checked"):
+        check(weights(loss=loss))
+
+
+def test_a_site_says_one_number_of_images_of_an_operation():
+    checker = check(weights(samples=5, steps=1))
+    check(weights(samples=5, steps=2), checker=checker)
+    check(weights(samples=6), checker=checker, site="another")
+    check(weights(samples=7), checker=checker, operation="unknown")
+    with pytest.raises(ParcelRejected, match="weights: samples = 6, and the site said 5 before"):
+        check(weights(samples=6), checker=checker)
+    again = ReplyCheck(Method(), checker.said)
+    with pytest.raises(ParcelRejected, match="the site said 5 before"):
+        check(weights(samples=6), checker=again)
+
+
+# --- tensors -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_none_are_refused(value):
+    with pytest.raises(ParcelRejected, match="weights: tensor 'w' holds NaN, infinity or numbers beyond all bounds"):
+        check(weights(1.0, value))
+
+
+@pytest.mark.parametrize(
+    ("before", "norm", "right"),
+    [
+        ([3.0, 4.0, 0.0, 0.0], 5_199.0, True),
+        ([3.0, 4.0, 0.0, 0.0], 5_201.0, False),
+        ([0.0] * 4, 199.0, True),  # a bias begins at zero: each of 4 numbers may come to 0.1, times 1000
+        ([0.0] * 4, 201.0, False),
+    ],
+)
+def test_weights_may_be_a_thousand_times_what_was_sent(before, norm, right):
+    """1000 times the norm of 5, and 0.1 for each number: 1000 (5 + 0.1 sqrt 4) = 5200."""
+    came, sent = weights(norm, 0.0, 0.0, 0.0), {"weights": weights(*before)}
+    statistics = Parcel("statistics", {"w": torch.tensor([1e9])})
+    check(came)
+    check(weights(), statistics, sent={"statistics": Parcel("statistics", {"w": torch.tensor([1.0])})})
+    if right:
+        check(came, sent=sent)
+        return
+    with pytest.raises(ParcelRejected, match=r"of tensor 'w' is .*, more than 1000 times what the site was sent"):
+        check(came, sent=sent)
+    with pytest.raises(ParcelRejected, match="the norm of tensor 'w'"):
+        ReplyCheck(None).check_sum(federation(), Call("s", "train", 1, sent), Reply("s", (came,)))
+
+
+def test_labels_and_masks_are_looked_at_where_a_method_is_known():
+    wrong = Parcel("labels", {"t": torch.tensor([2])})
+    with pytest.raises(ParcelRejected, match="names other classes than 0 to 1"):
+        check(wrong, operation="label")
+    with pytest.raises(ParcelRejected, match="masks: tensor 't' has values from 0 to 2; masks have 0 and 1"):
+        check(Parcel("masks", {"t": torch.tensor([0, 2])}), operation="label")
+    check(wrong, checker=ReplyCheck(None), operation="label")
+
+
+# --- scores ------------------------------------------------------------------------------------------------
+
+
+def scores(images):
+    """Sums of scores of so many images, half of each class."""
+    labels = torch.arange(images) % 2
+    logits = torch.nn.functional.one_hot(labels, 2).double()
+    return Parcel("metrics", Classification().sums(logits, labels, None, TARGET))
+
+
+def evaluate(*parcels, **more):
+    return check(*parcels, operation="evaluate", **more)
+
+
+@pytest.mark.parametrize(("images", "right"), [(5, True), (4, False), (20, True), (21, False), (10, True)])
+def test_scores_are_of_about_as_many_images_as_before(images, right):
+    checker = evaluate(scores(10))
+    evaluate(scores(100), checker=checker, split="test")
+    if right:
+        evaluate(scores(images), checker=checker)
+        return
+    with pytest.raises(ParcelRejected, match=f"scores of {images} images, and they were of 10 before"):
+        evaluate(scores(images), checker=checker)
+
+
+def test_scores_of_no_image_may_become_scores_of_two():
+    checker = evaluate(scores(0))
+    evaluate(scores(2), checker=checker)
+    with pytest.raises(ParcelRejected, match="scores of 4 images, and they were of 0 before"):
+        evaluate(scores(4), checker=checker)
+
+
+def test_scores_are_of_no_more_than_a_thousand_times_the_images_that_a_site_trains_on():
+    checker = ReplyCheck(Method(), {"s/train/samples": 1.0, "s/other/samples": 0.0, "t/train/samples": 1e6})
+    evaluate(scores(2000), checker=checker)
+    again = ReplyCheck(Method(), {"s/train/samples": 1.0, "s/evaluate": 1e6})
+    with pytest.raises(ParcelRejected, match="scores of 2002 images, and the site trains on 1"):
+        evaluate(scores(2002), checker=again)
+    evaluate(scores(2002))  # nothing is known of the site
+
+
+def test_sums_that_no_images_can_have_are_refused():
+    with pytest.raises(ParcelRejected, match="metrics: "):
+        evaluate(Parcel("metrics", {"count": torch.tensor(-1)}))
+    check(Parcel("metrics", {"count": torch.tensor(-1)}), operation="another")
+
+
+@pytest.mark.parametrize(("noise", "right"), [(None, False), (1.0, True)])
+def test_a_site_that_sent_scores_sends_them_again_unless_they_are_noised(noise, right):
+    for privacy in (SimpleNamespace(score_noise=noise), *([] if right else [None])):
+        checker = evaluate(scores(4), privacy=privacy)
+        evaluate(checker=checker, privacy=privacy, split="test")
+        if right:
+            evaluate(checker=checker, privacy=privacy)
+            continue
+        with pytest.raises(ParcelRejected, match="no scores came, and they did before"):
+            evaluate(checker=checker, privacy=privacy)
+
+
+@pytest.mark.parametrize(
+    ("began", "right"),
+    [(0, True), (1, True), (2, False), (3, False)],
+)
+def test_a_site_begins_to_score_when_most_others_do(began, right):
+    """Of four sites, `began` sent scores at once: the last one may begin later, unless most of the others did then."""
+    checker = ReplyCheck(Method())
+    for number, site in enumerate("tuv"):
+        evaluate(*([scores(4)] if number < began else []), checker=checker, site=site)
+    evaluate(checker=checker)
+    if right:
+        evaluate(scores(4), checker=checker)
+    else:
+        with pytest.raises(ParcelRejected, match="scores came, and none did before, when most other sites sent some"):
+            evaluate(scores(4), checker=checker)
+    evaluate(scores(4), checker=checker)  # refused once, at most
+
+
+def test_other_errors_are_told_with_their_name():
+    checker = ReplyCheck(Method())
+    checker._method.check_reply = lambda *given: 1 / 0
+    with pytest.raises(ParcelRejected, match=r"the reply cannot be checked \(ZeroDivisionError: division by zero\)"):
+        check(weights(), checker=checker)
+
+
+def test_whole_numbers_of_numpy_are_no_numbers_of_a_message():
+    with pytest.raises(ParcelRejected, match=r"samples = .* is no number|cannot be checked"):
+        check(weights(samples=np.array([3])))

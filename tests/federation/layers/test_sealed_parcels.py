@@ -1,0 +1,347 @@
+"""Parcels between sites: nobody but the two reads them; what was tampered with, misdirected or forged is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from plain_study import plain_study
+
+from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.engines.worker_process import reason_of
+from polyclinic.federation.call import Call, Failure, Reply
+from polyclinic.federation.federation import Federation
+from polyclinic.federation.federation_spec import FederationSpec
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.host_spec import HostSpec
+from polyclinic.federation.layers.calls import ExpectedForm
+from polyclinic.federation.ledger import sealing
+from polyclinic.federation.ledger.key_ring import SeedKeys
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.ledger import verify
+from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel
+from polyclinic.federation.operation import operation
+from polyclinic.federation.policy import Incoming, Policy
+
+SITES = ("a", "b", "c")
+SECRET = torch.arange(64, dtype=torch.float32) * 1.25 + 3
+
+SPENT = {"epsilon": 1.0, "delta": 1e-5, "steps": 3, "covers": ["weights"], "does_not_cover": []}
+
+
+class Courier:
+    """A method that hands a model on."""
+
+    rounds = 100
+    name = "courier"
+
+    @operation("weights", "synthetic-images")
+    def hand_over(self, site):
+        note = {"note": f"from {site.name} in confidence"}
+        return Parcel("weights", {"w": SECRET}, note, SPENT), Parcel("synthetic-images", {"x": SECRET + 1}, note)
+
+    @operation(sealed_only=True)
+    def take(self, site, weights, synthetic_images=None):
+        site.state.put("taken", weights)
+
+
+class Wire:
+    """An engine over one host that keeps every byte the coordinator gets to see, and may meddle with it."""
+
+    simulation = True
+
+    def __init__(self, host, meddle):
+        self.host, self.meddle, self.seen = host, meddle, []
+
+    def call(self, calls):
+        return [self._answer(call) for call in calls]
+
+    def _answer(self, call):
+        call = self.meddle(Call.from_bytes(call.to_bytes()))
+        self.seen.append(call.to_bytes())
+        try:
+            reply = self.host.handle(call)
+        except Exception as error:
+            return Failure(call.site, call.operation, reason_of(error))
+        self.seen.append(reply.to_bytes())
+        return Reply.from_bytes(reply.to_bytes())
+
+    def checkpoint(self):
+        return self.host.checkpoint()
+
+    def prune(self, positions):
+        pass
+
+    def restore(self, positions):
+        self.host.restore(positions)
+
+
+def data_of(name):
+    images = np.random.default_rng(1).integers(0, 256, (3, 4, 1, 8, 8), dtype=np.uint8)
+    return SiteData(name, *(ImageSet(some, np.zeros(4, dtype=np.int64)) for some in images))
+
+
+@pytest.fixture
+def make(tmp_path):
+    def build(meddle=lambda call: call):
+        of_host = HostSpec(
+            study=plain_study(Courier()),
+            trainer=None,
+            folder=tmp_path,
+            open_data=data_of,
+            # there is no network to try weights on
+            policy=Policy(kinds=tuple(KINDS), incoming=Incoming(on=False), shares="equal"),
+            expected={"weights": Expected.like("weights", {"w": SECRET})},
+        )
+        spec = FederationSpec(
+            sites=SITES,
+            seed=0,
+            folder=tmp_path,
+            initial_weights=dict,
+            expected={"weights": Expected.like("weights", {"w": SECRET})},
+            trainer=None,
+        )
+        federation = Federation(spec, Wire(SiteHost(of_host), meddle))
+        federation.round = 3
+        return federation
+
+    return build
+
+
+def taken_by(federation, site):
+    return federation.engine.host.sites.get(site).state.group("taken")
+
+
+def test_the_target_gets_what_the_source_released(make):
+    federation = make()
+    assert federation.forward("a", "hand_over", "b", "take")
+    assert torch.equal(taken_by(federation, "b")["w"], SECRET)
+    assert not taken_by(federation, "c")
+
+
+def test_nothing_that_passes_the_coordinator_can_be_read(make, tmp_path):
+    federation = make()
+    federation.forward("a", "hand_over", "b", "take")
+    federation.save()
+    seen = b"".join(federation.engine.seen)
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "checkpoint").iterdir())
+    inside = Parcel("weights", {"w": SECRET})
+    for secret in (SECRET.numpy().tobytes(), (SECRET + 1).numpy().tobytes(), b"in confidence"):
+        assert secret not in seen + kept
+    assert SECRET[:4].numpy().tobytes() not in seen  # nor a part of it
+    assert inside.encoded[-256:] in Reply("a", (inside,)).to_bytes()  # an open parcel would have been found this way
+    for site in SITES:
+        private = SeedKeys(0).own(site).private_bytes_raw()
+        assert private not in seen + kept
+
+
+def test_accounts_see_kind_size_and_privacy(make, tmp_path):
+    federation = make()
+    federation.forward("a", "hand_over", "b", "take")
+    plain = {parcel.kind: parcel for parcel in Courier().hand_over(federation.engine.host.sites.get("a"))}
+    counted = federation.communication.rows()
+    for kind in plain:
+        (sent,) = (row[4] for row in counted if row[:4] == ["a", "sent", kind, "hand_over"])
+        (received,) = (row[4] for row in counted if row[:4] == ["b", "received", kind, "take"])
+        assert sent == received
+        assert len(plain[kind].encoded) + sealing.OVERHEAD < sent < len(plain[kind].encoded) + 600
+    lines = [line for line in verify(tmp_path / "ledger" / "a.jsonl") if line["operation"] == "hand_over"]
+    assert [(line["kind"], line["to"], line["digest"]) for line in lines] == [
+        (kind, "b", parcel.digest) for kind, parcel in plain.items()
+    ]
+    assert lines[0]["privacy"] == SPENT
+    assert federation.coverage.records["a"]["epsilon"] == 1.0
+    assert "synthetic-images" in federation.coverage.uncovered
+
+
+def test_every_ledger_binds_the_same_keys(make, tmp_path):
+    make().forward("a", "hand_over", "b", "take")
+    digests = set()
+    for site in SITES:
+        lines = verify(tmp_path / "ledger" / f"{site}.jsonl")
+        assert [line["operation"] for line in lines[:2]] == ["give_key", "take_keys"]
+        digests.add(lines[1]["digest"])
+    assert len(digests) == 1
+
+
+def test_no_two_sites_and_no_two_boxes_share_a_key(make, tmp_path):
+    federation = make()
+    federation.forward("a", "hand_over", "b", "take")
+    keys = {SeedKeys(0).public(site) for site in SITES}
+    assert len(keys) == 3
+    call = Call("a", "hand_over", 3, to="b")
+    sent = [parcel for _ in range(2) for parcel in federation.engine.host.handle(call).parcels]
+    assert len({parcel.tensors["box"][:32].numpy().tobytes() for parcel in sent}) == 4
+
+
+# --- a coordinator that meddles -------------------------------------------------------------------------
+
+
+def meddling(change):
+    """Change the first parcel that reaches `take`."""
+
+    def meddle(call):
+        if call.operation != "take":
+            return call
+        (name, parcel), *rest = call.parcels.items()
+        return replace(call, parcels={name: change(parcel), **dict(rest)})
+
+    return meddle
+
+
+def flipped(parcel):
+    box = parcel.tensors["box"].clone()
+    box[len(box) // 2] ^= 1
+    return Parcel(SEALED, {"box": box}, parcel.metadata)
+
+
+def cut(parcel):
+    return Parcel(SEALED, {"box": parcel.tensors["box"][:20]}, parcel.metadata)
+
+
+def as_numbers(parcel):
+    return Parcel(SEALED, {"box": parcel.tensors["box"].float()}, parcel.metadata)
+
+
+def as_rows(parcel):
+    box = parcel.tensors["box"]
+    return Parcel(SEALED, {"box": box[: len(box) // 4 * 4].reshape(-1, 4)}, parcel.metadata)
+
+
+def empty(parcel):
+    return Parcel(SEALED, {"box": parcel.tensors["box"][:0]}, parcel.metadata)
+
+
+def renamed(parcel):
+    return Parcel(SEALED, dict(parcel.tensors), {**parcel.metadata, "from": "c"})
+
+
+def unknown(parcel):
+    return Parcel(SEALED, dict(parcel.tensors), {**parcel.metadata, "from": "z"})
+
+
+def opened(parcel):
+    return Parcel("weights", {"w": SECRET * 0})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (flipped, "the sealed weights of site 'a' do not open: it was changed on its way"),
+        (cut, "do not open"),
+        (empty, "do not open"),
+        (as_numbers, "what came sealed from site 'a' is no box"),
+        (as_rows, "what came sealed from site 'a' is no box"),
+        (renamed, "the sealed weights of site 'c' do not open"),
+        (unknown, "the sealed weights of site 'z' do not open"),
+        (opened, "'take' takes what another site sealed, and weights came open"),
+    ],
+)
+def test_a_parcel_that_was_tampered_with_is_refused(make, change, reason):
+    federation = make(meddling(change))
+    failure = federation.forward("a", "hand_over", "b", "take")
+    assert isinstance(failure, Failure)
+    assert (failure.site, failure.operation) == ("b", "take")
+    assert reason in failure.reason
+    assert not taken_by(federation, "b")
+
+
+def test_a_parcel_for_another_site_is_refused(make):
+    federation = make(lambda call: replace(call, site="c") if call.operation == "take" else call)
+    failure = federation.forward("a", "hand_over", "b", "take")
+    assert "do not open: it was changed on its way, or sealed by or for somebody else" in failure.reason
+    assert not taken_by(federation, "c")
+
+
+def test_a_parcel_of_an_earlier_round_is_refused(make):
+    kept = {}
+
+    def replay(call):
+        if call.operation != "take":
+            return call
+        return replace(call, parcels=kept.setdefault("parcels", call.parcels))
+
+    federation = make(replay)
+    assert federation.forward("a", "hand_over", "b", "take")
+    federation.round += 1
+    assert "do not open" in federation.forward("a", "hand_over", "b", "take").reason
+
+
+def test_what_is_inside_is_checked_like_any_parcel(make):
+    federation = make()
+    host = federation.engine.host
+    host.layers[ExpectedForm].spec = replace(
+        host.spec, expected={"weights": Expected.like("weights", {"w": SECRET[:3]})}
+    )
+    failure = federation.forward("a", "hand_over", "b", "take")
+    assert "tensor 'w' is torch.float32 (64,), expected torch.float32 (3,)" in failure.reason
+
+
+def test_a_swapped_key_is_refused(make, tmp_path):
+    """A coordinator that gives 'a' its own key in the name of 'b' could read what is for 'b'."""
+    mine = sealing.X25519PrivateKey.generate()
+    false = torch.tensor(list(sealing.public_key(mine)), dtype=torch.uint8)
+
+    def swap(call):
+        if call.operation != "take_keys" or call.site != "a":
+            return call
+        keys = {**call.parcels["keys"].tensors, "b": false}
+        return replace(call, parcels={"keys": Parcel("keys", keys)})
+
+    federation = make(swap)
+    assert not federation.forward("a", "hand_over", "b", "take")
+    assert [line["operation"] for line in verify(tmp_path / "ledger" / "a.jsonl")] == ["give_key"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"a": torch.zeros(5, dtype=torch.uint8)}, "what came as the key of site 'a' is none"),
+        ({"a": torch.zeros(32, dtype=torch.uint8)}, "the key of site 'a' is not the one that site 'b' has for it"),
+        ({"a": None, "b": torch.zeros(32, dtype=torch.uint8)}, "the key of site 'b' is not the one"),
+    ],
+)
+def test_false_keys_are_refused(make, keys, reason):
+    federation = make()
+    federation.forward("a", "hand_over", "b", "take")
+    true = {name: torch.tensor(list(SeedKeys(0).public(name)), dtype=torch.uint8) for name in SITES}
+    given = {name: true[name] if key is None else key for name, key in keys.items()}
+    assert reason in federation.ask("b", "take_keys", keys=given).reason
+
+
+def test_a_resumed_run_has_its_keys_and_repeats_no_line(make, tmp_path):
+    federation = make()
+    federation.forward("a", "hand_over", "b", "take")
+    federation.save()
+    federation.forward("b", "hand_over", "c", "take")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "ledger").iterdir()}
+
+    again = make()
+    assert again.resume()
+    again.round = 3
+    assert again._keyed == list(SITES)
+    assert again.forward("b", "hand_over", "c", "take")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "ledger").iterdir()} == before
+
+
+def test_a_run_killed_before_its_first_checkpoint_keeps_its_keys_too(make, tmp_path):
+    make().forward("a", "hand_over", "b", "take")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "ledger").iterdir()}
+    again = make()
+    assert not again.resume()
+    again.round = 3
+    assert again.forward("a", "hand_over", "b", "take")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "ledger").iterdir()} == before
+
+
+def test_a_site_without_keys_gets_nothing(make):
+    def broken(call):
+        if call.operation == "give_key" and call.site == "b":
+            return replace(call, operation="hand_under")
+        return call
+
+    federation = make(broken)
+    failure = federation.forward("a", "hand_over", "b", "take")
+    assert (failure.site, failure.reason) == ("b", "failed earlier in this round")
+    assert all(b'"operation": "hand_over"' not in data for data in federation.engine.seen)
+    assert federation.forward("a", "hand_over", "c", "take")

@@ -1,0 +1,323 @@
+"""What a site keeps for itself while it answers: boxes, tested models, and its transcript."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from plain_study import plain_study
+
+from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.errors import BadInput
+from polyclinic.federation.call import Call
+from polyclinic.federation.layers import privacy as transcript
+from polyclinic.federation.layers.cohort import images_in_generator_step, patients_in
+from polyclinic.federation.layers.scores import ScoredModel, was_scored
+from polyclinic.federation.layers.sealing import TAKEN, BoxFile, KeyExchange, asked_in_state, seal, unseal
+from polyclinic.federation.ledger import sealing
+from polyclinic.federation.ledger.key_ring import KitKeys, PublicKeys, SeedKeys
+from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
+from polyclinic.federation.operation import operation
+from polyclinic.federation.refusals import GateRefused
+from polyclinic.federation.site import Site, SiteState
+from polyclinic.federation.transaction import Transaction
+
+
+class Pinned(SeedKeys):
+    """The keys of some sites only, as a kit has them."""
+
+    def public(self, site):
+        return super().public(site) if site in ("a", "b") else None
+
+
+def part(count=3, **more):
+    images = np.arange(count * 4, dtype=np.uint8).reshape(count, 1, 2, 2)
+    return ImageSet(images, np.arange(count), **more)
+
+
+@pytest.fixture
+def make(tmp_path):
+    def build(name="b", secret="", data=None, local=()):
+        trainer = SimpleNamespace(local_names=local)
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        data = data or SiteData(name, part(), part(1), part(2))
+        return Site(name, plain_study(), data, trainer, SiteState(), folder, secret=secret, keys=Pinned(0))
+
+    return build
+
+
+# --- boxes ----------------------------------------------------------------------------------------------
+
+PLAIN = Parcel("weights", {"w": torch.arange(3.0)}, privacy={"epsilon": 1.0})
+
+
+def sent(make, parcel=PLAIN):
+    return seal(make("a"), parcel, Call("a", "hand_over", 2, to="b"))
+
+
+def refusal(site, parcel, round=2) -> str:
+    with pytest.raises(ParcelRejected) as refused:
+        unseal(site, parcel, Call(site.name, "take", round))
+    return str(refused.value)
+
+
+def test_a_box_opens_once_and_tells_its_kind_and_privacy_outside(make):
+    site, box = make("b"), sent(make)
+    assert (box.kind, box.content, box.privacy) == (SEALED, "weights", {"epsilon": 1.0})
+    assert unseal(site, box, Call("b", "take", 2)).digest == PLAIN.digest
+    assert site.state[TAKEN].shape == (1, 32)
+    assert refusal(site, box) == "the sealed parcel from site 'a' was taken before"
+    assert unseal(site, sent(make), Call("b", "take", 2)).digest == PLAIN.digest
+    assert site.state[TAKEN].shape == (2, 32)
+    assert refusal(site, box) == "the sealed parcel from site 'a' was taken before"
+
+
+def test_boxes_of_or_for_sites_whose_keys_nobody_pinned_are_refused(make):
+    with pytest.raises(ParcelRejected, match=r"^site 'a' has no key of 'z', for whom the parcel is$"):
+        seal(make("a"), PLAIN, Call("a", "hand_over", 2, to="z"))
+    box = sent(make)
+    foreign = replace(box, metadata={**box.metadata, "from": "z"})
+    assert refusal(make("b"), foreign) == "a sealed parcel came from 'z', of whom site 'b' has no key"
+    for tensors in ({}, {"other": box.tensors["box"]}, {**box.tensors, "more": torch.ones(1)}):
+        assert "a sealed parcel came from 'a'" in refusal(make("b"), replace(box, tensors=tensors))
+
+
+@pytest.mark.parametrize("change", [lambda box: box.to(torch.int8), lambda box: box[None], lambda box: box[0]])
+def test_a_box_is_a_row_of_bytes(make, change):
+    box = sent(make)
+    assert refusal(make("b"), replace(box, tensors={"box": change(box.tensors["box"])})) == (
+        "what came sealed from site 'a' is no box"
+    )
+
+
+def test_a_box_holds_what_is_written_on_it(make):
+    about = {"from": "a", "operation": "hand_over", "kind": "latents"}
+    keys = Pinned(0)
+    bound = {**about, "to": "b", "round": 2}
+    box = sealing.seal(PLAIN.encoded, bound, sender=keys.own("a"), recipient=keys.public("b"))
+    false = Parcel(SEALED, {"box": torch.frombuffer(box, dtype=torch.uint8)}, about)
+    assert refusal(make("b"), false) == "a parcel of kind 'weights' came under the name of 'latents'"
+
+
+def test_a_deployed_site_that_was_put_back_takes_a_box_again_for_the_same_call_only(make):
+    site, box = make("b", secret="s"), sent(make)
+    unseal(site, box, Call("b", "take", 2))
+    again = make("b", secret="s")  # without its state
+    unseal(again, box, Call("b", "take", 2))
+    assert refusal(again, box) == "the sealed parcel from site 'a' was taken before"  # its state knows it
+    other = make("b", secret="s")
+    other.state["other"] = torch.ones(1)
+    assert refusal(other, box) == "the sealed parcel from site 'a' was taken before"
+    simulated = make("b")
+    unseal(simulated, box, Call("b", "take", 2))  # has no such file
+
+
+def test_the_first_use_of_a_box_is_kept(tmp_path):
+    file = BoxFile(tmp_path / "boxes.txt")
+    assert [file.first_use(*one) for one in (("x", "1"), ("y", "2"), ("x", "3"), ("y", "2"))] == ["1", "2", "1", "2"]
+    assert file.path.read_text() == "x 1\ny 2\n"
+
+
+def test_a_call_in_a_state_has_a_digest_of_its_own(make):
+    site = make("b")
+    site.state["w"] = torch.arange(4)
+    taking = Call("b", "take", 2, arguments={"split": "test"})
+
+    def digest(call=None, **state):
+        one = make("b")
+        for name, tensor in {"w": torch.arange(4), **state}.items():
+            one.state[name] = tensor
+        return asked_in_state(one, call or taking)
+
+    same = asked_in_state(site, taking)
+    assert digest() == same
+    assert len(bytes.fromhex(same)) == 32
+    calls = [Call("b", "take", 3, arguments={"split": "test"}), Call("b", "give", 2, arguments={"split": "test"})]
+    found = [same, *map(digest, [*calls, Call("b", "take", 2)]), digest(v=torch.ones(1))]
+    found += [digest(w=w) for w in (torch.arange(4) + 1, torch.arange(4).reshape(2, 2), torch.arange(4.0).double())]
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("key", [torch.zeros(32), torch.zeros(31, dtype=torch.uint8), torch.zeros(1, 32).byte()])
+def test_a_key_is_32_bytes(make, key):
+    true = {name: torch.tensor(list(Pinned(0).public(name)), dtype=torch.uint8) for name in ("a", "b")}
+    assert KeyExchange().take_keys(make("b"), true).tensors.keys() == {"a", "b"}
+    with pytest.raises(ParcelRejected, match="what came as the key of site 'a' is none"):
+        KeyExchange().take_keys(make("b"), {**true, "a": key})
+    with pytest.raises(ParcelRejected, match="the key of site 'z' is not the one that site 'b' has for it"):
+        KeyExchange().take_keys(make("b"), {"z": true["a"]})
+
+
+def test_a_box_can_follow_from_a_seed():
+    keys = SeedKeys(0)
+    both = [
+        sealing.seal(b"x", {}, sender=keys.own("a"), recipient=keys.public("b"), drawn=keys.own("drawn"))
+        for _ in range(2)
+    ]
+    assert both[0] == both[1]
+    assert bytes(both[0][:32]) == keys.public("drawn")
+
+
+# --- keys of a kit --------------------------------------------------------------------------------------
+
+
+def test_a_public_key_has_64_hex_digits(tmp_path):
+    file = tmp_path / "site_keys.toml"
+    file.write_text(f'[sealing]\na = "{64 * "0"}"\nb = "{66 * "0"}"\nc = "{62 * "0"}"\n')
+    keys = PublicKeys(file)
+    assert (keys.public("a"), keys.public("d"), keys.pinned()) == (bytes(32), None, ("a", "b", "c"))
+    for name in "bc":
+        with pytest.raises(BadInput, match=rf"site_keys\.toml: sealing\.{name} is no public key of 64 hex digits"):
+            keys.public(name)
+
+
+def test_a_kit_whose_own_key_is_not_listed_says_so(tmp_path):
+    (tmp_path / "signing.key").write_bytes(bytes(32))
+    (tmp_path / "site_keys.toml").write_text(f'[signing]\nnorth = ["{64 * "1"}"]\n')
+    with pytest.raises(BadInput, match=r"site_keys\.toml: does not list the public key of .*signing\.key; put it back"):
+        KitKeys(tmp_path).owner()
+
+
+# --- models that were tested ----------------------------------------------------------------------------
+
+
+def work(self, site, split="validation", own="current"):
+    """An operation that scores a split of the site's images."""
+
+
+def without(self, site):
+    """An operation that says nothing of splits."""
+
+
+def declared(*releases, **how):
+    return operation(*releases, **how)(lambda self, site: None).operation
+
+
+SCORES, STATISTICS = declared("metrics"), declared("statistics", scores=("test",))
+
+
+def asked(site, operation_=SCORES, value=1.0, split="test", does=work, **arguments):
+    given = {} if value is None else {"weights": Parcel("weights", {"w": torch.tensor([value])})}
+    call = Call(site.name, "evaluate", 1, given, {"split": split, **arguments})
+    transaction = Transaction(call, does, operation_)
+    transaction.site = site
+    return ScoredModel(transaction), call
+
+
+def told(site, *given, **how):
+    model, call = asked(site, *given, **how)
+    model.check(call)
+    model.note(call)
+
+
+def test_scores_and_statistics_of_test_images_are_about_one_model(make):
+    site = make()
+    told(site, SCORES, 2.0, split="validation")  # no matter
+    assert not was_scored(site)
+    told(site, SCORES, 1.0)
+    told(site, SCORES, 1.0)
+    assert was_scored(site)
+    told(site, STATISTICS, 1.0, does=without)
+    sentence = "^'evaluate' came for another model than the one whose metrics of test images were told in this run"
+    with pytest.raises(GateRefused, match=sentence):
+        told(site, STATISTICS, 2.0, does=without)
+    with pytest.raises(GateRefused, match="whose statistics of test images were told"):
+        told(site, SCORES, 2.0)
+    told(site, declared("weights"), 2.0)
+    told(site, declared("weights"), 2.0, does=without)
+    kept = json.loads((site.folder / "tested.json").read_text())
+    assert {kind: len(models) for kind, models in kept.items()} == {"metrics": 1, "statistics": 1}
+
+
+def test_several_models_may_be_scored_and_statistics_are_of_one_of_them(make):
+    site = make()
+    for value in (1.0, 2.0, None):
+        told(site, SCORES, value)
+    for value in (2.0, None):
+        told(site, STATISTICS, value, does=without)
+    with pytest.raises(GateRefused, match="another model"):
+        told(site, STATISTICS, 3.0, does=without)
+
+
+def test_statistics_alone_are_no_scores(make):
+    site = make()
+    told(site, STATISTICS, does=without)
+    assert not was_scored(site)
+    told(site, declared("metrics", "statistics"))  # both at once count as scores
+    assert was_scored(site)
+
+
+@pytest.mark.parametrize(("local", "counts"), [((), False), (("head",), True)])
+def test_the_part_of_a_model_that_is_the_sites_own_counts_where_there_is_one(make, local, counts):
+    site = make(local=local)
+    told(site, STATISTICS, does=without)
+    told(site, SCORES, own="current")
+    told(site, SCORES)  # the default of the operation
+    if counts:
+        with pytest.raises(GateRefused, match="another model"):
+            told(site, SCORES, own="first")
+    else:
+        told(site, SCORES, own="first")
+
+
+# --- splits and cohorts ---------------------------------------------------------------------------------
+
+
+def test_the_splits_that_a_release_is_computed_from():
+    call = Call("b", "evaluate", 1, arguments={"split": "test"})
+    assert Transaction(call, work, SCORES).splits == ("test",)
+    assert Transaction(Call("b", "evaluate", 1), work, STATISTICS).splits == ("validation",)
+    assert Transaction(call, without, STATISTICS).splits == ("test",)
+    assert Transaction(call, without, SCORES).splits == ("train",)
+
+
+@pytest.mark.parametrize(("cases", "patients"), [(None, 3), ([1, 1, 2, 3], 2)])
+def test_patients_in_batches(cases, patients):
+    """Images 0, 1 and 3, some of them twice; what comes after the site's own four is nobody's."""
+    images = part(4, cases=None if cases is None else np.array(cases))
+    assert patients_in(images, [torch.tensor([0, 1]), torch.tensor([[1, 4], [9, 3]])]) == patients
+
+
+def test_images_in_the_smallest_batch_of_a_generator():
+    assert images_in_generator_step(SimpleNamespace(batch_size=8, prior_batch_size=4)) == 4
+    assert images_in_generator_step(SimpleNamespace(batch_size=8, prior_batch_size=None)) == 8
+    assert images_in_generator_step(SimpleNamespace()) == images_in_generator_step(None) == 0
+
+
+# --- the transcript -------------------------------------------------------------------------------------
+
+
+TRAIN = Call("b", "train", 1)
+
+
+def trail(make, call=TRAIN, settings="{}", received=None, data=None, times=1):
+    site = make(data=data)
+    assert transcript.transcript_of(site.state) == ""
+    for _ in range(times):
+        transcript.extend(site, settings, call, received or {})
+    return transcript.transcript_of(site.state)
+
+
+def test_all_that_numbers_depend_on_is_in_the_transcript(make):
+    first, masks = trail(make), np.ones((3, 2, 2), np.uint8)
+    assert trail(make) == first
+    assert len(bytes.fromhex(first)) == 32
+    calls = [Call("b", "other", 1), Call("b", "train", 2), Call("b", "train", 1, to="c")]
+    found = [trail(make, call) for call in [*calls, Call("b", "train", 1, arguments={"x": 1})]]
+    found += [trail(make, settings="{1}"), trail(make, received={"weights": PLAIN}), trail(make, times=2)]
+    for train in (part(4), part(masks=masks), part(masks=1 - masks), part(cases=np.arange(3)), part(cases=np.ones(3))):
+        found.append(trail(make, data=SiteData("b", train, part(1), part(2))))
+    found.append(trail(make, data=SiteData("b", part(), part(2), part(1))))
+    assert len({first, *found}) == len(found) + 1
+
+
+def test_images_are_digested_once(make):
+    site = make()
+    transcript.extend(site, "{}", Call("b", "train", 1), {})
+    known = site.cache[transcript.NAME]
+    site.data = None  # nobody looks at it again
+    transcript.extend(site, "{}", Call("b", "train", 2), {})
+    assert site.cache[transcript.NAME] == known

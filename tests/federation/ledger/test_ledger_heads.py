@@ -1,0 +1,139 @@
+"""The heads of the sites' ledgers as the coordinator has them: what is refused, written down and taken up again."""
+
+import json
+
+import pytest
+import torch
+
+from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.ledger.key_ring import SeedKeys
+from polyclinic.federation.ledger.ledger_heads import RECEIVED_FILE, Heads, read_received
+from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
+from polyclinic.federation.ledger.signing import Head, is_countersigned, sign_line
+
+KEYS = SeedKeys(3)
+PARCEL = Parcel("weights", {"w": torch.ones(2)})
+
+
+def head(lines, digest="d", site="a"):
+    return Head(lines, digest, sign_line(KEYS.signing_key(site), digest))
+
+
+def receive(heads, found, site="a", parcels=(PARCEL,), round=1):
+    heads.receive(Call(site, "train", round), Reply(site, tuple(parcels), found))
+
+
+def test_a_simulation_keeps_heads_and_writes_nothing(tmp_path):
+    heads = Heads(tmp_path)
+    receive(heads, Head(2, "x", "s"))
+    assert heads.anchor("a") is None
+    assert heads.plain() == {"a": (2, "x", "", "")}
+    assert heads.summary() == {"a": {"lines": 2, "digest": "x"}}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_deployed_head_is_counter_signed_and_written_down(tmp_path):
+    heads = Heads(tmp_path, KEYS)
+    assert heads.anchor("a") is None
+    receive(heads, head(1), parcels=(PARCEL, Parcel("metrics", {})))
+    anchor = heads.anchor("a")
+    assert anchor.head == head(1)
+    assert is_countersigned(KEYS.verifying_keys("coordinator"), tmp_path.name, "a", anchor)
+    [line] = read_received(tmp_path)
+    assert (line["site"], line["round"], line["operation"], line["to"]) == ("a", 1, "train", "coordinator")
+    assert line["parcels"][0] == {"kind": "weights", "bytes": PARCEL.size, "digest": PARCEL.digest}
+    assert line["head"] == list(anchor)
+    assert heads.summary()["a"].keys() == {"lines", "digest", "signature", "countersignature"}
+
+
+def test_nothing_is_said_of_what_is_inside_a_sealed_parcel(tmp_path):
+    heads = Heads(tmp_path, KEYS)
+    receive(heads, head(1), parcels=(Parcel(SEALED, {"sealed": torch.ones(3)}, {"kind": "latents"}),))
+    [line] = read_received(tmp_path)
+    assert line["parcels"][0]["digest"] is None
+
+
+@pytest.mark.parametrize(
+    ("found", "fits"),
+    [
+        ((3, "d"), True),
+        ((4, "e"), True),
+        ((99, "e"), True),
+        ((3, "other"), False),
+        ((2, "d"), False),
+        ((1, "other"), False),
+    ],
+)
+def test_a_ledger_grows_and_stays_the_same_one(tmp_path, found, fits):
+    heads = Heads(tmp_path, KEYS)
+    receive(heads, head(3))
+    if fits:
+        receive(heads, head(*found))
+        assert heads.anchor("a").lines == found[0]
+        return
+    with pytest.raises(ParcelRejected, match=f"its ledger had 3 lines, and is another one now, of {found[0]} lines"):
+        receive(heads, head(*found))
+    assert heads.anchor("a").head == head(3)
+
+
+def test_an_answer_without_a_head(tmp_path):
+    """Nothing left a new site, and nothing is missing; a deployed site that sends something has written it down."""
+    simulated, deployed = Heads(tmp_path), Heads(tmp_path, KEYS)
+    receive(simulated, None)
+    receive(deployed, None, parcels=())
+    assert simulated.plain() == deployed.plain() == {}
+    with pytest.raises(ParcelRejected, match="without the head"):
+        receive(deployed, None)
+    for heads, known in ((simulated, Head(1, "x")), (deployed, head(1))):
+        receive(heads, known)
+        with pytest.raises(ParcelRejected, match="without the head"):
+            receive(heads, None, parcels=())
+
+
+def test_a_head_that_another_key_signed_is_refused(tmp_path):
+    with pytest.raises(ParcelRejected, match="not signed with the key that the kits have for it"):
+        receive(Heads(tmp_path, KEYS), head(1, site="b"))
+
+
+def test_heads_that_are_still_to_come_are_taken_when_they_are_asked_for(tmp_path):
+    heads, asked = Heads(tmp_path), []
+
+    def soon(found):
+        return lambda: asked.append(found) or found
+
+    heads.receive(Call("a", "train", 1), Reply("a", (), head_soon=soon(Head(1, "x"))))
+    heads.receive(Call("b", "train", 1), Reply("b", (), head_soon=soon(None)))
+    assert asked == []
+    assert heads.plain() == {"a": (1, "x", "", "")}
+    assert asked == [Head(1, "x"), None]
+    heads.receive(Call("a", "train", 2), Reply("a", (), head_soon=soon(Head(2, "y"))))
+    with pytest.raises(ParcelRejected, match="had 2 lines"):
+        receive(heads, Head(1, "x"))
+
+
+def test_a_resumed_run_knows_what_came_after_its_checkpoint(tmp_path):
+    heads = Heads(tmp_path, KEYS)
+    receive(heads, head(1))
+    kept = json.loads(json.dumps(heads.plain()))
+    receive(heads, head(2, "e"), round=2)
+    receive(heads, head(5, "f", "b"), "b", round=2)
+    resumed = Heads(tmp_path, KEYS)
+    resumed.restore(kept)
+    assert {site: anchor.lines for site, anchor in resumed.plain().items()} == {"a": 2, "b": 5}
+    later = {"a": [7, "later", "", ""], "b": [5, "the same length", "", ""]}
+    resumed.restore(later)
+    assert {site: anchor.digest for site, anchor in resumed.plain().items()} == {"a": "later", "b": "the same length"}
+    simulated = Heads(tmp_path)
+    simulated.restore(kept)
+    assert {site: anchor.lines for site, anchor in simulated.plain().items()} == {"a": 1}
+
+
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("{}\n", "{}\n"), ('{"si', '{"si\n')])
+def test_a_line_that_a_killed_process_left_unfinished_is_ended(tmp_path, before, after):
+    file = tmp_path / RECEIVED_FILE
+    if before:
+        file.write_text(before)
+    Heads(tmp_path)  # a simulation leaves the file alone
+    assert (file.read_text() if file.exists() else "") == before
+    Heads(tmp_path, KEYS)
+    assert (file.read_text() if file.exists() else "") == after

@@ -1,0 +1,351 @@
+"""A parcel comes back as it was sent, and nothing else is taken for one."""
+
+import contextlib
+import hashlib
+import json
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from polyclinic.federation.call import Call, Reply, pack, unpack
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.parcel import HEADER_LIMIT, Expected, Parcel, ParcelRejected, decode
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.bool,
+]  # fmt: skip
+
+plain_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def tensors(draw) -> torch.Tensor:
+    """Any dtype, 0 to 4 axes of 0 to 3, any bits (NaN too), now and then a transposed view."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 3), max_size=4))
+    size = math.prod(shape) * dtype.itemsize
+    raw = bytearray(draw(st.binary(min_size=size, max_size=size)))
+    if dtype == torch.bool:
+        raw = bytearray(byte & 1 for byte in raw)
+    tensor = torch.frombuffer(raw, dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
+    return tensor.transpose(0, -1) if tensor.ndim > 1 and draw(st.booleans()) else tensor
+
+
+parcels = st.builds(
+    Parcel,
+    st.sampled_from(list(KINDS)),
+    # "__metadata__" is the one name that the encoding keeps for itself
+    st.dictionaries(st.text(max_size=8).filter(lambda name: name != "__metadata__"), tensors(), max_size=4),
+    st.dictionaries(st.text(max_size=8), plain_values, max_size=4),
+)
+
+
+def bits(tensor: torch.Tensor) -> tuple:
+    contiguous = tensor.contiguous()
+    raw = contiguous.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return tensor.dtype, tuple(tensor.shape), raw
+
+
+def content(parcel: Parcel) -> tuple:
+    return parcel.kind, dict(parcel.metadata), {name: bits(tensor) for name, tensor in parcel.tensors.items()}
+
+
+def a_parcel() -> Parcel:
+    return Parcel("weights", {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2])}, {"samples": 7})
+
+
+# --- there and back -----------------------------------------------------------------------------------
+
+
+@given(parcels)
+@settings(max_examples=200, deadline=None)
+def test_any_parcel_comes_back_with_the_same_bits(parcel):
+    assert content(decode(parcel.encoded)) == content(parcel)
+
+
+@given(parcels, st.randoms())
+@settings(max_examples=100, deadline=None)
+def test_bytes_do_not_depend_on_the_order_of_names(parcel, random):
+    names, keys = list(parcel.tensors), list(parcel.metadata)
+    random.shuffle(names)
+    random.shuffle(keys)
+    other = Parcel(parcel.kind, {n: parcel.tensors[n] for n in names}, {k: parcel.metadata[k] for k in keys})
+    assert other.encoded == parcel.encoded
+    assert other.digest == parcel.digest == hashlib.sha256(parcel.encoded).hexdigest()
+
+
+@given(parcels)
+@settings(max_examples=50, deadline=None)
+def test_names_come_in_one_order_encoded_or_not(parcel):
+    """A method that walks over names must do the same whether the engine skipped the copy or not."""
+    assert list(decode(parcel.encoded).tensors) == list(parcel.tensors) == sorted(parcel.tensors)
+
+
+def test_tensors_that_share_memory_are_all_sent():
+    base = torch.arange(12.0)
+    shared = {"whole": base, "again": base, "tail": base[6:], "columns": base.reshape(3, 4)[:, ::2]}
+    back = decode(Parcel("weights", shared).encoded).tensors
+    assert {n: t.tolist() for n, t in back.items()} == {n: t.tolist() for n, t in shared.items()}
+
+
+def test_a_slice_travels_without_the_rest_of_its_memory():
+    assert len(Parcel("weights", {"a": torch.zeros(100_000)[:1]}).encoded) < 500
+
+
+def test_a_tensor_with_a_gradient_can_be_sent():
+    assert decode(Parcel("weights", {"a": torch.ones(2, requires_grad=True)}).encoded).tensors["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, [1, -math.inf], {"deep": [math.nan]}])
+def test_metadata_must_be_finite_to_be_encoded(value):
+    with pytest.raises(ValueError):
+        Parcel("metrics", {}, {"loss": value}).encoded  # noqa: B018
+
+
+# --- what is not a parcel -----------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_garbage_is_rejected(data):
+    with pytest.raises(ParcelRejected):
+        decode(data)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_parcel_cut_short_anywhere_is_rejected(data):
+    encoded = a_parcel().encoded
+    with pytest.raises(ParcelRejected):
+        decode(encoded[: data.draw(st.integers(0, len(encoded) - 1))])
+
+
+@given(st.data())
+@settings(max_examples=500, deadline=None)
+def test_a_changed_byte_is_rejected_or_read_as_plain_tensors(data):
+    """Whatever a changed byte does, the receiver sees ParcelRejected or a parcel, nothing else."""
+    encoded = bytearray(a_parcel().encoded)
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ParcelRejected):
+        assert isinstance(decode(bytes(encoded)), Parcel)
+
+
+def test_trailing_bytes_are_rejected():
+    with pytest.raises(ParcelRejected):
+        decode(a_parcel().encoded + b"x")
+
+
+class Detonator:
+    exploded = False
+
+    def __reduce__(self):
+        return exec, ("import test_parcel; test_parcel.Detonator.exploded = True",)
+
+
+@pytest.mark.parametrize("wrap", ["pickle", "torch"])
+def test_a_pickle_is_rejected_and_never_opened(wrap, tmp_path):
+    if wrap == "pickle":
+        data = pickle.dumps(Detonator())
+    else:
+        torch.save({"a": Detonator()}, tmp_path / "a.pt")
+        data = (tmp_path / "a.pt").read_bytes()
+    with pytest.raises(ParcelRejected):
+        decode(data)
+    assert not Detonator.exploded
+    pickle.loads(pickle.dumps(Detonator()))  # the trap is a real one
+    assert Detonator.exploded
+    Detonator.exploded = False
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64 - 1, HEADER_LIMIT + 1, 10**9])
+def test_a_huge_header_length_is_rejected_before_anything_is_read(size):
+    with pytest.raises(ParcelRejected, match="header is too long"):
+        decode(size.to_bytes(8, "little") + b"{}" * 50)
+
+
+def test_a_header_above_the_limit_is_rejected_even_if_it_is_there():
+    text = json.dumps({"__metadata__": {"parcel": "x" * HEADER_LIMIT}}).encode()
+    with pytest.raises(ParcelRejected, match="header is too long"):
+        decode(len(text).to_bytes(8, "little") + text)
+
+
+def with_header(text: bytes, rest: bytes = b"") -> bytes:
+    return len(text).to_bytes(8, "little") + text + rest
+
+
+def declared(kind, metadata) -> str:
+    return json.dumps({"kind": kind, "metadata": metadata})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"__metadata__": {}}',
+        b'{"__metadata__": {"parcel": "{"}}',
+        b'{"__metadata__": {"parcel": "[]"}}',
+        b'{"__metadata__": {"parcel": 3}}',
+        b'{"__metadata__": "parcel"}',
+        b"[" * 100_000,
+        b'{"__metadata__": {"parcel": "' + b"[" * 100_000 + b'"}}',
+    ],
+    ids=lambda text: text[:24].decode(errors="replace"),
+)
+def test_a_header_that_says_something_else_is_rejected(text):
+    with pytest.raises(ParcelRejected):
+        decode(with_header(text))
+
+
+@pytest.mark.parametrize("kind", ["secrets", "", None, 3, ["weights"]])
+def test_a_kind_that_does_not_exist_is_rejected(kind):
+    with pytest.raises(ParcelRejected):
+        decode(save({"a": torch.zeros(1)}, {"parcel": declared(kind, {})}))
+    if isinstance(kind, str):
+        with pytest.raises(ParcelRejected, match="the kinds are weights, gradients"):
+            Parcel(kind, {})
+
+
+def test_metadata_that_is_no_table_or_not_finite_is_rejected():
+    for metadata in ([1], "x", None, {"samples": math.nan}, {"deep": [{"x": -math.inf}]}):
+        with pytest.raises(ParcelRejected):
+            decode(save({"a": torch.zeros(1)}, {"parcel": declared("weights", metadata)}))
+
+
+def test_a_dtype_that_torch_does_not_have_is_rejected():
+    for dtype in ("F4", "F6_E2M3", "F8_E8M0", "STR"):
+        header = {
+            "__metadata__": {"parcel": declared("weights", {})},
+            "a": {"dtype": dtype, "shape": [8], "data_offsets": [0, 4 if dtype == "F4" else 6 if "F6" in dtype else 8]},
+        }
+        with pytest.raises(ParcelRejected):
+            decode(with_header(json.dumps(header).encode(), bytes(header["a"]["data_offsets"][1])))
+
+
+def test_safetensors_that_are_no_parcel_are_rejected():
+    with pytest.raises(ParcelRejected, match="not a parcel"):
+        decode(save({"a": torch.zeros(2)}))
+
+
+# --- what the receiver expects ------------------------------------------------------------------------
+
+LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.int64)}
+
+
+def changed(**tensors) -> Parcel:
+    merged = {**a_parcel().tensors, **tensors}
+    return Parcel("weights", {name: tensor for name, tensor in merged.items() if tensor is not None})
+
+
+@pytest.mark.parametrize(
+    ("parcel", "message"),
+    [
+        (Parcel("gradients", a_parcel().tensors), "kind 'gradients' came where 'weights' was expected"),
+        (changed(a=torch.zeros(2, 3, dtype=torch.float64)), "'a' is torch.float64"),
+        (changed(a=torch.zeros(3, 2)), r"'a' is torch.float32 \(3, 2\), expected torch.float32 \(2, 3\)"),
+        (changed(a=torch.zeros(6)), "'a'"),
+        (changed(b=None), r"missing tensors \['b'\]"),
+        (changed(c=torch.zeros(1)), r"unexpected tensors \['c'\]"),
+    ],
+)
+def test_what_the_receiver_does_not_expect_is_rejected(parcel, message):
+    expected = Expected.like("weights", LIKE)
+    decode(a_parcel().encoded, expected)
+    with pytest.raises(ParcelRejected, match=message):
+        decode(parcel.encoded, expected)
+    with pytest.raises(ParcelRejected, match=message):  # and where the engine skipped the copy
+        expected.check(parcel)
+
+
+def test_a_part_is_accepted_only_where_parts_are():
+    part = changed(b=None)
+    decode(part.encoded, Expected.like("weights", LIKE, partial=True))
+    with pytest.raises(ParcelRejected):
+        decode(changed(c=torch.zeros(1)).encoded, Expected.like("weights", LIKE, partial=True))
+
+
+def test_a_parcel_above_the_limit_is_rejected():
+    big = Parcel("latents", {"a": torch.zeros(100)})
+    decode(big.encoded, Expected("latents", max_bytes=400))
+    with pytest.raises(ParcelRejected, match="above the limit of 399"):
+        decode(big.encoded, Expected("latents", max_bytes=399))
+    with pytest.raises(ParcelRejected, match="above the limit"):
+        Expected("latents", max_bytes=399).check(big)
+
+
+# --- messages -----------------------------------------------------------------------------------------
+
+
+@given(
+    st.dictionaries(st.sampled_from(["weights", "latents"]), parcels, max_size=2),
+    st.dictionaries(st.text(), plain_values, max_size=3),
+)
+@settings(max_examples=50, deadline=None)
+def test_a_call_comes_back_as_it_was_sent(carried, arguments):
+    call = Call("site-1", "train", 3, carried, arguments, "site-2")
+    back = Call.from_bytes(call.to_bytes())
+    assert (back.site, back.operation, back.round, back.to, back.arguments) == (
+        "site-1",
+        "train",
+        3,
+        "site-2",
+        arguments,
+    )
+    assert {n: content(p) for n, p in back.parcels.items()} == {n: content(p) for n, p in carried.items()}
+
+
+def test_a_reply_comes_back_and_names_its_parcels():
+    reply = Reply("s", (a_parcel(), Parcel("synthetic-images", {"x": torch.zeros(1)}, {"seed": 1})))
+    back = Reply.from_bytes(reply.to_bytes())
+    assert list(back.weights) == ["a", "b"]
+    assert list(back.synthetic_images) == ["x"]
+    assert back.metadata == {"samples": 7, "seed": 1}
+    with pytest.raises(AttributeError, match="site 's' released no parcel of kind 'latents'"):
+        back.latents  # noqa: B018
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_message_cut_short_is_rejected(data):
+    message = pack({"do": "call"}, [b"abc", b"", b"defg"])
+    assert unpack(message) == ({"do": "call"}, [b"abc", b"", b"defg"])
+    with pytest.raises(ParcelRejected):
+        unpack(message[: data.draw(st.integers(0, len(message) - 1))])
+    with pytest.raises(ParcelRejected):
+        unpack(message + b"x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"header": {}, "lengths": [-3, 6]}',
+        '{"header": {}, "lengths": ["3"]}',
+        '{"header": {}, "lengths": [3.0]}',
+        '{"header": {}, "lengths": 3}',
+        '{"header": {}, "lengths": [true, 2]}',
+        '{"header": [], "lengths": [3]}',
+        '{"lengths": [3]}',
+        "[]",
+        "[" * 100_000,
+        "nonsense",
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_message_with_a_strange_header_is_rejected(text):
+    with pytest.raises(ParcelRejected):
+        unpack(with_header(text.encode(), b"abc"))

@@ -1,0 +1,313 @@
+"""The bytes of a parcel and of its header, to the last one; which sentence answers what; when a digest is computed."""
+
+import hashlib
+import json
+from concurrent.futures import Future
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from polyclinic.federation.ledger import background, layout, parcel
+from polyclinic.federation.ledger.background import PAYS_FROM, Background
+from polyclinic.federation.ledger.layout import layout_of
+from polyclinic.federation.ledger.parcel import (
+    SEALED,
+    Expected,
+    OneOf,
+    Parcel,
+    ParcelRejected,
+    decode,
+    decode_all,
+    shortened,
+)
+
+
+def refusal(data, *given, **how) -> str:
+    with pytest.raises(ParcelRejected) as refused:
+        decode(data, *given, **how)
+    return str(refused.value)
+
+
+def described(**told) -> bytes:
+    """A parcel of one tensor that is described like this."""
+    return save({"a": torch.zeros(1)}, {"parcel": json.dumps({"kind": "weights", "metadata": {}, **told})})
+
+
+# --- the header -----------------------------------------------------------------------------------------
+
+NOT_LONG_ENOUGH = "the bytes are not a parcel: too short, or the header is too long"
+
+
+@pytest.mark.parametrize(
+    ("length", "text", "sentence"),
+    [
+        (2, b"{}", "the bytes are safetensors, but not a parcel: kind or metadata are missing"),
+        (2, b"{} ", "the bytes are safetensors, but not a parcel: kind or metadata are missing"),
+        (3, b"{}", NOT_LONG_ENOUGH),
+        (0, b"", "the bytes are not a parcel: the header is not JSON"),
+        (1, b"", NOT_LONG_ENOUGH),
+        (2, b"[]", "the bytes are not a parcel: the header is not a table"),
+        (1, b"[]", "the bytes are not a parcel: the header is not JSON"),
+    ],
+)
+def test_a_header_is_as_long_as_its_first_eight_bytes_say(length, text, sentence):
+    assert refusal(length.to_bytes(8, "little") + text) == sentence
+
+
+def test_fewer_than_eight_bytes_are_no_header():
+    for count in range(8):
+        assert refusal(bytes(count)) == NOT_LONG_ENOUGH
+
+
+def test_the_longest_header(monkeypatch):
+    data = Parcel("weights", {}).encoded
+    size = int.from_bytes(data[:8], "little")
+    monkeypatch.setattr(parcel, "HEADER_LIMIT", size)
+    assert decode(data).kind == "weights"
+    monkeypatch.setattr(parcel, "HEADER_LIMIT", size - 1)
+    assert refusal(data) == NOT_LONG_ENOUGH
+
+
+@pytest.mark.parametrize("told", [{"kind": 3}, {"metadata": []}, {"privacy": [1]}, {"privacy": 1.0}])
+def test_a_description_of_other_types(told):
+    assert refusal(described(**told)) == "a parcel's kind must be text, its metadata and its privacy tables"
+    assert decode(described(privacy={"epsilon": 1.0})).privacy == {"epsilon": 1.0}
+    assert decode(described(privacy=None)).privacy is None
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {},
+        {"a": torch.ones(2)},
+        {"b": torch.ones(3, 5), "a": torch.arange(3), "c": torch.ones(7, dtype=torch.bfloat16), "d": torch.ones(0, 2)},
+    ],
+)
+def test_the_header_is_what_safetensors_writes(tensors):
+    found = layout_of(tensors)
+    assert found.is_known
+    data = save(tensors, {"of": "é"})
+    start = found.header({"of": "é"})
+    assert data.startswith(start)
+    assert len(data) - len(start) == found.size == sum(tensor.nbytes for tensor in tensors.values())
+    assert layout.digest_of_file(start, found.in_order(tensors)) == hashlib.sha256(data).hexdigest()
+
+
+def test_the_layout_is_found_once_for_all_parcels_of_one_network():
+    one, other = {"a": torch.ones(2, 3), "n": torch.tensor(1)}, {"a": torch.zeros(2, 3), "n": torch.tensor(2)}
+    assert layout_of(one) is layout_of(other)
+    assert layout_of(one) != layout_of({"a": torch.ones(3, 2), "n": torch.tensor(1)})
+    assert layout_of(one) != layout_of({"a": torch.ones(2, 3).double(), "n": torch.tensor(1)})
+    assert layout_of(one) != layout_of({"b": torch.ones(2, 3), "n": torch.tensor(1)})
+
+
+def test_weights_that_are_trained_have_the_digest_of_their_copies():
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(5)}
+    trained = {"a": tensors["a"].clone().requires_grad_(), "n": tensors["n"]}
+    assert Parcel("weights", trained).digest == Parcel("weights", tensors).digest
+
+
+def test_norms_of_tensors_of_several_types_and_of_those_of_inference_mode():
+    with torch.inference_mode():
+        made = torch.full((4,), 3.0)
+    tensors = {"double": torch.full((4,), 1e100, dtype=torch.float64), "half": torch.full((4,), 40000.0).half()}
+    found = Parcel("weights", {**tensors, "made": made, "none": torch.zeros(0), "whole": torch.tensor(3)}).norms
+    assert found == {"double": 2e100, "half": 80000.0, "made": 6.0}
+
+
+def test_types_that_this_layout_does_not_know(monkeypatch):
+    assert not layout_of({"a": torch.zeros(1, dtype=torch.complex128)}).is_known
+    assert not layout_of({"a": torch.zeros(1), "b": torch.zeros(1, dtype=torch.complex128)}).is_known
+    monkeypatch.setattr(layout, "_is_as_installed", lambda: False)
+    assert not layout_of({"a": torch.zeros(1)}).is_known
+
+
+# --- what a receiver expects ----------------------------------------------------------------------------
+
+
+def test_three_names_are_told_of_tensors_that_are_too_many_or_missing():
+    five, none = {name: torch.zeros(1) for name in "abcde"}, Parcel("weights", {})
+    with pytest.raises(ParcelRejected) as refused:
+        Expected.like("weights", {}).check(Parcel("weights", five))
+    assert str(refused.value) == "weights: unexpected tensors ['a', 'b', 'c'], missing tensors []"
+    with pytest.raises(ParcelRejected) as refused:
+        Expected.like("weights", five).check(none)
+    assert str(refused.value) == "weights: unexpected tensors [], missing tensors ['a', 'b', 'c']"
+    Expected.like("weights", five, partial=True).check(none)
+    Expected("weights").check(Parcel("weights", five))
+
+
+def test_any_of_several_networks_and_the_refusal_of_the_first():
+    small, large = ({"w": torch.zeros(size)} for size in (2, 5))
+    either = OneOf("weights", choices=(Expected.like("weights", small), Expected.like("weights", large)))
+    for tensors in (small, large):
+        decode(Parcel("weights", tensors).encoded, either)
+    assert refusal(Parcel("weights", {"w": torch.zeros(3)}).encoded, either).endswith("expected torch.float32 (2,)")
+
+
+def test_a_sealed_parcel_says_outside_what_it_holds():
+    sealed = Parcel(SEALED, {}, {"kind": "latents"})
+    assert (sealed.content, Parcel("codes", {}, {"kind": "latents"}).content) == ("latents", "codes")
+    assert Parcel("weights", {"a": torch.zeros(3), "b": torch.zeros(2, 2, dtype=torch.float64)}).tensor_bytes == 44
+
+
+# --- limits of what is read -----------------------------------------------------------------------------
+
+
+def test_bytes_beyond_what_is_expected_are_not_read(monkeypatch):
+    data = Parcel("latents", {"a": torch.zeros(100)}).encoded
+    monkeypatch.setattr(parcel, "HEADER_LIMIT", len(data) - 408)  # the header, as long as it may be
+    assert decode(data, Expected("latents", max_bytes=408)).kind == "latents"
+    sentence = f"a parcel of {len(data)} bytes is above the limit of 407"
+    assert refusal(data, Expected("latents", max_bytes=407)) == sentence
+
+
+IMAGES = torch.arange(4 * 64, dtype=torch.uint8).reshape(4, 1, 8, 8)
+
+
+def test_images_are_not_unpacked_beyond_a_limit():
+    data = Parcel("synthetic-images", {"x": IMAGES}, compressed=("x",)).encoded
+    sentence = "a parcel of 256 bytes is above the limit of 255"
+    for enough, too_few in (
+        ({"most": 256}, {"most": 255}),
+        (
+            {"expected": Expected("synthetic-images", max_bytes=256)},
+            {"expected": Expected("synthetic-images", max_bytes=255)},
+        ),
+        (
+            {"expected": Expected("synthetic-images"), "most": 256},
+            {"expected": Expected("synthetic-images"), "most": 255},
+        ),
+    ):
+        assert torch.equal(decode(data, **enough).tensors["x"], IMAGES)
+        assert refusal(data, **too_few) == sentence
+    assert decode(data).compressed == ("x",)
+
+
+def test_numbers_are_not_unpacked_beyond_a_limit():
+    """What came counts, and what it becomes: both are in memory at once."""
+    exact = Parcel("weights", {"w": torch.ones(40, 40), "b": torch.ones(3)})
+    data = shortened(exact, "int8").encoded
+    most = 40 * 40 * 4 + sum(tensor.nbytes for tensor in load(data).values())
+    assert decode(data, most=most).tensors["w"].shape == (40, 40)
+    assert "6400 bytes are declared, and the limit is 6399" in refusal(data, most=most - 1)
+
+
+def test_the_parcels_of_a_message_share_its_limit(monkeypatch):
+    data = Parcel("synthetic-images", {"x": IMAGES}, compressed=("x",)).encoded
+    monkeypatch.setattr(parcel, "MESSAGE_LIMIT", 3 * 256)
+    assert len(decode_all([data] * 3)) == 3
+    with pytest.raises(ParcelRejected, match="a parcel of 256 bytes is above the limit of 0"):
+        decode_all([data] * 4)
+
+
+@pytest.mark.parametrize(
+    ("value", "right"),
+    [
+        *(([1, 2, 3, 4], True), ([0, 0, 0, 0], True), ([1, 2, 3], False), ([1, 2, 3, 4, 5], False)),
+        *(([1, 2, 3, -1], False), ([1, 2, 3, 4.0], False), ([1, 2, 3, True], False), ((1, 2, 3, 4), False)),
+        *((None, False), ("abcd", False)),
+    ],
+)
+def test_shapes_of_images(value, right):
+    assert parcel._is_shape(value) is right
+
+
+# --- how numbers travel ---------------------------------------------------------------------------------
+
+
+def test_what_is_not_shortened_is_the_same_parcel():
+    large, small = Parcel("weights", {"w": torch.rand(40, 40)}), Parcel("weights", {"w": torch.rand(4)})
+    assert shortened(large, "exact") is large
+    assert shortened(small, "int8") is small
+    assert shortened(large, "delta") is large  # nothing that both ends have
+    assert shortened(large, "delta", {"w": torch.zeros(40, 40)}) is not large
+    scores = Parcel("metrics", large.tensors)
+    assert shortened(scores, "fp16") is scores
+    once = shortened(large, "fp16")
+    assert shortened(once, "int8") is once
+    assert (large.wire, once.wire, decode(once.encoded).wire) == ("exact", "fp16", "fp16")
+
+
+@pytest.mark.parametrize("encoding", ["fp16", "int8", "delta"])
+def test_the_digest_of_a_shortened_parcel_does_not_depend_on_the_version_of_safetensors(encoding, monkeypatch):
+    def made():
+        exact = Parcel("weights", {"w": torch.arange(1600.0).reshape(40, 40)}, {"samples": 3}, {"epsilon": 1.0})
+        return shortened(exact, encoding, {"w": torch.ones(40, 40)})
+
+    known = made().digest
+    monkeypatch.setattr(layout, "_is_as_installed", lambda: False)
+    assert made().digest == known
+    assert made().digest_of_bytes == hashlib.sha256(made().encoded).hexdigest() != known
+
+
+def test_what_came_is_what_counts():
+    """Another sender may write the same header with other spaces; its bytes are those that left."""
+    data = Parcel("weights", {"w": torch.arange(3.0)}, {"samples": 3}).encoded
+    size = int.from_bytes(data[:8], "little")
+    text = json.dumps(json.loads(data[8 : 8 + size])).encode()
+    other = len(text).to_bytes(8, "little") + text + data[8 + size :]
+    assert other != data
+    for came in (data, other):
+        found = decode(came)
+        assert (found.encoded, found.size, found.digest) == (came, len(came), hashlib.sha256(came).hexdigest())
+
+
+def test_images_are_digested_as_they_travel_whatever_the_version_of_safetensors(monkeypatch):
+    for known in (True, False):
+        monkeypatch.setattr(layout, "_is_as_installed", lambda known=known: known)
+        images = Parcel("synthetic-images", {"x": IMAGES}, compressed=("x",))
+        digest, size = images.digest, images.size
+        assert (digest, size) == (hashlib.sha256(images.encoded).hexdigest(), len(images.encoded))
+
+
+# --- digests beside other work --------------------------------------------------------------------------
+
+
+class Waited(Future):
+    """Ends when somebody waits for it."""
+
+    def exception(self, timeout=None):
+        if not self.done():
+            self.set_result("waited")
+        return super().exception(timeout)
+
+
+def test_small_parcels_and_known_digests_need_no_thread(monkeypatch):
+    monkeypatch.setattr(parcel, "BACKGROUND", None)  # nobody is there to ask
+    small = Parcel("weights", {"w": torch.zeros(PAYS_FROM // 4 - 1)})
+    large = Parcel("weights", {"w": torch.zeros(PAYS_FROM // 4)})
+    digest = large.digest
+    assert small.digest_soon().result() == small.digest
+    assert large.digest_soon().result() == digest
+    with pytest.raises(AttributeError):
+        Parcel("weights", {"w": torch.zeros(PAYS_FROM // 4)}).digest_soon()
+
+
+@pytest.mark.parametrize(("bytes", "waits"), [(60, False), (64, True)])
+def test_who_adds_more_than_may_wait_waits_for_the_first(monkeypatch, bytes, waits):
+    monkeypatch.setattr(background, "MOST_WAITING", 100)
+    held, first, second = Background(1), Waited(), Waited()
+    held._waiting.extend([(first, 30), (second, 10)])
+    held.submit(lambda: None, [torch.zeros(bytes // 4)]).result()
+    assert (first.done(), second.done()) == (waits, False)
+    assert len(held._waiting) == (2 if waits else 3)
+    held.settle()
+    assert second.done()
+    assert not held._waiting
+
+
+def test_what_is_done_no_longer_waits():
+    held, done = Background(1), Future()
+    done.set_result("done")
+    held._waiting.append((done, 10))
+    last = held.submit(lambda: None, [])
+    assert [future for future, _ in held._waiting] == [last]
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(None, 1), (1, 1), (2, 1), (3, 2), (4, 3), (5, 4), (6, 4), (64, 4)])
+def test_a_core_is_left_for_training(monkeypatch, cores, threads):
+    monkeypatch.setattr(background.os, "cpu_count", lambda: cores)
+    assert Background().threads == threads
+    assert Background(7).threads == 7

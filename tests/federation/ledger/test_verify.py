@@ -1,0 +1,293 @@
+"""The ledgers of a run folder, and all that they are compared with: by files alone, as somebody outside has them."""
+
+import hashlib
+import json
+
+import pytest
+
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.ledger.key_ring import PUBLIC_FILE, SIGNING_FILE, PublicKeys, SeedKeys
+from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.ledger_heads import RECEIVED_FILE, read_received
+from polyclinic.federation.ledger.signing import Anchor, AnchorFile, LedgerBroken, sign_anchor, signing_public_key
+from polyclinic.federation.ledger.verify import (
+    Evidence,
+    Witness,
+    check_ledger,
+    check_run,
+    evidence_about,
+    witnesses_at_site,
+    witnesses_in,
+)
+
+KEYS = SeedKeys(7)
+
+
+def write_ledger(path, site="north", lines=3, anchor=None, signed=True):
+    """A ledger of so many lines; it is given back for more."""
+    ledger = Ledger(path, KEYS.signing_key(site) if signed else None, anchor)
+    for number in range(lines):
+        add_line(ledger, number)
+    return ledger
+
+
+def add_line(ledger, number):
+    digest = hashlib.sha256(str(number).encode()).hexdigest()
+    ledger.append(round=number, operation="train", kind="weights", bytes=9, digest=digest, to="coordinator")
+    ledger.commit()
+
+
+def write_public_keys(local, *sites):
+    local.mkdir(parents=True)
+    rows = [f'{site} = ["{signing_public_key(KEYS.signing_key(site)).hex()}"]' for site in sites]
+    (local / PUBLIC_FILE).write_text("[signing]\n" + "\n".join(rows) + "\n")
+    return local / PUBLIC_FILE
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A simulated run of seed 7 with the ledgers of two sites."""
+    folder = tmp_path / "run"
+    for site in ("north", "south"):
+        write_ledger(folder / "ledger" / f"{site}.jsonl", site)
+    (folder / "study.toml").write_text("seed = 7\n")
+    return folder
+
+
+@pytest.fixture
+def kit(tmp_path):
+    """The kit of site 'north', whose run has a ledger of three lines and an anchor."""
+    folder = tmp_path / "kit"
+    write_public_keys(folder / "local", "north", "south", "coordinator")
+    (folder / "local" / SIGNING_FILE).write_bytes(KEYS.signing_key("north").private_bytes_raw())
+    anchor = AnchorFile(folder / "anchors" / "runs" / "study.json")
+    write_ledger(folder / "runs" / "study" / "ledger" / "north.jsonl", anchor=anchor)
+    return folder
+
+
+# --- a run folder --------------------------------------------------------------------------------------
+
+
+def test_a_simulated_run_is_checked_with_the_keys_of_its_seed(run):
+    found = check_run(run)
+    assert {site: (len(one.lines), one.signatures_checked) for site, one in found.items()} == {
+        "north": (3, True),
+        "south": (3, True),
+    }
+    (run / "study.toml").write_text("seed = 8\n")
+    with pytest.raises(WorkFailed, match=r"of site 'north' does not hold: .*line 1: is not signed by the site's key"):
+        check_run(run)
+
+
+def test_a_study_that_names_no_seed_has_seed_zero(run):
+    (run / "study.toml").write_text("")
+    assert evidence_about(run).keys.seed == 0
+
+
+def test_all_faults_of_a_run_are_told_at_once(run):
+    for site in ("north", "south"):
+        file = run / "ledger" / f"{site}.jsonl"
+        file.write_bytes(file.read_bytes().replace(b'"bytes": 9', b'"bytes": 8'))
+    with pytest.raises(WorkFailed) as failed:
+        check_run(run)
+    assert [line.split(" does")[0] for line in str(failed.value).splitlines()] == [
+        "the ledger of site 'north'",
+        "the ledger of site 'south'",
+    ]
+
+
+def test_a_deployed_runs_folder_alone_has_no_keys(run):
+    (run / "study.toml").write_text('[data]\nsource = "at-sites"\n')
+    assert [found.signatures_checked for found in check_run(run).values()] == [False, False]
+    (run / "study.toml").unlink()
+    assert [found.signatures_checked for found in check_run(run).values()] == [False, False]
+
+
+def test_lines_of_an_older_version_are_counted_in_a_simulation_and_refused_by_named_keys(tmp_path):
+    run = tmp_path / "run"
+    write_ledger(run / "ledger" / "north.jsonl", lines=2, signed=False)
+    add_line(Ledger(run / "ledger" / "north.jsonl", KEYS.signing_key("north")), 2)
+    (run / "study.toml").write_text("seed = 7\n")
+    assert check_run(run)["north"].unsigned == 2
+    keys = write_public_keys(tmp_path / "local", "north")
+    with pytest.raises(WorkFailed, match="line 1: is not signed"):
+        check_run(run, keys=keys)
+
+
+def test_a_ledger_file_by_itself(run, tmp_path):
+    """In a run folder it is compared with what the folder says; anywhere else the chain is all there is."""
+    file = run / "ledger" / "north.jsonl"
+    assert check_run(file)["north"].signatures_checked
+    alone = tmp_path / "elsewhere" / "north.jsonl"
+    alone.parent.mkdir()
+    alone.write_bytes(file.read_bytes())
+    found = check_run(alone)["north"]
+    assert (len(found.lines), found.signatures_checked, found.seen) == (3, False, 0)
+    assert evidence_about(alone).run == ""
+    assert evidence_about(file).run == "run"
+
+
+def test_a_folder_without_ledgers_is_named_with_what_to_do(tmp_path):
+    with pytest.raises(BadInput, match="holds no ledger; name a run folder or a ledger file"):
+        check_run(tmp_path)
+    (tmp_path / RECEIVED_FILE).write_text("")
+    with pytest.raises(BadInput, match=r"the ledgers of this run are at its sites; name KIT/runs/NAME"):
+        check_run(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(BadInput, match=r"--against .*: holds no received\.jsonl; name the coordinator's folder"):
+        check_run(tmp_path, against=other)
+
+
+def test_a_ledger_that_is_gone_is_missed_by_who_has_seen_it(run):
+    head = json.loads((run / "ledger" / "south.jsonl").read_text().splitlines()[-1])
+    (run / "checkpoint").mkdir()
+    seen = {"plain": {"ledgers": {"south": [3, head["digest_of_line"], "", ""]}}}
+    (run / "checkpoint" / "manifest.json").write_text(json.dumps(seen))
+    assert check_run(run)["south"].seen == 3
+    for file in (run / "ledger").iterdir():
+        file.unlink()
+    with pytest.raises(WorkFailed, match=r"the ledger of site 'south' does not hold: .*empty or gone"):
+        check_run(run)
+
+
+# --- a kit ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_a_kit_is_checked_with_its_keys_and_its_anchor(kit):
+    run = kit / "runs" / "study"
+    evidence = evidence_about(run)
+    assert isinstance(evidence.keys, PublicKeys)
+    assert evidence.strict
+    assert [(one.site, one.anchor.lines) for one in evidence.witnesses] == [("north", 3)]
+    assert check_run(run)["north"].seen == 3
+    (run / "ledger" / "north.jsonl").unlink()
+    with pytest.raises(WorkFailed, match="the ledger of site 'north' does not hold"):
+        check_run(run)
+
+
+def test_a_site_that_has_deleted_its_key_is_known_by_its_only_ledger(kit):
+    (kit / "local" / SIGNING_FILE).unlink()
+    run = kit / "runs" / "study"
+    assert [one.site for one in evidence_about(run).witnesses] == ["north"]
+    assert check_run(run)["north"].seen == 3
+    write_ledger(run / "ledger" / "south.jsonl", "south")  # now it may be either's
+    assert evidence_about(run).witnesses == []
+    for file in (run / "ledger").iterdir():
+        file.unlink()
+    assert evidence_about(run).witnesses == []
+
+
+def test_a_coordinators_kit_has_no_anchor_of_its_own(kit):
+    (kit / "local" / SIGNING_FILE).write_bytes(KEYS.signing_key("coordinator").private_bytes_raw())
+    assert evidence_about(kit / "runs" / "study").witnesses == []
+
+
+def test_a_sites_kit_answers_for_its_own_ledger_only(kit, tmp_path):
+    """The coordinator has seen the ledgers of all; those of others are not in this kit."""
+    run, against = kit / "runs" / "study", tmp_path / "server"
+    against.mkdir()
+    last = json.loads((run / "ledger" / "north.jsonl").read_text().splitlines()[-1])
+    base = {"round": 1, "operation": "train", "to": "coordinator", "parcels": []}
+    heads = {"north": [3, last["digest_of_line"], "", ""], "south": [5, "d", "", ""]}
+    text = [json.dumps({**base, "site": site, "head": head}) for site, head in heads.items()]
+    (against / RECEIVED_FILE).write_text("\n".join(text) + "\n")
+    assert list(check_run(run, against=against)) == ["north"]
+    assert [one.site for one in evidence_about(run, against=against).witnesses] == ["north", "north", "south"]
+
+
+def test_named_keys_come_before_those_of_the_kit(kit, tmp_path):
+    named = write_public_keys(tmp_path / "named", "south")
+    with pytest.raises(WorkFailed, match="line 1: there is no public key of site 'north' to check its signature with"):
+        check_run(kit / "runs" / "study", keys=named)
+
+
+# --- witnesses -----------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_tells_of_heads_in_its_result_checkpoint_and_received_lines(tmp_path):
+    assert witnesses_in(tmp_path) == []
+    (tmp_path / "result.json").write_text(json.dumps({"ledgers": {"a": {"lines": 2, "digest": "r"}}}))
+    (tmp_path / "checkpoint").mkdir()
+    manifest = {"plain": {"ledgers": {"a": [1, "c", "s", "t"]}}}
+    (tmp_path / "checkpoint" / "manifest.json").write_text(json.dumps(manifest))
+    rows = [{"site": "a", "head": [number, f"d{number}", "", ""]} for number in (1, 2, 3)]
+    (tmp_path / RECEIVED_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"site": "a", "he')
+    found = witnesses_in(tmp_path)
+    assert [(one.site, tuple(one.anchor)) for one in found] == [
+        ("a", (2, "r", "", "")),
+        ("a", (1, "c", "s", "t")),
+        ("a", (3, "d3", "", "")),
+    ]
+    assert [one.name.removeprefix(f"{tmp_path}/") for one in found] == [
+        "result.json",
+        "checkpoint/manifest.json",
+        "received.jsonl, line 3,",
+    ]
+
+
+def test_lines_that_a_killed_process_left_unfinished_are_skipped_and_the_others_keep_their_numbers(tmp_path):
+    (tmp_path / RECEIVED_FILE).write_text('{"site": "a"}\n{"si\n{"site": "b"}\n')
+    assert read_received(tmp_path) == [{"site": "a", "number": 1}, {"site": "b", "number": 3}]
+    assert read_received(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("result.json", "{", "result.json: is damaged"),
+        ("result.json", "[]", "result.json: is damaged"),
+        ("result.json", '{"ledgers": {"a": {}}}', "what it says about the ledger of site 'a' is damaged"),
+        ("checkpoint/manifest.json", '{"plain": 3}', "manifest.json: is damaged"),
+    ],
+)
+def test_a_witness_that_is_damaged_is_named(tmp_path, file, text, words):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / file).write_text(text)
+    with pytest.raises(LedgerBroken, match=words):
+        witnesses_in(tmp_path)
+
+
+def test_an_anchor_is_two_witnesses_or_one_or_none(tmp_path):
+    file = tmp_path / "anchor.json"
+    assert witnesses_at_site(file, "a") == []
+    for head, countersigned, lines in (([2, "d", "s"], None, [2]), ([2, "d", "s"], [1, "c", "s", "t"], [2, 1])):
+        file.write_text(json.dumps({"head": head, "countersigned": countersigned}))
+        found = witnesses_at_site(file, "a")
+        assert [(one.site, one.anchor.lines) for one in found] == [("a", number) for number in lines]
+
+
+def head_at(path, number):
+    """What a witness of the first lines of a ledger has seen."""
+    line = json.loads(path.read_text().splitlines()[number - 1])
+    return Anchor(number, line["digest_of_line"], line.get("signature", ""))
+
+
+def test_the_furthest_witness_counts_and_the_furthest_counter_signature(tmp_path):
+    path = tmp_path / "run" / "ledger" / "north.jsonl"
+    write_ledger(path, lines=4)
+    signed = [
+        sign_anchor(KEYS.signing_key("coordinator"), "run", "north", head_at(path, number).head) for number in (1, 2)
+    ]
+    witnesses = [Witness("w", "north", one) for one in (head_at(path, 3), signed[1], signed[0])]
+    witnesses.append(Witness("w", "south", Anchor(99, "of another ledger")))
+    checked = check_ledger(path, "north", Evidence(KEYS, True, witnesses, run="run"))
+    assert (checked.seen, checked.countersigned, checked.not_received) == (3, 2, [])
+    forged = [Witness("w", "north", head_at(path, 3)._replace(countersignature="00" * 64))]
+    with pytest.raises(LedgerBroken, match="w: the counter-signature of 3 lines is not the coordinator's"):
+        check_ledger(path, "north", Evidence(KEYS, True, forged, run="run"))
+    for unknown in (Evidence(KEYS, True, forged), Evidence(None, False, forged, run="run")):
+        assert check_ledger(path, "north", unknown).countersigned == 3  # nobody can say whose it is
+
+
+class NoKeys:
+    def verifying_keys(self, site):
+        return ()
+
+
+def test_a_site_whose_keys_nobody_knows_is_named_even_where_its_lines_are_not_signed(tmp_path):
+    path = tmp_path / "ledger" / "north.jsonl"
+    write_ledger(path, lines=2, signed=False)
+    with pytest.raises(LedgerBroken, match=r"line 1: there is no public key of site 'north' to check its signature"):
+        check_ledger(path, "north", Evidence(NoKeys()))
+    assert check_ledger(path, "north", Evidence(None)).unsigned == 2

@@ -1,0 +1,214 @@
+"""The bytes of `engine.wire`, written out by hand, and the sentence for each way in which they can be wrong."""
+
+import math
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from polyclinic.federation.ledger import wire as wire_codec
+from polyclinic.federation.ledger.wire import LARGEST, SMALLEST, NotOnWire, pack, unpack
+
+LIMIT = 10**6
+SMALL = torch.tensor([[1.0, -2.0], [0.5, 4.0]])
+
+
+def packed(raw: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(zlib.compress(raw), np.uint8).copy())
+
+
+def floats(*values: float) -> bytes:
+    return np.array(values, np.float32).tobytes()
+
+
+def told(encoding="int8", dtype="float32", shape=(2, 2)) -> dict:
+    return {"encoding": encoding, "tensors": {"w": {"dtype": dtype, "shape": list(shape)}}}
+
+
+def refusal(blobs, described, limit=LIMIT, base=None) -> str:
+    with pytest.raises(NotOnWire) as refused:
+        unpack(blobs, described, limit, base)
+    return str(refused.value)
+
+
+# --- numbers and bytes ----------------------------------------------------------------------------------
+
+#: 4 is the scale; of 0.25, -0.5, 0.125 and 1 in half precision all low bytes come first, then all high ones
+FP16 = floats(4.0) + bytes([0, 0, 0, 0, 0x34, 0xB8, 0x30, 0x3C])
+#: a scale for each row, so that its largest number is 127
+INT8 = floats(2 / 127, 4 / 127) + np.array([64, -127, 16, 127], np.int8).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "raw", "numbers"),
+    [("fp16", FP16, SMALL), ("int8", INT8, torch.tensor([[128 / 127, -2.0], [64 / 127, 4.0]]))],
+)
+def test_rounded_numbers_by_hand(encoding, raw, numbers):
+    assert wire_codec._rounded(SMALL, encoding) == raw
+    torch.testing.assert_close(unpack({"w": packed(raw)}, told(encoding), LIMIT, None)["w"], numbers)
+
+
+def test_a_vector_has_one_scale_and_a_kernel_one_for_each_row():
+    assert wire_codec._rounded(torch.tensor([1.0, 4.0]), "int8")[:-2] == floats(4 / 127)
+    kernel = torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]])
+    assert wire_codec._rounded(kernel, "int8")[:-4] == floats(2 / 127, 4 / 127)
+
+
+@pytest.mark.parametrize(("encoding", "numbers"), [("fp16", bytes(8)), ("int8", bytes(4))])
+def test_zeros_have_a_scale_of_one(encoding, numbers):
+    scales = floats(1.0) if encoding == "fp16" else floats(1.0, 1.0)
+    assert wire_codec._rounded(torch.zeros(2, 2), encoding) == scales + numbers
+
+
+def test_numbers_so_small_that_their_scale_is_rounded_stay_within_their_codes():
+    """190 times the smallest number over 127 is the smallest number itself: 190 codes, of which there are 127."""
+    least = 2.0**-149
+    raw = wire_codec._rounded(torch.tensor([190 * least, -190 * least]), "int8")
+    assert np.frombuffer(raw[4:], np.int8).tolist() == [127, -127]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "dtype", "shape", "size"),
+    [
+        *(("fp16", torch.float32, [3], 4 + 6), ("fp16", torch.float32, [2, 5], 4 + 20)),
+        *(("int8", torch.float32, [5], 4 + 5), ("int8", torch.float32, [2, 5], 8 + 10)),
+        *(("int8", torch.float32, [2, 3, 4], 8 + 24), ("int8", torch.float32, [], 4 + 1)),
+        *(("delta", torch.float64, [2, 3], 48), ("delta", torch.bfloat16, [3], 6)),
+    ],
+)
+def test_bytes_before_compression(encoding, dtype, shape, size):
+    assert wire_codec._raw_size(encoding, dtype, shape) == size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_differences_of_every_type(dtype):
+    base = {"w": torch.arange(SMALLEST).reshape(32, 32).to(dtype)}
+    sent = {"w": base["w"].flip(0), "n": torch.arange(SMALLEST)}
+    blobs, described = pack(sent, "delta", {**base, "n": sent["n"] + 1})
+    name = str(dtype).removeprefix("torch.")
+    assert described == {"w": {"dtype": name, "shape": [32, 32]}}  # whole numbers travel as they are
+    back = unpack(blobs, {"encoding": "delta", "tensors": described}, LIMIT, base)
+    assert torch.equal(back["w"], sent["w"])
+
+
+def test_a_difference_by_hand():
+    """Bits that differ: all numbers' first bytes, then all second ones, and so on."""
+    one, two = torch.tensor([1.0, 1.0]), torch.tensor([1.0, -1.0])
+    assert wire_codec._delta(two, one) == bytes([0, 0, 0, 0, 0, 0, 0, 0x80])
+
+
+def test_compression_is_the_quickest_that_there_is():
+    blobs, _ = pack({"w": torch.rand(32, 32)}, "int8", {})
+    assert int(blobs["w"][1]) >> 6 == 0  # zlib's own mark for its fastest algorithm
+
+
+# --- which tensors travel so ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["fp16", "int8"])
+@pytest.mark.parametrize(
+    ("tensor", "shortened"),
+    [
+        (torch.ones(SMALLEST), True),
+        (torch.ones(SMALLEST - 1), False),
+        (torch.ones(SMALLEST, dtype=torch.float64), False),
+        (torch.ones(SMALLEST, dtype=torch.int64), False),
+        (torch.full((SMALLEST,), 0.99 * LARGEST), True),
+        (torch.full((SMALLEST,), -1.01 * LARGEST), False),
+        (torch.full((SMALLEST,), 1.5e38), False),
+        (torch.full((SMALLEST,), math.nan), False),
+    ],
+)
+def test_tensors_that_are_rounded(encoding, tensor, shortened):
+    for base in ({}, {"w": tensor}):
+        blobs, described = pack({"w": tensor}, encoding, base)
+        assert (list(blobs), list(described)) == ((["w"], ["w"]) if shortened else ([], []))
+
+
+def test_tensors_that_are_told_by_their_difference():
+    tensor = torch.ones(32, 32)
+    assert pack({"w": tensor}, "delta", {"w": tensor})[0]
+    for base in ({}, {"v": tensor}, {"w": tensor.double()}, {"w": tensor.flatten()}):
+        assert pack({"w": tensor}, "delta", base) == ({}, {})
+
+
+def test_scales_of_the_largest_numbers_do_not_overflow():
+    large = torch.full((SMALLEST,), 0.99 * LARGEST)
+    for encoding in ("fp16", "int8"):
+        blobs, described = pack({"w": large}, encoding, {})
+        came = unpack(blobs, {"encoding": encoding, "tensors": described}, LIMIT, None)["w"]
+        torch.testing.assert_close(came, large)
+
+
+# --- what is refused ------------------------------------------------------------------------------------
+
+
+def test_each_fault_of_a_description_has_its_sentence():
+    blob = {"w": packed(INT8)}
+    assert refusal(blob, {"encoding": "int8", "tensors": [1]}) == "its tensors must come with types and shapes"
+    assert refusal(blob, {"encoding": "int8", "tensors": {"w": 1}}) == "its tensors must come with types and shapes"
+    missing = "a tensor that it describes is not there as bytes"
+    assert refusal({}, told()) == missing
+    assert refusal({"w": blob["w"].float()}, told()) == missing
+    assert refusal({"w": blob["w"][None]}, told()) == missing
+    assert refusal(blob, told(dtype="float64")) == "only float32 is rounded"
+    assert refusal({"w": packed(FP16)}, told("fp16", dtype="float16")) == "only float32 is rounded"
+
+
+@pytest.mark.parametrize(("shape", "most"), [((4, 4), 64), ((4, 1), 20)])
+def test_memory_is_bounded_by_what_is_unpacked_and_by_what_it_is_unpacked_from(shape, most):
+    """16 numbers are 64 bytes; 4 rows of one number have 16 bytes of scales and 4 of codes."""
+    raw = floats(1, 1, 1, 1) + bytes(math.prod(shape))
+    assert unpack({"w": packed(raw)}, told(shape=shape), most, None)["w"].tolist() == torch.zeros(shape).tolist()
+    sentence = f"{4 * math.prod(shape)} bytes are declared, and the limit is {most - 1}"
+    assert refusal({"w": packed(raw)}, told(shape=shape), limit=most - 1) == sentence
+
+
+def test_the_tensors_of_a_parcel_are_bounded_together():
+    described = {"encoding": "int8", "tensors": {name: {"dtype": "float32", "shape": [4, 4]} for name in "ab"}}
+    blobs = dict.fromkeys("ab", packed(floats(1, 1, 1, 1) + bytes(16)))
+    assert list(unpack(blobs, described, 128, None)) == ["a", "b"]
+    assert refusal(blobs, described, limit=127) == "128 bytes are declared, and the limit is 127"
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        packed(INT8[:-1]),
+        packed(INT8 + b"\0"),
+        packed(INT8 + bytes(1000)),
+        packed(INT8)[:-1],
+        torch.cat([packed(INT8), torch.zeros(1, dtype=torch.uint8)]),
+    ],
+    ids=["one too few", "one too many", "many too many", "cut short", "something after it"],
+)
+def test_other_bytes_than_declared(blob):
+    assert refusal({"w": blob}, told()) == f"other bytes came than the {len(INT8)} that it declares"
+
+
+def test_bytes_that_nobody_compressed():
+    assert refusal({"w": torch.zeros(12, dtype=torch.uint8)}, told()).startswith("its bytes cannot be decompressed (")
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, 0.0])
+def test_one_scale_of_several_that_is_no_number(wrong):
+    raw = floats(1.0, wrong) + bytes(4)
+    assert refusal({"w": packed(raw)}, told()) == "a scale is not a number above zero"
+
+
+@pytest.mark.parametrize("base", [None, {}, {"w": SMALL.double()}, {"w": SMALL.flatten()}, {"v": SMALL}])
+def test_a_difference_to_a_tensor_that_the_receiver_does_not_have(base):
+    blob = {"w": torch.zeros(3, dtype=torch.uint8)}  # it is refused before a byte is decompressed
+    assert refusal(blob, told("delta"), base=base) == (
+        "tensor 'w' is a difference to one that the receiver does not have"
+    )
+
+
+def test_what_is_not_a_description_of_a_tensor():
+    for one in (None, [], {"shape": [2]}, {"dtype": 7, "shape": [2]}, {"dtype": "int8", "shape": [2]}):
+        assert not wire_codec._is_described(one)
+    for shape in (None, (2, 2), [2.0], [-1], [0], ["2"]):
+        assert not wire_codec._is_described({"dtype": "float32", "shape": shape})
+    for shape in ([], [1], [2, 2]):
+        assert wire_codec._is_described({"dtype": "float32", "shape": shape})

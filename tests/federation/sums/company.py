@@ -1,0 +1,127 @@
+"""Sites that do nothing but take part in sums, and a coordinator that may lie to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from plain_study import plain_study
+
+from polyclinic.federation.call import Call, Failure, Reply
+from polyclinic.federation.federation import Federation
+from polyclinic.federation.federation_spec import FederationSpec
+from polyclinic.federation.ledger.key_ring import SeedKeys
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.operation import operation
+from polyclinic.federation.refusals import GateRefused
+from polyclinic.federation.site import Site, SiteState
+from polyclinic.federation.sums.settings import Federated, Floor
+from polyclinic.federation.sums.site_sums import SiteSums
+
+RUN = "a run"
+
+
+class Adding:
+    """The method: each site answers with its own number, times what it was sent."""
+
+    @operation("weights", summed="mean")
+    def answer(self, site, weights):
+        raise AssertionError("the company answers")
+
+    @classmethod
+    def operation_named(cls, name):
+        return getattr(getattr(cls, name, None), "operation", None)
+
+    def check_reply(self, federation, call, reply):
+        """Nothing to check."""
+
+
+class Company:
+    """An engine of sites. `lie(call)` is what a site gets instead of a call; `broken`: (site, operation) that fail."""
+
+    simulation = True
+
+    def __init__(self, folder: Path, answers: dict[str, torch.Tensor], settings: Federated, min_sites: int = 3) -> None:
+        self.answers, self.settings = answers, settings
+        self.sums = SiteSums(settings, RUN, Floor(min_sites))
+        self.sites = {name: self._site(folder, name) for name in answers}
+        self.broken: set[tuple[str, str]] = set()
+        self.lie: Callable[[Call], Call] = lambda call: call
+        self.replies: list[tuple[Call, Reply | Failure]] = []
+
+    @staticmethod
+    def _site(folder: Path, name: str) -> Site:
+        return Site(
+            name, plain_study(seed=1), data=None, trainer=None, state=SiteState(), place=folder / name, keys=SeedKeys(1)
+        )
+
+    def call(self, calls: list[Call]) -> list[Reply | Failure]:
+        found = [self._answer(self.lie(call)) for call in calls]
+        self.replies += zip(calls, found, strict=True)
+        return found
+
+    def _answer(self, call: Call) -> Reply | Failure:
+        if (call.site, call.operation) in self.broken:
+            return Failure(call.site, call.operation, "is down")
+        try:
+            released = self.work(call)
+        except (GateRefused, ParcelRejected) as error:
+            return Failure(call.site, call.operation, str(error))
+        return Reply(call.site, () if released is None else (released,))
+
+    def work(self, call: Call) -> Parcel | None:
+        """What a site releases for a call; raises what it refuses."""
+        site = self.sites[call.site]
+        site.round = call.round
+        if call.operation != "answer":
+            payload: dict[str, Any] = {name: parcel.tensors for name, parcel in call.parcels.items()}
+            return getattr(self.sums, call.operation)(site, **payload, **call.arguments)
+        parcel = Parcel("weights", self.answer(call), {"samples": 10 + len(call.site)})
+        gate: Any = SimpleNamespace(check_numbers=lambda _: None)
+        [left] = self.sums.outgoing(site, call, gate, Adding.answer.operation, (parcel,), "samples")
+        return left
+
+    def agree(self, site: str, answered: Sequence[str]) -> str:
+        """A site's signature of who answered, as hex digits."""
+        arguments = {"answered": list(answered), "sum_of": "answer"}
+        signed = self.work(Call(site, "agree", 1, arguments=arguments))
+        assert signed is not None
+        return signed.tensors["signature"].numpy().tobytes().hex()
+
+    def unmask(self, site: str, answered: Sequence[str], agreed: dict[str, str]) -> torch.Tensor:
+        """The shares that a site gives where these signatures came."""
+        arguments = {"answered": list(answered), "agreed": agreed, "sum_of": "answer"}
+        given = self.work(Call(site, "unmask", 1, arguments=arguments))
+        assert given is not None
+        return given.tensors["shares"]
+
+    def answer(self, call: Call) -> dict[str, torch.Tensor]:
+        """What a site sends: its own number, times what came."""
+        return {name: t * self.answers[call.site] for name, t in call.parcels["weights"].tensors.items()}
+
+    def federation(self) -> Federation:
+        spec = FederationSpec(
+            sites=tuple(self.answers),
+            seed=1,
+            folder=next(iter(self.sites.values())).folder,
+            initial_weights=dict,
+            expected={},
+            trainer=None,
+            method=Adding(),
+            federated=self.settings,
+            run_name=RUN,
+        )
+        found = Federation(spec, self)
+        found.round = 1
+        return found
+
+    def total(self, size: int = 50) -> torch.Tensor:
+        """The mean that the coordinator learns."""
+        [reply] = self.federation().ask_all("answer", weights={"w": torch.ones(size)})
+        return reply.weights["w"]
+
+    def refusals(self) -> list[str]:
+        return [found.reason for _, found in self.replies if isinstance(found, Failure)]

@@ -1,0 +1,240 @@
+"""What a deployed site keeps to, whatever a coordinator puts back; and numbers of images that a policy hides."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from company import Adding, Company
+
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Call
+from polyclinic.federation.layers.outgoing import without_samples
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.operation import operation
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.refusals import GateRefused
+from polyclinic.federation.site import SiteState
+from polyclinic.federation.sums.open_sum import honest_sites, known
+from polyclinic.federation.sums.settings import Federated
+from polyclinic.federation.sums.site_sums import draw
+from polyclinic.files import write_tensors
+
+NAMES = ("ann", "bo", "cleo", "di")
+
+
+@pytest.fixture
+def company(tmp_path):
+    some = Company(tmp_path, dict.fromkeys(NAMES, torch.tensor(2.0)), Federated(sum="secure", liars=1))
+    for site in some.sites.values():
+        site.secret = "a secret of its own"
+    return some
+
+
+def until_answered(company):
+    """All have answered; the states of the sites at that point."""
+    federation = company.federation()
+    keys = {reply.site: reply.keys[reply.site] for reply in federation.ask_all("give_mask_key", sum_of="answer")}
+    given = federation.ask_all("give_shares", keys=keys, sum_of="answer")
+    order = sorted(keys)
+    for place, name in enumerate(order):
+        boxes = {reply.site: reply.shares["boxes"][place] for reply in given if reply.site != name}
+        company.work(Call(name, "take_shares", 1, {"shares": Parcel("shares", boxes)}, {"sum_of": "answer"}))
+    for name in NAMES:
+        company.work(Call(name, "answer", 1, {"weights": Parcel("weights", {"w": torch.ones(5)})}))
+    return {name: dict(site.state) for name, site in company.sites.items()}
+
+
+def test_deployed_sites_add_up_with_secrets_of_their_own(company):
+    assert float(company.total(3)[0]) == pytest.approx(2.0)
+    assert draw(company.sites["ann"], "x") != draw(company.sites["ann"], "x")
+
+
+def test_a_site_that_is_put_back_agrees_to_no_second_set_of_sites(company):
+    """With one sum of all and one without 'di', their difference would be what 'di' sent."""
+    states = until_answered(company)
+    company.agree("ann", NAMES)
+    company.sites["ann"].state = SiteState(states["ann"])
+    with pytest.raises(GateRefused, match="was opened before, of other sites or for another question"):
+        company.agree("ann", NAMES[:3])
+    agreed = {name: company.agree(name, NAMES) for name in NAMES}  # the same again tells nothing new
+    company.unmask("ann", NAMES, agreed)
+    company.sites["ann"].state = SiteState(states["ann"])
+    with pytest.raises(ParcelRejected, match="were in the memory of a process that has ended"):
+        company.agree("ann", NAMES)  # its secrets are gone with the first opening
+
+
+def test_noise_is_shared_over_the_honest_sites_that_open_a_sum(company):
+    """Of four sites three must be left, and one of them may lie: two carry the noise."""
+    site = company.sites["ann"]
+    site.round = 1
+    with pytest.raises(ParcelRejected, match="noise is shared in a secure sum only"):
+        honest_sites(site)
+    company.broken = {(name, "answer") for name in NAMES}
+    with pytest.raises(WorkFailed, match="is down"):
+        company.total(3)
+    assert known(site).step == "ready"
+    assert honest_sites(site) == 2
+
+
+class Weighted:
+    @operation("weights", summed="mean")
+    def train(self, site): ...
+
+    @operation("statistics", summed="sum")
+    def give(self, site): ...
+
+
+@pytest.mark.parametrize(
+    ("policy", "declared", "weighting", "told"),
+    [
+        ("tell", Weighted.train, "samples", True),
+        ("hide", Weighted.train, "uniform", False),
+        ("hide", Weighted.train, "samples", None),
+        ("hide", Weighted.give, "uniform", None),
+    ],
+)
+def test_a_policy_may_hide_how_many_images_there_are(policy, declared, weighting, told):
+    parcels = (Parcel("weights", {"w": torch.ones(2)}, {"samples": 7, "steps": 2}),)
+    if told is None:
+        with pytest.raises(GateRefused, match=r"set federation\.sum = 'secure'"):
+            without_samples(Policy(samples=policy), declared.operation, parcels, weighting)
+    else:
+        [left] = without_samples(Policy(samples=policy), declared.operation, parcels, weighting)
+        assert ("samples" in left.metadata) == told
+        assert left.metadata["steps"] == 2
+
+
+def test_fewer_than_three_sites_cannot_be_allowed():
+    with pytest.raises(ValueError, match="greater than or equal to 3"):
+        Policy(min_sites=2)
+
+
+# --- a coordinator that puts sites back in mid-sum ----------------------------------------------------
+
+
+def give_key(company, name, round=1):
+    return company.work(Call(name, "give_mask_key", round, arguments={"sum_of": "answer"})).tensors[name]
+
+
+def give_shares(company, name, keys):
+    return company.work(Call(name, "give_shares", 1, {"keys": Parcel("keys", keys)}, {"sum_of": "answer"}))
+
+
+def take_shares(company, name, boxes, members):
+    order = sorted(boxes)
+    mine = {other: boxes[other][order.index(name)] for other in members if other != name}
+    return company.work(Call(name, "take_shares", 1, {"shares": Parcel("shares", mine)}, {"sum_of": "answer"}))
+
+
+def answer(company, name, value=1.0):
+    return company.work(Call(name, "answer", 1, {"weights": Parcel("weights", {"w": torch.full((5,), value)})}))
+
+
+def test_a_mask_key_is_shared_in_one_set_of_keys(company):
+    """In two sets, one would tell the mask key of 'di', who "dropped out", and the other the seed of its own mask."""
+    keys = {name: give_key(company, name) for name in NAMES}
+    before = dict(company.sites["di"].state)
+    give_shares(company, "di", keys)
+    company.sites["di"].state = SiteState(before)
+    with pytest.raises(GateRefused, match="has its secrets shared with other sites"):
+        give_shares(company, "di", {name: keys[name] for name in ("ann", "bo", "di")})
+    give_shares(company, "di", keys)  # the same set again tells nothing new
+
+
+def test_one_answer_goes_under_one_seed(company):
+    """Rows of two member sets under the same seeds are opened together, and their difference is what 'di' sent."""
+    keys = {name: give_key(company, name) for name in NAMES}
+    boxes = {name: give_shares(company, name, keys).tensors["boxes"] for name in NAMES}
+    before = dict(company.sites["ann"].state)
+    take_shares(company, "ann", boxes, NAMES[:3])
+    answer(company, "ann")
+    company.sites["ann"].state = SiteState(before)
+    take_shares(company, "ann", boxes, NAMES)
+    with pytest.raises(GateRefused, match="was answered before, in other company or with other numbers"):
+        answer(company, "ann")
+
+
+def test_two_answers_never_have_the_same_mask(company):
+    """Their difference would be that of the two answers, in the clear."""
+    keys = {name: give_key(company, name) for name in NAMES}
+    boxes = {name: give_shares(company, name, keys).tensors["boxes"] for name in NAMES}
+    take_shares(company, "ann", boxes, NAMES)
+    ready = dict(company.sites["ann"].state)
+    answer(company, "ann")
+    company.sites["ann"].state = SiteState(ready)
+    company.answers["ann"] = torch.tensor(3.0)  # another answer to the same question, such as after more training
+    with pytest.raises(GateRefused, match="with other numbers"):
+        answer(company, "ann")
+
+
+def test_no_sum_is_asked_for_before_the_first_round(company):
+    """A method with one round would else be asked twice: once with a site, once without it."""
+    with pytest.raises(ParcelRejected, match="before the first round"):
+        give_key(company, "ann", round=0)
+
+
+# --- what lies on the disk of a site -------------------------------------------------------------------
+
+
+def secrets_of(site):
+    """Every secret of the sum in progress, as bytes."""
+    found = known(site)
+    return [bytes.fromhex(one) for one in (found.mask_key, found.own_seed, *sum(found.held.values(), ())) if one]
+
+
+def assert_not_on_disk(company, folder, step):
+    """The state of every site is written as a checkpoint writes it; no file has a secret, neither as bytes nor as hex
+    digits."""
+    for site in company.sites.values():
+        found = secrets_of(site)
+        assert found
+        write_tensors(site.folder / f"state-{step}.safetensors", site.state)
+        for file in folder.rglob("*"):
+            content = file.read_bytes() if file.is_file() else b""
+            for secret in found:
+                assert secret not in content
+                assert secret.hex().encode() not in content
+
+
+def test_no_secret_of_a_sum_reaches_the_disk_of_a_deployed_site(company, tmp_path):
+    keys = {name: give_key(company, name) for name in NAMES}
+    assert_not_on_disk(company, tmp_path, 1)
+    boxes = {name: give_shares(company, name, keys).tensors["boxes"] for name in NAMES}
+    assert_not_on_disk(company, tmp_path, 2)
+    for name in NAMES:
+        take_shares(company, name, boxes, NAMES)
+    assert_not_on_disk(company, tmp_path, 3)
+    for name in NAMES:
+        answer(company, name)
+    assert_not_on_disk(company, tmp_path, 4)
+    agreed = {name: company.agree(name, NAMES) for name in NAMES}
+    assert_not_on_disk(company, tmp_path, 5)
+    for name in NAMES:
+        company.unmask(name, NAMES, agreed)
+        assert company.sites[name].sum_secrets[known(company.sites[name]).label]["mask_key"] == ""
+
+
+def test_a_process_that_begins_anew_drops_out_of_the_sum(company):
+    until_answered(company)
+    company.sites["ann"].sum_secrets = {}
+    with pytest.raises(ParcelRejected, match="were in the memory of a process that has ended"):
+        company.agree("ann", NAMES)
+
+
+@pytest.mark.parametrize("step", ["give_mask_key", "give_shares", "agree", "unmask", "answer"])
+def test_a_part_of_a_sum_goes_to_the_coordinator_only(company, step):
+    declared = Adding.answer.operation if step == "answer" else getattr(company.sums, step).operation
+    with pytest.raises(ParcelRejected, match="which the coordinator adds up; nobody else"):
+        company.sums.check(declared, Call("ann", step, 1, to="bo"))
+    company.sums.check(declared, Call("ann", step, 1))
+
+
+def test_two_names_with_one_pinned_key_count_as_one(company):
+    keys = {name: give_key(company, name) for name in NAMES}
+    ring = company.sites["ann"].keys
+    same = SimpleNamespace(
+        own=ring.own, public=lambda name: ring.public("bo" if name == "cleo" else name), pinned=lambda: NAMES
+    )
+    company.sites["ann"].keys = same
+    with pytest.raises(ParcelRejected, match="the same pinned key, and count as one"):
+        give_shares(company, "ann", keys)

@@ -1,0 +1,384 @@
+"""Secure sums: the coordinator learns the sum and nothing else, whoever drops out and whatever it asks."""
+
+import contextlib
+import hashlib
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from company import Company
+
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Call
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.refusals import GateRefused
+from polyclinic.federation.sums import shamir
+from polyclinic.federation.sums.coordinator_sums import Unmasking
+from polyclinic.federation.sums.masks import Context
+from polyclinic.federation.sums.open_sum import known
+from polyclinic.federation.sums.settings import Federated
+
+NAMES = ("ann", "bo", "cleo", "di", "emil")
+SECURE, INTEGER = Federated(sum="secure"), Federated(sum="integer")
+STEPS = ("give_mask_key", "give_shares", "take_shares", "answer", "agree", "unmask")
+
+
+def answers(names=NAMES):
+    return {name: torch.tensor(0.3 * place - 0.5) for place, name in enumerate(names)}
+
+
+@pytest.fixture
+def company(tmp_path):
+    def make(names=NAMES, settings=SECURE, **more):
+        return Company(tmp_path, answers(names), settings, **more)
+
+    return make
+
+
+def mean(names=NAMES, of=NAMES):
+    known_answers = answers(of)
+    weights = {name: 10 + len(name) for name in names}
+    return sum(float(known_answers[name]) * w for name, w in weights.items()) / sum(weights.values())
+
+
+def until_answered(company, names=NAMES):
+    """Sites that have answered, and wait to be told who else did; what each one sent."""
+    company.broken = {(name, "agree") for name in names}
+    with pytest.raises(WorkFailed):
+        company.total()
+    company.broken = set()
+    return {call.site: reply for call, reply in company.replies if call.operation == "answer" and reply}
+
+
+def agree(company, answered, names=NAMES):
+    """The signatures of all sites under one set of sites."""
+    return {name: company.agree(name, answered) for name in names}
+
+
+# --- the sum -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [NAMES[:3], NAMES[:4], NAMES])
+def test_masks_cancel_and_the_sum_is_that_of_open_integers(company, names):
+    secure, integer = company(names).total(), company(names, INTEGER).total()
+    assert torch.equal(secure, integer)
+    assert float(secure[0]) == pytest.approx(mean(names, names), abs=1e-6)
+
+
+def test_what_one_site_sends_is_uniform(company):
+    """Chi-square of the bytes of 20,000 masked numbers that are all the same: 255 on average, with deviation 23."""
+    some = company(settings=SECURE)
+    some.total(size=20_000)
+    [sent] = [
+        reply.masked["numbers"] for call, reply in some.replies if (call.site, call.operation) == ("bo", "answer")
+    ]
+    bytes_ = sent.numpy().view(np.uint8).reshape(-1, 8)[:20_000]
+    for column in bytes_.T:
+        counts = np.bincount(column, minlength=256)
+        chi_square = float(((counts - len(column) / 256) ** 2 / (len(column) / 256)).sum())
+        assert 120 < chi_square < 420
+    assert len(np.unique(sent.numpy())) == len(sent)
+
+
+def test_masks_of_another_round_are_others(company):
+    some = company()
+    federation = some.federation()
+    rows = []
+    for federation.round in (1, 2):
+        list(federation.ask_each("answer", weights={"w": torch.ones(500)}))
+        rows.append(some.replies[-1 - 2 * len(NAMES)][1].masked["numbers"].numpy().view(np.uint64))
+    assert not (rows[0] == rows[1]).any()
+
+
+def test_no_reply_says_how_many_images_a_site_has(company):
+    some = company()
+    some.total()
+    for _, reply in some.replies:
+        assert "samples" not in reply.metadata
+
+
+def test_every_step_of_a_sum_names_it_by_the_same_sixteen_digits(company):
+    some = company()
+    some.total()
+    told = [tuple(reply.metadata["sum"].values()) for _, reply in some.replies if "sum" in reply.metadata]
+    assert len(told) == 4 * len(NAMES)
+    [(name, sites)] = set(told)
+    assert (len(name), sites) == (16, len(NAMES))
+
+
+# --- sites that drop out -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("gone", ["ann", "cleo", "emil"])
+def test_a_site_may_drop_out_at_every_step(company, step, gone):
+    some = company()
+    some.broken = {(gone, step)}
+    left = NAMES if step in ("agree", "unmask") else [name for name in NAMES if name != gone]
+    assert float(some.total()[0]) == pytest.approx(mean(left), abs=1e-6)
+
+
+def test_two_sites_may_drop_out_at_different_steps(tmp_path):
+    names = (*NAMES, "fay", "gus")
+    some = Company(tmp_path, answers(names), SECURE)
+    some.broken = {("bo", "take_shares"), ("gus", "answer")}
+    left = [name for name in names if name not in ("bo", "gus")]
+    assert float(some.total()[0]) == pytest.approx(mean(left, names), abs=1e-6)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_below_the_threshold_nothing_is_opened(company, step):
+    some = company(settings=Federated(sum="secure", threshold=0.75))  # four of five
+    some.broken = {(name, step) for name in NAMES[:3]}
+    with pytest.raises(WorkFailed):
+        some.total()
+    assert not [call for call, reply in some.replies if call.operation == "unmask" and reply and step != "unmask"]
+
+
+# --- coordinators that lie -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("names", "min_sites"), [(NAMES[:2], 3), (NAMES[:1], 3), (NAMES[:4], 5)])
+def test_a_sum_of_too_few_sites_is_refused(company, names, min_sites):
+    some = company(names, min_sites=min_sites)
+    with pytest.raises(WorkFailed):
+        some.total()
+    assert any(f"wants {min_sites} or more (min_sites)" in reason for reason in some.refusals())
+
+
+def test_there_is_one_sum_of_a_rounds_answers(company):
+    """Two sums of the same answers, one without a site, would give that site's answer away by their difference."""
+    some = company()
+    some.total()
+    with pytest.raises(ParcelRejected, match="has begun in round 1; there is one of each"):
+        some.work(Call("ann", "give_mask_key", 1, arguments={"sum_of": "answer"}))
+    # nor can the answer be had again under the masks of before
+    with pytest.raises(ParcelRejected, match="past this step"):
+        some.work(Call("ann", "answer", 1, {"weights": Parcel("weights", {"w": torch.ones(50)})}))
+
+
+def test_two_sums_at_once_do_not_mix(company):
+    """A second sum that begins before the first is opened ends the first: its shares are gone."""
+    some = company()
+    until_answered(some)
+    for name in NAMES:
+        some.work(Call(name, "give_mask_key", 1, arguments={"sum_of": "another"}))
+    with pytest.raises(ParcelRejected, match="no sum of 'answer' has begun"):
+        some.agree("bo", NAMES)
+
+
+def test_a_site_answers_one_unmasking_request(company):
+    some = company()
+    until_answered(some)
+    agreed = agree(some, NAMES)
+    some.unmask("bo", NAMES, agreed)
+    for again in (NAMES, NAMES[:4]):
+        with pytest.raises(ParcelRejected, match="past this step"):
+            some.unmask("bo", again, agreed)
+    kept = known(some.sites["bo"])
+    assert not kept.mask_key + kept.own_seed
+    assert not kept.held
+
+
+@pytest.mark.parametrize(
+    "said", [["ann"], ["ann", "bo", "cleo"], ["ann", "cleo", "di", "emil"], ["bo"] * 5, [*NAMES, "zoe"]]
+)
+def test_lies_about_who_answered_are_refused(company, said):
+    some = company()
+    until_answered(some)
+    with pytest.raises((ParcelRejected, GateRefused)):
+        some.agree("bo", said)
+
+
+def test_a_site_signs_one_set_of_sites(company):
+    some = company()
+    until_answered(some)
+    some.agree("bo", NAMES)
+    with pytest.raises(ParcelRejected, match="past this step"):
+        some.agree("bo", NAMES[:4])
+    with pytest.raises(ParcelRejected, match="others than this site agreed to"):
+        some.unmask("bo", NAMES[:4], {})
+
+
+def test_no_share_is_given_before_enough_sites_signed_the_same(company):
+    some = company()
+    until_answered(some)
+    agreed = agree(some, NAMES)
+    three = dict(list(agreed.items())[:3])
+    forged = {**three, "di": agreed["emil"], "emil": "no signature", "zoe": agreed["di"]}
+    for given in ({}, three, forged, None):
+        with pytest.raises(ParcelRejected, match="of the 4 sites that are needed have signed"):
+            some.unmask("bo", NAMES, given)
+    some.unmask("bo", NAMES, {**three, "di": agreed["di"]})
+
+
+@pytest.mark.parametrize("told", [told for n in range(1, 5) for told in itertools.combinations(NAMES, n)], ids="".join)
+def test_sites_that_hear_different_things_open_nothing(company, told):
+    """Some sites hear that 'cleo' answered, the others that it dropped out: neither set has enough signatures, or only
+    one has. Nobody gets both secrets of a site."""
+    some = company()
+    until_answered(some)
+    others = [name for name in NAMES if name != "cleo"]
+    agreed = {}
+    for name in NAMES:
+        if name in told or name != "cleo":  # 'cleo' knows that it answered
+            agreed[name] = some.agree(name, NAMES if name in told else others)
+    opened = set()
+    for name in agreed:
+        with contextlib.suppress(ParcelRejected):
+            some.unmask(name, NAMES if name in told else others, agreed)
+            opened.add(name in told)
+    assert len(opened) <= 1
+    assert bool(opened) == (len(told) >= 4 or len(set(others) - set(told)) >= 4)
+
+
+def test_a_site_that_is_said_to_have_dropped_out_stays_masked(company):
+    """The coordinator takes out 'cleo', whose answer it has: what is left of that answer is its own mask."""
+    some = company()
+    sent = until_answered(some)
+    before = known(some.sites["cleo"])
+    others = [name for name in NAMES if name != "cleo"]
+    agreed = agree(some, others, others)
+    shares = {NAMES.index(name) + 1: some.unmask(name, others, agreed) for name in others}
+    row = NAMES.index("cleo")
+    found = shamir.combine({place: some_shares[row].numpy().tobytes() for place, some_shares in shares.items()})
+    assert found == bytes.fromhex(before.mask_key)  # the coordinator has it now, and all masks with the others
+    with pytest.raises(ParcelRejected, match="or not this site"):
+        some.agree("cleo", others)
+    commitment = hashlib.sha256(bytes.fromhex(before.own_seed)).digest()
+    assert hashlib.sha256(found).digest() != commitment
+    assert sent["cleo"]
+
+
+def test_unequal_questions_cannot_be_summed(company):
+    some = company()
+
+    def other_weights(call):
+        if (call.site, call.operation) != ("bo", "answer"):
+            return call
+        return replace(call, parcels={"weights": Parcel("weights", {"w": torch.full((50,), 1.000001)})})
+
+    some.lie = other_weights
+    with pytest.raises(WorkFailed, match="masks do not cancel"):
+        some.total()
+
+
+def test_unequal_arguments_cannot_be_summed(company):
+    some = company()
+    federation = some.federation()
+    honest = some.work
+    some.work = lambda call: honest(replace(call, arguments={}) if call.operation == "answer" else call)
+    with pytest.raises(WorkFailed, match="masks do not cancel"):
+        list(federation.ask_each("answer", weights={"w": torch.ones(5)}, lr=1))
+
+
+def test_unequal_members_cannot_be_summed(company):
+    """The boxes of 'emil' reach only some sites, which so have masks with it, and the others have none."""
+    some = company()
+
+    def withhold(call):
+        if call.operation != "take_shares" or call.site not in ("ann", "bo"):
+            return call
+        boxes = {name: box for name, box in call.parcels["shares"].tensors.items() if name != "emil"}
+        return replace(call, parcels={"shares": Parcel("shares", boxes)})
+
+    some.lie = withhold
+    with pytest.raises(WorkFailed):
+        some.total()
+
+
+def test_a_mask_key_that_the_coordinator_made_is_found_out(company):
+    """It would know the masks with this site; but the site's shares are sealed for a sum of other keys."""
+    some = company()
+
+    def swap(call):
+        if call.operation != "give_shares" or call.site == "emil":
+            return call
+        keys = {**call.parcels["keys"].tensors, "emil": torch.arange(32, dtype=torch.uint8)}
+        return replace(call, parcels={"keys": Parcel("keys", keys)})
+
+    some.lie = swap
+    with pytest.raises(WorkFailed):
+        some.total()
+    assert any("does not open" in reason for reason in some.refusals())
+
+
+def test_a_weak_mask_key_is_refused(company):
+    some = company()
+
+    def weak(call):
+        if call.operation != "give_shares":
+            return call
+        keys = {**call.parcels["keys"].tensors, "emil": torch.zeros(32, dtype=torch.uint8)}
+        return replace(call, parcels={"keys": Parcel("keys", keys)})
+
+    some.lie = weak
+    with pytest.raises(WorkFailed):
+        some.total()
+    assert any("is none that two sites could share" in reason for reason in some.refusals())
+
+
+def test_a_site_that_lies_about_shares_is_noticed(company):
+    some = company()
+    honest = some.work
+
+    def work(call):
+        parcel = honest(call)
+        if (call.site, call.operation) == ("di", "unmask"):
+            return Parcel("shares", {"shares": parcel.tensors["shares"] ^ 1}, parcel.metadata)
+        return parcel
+
+    some.work = work
+    with pytest.raises(WorkFailed, match="do not fit; a site lied"):
+        some.total()
+
+
+def test_shares_of_another_shape_are_left_out():
+    """What most sites gave is enough: the rows of `cleo` are too short, and `di` sends none."""
+    names, secret = NAMES[:4], bytes(range(32))
+    shares = [torch.frombuffer(bytearray(share), dtype=torch.uint8) for share in shamir.split(secret, 2, 4)]
+    given = {
+        name: Parcel("shares", {"shares": torch.stack([share] * 4)}) for name, share in zip(names, shares, strict=True)
+    }
+    given["cleo"] = Parcel("shares", {"shares": given["cleo"].tensors["shares"][:, :-1]})
+    given["di"] = Parcel("shares", {})
+    context = Context("run", 1, "answer", dict.fromkeys(names, b""), names)
+    assert Unmasking(context, b"", names)._secret(2, given) == secret
+
+
+def test_a_site_whose_answer_has_another_form_fails_by_name(company):
+    """Its tensors cannot be added to those of the others. The sum is that of the others, and the run says who."""
+    for settings in (SECURE, INTEGER):
+        some = company(settings=settings)
+        honest = some.answer
+        other = lambda call, honest=honest: {"else": torch.ones(3)} if call.site == "di" else honest(call)  # noqa: E731
+        some.answer = other
+        federation = some.federation()
+        [reply] = federation.ask_all("answer", weights={"w": torch.ones(5)})
+        left = [name for name in NAMES if name != "di"]
+        assert float(reply.weights["w"][0]) == pytest.approx(mean(left), abs=1e-6)
+        [failure] = federation.failures
+        assert (failure["site"], failure["operation"]) == ("di", "answer")
+        assert "other tensors than those of the other sites" in failure["reason"]
+
+
+@pytest.mark.parametrize("lie", [{0: 2**60}, {-1: 2}, {-3: -5}])
+def test_an_open_row_that_no_site_can_have_made_is_refused(company, lie):
+    some = company(settings=INTEGER)
+    honest = some.work
+
+    def work(call):
+        parcel = honest(call)
+        if call.site != "di":
+            return parcel
+        numbers = parcel.tensors["numbers"].clone()
+        for place, value in lie.items():
+            numbers[place] = value
+        return Parcel("weights", {"numbers": numbers}, parcel.metadata)
+
+    some.work = work
+    federation = some.federation()
+    federation.ask_all("answer", weights={"w": torch.ones(5)})
+    assert [failure["site"] for failure in federation.failures] == ["di"]

@@ -1,0 +1,157 @@
+"""Sites that send something else than a step of a secure sum asks for, and coordinators that do."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from company import Company
+
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Call
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.sums import shamir
+from polyclinic.federation.sums.open_sum import changed, known
+from polyclinic.federation.sums.settings import Federated
+from polyclinic.federation.sums.site_sums import draw
+
+NAMES = ("ann", "bo", "cleo", "di", "emil")
+
+
+@pytest.fixture
+def company(tmp_path):
+    return Company(tmp_path, {name: torch.tensor(float(len(name))) for name in NAMES}, Federated(sum="secure"))
+
+
+def replace_reply(company, step, change):
+    """What site 'di' sends at a step, changed."""
+    honest = company.work
+
+    def work(call):
+        parcel = honest(call)
+        return change(parcel) if (call.site, call.operation) == ("di", step) else parcel
+
+    company.work = work
+
+
+def mean(names):
+    weights = {name: 10 + len(name) for name in names}
+    return sum(len(name) * weight for name, weight in weights.items()) / sum(weights.values())
+
+
+@pytest.mark.parametrize(
+    "key", [torch.zeros(32), torch.zeros(31, dtype=torch.uint8), torch.zeros(1, 32, dtype=torch.uint8)]
+)
+def test_a_site_without_a_mask_key_is_left_out(company, key):
+    replace_reply(company, "give_mask_key", lambda parcel: Parcel("keys", {"di": key}))
+    assert float(company.total(2)[0]) == pytest.approx(mean([name for name in NAMES if name != "di"]))
+    assert company.refusals() == []
+
+
+def test_a_key_under_another_name_is_none(company):
+    replace_reply(company, "give_mask_key", lambda parcel: Parcel("keys", {"bo": parcel.tensors["di"]}))
+    assert float(company.total(2)[0]) == pytest.approx(mean([name for name in NAMES if name != "di"]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: {"boxes": tensors["boxes"]},
+        lambda tensors: {**tensors, "boxes": tensors["boxes"][:-1]},
+        lambda tensors: {**tensors, "boxes": tensors["boxes"][:, :-1]},
+        lambda tensors: {**tensors, "commitment": tensors["commitment"][:-1]},
+        lambda tensors: {**tensors, "commitment": tensors["commitment"].float()},
+    ],
+    ids=["no commitment", "a box less", "short boxes", "a short commitment", "another type"],
+)
+def test_boxes_of_another_form_are_named(company, change):
+    replace_reply(company, "give_shares", lambda parcel: Parcel("shares", change(parcel.tensors), parcel.metadata))
+    with pytest.raises(WorkFailed, match="site 'di' sent boxes of shares of another form"):
+        company.total(2)
+
+
+@pytest.mark.parametrize(("step", "left"), [("take_shares", 3), ("answer", 3), ("unmask", 3)])
+def test_a_sum_of_which_too_few_are_left_says_how_many_are_needed(company, step, left):
+    company.broken = {(name, step) for name in NAMES[left:]}
+    words = f"the secure sum of 'answer' cannot be opened: {left} of 5 sites are left, and 4 are needed"
+    with pytest.raises(WorkFailed, match=words):
+        company.total(2)
+
+
+def test_a_site_that_needs_more_sites_than_the_study_stops_the_sum(company):
+    replace_reply(company, "give_shares", lambda parcel: Parcel("shares", parcel.tensors, {"needs": 5}))
+    assert float(company.total(2)[0]) == pytest.approx(mean(NAMES))
+    company.broken = {("bo", "answer")}
+    federation = company.federation()
+    federation.round = 2
+    with pytest.raises(WorkFailed, match="4 of 5 sites are left, and 5 are needed"):
+        federation.ask_all("answer", weights={"w": torch.ones(2)})
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_lie_about_a_site_that_dropped_out_is_noticed(company, place):
+    """The share of the mask key of 'bo', whose answer did not come, is another one: its first byte, or its last."""
+    company.broken = {("bo", "answer")}
+
+    def change(parcel):
+        shares = parcel.tensors["shares"].clone()
+        shares[NAMES.index("bo"), place] ^= 1
+        return Parcel("shares", {"shares": shares}, parcel.metadata)
+
+    replace_reply(company, "unmask", change)
+    with pytest.raises(WorkFailed, match="the shares of the mask key of site 'bo' do not fit; a site lied about them"):
+        company.total(2)
+
+
+# --- a coordinator that lies about keys ------------------------------------------------------------------------
+
+
+def keys_of(company):
+    calls = {name: Call(name, "give_mask_key", 1, arguments={"sum_of": "answer"}) for name in NAMES}
+    return {name: company.work(call).tensors[name] for name, call in calls.items()}
+
+
+def give_shares(company, keys):
+    return company.work(Call("ann", "give_shares", 1, {"keys": Parcel("keys", keys)}, {"sum_of": "answer"}))
+
+
+def test_a_site_shares_nothing_in_a_sum_without_its_own_key(company):
+    keys = keys_of(company)
+    others = {name: key for name, key in keys.items() if name != "ann"}
+    for wrong in (others, {**others, "ann": keys["bo"]}):
+        with pytest.raises(ParcelRejected, match="the mask keys that came do not have that of site 'ann'"):
+            give_shares(company, wrong)
+
+
+def test_a_site_that_no_kit_knows_is_not_in_a_sum(company):
+    keys, site = keys_of(company), company.sites["ann"]
+    ring = site.keys
+    site.keys = SimpleNamespace(own=ring.own, public=lambda name: None if name == "di" else ring.public(name))
+    with pytest.raises(ParcelRejected, match="site 'ann' has no key of 'di', which is said to be in the sum"):
+        give_shares(company, keys)
+
+
+def test_a_site_seals_no_box_for_itself(company):
+    boxes = give_shares(company, keys_of(company)).tensors["boxes"]
+    assert [bool(box.any()) for box in boxes] == [False, True, True, True, True]
+
+
+def test_a_coefficient_has_twice_as_many_bytes_as_the_prime_wants(company):
+    """So that what is left modulo the prime is as good as uniform. A sum that two sites open has one coefficient."""
+    give_shares(company, keys_of(company))
+    site = company.sites["ann"]
+    found = changed(known(site), {"threshold": 2})
+    made = company.sums._split(site, found, "own seed", found.own_seed)
+    halves = [draw(site, "coefficient", "own seed", "answer", 1, half) for half in (0, 1)]
+    assert len(set(halves)) == 2
+    expected = int.from_bytes(bytes.fromhex(found.own_seed), "big") + int.from_bytes(b"".join(halves), "big")
+    assert int.from_bytes(made[0], "big") == expected % shamir.PRIME
+
+
+def test_secret_bytes_are_32_and_those_of_a_simulated_site_follow_from_its_address(company):
+    site = company.sites["ann"]
+    site.round = 1
+    assert len(draw(site, "x")) == 32
+    assert draw(site, "x") == draw(site, "x")
+    assert len({draw(site, "x"), draw(site, "y"), draw(company.sites["bo"], "x")}) == 3
+    site.secret = "a deployed site's"
+    assert len(draw(site, "x")) == 32

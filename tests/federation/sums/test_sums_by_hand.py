@@ -1,0 +1,389 @@
+"""Small rules of sums, each by hand: what fits, what a row says, who signed, and what is refused."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from company import Adding, Company
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.operation import operation
+from polyclinic.federation.sums import coordinator_sums, site_sums
+from polyclinic.federation.sums.coordinator_sums import CoordinatorSums, Total
+from polyclinic.federation.sums.masks import PIECE, Context, add_masks, sign_of
+from polyclinic.federation.sums.open_sum import honest_sites, known
+from polyclinic.federation.sums.rows import TooLarge, check_layout, count_to_whole, summand_of, write_whole
+from polyclinic.federation.sums.settings import Federated, Floor
+from polyclinic.federation.sums.site_sums import SiteSums
+
+NAMES = tuple("abcdefghi")
+INTEGER, SECURE = Federated(sum="integer"), Federated(sum="secure")
+
+
+# --- numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "weight", "bits", "words"),
+    [
+        ([537_000.0, -1.0], 1000, 24, "5.37e+05, and with 1000 as weight ±5.369e+05 fit"),
+        ([1.0, -537_000.0], 1000, 24, "5.37e+05, and with 1000 as weight ±5.369e+05 fit"),
+        ([2**50, 3], 10, 24, "1.126e+15, and with 10 as weight ±9.007e+14 fit"),
+    ],
+)
+def test_a_number_that_does_not_fit_is_told_with_the_largest_that_does(values, weight, bits, words):
+    with pytest.raises(TooLarge) as refused:
+        write_whole(torch.tensor(values), weight, bits, np.empty(len(values), np.uint64))
+    assert str(refused.value) == words
+
+
+def test_a_count_that_does_not_fit_is_told_with_the_most_that_does():
+    assert count_to_whole(2.5, 1) == 5
+    assert count_to_whole(2**52, 1) == 2**53
+    for count in (2**52 + 1, -1):
+        with pytest.raises(TooLarge, match=r"images, and up to 4\.504e\+15 fit$"):
+            count_to_whole(count, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_nothing_is_a_row_of_nothing(dtype):
+    write_whole(torch.zeros(0, dtype=dtype), 3, 24, np.empty(0, np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("threshold", "fewest"),
+    [(2 / 3, {1: 1, 2: 2, 3: 3, 4: 3, 6: 5, 9: 7, 12: 9}), (0.5, {2: 2, 3: 2, 4: 3, 10: 6}), (0.7, {10: 8, 20: 15})],
+)
+def test_more_than_a_share_of_the_sites_opens_a_sum(threshold, fewest):
+    """0.7 times 10 is 7.000000000000001 or 6.9999999: neither is rounding away from 8 sites."""
+    settings = Federated(sum="secure", threshold=threshold)
+    assert {sites: settings.fewest_of(sites) for sites in fewest} == fewest
+
+
+# --- rows --------------------------------------------------------------------------------------------------
+
+
+def test_a_row_has_the_numbers_then_the_weight_the_images_and_one():
+    parcels = [
+        Parcel("weights", {"w": torch.tensor([0.5, -1.0]), "n": torch.tensor(3)}, {"samples": 2}),
+        Parcel("gradients", {"g": torch.tensor([[0.25]])}, {"expected": 1.5}),
+    ]
+    found = summand_of(parcels, mean=True, weighting="samples", bits=8)
+    assert found.numbers.view(np.int64).tolist() == [6, 256, -512, 128, 2, 384, 1]
+    assert found.layout == [
+        ["weights", "n", "int64", []],
+        ["weights", "w", "float32", [2]],
+        ["gradients", "g", "float32", [1, 1]],
+    ]
+    uniform = summand_of(parcels, mean=True, weighting="uniform", bits=8).numbers.view(np.int64)
+    assert uniform.tolist() == [3 * 1024, 512 * 256, -1024 * 256, 256 * 256, 1024, 384, 1]
+    assert summand_of(parcels, mean=False, weighting="samples", bits=8).numbers.view(np.int64).tolist()[-3:] == [
+        1,
+        384,
+        1,
+    ]
+
+
+def test_images_are_counted_no_finer_than_24_bits():
+    parcel = Parcel("weights", {"w": torch.zeros(1)}, {"samples": 1, "expected": 0.5})
+    for bits, told in ((8, 2**7), (24, 2**23), (40, 2**23)):
+        assert int(summand_of([parcel], mean=True, weighting="samples", bits=bits).numbers[-2]) == told
+    plain = Parcel("weights", {"w": torch.zeros(1)}, {"samples": 1})
+    assert int(summand_of([plain], mean=True, weighting="samples", bits=8).numbers[-2]) == 0
+
+
+def test_the_tensor_that_does_not_fit_is_named():
+    parcel = Parcel("weights", {"v": torch.zeros(1), "w": torch.tensor([1e30])}, {"samples": 1})
+    with pytest.raises(TooLarge, match=r"^weights 'w' holds 1e"):
+        summand_of([parcel], mean=True, weighting="samples", bits=24)
+
+
+@pytest.mark.parametrize(
+    ("layout", "numbers", "right"),
+    [
+        ([["weights", "w", "float32", [2, 3]]], torch.zeros(9, dtype=torch.int64), True),
+        ([], torch.zeros(3, dtype=torch.int64), True),
+        ([["weights", "w", "float32", [2, 3]]], torch.zeros(8, dtype=torch.int64), False),
+        ([["weights", "w", "float32", [2, 3]]], torch.zeros(10, dtype=torch.int64), False),
+        ([["weights", "w", "float32", [2, 3]]], torch.zeros(9), False),
+        ([["weights", "w", "float32", [2, 3]]], torch.zeros(9, 1, dtype=torch.int64), False),
+        ([["weights", "w", "float32", [2**40, 2**40]]], torch.zeros(3, dtype=torch.int64), False),
+    ],
+)
+def test_a_row_is_as_long_as_its_layout_says(layout, numbers, right):
+    if right:
+        check_layout(layout, numbers, ["weights"])
+        return
+    with pytest.raises(ParcelRejected, match=r"a summand of .* whole numbers was expected"):
+        check_layout(layout, numbers, ["weights"])
+
+
+# --- the coordinator's half ----------------------------------------------------------------------------------
+
+
+class Two(Adding):
+    @operation("weights", "statistics", summed="sum")
+    def both(self, site): ...
+
+    @operation("metrics")
+    def evaluate(self, site): ...
+
+
+def sums(settings=INTEGER):
+    return CoordinatorSums(settings, "run", Two.operation_named)
+
+
+def row(kind, values, tail=(1, 0, 1), layout=True):
+    numbers = torch.tensor([*values, *tail])
+    entries = [[kind, kind[0], "float32", [len(values)]]]
+    return Parcel(kind, {"numbers": numbers}, {"layout": entries if layout is True else layout})
+
+
+def test_what_is_added_up():
+    assert [sums().covers(name) for name in ("both", "answer", "evaluate", "nothing")] == [True, True, False, False]
+    assert not sums(Federated()).covers("both")
+
+
+@pytest.mark.parametrize(
+    ("parcels", "words"),
+    [
+        ((), "parcels of no kind came, and weights, statistics were asked"),
+        ((row("weights", [1]),), "parcels of weights came, and weights, statistics were asked"),
+        ((row("weights", [1]), row("weights", [1])), "parcels of weights, weights came"),
+        (
+            (row("weights", [1]), Parcel("statistics", {"s": torch.ones(1)})),
+            "a summand holds 'numbers', and",
+        ),
+        ((row("weights", [1], layout=None), row("statistics", [1])), "layout is no list"),
+        ((row("weights", [2**60]), row("statistics", [1])), "numbers beyond 2\\^53"),
+        ((row("weights", [1], (1, 0, 2)), row("statistics", [1])), "does not count as one site"),
+        ((row("weights", [1]), row("statistics", [1], layout=[["weights", "w", "float32", [1]]])), "layout is no list"),
+    ],
+)
+def test_a_reply_that_is_no_row_is_refused(parcels, words):
+    call = Call("a", "both", 1)
+    sums().check(call, Reply("a", (row("statistics", [1]), row("weights", [2**53]))))
+    with pytest.raises(ParcelRejected, match=words):
+        sums().check(call, Reply("a", parcels))
+
+
+def test_a_masked_row_may_hold_any_numbers_of_all_kinds():
+    numbers = torch.tensor([2**62, -(2**62), 7, 8, 9])
+    layout = [["weights", "w", "float32", [1]], ["statistics", "s", "float32", [1]]]
+    sums(SECURE).check(Call("a", "both", 1), Reply("a", (Parcel("masked", {"numbers": numbers}, {"layout": layout}),)))
+    with pytest.raises(ParcelRejected, match="parcels of weights, statistics came, and masked were asked"):
+        sums(SECURE).check(Call("a", "both", 1), Reply("a", (row("weights", [1]), row("statistics", [1]))))
+
+
+def collected(settings, sites, replies=()):
+    federation = SimpleNamespace(note_failures=lambda failures: None)
+    return list(sums(settings).collect(federation, "both", sites, {}, {}, lambda some: iter(replies)))
+
+
+def test_up_to_1024_sites_fit_into_a_sum():
+    assert collected(INTEGER, [""] * 1024) == []
+    with pytest.raises(WorkFailed, match="takes up to 1,024 sites, and there are 1,025"):
+        collected(INTEGER, [""] * 1025)
+
+
+def test_rows_of_two_parcels_are_added_up_by_kind():
+    """Of two sites, with 24 bits: 1 and 2 make 3, and 4 and 5 make 9."""
+    one, replies = 2**24, []
+    for site, (w, s) in zip("ab", ((1, 4), (2, 5)), strict=True):
+        replies.append(Reply(site, (row("weights", [w * one, 0]), row("statistics", [s * one]))))
+    [total] = collected(INTEGER, ["a", "b"], replies)
+    assert total.site == "all sites"
+    assert total.weights["w"].tolist() == [3.0, 0.0]
+    assert total.statistics["s"].tolist() == [9.0]
+    assert total.metadata["sites"] == 2
+    with pytest.raises(WorkFailed, match=r"the sum of 'both' over 1 sites cannot be used: the sum is not that of"):
+        collected(INTEGER, ["a"], [Reply("a", (row("weights", [1], (1, 0, 2)), row("statistics", [1])))])
+
+
+def test_the_form_that_most_sites_sent_holds_and_of_equally_many_the_first():
+    total = Total()
+    assert (total.answered, total.others) == ([], [])
+    for site, width in (("a", 1), ("b", 2), ("c", 2), ("d", 1)):
+        total.add(Reply(site, (row("weights", [5] * width),)))
+    assert (total.answered, total.others) == (["a", "d"], ["b", "c"])
+    assert total.row.tolist() == [10, 2, 0, 2]
+    total.add(Reply("e", (row("weights", [7] * 2),)))
+    assert (total.answered, total.others) == (["b", "c", "e"], ["a", "d"])
+    assert (total.row.tolist(), total.layout) == ([17, 17, 3, 0, 3], [["weights", "w", "float32", [2]]])
+
+
+def test_a_signature_that_is_too_long_is_none():
+    def signature(length):
+        parcel = Parcel("shares", {"signature": torch.ones(length, dtype=torch.uint8)})
+        return coordinator_sums._signature(Reply("a", (parcel,)))
+
+    assert [len(signature(length)) for length in (0, 64, 65)] == [0, 128, 0]
+    assert coordinator_sums._signature(Reply("a", (Parcel("shares", {}),))) == ""
+
+
+@pytest.mark.parametrize(("told", "needs"), [(4, 4), (None, 0), ("9", 0), (True, 0), (2.5, 0)])
+def test_how_many_sites_must_be_left_is_a_whole_number(told, needs):
+    assert coordinator_sums._needs(Parcel("shares", {}, {"needs": told})) == needs
+
+
+# --- a site's half -------------------------------------------------------------------------------------------
+
+
+def secure(tmp_path, liars, said):
+    settings = Federated(sum="secure", threshold=0.8, liars=said)
+    some = Company(tmp_path, dict.fromkeys(NAMES, torch.tensor(1.0)), settings)
+    some.sums.floor = Floor(3, liars)
+    some.broken = {(name, "answer") for name in NAMES}
+    with pytest.raises(WorkFailed):
+        some.total(2)
+    return some.sites["a"]
+
+
+@pytest.mark.parametrize(("liars", "said", "honest"), [(2, 2, 6), (1, 2, 6), (0, 0, 8), (0, 7, 1), (2, 1, 0)])
+def test_noise_is_shared_by_who_is_left_without_the_liars_of_the_study(tmp_path, liars, said, honest):
+    """Of nine sites eight must be left. A policy that expects more liars than the study says cannot share noise."""
+    site = secure(tmp_path, liars, said)
+    assert (known(site).threshold, known(site).honest) == (8, honest)
+    if honest:
+        assert honest_sites(site) == honest
+    else:
+        with pytest.raises(ParcelRejected, match=r"more lying sites than federation\.liars.*raise federation\.liars"):
+            honest_sites(site)
+    site.round = 2
+    with pytest.raises(ParcelRejected, match="none has begun"):
+        honest_sites(site)
+
+
+def test_noise_is_shared_before_the_answer_only(tmp_path):
+    some = Company(tmp_path, dict.fromkeys(NAMES[:4], torch.tensor(1.0)), SECURE)
+    some.total(2)
+    with pytest.raises(ParcelRejected, match="none has begun"):
+        honest_sites(some.sites["a"])
+
+
+def test_what_belongs_to_a_sum_and_where_it_may_go():
+    secure_sums, integer, plain = (SiteSums(one, "run", Floor()) for one in (SECURE, INTEGER, Federated()))
+    both, evaluate, agree = Two.both.operation, Two.evaluate.operation, SiteSums.agree.operation
+    assert [one.kinds(both) for one in (secure_sums, integer, plain)] == [("masked",), *[("weights", "statistics")] * 2]
+    assert secure_sums.kinds(evaluate) == ("metrics",)
+    assert [one.covers(both) for one in (secure_sums, integer, plain)] == [True, True, False]
+    to_other, to_all = Call("a", "x", 1, to="b"), Call("a", "x", 1)
+    for one in (secure_sums, integer, plain):
+        one.check(evaluate, to_other)
+    plain.check(both, to_other)
+    with pytest.raises(ParcelRejected, match="'both' is a part of a sum, which the coordinator adds up; nobody else"):
+        integer.check(both, to_other)
+    secure_sums.check(agree, to_all)
+    for one in (integer, plain):
+        with pytest.raises(ParcelRejected, match="'agree' is a part of secure sums, and federation"):
+            one.check(agree, to_all)
+
+
+def test_an_open_answer_is_a_row_of_each_kind_with_the_same_end():
+    parcels = (
+        Parcel("weights", {"w": torch.tensor([1.0, 2.0])}, {"samples": 3}, {"epsilon": 1}),
+        Parcel("statistics", {"s": torch.tensor([4.0])}),
+    )
+    gate = SimpleNamespace(check_numbers=lambda parcel: None)
+    one = 2**24
+    made = SiteSums(INTEGER, "run", Floor()).outgoing(None, None, gate, Two.both.operation, parcels, "samples")
+    assert [parcel.tensors["numbers"].tolist() for parcel in made] == [[one, 2 * one, 1, 0, 1], [4 * one, 1, 0, 1]]
+    assert [parcel.metadata["layout"][0][1] for parcel in made] == ["w", "s"]
+    assert [parcel.privacy for parcel in made] == [{"epsilon": 1}, None]
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(31, dtype=torch.uint8), torch.zeros(32), torch.zeros(1, 32, dtype=torch.uint8)]
+)
+def test_a_mask_key_has_32_bytes(wrong):
+    assert site_sums._key_bytes("a", torch.arange(32, dtype=torch.uint8)) == bytes(range(32))
+    with pytest.raises(ParcelRejected, match="what came as the mask key of site 'a' is none"):
+        site_sums._key_bytes("a", wrong)
+
+
+@pytest.mark.parametrize(
+    ("key", "length", "dtype"), [(None, 0, torch.uint8), ("k", 1, torch.uint8), ("k", 0, torch.int8)]
+)
+def test_what_is_no_box_is_not_opened(key, length, dtype):
+    site = SimpleNamespace(name="a", keys=SimpleNamespace(public=lambda name: key))
+    box = torch.zeros(site_sums.BOX + length, dtype=dtype)
+    with pytest.raises(ParcelRejected, match="the box of shares of site 'b' does not open: it is none, or made for"):
+        SiteSums(SECURE, "run", Floor())._open_box(site, None, "b", box)
+
+
+@pytest.mark.parametrize("change", ["length", "dtype", "a bit", "from itself", "from nobody"])
+def test_a_box_of_shares_that_does_not_open_is_refused(tmp_path, change):
+    some = Company(tmp_path, dict.fromkeys(NAMES[:4], torch.tensor(1.0)), SECURE)
+
+    def lie(call):
+        if (call.site, call.operation) != ("a", "take_shares"):
+            return call
+        boxes = {name: box.clone() for name, box in call.parcels["shares"].tensors.items()}
+        if change == "length":
+            boxes["b"] = boxes["b"][:-1]
+        elif change == "dtype":
+            boxes["b"] = boxes["b"].float()
+        elif change == "a bit":
+            boxes["b"][7] ^= 1
+        else:
+            boxes["a" if change == "from itself" else "z"] = boxes["b"]
+        return replace(call, parcels={"shares": Parcel("shares", boxes)})
+
+    some.lie = lie
+    some.total(2)  # three of four are enough
+    words = (
+        "came, which gave no key for this sum"
+        if change.startswith("from")
+        else "the box of shares of site 'b' does not"
+    )
+    assert [reason for reason in some.refusals() if words in reason]
+
+
+# --- masks ---------------------------------------------------------------------------------------------------
+
+
+def test_masks_are_added_and_taken_out_beyond_one_piece():
+    numbers = np.arange(2 * PIECE + 5, dtype=np.uint64)
+    masked = numbers.copy()
+    add_masks(masked, [(b"one", 1), (b"two", -1)], b"info")
+    assert len(np.unique(masked - numbers)) == len(numbers)
+    add_masks(masked, [(b"two", 1), (b"one", -1)], b"info")
+    assert (masked == numbers).all()
+
+
+def test_a_mask_is_the_key_stream_of_its_secret():
+    key = HKDF(SHA256(), length=32, salt=None, info=b"info").derive(b"secret")
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * 3))
+    mask = np.frombuffer(stream, "<u8")
+    for sign, expected in ((1, 7 + mask), (-1, 7 - mask)):
+        numbers = np.full(3, 7, dtype=np.uint64)
+        add_masks(numbers, [(b"secret", sign)], b"info")
+        assert numbers.tolist() == expected.tolist()
+
+
+def test_of_two_sites_one_adds_and_the_other_subtracts():
+    keys = dict.fromkeys("abc", b"")
+    assert [sign_of(*pair, keys) for pair in ("ab", "ba", "ac", "cb")] == [1, -1, 1, -1]
+
+
+def test_masks_hang_on_everything_that_was_agreed():
+    context = Context("run", 1, "answer", {"a": b"1", "b": b"2"}, ["b", "a"])
+    same = Context("run", 1, "answer", {"b": b"2", "a": b"1"}, ["a", "b"])
+    assert context.sum_id == same.sum_id
+    others = [
+        replace(context, run="other"),
+        replace(context, round=2),
+        replace(context, operation="other"),
+        replace(context, keys={"a": b"1", "b": b"3"}),
+        replace(context, members=["a"]),
+    ]
+    assert len({context.sum_id, *(one.sum_id for one in others)}) == 6
+    assert context.info("q") != context.info("r")
