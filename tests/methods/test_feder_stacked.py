@@ -102,8 +102,12 @@ def test_a_generator_that_draws_from_global_state_draws_as_if_its_site_were_alon
         )
         return kept
 
-    together, alone = drawn("a", "b"), drawn("b")
+    together = drawn("a", "b")
+    with seeded(7, "b", "prepare", 0):  # as a host does around the work of one site
+        alone, after = drawn("b"), torch.rand(2)
     assert all(torch.equal(x, y) for x, y in zip(together["b"], alone["b"], strict=True))
     assert not torch.equal(together["a"][0], together["b"][0])
-    with seeded(7, "a", "prepare", 0):  # as a host does around the work of one site
+    with seeded(7, "a", "prepare", 0):
         assert torch.equal(torch.rand(2), together["a"][0])
+    with seeded(7, "b", "prepare", 0):  # what comes after it, such as dropout, draws other numbers than it did
+        assert torch.equal([torch.rand(2) for _ in range(3)][2], after)

@@ -213,7 +213,7 @@ def test_gans_without_tuning_are_trained_together(monkeypatch, gan, tuning, stac
     monkeypatch.setattr(stacked_generators, "GAN", int)
     monkeypatch.setattr(stacked_generators, "tuning_settings", lambda site: tuning)
     monkeypatch.setattr(stacked_generators, "_train_gans", lambda sites: [(f"stacked {one}", {}) for one in sites])
-    monkeypatch.setattr(FitGenerator, "alone", lambda plan: plan.keep(f"alone {plan.site}"))
+    monkeypatch.setattr(FitGenerator, "as_if_alone", lambda plan: plan.keep(f"alone {plan.site}"))
     plans = [FitGenerator(name, lambda model, name=name: kept.append((name, model)), False) for name in ("a", "b")]
     FitGenerator.carry_out(plans)
     word = "stacked" if stacked else "alone"

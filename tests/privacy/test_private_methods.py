@@ -42,6 +42,15 @@ def test_fedprox_without_its_penalty_is_fedavg_under_privacy_too(tiny, undisturb
     assert prox["weights_sha256"] == undisturbed(tiny("fedavg", PRIVATE))["weights_sha256"]
 
 
+def test_scaffold_goes_on_where_epsilon_is_spent_and_no_step_is_left(tiny, tmp_path):
+    """Its mean gradient of no steps would be NaN."""
+    target = max(expected_epsilon(count, 1) for count in images_of(tiny("fedavg")).values())
+    result = run(tiny("scaffold", {**PRIVATE, "privacy.target_epsilon": target}), tmp_path / "scaffold")
+    steps = [line["privacy"]["steps"] for lines in ledgers(result.folder).values() for line in lines if line["privacy"]]
+    assert result["failures"] == []
+    assert len(set(steps)) < len(steps)  # rounds in which nothing was left
+
+
 @pytest.mark.parametrize(("batch", "rate"), [("full", 1.0), ("mini", None)])
 def test_fedsgd_spends_one_step_a_round(tiny, tmp_path, batch, rate):
     study = tiny("fedsgd", PRIVATE, batch=batch)

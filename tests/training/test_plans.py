@@ -142,7 +142,14 @@ def test_each_site_of_a_stack_takes_its_own_steps(stacks):
 
 
 @pytest.mark.parametrize(
-    "special", [{"spec": FitSpec(class_weights=torch.ones(2))}, {"unknown_classes": (1,)}, {"worthwhile": False}]
+    "special",
+    [
+        {"spec": FitSpec(class_weights=torch.ones(2))},
+        {"spec": FitSpec(correction=Correction(add))},  # it would change the gradients of both
+        {"spec": FitSpec(reference=plans.Reference("cut", [], torch.nn.Identity()))},
+        {"unknown_classes": (1,)},
+        {"worthwhile": False},
+    ],
 )
 def test_sites_with_a_loss_of_their_own_are_not_stacked(stacks, special, monkeypatch):
     if not special.pop("worthwhile", True):

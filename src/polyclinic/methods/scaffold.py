@@ -98,7 +98,9 @@ class Scaffold(FedAvg):
         spec = replace(self.fit_spec(site), correction=Correction(_add_drift, {"drift": drift}, nothing))
         fitted = yield Fit(site, local_training.assemble(site, weights), spec)
         parcel, steps = local_training.release(site, fitted), fitted.metadata["steps"]
-        mean = {name: (total / steps).to(own[name].dtype).cpu() for name, total in fitted.state.items()}
+        # no step where differential privacy has spent its epsilon: the control stays as it is
+        sums = fitted.state if steps else {}
+        mean = {name: (total / steps).to(own[name].dtype).cpu() for name, total in sums.items()}
         new = {**own, **(fresh or mean)}
         site.state.put("control", new)
         change = {name: new[name] - own[name] for name in own}

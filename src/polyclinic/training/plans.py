@@ -34,7 +34,8 @@ class Correction:
     """A change of the gradients before every step: `change(gradients, weights, given, state)` returns gradients and
     state anew. Tensors are those of one network; a parameter without a gradient in the answer stays as it is.
 
-    It must not keep anything in Python: the executor maps it over a stack of networks.
+    It must not keep anything in Python, and must do the same at all sites but for `given` and `state`, which have the
+    same names everywhere: in a stack the first site's function is mapped over all networks.
     """
 
     change: Callable[[Weights, Weights, Mapping[str, Weights], Weights], tuple[Weights, Weights]]
@@ -204,7 +205,8 @@ def _stacked(plans: Sequence[Fit], members: Sequence[stacking.Member]) -> list[F
     """The plans of sites with batches of one size, carried out as one stacked network. None where a stack cannot be,
     does not pay, or fails: then nothing has happened."""
     special = any(plan.spec.class_weights is not None or plan.site.unknown_classes for plan in plans)
-    if special or not stacking.is_worthwhile(members):
+    kinds = {(plan.spec.correction is None, plan.spec.reference is None) for plan in plans}
+    if special or len(kinds) > 1 or not stacking.is_worthwhile(members):
         return None
     site, spec = plans[0].site, plans[0].spec
     trainer, steps = site.trainer, [plan.steps for plan in plans]

@@ -49,20 +49,25 @@ class FitGenerator:
 
     @classmethod
     def carry_out(cls, plans: Sequence[Self]) -> list[dict[str, float]]:
+        if len(plans) == 1:  # it goes on with the stream of its operation, as its network's dropout does after it
+            return [plans[0].alone()]
         settings, tuning = generator_settings(plans[0].site), tuning_settings(plans[0].site)
-        if len(plans) == 1 or not isinstance(settings, GAN) or tuning is not None:
-            return [plan.alone() for plan in plans]
+        if not isinstance(settings, GAN) or tuning is not None:
+            return [plan.as_if_alone() for plan in plans]
         trained = _train_gans([plan.site for plan in plans])
         for plan, (model, _) in zip(plans, trained, strict=True):
             plan.keep(model)
         return [figures for _, figures in trained]
 
     def alone(self) -> dict[str, float]:
+        model, figures = train_generator(self.site, reuse=self.reuse)
+        self.keep(model)
+        return figures
+
+    def as_if_alone(self) -> dict[str, float]:
         """A plug-in's generator may draw from torch's global state: each site has a stream of its own there."""
         with seeded(*self.site.address("prepare", self.site.round), gpus=range(torch.cuda.device_count())):
-            model, figures = train_generator(self.site, reuse=self.reuse)
-            self.keep(model)
-        return figures
+            return self.alone()
 
 
 def _train_gans(sites: Sequence[Site]) -> list[Trained]:
