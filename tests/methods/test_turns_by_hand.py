@@ -32,7 +32,7 @@ def test_images_that_a_turn_has_seen_are_counted(monkeypatch):
     def seen(method, buffer):
         return carry_out([method.train(site, buffer)])[0]
 
-    monkeypatch.setattr("polyclinic.methods.feder.local_training.train", nothing)
+    monkeypatch.setattr("polyclinic.methods.feder.local_training.plan_train", nothing)
     assert seen(FedER(real_share=8 / 13), {}) == {"steps": 3, "real_images": 24, "synthetic_images": 15}
     site.data.train = range(6)
     assert seen(FedER(), None) == {"steps": 3, "real_images": 18, "synthetic_images": 0}

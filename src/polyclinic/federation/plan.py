@@ -1,6 +1,7 @@
 """Plans: the work that a site half asks for, carried out alone or with the plans of other simulated sites.
 
-An operation that trains is a generator function. It yields a plan, gets back what came of it, and returns its parcels:
+An operation that trains is a generator function, a *site half*. It yields a plan, gets back what came of it, and
+returns its parcels:
 
     fitted = yield Fit(site, start, spec)
     return release(site, fitted)
@@ -42,21 +43,29 @@ def carry_out(halves: Sequence[Generator[Any, Any, Any]]) -> list[Any]:
     """What each site half returns. Those that wait at plans of one kind have them carried out together."""
     returned: dict[int, Any] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(halves)))
-    while answers:
-        plans: dict[int, Any] = {}
-        for place, answer in answers.items():
-            try:
-                plans[place] = halves[place].send(answer)
-            except StopIteration as done:
-                returned[place] = done.value
-        answers = {}
-        for kind in dict.fromkeys(type(plan) for plan in plans.values()):
-            alike = {place: plan for place, plan in plans.items() if type(plan) is kind}
-            answers |= zip(alike, kind.carry_out(list(alike.values())), strict=True)
+    try:
+        while answers:
+            plans: dict[int, Any] = {}
+            for place, answer in answers.items():
+                try:
+                    plans[place] = halves[place].send(answer)
+                except StopIteration as done:
+                    returned[place] = done.value
+            answers = {}
+            for kind in dict.fromkeys(type(plan) for plan in plans.values()):
+                alike = {place: plan for place, plan in plans.items() if type(plan) is kind}
+                answers |= zip(alike, kind.carry_out(list(alike.values())), strict=True)
+    finally:  # where one fails, the others leave what they are in
+        for half in halves:
+            half.close()
     return [returned[place] for place in range(len(halves))]
 
 
 def work_at(sites: Sequence[Site], work: Callable[..., Any], payloads: Sequence[Mapping[str, Any]]) -> list[Any]:
     """What an operation returns at each of some sites, whether it yields plans or not."""
     made = [work(site, **payload) for site, payload in zip(sites, payloads, strict=True)]
-    return carry_out(made) if made and isinstance(made[0], Generator) else made
+    yielding = [place for place, one in enumerate(made) if isinstance(one, Generator)]
+    returned = carry_out([made[place] for place in yielding])
+    for place, value in zip(yielding, returned, strict=True):
+        made[place] = value
+    return made

@@ -18,7 +18,6 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
-from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training, reply_checks
 from polyclinic.methods.shared.local_work import LocalWork
@@ -52,7 +51,7 @@ class CyclicWeightTransfer(LocalWork, Method):
             reply_checks.check_shared_weights(federation, reply)
 
     @operation("weights")
-    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
+    def train(self, site: Site, weights: Weights) -> Parcel:
         replayed = partial(self.replayed, site)
         spec = FitSpec(self.steps_at(site), class_weights=self.class_weights(site), replayed=replayed)
         return local_training.train(site, weights, spec)

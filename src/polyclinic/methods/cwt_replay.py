@@ -17,7 +17,6 @@ from torch import Tensor
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
-from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.cwt import CyclicWeightTransfer
 from polyclinic.methods.shared import generative_replay, local_training
@@ -52,7 +51,7 @@ class CwtReplay(GenerativeReplay, CyclicWeightTransfer):
         return state.weights
 
     @operation("weights")
-    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
+    def train(self, site: Site, weights: Weights) -> Parcel:
         """Lines 1 to 7: train the classifier on mini-batches of real images, each joined by a replayed one."""
         replayed = partial(generative_replay.replayed, site)
         spec = FitSpec(self.steps_at(site), class_weights=self.class_weights(site), replayed=replayed)

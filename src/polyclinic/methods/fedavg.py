@@ -86,7 +86,7 @@ class FedAvg(LocalWork, Method):
 
     @operation("weights", begins_round=True, plan=Fit, summed="mean")
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
-        return local_training.train(site, weights, self.fit_spec(site))
+        return local_training.plan_train(site, weights, self.fit_spec(site))
 
     def fit_spec(self, site: Site) -> FitSpec:
         """How long a site trains, and what it replays."""

@@ -39,4 +39,4 @@ class FedAvgReplay(GenerativeReplay, FedAvg):
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         """Train on mini-batches of real images, each joined by a replayed one."""
         replayed = partial(generative_replay.replayed, site)
-        return local_training.train(site, weights, FitSpec(self.steps_at(site), replayed=replayed))
+        return local_training.plan_train(site, weights, FitSpec(self.steps_at(site), replayed=replayed))

@@ -18,7 +18,6 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
-from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, pooling
@@ -72,7 +71,7 @@ class FedAvgShare(FedAvg):
         site.state.put("shared", {**real_images, **labels, **(masks or {})})
 
     @operation("weights", simulation_only=True, summed="mean")
-    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
+    def train(self, site: Site, weights: Weights) -> Parcel:
         part, replayed = self._union(site), partial(self.replayed, site)
         return local_training.train(site, weights, FitSpec(self.steps_at(site, part), part, replayed=replayed))
 

@@ -204,7 +204,7 @@ class FedER(LocalWork, PeerMethod):
         each = min(site.trainer.optimizer.batch_size, len(own))
         more = self.synthetic_images(each) if buffer is not None else 0
         replayed = partial(self.from_buffer, site, buffer, more) if buffer is not None and more else None
-        yield from local_training.train(site, {}, FitSpec(steps, own, replayed=replayed))
+        yield from local_training.plan_train(site, {}, FitSpec(steps, own, replayed=replayed))
         real = steps * each if self.trains_on_real_images else 0
         return {"steps": steps, "real_images": real, "synthetic_images": steps * (each + more) - real}
 

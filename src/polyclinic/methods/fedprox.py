@@ -27,7 +27,7 @@ class FedProx(FedAvg):
     @operation("weights", begins_round=True, plan=Fit, summed="mean")
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         pull_back = Correction(towards(self.mu), {"start": weights})
-        return local_training.train(site, weights, replace(self.fit_spec(site), correction=pull_back))
+        return local_training.plan_train(site, weights, replace(self.fit_spec(site), correction=pull_back))
 
 
 def towards(strength: float) -> Callable[..., tuple[Weights, Weights]]:

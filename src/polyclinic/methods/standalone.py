@@ -41,7 +41,7 @@ class Standalone(LocalWork, Method):
 
     @operation(plan=Fit)
     def train(self, site: Site) -> Work[None]:
-        yield from local_training.train(site, {}, FitSpec(self.steps_at(site)))
+        yield from local_training.plan_train(site, {}, FitSpec(self.steps_at(site)))
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
         """As for any method; a site alone also selects its best round alone, by its validation images."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyclinic.federation.federation import Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.plan import Work
+from polyclinic.federation.plan import Work, carry_out
 from polyclinic.federation.site import Site
 from polyclinic.training import private
 from polyclinic.training.plans import Fit, FitSpec, Fitted
@@ -31,8 +31,15 @@ def assemble(site: Site, weights: Weights, own: str = "current") -> dict[str, Te
     return {**site.trainer.initial_local, **weights, **kept}
 
 
-def train(site: Site, weights: Weights, spec: FitSpec = PLAIN) -> Work[Parcel]:
-    """Train from `weights` on the site's images. What stays at the site goes into its state; the rest is the parcel."""
+def train(site: Site, weights: Weights, spec: FitSpec = PLAIN) -> Parcel:
+    """Train from `weights` on the site's images, at once and alone. What stays at the site goes into its state; the
+    rest is the parcel."""
+    [parcel] = carry_out([plan_train(site, weights, spec)])
+    return parcel
+
+
+def plan_train(site: Site, weights: Weights, spec: FitSpec = PLAIN) -> Work[Parcel]:
+    """The same as a plan: simulated sites that hand it in at once may be trained as a stack."""
     return release(site, (yield Fit(site, assemble(site, weights), spec)))
 
 
