@@ -41,12 +41,12 @@ class CoordinatorSums:
     """Adds up what sites send, as the table [federation] says."""
 
     def __init__(self, settings: Federated, run: str, operation_named: Callable[[str], Operation | None]) -> None:
-        self.settings, self.run = settings, run
+        self.settings, self.run, self._adds = settings, run, settings.in_whole_numbers
         self._operation_named = operation_named
 
     def covers(self, operation: str) -> bool:
         """Whether the sites' replies to an operation are added up."""
-        declared = self._operation_named(operation) if self.settings.in_whole_numbers else None
+        declared = self._operation_named(operation) if self._adds else None
         return declared is not None and bool(declared.summed)
 
     def check(self, call: Call, reply: Reply) -> None:

@@ -60,6 +60,7 @@ class SiteSums:
     def __init__(self, settings: Federated, run: str, floor: Floor) -> None:
         """`run` names the run; `floor` is what the site's policy asks of a sum."""
         self.settings, self.run, self.floor = settings, run, floor
+        self._adds = settings.in_whole_numbers
 
     # --- the steps before and after the answer -------------------------------------------------------
 
@@ -167,7 +168,7 @@ class SiteSums:
 
     def covers(self, declared: Operation) -> bool:
         """Whether what an operation releases leaves as whole numbers."""
-        return self.settings.in_whole_numbers and bool(declared.summed)
+        return self._adds and bool(declared.summed)
 
     def kinds(self, declared: Operation) -> tuple[str, ...]:
         """The kinds of parcel that leave for an operation."""
