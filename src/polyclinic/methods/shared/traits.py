@@ -21,7 +21,7 @@ class Traits:
     batch_norm: Literal["as the study says", "average", "local"] = "as the study says"
     #: what can be trained with differential privacy (`privacy.on`), besides a generator that sites replay: classifier
     #: (the network of any task), encoder, primary (by the coordinator), generator. A site does not release weights or
-    #: gradients that were trained without, where the study wants them private (`federation/layers/covered.py`)
+    #: gradients that were trained without, where the study wants them private (`federation/layers/privacy.py`)
     private_networks: tuple[str, ...] = ("classifier",)
     #: its sites train on `replayed=self.replayed(site)`, so that a table [replay] can join replayed images
     takes_replay: bool = False
