@@ -28,7 +28,7 @@ class Faulty(FedAvg):
 
     @operation("weights")
     def train(self, site, weights):
-        return afflict(self.trouble, site, super().train(site, weights))
+        return afflict(self.trouble, site, (yield from super().train(site, weights)))
 
 
 class FaultyBN(FedBN):
@@ -37,7 +37,7 @@ class FaultyBN(FedBN):
 
     @operation("weights")
     def train(self, site, weights):
-        return afflict(self.trouble, site, super().train(site, weights))
+        return afflict(self.trouble, site, (yield from super().train(site, weights)))
 
 
 def afflict(trouble: str, site, parcel: Parcel) -> Parcel:

@@ -16,24 +16,8 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.key_ring import KeyRing
 from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
 from polyclinic.federation.ledger.signing import Anchor, Head, anchor_from_json, sign_anchor, signer_of_line
-from polyclinic.json_types import JsonObject, parse_json
-
-RECEIVED_FILE = "received.jsonl"
-
-
-def read_received(folder: Path) -> list[JsonObject]:
-    """What a coordinator wrote down, oldest first, without a line that a killed process left unfinished."""
-    path = folder / RECEIVED_FILE
-    texts = path.read_bytes().splitlines() if path.exists() else []
-    lines = [(number, _line(text)) for number, text in enumerate(texts, 1)]
-    return [line | {"number": number} for number, line in lines if line is not None]
-
-
-def _line(text: bytes) -> JsonObject | None:
-    try:
-        return parse_json(text)
-    except ValueError:
-        return None
+from polyclinic.federation.ledger.verify import RECEIVED_FILE, read_received
+from polyclinic.json_types import JsonObject
 
 
 class Heads:

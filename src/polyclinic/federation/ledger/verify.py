@@ -16,7 +16,6 @@ from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.key_ring import PUBLIC_FILE, SIGNING_FILE, KitKeys, PublicKeys, SeedKeys
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.federation.ledger.ledger_heads import RECEIVED_FILE, read_received
 from polyclinic.federation.ledger.signing import (
     Anchor,
     AnchorFile,
@@ -28,6 +27,23 @@ from polyclinic.federation.ledger.signing import (
 from polyclinic.files import check_noted
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonObject, parse_json
+
+RECEIVED_FILE = "received.jsonl"
+
+
+def read_received(folder: Path) -> list[JsonObject]:
+    """What a coordinator wrote down, oldest first, without a line that a killed process left unfinished."""
+    path = folder / RECEIVED_FILE
+    texts = path.read_bytes().splitlines() if path.exists() else []
+    lines = [(number, _line(text)) for number, text in enumerate(texts, 1)]
+    return [line | {"number": number} for number, line in lines if line is not None]
+
+
+def _line(text: bytes) -> JsonObject | None:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return None
 
 
 class VerifyingKeys(Protocol):
