@@ -47,7 +47,13 @@ def no_such_choice(word: str, choices: list[str]) -> str:
 
 
 #: settings that older versions had, and why they went: a study must not name them, a run folder may
-GONE = {"engine.compiled": "training passes are not compiled any more"}
+GONE = {
+    "engine.compiled": "training passes are not compiled any more",
+    **dict.fromkeys(
+        (f"policy.incoming.{name}" for name in ("images", "quiet", "exposed", "graded", "loss")),
+        "the incoming check looks at no image any more",
+    ),
+}
 #: what pydantic calls by Python's words, as somebody knows it who writes a study
 PLAIN = {
     "a valid tuple": "a list, such as ['a', 'b']",

@@ -115,9 +115,12 @@ def load_run_study(folder: Path, sets: list[str] | None = None, *, moved: Sequen
         plugins.refuse_sent_files(_plugins_in(folder / "study.toml"), folder)
     begun = _tables_in(folder / "study.toml")
     for setting in GONE:  # of an older version, which wrote them all
-        table, _, name = setting.partition(".")
-        if isinstance(begun.get(table), dict):
-            begun[table].pop(name, None)
+        *tables, name = setting.split(".")
+        inside: object = begun
+        for table in tables:
+            inside = inside.get(table) if isinstance(inside, dict) else None
+        if isinstance(inside, dict):
+            inside.pop(name, None)
     return _load(folder / "study.toml", begun, sets)
 
 
