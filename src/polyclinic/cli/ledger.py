@@ -62,7 +62,6 @@ def show(
     keys: Path | None = KEYS,
 ) -> None:
     """Print every line of the ledgers, or what they mean in plain sentences."""
-    from polyclinic.cli.ledger import refusals, sentences
     from polyclinic.federation.ledger.verify import check_run
 
     ledgers = check_run(run, keys)

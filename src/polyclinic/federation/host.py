@@ -106,14 +106,13 @@ class SiteHost:
             layer.arriving(transaction)
 
     def _work(self, arrived: Sequence[Transaction]) -> list[Parcels]:
-        """What each site makes, before a layer has seen it."""
+        """What each site makes, before a layer has seen it. Layers around the work are for a site that works alone."""
         first = arrived[0]
         # dropout draws from global state
         gpus = range(torch.cuda.device_count())
         with seeded(*first.site.address(first.declared.address, first.call.round), gpus=gpus):
-            for one in arrived:
-                for layer in self._working:
-                    one.held.enter_context(layer.around(one))
+            for layer in self._working if len(arrived) == 1 else ():
+                first.held.enter_context(layer.around(first))
             made = work_at([one.site for one in arrived], first.work, [one.payload for one in arrived])
             return [_parcels(released) for released in made]
 

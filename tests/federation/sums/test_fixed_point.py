@@ -8,15 +8,7 @@ from hypothesis import strategies as st
 
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.sums import rows as fixed_point
-from polyclinic.federation.sums.rows import (
-    COUNT_BITS,
-    TooLarge,
-    from_whole,
-    limit,
-    parcels_of,
-    summand_of,
-    write_whole,
-)
+from polyclinic.federation.sums.rows import COUNT_BITS, TooLarge, from_whole, limit, parcels_of, summand_of, write_whole
 
 LAYOUT = [["gradients", "g", "float32", [1]]]
 NUMBERS = st.floats(-1000, 1000, width=32)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from polyclinic.federation.layers import replies
-from polyclinic.federation.layers.batches import Archive, NotedBatches, NotedForArchive, RandomShares, SimulatedShares
+from polyclinic.federation.layers.batches import Archive, NotedBatches, RandomShares
 from polyclinic.federation.layers.call_order import CallOrder
 from polyclinic.federation.layers.calls import (
     Begin,
@@ -60,7 +60,7 @@ SIMULATED = Lists(
         Inspection,  # numbers, rows, movement of weights
         Archive,
     ),
-    working=(NotedForArchive, SimulatedShares),
+    working=(NotedBatches, RandomShares),
     leaving=(
         CoveredByPrivacy,  # trained privately where the study wants that
         Inspection,  # how far own training moves weights

@@ -28,13 +28,6 @@ class NotedBatches(Layer):
         return _noted(transaction)
 
 
-class NotedForArchive(NotedBatches):
-    """The same in a simulation, where stacks that live over many asks take no batches of a trainer."""
-
-    def around(self, transaction: Transaction) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if _is_stack(transaction) else super().around(transaction)
-
-
 class RandomShares(Layer):
     """Random shares of images in gradients: others for every call, so that a run that is put back tells nothing more.
     Differential privacy bounds each image's share itself, and its proof wants no other image to change it."""
@@ -51,19 +44,6 @@ class RandomShares(Layer):
         return site.trainer.random_shares(
             torch_rng(*site.address("shares", site.round), site.secret, transaction.asked)
         )
-
-
-class SimulatedShares(RandomShares):
-    """The same in a simulation, where stacks that live over many asks have equal shares."""
-
-    def around(self, transaction: Transaction) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if _is_stack(transaction) else super().around(transaction)
-
-
-def _is_stack(transaction: Transaction) -> bool:
-    """Whether the work is that of networks in a stack which lives over many asks, and of no trainer."""
-    plan = transaction.declared.plan
-    return plan is not None and not plan.divides
 
 
 @contextlib.contextmanager

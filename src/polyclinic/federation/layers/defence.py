@@ -72,21 +72,6 @@ def _with(parcel: Parcel, tensors: Gradients) -> Parcel:
     return Parcel(parcel.kind, tensors, parcel.metadata, parcel.privacy)
 
 
-def clip_and_noise(gradients: Gradients, *, clip: float, noise: float, rng: torch.Generator) -> dict[str, Tensor]:
-    """Scaled down to an L2 norm of `clip` over all tensors, plus Gaussian noise of deviation `noise` · `clip`.
-
-    For the gradient of one image this is a step of DP-SGD. DP-SGD on a batch clips each image's gradient before the
-    mean; do that first if its epsilon is to be claimed.
-    """
-    norm = torch.stack([tensor.double().norm() for tensor in gradients.values()]).norm()
-    factor = float((clip / norm.clamp(min=1e-300)).clamp(max=1))
-    return {name: tensor * factor + clip * noise * _normal(tensor, rng) for name, tensor in gradients.items()}
-
-
-def _normal(tensor: Tensor, rng: torch.Generator) -> Tensor:
-    return torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype).to(tensor.device)
-
-
 def sparsify(gradients: Gradients, *, keep: float) -> dict[str, Tensor]:
     """Only the share `keep` of all entries, the largest over all tensors together (top-k); the rest is 0."""
     sizes = torch.cat([tensor.abs().flatten() for tensor in gradients.values()])

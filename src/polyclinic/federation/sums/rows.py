@@ -27,15 +27,9 @@ class TooLarge(Exception):  # noqa: N818
     """A number that does not fit; says the largest one that does."""
 
 
-def to_whole(values: Tensor, weight: int, bits: int) -> np.ndarray:
-    """Numbers times a weight as whole numbers of 2^-bits, uint64 [n]; whole ones keep a resolution of 1."""
-    row = np.empty(values.numel(), np.uint64)
-    write_whole(values, weight, bits, row)
-    return row
-
-
 def write_whole(values: Tensor, weight: int, bits: int, row: np.ndarray) -> None:
-    """The same, into a part of a row that is there already; TooLarge leaves it unfinished."""
+    """Numbers times a weight as whole numbers of 2^-bits into uint64 `row` [n]; whole ones keep a resolution of 1.
+    TooLarge leaves it unfinished."""
     if values.dtype.is_floating_point:
         whole = values.detach().double().mul(weight * 2.0**bits).round_()
         if whole.numel():
