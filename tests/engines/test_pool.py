@@ -67,7 +67,7 @@ def test_whoever_stops_taking_answers_stops_the_sites(done):
     next(answers)
     answers.close()
     assert 1 <= len(done) <= 2 * PREFETCH
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_an_error_that_is_no_sites_fault_is_not_lost(done):
@@ -128,7 +128,7 @@ def test_an_error_where_answers_are_taken_does_not_wait_for_a_site_that_hangs(er
         take_answers()
     assert all(worker.killed.is_set() for worker in started)
     assert len(started) == 2  # no other was started for the calls that were still to come
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 @pytest.mark.timeout(60)
@@ -161,7 +161,7 @@ def test_a_thread_that_does_not_end_is_left_alone_and_spoils_nothing(monkeypatch
     assert next(later).site == "s0"
     release.set()
     assert not any(isinstance(answer, Failure) for answer in later)
-    wait_for(lambda: threading.active_count() == before)
+    wait_for(lambda: threading.active_count() <= before)
     assert len(started) == 4
     assert not any(worker.killed.is_set() for worker in started[2:])
 
