@@ -9,7 +9,7 @@ from attacked_site import PRIVATE
 from torch import nn
 
 from polyclinic.federation.site import Site, SiteState
-from polyclinic.training import private
+from polyclinic.training import private_steps as private
 
 CLIP = 0.05
 

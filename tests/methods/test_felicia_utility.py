@@ -26,7 +26,7 @@ from polyclinic.runner.result import Result
 from polyclinic.runner.run import run
 from polyclinic.study import Study
 from polyclinic.tasks import Target
-from polyclinic.training import private
+from polyclinic.training import private_steps
 
 STUDY = {
     **{"data.source": "skin-phantom", "data.samples": 120, "sites.count": 2},
@@ -148,7 +148,7 @@ def test_as_many_images_as_asked_for_with_all_classes_alike(felicia, monkeypatch
 
 
 def test_a_private_discriminator_takes_its_sites_images_for_real_and_fake_ones_for_fake(felicia, monkeypatch, tmp_path):
-    whole, looks = private.take_private_steps, []
+    whole, looks = private_steps.take_private_steps, []
 
     def watch(site, objective, steps, optimizer):
         rows, labels, is_real = objective.fetch(torch.arange(3), torch.arange(3))
@@ -159,7 +159,7 @@ def test_a_private_discriminator_takes_its_sites_images_for_real_and_fake_ones_f
         looks.append(site.name)
         return whole(site, objective, steps, optimizer)
 
-    monkeypatch.setattr(private, "take_private_steps", watch)
+    monkeypatch.setattr(private_steps, "take_private_steps", watch)
     result = run(felicia({"privacy.on": ["generator"], "generator.labels": "even"}), tmp_path / "run")
     assert result["failures"] == []
     assert sorted(looks) == ["site-1", "site-2"]

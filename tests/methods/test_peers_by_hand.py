@@ -16,7 +16,7 @@ from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import one_round, peers, pooling, site_worth
 from polyclinic.methods.shared.moments import moments
 from polyclinic.methods.shared.one_round import OneRound
-from polyclinic.training.optimizer_state import optimizer_tensors, restore_optimizer, start_optimizer
+from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer, start_optimizer
 
 # --- the ensemble of all sites' models ----------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from polyclinic.methods.shared import public_basis
 from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.study import parse_study
-from polyclinic.training import private
+from polyclinic.training import private_steps
 
 AGES = {
     "data": {"source": "hand-phantom", "samples": 120, "size": 28},
@@ -94,7 +94,7 @@ def test_the_basis_turns_phantoms_into_few_numbers_without_correlation():
 
 def test_steps_without_noise_are_those_of_a_bare_loop(tiny_run, monkeypatch):
     """Two sites, momentum, the mean of the last two heads: the same from all images in one place."""
-    monkeypatch.setattr(private, "release_sum", bare_sum)
+    monkeypatch.setattr(private_steps, "release_sum", bare_sum)
     kept = {}
 
     def remember(self, site):
@@ -159,14 +159,14 @@ def test_the_noise_of_a_site(tiny_run, monkeypatch, noise, expected):
     """Of sums of nothing only the noise is left: clip 0.5 times noise 1, or its share among two sites."""
     monkeypatch.setattr(private_head, "clipped_sum", lambda *_: torch.zeros(1, 400))
     sent = []
-    release = private.release_sum
+    release = private_steps.release_sum
 
     def noted(*arguments, **more):
         noisy, expected = release(*arguments, **more)
         sent.append(noisy)
         return torch.zeros(1, 6), expected
 
-    monkeypatch.setattr(private, "release_sum", noted)
+    monkeypatch.setattr(private_steps, "release_sum", noted)
     tiny_run({**FEW, "noise": noise, "numbers": 5}, **AGES)
     assert len(sent) == 6
     assert float(torch.cat(sent).std()) == pytest.approx(0.5 * expected, rel=0.1)

@@ -20,7 +20,7 @@ from polyclinic.methods.private_head import PrivateHead
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.standalone import Standalone
 from polyclinic.randomness import torch_rng
-from polyclinic.training import private_scores
+from polyclinic.training import private
 from polyclinic.training.plans import Score
 
 
@@ -126,9 +126,9 @@ WHOLE = {"w": torch.ones(1)}
 
 def scoring_sites(monkeypatch, counts, **states):
     """Sites with so many validation images, one trainer for all."""
-    monkeypatch.setattr(private_scores, "scored_images", lambda site, split: range(site.images[split]))
-    monkeypatch.setattr(private_scores, "release", lambda site, sums: sums)
-    monkeypatch.setattr(private_scores, "record_of", lambda site, split: None)
+    monkeypatch.setattr(private, "scored_images", lambda site, split: range(site.images[split]))
+    monkeypatch.setattr(private, "release_scores", lambda site, sums: sums)
+    monkeypatch.setattr(private, "scores_record", lambda site, split: None)
     monkeypatch.setattr(Method, "score", lambda self, site, part, weights, own: {"alone": torch.tensor(len(part))})
     loaded = []
     trainer = SimpleNamespace(

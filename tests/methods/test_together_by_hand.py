@@ -16,7 +16,7 @@ from polyclinic.methods.fedrep import FedRep
 from polyclinic.methods.shared import synthetic_buffer, training_gans
 from polyclinic.methods.shared.felicia_images import shared_images
 from polyclinic.tasks import Target
-from polyclinic.training.optimizer_state import start_optimizer
+from polyclinic.training.optimizer import start_optimizer
 from polyclinic.training.plans import Fitted
 
 # --- own models beside a common one -----------------------------------------------------------------

@@ -13,7 +13,7 @@ from polyclinic.models import build
 from polyclinic.models.encoders import Encoder, kept_features
 from polyclinic.runner.run import run
 from polyclinic.study import parse_study
-from polyclinic.training.loading import DeviceImages, FrozenFront, identity_of
+from polyclinic.training.batches import DeviceImages, FrozenFront, identity_of
 
 CPU = torch.device("cpu")
 IMAGES = np.random.default_rng(0).integers(0, 256, (10, 3, 4, 5), dtype=np.uint8)

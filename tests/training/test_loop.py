@@ -14,10 +14,9 @@ from polyclinic.federation.site import SiteState
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training import optimizer_state
 from polyclinic.training.augmentation import augment
 from polyclinic.training.loop import EVALUATION_BATCH, Trainer, TrainerSpec
-from polyclinic.training.optimizer import Optimizer
+from polyclinic.training.optimizer import Optimizer, keep_optimizer, start_optimizer
 
 SIZE = 16
 TARGET = Target(("healthy", "ill"))
@@ -236,9 +235,9 @@ def test_a_kept_optimiser_equals_one_that_was_never_put_away(name):
     site = SimpleNamespace(trainer=trainer, state=SiteState(), round=0, name="s")
     batches = trainer.batches(part, rng())
     for site.round in (1, 2, 3):
-        optimizer = optimizer_state.start_optimizer(site, trainer.model)
+        optimizer = start_optimizer(site, trainer.model)
         trainer.train(batches, 2, optimizer)
-        optimizer_state.keep_optimizer(site, optimizer)
+        keep_optimizer(site, optimizer)
 
     straight = make_trainer(name=name, lr=0.01)
     straight.train(straight.batches(part, rng()), 6, straight.optimizer.make(straight.model.parameters(), 1))
@@ -250,21 +249,21 @@ def test_an_optimiser_that_is_not_kept_starts_anew():
     trainer = make_trainer(momentum=0.9)
     site = SimpleNamespace(trainer=trainer, state=SiteState(), round=1, name="s")
     for site.round in (1, 2):
-        optimizer = optimizer_state.start_optimizer(site, trainer.model)
+        optimizer = start_optimizer(site, trainer.model)
         assert not optimizer.state
         trainer.train(trainer.batches(numbered(8), rng()), 2, optimizer)
-        optimizer_state.keep_optimizer(site, optimizer)
+        keep_optimizer(site, optimizer)
     assert not site.state
 
 
 def test_a_kept_optimiser_takes_the_learning_rate_of_its_round():
     trainer = make_trainer(keep_state=True, lr=1.0, decay=0.1, decay_every=1)
     site = SimpleNamespace(trainer=trainer, state=SiteState(), round=1, name="s")
-    first = optimizer_state.start_optimizer(site, trainer.model)
+    first = start_optimizer(site, trainer.model)
     trainer.train(trainer.batches(numbered(8), rng()), 1, first)
-    optimizer_state.keep_optimizer(site, first)
+    keep_optimizer(site, first)
     site.round = 2
-    second = optimizer_state.start_optimizer(site, trainer.model)
+    second = start_optimizer(site, trainer.model)
     assert second.param_groups[0]["lr"] == pytest.approx(0.1)
     buffers = [second.state[p]["momentum_buffer"] for p in second.param_groups[0]["params"]]
     kept = [first.state[p]["momentum_buffer"] for p in first.param_groups[0]["params"]]

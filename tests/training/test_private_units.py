@@ -8,7 +8,7 @@ import torch
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
-from polyclinic.training.private_units import find_units, once_each
+from polyclinic.training.private_steps import find_units, once_each
 
 ADDRESS = (0, "secret", "north")
 

@@ -23,8 +23,8 @@ from polyclinic.generators.latent_space import LatentSpace
 from polyclinic.randomness import seeded
 from polyclinic.settings import Settings
 from polyclinic.tasks import Target
+from polyclinic.training.batches import SHARE
 from polyclinic.training.generator_loop import LearnPrivately
-from polyclinic.training.loading import SHARE
 
 #: told after each epoch: what is being fitted, epochs done, epochs in all, mean loss of the epoch
 Progress = Callable[[str, int, int, float], None]

@@ -17,7 +17,7 @@ from polyclinic.federation.site import Site
 from polyclinic.methods.shared import pooling, synthetic_buffer
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
-from polyclinic.training import optimizer_state
+from polyclinic.training.optimizer import coordinator_optimizer, keep_coordinator_optimizer
 
 
 class Centralized(Method):
@@ -55,14 +55,14 @@ class Centralized(Method):
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
             model = trainer.load(state.weights)
-            optimizer = optimizer_state.coordinator_optimizer(federation, state, model.parameters())
+            optimizer = coordinator_optimizer(federation, state, model.parameters())
             trainer.train(
                 trainer.batches(images, federation.rng("batches")),
                 self.steps or (self.local_epochs or 1) * trainer.steps_in(images),
                 optimizer,
                 mixing=federation.rng("mixup"),
             )
-            optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
+            keep_coordinator_optimizer(federation, state, optimizer)
             state.weights = trainer.weights()
             federation.evaluate(state.weights)
         return state.weights

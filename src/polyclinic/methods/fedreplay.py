@@ -28,7 +28,13 @@ from polyclinic.federation.site import Site
 from polyclinic.methods.shared import latent_range, reply_checks
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
-from polyclinic.training import optimizer_state, private, private_latents
+from polyclinic.training import private, private_latents, private_steps
+from polyclinic.training.optimizer import (
+    coordinator_optimizer,
+    keep_coordinator_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
 
 #: begins the names of tensors that are about mirrored images
 FLIPPED = "flipped_"
@@ -69,14 +75,14 @@ class FedReplay(Method):
             state.privacy = private_latents.open_accounts(federation, _counts(sent))
         for _ in federation.rounds(self.rounds, state):
             rest = trainer.split(trainer.load(state.weights))[1]
-            optimizer = optimizer_state.coordinator_optimizer(federation, state, rest.parameters())
+            optimizer = coordinator_optimizer(federation, state, rest.parameters())
             size = min(trainer.optimizer.batch_size, len(latents))
             if private:
                 state.privacy = private_latents.train(federation, state.privacy, rest, (latents, targets), optimizer)
             else:
                 batches = _batches(latents, targets, size, federation.rng("batches"), trainer.device)
                 trainer.train(batches, len(latents) // size, optimizer, model=rest)
-            optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
+            keep_coordinator_optimizer(federation, state, optimizer)
             state.weights = {**encoder, **trainer.weights(rest)}
             federation.evaluate(state.weights)
         return state.weights
@@ -153,12 +159,12 @@ class FedReplay(Method):
         kept: Weights = {}
         for number in range(1, (self.encoder_passes or self.rounds) + 1):
             optimizer = trainer.optimizer.make(model.parameters(), number)
-            optimizer_state.restore_optimizer(optimizer, kept)
+            restore_optimizer(optimizer, kept)
             if private.is_private(site, "encoder"):
-                private.train(site, trainer.steps_in(part), optimizer)
+                private_steps.train(site, trainer.steps_in(part), optimizer)
             else:
                 trainer.train(batches, trainer.steps_in(part), optimizer)
-            kept = optimizer_state.optimizer_tensors(optimizer) if trainer.optimizer.keep_state else {}
+            kept = optimizer_tensors(optimizer) if trainer.optimizer.keep_state else {}
         front = trainer.weights(trainer.split(model)[0])
         return Parcel("weights", front, {"samples": len(part)}, private.record_of(site, "encoder"))
 

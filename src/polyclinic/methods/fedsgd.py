@@ -16,7 +16,8 @@ from polyclinic.methods.shared import averaging, local_training, reply_checks
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.privacy.epsilon import sampling_rate_for
-from polyclinic.training import optimizer_state, private
+from polyclinic.training import private, private_steps
+from polyclinic.training.optimizer import coordinator_optimizer, keep_coordinator_optimizer
 
 
 class FedSGD(Method):
@@ -45,9 +46,9 @@ class FedSGD(Method):
         parameters = {name: nn.Parameter(state.weights[name].clone()) for name in gradients}
         for name, parameter in parameters.items():
             parameter.grad = gradients[name]
-        optimizer = optimizer_state.coordinator_optimizer(federation, state, parameters.values())
+        optimizer = coordinator_optimizer(federation, state, parameters.values())
         optimizer.step()
-        optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
+        keep_coordinator_optimizer(federation, state, optimizer)
         return {name: parameter.detach() for name, parameter in parameters.items()}
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
@@ -77,6 +78,6 @@ class FedSGD(Method):
     def _private_gradient(self, site: Site) -> tuple[Parcel, Parcel]:
         """The same, clipped and noisy; zero once the site's budget is spent. No layer keeps statistics then."""
         images, size = len(site.data.train), site.trainer.optimizer.batch_size
-        gradients = private.gradients(site, 1.0 if self.batch == "full" else sampling_rate_for(images, size))
+        gradients = private_steps.gradients(site, 1.0 if self.batch == "full" else sampling_rate_for(images, size))
         record, counted = private.record_of(site, "classifier"), {"samples": images}
         return Parcel("gradients", gradients, counted, record), Parcel("statistics", {}, counted)

@@ -54,7 +54,7 @@ from polyclinic.methods.shared.training_gans import (
 )
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.training import private
-from polyclinic.training.optimizer_state import optimizer_tensors, restore_optimizer
+from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
 
 Tensors = Mapping[str, Tensor]
 

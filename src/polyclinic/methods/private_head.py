@@ -30,7 +30,7 @@ from polyclinic.methods.shared.public_basis import is_same_basis, public_basis
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Encoded
 from polyclinic.models.encoders import kept_features
-from polyclinic.training import private
+from polyclinic.training import private, private_steps
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -162,7 +162,7 @@ class PrivateHead(Method):
     def _noisy_gradient(self, site: Site, head: Tensor, share: float, limits: Sequence[str] = ()) -> Parcel:
         vectors, trainer = self.vectors(site), site.trainer
         targets = trainer.task.targets(torch.from_numpy(np.array(site.data.train.labels)))
-        clip = private.clipping_norm(site)
+        clip = private.settings_of(site).clip
 
         def total(index: Tensor, patients: Tensor | None) -> Tensor:
             outputs = (vectors[index] @ head.T).requires_grad_()
@@ -171,7 +171,7 @@ class PrivateHead(Method):
             return clipped_sum(slopes, vectors[index], clip, patients)
 
         size = None if self.batch == "full" else trainer.optimizer.batch_size
-        noisy, expected = private.release_sum(site, total, size, share=share)
+        noisy, expected = private_steps.release_sum(site, total, size, share=share)
         record = private.record_of(site, "classifier", limits=limits)
         return Parcel("gradients", {"head": noisy}, {"samples": len(site.data.train), "expected": expected}, record)
 

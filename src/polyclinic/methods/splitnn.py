@@ -21,7 +21,12 @@ from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
-from polyclinic.training import optimizer_state
+from polyclinic.training.optimizer import (
+    coordinator_optimizer,
+    keep_coordinator_optimizer,
+    keep_optimizer,
+    start_optimizer,
+)
 
 
 class SplitNN(LocalWork, Method):
@@ -59,7 +64,7 @@ class SplitNN(LocalWork, Method):
         trainer = federation.trainer
         front, rest = trainer.split(trainer.load(state.weights))
         rest.train()
-        optimizer = optimizer_state.coordinator_optimizer(federation, state, rest.parameters())
+        optimizer = coordinator_optimizer(federation, state, rest.parameters())
         begun = federation.ask(site, "begin", weights=_names_of(front, state.weights))
         if not begun:
             return None
@@ -76,7 +81,7 @@ class SplitNN(LocalWork, Method):
         handed_on = federation.ask(site, "finish")
         if not handed_on:
             return None
-        optimizer_state.keep_coordinator_optimizer(federation, state, optimizer)
+        keep_coordinator_optimizer(federation, state, optimizer)
         return {**handed_on.weights, **trainer.weights(rest)}
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
@@ -98,7 +103,7 @@ class SplitNN(LocalWork, Method):
         batches, replayed = trainer.batches(part, site.rng("batches")), self.replayed(site)
         site.memory.update(
             front=front,
-            optimizer=optimizer_state.start_optimizer(site, front),
+            optimizer=start_optimizer(site, front),
             batches=replayed.join(batches) if replayed else batches,
         )
         return Parcel("statistics", {}, {"steps": self.steps_at(site), "samples": len(part)})
@@ -120,7 +125,7 @@ class SplitNN(LocalWork, Method):
 
     @operation("weights")
     def finish(self, site: Site) -> Parcel:
-        optimizer_state.keep_optimizer(site, site.memory["optimizer"])
+        keep_optimizer(site, site.memory["optimizer"])
         weights = site.trainer.weights(site.memory["front"])
         site.memory.clear()
         return Parcel("weights", weights, {"samples": len(site.data.train)})

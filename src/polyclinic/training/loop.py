@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from polyclinic.federation.collaborators import Batch
 from polyclinic.models import split
 from polyclinic.training.augmentation import Changes, augment, change, mix
-from polyclinic.training.batches import SiteBatches, shuffled_indices
+from polyclinic.training.batches import Fetched, ImageFetcher, SiteBatches, shuffled_indices
 from polyclinic.training.evaluation import EVALUATION_BATCH, answer, sums_of
 from polyclinic.training.gpu.graphs import GraphedGradients, RecordedSteps
 from polyclinic.training.image_draws import draw_shares, hold_rows_of_few
-from polyclinic.training.loading import Fetched, ImageFetcher
 from polyclinic.training.network_state import NetworkState, copy_all, hooks_of
 from polyclinic.training.optimizer import kept_optimizer
 

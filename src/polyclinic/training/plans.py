@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from polyclinic.federation.site import Site
 from polyclinic.models import split
-from polyclinic.training import private
+from polyclinic.training import private, private_steps
 from polyclinic.training.gpu import stacking
-from polyclinic.training.optimizer_state import keep_optimizer, start_optimizer
+from polyclinic.training.optimizer import keep_optimizer, start_optimizer
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -127,7 +127,7 @@ class Fit:
         if private.is_private(site, "classifier"):
             assert spec.reference is None, "an added loss has no private form: refuse it in `privacy_obstacle`"
             # its loss would tell about the images
-            steps = private.train(site, steps, optimizer, correct=correct, replayed=replayed)
+            steps = private_steps.train(site, steps, optimizer, correct=correct, replayed=replayed)
         else:
             real = trainer.batches(self.part, site.rng(spec.purpose))
             metadata["loss"] = trainer.train(

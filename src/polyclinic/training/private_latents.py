@@ -24,7 +24,7 @@ from polyclinic.privacy.clipped_sums import ClippedSums
 from polyclinic.privacy.epsilon import Mechanism
 from polyclinic.randomness import numpy_rng
 from polyclinic.training import image_draws
-from polyclinic.training.private import losses_by_row
+from polyclinic.training.private_steps import losses_by_row
 
 if TYPE_CHECKING:
     from polyclinic.federation.federation import Federation

@@ -27,9 +27,9 @@ from polyclinic.methods.shared.training_gans import (
     batch_rows,
     steps_taken,
 )
-from polyclinic.training import private
+from polyclinic.training import private, private_steps
 from polyclinic.training.gpu.graphs import GraphedStep
-from polyclinic.training.optimizer_state import optimizer_tensors, restore_optimizer
+from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site
@@ -269,8 +269,8 @@ class SiteGANs:
 
         losses, steps = private_losses(discriminator, self.settings.gan_loss), self.settings.critic_steps
         optimizer = self.trainer.discriminator_optimizer
-        objective = private.PrivateObjective(discriminator, losses, fetch, size, joined=size)
-        private.take_private_steps(member.site, objective, steps, optimizer)
+        objective = private_steps.PrivateObjective(discriminator, losses, fetch, size, joined=size)
+        private_steps.take_private_steps(member.site, objective, steps, optimizer)
 
 
 def _of_member(tensors: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ from polyclinic.methods.shared import replay_quality, replay_space
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.site_generator import build_generator, generator_progress, generator_settings
 from polyclinic.settings import Settings
-from polyclinic.training import private
+from polyclinic.training import private, private_steps
 from polyclinic.training.batches import ReplayedBatches
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class GenerativeReplay(Method):
         old = copy.deepcopy(model)  # line 9
         size, draws = generator_settings(site).batch_size, site.rng("generator replay")
         stream = replay_stream.stream(source(site, old, earlier), size, draws) if generator else None
-        learners, told = private.learners(site, "generator", "prior"), generator_progress(site)
+        learners, told = private_steps.learners(site, "generator", "prior"), generator_progress(site)
         if replay_settings(site).codes == "prior":
             model.fit(images, site.data.train.labels, rng, replayed=stream, progress=told, private=learners)
             return [Parcel("generator", model.state(), privacy=private.record_of(site, "generator", "prior"))]

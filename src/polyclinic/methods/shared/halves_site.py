@@ -22,7 +22,7 @@ from polyclinic.methods.shared.training_gans import (
     steps_taken,
 )
 from polyclinic.randomness import torch_rng
-from polyclinic.training.optimizer_state import optimizer_tensors, restore_optimizer
+from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Site

@@ -20,7 +20,7 @@ from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import statistics_names
 from polyclinic.settings import Settings
-from polyclinic.training import private_scores
+from polyclinic.training import private
 from polyclinic.training.plans import Score
 
 if TYPE_CHECKING:
@@ -128,10 +128,10 @@ class Method(Settings):
 
         A site without images in this split releases nothing; nor does one whose epsilon allows no score any more.
         """
-        part, shared = private_scores.scored_images(site, split), {} if weights is None else weights
+        part, shared = private.scored_images(site, split), {} if weights is None else weights
         sums = yield Score(site, part, shared, partial(self.score, site, part, shared, own))
-        released = private_scores.release(site, sums) if sums else sums
-        return Parcel("metrics", released, privacy=private_scores.record_of(site, split)) if released else None
+        released = private.release_scores(site, sums) if sums else sums
+        return Parcel("metrics", released, privacy=private.scores_record(site, split)) if released else None
 
     @classmethod
     def scores_one_model(cls, trainer: TrainerLike) -> bool:
