@@ -269,10 +269,10 @@ def phantoms() -> dict[str, str]:
 
 def partitions() -> dict[str, str]:
     import numpy as np
+    from polyclinic.data.splits import split
 
     from polyclinic.data.dataset import Dataset
     from polyclinic.data.partitions import PARTITIONS, assign_to_sites
-    from polyclinic.data.splits import split
 
     rng = np.random.default_rng(5)
     labels = rng.integers(2, size=120)

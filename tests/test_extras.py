@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from polyclinic.cli import run_app
-from polyclinic.data.contact_sheet import _font, coloured, contact_sheet
+from polyclinic.data.plots import _font, coloured, contact_sheet
 from polyclinic.errors import BadInput, Notice
 from polyclinic.extras import EXTRAS, missing_sentence, need, picture_if_possible
 from polyclinic.registry import forget_notices

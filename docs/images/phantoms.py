@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from polyclinic.data.acquisition import apply_styles
-from polyclinic.data.contact_sheet import mosaic
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.datasets.phantoms.brain import BrainPhantom
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
@@ -23,7 +22,7 @@ from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
 from polyclinic.data.datasets.phantoms.hand import HandPhantom
 from polyclinic.data.datasets.phantoms.skin import LESIONS, SkinPhantom
 from polyclinic.data.partitions import PARTITIONS, assign_to_sites
-from polyclinic.data.plots import INK, draw
+from polyclinic.data.plots import INK, draw, mosaic
 
 HERE = Path(__file__).parent
 REAL = Path(os.environ.get("POLYCLINIC_DATA", "")) if os.environ.get("POLYCLINIC_DATA") else None

@@ -147,8 +147,8 @@ def baseline_of(images: Tensor, guess: Tensor) -> dict[str, Any]:
 
 
 def picture(path: Path, rows: dict[str, Tensor], shown: int = 6) -> None:
-    from polyclinic.data.contact_sheet import contact_sheet
     from polyclinic.data.pixels import to_uint8
+    from polyclinic.data.plots import contact_sheet
 
     path.parent.mkdir(parents=True, exist_ok=True)
     contact_sheet({name: to_uint8(images[:shown]) for name, images in rows.items()}, path)

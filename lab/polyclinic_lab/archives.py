@@ -23,8 +23,8 @@ import numpy as np
 
 from polyclinic.data.archives import Archive, Chain
 from polyclinic.data.datasets.npz import Columns, Npz
-from polyclinic.data.fit import Fit, fit_image, fit_mask
 from polyclinic.data.parts import prepare
+from polyclinic.data.pixels import Fit, fit_image, fit_mask
 from polyclinic.study import Study
 from polyclinic_lab.claim import Scale, find_claim
 from polyclinic_lab.judge import plan

@@ -19,7 +19,7 @@ from polyclinic.audits.sum_layouts import ALL, sums_like
 from polyclinic.audits.views import Finding, NotTried
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import moments
-from polyclinic.metrics.permutation_test import chance_of_groups
+from polyclinic.metrics.statistics.significance import chance_of_groups
 from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.runner.run import run

@@ -20,7 +20,7 @@ from polyclinic.audits.views import Finding, Planted, Seen, Truth
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.perceptual import Pixels
-from polyclinic.metrics.permutation_test import chance_of_order
+from polyclinic.metrics.statistics.significance import chance_of_order
 from polyclinic.randomness import numpy_rng, torch_rng
 
 

@@ -101,7 +101,7 @@ def test_a_picture_is_drawn(tmp_path, in_order):
 def test_only_a_sites_own_images_are_drawn(tmp_path, monkeypatch):
     """Of a sum over sites, which knows images of all."""
     drawn = []
-    monkeypatch.setattr("polyclinic.data.contact_sheet.contact_sheet", lambda rows, *_: drawn.append(rows))
+    monkeypatch.setattr("polyclinic.data.plots.contact_sheet", lambda rows, *_: drawn.append(rows))
     own = torch.arange(8) < 3
     found = recovery(TRUTH.flip(0), TRUTH, HELD_OUT, in_order=False, own=own)
     assert len(found.truth) == 8
@@ -142,6 +142,6 @@ def test_best_median_and_worst_are_shown():
 
 def test_a_picture_says_whose_it_is(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("polyclinic.data.contact_sheet.contact_sheet", lambda *given: drawn.append(given))
+    monkeypatch.setattr("polyclinic.data.plots.contact_sheet", lambda *given: drawn.append(given))
     recovery(TRUTH, TRUTH, HELD_OUT, in_order=True, where="north, weights, round 2").draw(tmp_path / "a.png")
     assert drawn[0][3].startswith("north, weights, round 2. 8 of 8 reconstructions (all); 8 count as recovered.")

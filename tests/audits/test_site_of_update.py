@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyclinic.audits import attack_site
 from polyclinic.audits.attack_site import ORIGIN, Asked, gains, image_finding, origin_finding
-from polyclinic.metrics.permutation_test import chance_of_order
+from polyclinic.metrics.statistics.significance import chance_of_order
 from polyclinic.randomness import torch_rng
 
 NAMES = ["east"] * 20 + ["west"] * 20

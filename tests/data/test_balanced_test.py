@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from polyclinic.data.dataset import Dataset
+from polyclinic.data.dataset import Dataset, balanced, balanced_total
 from polyclinic.data.parts import open_site, prepare
-from polyclinic.data.splits import balanced, balanced_total
 from polyclinic.errors import BadInput
 from polyclinic.study import parse_study
 

@@ -8,7 +8,7 @@ import pytest
 
 from polyclinic.data.cache import entries, remove
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.heterogeneity import masked_share
+from polyclinic.data.labels import masked_share
 from polyclinic.data.listing import Listing
 
 DAY = 86400

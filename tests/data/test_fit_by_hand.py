@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyclinic.data import listing as prepare
-from polyclinic.data.fit import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square
+from polyclinic.data.pixels import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square
 from polyclinic.errors import BadInput
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from polyclinic.data.heterogeneity import label_histograms, mean_ks, pairwise_ks
+from polyclinic.data.labels import label_histograms, mean_ks, pairwise_ks
 
 
 def test_two_classes_differ_by_their_shares():

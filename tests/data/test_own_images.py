@@ -10,10 +10,10 @@ from medical_files import write_dicom, write_nifti
 from PIL import Image
 
 from polyclinic.data import listing as prepare_module
+from polyclinic.data.dataset import split
 from polyclinic.data.datasets.folder import Folder
 from polyclinic.data.datasets.npz import Npz
 from polyclinic.data.datasets.table import Csv
-from polyclinic.data.splits import split
 from polyclinic.errors import BadInput
 
 

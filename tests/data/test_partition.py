@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.heterogeneity import mean_ks
+from polyclinic.data.labels import mean_ks
 from polyclinic.data.partitions import PARTITIONS, assign_to_sites
 from polyclinic.errors import BadInput
 

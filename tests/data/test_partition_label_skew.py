@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.heterogeneity import mean_ks
+from polyclinic.data.labels import mean_ks
 from polyclinic.data.partitions import PARTITIONS, assign_to_sites
 from polyclinic.errors import BadInput
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from polyclinic.data import parts as parts_module
 from polyclinic.data.allowed_paths import check_site_names, safe_name, safe_names
-from polyclinic.data.dataset import Dataset
+from polyclinic.data.dataset import Dataset, split
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.parts import open_site, prepare, read_small_array
 from polyclinic.data.source import Source
-from polyclinic.data.splits import split
 from polyclinic.errors import BadInput
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from polyclinic.data.contact_sheet import coloured, contact_sheet, label_words, mosaic, outlined
-from polyclinic.data.plots import draw
+from polyclinic.data.plots import coloured, contact_sheet, draw, label_words, mosaic, outlined
 from polyclinic.errors import BadInput
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyclinic.data.dataset import split
 from polyclinic.data.parts import load, open_site, prepare
-from polyclinic.data.splits import split
 from polyclinic.study import load_study
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "data"

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.data.dataset import Dataset
-from polyclinic.data.splits import SPLITS, Fold, split
+from polyclinic.data.dataset import SPLITS, Dataset, Fold, split
 from polyclinic.errors import BadInput
 
 

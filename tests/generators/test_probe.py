@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from polyclinic.data.contact_sheet import coloured, contact_sheet
+from polyclinic.data.plots import coloured, contact_sheet
 from polyclinic.errors import BadInput
 from polyclinic.generators import probe
 from polyclinic.generators.probe import gather, real_or_replayed, which_site

@@ -74,7 +74,7 @@ def test_the_result_has_site_performance_convergence_and_figures_of_generators(g
 def test_each_site_draws_a_sheet_of_real_and_synthetic_images(tmp_path, monkeypatch):
     from types import SimpleNamespace
 
-    from polyclinic.data.contact_sheet import contact_sheet
+    from polyclinic.data.plots import contact_sheet
 
     monkeypatch.setattr(synthetic_buffer, "contact_sheet", contact_sheet)
     images = torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8)

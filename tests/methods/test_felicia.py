@@ -11,7 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from polyclinic.data.partitions.subgroup_bias import SubgroupBias
+from polyclinic.data.partitions.label_skew import SubgroupBias
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation

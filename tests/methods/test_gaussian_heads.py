@@ -15,7 +15,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods import gaussian_heads
 from polyclinic.methods.shared import moments
-from polyclinic.models.encoded import QuadraticHead
+from polyclinic.models.encoders import QuadraticHead
 from polyclinic.randomness import numpy_rng
 from polyclinic.runner.predict import load_predictor
 

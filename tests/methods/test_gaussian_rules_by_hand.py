@@ -16,7 +16,7 @@ from polyclinic.federation.refusals import GateRefusedData
 from polyclinic.methods import gaussian_heads
 from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.moments import RESOLUTION
-from polyclinic.models.encoded import QuadraticHead
+from polyclinic.models.encoders import QuadraticHead
 from polyclinic.randomness import numpy_rng
 
 LABELS = torch.tensor([0] * 30 + [1] * 12)

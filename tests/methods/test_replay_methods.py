@@ -12,7 +12,7 @@ import pytest
 import torch
 from processes import ForkedWorker
 
-from polyclinic.data.contact_sheet import contact_sheet
+from polyclinic.data.plots import contact_sheet
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared import replay_quality

@@ -18,7 +18,7 @@ from polyclinic.methods.scaffold import Scaffold
 from polyclinic.methods.shared.peers import mean_prediction
 from polyclinic.methods.shared.safe_statistics import _p
 from polyclinic.randomness import torch_rng
-from polyclinic.tasks.released_scores import nearest_counts
+from polyclinic.tasks.task import nearest_counts
 
 
 def test_scaffold_steps_from_the_weights_before_towards_the_mean():

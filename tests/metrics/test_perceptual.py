@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
-from polyclinic.metrics.networks import lpips, weights
+from polyclinic.metrics.networks import weights
 from polyclinic.metrics.networks.efficientnet import efficientnet_lite0
 from polyclinic.metrics.perceptual import PerceptualDistance, Pixels, embed_all, perceptual_distance, prepare_images
 from polyclinic.randomness import torch_rng
@@ -51,10 +51,10 @@ def clouds(count: int, *, channels: int = 1, size: int = 32, name: str = "clouds
     return noise_images(count, channels, size, torch_rng("perceptual", name))
 
 
-def random_network(name: str = "lpips-alex") -> tuple[lpips.Features, list[Tensor]]:
+def random_network(name: str = "lpips-alex") -> tuple[weights.Features, list[Tensor]]:
     """LPIPS with weights drawn at random: right in all but its opinion."""
     rng = torch_rng("perceptual", name)
-    network = lpips.Features(*lpips.NETWORKS[name])
+    network = weights.Features(*weights.NETWORKS[name])
     for tensor in network.state_dict().values():
         tensor.copy_(torch.randn(tensor.shape, generator=rng) / max(1, tensor[0].numel()) ** 0.5)
     per_level = [torch.rand(shape[1], generator=rng) for n, shape in _shapes(name).items() if n.startswith("lin")]
@@ -62,7 +62,7 @@ def random_network(name: str = "lpips-alex") -> tuple[lpips.Features, list[Tenso
 
 
 def _shapes(name: str) -> dict[str, tuple[int, ...]]:
-    return lpips.shapes(lpips.NETWORKS[name][1])
+    return weights.shapes(weights.NETWORKS[name][1])
 
 
 # --- the default ----------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_damaged_weights_in_the_cache_are_fetched_again(tmp_path: Path, monkeypa
 
 
 def test_weights_of_the_right_shapes_and_other_numbers_are_refused(tmp_path: Path):
-    zeros = {name: torch.zeros(shape) for name, shape in lpips.shapes(lpips.ALEXNET).items()}
+    zeros = {name: torch.zeros(shape) for name, shape in weights.shapes(weights.ALEXNET).items()}
     save_file(zeros, tmp_path / "zeros.safetensors")
     with pytest.raises(BadInput, match="holds other numbers than lpips-alex has"):
         perceptual_distance("lpips-alex", weights=tmp_path / "zeros.safetensors")

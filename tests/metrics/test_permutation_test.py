@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from polyclinic.metrics.permutation_test import by_patient, chance_of_firsts, chance_of_order, chance_of_sum
+from polyclinic.metrics.statistics.significance import by_patient, chance_of_firsts, chance_of_order, chance_of_sum
 from polyclinic.randomness import numpy_rng
 
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from polyclinic.metrics.networks.efficientnet import efficientnet_lite0
-from polyclinic.models.encoded import _encoded
-from polyclinic.models.encoders import BATCH, ENCODERS, Encoder, features_file, kept_features
+from polyclinic.models.encoders import BATCH, ENCODERS, Encoder, _encoded, features_file, kept_features
 from polyclinic.randomness import torch_rng
 
 

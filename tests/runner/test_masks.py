@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyclinic.data.fit import Fit, fit_mask
+from polyclinic.data.pixels import Fit, fit_mask
 from polyclinic.data.reading import Reader
 from polyclinic.errors import BadInput
 from polyclinic.runner.masks import in_own_size, write_masks

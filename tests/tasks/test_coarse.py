@@ -7,9 +7,8 @@ from polyclinic.metrics.statistics.safe import step_above
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks.classification import Classification, loss_in
 from polyclinic.tasks.regression import Regression
-from polyclinic.tasks.released_scores import merge_small, round_counts, round_mean
 from polyclinic.tasks.segmentation import Segmentation
-from polyclinic.tasks.task import Target
+from polyclinic.tasks.task import Target, merge_small, round_counts, round_mean
 
 TWO = Target(("no", "yes"))
 MONTHS = Target((), "months", (0.0, 10.0))

@@ -10,8 +10,7 @@ import torch
 from polyclinic.metrics.roc import auc_from_counts
 from polyclinic.tasks.classification import BINS, Classification, cells_of
 from polyclinic.tasks.regression import Regression
-from polyclinic.tasks.released_scores import nearest_counts, whole_counts
-from polyclinic.tasks.task import Target
+from polyclinic.tasks.task import Target, nearest_counts, whole_counts
 
 AGES = Target(unit="months", label_range=(0.0, 200.0))
 TWO, THREE = Target(classes=("a", "b")), Target(classes=("a", "b", "c"))

@@ -5,9 +5,8 @@ import torch
 
 from polyclinic.tasks.classification import BINS, TAIL, Classification, cells_of
 from polyclinic.tasks.regression import Regression, scale
-from polyclinic.tasks.released_scores import nearest_counts, round_mean
 from polyclinic.tasks.segmentation import Segmentation, outline_distances
-from polyclinic.tasks.task import Target
+from polyclinic.tasks.task import Target, nearest_counts, round_mean
 
 AGES = Target(unit="months", label_range=(0.0, 200.0))
 OTHER_AGES = Target(unit="months", label_range=(100.0, 200.0))

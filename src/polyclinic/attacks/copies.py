@@ -18,7 +18,7 @@ from polyclinic.attacks.verdict import Verdict
 from polyclinic.errors import BadInput
 from polyclinic.metrics.images import ORIENTATIONS, Images, as_unit, same_shape
 from polyclinic.metrics.perceptual import Distance, Nearest, Pixels, nearest_of, table
-from polyclinic.metrics.permutation_test import chance_of_sum
+from polyclinic.metrics.statistics.significance import chance_of_sum
 from polyclinic.randomness import torch_rng
 
 CLOSE_SHARE = 0.01  # of the held-out images are closer to a training image than "close" means

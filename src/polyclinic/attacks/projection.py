@@ -24,8 +24,8 @@ from polyclinic.errors import BadInput
 from polyclinic.generators.latent_space import LatentSpace
 from polyclinic.metrics.images import Images, as_unit, same_shape
 from polyclinic.metrics.perceptual import Distance, embed_all, squared_distances
-from polyclinic.metrics.permutation_test import by_patient
 from polyclinic.metrics.roc import Separation, separation
+from polyclinic.metrics.statistics.significance import by_patient
 from polyclinic.randomness import torch_rng
 
 SIGNIFICANT = 0.01

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.data.pixels import to_uint8
+from polyclinic.data.plots import contact_sheet
 from polyclinic.errors import BadInput
 from polyclinic.palette import FAINT, LIGHT
 

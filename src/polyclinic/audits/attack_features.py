@@ -25,8 +25,8 @@ from polyclinic.audits.recovery import Identification, Recovery, correlations, r
 from polyclinic.audits.sum_layouts import read_sums, sums_like
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not_granted
 from polyclinic.metrics.perceptual import squared_distances
-from polyclinic.metrics.permutation_test import chance_of_groups
-from polyclinic.models.encoded import Encoded
+from polyclinic.metrics.statistics.significance import chance_of_groups
+from polyclinic.models.encoders import Encoded
 from polyclinic.randomness import torch_rng
 
 NAME = FeatureDecoder().name

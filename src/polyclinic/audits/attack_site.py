@@ -23,8 +23,8 @@ from polyclinic.audits.planting import site_of
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.metrics.permutation_test import chance_of_order
 from polyclinic.metrics.roc import separation
+from polyclinic.metrics.statistics.significance import chance_of_order
 
 NEEDS = frozenset({Capability.WEIGHTS, Capability.CLASSIFIER, Capability.CANDIDATES, Capability.CANDIDATE_LABELS})
 NAME, QUESTION = "site-inference", "site"

@@ -26,8 +26,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.one_round import project, projection
 from polyclinic.metrics.roc import auc
 from polyclinic.models import Backbone
-from polyclinic.models.encoded import Encoded
-from polyclinic.models.encoders import kept_features
+from polyclinic.models.encoders import Encoded, kept_features
 from polyclinic.tasks.classification import EDGES, margins
 
 MOMENTS, HISTOGRAMS, QUESTION = "second-moments", "score-histograms", "membership"

@@ -22,7 +22,7 @@ from polyclinic.audits.run_inversion import invert_and_score
 from polyclinic.audits.verdicts import count_of
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.models.encoded import Encoded
+from polyclinic.models.encoders import Encoded
 from polyclinic.study.audit_settings import EFFORTS
 
 #: a search for so few images is cheap, and takes more steps

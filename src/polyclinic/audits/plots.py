@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from polyclinic.data.contact_sheet import draw_rows
+from polyclinic.data.plots import draw_rows
 from polyclinic.palette import FAINT, INK, SERIES
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from polyclinic.attacks.verdict import Verdict
 from polyclinic.data.pixels import to_uint8
 from polyclinic.metrics.images import MOST_DECIBELS, mean_squared_error, psnr_from_error, ssim, turned
 from polyclinic.metrics.perceptual import Distance, Pixels, embed_all, squared_distances
-from polyclinic.metrics.permutation_test import chance_of_firsts, chance_of_sum
+from polyclinic.metrics.statistics.significance import chance_of_firsts, chance_of_sum
 from polyclinic.randomness import torch_rng
 
 RECOVERED = 0.5
@@ -92,7 +92,7 @@ class Recovery:
     def draw(self, path: Path, each: int = 3) -> None:
         """Target beside reconstruction: the best, the median and the worst, and the guess below. No picture if none may
         be shown."""
-        from polyclinic.data.contact_sheet import contact_sheet
+        from polyclinic.data.plots import contact_sheet
 
         order = self.error.argsort()
         order = order if self.shown is None else order[self.shown[order]]

@@ -188,7 +188,7 @@ def _columns(info: JsonObject) -> list[str]:
 def _what_is_there(parts: PreparedSites, site: str) -> list[str]:
     import numpy as np
 
-    from polyclinic.data.heterogeneity import masked_share
+    from polyclinic.data.labels import masked_share
     from polyclinic.data.parts import open_site
 
     classes = parts.info["classes"]
@@ -217,9 +217,8 @@ def draw_sites(parts: PreparedSites, title: str, target: Path) -> None:
     """The picture of the sites, with a few training images of each taken evenly over its labels."""
     import numpy as np
 
-    from polyclinic.data.contact_sheet import outlined
     from polyclinic.data.parts import open_site
-    from polyclinic.data.plots import draw
+    from polyclinic.data.plots import draw, outlined
 
     sites, masked = {}, False
     for name in parts.names:

@@ -1,10 +1,21 @@
-"""A dataset in memory: images with labels, masks, patients and other columns, as arrays."""
+"""A dataset in memory, and its splits into train, validation and test.
+
+Splits are by patient where there is one, stratified, and fixed by the seed on any machine. They are made before sites
+are, so that a patient who is in the training data of one site cannot be in the test data of another. In
+cross-validation (`data.fold = "2/5"`) the test images are one of several folds. Test images can have as many of each
+class: at every site, so that accuracy means the same everywhere (FedER, 4.1), or in all (FELICIA, 5.3).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
+
+from polyclinic.errors import BadInput
+from polyclinic.randomness import numpy_rng
 
 
 @dataclass(frozen=True)
@@ -60,3 +71,251 @@ class Dataset:
         """The images at `index`, in that order."""
         chosen = {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.PER_IMAGE}
         return replace(self, **{name: array[index] for name, array in chosen.items() if array is not None})
+
+
+# --- splits -------------------------------------------------------------------------------------------------
+
+
+SPLITS = ("train", "validation", "test")
+AGE_STRATA = 10  #: deciles of values: splits are alike over their whole range
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One fold of a cross-validation: `number` counts from 1 to `count`."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Fold:
+        """`2/5`: the second of five folds; ValueError where it is not one."""
+        number, slash, count = text.partition("/")
+        if not (slash and number.isascii() and number.isdigit() and count.isascii() and count.isdigit()):
+            raise ValueError(f"write it as 2/5, the second of five folds, not '{text}'")
+        fold = cls(int(number), int(count))
+        if fold.count < 2 or not 1 <= fold.number <= fold.count:
+            raise ValueError(f"there is no fold {text}; of five folds the first is 1/5 and the last 5/5")
+        return fold
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+def split(
+    dataset: Dataset, *, validation: float, test: float, seed: int, fold: Fold | None = None
+) -> dict[str, np.ndarray]:
+    """Indices (int64, ascending) of the images of each split.
+
+    A split that the source fixes is kept. A split that it leaves out is carved, by patient, out of the images
+    that it calls "train" or does not call anything; `validation` and `test` are shares of those images.
+
+    With a `fold`, the test images are that fold, whatever the source and `test` say; `validation` stays a share of all
+    images.
+    """
+    if fold is not None:
+        return _split_of_fold(dataset, fold, validation, seed)
+    groups = patient_groups(dataset)
+    assigned = _fixed_by_source(dataset, groups)
+    pool = assigned == ""
+    shares = {name: share for name, share in (("validation", validation), ("test", test)) if name not in assigned}
+    assigned[pool] = _carve(dataset, groups, np.flatnonzero(pool), shares, seed)
+    result = {name: np.flatnonzero(assigned == name) for name in SPLITS}
+    _refuse_empty(result, validation)
+    return result
+
+
+def _split_of_fold(dataset: Dataset, fold: Fold, validation: float, seed: int) -> dict[str, np.ndarray]:
+    groups = patient_groups(dataset)
+    assigned = np.full(len(dataset), "test", dtype="<U10")
+    pool = np.flatnonzero(folds(dataset, fold.count, seed) != fold.number)
+    shares = {"validation": validation * fold.count / (fold.count - 1)}
+    assigned[pool] = _carve(dataset, groups, pool, shares, seed, f"split of fold {fold}")
+    result = {name: np.flatnonzero(assigned == name) for name in SPLITS}
+    _refuse_empty(result, validation)
+    return result
+
+
+def folds(dataset: Dataset, count: int, seed: int) -> np.ndarray:
+    """int64 [N]: the fold of each image, 1 to `count`. A patient's images are all in one fold, and the images of each
+    institution and of each kind of label are spread over all folds."""
+    groups = patient_groups(dataset)
+    everything = np.arange(len(dataset))
+    members, first, sizes = np.unique(groups, return_index=True, return_counts=True)
+    if len(members) < count:
+        raise BadInput(
+            f"data.fold: {count} folds need as many patients, and there are {len(members)}; take fewer folds"
+        )
+    home = _number(dataset.site[first]) if dataset.site is not None else np.zeros(len(members), dtype=np.int64)
+    strata = _strata(dataset, groups, everything, first)
+    choice = np.zeros(len(members), dtype=np.int64)
+    for site in np.unique(home):
+        inside = np.flatnonzero(home == site)
+        # the order differs from site to site: else the first folds would get one image more at every site
+        order = numpy_rng(seed, "order of folds", int(site)).permutation(count)
+        wanted = np.full(count, 1 / count)
+        choice[inside] = order[_deal(sizes[inside], strata[inside], wanted, seed, "folds")]
+    return choice[groups] + 1
+
+
+def patient_groups(dataset: Dataset) -> np.ndarray:
+    """int64 [N]: images with equal numbers belong to one patient; each image its own where none is known."""
+    if dataset.patient is None:
+        return np.arange(len(dataset))
+    return np.unique(dataset.patient, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _fixed_by_source(dataset: Dataset, groups: np.ndarray) -> np.ndarray:
+    """The split each image is fixed to, "" where validation and test may still be carved out."""
+    assigned = np.full(len(dataset), "", dtype="<U10")
+    if dataset.split is None:
+        return assigned
+    unknown = sorted(set(np.unique(dataset.split)) - {*SPLITS, ""})
+    if unknown:
+        raise BadInput(f"data.split: unknown split '{unknown[0]}'; use train, validation, test or leave it empty")
+    _refuse_torn_patients(dataset, groups)
+    for name in ("validation", "test"):
+        held_out = np.isin(groups, groups[dataset.split == name])
+        assigned[held_out] = name
+    if not (assigned == "").any():
+        raise BadInput("data.split: no image is left for training; mark some as 'train'")
+    return assigned
+
+
+def _refuse_torn_patients(dataset: Dataset, groups: np.ndarray) -> None:
+    assert dataset.split is not None
+    named = dataset.split != ""
+    pairs = np.unique(np.stack([groups[named], _number(dataset.split[named])]), axis=1)
+    patients, counts = np.unique(pairs[0], return_counts=True)
+    torn = patients[counts > 1]
+    if len(torn):
+        assert dataset.patient is not None
+        example = dataset.patient[np.flatnonzero(groups == torn[0])[0]]
+        raise BadInput(
+            f"data.split: {len(torn)} patients are in more than one split (for example {example}); "
+            "drop the split column to split by patient, or drop the patient column if you mean it"
+        )
+
+
+def _number(values: np.ndarray) -> np.ndarray:
+    return np.unique(values, return_inverse=True)[1].reshape(-1)
+
+
+def _carve(
+    dataset: Dataset,
+    groups: np.ndarray,
+    pool: np.ndarray,
+    shares: dict[str, float],
+    seed: int,
+    address: str = "split",
+) -> np.ndarray:
+    """The split of each image of `pool`: a share of the patients of every stratum, and "train" for the rest."""
+    shares = {
+        "train": 1 - sum(shares.values()),
+        **{name: share for name, share in shares.items() if share > 0},
+    }
+    if shares["train"] <= 0:
+        raise BadInput("data.validation + data.test leave nothing to train on; make them sum to less than 1")
+    members, first, sizes = np.unique(groups[pool], return_index=True, return_counts=True)
+    strata = _strata(dataset, groups, pool, first)
+    choice = _deal(sizes, strata, np.array(list(shares.values())), seed, address)
+    return np.array(list(shares))[choice[np.searchsorted(members, groups[pool])]]
+
+
+def _deal(sizes: np.ndarray, strata: np.ndarray, wanted: np.ndarray, seed: int, address: str) -> np.ndarray:
+    """int64 per patient, an index into `wanted` (shares that sum to 1); `sizes` are the patients' numbers of images.
+
+    Stratum by stratum, each patient goes where most are missing. What is missing is carried from one stratum to the
+    next, so that rare classes do not tilt the sizes.
+    """
+    choice = np.zeros(len(sizes), dtype=np.int64)
+    missing = np.zeros(len(wanted))
+    for stratum in np.unique(strata):
+        inside = np.flatnonzero(strata == stratum)
+        order = numpy_rng(seed, address, int(stratum)).permutation(inside)
+        missing += wanted * sizes[inside].sum()
+        for group in order:
+            choice[group] = missing.argmax()
+            missing[choice[group]] -= sizes[group]
+    return choice
+
+
+def _strata(dataset: Dataset, groups: np.ndarray, pool: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """int64 per patient of the pool: patients of one institution with alike labels share a number."""
+    position = _number(groups[pool])
+    kinds = _label_strata(dataset.labels[pool], position)
+    if dataset.site is None:
+        return kinds
+    return _number(dataset.site[pool][first]) * (kinds.max() + 1) + kinds
+
+
+def _label_strata(labels: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """The most severe class of each patient, or the decile of the mean value."""
+    count = position.max() + 1
+    if np.issubdtype(labels.dtype, np.integer):
+        top = np.zeros(count, dtype=np.int64)
+        np.maximum.at(top, position, labels)
+        return top
+    means = np.bincount(position, weights=labels) / np.bincount(position)
+    edges = np.quantile(means, np.linspace(0, 1, AGE_STRATA + 1)[1:-1])
+    return np.searchsorted(edges, means, side="right").astype(np.int64)
+
+
+def _refuse_empty(result: dict[str, np.ndarray], validation: float) -> None:
+    for name, index in result.items():
+        if len(index) == 0 and (name != "validation" or validation > 0):
+            raise BadInput(f"data: the {name} split is empty; use more patients or other shares of validation and test")
+
+
+# --- balanced test images -------------------------------------------------------------------------------------
+
+
+#: test images of each class at a site: a number, or as many as the site has of its rarest class
+PerClass = Annotated[int, Field(ge=1)] | Literal["equal"]
+
+
+def balanced(
+    dataset: Dataset, where: dict[str, dict[str, np.ndarray]], per_class: PerClass, seed: int
+) -> dict[str, dict[str, np.ndarray]]:
+    """The images of each split of each site, their test images chosen so. Test images that are too many are left out of
+    the study: their patients must not train."""
+    _need_classes(dataset, "test_per_class")
+    return {
+        site: {**splits, "test": _chosen(dataset, splits["test"], site, per_class, seed)}
+        for site, splits in where.items()
+    }
+
+
+def balanced_total(dataset: Dataset, index: np.ndarray, per_class: int, seed: int) -> np.ndarray:
+    """`per_class` of the test images `index` for each class, before they are spread over sites."""
+    _need_classes(dataset, "test_total_per_class")
+    found = [index[dataset.labels[index] == number] for number in range(len(dataset.classes))]
+    for name, own in zip(dataset.classes, found, strict=True):
+        if len(own) < per_class:
+            raise BadInput(
+                f"data.test_total_per_class: there are {len(own)} test images of class '{name}', and {per_class} are "
+                "wanted; raise data.test, or lower it"
+            )
+    rngs = [numpy_rng(seed, "balanced test", "all sites", number) for number in range(len(found))]
+    return np.sort(np.concatenate([rng.permutation(own)[:per_class] for rng, own in zip(rngs, found, strict=True)]))
+
+
+def _need_classes(dataset: Dataset, setting: str) -> None:
+    if not dataset.classes:
+        raise BadInput(f"data.{setting}: the labels are values and have no classes; leave it out")
+
+
+def _chosen(dataset: Dataset, index: np.ndarray, site: str, per_class: PerClass, seed: int) -> np.ndarray:
+    of_class = [index[dataset.labels[index] == number] for number in range(len(dataset.classes))]
+    rarest = min(range(len(of_class)), key=lambda number: len(of_class[number]))
+    wanted = max(1, len(of_class[rarest])) if per_class == "equal" else per_class
+    if len(of_class[rarest]) < wanted:
+        raise BadInput(
+            f"data.test_per_class: site '{site}' has {len(of_class[rarest])} test images of class "
+            f"'{dataset.classes[rarest]}', and {wanted} are wanted; raise data.test, or leave the setting out"
+        )
+    picked = [
+        numpy_rng(seed, "balanced test", site, number).permutation(found)[:wanted]
+        for number, found in enumerate(of_class)
+    ]
+    return np.sort(np.concatenate(picked))

@@ -20,10 +20,9 @@ from pydantic import Field, field_validator, model_validator
 from polyclinic.data.allowed_paths import refuse_outside
 from polyclinic.data.cache import PACKAGE, Progress, code_digest, entry_lock, files_below, files_digest
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.fit import Fit, Shape
 from polyclinic.data.labels import Value, balanced, classes_of, kept, to_number
 from polyclinic.data.listing import PER_IMAGE, Listing, prepare_images
-from polyclinic.data.pixels import MOST_PIXELS
+from polyclinic.data.pixels import MOST_PIXELS, Fit, Shape
 from polyclinic.data.source import Source, black_images
 from polyclinic.errors import BadInput
 from polyclinic.files import cache_folder, digest_of
@@ -161,7 +160,7 @@ class FileSource(Source):
 
     def _entry(self) -> str:
         code = [Path(inspect.getfile(kind)) for kind in type(self).__mro__ if kind.__module__.startswith("polyclinic.")]
-        code += [PACKAGE / name for name in ("fit.py", "listing.py", "pixels.py", "reading.py")]
+        code += [PACKAGE / name for name in ("listing.py", "pixels.py", "reading.py")]
         drawn = {"seed"} if getattr(self, "per_class", None) else set()
         settings = self.model_dump(mode="json", exclude=AFTERWARDS - drawn)
         settings["path"] = str(self.location.resolve())

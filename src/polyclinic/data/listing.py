@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyclinic.data.cache import Progress
-from polyclinic.data.fit import Fit, fit_image, fit_mask, is_colour
+from polyclinic.data.pixels import Fit, fit_image, fit_mask, is_colour
 from polyclinic.data.reading import UNKNOWN_SPACING, Reader
 from polyclinic.data.tables import Table
 from polyclinic.errors import BadInput

@@ -1,4 +1,4 @@
-"""Pixels: bounds on what image files may declare, and intensities in [0, 1] as bytes (uint8).
+"""Pixels: bounds on what image files may declare; crop, resize and colour to a square uint8 image; Graham's fundus.
 
 Bounds are checked by the sizes that a file declares, before anything is decoded: a few kilobytes can declare an image
 of gigabytes.
@@ -13,6 +13,11 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor  # an exported model's preparation works without torch
 
+
+from dataclasses import dataclass
+from typing import Literal
+
+from PIL import Image
 
 #: pixels of one image, or of one slice of a volume: 8192 x 8192
 MOST_PIXELS = 2**26
@@ -49,3 +54,121 @@ def to_uint8(values: np.ndarray | Tensor) -> np.ndarray | Tensor:
     if isinstance(values, np.ndarray | np.generic):
         return (np.clip(values, 0, 1) * 255 + 0.5).astype(np.uint8)
     return values.float().clamp(0, 1).mul(255).round().byte().contiguous().cpu()
+
+
+# --- fit ----------------------------------------------------------------------------------------------------
+
+
+Shape = Literal["squash", "pad", "crop"]
+Channels = Literal["auto", 1, 3]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Side in pixels, what to do with oblong images, and how many channels to make."""
+
+    size: int
+    shape: Shape = "squash"
+    channels: Channels = "auto"
+
+
+def fit_image(pixels: np.ndarray, fit: Fit, channels: int) -> np.ndarray:
+    """uint8 [H, W] or [H, W, 3] to uint8 [channels, size, size]."""
+    pixels = make_square(_check(pixels), fit.shape)
+    picture = Image.fromarray(np.ascontiguousarray(pixels)).convert("L" if channels == 1 else "RGB")
+    if picture.size != (fit.size, fit.size):
+        picture = picture.resize((fit.size, fit.size), Image.Resampling.BICUBIC)
+    array = np.asarray(picture)
+    return array[None] if channels == 1 else array.transpose(2, 0, 1)
+
+
+def fit_mask(mask: np.ndarray, fit: Fit) -> np.ndarray:
+    """[H, W] to uint8 [size, size] of 0/1: a pixel is inside when most of what it covers is."""
+    if mask.ndim != 2:
+        raise ValueError(f"a mask must be [H, W], not {mask.shape}")
+    inside = make_square((mask > 0).astype(np.uint8) * 255, fit.shape)
+    picture = Image.fromarray(inside)
+    if picture.size != (fit.size, fit.size):
+        picture = picture.resize((fit.size, fit.size), Image.Resampling.BOX)
+    return (np.asarray(picture) >= 128).astype(np.uint8)
+
+
+def make_square(pixels: np.ndarray, shape: Shape) -> np.ndarray:
+    """Pads with zeros around the centre, or crops to it; "squash" leaves the sides to the resizing."""
+    height, width = pixels.shape[:2]
+    if shape == "squash" or height == width:
+        return pixels
+    if shape == "crop":
+        return crop_centre(pixels, min(height, width))
+    side = max(height, width)
+    above, left = (side - height) // 2, (side - width) // 2
+    around = [(above, side - height - above), (left, side - width - left), (0, 0)]
+    return np.pad(pixels, around[: pixels.ndim])
+
+
+def crop_centre(pixels: np.ndarray, side: int) -> np.ndarray:
+    """The central square of `side` pixels, or the whole of an edge that is shorter."""
+    above, left = ((max(edge - side, 0)) // 2 for edge in pixels.shape[:2])
+    return pixels[above : above + side, left : left + side]
+
+
+def is_colour(pixels: np.ndarray) -> bool:
+    """True where the three channels differ; many grey radiographs are stored as colour."""
+    return pixels.ndim == 3 and bool((pixels[..., :1] != pixels).any())
+
+
+def _check(pixels: np.ndarray) -> np.ndarray:
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] != 3):
+        raise ValueError(f"pixels must be uint8 [H, W] or [H, W, 3], not {pixels.dtype} {pixels.shape}")
+    if 0 in pixels.shape:
+        raise ValueError("the image is empty")
+    return pixels
+
+
+# --- Graham's preprocessing -----------------------------------------------------------------------------------
+
+
+RADIUS = 300  # of the eye in pixels, as Graham has it
+KEPT = 0.9  # of the radius: the rim of the eye, where the local average is of black, is cut away
+GREY = 128  # what an eye without detail becomes
+
+
+def graham(pixels: np.ndarray) -> np.ndarray:
+    """uint8 [H, W, 3] to uint8 [540, 540, 3].
+
+    The eye is brought to a radius of 300 pixels, its local average colour is taken away (and what is left made four
+    times stronger, around grey), and the rim is cropped.
+    """
+    from scipy.ndimage import gaussian_filter  # here: every process of a run would pay for it
+
+    eye = scale_radius(pixels).astype(np.float32)
+    average = gaussian_filter(eye, sigma=(RADIUS / 30, RADIUS / 30, 0), truncate=3)
+    detail = np.clip(4 * (eye - average) + GREY, 0, 255)
+    return _inner_disc(detail + 0.5).astype(np.uint8)
+
+
+def scale_radius(pixels: np.ndarray) -> np.ndarray:
+    """The image resized so that the eye, as its middle row shows it, has a radius of 300 pixels."""
+    if pixels.ndim != 3:
+        raise ValueError("a fundus photograph must have colour")
+    bright = pixels[pixels.shape[0] // 2].sum(axis=1, dtype=np.int64)
+    radius = int((bright > bright.mean() / 10).sum()) / 2
+    if radius == 0:
+        raise ValueError("the middle row of the image is black: there is no eye")
+    factor = RADIUS / radius
+    height, width = (max(1, round(edge * factor)) for edge in pixels.shape[:2])
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def _inner_disc(image: np.ndarray) -> np.ndarray:
+    """The square around the centre that holds 90 % of the eye's radius, grey outside that disc."""
+    reach = round(RADIUS * KEPT)
+    out = np.full((2 * reach, 2 * reach, 3), GREY, dtype=image.dtype)
+    height, width = (min(edge, 2 * reach) for edge in image.shape[:2])
+    top, left = ((edge - size) // 2 for edge, size in zip(image.shape[:2], (height, width), strict=True))
+    above, before = (2 * reach - height) // 2, (2 * reach - width) // 2
+    out[above : above + height, before : before + width] = image[top : top + height, left : left + width]
+    at = np.arange(2 * reach) - reach + 0.5
+    outside = at[:, None] ** 2 + at[None, :] ** 2 > reach**2
+    out[outside] = GREY
+    return out

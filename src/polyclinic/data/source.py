@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from polyclinic.data.dataset import Dataset
-from polyclinic.data.splits import Fold, PerClass
+from polyclinic.data.dataset import Dataset, Fold, PerClass
 from polyclinic.errors import BadInput
 from polyclinic.settings import Settings
 

@@ -24,7 +24,7 @@ from polyclinic.federation.site import Site
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.traits import Traits
 from polyclinic.metrics.statistics.safe import told_cells
-from polyclinic.tasks.released_scores import round_counts
+from polyclinic.tasks.task import round_counts
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet

@@ -18,9 +18,8 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.images import Images, as_unit, orientations_of, same_shape, turned
-from polyclinic.metrics.networks import lpips
 from polyclinic.metrics.networks.efficientnet import efficientnet_lite0
-from polyclinic.metrics.networks.weights import Name, find
+from polyclinic.metrics.networks.weights import Name, find, read_lpips
 from polyclinic.settings import nearest as suggestion
 
 DEFAULT = "efficientnet-lite0"
@@ -99,7 +98,7 @@ def perceptual_distance(
         raise BadInput(f"perceptual distance: no such choice: '{name}'{suggestion(name, list(NAMES))}; {_choices()}")
     if name == DEFAULT:
         return PerceptualDistance(efficientnet_lite0()).to(device).eval()
-    network, per_channel = lpips.read(name, Path(weights) if weights else find(name))
+    network, per_channel = read_lpips(name, Path(weights) if weights else find(name))
     return PerceptualDistance(network, per_channel).to(device).eval()
 
 

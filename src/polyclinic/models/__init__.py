@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from polyclinic.errors import BadInput
 from polyclinic.models.backbone import NORMS, Backbone, join, norm_names, split, statistics_names
 from polyclinic.models.efficientnet import EfficientNetLite0, UNetEfficientNetLite0
-from polyclinic.models.encoded import Encoded, encoded
-from polyclinic.models.encoders import ENCODERS
+from polyclinic.models.encoders import ENCODERS, Encoded, encoded
 from polyclinic.models.imported import imported, is_importable
 from polyclinic.models.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
 from polyclinic.models.small_networks import CNN32x64x128, CNN64x128x64x32, LeNet5, SmallCNN

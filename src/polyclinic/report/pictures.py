@@ -12,10 +12,10 @@ import numpy as np
 from PIL import Image
 from pydantic import ValidationError
 
-from polyclinic.data.contact_sheet import mosaic
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.parts import SiteData, open_site, prepare
+from polyclinic.data.plots import mosaic
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.json_types import JsonMapping
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polyclinic.data.heterogeneity import tells_class
+from polyclinic.data.labels import tells_class
 from polyclinic.federation.call import Reply
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods.shared.local_work import LocalWork

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from polyclinic.data.file_source import FileSource
-from polyclinic.data.heterogeneity import tells_class
-from polyclinic.data.labels import MOST_CLASSES, to_number
+from polyclinic.data.labels import MOST_CLASSES, tells_class, to_number
 from polyclinic.data.listing import Listing
 from polyclinic.data.partitions.base import Sites
 from polyclinic.data.partitions.simple import Column

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from polyclinic.data.dataset import SPLITS
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.listing import Listing, problem_of, unreadable
 from polyclinic.data.partitions import PARTITIONS
@@ -16,7 +17,6 @@ from polyclinic.data.partitions.clusters import Clusters
 from polyclinic.data.parts import PreparedSites, prepare, spread
 from polyclinic.data.reading import is_image_name
 from polyclinic.data.source import AtSites, Source
-from polyclinic.data.splits import SPLITS
 from polyclinic.data.survey_folders import are_same_names, institutions_of
 from polyclinic.errors import BadInput
 from polyclinic.models import PUBLIC, RANDOM, WeightsFile, find_weights, is_importable, registry_of

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from polyclinic import __version__
-from polyclinic.data.fit import Shape
+from polyclinic.data.pixels import Shape
 from polyclinic.data.reading import is_dicom, is_nifti, open_nifti
 from polyclinic.errors import BadInput, Notice
 from polyclinic.files import atomic_file

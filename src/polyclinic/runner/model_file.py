@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyclinic import plugins as plugged
 from polyclinic.data.file_source import FileSource
-from polyclinic.data.fit import Shape
+from polyclinic.data.pixels import Shape
 from polyclinic.data.reading import Slices, Window
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput

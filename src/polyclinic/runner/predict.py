@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyclinic.data.fit import Fit, fit_image, graham
 from polyclinic.data.own_images import only_site_plugins
+from polyclinic.data.pixels import Fit, fit_image, graham
 from polyclinic.data.reading import Reader, Slices, is_image_name
 from polyclinic.data.survey_archive import pictures_in
 from polyclinic.data.survey_cases import masks_among

@@ -12,15 +12,18 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import auc_from_counts
-from polyclinic.tasks.released_scores import (
+from polyclinic.tasks.task import (
+    MOST_IMAGES,
     AddNoise,
+    Sums,
+    Target,
+    Task,
     merge_small,
     nearest_counts,
     round_counts,
     whole_counts,
     with_noise,
 )
-from polyclinic.tasks.task import MOST_IMAGES, Sums, Target, Task
 
 BINS = 1024
 #: bins that a deployed site puts together before it looks for small counts

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
-from polyclinic.tasks.released_scores import AddNoise, with_noise
-from polyclinic.tasks.task import Sums, Target, Task
+from polyclinic.tasks.task import AddNoise, Sums, Target, Task, with_noise
 
 CRITERIA: dict[str, Callable[..., Tensor]] = {"l1": F.l1_loss, "mse": F.mse_loss, "huber": F.huber_loss}
 

@@ -28,8 +28,8 @@ from polyclinic.attacks.membership.scores import (
 from polyclinic.attacks.verdict import Verdict
 from polyclinic.metrics.images import Images, as_unit, same_shape
 from polyclinic.metrics.perceptual import Distance
-from polyclinic.metrics.permutation_test import chance_of_order
 from polyclinic.metrics.roc import Separation, separation
+from polyclinic.metrics.statistics.significance import chance_of_order
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ import numpy as np
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.partitions.base import Plan, Sites
 from polyclinic.data.partitions.clusters import Clusters
-from polyclinic.data.partitions.label_skew import LabelSkew
+from polyclinic.data.partitions.label_skew import LabelSkew, SubgroupBias
 from polyclinic.data.partitions.simple import Column, Dirichlet, Iid, Quantity
-from polyclinic.data.partitions.subgroup_bias import SubgroupBias
 from polyclinic.errors import BadInput
 from polyclinic.registry import Registry
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polyclinic.data.splits import SPLITS
+from polyclinic.data.dataset import SPLITS
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.layers.layer import Layer
 from polyclinic.federation.layers.sealing import unseal

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from polyclinic.data.contact_sheet import coloured, contact_sheet, label_words
+from polyclinic.data.plots import coloured, contact_sheet, label_words
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.site import Site
 from polyclinic.generators import CodedModel, GeneratorModel, probe

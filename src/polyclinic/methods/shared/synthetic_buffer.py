@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyclinic.data.cache import code_digest
-from polyclinic.data.contact_sheet import contact_sheet, label_words
 from polyclinic.data.parts import ImageSet
+from polyclinic.data.plots import contact_sheet, label_words
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.data.contact_sheet import contact_sheet
 from polyclinic.data.parts import ImageSet
+from polyclinic.data.plots import contact_sheet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.federation import Federation, Weights

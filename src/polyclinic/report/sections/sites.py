@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic.data.heterogeneity import masked_share
+from polyclinic.data.labels import masked_share
 from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Chart, Picture, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from polyclinic.data import fit, pixels, reading
+from polyclinic.data import pixels, reading
 from polyclinic.runner.calibration import Calibration
 from polyclinic.runner.export.formats import INPUT
 from polyclinic.runner.model_file import Card
@@ -17,7 +17,7 @@ from polyclinic.runner.model_file import Card
 FOLDER = "preparation"
 SETTINGS = "settings.json"
 #: modules whose source is copied; they import each other, NumPy, Pillow, pydicom, nibabel and SciPy only
-COPIED = (pixels, reading, fit)
+COPIED = (pixels, reading)
 
 INIT = '''"""Prepares images for the model beside this folder, as its training images were prepared.
 
@@ -30,7 +30,7 @@ INIT = '''"""Prepares images for the model beside this folder, as its training i
 import json
 from pathlib import Path
 
-from .fit import Fit, fit_image, graham
+from .pixels import Fit, fit_image, graham
 from .reading import Reader
 
 SETTINGS = json.loads(Path(__file__).with_name("settings.json").read_text(encoding="utf-8"))
