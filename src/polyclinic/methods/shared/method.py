@@ -82,7 +82,7 @@ class Method(Settings):
 
     @property
     def head(self) -> Literal["linear", "diagonal", "quadratic"]:
-        """What follows an encoder in the method's model (`models.encoded`)."""
+        """What follows an encoder in the method's model (`models.encoders`)."""
         return "linear"
 
     def needs_first_weights(self) -> bool:
