@@ -130,11 +130,11 @@ class Task(Settings):
         return observations
 
     def coarse(self, sums: Sums, least: int, target: Target) -> Sums:
-        """The sums as a deployed site releases them, so that nothing is told about `least` patients or fewer
-        . A sum without a bound becomes 0.
+        """The sums as a deployed site releases them, so that nothing is told about `least` patients or fewer. A
+        sum without a bound becomes 0.
 
-         Figures that are no sums over counted images, such as an AUC, are cut off at -1 and 1, and rounded as if `least`
-         images were behind them.
+        Figures that are no sums over counted images, such as an AUC, are cut off at -1 and 1, and rounded as if `least`
+        images were behind them.
         """
         if "count" not in sums:
             return {name: round_mean(value, least, 1.0) for name, value in sums.items()}
