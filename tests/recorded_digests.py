@@ -269,9 +269,8 @@ def phantoms() -> dict[str, str]:
 
 def partitions() -> dict[str, str]:
     import numpy as np
-    from polyclinic.data.splits import split
 
-    from polyclinic.data.dataset import Dataset
+    from polyclinic.data.dataset import Dataset, split
     from polyclinic.data.partitions import PARTITIONS, assign_to_sites
 
     rng = np.random.default_rng(5)
