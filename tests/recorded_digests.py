@@ -308,7 +308,7 @@ def attacks() -> dict[str, str]:
     from polyclinic.attacks.gradient_inversion.settings import GradientInversion
     from polyclinic.attacks.gradient_inversion.solver import Knowledge
     from polyclinic.attacks.latent_inversion import LatentInversion
-    from polyclinic.attacks.membership.scores import shadow_memberships
+    from polyclinic.attacks.membership import shadow_memberships
     from polyclinic.federation.ledger.parcel import Parcel
     from polyclinic.generators.probe import train_probe
     from polyclinic.randomness import torch_rng

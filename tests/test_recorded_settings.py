@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from polyclinic import attacks
-from polyclinic.attacks.learned_decoder import FeatureDecoder, LearnedDecoder
-from polyclinic.attacks.membership.attacks import DiscriminatorScore, ReferenceGenerators
+from polyclinic.attacks.decoders import FeatureDecoder, LearnedDecoder
+from polyclinic.attacks.membership import DiscriminatorScore, ReferenceGenerators
 from polyclinic.federation.policy import Incoming
 from polyclinic.study.tables import PLAIN, VARIANTS
 

@@ -29,7 +29,7 @@ from measuring import finish, flags, keep
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.attacks.latent_decoder import PairedDecoder, SurrogateDecoder
+from polyclinic.attacks.decoders import PairedDecoder, SurrogateDecoder
 from polyclinic.attacks.latent_inversion import LatentInversion
 from polyclinic.metrics.images import psnr, ssim
 from polyclinic.models import build, split

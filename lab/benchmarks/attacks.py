@@ -26,8 +26,7 @@ from polyclinic.attacks.gradient_inversion import networks
 from polyclinic.attacks.gradient_inversion.initialisation import draw
 from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective
 from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_entropy
-from polyclinic.attacks.solvers.adam import Adam
-from polyclinic.attacks.solvers.lbfgs import LBFGS
+from polyclinic.attacks.solvers.optimizers import LBFGS, Adam
 from polyclinic.attacks.solvers.search import BatchedOptimizer, SearchResult, search
 from polyclinic.randomness import torch_rng
 

@@ -16,7 +16,7 @@ from planted import Album, Overfitted
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyclinic.attacks.planted_copies import add_noise, brighten, shift
+from polyclinic.attacks.near_copies import add_noise, brighten, shift
 from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
 from polyclinic.data.pixels import to_uint8
 from polyclinic.generators import GENERATORS, Generator, GeneratorModel

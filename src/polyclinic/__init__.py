@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from polyclinic import generators as generators
     from polyclinic import metrics as metrics
     from polyclinic import models as models
-    from polyclinic.attacks.verdict import Verdict as Verdict
+    from polyclinic.attacks.attack import Verdict as Verdict
     from polyclinic.audits.attack import Attack as Attack
     from polyclinic.audits.audit import audit as audit
     from polyclinic.audits.views import Finding as Finding
@@ -113,7 +113,7 @@ _HOMES = {
     "TrainerSpec": "training.loop",
     "Traits": "methods.shared.traits",
     "Truth": "audits.views",
-    "Verdict": "attacks.verdict",
+    "Verdict": "attacks.attack",
     "Weights": "federation.federation",
     "WorkFailed": "errors",
     "audit": "audits.audit",

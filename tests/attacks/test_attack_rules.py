@@ -3,11 +3,10 @@
 import pytest
 import torch
 
+from polyclinic.attacks.attack import verdict_word
 from polyclinic.attacks.coordinator.fishing import Fishing
 from polyclinic.attacks.gradient_inversion.analytic import _sparse_columns
-from polyclinic.attacks.near_copies import View, _shifts, _shrink, _window
-from polyclinic.attacks.planted_copies import WEAKEST, WEAKEST_WORDS, weakest_copies
-from polyclinic.attacks.verdict import verdict_word
+from polyclinic.attacks.near_copies import WEAKEST, WEAKEST_WORDS, View, _shifts, _shrink, _window, weakest_copies
 
 
 def test_columns_with_one_more_zero_than_was_asked_for_are_found():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.attacks.attack import RECEIVER, Capability, ThreatModel
-from polyclinic.attacks.latent_decoder import PairedDecoder, SurrogateDecoder, draw_encoder, principal_maps
+from polyclinic.attacks.decoders import PairedDecoder, SurrogateDecoder, draw_encoder, principal_maps
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.randomness import torch_rng

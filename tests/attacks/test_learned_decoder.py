@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.attacks.attack import Capability, ThreatModel
-from polyclinic.attacks.latent_decoder import draw_encoder
-from polyclinic.attacks.learned_decoder import LearnedDecoder, as_maps, encode_images, pick_out
+from polyclinic.attacks.decoders import LearnedDecoder, as_maps, draw_encoder, encode_images, pick_out
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.randomness import torch_rng

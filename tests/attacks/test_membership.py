@@ -13,8 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.attacks.attack import RECEIVER, Capability, ThreatModel
-from polyclinic.attacks.membership.attacks import DiscriminatorScore, LossThreshold, NearestSynthetic, ShadowModels
-from polyclinic.attacks.membership.scores import lira, log_odds, shadow_memberships
+from polyclinic.attacks.membership import (
+    DiscriminatorScore,
+    LossThreshold,
+    NearestSynthetic,
+    ShadowModels,
+    lira,
+    log_odds,
+    shadow_memberships,
+)
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.metrics.perceptual import Pixels

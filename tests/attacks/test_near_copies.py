@@ -7,18 +7,21 @@ import torch
 from torch import Tensor
 
 from polyclinic.attacks.copies import find_copies
-from polyclinic.attacks.near_copies import CopyIndex, best_orientations, correlations, smooth
-from polyclinic.attacks.planted_copies import (
+from polyclinic.attacks.near_copies import (
     LADDERS,
     WEAKEST,
+    CopyIndex,
     add_noise,
+    best_orientations,
     blur,
     brighten,
+    correlations,
     mirror,
     mix,
     paste_over,
     search_power,
     shift,
+    smooth,
     weakest_copies,
 )
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom

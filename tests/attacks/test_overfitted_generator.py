@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyclinic.attacks.copies import find_copies
-from polyclinic.attacks.membership.attacks import NearestSynthetic
+from polyclinic.attacks.membership import NearestSynthetic
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.metrics.perceptual import Pixels

@@ -6,13 +6,15 @@ import math
 import pytest
 import torch
 
-from polyclinic.attacks import near_copies, planted_copies
+from polyclinic.attacks import near_copies
+from polyclinic.attacks import near_copies as planted_copies
 from polyclinic.attacks.gradient_inversion.networks import SPREAD, LeNet, UnstridedResNet18, resnet18_of_the_papers
 from polyclinic.attacks.gradient_inversion.settings import PRESETS
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
-from polyclinic.attacks.membership.scores import rmia
+from polyclinic.attacks.membership import rmia
 from polyclinic.attacks.scoring import non_converging
-from polyclinic.attacks.solvers import adam, lbfgs
+from polyclinic.attacks.solvers import optimizers as adam
+from polyclinic.attacks.solvers import optimizers as lbfgs
 
 
 def defaults(function):

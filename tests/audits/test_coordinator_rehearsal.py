@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD
+from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD
 from polyclinic.audits import coordinator
 from polyclinic.audits.audit import build_tools
 from polyclinic.audits.coordinator import CONTROL, Rehearsal, bounds, fish, judge, rehearse

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.attacks.membership.attacks import Memberships
-from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Verdict
+from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Verdict
+from polyclinic.attacks.membership import Memberships
 from polyclinic.audits.attack_membership import WEAKEST, sent_model, weakest_between
 from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.attack_updates import AttackPlan, GradientInversionAttack, with_start

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.membership.scores import rmia
+from polyclinic.attacks.membership import rmia
 from polyclinic.audits.attack_membership import WEAKEST, planted_memory, reference_membership
 from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.audit import build_tools

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyclinic.attacks.attack import Verdict
 from polyclinic.attacks.projection import Projected
-from polyclinic.attacks.verdict import Verdict
 from polyclinic.audits import ATTACKS
 from polyclinic.audits.audit import count_tests
 from polyclinic.audits.planted_generator import LEANING, REACHED, planted_leaning, planted_within_reach

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
+from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
 from polyclinic.audits.verdicts import verdicts
 from polyclinic.audits.views import EVERY_QUESTION
 

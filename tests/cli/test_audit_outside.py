@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from polyclinic.attacks.planted_copies import shift
+from polyclinic.attacks.near_copies import shift
 from polyclinic.audits import outside_update
 from polyclinic.audits.outside_images import OutsideImages, share_classes
 from polyclinic.cli import run_app

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from polyclinic.attacks.gradient_inversion.labels import _whole
-from polyclinic.attacks.planted_copies import brighten
+from polyclinic.attacks.gradient_inversion.initialisation import _whole
+from polyclinic.attacks.near_copies import brighten
 from polyclinic.attacks.sums import histogram_scores
 from polyclinic.errors import BadInput
 from polyclinic.federation.layers.movement import moved

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -140,3 +142,32 @@ def words_of(capabilities: frozenset[Capability]) -> str:
     if not words:
         return "nothing"
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+Word = Literal["leaks", "withstood", "not tested"]
+LEAKS: Word = "leaks"
+WITHSTOOD: Word = "withstood"
+NOT_TESTED: Word = "not tested"
+GRAVEST: tuple[Word, ...] = (LEAKS, NOT_TESTED, WITHSTOOD)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`leak`: whether something was found that a generator or model that never saw the images would not show.
+
+    Without a power check, nothing found is no verdict: see `polyclinic.audits.power`.
+    """
+
+    leak: bool
+    because: str
+    evidence: dict[str, float | int | str]
+
+    def __str__(self) -> str:
+        return f"{'Leaks' if self.leak else 'Nothing found'}: {self.because}."
+
+
+def verdict_word(one: Mapping[str, Any]) -> Word:
+    """The word of a verdict or finding in audit.json. An older file says `leak`, and nothing of power: nothing found is
+    then not tested."""
+    found = next((word for word in GRAVEST if word == one.get("verdict")), None)
+    return found or (LEAKS if one.get("leak") else NOT_TESTED)

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
-from polyclinic.attacks.verdict import Verdict
+from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel, Verdict
 from polyclinic.errors import BadInput
 from polyclinic.metrics.images import ORIENTATIONS, Images, as_unit, same_shape
 from polyclinic.metrics.perceptual import Distance, Nearest, Pixels, nearest_of, table

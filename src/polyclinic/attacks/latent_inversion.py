@@ -22,10 +22,10 @@ from torch.func import vmap
 
 from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
 from polyclinic.attacks.gradient_inversion import initialisation
-from polyclinic.attacks.gradient_inversion.distances import total_variation
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
+from polyclinic.attacks.gradient_inversion.objective import total_variation
 from polyclinic.attacks.scoring import Score, score
-from polyclinic.attacks.solvers.adam import Adam
+from polyclinic.attacks.solvers.optimizers import Adam
 from polyclinic.attacks.solvers.search import search
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.code_packing import restore

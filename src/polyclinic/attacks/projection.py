@@ -16,10 +16,9 @@ from pydantic import Field
 from scipy import stats
 from torch import Tensor
 
-from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
-from polyclinic.attacks.solvers.adam import Adam
+from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel, Verdict
+from polyclinic.attacks.solvers.optimizers import Adam
 from polyclinic.attacks.solvers.search import search
-from polyclinic.attacks.verdict import Verdict
 from polyclinic.errors import BadInput
 from polyclinic.generators.latent_space import LatentSpace
 from polyclinic.metrics.images import Images, as_unit, same_shape

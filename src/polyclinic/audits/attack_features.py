@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from polyclinic.attacks.learned_decoder import FeatureDecoder
+from polyclinic.attacks.decoders import FeatureDecoder
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_sums import features_of
 from polyclinic.audits.attacker_images import FEWEST, attacker_images

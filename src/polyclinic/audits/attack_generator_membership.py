@@ -13,8 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.membership.attacks import ReferenceGenerators
-from polyclinic.attacks.membership.scores import Scorer, lira, nearness_scores, rmia, shadow_scores
+from polyclinic.attacks.membership import ReferenceGenerators, Scorer, lira, nearness_scores, rmia, shadow_scores
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_membership import FEWEST, Candidates, membership_finding
 from polyclinic.audits.attack_near_copies import made_images

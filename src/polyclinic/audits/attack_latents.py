@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyclinic.attacks.latent_decoder import SurrogateDecoder
+from polyclinic.attacks.decoders import SurrogateDecoder
 from polyclinic.attacks.latent_inversion import LatentInversion, read_latents
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.recovery import Recovery, recovery

@@ -14,8 +14,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.membership.attacks import LossThreshold, Memberships, ShadowModels
-from polyclinic.attacks.membership.scores import Scorer, lira, rmia, score_all, shadow_scores
+from polyclinic.attacks.membership import (
+    LossThreshold,
+    Memberships,
+    Scorer,
+    ShadowModels,
+    lira,
+    rmia,
+    score_all,
+    shadow_scores,
+)
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.planting import site_of
 from polyclinic.audits.plots import histograms

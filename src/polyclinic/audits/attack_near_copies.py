@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 
 from polyclinic.attacks.copies import CopySearch
-from polyclinic.attacks.near_copies import FEWEST, CopyIndex, NearCopies
-from polyclinic.attacks.planted_copies import FOUND, PLANTED, WEAKEST_WORDS, search_power, weakest_copies
+from polyclinic.attacks.near_copies import (
+    FEWEST,
+    FOUND,
+    PLANTED,
+    WEAKEST_WORDS,
+    CopyIndex,
+    NearCopies,
+    search_power,
+    weakest_copies,
+)
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_synthetic import load_generator
 from polyclinic.audits.plots import Pairs, histograms

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.attack import Capability
-from polyclinic.attacks.membership.scores import score_all
-from polyclinic.attacks.verdict import Verdict
+from polyclinic.attacks.attack import Capability, Verdict
+from polyclinic.attacks.membership import score_all
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_membership import FEWEST, fit, losses_of, sent_model, unsent_names
 from polyclinic.audits.planting import site_of

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.copies import FEWEST, Copies, CopySearch
-from polyclinic.attacks.membership.attacks import NearestSynthetic
+from polyclinic.attacks.membership import NearestSynthetic
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attack_coded_latents import NO_IMAGES, invert_codes, shape_of_latents
 from polyclinic.audits.attack_projection import attack_by_projection, search_in_reach

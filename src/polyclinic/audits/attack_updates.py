@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.attacks.attack import Capability
-from polyclinic.attacks.gradient_inversion.labels import last_linear
+from polyclinic.attacks.gradient_inversion.initialisation import last_linear
 from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, GaussianPrior, batch_statistics
 from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining

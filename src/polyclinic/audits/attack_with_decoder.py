@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from polyclinic.attacks.attack import Verdict
+from polyclinic.attacks.decoders import LearnedDecoder, encode_images, pick_out
 from polyclinic.attacks.latent_inversion import read_latents
-from polyclinic.attacks.learned_decoder import LearnedDecoder, encode_images, pick_out
-from polyclinic.attacks.verdict import Verdict
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.attacker_images import FEWEST, AttackerImages, attacker_images
 from polyclinic.audits.planted_truth import truth_of_held_out

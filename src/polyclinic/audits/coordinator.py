@@ -17,13 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyclinic.attacks.coordinator.crafted_sum import CraftedSum
+from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Word
 from polyclinic.attacks.coordinator.crafting import CoordinatorAttack
 from polyclinic.attacks.coordinator.fishing import Fishing, change
-from polyclinic.attacks.coordinator.imprint import Imprint
-from polyclinic.attacks.coordinator.trap_weights import TrapWeights
+from polyclinic.attacks.coordinator.imprint import CraftedSum, Imprint, TrapWeights
 from polyclinic.attacks.scoring import identified
-from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Word
 from polyclinic.audits.views import Tools, Truth
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call

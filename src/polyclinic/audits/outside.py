@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Word
 from polyclinic.attacks.copies import CopySearch
-from polyclinic.attacks.membership.attacks import LossThreshold, NearestSynthetic
-from polyclinic.attacks.near_copies import FEWEST, CopyIndex
-from polyclinic.attacks.planted_copies import WEAKEST_WORDS, weakest_copies
-from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Word
+from polyclinic.attacks.membership import LossThreshold, NearestSynthetic
+from polyclinic.attacks.near_copies import FEWEST, WEAKEST_WORDS, CopyIndex, weakest_copies
 from polyclinic.audits.attack_near_copies import finding_of
 from polyclinic.audits.audit import write_file
 from polyclinic.audits.outside_attacks import compute, invert, plant

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.attacks.copies import FEWEST
-from polyclinic.attacks.membership.attacks import NearestSynthetic
+from polyclinic.attacks.membership import NearestSynthetic
 from polyclinic.attacks.projection import Projected
 from polyclinic.audits.planted_truth import truth_of_held_out
 from polyclinic.audits.views import Planted, Seen, Truth

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, Word
+from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Word
 from polyclinic.audits.attack import Attack
 from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
 

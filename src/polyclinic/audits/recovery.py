@@ -18,7 +18,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.attacks.verdict import Verdict
+from polyclinic.attacks.attack import Verdict
 from polyclinic.data.pixels import to_uint8
 from polyclinic.metrics.images import MOST_DECIBELS, mean_squared_error, psnr_from_error, ssim, turned
 from polyclinic.metrics.perceptual import Distance, Pixels, embed_all, squared_distances

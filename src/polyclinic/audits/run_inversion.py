@@ -12,8 +12,7 @@ from torch import Tensor
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.attacks.gradient_inversion.solver import ImageTrajectory, Knowledge, Reconstruction
-from polyclinic.attacks.scoring import non_converging
-from polyclinic.attacks.trajectory_plots import draw_images
+from polyclinic.attacks.scoring import draw_images, non_converging
 from polyclinic.audits.recovery import Recovery, recovery
 from polyclinic.audits.views import Finding, NotTried, SearchSteps, Seen, Truth, not_granted
 from polyclinic.errors import BadInput

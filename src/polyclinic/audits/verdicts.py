@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from polyclinic.attacks.verdict import GRAVEST, LEAKS, NOT_TESTED, WITHSTOOD, Word
+from polyclinic.attacks.attack import GRAVEST, LEAKS, NOT_TESTED, WITHSTOOD, Word
 from polyclinic.audits.views import EVERY_QUESTION
 from polyclinic.json_types import JsonMapping, JsonObject
 

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
-from polyclinic.attacks.verdict import Verdict
+from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel, Verdict
 from polyclinic.data.parts import ImageSet, SiteData, open_site
 from polyclinic.federation.ledger.archive import Release
 from polyclinic.federation.ledger.parcel import Parcel

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, verdict_word
+from polyclinic.attacks.attack import LEAKS, NOT_TESTED, verdict_word
 from polyclinic.errors import BadInput
 from polyclinic.files import human_bytes
 from polyclinic.metrics.statistics import delong_test, holm, mcnemar

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from polyclinic.attacks.verdict import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
+from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
 from polyclinic.errors import BadInput
 from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping

@@ -27,7 +27,7 @@ from polyclinic import __version__
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
 from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective
 from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_entropy
-from polyclinic.attacks.solvers.lbfgs import LBFGS
+from polyclinic.attacks.solvers.optimizers import LBFGS
 from polyclinic.attacks.solvers.search import search
 from polyclinic.errors import BadInput, Notice
 from polyclinic.generators import GENERATORS

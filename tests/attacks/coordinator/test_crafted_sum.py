@@ -4,7 +4,7 @@ import pytest
 import torch
 from crafted_site import gradient, network, pictures
 
-from polyclinic.attacks.coordinator.crafted_sum import CraftedSum
+from polyclinic.attacks.coordinator.imprint import CraftedSum
 from polyclinic.attacks.scoring import identified
 from polyclinic.errors import BadInput
 

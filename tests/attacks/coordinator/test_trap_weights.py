@@ -5,7 +5,7 @@ import torch
 from crafted_site import gradient, network, pictures
 
 from polyclinic.attacks.coordinator.crafting import input_of
-from polyclinic.attacks.coordinator.trap_weights import TrapWeights
+from polyclinic.attacks.coordinator.imprint import TrapWeights
 from polyclinic.attacks.scoring import identified
 from polyclinic.errors import BadInput
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from polyclinic.attacks.gradient_inversion.distances import (
+from polyclinic.attacks.gradient_inversion.objective import (
     DISTANCES,
     cosine,
     euclidean,

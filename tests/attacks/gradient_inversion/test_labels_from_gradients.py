@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from polyclinic.attacks.gradient_inversion import labels
+from polyclinic.attacks.gradient_inversion import initialisation as labels
 from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion
 from polyclinic.attacks.gradient_inversion.initialisation import draw
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.solvers.adam import Adam
+from polyclinic.attacks.solvers.optimizers import Adam
 from polyclinic.randomness import torch_rng
 
 

@@ -10,8 +10,7 @@ import torch
 from pretended_gpu import pretend_gpu
 from torch import Tensor
 
-from polyclinic.attacks.solvers.adam import Adam
-from polyclinic.attacks.solvers.lbfgs import LBFGS, Memory
+from polyclinic.attacks.solvers.optimizers import LBFGS, Adam, Memory
 from polyclinic.attacks.solvers.search import _Batch, search
 from polyclinic.randomness import torch_rng
 from polyclinic.training.gpu.graphs import GraphedFunction

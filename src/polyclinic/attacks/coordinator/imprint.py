@@ -117,3 +117,77 @@ def read_bins(update: Update, crafted: nn.Module, public: Tensor, rows: range) -
         bias = torch.cat([bias[:-1] - bias[1:], bias[-1:]])
     inputs = without_repeats(inputs_of_rows(weight, bias))
     return invert_front(input_of(crafted, name), inputs, public)
+
+
+class TrapWeights(CoordinatorAttack):
+    """`crafted = attack.craft(model, public)`; `attack.recover(update, crafted, public)` gives images."""
+
+    name: Literal["trap-weights"] = "trap-weights"
+    strength: float = Field(1.0, gt=0, le=1, description="the share of the layer's rows that are traps")
+    alive: float = Field(
+        0.03, gt=0, lt=1, description="the share of images for which a row is alive; best near 1 / images of a batch"
+    )
+    seed: int = Field(0, description="which weights are negative")
+
+    @property
+    def assumptions(self) -> str:
+        return "ReLU follows the layer, and the site takes one step, or small ones, without clipping or noise"
+
+    @torch.no_grad()
+    def craft(self, model: nn.Module, public: Tensor) -> nn.Module:
+        """A copy with traps, set so that each row is alive for a share of the attacker's own images [M, C, H, W]."""
+        if activation(model) is not nn.ReLU:
+            raise BadInput("attack: trap weights need ReLU, since tanh is never dead; use 'imprint'")
+        name, _ = dense_layer(model)  # first: fronts of other networks cannot be opened
+        crafted = open_front(model)
+        layer = dense_layer(crafted)[1]
+        rows, width = round(self.strength * layer.out_features), layer.in_features
+        rng = torch_rng(self.seed, "trap weights")
+        size = torch.randn(rows, width, generator=rng).abs() / width**0.5
+        negative = torch.rand(rows, width, generator=rng).argsort(1) < width // 2
+        inputs = values_of(input_of(crafted, name), public)
+        down, up = inputs @ (size * negative).T, inputs @ (size * ~negative).T
+        # alive is: shorter * up > down
+        shorter = torch.quantile(down / up.clamp(min=1e-12), self.alive, dim=0)
+        layer.weight[:rows] = torch.where(negative, -size, size * shorter[:, None])
+        layer.bias[:rows] = 0
+        layer.weight[rows:] = 0
+        layer.bias[rows:] = -1
+        return crafted
+
+    def recover(self, update: Update, crafted: nn.Module, public: Tensor) -> Tensor:
+        """The images [K, C, H, W] of rows that were alive. A row alive for several images gives a mixture."""
+        name, _ = dense_layer(crafted)
+        inputs = without_repeats(inputs_of_rows(update[f"{name}.weight"], update[f"{name}.bias"]))
+        return invert_front(input_of(crafted, name), inputs, public)
+
+
+class CraftedSum(CoordinatorAttack):
+    """`attack.craft(model, public, site)` for each site; then `attack.recover(total, crafted, public, site)`."""
+
+    name: Literal["crafted-sum"] = "crafted-sum"
+    sites: int = Field(2, ge=1, description="how many sites are in the sum")
+    separate: bool = Field(True, description="each site gets weights of its own; otherwise all get the same")
+    strength: float = Field(1.0, gt=0, le=1, description="the share of a site's rows that are bins")
+
+    @property
+    def assumptions(self) -> str:
+        different = "each site may get other weights, " if self.separate else ""
+        return f"{different}only the sum of the sites' updates is seen, without clipping or noise"
+
+    def rows(self, model: nn.Module, site: int) -> range:
+        """The rows of the dense layer that are bins of this site."""
+        if not 0 <= site < self.sites:
+            raise BadInput(f"attack: site {site} is not one of 0 to {self.sites - 1}")
+        _, layer = dense_layer(model)
+        share = layer.out_features // self.sites if self.separate else layer.out_features
+        begin = share * site if self.separate else 0
+        return range(begin, begin + max(2, round(self.strength * share)))
+
+    def craft(self, model: nn.Module, public: Tensor, site: int = 0) -> nn.Module:
+        """A copy for this site, with bins over the range of the attacker's own images [M, C, H, W]."""
+        return imprint(model, public, self.rows(model, site))
+
+    def recover(self, update: Update, crafted: nn.Module, public: Tensor, site: int = 0) -> Tensor:
+        """The images [K, C, H, W] that a site's bins hold, from the sum (or the mean) of all sites' updates."""
+        return read_bins(update, crafted, public, self.rows(crafted, site))

@@ -15,11 +15,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
-from polyclinic.attacks.gradient_inversion.distances import ADAPTED, DISTANCES, DistanceFrom, Kernel, gaussian
 from polyclinic.attacks.gradient_inversion.initialisation import Scaling, Scheme
+from polyclinic.attacks.gradient_inversion.objective import ADAPTED, DISTANCES, DistanceFrom, Kernel, gaussian
 from polyclinic.attacks.gradient_inversion.solver import Inversion, Knowledge, Reconstruction
-from polyclinic.attacks.solvers.adam import Adam
-from polyclinic.attacks.solvers.lbfgs import LBFGS
+from polyclinic.attacks.solvers.optimizers import LBFGS, Adam
 from polyclinic.attacks.solvers.search import BatchedOptimizer
 from polyclinic.federation.ledger.parcel import Parcel
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.attacks.gradient_inversion import initialisation, labels
+from polyclinic.attacks.gradient_inversion import initialisation
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.objective import FixedLabels, FreeLabels, JoinedObjective, Objective
 from polyclinic.attacks.gradient_inversion.priors import Prior
@@ -273,18 +273,18 @@ class Inversion:
 
     def _read_labels(self, observed: dict[str, Tensor], rows: range) -> Tensor:
         """Labels [N, B] from the gradients of the last layer."""
-        layer = labels.last_linear(self.model)
+        layer = initialisation.last_linear(self.model)
         if f"{layer}.weight" not in observed:
             raise BadInput(f"attack.label: the parcels lack '{layer}.weight', which gives labels away; use 'joint'")
         if self.settings.label == "sign":
-            return labels.label_by_sign(observed, layer)[:, None]
+            return initialisation.label_by_sign(observed, layer)[:, None]
         size = self.knowledge.batch_size
         if not self._own_networks:
-            return labels.as_labels(labels.counts(observed, self.model, layer, size))
+            return initialisation.as_labels(initialisation.counts(observed, self.model, layer, size))
         singles = [{name: tensor[i : i + 1] for name, tensor in observed.items()} for i in range(len(rows))]
         pairs = zip(singles, rows, strict=True)
-        counts = [labels.counts(single, self.networks[row], layer, size) for single, row in pairs]
-        return labels.as_labels(torch.cat(counts))
+        counts = [initialisation.counts(single, self.networks[row], layer, size) for single, row in pairs]
+        return initialisation.as_labels(torch.cat(counts))
 
     def _start(self, parcel: Parcel, row: int, objective: Objective | JoinedObjective, restart: int) -> Tensor:
         """A target's start [D]: its images, then its free labels."""

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from polyclinic import __version__
-from polyclinic.attacks.verdict import verdict_word
+from polyclinic.attacks.attack import verdict_word
 from polyclinic.data.own_images import find_kit
 from polyclinic.errors import BadInput
 from polyclinic.files import FINISHED, PARTIAL, check_noted, sha256_of

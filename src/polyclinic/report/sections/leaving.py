@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from polyclinic.attacks.verdict import LEAKS, verdict_word
+from polyclinic.attacks.attack import LEAKS, verdict_word
 from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
 from polyclinic.palette import Palette

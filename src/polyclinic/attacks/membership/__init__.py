@@ -1,1 +1,0 @@
-"""Membership inference: was this image in the training set?"""
