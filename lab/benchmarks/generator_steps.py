@@ -25,9 +25,9 @@ import torch
 from measuring import GPU, WARM_UP, finish, flags, keep, machine, now, seconds_of
 
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.gan.batches import RealBatches
-from polyclinic.generators.gan.fit_together import Learner, StackedSteps
 from polyclinic.generators.gan.model import GANSteps
+from polyclinic.generators.gan.stack import Learner, StackedSteps
+from polyclinic.generators.gan.trainer import RealBatches
 from polyclinic.generators.stylegan2.training import R1_EVERY
 from polyclinic.tasks import Target
 

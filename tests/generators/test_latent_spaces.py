@@ -3,7 +3,7 @@
 import torch
 
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.labels import even_labels
+from polyclinic.generators.base import even_labels
 from polyclinic.generators.latent_space import CodeSpace, GaussianSpace
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import Target

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from polyclinic.federation.site import SitePosition, read_state
-from polyclinic.generators.gan import fit_together
+from polyclinic.generators.gan import stack
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import stacked_generators
 from polyclinic.methods.shared.stacked_generators import FitGenerator
@@ -47,7 +47,7 @@ def noting(function, calls):
 )
 def test_sites_worked_at_together_end_where_they_end_one_by_one(name, mode, go, monkeypatch):
     gans, classifiers = [], []
-    monkeypatch.setattr(stacked_generators, "fit_together", noting(fit_together.fit_together, gans))
+    monkeypatch.setattr(stacked_generators, "fit_together", noting(stack.fit_together, gans))
     monkeypatch.setattr(stacking.StackedTrainer, "train", noting(stacking.StackedTrainer.train, classifiers))
     engine = {"checkpoint_every": 1}
     alone = go(name, {"mode": mode}, engine={**engine, "stacked": "never"})

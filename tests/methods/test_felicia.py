@@ -16,8 +16,8 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.site import SitePosition, read_state
-from polyclinic.generators.gan.batches import RealBatches
 from polyclinic.generators.gan.model import GANSteps
+from polyclinic.generators.gan.trainer import RealBatches
 from polyclinic.methods.felicia import Felicia, _share_of_step
 from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.methods.shared.utility import TrainedNetwork, choose_by_validation

@@ -17,7 +17,7 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.base import RandomSource
-from polyclinic.generators.gan.batches import RealBatches
+from polyclinic.generators.gan.trainer import RealBatches
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared.felicia_images import to_floats
 from polyclinic.methods.shared.training_gans import NETWORKS, SyntheticBatch

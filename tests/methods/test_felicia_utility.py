@@ -17,7 +17,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.site import Site, SitePosition, SiteState, read_state
-from polyclinic.generators.gan.batches import centred
+from polyclinic.generators.gan.trainer import centred
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared import utility
 from polyclinic.methods.shared.felicia_images import shared_images

@@ -22,7 +22,7 @@ from polyclinic.audits.planted_truth import truth_of_asked
 from polyclinic.audits.views import Finding, NotTried, Planted, PoolScores, Seen, Truth, not_granted
 from polyclinic.data.pixels import to_uint8
 from polyclinic.generators import Generator
-from polyclinic.generators.labels import even_labels
+from polyclinic.generators.base import even_labels
 from polyclinic.metrics.images import digest
 from polyclinic.randomness import torch_rng
 

@@ -26,7 +26,7 @@ from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.generators.labels import even_labels
+from polyclinic.generators.base import even_labels
 from polyclinic.metrics.images import ORIENTATIONS
 from polyclinic.randomness import torch_rng
 

@@ -11,7 +11,7 @@ from polyclinic.attacks.projection import Projected, Projection
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth, not_granted
 from polyclinic.generators import GeneratorModel
-from polyclinic.generators.labels import even_labels
+from polyclinic.generators.base import even_labels
 from polyclinic.generators.latent_space import LatentSpace
 
 VALUES = 8  # labels to choose from, where they are values and none is known

@@ -25,7 +25,7 @@ from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth, not
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.generators import CodedModel, Codes, GeneratorModel
-from polyclinic.generators.labels import even_labels
+from polyclinic.generators.base import even_labels
 from polyclinic.generators.replay_stream import from_groups
 from polyclinic.metrics.images import ORIENTATIONS
 from polyclinic.metrics.perceptual import Distance

@@ -4,9 +4,6 @@ They know torch, tasks and training, and nothing of methods or sites.
 """
 
 from polyclinic.generators.base import (
-    AdversarialGenerator,
-    AdversarialModel,
-    AdversarialSteps,
     CodedModel,
     Codes,
     Generator,
@@ -14,9 +11,8 @@ from polyclinic.generators.base import (
     Progress,
     RandomSource,
 )
-from polyclinic.generators.gan.losses import gan_loss
-from polyclinic.generators.gan.privgan import PrivGAN
-from polyclinic.generators.gan.settings import DCGAN, VanillaGAN, WassersteinGAN
+from polyclinic.generators.gan.adversarial import AdversarialGenerator, AdversarialModel, AdversarialSteps, gan_loss
+from polyclinic.generators.gan.settings import DCGAN, PrivGAN, VanillaGAN, WassersteinGAN
 from polyclinic.generators.latent_space import CodeSpace, GaussianSpace
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.vqvae2.model import VQVAE2

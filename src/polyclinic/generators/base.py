@@ -6,8 +6,9 @@ tensors (`state`, `load`). A generator that works through discrete codes also en
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -18,11 +19,11 @@ from torch import Tensor, nn
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.ledger.code_packing import Codes
-from polyclinic.generators.gan.losses import GANLoss
 from polyclinic.generators.latent_space import LatentSpace
 from polyclinic.randomness import seeded
 from polyclinic.settings import Settings
 from polyclinic.tasks import Target
+from polyclinic.tasks.regression import scale
 from polyclinic.training.batches import SHARE
 from polyclinic.training.generator_loop import LearnPrivately
 
@@ -266,99 +267,51 @@ class RandomSource:
         return torch.randint(bound, shape, generator=self.rng, device=self.rng.device).to(self.device)
 
 
-# --- GANs for FELICIA -----------------------------------------------------------------------------
+# --- labels ---------------------------------------------------------------------------------------
 
 
-class AdversarialSteps(Protocol):
-    """A GAN in training, each step in two halves: others judge the images that are made in between."""
-
-    #: steps that were taken
-    taken: int
-
-    @property
-    def random(self) -> RandomSource:
-        """What it draws from."""
-
-    @property
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Real images [B, C, H, W] in [-1, 1] and their labels [B], without end."""
-
-    @property
-    def of_generator(self) -> torch.optim.Optimizer: ...
-    @property
-    def of_discriminator(self) -> torch.optim.Optimizer: ...
-
-    def discriminator_half(self) -> Tensor:
-        """The discriminator's step; the labels of the real batch."""
-
-    def make(self, labels: Tensor, noise: RandomSource | None = None) -> Tensor:
-        """New images in [-1, 1] with gradients; `noise` is where their noise comes from, if not from `random`.
-
-        They may be larger than real ones: what is more to the right and below is cut off."""
-
-    def generator_half(self, fake: Tensor, labels: Tensor, image_gradient: Tensor | None = None) -> None:
-        """The generator's step for images of `make`, with the gradient of a further loss w.r.t. those images."""
-
-    def counters(self) -> Mapping[str, Tensor]:
-        """What training keeps from round to round besides networks, optimisers and `taken`; often nothing."""
-
-    def restore_counters(self, kept: Mapping[str, Tensor]) -> None:
-        """Put back what `counters` gave."""
+#: the finest tells values apart that lie a sixteenth of the public range from each other
+WAVES = 8
 
 
-class AdversarialModel(GeneratorModel):
-    """A GAN that trains in halves of a step. `GANModel` is none: methods train it by its own parts, and in stacks."""
+class LabelEmbedding(nn.Module):
+    """Labels [B] to vectors [B, width]: of classes where the target has some, of values where it has a range,
+    and the same vector for every image where it has neither."""
 
-    @abstractmethod
-    def begin_halves(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> AdversarialSteps:
-        """The networks ready to learn from images uint8 [N, C, H, W], from where they stand."""
+    def __init__(self, target: Target, width: int) -> None:
+        super().__init__()
+        self.classes = len(target.classes)
+        self.values = not target.classes and target.label_range is not None
+        if self.values:
+            self.middle, self.reach = scale(target)
+            self.embed: nn.Module = nn.Sequential(nn.Linear(2 * WAVES + 1, width), nn.ReLU(), nn.Linear(width, width))
+        else:
+            self.embed = nn.Embedding(max(1, self.classes), width)
+
+    def forward(self, labels: Tensor) -> Tensor:
+        if self.values:
+            return self.embed(self._waves(labels))
+        return self.embed(labels.long() if self.classes else torch.zeros_like(labels, dtype=torch.long))
+
+    def _waves(self, labels: Tensor) -> Tensor:
+        at = ((labels.to(self.embed[0].weight.dtype) - self.middle) / self.reach)[:, None]  # type: ignore[index]
+        angle = at * torch.arange(1, WAVES + 1, device=labels.device) * (math.pi / 2)
+        return torch.cat([at, angle.sin(), angle.cos()], 1)
 
 
-class AdversarialGenerator(Generator):
-    """Settings of a generator that is trained against a discriminator. It builds a `GANModel` or an
-    `AdversarialModel`."""
+def even_labels(count: int, target: Target) -> Tensor:
+    """Labels spread evenly over the classes, or over the public range of values: nothing of any site is in them."""
+    if target.classes:
+        return torch.arange(count) % len(target.classes)
+    low, high = target.label_range or (0.0, 0.0)
+    return torch.linspace(low, high, count)
 
-    #: whether simulated sites' GANs can be trained as one stack; then it builds a `GANModel`
-    stackable: ClassVar[bool] = False
 
-    @property
-    def balances_classes(self) -> bool:
-        """Whether a real batch has as many images of each class as of any other, repeated where a site has few."""
-        return False
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether labels of made images are the classes in turns (0, 1, 0, 1, ...) where a site has all of them."""
-        return False
-
-    @property
-    @abstractmethod
-    def gan_loss(self) -> GANLoss:
-        """The measure phi."""
-
-    @property
-    @abstractmethod
-    def separates_classes(self) -> bool:
-        """Whether each class has networks of its own."""
-
-    @property
-    @abstractmethod
-    def ignores_labels(self) -> bool:
-        """Whether images are made without regard to labels."""
-
-    @abstractmethod
-    def central_discriminator(
-        self, *, channels: int, size: int, target: Target, sites: int, per_class: bool = False
-    ) -> nn.Module:
-        """The discriminator with an output for each site instead of one, and without labels as an input.
-
-        It takes images [B, C, H, W] in [-1, 1] and labels [B], and gives logits [B, sites]. `per_class`: there is a
-        network for each class, and labels choose it; otherwise labels change nothing. Its weights are drawn from
-        torch's global state.
-        """
-
-    @abstractmethod
-    def central_optimizer(
-        self, parameters: Iterable[nn.Parameter], lr: float | None, *, capturable: bool
-    ) -> torch.optim.Optimizer:
-        """The optimiser that this generator's discriminator has, with another learning rate where one is given."""
+def check_labels(labels: Tensor, count: int, target: Target) -> Tensor:
+    """The labels, or BadInput where they are not one per image or not of the target's classes."""
+    if tuple(labels.shape) != (count,):
+        raise BadInput(f"generator: {count} images came with labels of shape {tuple(labels.shape)}; give one each")
+    if target.classes and count and not 0 <= int(labels.min()) <= int(labels.max()) < len(target.classes):
+        found = f"{int(labels.min())} to {int(labels.max())}"
+        raise BadInput(f"generator: labels run from {found}, but there are {len(target.classes)} classes from 0 on")
+    return labels

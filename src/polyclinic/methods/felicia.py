@@ -33,7 +33,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.generators import GeneratorModel
-from polyclinic.generators.base import AdversarialModel
+from polyclinic.generators.gan.adversarial import AdversarialModel
 from polyclinic.generators.gan.model import GANModel
 from polyclinic.methods.shared import utility
 from polyclinic.methods.shared.central_discriminator import CentralDiscriminator, ImagesOfSites

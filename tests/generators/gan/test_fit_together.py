@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.gan.fit_together import Learner, fit_together
+from polyclinic.generators.gan.stack import Learner, fit_together
 from polyclinic.tasks import Target
 
 TWO = Target(classes=("dark", "bright"))

@@ -13,8 +13,7 @@ from torch import nn
 
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.gan.batches import DRAWS, augment, balanced_batches, endless_batches
-from polyclinic.generators.gan.losses import (
+from polyclinic.generators.gan.adversarial import (
     Hinge,
     Linear,
     Log,
@@ -23,8 +22,8 @@ from polyclinic.generators.gan.losses import (
     gradient_penalty,
     site_cross_entropy,
 )
-from polyclinic.generators.gan.networks import Spectral, doublings, update_spectral_norms
-from polyclinic.generators.gan.stacked_convolutions import Down
+from polyclinic.generators.gan.networks import Down, Spectral, doublings, update_spectral_norms
+from polyclinic.generators.gan.trainer import DRAWS, augment, balanced_batches, endless_batches
 from polyclinic.tasks import Target
 
 NAMES = ("gan", "dcgan", "wgan-gp", "privgan")

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from small_gans import CLASSES, TINY, make, rng, squares
 
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.gan.losses import (
+from polyclinic.generators.gan.adversarial import (
     Hinge,
 )
 from polyclinic.generators.gan.model import private_losses

@@ -13,9 +13,9 @@ from polyclinic.generators import GENERATORS
 from polyclinic.generators.base import RandomSource, initial_networks
 from polyclinic.generators.gan.settings import GAN
 from polyclinic.generators.gan.stack import StackedGAN, StackedNetworks
-from polyclinic.generators.gan.stacked_convolutions import double_stacked, halve_stacked
 from polyclinic.generators.gan.trainer import GANTrainer, SingleGAN
 from polyclinic.tasks import Target
+from polyclinic.training.gpu.stacked_layers import double_stacked, halve_stacked
 
 TWO = Target(classes=("dark", "bright"))
 CPU = torch.device("cpu")

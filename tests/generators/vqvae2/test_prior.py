@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyclinic.generators.labels import LabelEmbedding
+from polyclinic.generators.base import LabelEmbedding
 from polyclinic.generators.vqvae2.prior import GatedLayer, PixelCNN, Prior, draw, negative_log_likelihoods
 from polyclinic.tasks import Target
 

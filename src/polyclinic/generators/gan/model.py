@@ -20,12 +20,18 @@ from polyclinic.generators.base import (
     RandomSource,
     Steps,
     as_tensor,
+    check_labels,
     initial_networks,
 )
-from polyclinic.generators.gan.batches import DRAWS, RealBatches, random_labels
-from polyclinic.generators.gan.losses import GANLoss
-from polyclinic.generators.gan.trainer import DiscriminatorDraws, GANTrainer, SingleGAN
-from polyclinic.generators.labels import check_labels
+from polyclinic.generators.gan.adversarial import GANLoss
+from polyclinic.generators.gan.trainer import (
+    DRAWS,
+    DiscriminatorDraws,
+    GANTrainer,
+    RealBatches,
+    SingleGAN,
+    random_labels,
+)
 from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.randomness import seed_of
 from polyclinic.tasks import Target

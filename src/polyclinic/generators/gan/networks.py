@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.generators.gan.stacked_convolutions import Down, Up
-from polyclinic.generators.labels import LabelEmbedding
+from polyclinic.generators.base import LabelEmbedding
 from polyclinic.models.backbone import norm_layer
 from polyclinic.tasks import Target
+from polyclinic.training.gpu.stacked_layers import AllAtOnce, double_stacked, halve_stacked, in_autocast
 
 #: how a label enters a discriminator: not at all, as one more channel of the image (Mirza and Osindero 2014), or by the
 #: product of its vector and the image's features (Miyato and Koyama 2018); or there are networks of their own for each
@@ -45,6 +45,60 @@ class GANShape(NamedTuple):
 
 
 # --- layers -------------------------------------------------------------------------------------------
+
+
+def _halve_stacked(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    images, weight = in_autocast(images, weight)
+    return halve_stacked(images, weight, bias)
+
+
+def _double_stacked(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    images, weight = in_autocast(images, weight)
+    return double_stacked(images, weight, bias)
+
+
+class Down(nn.Conv2d):
+    """A convolution that halves the side; `as_products` says how it is computed in a stack of networks, not what."""
+
+    as_products = False
+    in_order = False  # whether what it gives must lie channel by channel in memory
+
+    def __init__(self, channels: int, outputs: int) -> None:
+        super().__init__(channels, outputs, 4, 2, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.apply_weight(images, self.weight)
+
+    def apply_weight(self, images: Tensor, weight: Tensor) -> Tensor:
+        if not self.as_products:
+            return F.conv2d(images, weight, self.bias, self.stride, self.padding)
+        found = AllAtOnce.apply(_halve_stacked, images, weight, self.bias)
+        return found.contiguous() if self.in_order else found
+
+
+class Up(nn.ConvTranspose2d):
+    """A transposed convolution that doubles the side."""
+
+    as_products = False
+    in_order = False
+
+    def __init__(self, channels: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__(channels, outputs, 4, 2, 1, bias=bias)
+
+    def forward(self, images: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if not self.as_products:
+            return super().forward(images)
+        found = AllAtOnce.apply(_double_stacked, images, self.weight, self.bias)
+        return found.contiguous() if self.in_order else found
+
+
+def compute_as_products(network: nn.Module, wanted: bool = True) -> None:
+    """Have all layers of a network that can be computed as matrix products in a stack, or not."""
+    # under vmap norms know no other layout
+    in_order = any(isinstance(layer, nn.GroupNorm | nn.BatchNorm2d) for layer in network.modules())
+    for layer in network.modules():
+        if isinstance(layer, Down | Up):
+            layer.as_products, layer.in_order = wanted, in_order
 
 
 FIRST_TURNS = 15

@@ -19,18 +19,16 @@ from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import (
-    AdversarialGenerator,
-    AdversarialModel,
     Progress,
     RandomSource,
     as_tensor,
+    check_labels,
+    even_labels,
     initial_networks,
 )
-from polyclinic.generators.gan.batches import centred, endless_batches
-from polyclinic.generators.gan.losses import GANLoss, Log
+from polyclinic.generators.gan.adversarial import AdversarialGenerator, AdversarialModel, GANLoss, Log
 from polyclinic.generators.gan.networks import OfEachClass
-from polyclinic.generators.gan.trainer import adam
-from polyclinic.generators.labels import check_labels, even_labels
+from polyclinic.generators.gan.trainer import adam, centred, endless_batches
 from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.generators.stylegan2.networks import Discriminator, SiteDiscriminator, StyleGAN2Shape, StyleGenerator
 from polyclinic.generators.stylegan2.training import BETAS, Steps

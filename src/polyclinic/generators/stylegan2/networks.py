@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.generators.labels import LabelEmbedding
+from polyclinic.generators.base import LabelEmbedding
 from polyclinic.generators.stylegan2.layers import EPS, GAIN, Conv, Finish, Linear, StyledConv, activate, doubled, unit
 from polyclinic.tasks import Target
 

@@ -23,10 +23,10 @@ from polyclinic.generators.base import (
     Generator,
     Progress,
     as_tensor,
+    check_labels,
     count,
     initial_networks,
 )
-from polyclinic.generators.labels import check_labels
 from polyclinic.generators.latent_space import CodeSpace
 from polyclinic.generators.vqvae2.autoencoder import Autoencoder, losses, noise_images
 from polyclinic.generators.vqvae2.codebook import Learning, Moved, used_share

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.generators.labels import LabelEmbedding
+from polyclinic.generators.base import LabelEmbedding
 from polyclinic.generators.vqvae2.autoencoder import Residual, double
 from polyclinic.tasks import Target
 

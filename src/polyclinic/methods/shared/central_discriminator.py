@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.federation.collaborators import TrainerLike
-from polyclinic.generators.base import AdversarialGenerator, initial_networks
-from polyclinic.generators.gan.losses import confusion_loss, site_cross_entropy
+from polyclinic.generators.base import initial_networks
+from polyclinic.generators.gan.adversarial import AdversarialGenerator, confusion_loss, site_cross_entropy
 from polyclinic.generators.gan.networks import OfEachClass, update_spectral_norms
 from polyclinic.randomness import seed_of
 from polyclinic.training.gpu.graphs import GraphedFunction

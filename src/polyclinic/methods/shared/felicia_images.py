@@ -11,7 +11,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.generators.gan.batches import centred
+from polyclinic.generators.gan.trainer import centred
 from polyclinic.methods.shared.central_discriminator import ImagesOfSites
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS, Generator
-from polyclinic.generators.base import AdversarialGenerator
+from polyclinic.generators.gan.adversarial import AdversarialGenerator
 from polyclinic.methods.shared import utility
 from polyclinic.methods.shared.method import Method
 from polyclinic.models import Backbone

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from polyclinic.generators.base import RandomSource
-from polyclinic.generators.gan.batches import RealBatches
 from polyclinic.generators.gan.model import GANModel
-from polyclinic.generators.gan.trainer import GANTrainer
+from polyclinic.generators.gan.trainer import GANTrainer, RealBatches
 from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:

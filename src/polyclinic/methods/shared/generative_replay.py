@@ -22,7 +22,7 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.generators import CodedModel, GeneratorModel, replay_stream
-from polyclinic.generators.labels import even_labels
+from polyclinic.generators.base import even_labels
 from polyclinic.generators.replay_stream import Groups, SiteCodes, from_groups, source_of, to_groups
 from polyclinic.methods.shared import replay_quality, replay_space
 from polyclinic.methods.shared.method import Method

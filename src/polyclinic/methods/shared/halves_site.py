@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.generators.base import AdversarialModel, RandomSource, as_tensor
+from polyclinic.generators.base import RandomSource, as_tensor
+from polyclinic.generators.gan.adversarial import AdversarialModel
 from polyclinic.methods.shared.training_gans import (
     DISCRIMINATOR_ADAM,
     GENERATOR_ADAM,

@@ -13,9 +13,9 @@ import torch
 
 from polyclinic.federation.site import Site
 from polyclinic.generators.base import GeneratorModel
-from polyclinic.generators.gan.fit_together import Learner, fit_together
 from polyclinic.generators.gan.model import GANModel
 from polyclinic.generators.gan.settings import GAN
+from polyclinic.generators.gan.stack import Learner, fit_together
 from polyclinic.methods.shared.site_generator import generator_progress, generator_settings, tuning_settings
 from polyclinic.methods.shared.synthetic_buffer import new_generator, train_generator, training_images
 from polyclinic.methods.shared.training_gans import batch_rows, stackable

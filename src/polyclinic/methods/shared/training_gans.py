@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 from torch import Tensor
 
-from polyclinic.generators.base import AdversarialGenerator, GeneratorModel
+from polyclinic.generators.base import GeneratorModel
+from polyclinic.generators.gan.adversarial import AdversarialGenerator
 from polyclinic.methods.shared.site_generator import build_generator
 from polyclinic.randomness import seed_of
 from polyclinic.training import private

@@ -24,8 +24,7 @@ from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.site import Site, SiteState
-from polyclinic.generators.base import GeneratorModel, as_tensor
-from polyclinic.generators.labels import check_labels
+from polyclinic.generators.base import GeneratorModel, as_tensor, check_labels
 from polyclinic.methods.shared.synthetic_buffer import uniform_labels
 from polyclinic.metrics.distribution import NEIGHBOURS, precision_recall
 from polyclinic.metrics.images import principal_components
