@@ -26,8 +26,8 @@ from cpu_times import (  # noqa: F401
 from json_schemas import assert_valid
 
 from polyclinic import plugins
-from polyclinic.runner.result import Result
-from polyclinic.runner.run import run
+from polyclinic.runner.run.result import Result
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study
 
 # How long an example takes says something about the machine, not about the code. The examples are the same each time:

@@ -26,7 +26,7 @@ from polyclinic.engines.worker_process import WorkerProcess
 _CONTEXT = multiprocessing.get_context("forkserver")
 # also what a run imports only at its end, and what tests import: each process would import it again
 _CONTEXT.set_forkserver_preload(
-    ["polyclinic.runner.run", "polyclinic.runner.engines", "scipy.optimize", "scipy.stats", "sympy", "conftest"]
+    ["polyclinic.runner.run.run", "polyclinic.runner.run.engines", "scipy.optimize", "scipy.stats", "sympy", "conftest"]
 )
 
 
@@ -48,7 +48,7 @@ def begin(folder: Path, die_at: int = 0, midway: bool = False) -> None:
     With `die_at` the process kills itself (SIGKILL) at its so-manieth change to a file of the folder: just before
     it, or `midway`, when a file that is written anew is empty and one that is added to ends in half a line.
     """
-    from polyclinic.runner.run import run
+    from polyclinic.runner.run.run import run
 
     changes = watch_changes(folder, die_at, midway)
     run(None, folder, resume=True)

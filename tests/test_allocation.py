@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from polyclinic.runner import allocation
+from polyclinic.runner.run import machine as allocation
 
 
 @pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD"])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from processes import ForkedWorker
 
-from polyclinic.runner import engines
+from polyclinic.runner.run import engines
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "polyclinic"
@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 import polyclinic
-from polyclinic.runner.recorder import Display
+from polyclinic.runner.run.recorder import Display
 
 class Stop(Display):
     def round_done(self, line, rounds):

@@ -11,7 +11,7 @@ from polyclinic.cli import run_app
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study, load_study, parse_study
 
 FILES = sorted((Path(__file__).parent.parent / "examples").rglob("*.toml"))

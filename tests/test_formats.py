@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
 from polyclinic.formats import RUN_FORMAT, check_format, check_run_format
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import load_run_study, load_study, parse_study
 
 KEPT = Path(__file__).parent / "data" / "run_format_1"

@@ -72,7 +72,7 @@ def test_imports_point_downwards(room):
     [
         "from polyclinic.methods import METHODS",
         "import polyclinic.cli.app",
-        "def f():\n    from polyclinic.runner.run import run",
+        "def f():\n    from polyclinic.runner.run.run import run",
         "if TYPE_CHECKING:\n    from polyclinic.study import Study",
         "from polyclinic import run",
     ],

@@ -8,7 +8,7 @@ import pytest
 from polyclinic import files
 from polyclinic.errors import Damaged
 from polyclinic.files import DIGESTS, FINISHED, check_finished, check_noted, read_result
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_damaged_ledger_of_a_finished_run_is_noticed(folder, site):
 
 
 def test_a_missing_or_damaged_hand_over_is_noticed(tiny, tmp_path):
-    from polyclinic.runner.forgetting import matrices
+    from polyclinic.runner.compare.forgetting import matrices
 
     settings = {"data.samples": 36, "evaluation.handovers": "all"}
     folder = run(tiny("cwt", settings, rounds=1), tmp_path / "run").folder

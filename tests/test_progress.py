@@ -17,7 +17,7 @@ from polyclinic.engines import worker_process
 from polyclinic.engines.worker_process import WorkerProcess
 from polyclinic.federation.call import pack, unpack
 from polyclinic.progress import listening, tell, time_left
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 
 def test_nothing_is_told_where_nobody_listens_and_the_end_is_always_told(monkeypatch):

@@ -34,7 +34,7 @@ from polyclinic.audits.power import FALSE_ALARMS
 from polyclinic.audits.verdicts import verdicts
 from polyclinic.audits.views import Tools, Truth
 from polyclinic.metrics.roc import share_interval
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 
 HONEST = 60

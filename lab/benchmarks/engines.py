@@ -23,7 +23,7 @@ import torch
 from measuring import finish, flags
 from overhead import Case as BareCase
 
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study, parse_study
 from polyclinic_lab.bare_loop import bare_rounds
 

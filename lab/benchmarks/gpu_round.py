@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from polyclinic.federation.ledger.background import BACKGROUND
 from polyclinic.models import build
-from polyclinic.runner.recorder import Display
-from polyclinic.runner.run import run
+from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study, parse_study
 
 LR = 1e-3

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from measuring import Clock, finish, flags, quartiles
 
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study
 from polyclinic_lab.bare_loop import InTurns, bare_rounds, difference
 

@@ -38,7 +38,7 @@ from measuring import finish, flags, keep
 from peers_runs import TIMED, serve
 
 from polyclinic.data.parts import open_site, prepare
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study
 
 RUNS = Path(__file__).parent / "peers_runs.py"

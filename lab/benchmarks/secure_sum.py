@@ -27,7 +27,7 @@ from measuring import finish, flags, keep, noise_images
 
 from polyclinic.federation.host import SiteHost
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study, parse_study
 
 IMAGES, BATCH, SIDE, CORES = 1000, 32, 64, 2

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from measuring import finish, flags, keep
 
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study
 
 ENCODINGS = ("exact", "fp16", "int8", "delta")

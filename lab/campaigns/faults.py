@@ -39,7 +39,7 @@ from faults_storage import (
 )
 from parallel import in_parallel
 
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study
 
 KINDS = ("kills", "power", "damage", "disk", "lies")

@@ -27,10 +27,10 @@ from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected, decode, 
 from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken
 from polyclinic.files import DIGESTS, check_noted, digest_of, note_files, read_json, read_tensors, write_tensors
 from polyclinic.report.serve.run_files import RunFiles
-from polyclinic.runner.cases import read_cases
-from polyclinic.runner.model_file import MODEL, read_model_file
-from polyclinic.runner.result_display import history_rows
-from polyclinic.runner.run import run
+from polyclinic.runner.evaluate.case_scores import read_cases
+from polyclinic.runner.predict.model_file import MODEL, read_model_file
+from polyclinic.runner.run.result_display import history_rows
+from polyclinic.runner.run.run import run
 from polyclinic.study import load_study, parse_study
 
 #: the project's own words for input that cannot be used

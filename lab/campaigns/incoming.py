@@ -44,7 +44,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.methods import METHODS
 from polyclinic.randomness import numpy_rng
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 
 REFUSED = "refused before the first round"  #: how a study is named that the check refuses openly, before any work
 

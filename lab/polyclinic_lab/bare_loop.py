@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.randomness import torch_rng
-from polyclinic.runner.assembly import Assembly
-from polyclinic.runner.recorder import Display
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study
 
 Weights = Mapping[str, Tensor]

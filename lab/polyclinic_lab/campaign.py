@@ -27,7 +27,7 @@ from pathlib import Path
 
 from polyclinic.files import read_json
 from polyclinic.json_types import JsonObject
-from polyclinic.runner.compare import Entry
+from polyclinic.runner.compare.compare import Entry
 from polyclinic_lab.claim import CLAIMS, Claim, find_claim
 from polyclinic_lab.judge import plan, reproduce
 from polyclinic_lab.measures import measure
@@ -198,7 +198,7 @@ def start(job: Task | Judgement, options: argparse.Namespace) -> int:
 
 def make_and_measure(task: Task, options: argparse.Namespace) -> None:
     """The run of a study, and what the claims read from it, which is kept in the run folder."""
-    from polyclinic.runner.run import run
+    from polyclinic.runner.run.run import run
 
     study, folder = task.entry.study, task.entry.folder
     if options.two_cores:

@@ -18,7 +18,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.extras import picture_if_possible
 from polyclinic.files import atomic_write, digest_of, make_folder, read_json
 from polyclinic.json_types import JsonObject
-from polyclinic.runner.compare import Entry, default_jobs, for_method, run_all
+from polyclinic.runner.compare.compare import Entry, default_jobs, for_method, run_all
 from polyclinic.study import Study, load_study
 from polyclinic.study.changes import parse_sets
 from polyclinic_lab.claim import Claim, Scale

@@ -141,7 +141,7 @@ def forgetting(run: Path) -> dict[str, float]:
     The last site has no other after it. What a model gets right at a site where it has not trained yet says nothing of
     forgetting, so that models of earlier sites are left out.
     """
-    from polyclinic.runner.forgetting import matrices
+    from polyclinic.runner.compare.forgetting import matrices
 
     found = kept(run, "forgetting.json", matrices)
     table = list(found["rounds"].values())[-1]

@@ -60,7 +60,7 @@ def _wait_for_a_round(history: Path, process: subprocess.Popen[bytes]) -> None:
 
 def overhead(_: Folders, scale: str) -> Values:
     """Rounds of FedAvg beside a bare loop with the same steps, in turns, in one thread; the weights must be equal."""
-    from polyclinic.runner.run import run
+    from polyclinic.runner.run.run import run
     from polyclinic.study import load_study
     from polyclinic_lab.bare_loop import InTurns, bare_rounds, difference
 

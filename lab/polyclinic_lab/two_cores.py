@@ -11,7 +11,7 @@ from pathlib import Path
 
 from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject
-from polyclinic.runner.compare import Entry
+from polyclinic.runner.compare.compare import Entry
 from polyclinic_lab.claim import Claim
 from polyclinic_lab.origin import ORIGIN, cpu_of
 

@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from polyclinic.models.encoders import Encoder as Encoder
     from polyclinic.randomness import numpy_rng as numpy_rng
     from polyclinic.randomness import torch_rng as torch_rng
-    from polyclinic.runner.compare import compare as compare
+    from polyclinic.runner.compare.compare import compare as compare
+    from polyclinic.runner.compare.tune import tune as tune
     from polyclinic.runner.export.export import export as export
-    from polyclinic.runner.predict import predict as predict
-    from polyclinic.runner.result import Result as Result
-    from polyclinic.runner.run import run as run
-    from polyclinic.runner.tune import tune as tune
+    from polyclinic.runner.predict.predict import predict as predict
+    from polyclinic.runner.run.result import Result as Result
+    from polyclinic.runner.run.run import run as run
     from polyclinic.study import Study as Study
     from polyclinic.study import load_study as load_study
     from polyclinic.tasks.classification import Classification as Classification
@@ -100,7 +100,7 @@ _HOMES = {
     "Planted": "audits.views",
     "Regression": "tasks.regression",
     "Reply": "federation.call",
-    "Result": "runner.result",
+    "Result": "runner.run.result",
     "Seen": "audits.views",
     "Segmentation": "tasks.segmentation",
     "Site": "federation.site",
@@ -117,16 +117,16 @@ _HOMES = {
     "Weights": "federation.federation",
     "WorkFailed": "errors",
     "audit": "audits.audit",
-    "compare": "runner.compare",
+    "compare": "runner.compare.compare",
     "export": "runner.export.export",
     "load_study": "study",
     "local_training": "methods.shared",
     "numpy_rng": "randomness",
     "operation": "federation.operation",
-    "predict": "runner.predict",
-    "run": "runner.run",
+    "predict": "runner.predict.predict",
+    "run": "runner.run.run",
     "torch_rng": "randomness",
-    "tune": "runner.tune",
+    "tune": "runner.compare.tune",
 }
 __all__ = ["__version__", *_PACKAGES, *_HOMES]
 

@@ -8,7 +8,7 @@ from polyclinic import Study
 from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.policy import DEFAULT_KINDS, Incoming, Policy
 from polyclinic.methods import METHODS
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 
 ENCODER = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
 METHOD = {

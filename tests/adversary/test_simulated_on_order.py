@@ -8,7 +8,7 @@ import pytest
 from polyclinic.data.parts import prepare
 from polyclinic.engines.nvflare.simulator import TOKEN, is_simulated
 from polyclinic.errors import BadInput
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 
 programs = pytest.importorskip("polyclinic.deployment.programs", reason="the extra [nvflare] is not installed")
 
@@ -34,7 +34,7 @@ def test_a_site_is_simulated_only_by_the_simulator_that_started_it(kit, order, t
 
 def test_the_simulators_own_processes_are_simulated(order, monkeypatch):
     monkeypatch.setenv(TOKEN, "0123")
-    monkeypatch.setattr("polyclinic.runner.nvflare_simulation.end_with", lambda pid: None)
+    monkeypatch.setattr("polyclinic.runner.run.nvflare_simulation.end_with", lambda pid: None)
     assert is_simulated("0123")
     assert programs.relay_for(order, "north", None).site == "site-1"
 

@@ -22,7 +22,7 @@ from polyclinic.methods.shared import moments
 from polyclinic.metrics.statistics.significance import chance_of_groups
 from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.randomness import numpy_rng, torch_rng
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 
 def rows(count: int, name: str, width: int = 12) -> np.ndarray:

@@ -19,7 +19,7 @@ from polyclinic.methods.shared import moments
 from polyclinic.metrics.roc import auc
 from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.randomness import numpy_rng, torch_rng
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 SETTINGS = {
     "audit.keep_parcels": 1, "sites.count": 2, "data.samples": 120, "data.test": 0.3, "data.validation": 0.3,

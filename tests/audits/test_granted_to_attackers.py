@@ -21,7 +21,7 @@ from polyclinic.data.parts import SiteData, open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.archive import releases
 from polyclinic.metrics.perceptual import Pixels
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import audit_settings
 from polyclinic.study.audit_settings import Audit
 

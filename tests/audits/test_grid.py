@@ -45,7 +45,7 @@ def test_the_sum_of_gradients_is_the_gradient_over_all_images(tiny, undisturbed)
     parts = prepare(study.data, study.sites)
     together = join_sites([open_site(parts.folder, name) for name in parts.names])
     assert len(together.train) == sum(len(open_site(parts.folder, name).train) for name in parts.names)
-    from polyclinic.runner.assembly import Assembly
+    from polyclinic.runner.run.assembly import Assembly
 
     trainer = Assembly(study, parts, folder).trainer()
     model = trainer.load(kept[0].received("weights")).train()

@@ -11,7 +11,7 @@ import pytest
 
 from polyclinic.audits.audit import audit
 from polyclinic.generators import GENERATORS
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 
 @pytest.fixture(scope="module")

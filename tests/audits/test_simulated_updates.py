@@ -14,7 +14,7 @@ from polyclinic.data.parts import prepare
 from polyclinic.federation.ledger.archive import Release, releases
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.models import split
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study.audit_settings import EFFORTS, Audit
 
 KEPT = {"audit.keep_parcels": 0, "sites.count": 2, "optimizer.batch_size": 2, "optimizer.momentum": 0.0}

@@ -27,7 +27,7 @@ from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth
 from polyclinic.data.parts import prepare
 from polyclinic.federation.ledger.archive import Release, releases
 from polyclinic.metrics.perceptual import Pixels, perceptual_distance
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import audit_settings
 from polyclinic.study.audit_settings import Audit, Effort
 

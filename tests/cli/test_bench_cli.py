@@ -6,7 +6,7 @@ import pytest
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.runner import bench
+from polyclinic.runner.compare import bench
 
 
 @pytest.fixture

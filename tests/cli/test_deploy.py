@@ -12,7 +12,7 @@ from polyclinic.audits.open_run import read_study
 from polyclinic.cli import run_app
 from polyclinic.data.own_images import find_kit
 from polyclinic.engines.nvflare.job import CLASSES
-from polyclinic.runner.predict import load_predictor
+from polyclinic.runner.predict.predict import load_predictor
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
 

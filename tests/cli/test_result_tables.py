@@ -4,7 +4,7 @@ from rich.console import Console
 
 from polyclinic.cli.compare import guessed_cells
 from polyclinic.cli.tables import print_warnings, replay_sentence
-from polyclinic.runner.result_display import few_images
+from polyclinic.runner.run.result_display import few_images
 
 
 def test_a_warning_that_was_shown_is_not_repeated(capsys):

@@ -13,7 +13,7 @@ from polyclinic.data.datasets.table import Csv
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, Notice
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import load_run_study, load_study
 
 STUDY = """

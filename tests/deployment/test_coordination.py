@@ -15,7 +15,7 @@ from polyclinic.deployment.coordination import OUTCOME, Coordination, Reach
 from polyclinic.deployment.kits import make_kits
 from polyclinic.federation.ledger.key_ring import KitKeys
 from polyclinic.federation.ledger.verify import check_run
-from polyclinic.runner.recorder import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import load_study
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")

@@ -15,7 +15,7 @@ from polyclinic.deployment.approval import TRUSTED_WEIGHTS
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.files import write_tensors
 from polyclinic.models import read_weights
-from polyclinic.runner.predict import load_predictor
+from polyclinic.runner.predict.predict import load_predictor
 from polyclinic.study import load_study
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")

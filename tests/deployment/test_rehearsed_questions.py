@@ -12,7 +12,7 @@ from rehearsals import rehearsed
 from polyclinic.cli import run_app
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import load_study
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")

@@ -24,8 +24,8 @@ from polyclinic.federation.call import Call
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.refusals import GateRefused, GateRefusedData, Suspended
 from polyclinic.registry import is_restricted
-from polyclinic.runner import calibration
-from polyclinic.runner.predict import load_predictor
+from polyclinic.runner.evaluate import calibration
+from polyclinic.runner.predict.predict import load_predictor
 from polyclinic.study import Study
 
 SITES = ["north", "south"]

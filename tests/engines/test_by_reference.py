@@ -8,7 +8,7 @@ import polyclinic
 from polyclinic.federation.layers import gate
 from polyclinic.federation.ledger import background, parcel
 from polyclinic.federation.ledger.ledger import Ledger
-from polyclinic.runner.recorder import Recorder
+from polyclinic.runner.run.recorder import Recorder
 
 
 @pytest.fixture

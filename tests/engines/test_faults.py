@@ -14,9 +14,9 @@ from run_folders import assert_same_run, history, ledgers, result
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.runner import engines
-from polyclinic.runner.recorder import Display
-from polyclinic.runner.run import run
+from polyclinic.runner.run import engines
+from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.run import run
 
 PLUGIN = [str(Path(__file__).parents[1] / "faulty_method.py")]
 #: `engine.deadline` of these tests, which no machine is too slow for

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from polyclinic.errors import BadInput
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 
 @pytest.mark.parametrize("engine", ["ray", "nvflare"])

@@ -6,7 +6,7 @@ import psutil
 import pytest
 from run_folders import assert_same_run, history, result
 
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
 
@@ -53,7 +53,7 @@ def check_same_run(study, undisturbed, folder):
     assert not (folder / ".nvflare").exists()
     left = set(psutil.Process().children(recursive=True)) - before
     names = [" ".join(child.cmdline()) for child in left]
-    assert not [name for name in names if "nvflare" in name or "polyclinic.runner.worker" in name]
+    assert not [name for name in names if "nvflare" in name or "polyclinic.runner.run.worker" in name]
 
 
 @pytest.mark.slow

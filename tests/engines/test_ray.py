@@ -12,8 +12,8 @@ from run_folders import assert_same_run, result
 from polyclinic.cli import run_app
 from polyclinic.engines.ray import RayWorker, Share, prepare_own_ray
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.runner import assembly
-from polyclinic.runner.run import run
+from polyclinic.runner.run import assembly
+from polyclinic.runner.run.run import run
 from polyclinic.study import load_study
 
 ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")

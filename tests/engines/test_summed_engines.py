@@ -12,7 +12,7 @@ from run_folders import assert_same_run, result
 from polyclinic.cli import run_app
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 
 @pytest.fixture(scope="module")

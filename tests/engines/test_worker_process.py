@@ -231,14 +231,14 @@ def _ask_a_worker(command):
 def test_what_a_worker_is_told_is_in_no_process_list(tiny, tmp_path):
     """All users of a machine see the arguments of all processes."""
     from polyclinic.data.parts import prepare
-    from polyclinic.runner import engines
-    from polyclinic.runner.assembly import Assembly
+    from polyclinic.runner.run import engines
+    from polyclinic.runner.run.assembly import Assembly
 
     study = tiny("fedavg", {"sites.count": 2, "engine.workers": 2})
     assembly = Assembly(study, prepare(study.data, study.sites), tmp_path / "run")
     worker = engines.in_process_engine(assembly).start_worker()
     try:
-        assert worker._process.args == [sys.executable, "-m", "polyclinic.runner.worker"]
+        assert worker._process.args == [sys.executable, "-m", "polyclinic.runner.run.worker"]
         worker.restore({})  # it has read what it is to do, and started
     finally:
         worker.kill()

@@ -9,8 +9,8 @@ from run_folders import assert_same_run
 
 from polyclinic.engines import in_process
 from polyclinic.federation.open_sites import OpenSites
-from polyclinic.runner import engines
-from polyclinic.runner.run import run
+from polyclinic.runner.run import engines
+from polyclinic.runner.run.run import run
 
 KEEP = {"optimizer.keep_state": True}
 BATCH_NORM = {"model.backbone": "small-cnn", "sites.count": 3}
@@ -100,7 +100,7 @@ def test_few_sites_in_memory_change_nothing(tiny, undisturbed, tmp_path, monkeyp
 
 
 def test_a_worker_started_from_the_command_line_gives_the_same_bits(tiny, undisturbed, tmp_path):
-    """With a deadline even one worker is a process of its own: `python -m polyclinic.runner.worker`."""
+    """With a deadline even one worker is a process of its own: `python -m polyclinic.runner.run.worker`."""
     study = tiny("fedavg", KEEP, rounds=2)
     run(study.with_settings({"engine.workers": 1, "engine.deadline": 3600.0}), tmp_path / "run")
     assert_same_run(tmp_path / "run", undisturbed(study).folder)

@@ -29,8 +29,8 @@ from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.key_ring import SeedKeys
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.ledger.signing import sign_anchor
-from polyclinic.runner.assembly import Assembly
-from polyclinic.runner.run import run
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study
 
 RECORDED = Path(__file__).with_name("order_of_checks.json")

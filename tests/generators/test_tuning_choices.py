@@ -19,7 +19,7 @@ from polyclinic.generators.private_tuning import (
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.metrics.distribution import Extractor
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 
 # --- the paper's choices -----------------------------------------------------------------------------

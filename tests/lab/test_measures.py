@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyclinic.errors import WorkFailed
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 from polyclinic_lab.claim import CLAIMS
 from polyclinic_lab.generators import DISTANCE

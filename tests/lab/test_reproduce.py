@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from polyclinic.cli.app import app
 from polyclinic.errors import BadInput
-from polyclinic.runner.compare import Entry
+from polyclinic.runner.compare.compare import Entry
 from polyclinic_lab.claim import CLAIMS
 from polyclinic_lab.judge import copy_picture, plan, reproduce
 from polyclinic_lab.origin import CPU, ORIGIN, RUN, commit, last_commit, machine, note_origin, origin, origin_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic.runner.compare import Entry
+from polyclinic.runner.compare.compare import Entry
 from polyclinic_lab.claim import CLAIMS
 from polyclinic_lab.judge import cpu_of_all, plan
 from polyclinic_lab.measures import kept

@@ -13,8 +13,8 @@ from json_schemas import assert_valid
 
 from polyclinic.methods import METHODS
 from polyclinic.models.encoders import ENCODERS
-from polyclinic.runner.result import Result
-from polyclinic.runner.run import run
+from polyclinic.runner.run.result import Result
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study, parse_study
 
 TABLES: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study, parse_study
 
 TABLES: dict[str, Any] = {

@@ -15,7 +15,7 @@ from polyclinic.methods.shared import moments
 from polyclinic.methods.shared.one_round import project, projection
 from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.randomness import numpy_rng, torch_rng
-from polyclinic.runner.release import digest_of_weights
+from polyclinic.runner.run.release import digest_of_weights
 
 AGES = {
     "data": {"source": "hand-phantom", "samples": 60},

@@ -18,7 +18,7 @@ from polyclinic.federation.federation import State
 from polyclinic.methods import METHODS
 from polyclinic.methods.moon import contrastive_loss
 from polyclinic.randomness import torch_rng
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import parse_study
 
 PLAIN = {"optimizer": {"momentum": 0.0, "augment": [], "batch_size": 8, "lr": 0.05}, "model": {"backbone": "lenet5"}}

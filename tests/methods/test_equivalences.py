@@ -10,8 +10,8 @@ from torch import Tensor
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.randomness import torch_rng
-from polyclinic.runner.assembly import Assembly
-from polyclinic.runner.result import Result
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.runner.run.result import Result
 from polyclinic.study import parse_study
 
 ONE_SITE = {"sites": {"partition": "iid", "count": 1}}

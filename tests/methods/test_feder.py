@@ -16,9 +16,9 @@ from polyclinic.federation.ledger.image_codec import pack
 from polyclinic.federation.ledger.parcel import SEALED
 from polyclinic.federation.open_sites import OpenSites
 from polyclinic.methods.feder import FedER, random_ring
-from polyclinic.runner import engines
-from polyclinic.runner.recorder import Display
-from polyclinic.runner.run import run
+from polyclinic.runner.run import engines
+from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 from polyclinic.training.loop import Trainer
 
@@ -163,7 +163,7 @@ def weights_of(found):
 def digest_of_ring_by_hand(study, cache):
     from polyclinic.data.parts import open_site, prepare
     from polyclinic.randomness import torch_rng
-    from polyclinic.runner.assembly import Assembly
+    from polyclinic.runner.run.assembly import Assembly
 
     parts = prepare(study.data, study.sites, cache=cache)
     assembly = Assembly(study, parts, parts.folder)

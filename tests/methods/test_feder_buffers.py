@@ -19,9 +19,9 @@ from polyclinic.methods.shared import peers, synthetic_buffer
 from polyclinic.methods.shared.peers import mean_prediction
 from polyclinic.metrics.distribution import Extractor
 from polyclinic.metrics.perceptual import Pixels
-from polyclinic.runner.predict import load_predictor
-from polyclinic.runner.recorder import Display
-from polyclinic.runner.run import run
+from polyclinic.runner.predict.predict import load_predictor
+from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 from polyclinic.tasks import Target
 from polyclinic.training.loop import Trainer

@@ -11,9 +11,9 @@ from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import synthetic_buffer
 from polyclinic.methods.shared.peers import mean_prediction
 from polyclinic.methods.shared.synthetic_buffer import uniform_labels
-from polyclinic.runner.predict import load_predictor
-from polyclinic.runner.release import convergence
-from polyclinic.runner.run import run
+from polyclinic.runner.predict.predict import load_predictor
+from polyclinic.runner.run.release import convergence
+from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 from polyclinic.tasks import Target
 

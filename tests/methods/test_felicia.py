@@ -23,8 +23,8 @@ from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.methods.shared.utility import TrainedNetwork, choose_by_validation
 from polyclinic.privacy.account import EVERYTHING
 from polyclinic.randomness import seed_of, torch_rng
-from polyclinic.runner.result import Result
-from polyclinic.runner.run import run
+from polyclinic.runner.run.result import Result
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study, load_study
 from polyclinic.tasks import Target
 

@@ -9,7 +9,7 @@ from run_folders import assert_same_run
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.methods.shared.training_gans import NETWORKS
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 PLUGIN = str(Path(__file__).with_name("plugin_gan.py"))
 

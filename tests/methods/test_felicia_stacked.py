@@ -17,8 +17,8 @@ from polyclinic.generators.gan.stack import StackedGAN
 from polyclinic.methods.shared.gan_site import SiteGANs
 from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.randomness import seed_of
-from polyclinic.runner.result import Result
-from polyclinic.runner.run import run
+from polyclinic.runner.run.result import Result
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study
 from polyclinic.tasks import Target
 from polyclinic.training.gpu import graphs

@@ -22,7 +22,7 @@ from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared.felicia_images import to_floats
 from polyclinic.methods.shared.training_gans import NETWORKS, SyntheticBatch
 from polyclinic.randomness import seed_of, torch_rng
-from polyclinic.runner.result import Result
+from polyclinic.runner.run.result import Result
 from polyclinic.study import Study
 from polyclinic.tasks import Target
 

@@ -19,8 +19,8 @@ from polyclinic.generators.stylegan2.training import Steps
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.randomness import seed_of, torch_rng
-from polyclinic.runner.result import Result
-from polyclinic.runner.run import run
+from polyclinic.runner.run.result import Result
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study
 from polyclinic.tasks import Target
 

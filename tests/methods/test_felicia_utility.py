@@ -22,8 +22,8 @@ from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared import utility
 from polyclinic.methods.shared.felicia_images import shared_images
 from polyclinic.methods.shared.utility import OWN_SETS, TRAINING_SETS, TrainedNetwork
-from polyclinic.runner.result import Result
-from polyclinic.runner.run import run
+from polyclinic.runner.run.result import Result
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study
 from polyclinic.tasks import Target
 from polyclinic.training import private_steps

@@ -17,7 +17,7 @@ from polyclinic.methods import gaussian_heads
 from polyclinic.methods.shared import moments
 from polyclinic.models.encoders import QuadraticHead
 from polyclinic.randomness import numpy_rng
-from polyclinic.runner.predict import load_predictor
+from polyclinic.runner.predict.predict import load_predictor
 
 RNG = numpy_rng("gaussian heads")
 LABELS = torch.tensor([0] * 300 + [1] * 100)

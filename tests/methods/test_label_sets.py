@@ -8,7 +8,7 @@ from polyclinic.data.labels import unknown_classes
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 from polyclinic.training import plans
 
 GRADES = {"source": "fundus-phantom", "size": 28, "samples": 80, "validation": 0.2, "test": 0.2}

@@ -204,7 +204,7 @@ def test_scores_from_kept_features_are_those_of_the_model(tiny_run):
     import tomllib
 
     from polyclinic.data.parts import open_site, prepare
-    from polyclinic.runner.assembly import Assembly
+    from polyclinic.runner.run.assembly import Assembly
 
     study = parse_study(tomllib.loads((result.folder / "study.toml").read_text()))
     assembly = Assembly(study, prepare(study.data, study.sites), result.folder)

@@ -17,10 +17,10 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared import replay_quality
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
-from polyclinic.runner import engines
-from polyclinic.runner.recorder import Display
-from polyclinic.runner.result import Result
-from polyclinic.runner.run import run
+from polyclinic.runner.run import engines
+from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.result import Result
+from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 from polyclinic.training.batches import ReplayedBatches
 
@@ -259,7 +259,7 @@ def test_the_optimiser_of_the_encoder_keeps_its_state_from_pass_to_pass_where_th
     """By hand: two passes of Adam at one site, with one optimiser or with two."""
     from polyclinic.data.parts import open_site, prepare
     from polyclinic.randomness import torch_rng
-    from polyclinic.runner.assembly import Assembly
+    from polyclinic.runner.run.assembly import Assembly
 
     found = {}
     for keep in (True, False):
@@ -289,7 +289,7 @@ def test_the_rest_is_trained_on_the_latents_of_all_sites(tiny_run, backbone, cut
     result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_passes": 1}, model=model, **few)
     from polyclinic.data.parts import open_site, prepare
     from polyclinic.randomness import torch_rng
-    from polyclinic.runner.assembly import Assembly
+    from polyclinic.runner.run.assembly import Assembly
 
     study = parse_study(_tables(result))
     assembly = Assembly(study, prepare(study.data, study.sites), result.folder)

@@ -9,7 +9,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import robust
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 
 def replies(*rows):

@@ -7,7 +7,7 @@ import pytest
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods.shared.one_round import OneRound
-from polyclinic.runner.worth import worth
+from polyclinic.runner.compare.worth import worth
 
 
 def test_values_from_sums_add_up_to_what_all_sites_reach(study_of, cache):

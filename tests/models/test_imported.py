@@ -11,7 +11,7 @@ from polyclinic.errors import BadInput
 from polyclinic.models import build, find, norm_names, split
 from polyclinic.models.imported import bound
 from polyclinic.privacy.dp_sgd import try_gradients
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 NETS = "monai.networks.nets:"
 SMALL_UNET = {"channels": [4, 8, 16], "strides": [2, 2]}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from processes import ForkedWorker
 
-from polyclinic.runner import engines
-from polyclinic.runner.recorder import Display
+from polyclinic.runner.run import engines
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study
 
 EVERYTHING = Path(__file__).parents[1] / "plugin_everything.py"

@@ -9,9 +9,9 @@ import polyclinic
 from polyclinic import plugins
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.runner import model_file
-from polyclinic.runner import predict as prediction
-from polyclinic.runner.run import run
+from polyclinic.runner.predict import model_file
+from polyclinic.runner.predict import predict as prediction
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study
 
 # --- a folder or a model of somebody else -------------------------------------------------------------

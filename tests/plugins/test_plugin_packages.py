@@ -21,9 +21,9 @@ from polyclinic.cli import run_app
 from polyclinic.cli.new_plugin import write_plugin
 from polyclinic.errors import BadInput
 from polyclinic.registry import GROUPS
-from polyclinic.runner import model_file
-from polyclinic.runner import predict as prediction
-from polyclinic.runner.run import run
+from polyclinic.runner.predict import model_file
+from polyclinic.runner.predict import predict as prediction
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study, load_study
 
 # --- an installed package -----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.methods import METHODS
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study, load_study
 
 # --- a plug-in file with one of each ------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_commands_on_a_run_take_the_new_place_of_a_plugin(study, plugin, tmp_pat
 
 def test_a_worker_refuses_a_file_that_was_edited_after_the_run_began(study, plugin, tmp_path):
     from polyclinic.data.parts import prepare
-    from polyclinic.runner.assembly import Assembly, assemble_from
+    from polyclinic.runner.run.assembly import Assembly, assemble_from
 
     spec = Assembly(study, prepare(study.data, study.sites), tmp_path / "run").worker_spec
     plugin.write_text(plugin.read_text() + "\n# another line\n")

@@ -4,7 +4,7 @@ import pytest
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 NO_SCORES = {"evaluation.every": 0, "evaluation.final": "none", "evaluation.select": "last"}
 ALL = {"privacy.cover": "all", "privacy.on": ["classifier"], "privacy.noise": 1.0}

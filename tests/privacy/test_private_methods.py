@@ -14,9 +14,9 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import WorkFailed
 from polyclinic.privacy import account as records
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon, compute_epsilon
-from polyclinic.runner.assembly import Assembly
-from polyclinic.runner.recorder import Display
-from polyclinic.runner.run import run
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.run import run
 from polyclinic.training import private_latents
 
 GENERATOR = {

@@ -20,9 +20,9 @@ from polyclinic.federation.open_sites import secret_in
 from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.privacy import account as records
 from polyclinic.privacy.account import Account
-from polyclinic.runner import engines
-from polyclinic.runner.assembly import Assembly
-from polyclinic.runner.run import run
+from polyclinic.runner.run import engines
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.runner.run.run import run
 
 
 def test_the_ledger_has_the_accountants_epsilon_after_every_round(tiny, undisturbed):

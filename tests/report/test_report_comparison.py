@@ -13,7 +13,7 @@ from polyclinic.errors import BadInput
 from polyclinic.report.html import html_of
 from polyclinic.report.theme import svg_of
 from polyclinic.report.write import build_report
-from polyclinic.runner import compare
+from polyclinic.runner.compare import compare
 
 # --- a comparison ------------------------------------------------------------------------------------
 

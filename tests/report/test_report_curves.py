@@ -15,8 +15,8 @@ from polyclinic.report.sections import classes
 from polyclinic.report.sections.classes import average_precision, precision_recall, roc_curve
 from polyclinic.report.sections.masks import edge
 from polyclinic.report.theme import new_figure
-from polyclinic.runner.calibration import calibrations_of
-from polyclinic.runner.cases import Cases
+from polyclinic.runner.evaluate.calibration import calibrations_of
+from polyclinic.runner.evaluate.case_scores import Cases
 
 RNG = np.random.default_rng(1)
 TRUTH = RNG.integers(0, 2, 60).astype(bool)

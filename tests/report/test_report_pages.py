@@ -18,7 +18,7 @@ from polyclinic.report.html import explained, html_of
 from polyclinic.report.pdf import paper_of, parts_of
 from polyclinic.report.theme import WEB, svg_of
 from polyclinic.report.write import build_report, write_report
-from polyclinic.runner.cases import read_cases
+from polyclinic.runner.evaluate.case_scores import read_cases
 
 OLD = Path(__file__).parents[1] / "data" / "run_format_1" / "finished"
 

@@ -13,8 +13,8 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.generators import GENERATORS
 from polyclinic.methods import METHODS
-from polyclinic.runner.assembly import Assembly
-from polyclinic.runner.run import run
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study, parse_study
 from polyclinic.tasks import TASKS
 

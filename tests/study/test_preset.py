@@ -14,7 +14,7 @@ from polyclinic.cli import run_app
 from polyclinic.data.file_source import FileSource
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import load_study, parse_study
 from polyclinic.study.preset import FOLDER, RULES, SMALLEST, preset, preset_names, scaled_number, summary_of
 

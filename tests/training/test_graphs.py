@@ -14,8 +14,8 @@ from polyclinic.data.parts import ImageSet, prepare
 from polyclinic.errors import BadInput
 from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
-from polyclinic.runner.assembly import Assembly
-from polyclinic.runner.device import record_steps
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.runner.run.machine import record_steps
 from polyclinic.study.small_tables import EngineSettings
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training.gpu import graphs
@@ -163,9 +163,9 @@ def test_a_reproducible_run_refuses_what_rounds_differently(tiny, table):
 
 def test_a_reproducible_run_takes_no_way_that_rounds_differently(tiny, monkeypatch, tmp_path):
     asked, fixed = [], []
-    monkeypatch.setattr("polyclinic.runner.assembly.Trainer", lambda _, spec: asked.append(spec))
-    monkeypatch.setattr("polyclinic.runner.assembly.device_of", lambda name: "cuda")
-    monkeypatch.setattr("polyclinic.runner.assembly.fix_order_of_sums", lambda: fixed.append(True))
+    monkeypatch.setattr("polyclinic.runner.run.assembly.Trainer", lambda _, spec: asked.append(spec))
+    monkeypatch.setattr("polyclinic.runner.run.assembly.device_of", lambda name: "cuda")
+    monkeypatch.setattr("polyclinic.runner.run.assembly.fix_order_of_sums", lambda: fixed.append(True))
     for reproducible in (False, True):
         study = tiny("fedavg", {"engine.reproducible": reproducible})
         Assembly(study, prepare(study.data, study.sites), tmp_path).trainer()

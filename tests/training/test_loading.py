@@ -11,7 +11,7 @@ import torch
 from polyclinic.methods import METHODS
 from polyclinic.models import build
 from polyclinic.models.encoders import Encoder, kept_features
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 from polyclinic.training.batches import DeviceImages, FrozenFront, identity_of
 

@@ -208,7 +208,7 @@ def test_auto_counts_the_sites(sites, stacked, tiny, tmp_path, monkeypatch):
     """On a GPU; here the engine is told that it is one."""
     used = []
     monkeypatch.setattr(stacking.StackedTrainer, "train", noting(stacking.StackedTrainer.train, used))
-    monkeypatch.setattr("polyclinic.runner.engines.device_of", lambda name: "cuda")
+    monkeypatch.setattr("polyclinic.runner.run.engines.device_of", lambda name: "cuda")
     options = {"sites.count": sites, "sites.partition": "iid", "data.samples": 16 * 12}
     study = tiny("fedavg", {**options, "engine.workers": 1, "optimizer.batch_size": 4, "method.rounds": 1})
     polyclinic.run(study, tmp_path / "run")

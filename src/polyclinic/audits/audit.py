@@ -28,8 +28,8 @@ from polyclinic.extras import picture_if_possible
 from polyclinic.files import atomic_write
 from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.registry import reason
-from polyclinic.runner.assembly import Assembly
-from polyclinic.runner.device import device_of
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.runner.run.machine import device_of
 from polyclinic.settings import nearest
 from polyclinic.study import Study
 from polyclinic.study.audit_settings import EFFORTS, Audit

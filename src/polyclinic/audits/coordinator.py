@@ -27,7 +27,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.refusals import DataDependentRefusal, GateRefused, Suspended
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study, parse_study
 
 MOST = 64  #: images of a batch

@@ -15,7 +15,7 @@ from polyclinic.errors import BadInput
 from polyclinic.extras import picture_if_possible
 from polyclinic.models import cuts
 from polyclinic.palette import FAINT, INK, VERDICTS
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 from polyclinic.study import Study, parse_study
 from polyclinic.study.audit_settings import Audit
 

@@ -17,7 +17,7 @@ from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.ledger import LedgerBroken, verify
 from polyclinic.formats import check_run_format
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study, load_run_study, load_study
 
 #: what left each site, by the lines of its ledger

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from polyclinic.audits.parcels import AuditedParcel
 from polyclinic.audits.views import Seen, Tools, Truth
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 
 MEMBERSHIP = ("loss-threshold", "reference-models")
 

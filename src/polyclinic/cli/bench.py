@@ -11,7 +11,7 @@ import typer
 from polyclinic.errors import BadInput
 
 if TYPE_CHECKING:
-    from polyclinic.runner.bench import Measured
+    from polyclinic.runner.compare.bench import Measured
 
 
 def bench(
@@ -22,7 +22,7 @@ def bench(
     out: Path | None = typer.Option(None, "--out", help="Also write the JSON object to this file."),
 ) -> None:
     """Measure this machine: rounds, engines, generators, attacks and encoders, each in a few seconds."""
-    from polyclinic.runner.bench import PARTS, measure
+    from polyclinic.runner.compare.bench import PARTS, measure
 
     for name in only:
         if name not in PARTS:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-    from polyclinic.runner.compare import Entry
+    from polyclinic.runner.compare.compare import Entry
     from polyclinic.study import Study
 
 
@@ -57,10 +57,11 @@ def compare(
     """
     import json
 
-    from polyclinic.runner import compare as comparison
-    from polyclinic.runner import comparison_figure, gpu_sharing
-    from polyclinic.runner.comparison_statistics import choose_baseline
-    from polyclinic.runner.tune import chosen_settings
+    from polyclinic.runner.compare import compare as comparison
+    from polyclinic.runner.compare import figure as comparison_figure
+    from polyclinic.runner.compare import gpu_sharing
+    from polyclinic.runner.compare.statistics import choose_baseline
+    from polyclinic.runner.compare.tune import chosen_settings
 
     check_place(out / "comparison.json")
     chosen = chosen_study(study, [])
@@ -102,7 +103,7 @@ def compare(
 def check_before_any_starts(planned: list[Entry], *, quiet: bool) -> None:
     """BadInput where a run could not start; the sites' images are prepared on the way, and the display shows it."""
     from polyclinic.cli.display import RunDisplay
-    from polyclinic.runner.compare import check_all
+    from polyclinic.runner.compare.compare import check_all
 
     if quiet:
         return check_all(planned)
@@ -115,7 +116,7 @@ def check_before_any_starts(planned: list[Entry], *, quiet: bool) -> None:
 
 def jobs_of(text: str | None, study: Study) -> int:
     """The runs at a time that `--jobs` means."""
-    from polyclinic.runner.compare import default_jobs
+    from polyclinic.runner.compare.compare import default_jobs
 
     if text in (None, "auto"):
         return default_jobs(study)
@@ -165,7 +166,7 @@ def groups_over(over: str | None) -> dict[str, list[str]]:
     """Changes of the study by the name of their folder: one for each value of `--over`; without it, none."""
     import json
 
-    from polyclinic.runner.tune import parse_over
+    from polyclinic.runner.compare.tune import parse_over
 
     if over is None:
         return {"": []}

@@ -110,7 +110,7 @@ def inspect(
 
 def inspect_by_question(path: Path, sets: list[str], out: Path | None, *, picture: bool, as_json: bool) -> None:
     from polyclinic.cli.tables import show_inspection
-    from polyclinic.runner.inspect_federated import inspect_federated
+    from polyclinic.runner.evaluate.inspect import inspect_federated
     from polyclinic.study import load_study
 
     found = inspect_federated(load_study(path, sets))

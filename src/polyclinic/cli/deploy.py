@@ -322,7 +322,7 @@ def describe(job: JsonObject, administration: Administration) -> str:
 
 def show_result(name: str, result: JsonObject, administration: Administration, out: Path | None) -> None:
     from polyclinic.cli.tables import print_result
-    from polyclinic.runner.result import Result
+    from polyclinic.runner.run.result import Result
 
     if out:
         administration.fetch(administration.jobs()[0]["job_id"], out)

@@ -31,7 +31,7 @@ def evaluate(
     within: float = WITHIN,
 ) -> None:
     """Have the sites score a model on their own test images; nothing is trained, and only scores leave."""
-    from polyclinic.runner.inspect_federated import as_question
+    from polyclinic.runner.evaluate.inspect import as_question
 
     if model.suffix in (".onnx", ".ts") or model.is_dir():
         raise BadInput(
@@ -79,7 +79,7 @@ def inspect(
 ) -> None:
     """Ask the sites for counts of images, patients and labels, and say what follows for the choice of a method."""
     from polyclinic.cli.tables import show_inspection
-    from polyclinic.runner.inspect_federated import inspection_of
+    from polyclinic.runner.evaluate.inspect import inspection_of
 
     result = send_question(inspection_of(study_to_send(study, sets, folder)), name, folder, None, within)
     show_inspection(result["inspect"], study.stem, picture)

@@ -39,7 +39,7 @@ def evaluate(
     as_json: bool = typer.Option(False, "--json", help="Print all figures as JSON."),
 ) -> None:
     """Score a model on the images of a study's sites: per site and pooled, with intervals, calibration, sub-groups."""
-    from polyclinic.runner.evaluate import evaluate as library
+    from polyclinic.runner.evaluate.evaluate import evaluate as library
     from polyclinic.study import load_study
 
     for name, value, choices in (

@@ -18,7 +18,7 @@ def forgetting(
     quiet: bool = typer.Option(False, "--quiet", help="Write forgetting.json and forgetting.png, print nothing."),
 ) -> None:
     """Print each site's score under the model after each hand-over: rows are data, columns the site trained last."""
-    from polyclinic.runner import forgetting as library
+    from polyclinic.runner.compare import forgetting as library
 
     if split not in ("train", "validation", "test"):
         raise BadInput(f"--split: no such split: '{split}'; choose train, validation or test")

@@ -17,7 +17,7 @@ from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
-    from polyclinic.runner.predict import Prediction, Predictor
+    from polyclinic.runner.predict.predict import Prediction, Predictor
 
 ALLOW_IMPORT = typer.Option(
     [], "--allow-import", help="A module that the model's network or plug-in may be imported from; may be repeated."
@@ -50,7 +50,7 @@ def predict(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each image instead of CSV."),
 ) -> None:
     """Say what a released model sees in images: class and probabilities, a value, or a mask."""
-    from polyclinic.runner.predict import load_predictor, other_kind
+    from polyclinic.runner.predict.predict import load_predictor, other_kind
 
     if as_json and out is not None:
         raise BadInput("--json: prints, and --out writes a CSV file; give one of them")
@@ -103,8 +103,8 @@ class SkippedFiles:
 
 def _say_what_is_missing(predictor: Predictor, coverage: float, model: Path, site: str | None) -> None:
     """Why the table has no sets or intervals, on stderr."""
-    from polyclinic.runner.calibration import case_count
-    from polyclinic.runner.readings import why_no_set
+    from polyclinic.runner.evaluate.calibration import case_count
+    from polyclinic.runner.predict.predict import why_no_set
 
     cases = case_count(model, site) if len(predictor.models) == 1 else None
     if why := why_no_set(predictor.task, predictor.calibration, coverage, cases, site):
@@ -137,7 +137,7 @@ def _row(one: Prediction) -> dict[str, Any]:
 def _csv(rows: list[dict[str, Any]]) -> str:
     """Names of classes and files are somebody's texts: none becomes a formula of a spreadsheet."""
     from polyclinic.report.blocks import harmless
-    from polyclinic.runner.readings import BETWEEN
+    from polyclinic.runner.predict.predict import BETWEEN
 
     columns = dict.fromkeys(name for row in rows for name in row)
     text = io.StringIO()
@@ -150,6 +150,6 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 
 def _write_masks(found: list[Prediction], folder: Path) -> None:
-    from polyclinic.runner.masks import write_masks
+    from polyclinic.runner.predict.masks import write_masks
 
     write_masks(found, folder)

@@ -40,10 +40,9 @@ def run(
 ) -> None:
     """Run one study and write its result folder."""
     from polyclinic.cli.display import RunDisplay
-    from polyclinic.runner.live import LiveFile
-    from polyclinic.runner.recorder import Display
-    from polyclinic.runner.run import default_folder
-    from polyclinic.runner.run import run as run_study
+    from polyclinic.runner.run.recorder import Display, LiveFile
+    from polyclinic.runner.run.run import default_folder
+    from polyclinic.runner.run.run import run as run_study
     from polyclinic.study.ignored import notice_ignored
 
     sets = [*sets, *(f"engine.{name}={value}" for name, value in (("name", engine), ("address", address)) if value)]

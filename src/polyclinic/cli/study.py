@@ -154,8 +154,7 @@ def check(
 
 def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     """What to say of a study that can run."""
-    from polyclinic.runner.data_hints import data_hints
-    from polyclinic.runner.files_check import check_files, check_images
+    from polyclinic.runner.run.data_check import check_files, check_images, data_hints
     from polyclinic.study import load_study
     from polyclinic.study.ignored import notice_ignored
 

@@ -19,10 +19,10 @@ from rich.text import Text
 from polyclinic.errors import BadInput
 from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
-from polyclinic.runner.result_display import few_images, image_counts
+from polyclinic.runner.run.result_display import few_images, image_counts
 
 if TYPE_CHECKING:
-    from polyclinic.runner.result import Result
+    from polyclinic.runner.run.result import Result
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, words: Sequence[str] = (), **look: Any) -> Table:
@@ -172,7 +172,7 @@ def _cell(count: int) -> str:
 
 
 def _draw(found: JsonMapping, title: str, target: Path) -> None:
-    from polyclinic.runner.inspect_federated import draw_inspection
+    from polyclinic.runner.evaluate.inspect import draw_inspection
 
     try:
         draw_inspection(found, title).savefig(target, dpi=150)

@@ -35,8 +35,8 @@ def tune(
     """
     import json
 
-    from polyclinic.runner import tune as search
-    from polyclinic.runner.compare import default_jobs, run_all
+    from polyclinic.runner.compare import tune as search
+    from polyclinic.runner.compare.compare import default_jobs, run_all
 
     check_place(out / "tuning.json")
     chosen, space = chosen_study(study, sets), search.parse_over(over)
@@ -63,8 +63,8 @@ def print_table(found: JsonObject) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from polyclinic.runner.compare import words_of
-    from polyclinic.runner.search_privacy import sentence
+    from polyclinic.runner.compare.compare import words_of
+    from polyclinic.runner.compare.tune import sentence
 
     seeds = found["budget"]["seeds"]
     over = f", mean over {seeds} seeds" if seeds > 1 else ""

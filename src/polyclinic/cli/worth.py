@@ -19,7 +19,7 @@ def worth(
     as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
 ) -> None:
     """Say what each site adds: leave-one-out and Shapley values, exact up to ten sites, sampled above."""
-    from polyclinic.runner.worth import worth as library
+    from polyclinic.runner.compare.worth import worth as library
     from polyclinic.study import load_study
 
     found = library(load_study(study, sets), retrainings=retrainings, metric=metric)

@@ -25,7 +25,7 @@ from polyclinic.engines.nvflare.job import STATUS, STOP, write_job
 from polyclinic.engines.outcome import Outcome
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.json_types import JsonObject
-from polyclinic.runner.recorder import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study
 
 T = TypeVar("T")

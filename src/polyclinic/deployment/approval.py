@@ -40,7 +40,7 @@ from polyclinic.federation.refusals import Suspended
 from polyclinic.files import atomic_write, digest_of, lock
 from polyclinic.json_types import JsonObject
 from polyclinic.models import PUBLIC, RANDOM, read_weights
-from polyclinic.runner.assembly import trusted_file
+from polyclinic.runner.run.assembly import trusted_file
 from polyclinic.study import Study
 
 FOLDER = "approvals"

@@ -31,9 +31,9 @@ from polyclinic.federation.ledger.key_ring import KeyRing, KitKeys
 from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.files import PARTIAL, atomic_write, write_result
 from polyclinic.formats import write_run_format
-from polyclinic.runner.assembly import Assembly
-from polyclinic.runner.folder_lock import LOCK, WORKERS, run_lock
-from polyclinic.runner.recorder import Display
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.runner.run.folder import LOCK, WORKERS, run_lock
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study, load_run_study, parse_study
 
 #: what a run folder at the server holds that its owner need not fetch
@@ -124,7 +124,7 @@ class Coordination:
         return self.status()
 
     def _run(self) -> dict[str, Any]:
-        from polyclinic.runner.run import check_same, note_plugins, run_with
+        from polyclinic.runner.run.run import check_same, note_plugins, run_with
 
         study, begun = self.study, self.folder / "study.toml"
         if not isinstance(study.data, AtSites):

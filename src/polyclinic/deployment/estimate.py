@@ -8,7 +8,7 @@ from polyclinic.data.parts import PreparedSites
 from polyclinic.data.source import AtSites
 from polyclinic.federation.layers.gate import model_bytes
 from polyclinic.files import human_bytes
-from polyclinic.runner.assembly import Assembly
+from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study
 
 #: of the bytes of numbers: what is left of them on the wire

@@ -38,7 +38,7 @@ from polyclinic.federation.ledger.sealing import public_key
 from polyclinic.federation.ledger.signing import signing_public_key
 from polyclinic.federation.policy import Policy
 from polyclinic.files import atomic_write, make_private
-from polyclinic.runner.recorder import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study, parse_study
 from polyclinic.study.template import settings_with_comments
 

@@ -35,7 +35,7 @@ class Coordinator:
         sends = {proxy.name: sender(proxy) for proxy in collab.clients}
         if "assembly" in job_spec:
             refuse_unless_simulated(job_spec)
-            from polyclinic.runner.nvflare_simulation import coordinate_simulation
+            from polyclinic.runner.run.nvflare_simulation import coordinate_simulation
 
             coordinate_simulation(job_spec, sends)
         else:
@@ -97,7 +97,7 @@ def relay_for(job_spec: dict[str, Any], name: str, kit: Path) -> Relay:
     """The relay of a site: a simulated one where the simulator started this process, else a deployed one."""
     if "assembly" in job_spec:
         refuse_unless_simulated(job_spec)
-        from polyclinic.runner.nvflare_simulation import relay_of_simulated_site
+        from polyclinic.runner.run.nvflare_simulation import relay_of_simulated_site
 
         return relay_of_simulated_site(job_spec, name)
     from polyclinic.deployment.deployed_site import relay_of

@@ -25,8 +25,8 @@ from polyclinic.methods.evaluate_only import EvaluateOnly
 from polyclinic.methods.shared.local_work import LocalWork
 from polyclinic.models import PUBLIC, RANDOM
 from polyclinic.privacy.epsilon import compute_epsilon, sampling_rate_for
-from polyclinic.runner.assembly import Assembly, trusted_file
-from polyclinic.runner.statistics_at_sites import more_operations
+from polyclinic.runner.run.assembly import Assembly, trusted_file
+from polyclinic.runner.run.method import more_operations
 from polyclinic.study import Study
 
 #: kinds of parcel that are trained with differential privacy where `privacy.on` names the network

@@ -18,8 +18,8 @@ from polyclinic.report.metric_names import LOWER, counted, listed, metric_name, 
 from polyclinic.report.run_report import warnings_of
 from polyclinic.report.sections import reproduce, scores, sites
 from polyclinic.report.theme import legend, plain, tidy
-from polyclinic.runner.case_statistics import scores_of
-from polyclinic.runner.cases import Cases
+from polyclinic.runner.evaluate.case_scores import Cases
+from polyclinic.runner.evaluate.case_statistics import scores_of
 
 
 def report_of_comparison(found: ComparisonEvidence) -> Report:

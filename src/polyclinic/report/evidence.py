@@ -25,7 +25,7 @@ from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.report.metric_names import IN_UNIT
 from polyclinic.report.pictures import SiteImages, images_of
-from polyclinic.runner.cases import Cases, read_cases
+from polyclinic.runner.evaluate.case_scores import Cases, read_cases
 
 #: files of a finished run that a report reads, and whose digests it compares
 READ = tuple(name for name in FINISHED if name != "model.safetensors")

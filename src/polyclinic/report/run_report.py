@@ -23,7 +23,7 @@ from polyclinic.report.sections import (
     sites,
     values,
 )
-from polyclinic.runner.result_display import FEW_IMAGES, image_counts
+from polyclinic.runner.run.result_display import FEW_IMAGES, image_counts
 
 WITHOUT_CASES = (
     "Curves, calibration and single cases need what the model says about each image, and this run kept none. Deployed "

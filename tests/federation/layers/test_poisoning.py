@@ -9,7 +9,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.layers.poisoning import Poisoning, patched
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.randomness import torch_rng
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 
 def site(name="north"):

@@ -9,7 +9,7 @@ import torch
 from polyclinic.engines.in_process import InProcess
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.runner.run import run
+from polyclinic.runner.run.run import run
 
 LIAR = "site-2"
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.ledger.archive import ParcelArchive, releases
-from polyclinic.runner.assembly import Assembly
-from polyclinic.runner.recorder import Display
-from polyclinic.runner.run import run
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.run import run
 
 KEEP = {"audit.keep_parcels": 1, "sites.count": 2}
 

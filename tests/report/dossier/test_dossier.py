@@ -28,7 +28,7 @@ from polyclinic.report.dossier.figures import (
 from polyclinic.report.dossier.verification import verify_dossier
 from polyclinic.report.dossier.writing import write_dossier
 from polyclinic.report.evidence import open_run, read_ledgers
-from polyclinic.runner.model_file import model_file, read_model_file
+from polyclinic.runner.predict.model_file import model_file, read_model_file
 
 
 def test_a_new_dossier_holds_and_says_what_it_must(whole, run_folder):

@@ -20,12 +20,11 @@ from PIL import Image
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.runner.export import formats
-from polyclinic.runner.export.agreement import check_agreement, drawn_images
 from polyclinic.runner.export.bundle import INFERENCE, metadata, write_bundle
-from polyclinic.runner.export.export import export
+from polyclinic.runner.export.export import check_agreement, drawn_images, export
 from polyclinic.runner.export.preparation import write_preparation
-from polyclinic.runner.model_file import read_model_file
-from polyclinic.runner.predict import load_predictor
+from polyclinic.runner.predict.model_file import read_model_file
+from polyclinic.runner.predict.predict import load_predictor
 
 ROOT = Path(__file__).parents[3]
 

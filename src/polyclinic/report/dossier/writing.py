@@ -24,8 +24,8 @@ from polyclinic.formats import check_run_format
 from polyclinic.json_types import parse_json
 from polyclinic.report.dossier.figures import Evidence, Figure, Form, NoFigure, in_bytes, pointer, read
 from polyclinic.report.evidence import read_ledgers
-from polyclinic.runner.model_card import EACH_ITS_OWN, LIMITS, model_card
-from polyclinic.runner.model_file import MODEL, read_model_file
+from polyclinic.runner.export.model_card import EACH_ITS_OWN, LIMITS, model_card
+from polyclinic.runner.predict.model_file import MODEL, read_model_file
 from polyclinic.templates import render, visible
 
 FOLDER, EVIDENCE, PAGE = "dossier", "evidence", "index.html"

@@ -19,9 +19,9 @@ from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Cell, Chart, Section, Table, Text, number
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.theme import heat_map, legend, plain, tidy
-from polyclinic.runner.calibration import calibrations_of
-from polyclinic.runner.case_statistics import scores_of
-from polyclinic.runner.cases import Cases
+from polyclinic.runner.evaluate.calibration import calibrations_of
+from polyclinic.runner.evaluate.case_scores import Cases
+from polyclinic.runner.evaluate.case_statistics import scores_of
 
 #: classes of which curves show each
 MOST_CLASSES = 8

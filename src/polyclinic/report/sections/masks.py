@@ -12,7 +12,7 @@ from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.metric_names import counted
 from polyclinic.report.pictures import rows_png
 from polyclinic.report.theme import plain, tidy
-from polyclinic.runner.cases import Cases
+from polyclinic.runner.evaluate.case_scores import Cases
 
 #: points of a part that are drawn
 MOST_POINTS = 300

@@ -13,8 +13,8 @@ from polyclinic.report.blocks import Block, Cell, Chart, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.metric_names import metric_name
 from polyclinic.report.theme import plain, tidy
-from polyclinic.runner.case_statistics import FEWEST, intervals_of, metrics_of
-from polyclinic.runner.result_display import few_images, image_counts
+from polyclinic.runner.evaluate.case_statistics import FEWEST, intervals_of, metrics_of
+from polyclinic.runner.run.result_display import few_images, image_counts
 
 ALL = "all sites together"
 #: groups of a column that are shown, the largest first

@@ -11,7 +11,7 @@ from polyclinic.palette import Palette
 from polyclinic.report.blocks import Chart, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.theme import legend, plain, tidy
-from polyclinic.runner.cases import Cases
+from polyclinic.runner.evaluate.case_scores import Cases
 
 #: images that a scatter of points shows
 MOST_POINTS = 2000

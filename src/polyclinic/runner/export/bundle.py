@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from polyclinic import __version__
-from polyclinic.runner.model_file import Card
+from polyclinic.runner.predict.model_file import Card
 
 PREDICTIONS = '''"""Writes what the model says about images as a table, and masks as pictures.
 

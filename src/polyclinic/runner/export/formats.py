@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from polyclinic.errors import BadInput
-from polyclinic.runner.released_model import ReleasedModel
+from polyclinic.runner.predict.model_file import ReleasedModel
 
 #: the name of the network's input, and the version of ONNX's operators (the first that resizes as torch does)
 INPUT, OPSET = "images", 18

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.data import pixels, reading
-from polyclinic.runner.calibration import Calibration
+from polyclinic.runner.evaluate.calibration import Calibration
 from polyclinic.runner.export.formats import INPUT
-from polyclinic.runner.model_file import Card
+from polyclinic.runner.predict.model_file import Card
 
 FOLDER = "preparation"
 SETTINGS = "settings.json"

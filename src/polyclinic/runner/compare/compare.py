@@ -1,0 +1,393 @@
+"""Several methods, seeds and folds on one study, side by side: each a run in its own folder and process.
+
+A comparison that was interrupted goes on where it stopped; runs that are finished are not run again.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.files import atomic_write, read_result
+from polyclinic.json_types import JsonMapping, JsonObject
+from polyclinic.methods import METHODS
+from polyclinic.methods.shared.one_round import OneRound
+from polyclinic.registry import notice_once
+from polyclinic.runner.compare.statistics import as_csv, choose_baseline, statistics_of
+from polyclinic.runner.run.folder import is_held
+from polyclinic.runner.run.recorder import Display
+from polyclinic.settings import nearest
+from polyclinic.study import Study, parse_study
+from polyclinic.study.changes import (
+    apply_changes,
+    fit_to_variants,
+    is_default_generator,
+    method_has_table,
+    parse_sets,
+)
+from polyclinic.study.plugged import unknown_elsewhere
+
+#: of a cross-validation; every method and seed runs once for each
+MOST_FOLDS = 100
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a comparison, or of a search; `settings` are those that a search tries."""
+
+    method: str
+    seed: int
+    study: Study
+    folder: Path
+    fold: int | None = None
+    settings: JsonMapping = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """The run as a person calls it."""
+        tried = f", {words_of(self.settings)}" if self.settings else ""
+        return f"{self.method}, seed {self.seed}" + (f", fold {self.fold}" if self.fold else "") + tried
+
+    @property
+    def rounds_done(self) -> int:
+        history = self.folder / "history.jsonl"
+        return history.read_bytes().count(b"\n") if history.exists() else 0
+
+    @property
+    def inner_work(self) -> str:
+        """What long work within a round the run does now, and how long it will take, as its log says."""
+        log = self.folder.parent / "studies" / f"{self.folder.name}.log"
+        lines = log.read_bytes()[-500:].decode(errors="replace").splitlines() if log.exists() else []
+        return lines[-1].strip() if lines and lines[-1].startswith("  ") else ""
+
+    @property
+    def result(self) -> JsonObject | None:
+        return read_result(self.folder) if (self.folder / "result.json").exists() else None
+
+
+def words_of(settings: JsonMapping) -> str:
+    """Settings that a search tries, as a person writes them: `method.mu=0.1, optimizer.lr=0.01`."""
+    return ", ".join(f"{path}={value}" for path, value in settings.items())
+
+
+def compare(
+    study: Study,
+    methods: Iterable[str],
+    out: str | Path = "runs/comparison",
+    *,
+    seeds: int = 1,
+    folds: int | None = None,
+    sets: Iterable[str] = (),
+    tuned: Mapping[str, JsonMapping] | None = None,
+    jobs: int | None = None,
+    baseline: str | None = None,
+) -> JsonObject:
+    """Run several methods on one study, each in its own process and folder; the content of `comparison.json`.
+
+    `folds` is the number of folds of a cross-validation: every method and seed runs once for each.
+    `sets` are changes such as `optimizer.lr=0.1`, or `fedprox:method.mu=0.1` for one method. `tuned` are settings by
+    method, as `{name: found["methods"][name]["chosen"]}` of what `tune` returns; `sets` stand above them.
+    `baseline` is the method that the others are tested against, the first if none is named.
+    """
+    out = Path(out)
+    names = parse_methods(",".join(methods))
+    chosen = choose_baseline(names, baseline)
+    planned = entries(study, names, seeds, out, list(sets), folds, tuned)
+    check_all(planned)
+    failed = run_all(planned, out, jobs or default_jobs(study), lambda _: None)
+    summary = summarise(planned, chosen)
+    write(summary, study, out)
+    if failed:
+        raise WorkFailed("\n".join(f"{folder}: {words}" for folder, words in failed.items()))
+    return summary
+
+
+def entries(
+    study: Study,
+    methods: list[str],
+    seeds: int,
+    out: Path,
+    sets: list[str],
+    folds: int | None = None,
+    tuned: Mapping[str, JsonMapping] | None = None,
+) -> list[Entry]:
+    """A run for every method, seed and fold. `sets` of the form `fedprox:method.mu=0.1` hold for one method only, as
+    the settings in `tuned` do."""
+    common, special = sets_by_method(sets, methods)
+    check_folds(folds, common, special)
+    untuned = [method for method in methods if tuned is not None and method not in tuned]
+    if untuned:
+        raise BadInput(f"--tuned: has no settings for '{untuned[0]}'; tune it too, with the same budget")
+    planned = []
+    for method in methods:
+        changes = {**(tuned or {}).get(method, {}), **parse_sets(common), **parse_sets(special.get(method, []))}
+        first = first_seed(study, changes)
+        for seed in range(first, first + seeds):
+            for fold in range(1, folds + 1) if folds else [None]:
+                mine = {**changes, "seed": seed, **({"data.fold": f"{fold}/{folds}"} if fold else {})}
+                folder = out / (f"{method}-seed{seed}" + (f"-fold{fold}of{folds}" if fold else ""))
+                planned.append(Entry(method, seed, for_method(study, method, mine), folder, fold))
+    return planned
+
+
+def first_seed(study: Study, changes: JsonMapping) -> int:
+    """Where seeds are counted up from: the study's seed, or that of `--set seed`."""
+    first = changes.get("seed", study.seed)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise BadInput(f"--set seed={first}: must be a whole number, 0 or more")
+    return first
+
+
+def check_folds(folds: int | None, common: list[str], special: Mapping[str, list[str]]) -> None:
+    """BadInput for a number of folds that makes no cross-validation, or beside a fold that is set by hand."""
+    if folds is None:
+        return
+    if not 2 <= folds <= MOST_FOLDS:
+        raise BadInput(f"--folds {folds}: a cross-validation has 2 to {MOST_FOLDS} folds")
+    if "data.fold" in parse_sets([*common, *(text for sets in special.values() for text in sets)]):
+        raise BadInput(f"--set data.fold: --folds {folds} sets the fold of every run; leave out one of the two")
+
+
+def for_method(study: Study, method: str, changes: JsonObject) -> Study:
+    """The study with another method, which keeps those `[method]` settings and those tables that are for it, too."""
+    tables = tables_for(study, method)
+    mine = {path: value for path, value in changes.items() if has_setting(method, path)}
+    if "rounds" in tables["method"] and isinstance(study.method, OneRound) and "method.rounds" not in mine:
+        notice_once(
+            f"{method}: {tables['method']['rounds']} rounds, its default, as '{study.method.name}' of the study has "
+            f"one round only; --set {method}:method.rounds=N takes another number"
+        )
+    return parse_study(fit_to_variants(tables, apply_changes(tables, mine), mine))
+
+
+def tables_for(study: Study, method: str) -> JsonObject:
+    """The study's tables without what is only for its own method; what it does not say is the new method's default."""
+    old, kind = study.method.name, METHODS[method]
+    tables = {name: table for name, table in study.as_tables().items() if method_has_table(old, method, name)}
+    if is_default_generator(old, method, tables["generator"]):
+        del tables["generator"]
+    # a default of the study's method is no choice: SCAFFOLD's own weighting is another one than FedAvg's
+    defaults = {key: field.default for key, field in type(study.method).model_fields.items()}
+    chosen = {key: value for key, value in tables["method"].items() if value != defaults.get(key)}
+    kept = {key: value for key, value in chosen.items() if key in kind.model_fields}
+    if isinstance(study.method, OneRound) and not issubclass(kind, OneRound):
+        kept["rounds"] = kind.model_fields["rounds"].default
+    if issubclass(kind, OneRound):
+        kept.pop("rounds", None)
+    tables["method"] = {**kept, "name": method}
+    return tables
+
+
+def has_setting(method: str, path: str) -> bool:
+    """Whether a method knows the setting; all methods know those outside `[method]`."""
+    table, _, setting = path.partition(".")
+    return table != "method" or setting in METHODS[method].model_fields
+
+
+def parse_methods(text: str) -> list[str]:
+    """`a,b,c` as names of methods, each once."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in METHODS:
+            hint = nearest(name, list(METHODS))
+            raise BadInput(f"--methods: no such method: '{name}'{hint}; choose from {', '.join(METHODS)}")
+    if not names or len(set(names)) < len(names):
+        raise BadInput("--methods: name at least one method, and each only once")
+    return names
+
+
+def sets_by_method(sets: list[str], methods: list[str], flag: str = "--set") -> tuple[list[str], dict[str, list[str]]]:
+    """Changes for all methods, and those written `fedprox:method.mu=0.1` by their method."""
+    common: list[str] = []
+    special: dict[str, list[str]] = {}
+    for text in sets:
+        method, colon, rest = text.partition(":")
+        if colon and "=" not in method:
+            if method not in methods:
+                raise BadInput(f"{flag} {text}: '{method}' is not among the methods compared")
+            _check_has(text, method, rest, flag)
+            special.setdefault(method, []).append(rest)
+        else:
+            common.append(text)
+            _check_someone_has(text, methods, flag)
+    return common, special
+
+
+def _check_has(text: str, method: str, change: str, flag: str) -> None:
+    path = change.partition("=")[0].strip()
+    if not has_setting(method, path):
+        known, setting = list(METHODS[method].model_fields), path.partition(".")[2]
+        hint = nearest(setting, known)
+        raise BadInput(f"{flag} {text}: '{method}' has no setting '{setting}'{hint}; choose from {', '.join(known)}")
+
+
+def _check_someone_has(text: str, methods: list[str], flag: str) -> None:
+    path = text.partition("=")[0].strip()
+    if not any(has_setting(method, path) for method in methods):
+        raise BadInput(f"{flag} {text}: none of the methods compared has this setting")
+
+
+# --- running ------------------------------------------------------------------------------------------
+
+
+def check_all(planned: list[Entry], display: Display | None = None) -> None:
+    """BadInput before any run starts, with all that the runs would say of their images, weights and budgets."""
+    from polyclinic.runner.run.run import assemble
+
+    found: dict[str, list[str]] = {}
+    different = _one_of_each(planned)
+    for entry in different:
+        try:
+            assemble(entry.study, entry.folder, display=display)
+        except BadInput as error:
+            found.setdefault(str(error), []).append(entry.words)
+    told = [words if len(who) == len(different) else f"{'; '.join(who)}: {words}" for words, who in found.items()]
+    if told:
+        raise BadInput("\n".join(told))
+
+
+def _one_of_each(planned: list[Entry]) -> list[Entry]:
+    """Unfinished runs that differ in more than their seed, which no check looks at."""
+    unfinished = [entry for entry in planned if entry.result is None]
+    return list({json.dumps({**entry.study.as_tables(), "seed": 0}): entry for entry in unfinished}.values())
+
+
+def run_all(
+    planned: list[Entry],
+    out: Path,
+    jobs: int,
+    watch: Callable[[list[Entry]], None],
+    ended: Callable[[Entry, float], None] = lambda entry, cpu: None,
+) -> dict[Path, str]:
+    """Run what is not finished, `jobs` at a time, each in a process; what the failed ones said last.
+
+    `watch` is called a few times a second, `ended` when a process has ended, with its CPU seconds. Where a run still
+    works in a folder, left by a comparison that was killed, it is waited for.
+    """
+    check_folders(planned, out)
+    waiting = [entry for entry in planned if entry.result is None]
+    running: dict[int, tuple[Entry, subprocess.Popen]] = {}
+    failed: list[Entry] = []
+    try:
+        while waiting or running:
+            waiting = [entry for entry in waiting if entry.result is None]
+            for entry in [one for one in waiting if not is_held(one.folder)][: jobs - len(running)]:
+                waiting.remove(entry)
+                process = _start(entry, out, alone=jobs == 1)
+                running[process.pid] = (entry, process)
+            time.sleep(0.25)
+            for pid, (entry, process) in list(running.items()):
+                before = _children_seconds()
+                if process.poll() is not None:
+                    ended(entry, _children_seconds() - before)
+                    del running[pid]
+                    if process.returncode:
+                        (waiting if is_held(entry.folder) else failed).append(entry)
+            watch(planned)
+    finally:
+        for _, process in running.values():
+            process.terminate()
+    return {entry.folder: _last_words(entry, out) for entry in failed}
+
+
+def _children_seconds() -> float:
+    """CPU seconds of all child processes that have ended; it grows by those of a child when that is waited for."""
+    return sum(os.times()[2:4])
+
+
+def check_folders(planned: list[Entry], out: Path) -> None:
+    """BadInput before any work if a folder holds a run of another study."""
+    from polyclinic.runner.run.run import check_same
+    from polyclinic.study import load_run_study
+
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out}: is a file; name a folder")
+    for problem in filter(None, (unknown_elsewhere(entry.study) for entry in planned)):
+        raise BadInput(problem)
+    for entry in planned:
+        begun = entry.folder / "study.toml"
+        if begun.exists():
+            check_same(load_run_study(entry.folder), entry.study, entry.folder)
+
+
+def _start(entry: Entry, out: Path, *, alone: bool) -> subprocess.Popen:
+    studies = out / "studies"
+    studies.mkdir(parents=True, exist_ok=True)
+    file = studies / f"{entry.folder.name}.toml"
+    file.write_text(entry.study.to_toml(), encoding="utf-8")
+    command = [sys.executable, "-m", "polyclinic", "run", str(file), "--out", str(entry.folder), "--resume"]
+    # runs side by side fill the cores already
+    command += [] if alone else ["--set", "engine.workers=1"]
+    with file.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+
+def _last_words(entry: Entry, out: Path) -> str:
+    log = out / "studies" / f"{entry.folder.name}.log"
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "ended without a word"
+
+
+def default_jobs(study: Study) -> int:
+    """As many runs at a time as there are cores for their threads."""
+    return max(1, (os.cpu_count() or 1) // study.engine.threads)
+
+
+# --- summing up ---------------------------------------------------------------------------------------
+
+
+def summarise(planned: list[Entry], baseline: str) -> JsonObject:
+    """`rows`, one for each finished run, `methods`, with mean and standard deviation over seeds and folds, and
+    `statistics`, with intervals and tests against the baseline."""
+    rows = [row_of(entry) for entry in planned if entry.result is not None]
+    methods = {}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == method]
+        methods[method] = dict(_spreads(mine))
+    folds = max(entry.fold or 0 for entry in planned) or None
+    tests = statistics_of(rows, baseline, folds)
+    guessed = next((e.result["without_images"] for e in planned if e.result and "without_images" in e.result), None)
+    about = {"without_images": guessed} if guessed else {}
+    return {"methods": methods, "baseline": baseline, "statistics": tests, "rows": rows, **about}
+
+
+def row_of(entry: Entry) -> JsonObject:
+    result = entry.result
+    assert result is not None, "summarise only what is finished"
+    row: JsonObject = {"method": entry.method, "seed": entry.seed, **({"fold": entry.fold} if entry.fold else {})}
+    row |= {f"test_{name}": value for name, value in result["metrics"]["test"].items()}
+    row |= {f"mean_{name}": value for name, value in result["metrics"]["mean"].items()}
+    row |= {"total_bytes": result["communication"]["total_bytes"], "seconds": result["timing"]["seconds"]}
+    return row | {"mean_ks": result["heterogeneity"]["mean_ks"], "weights_sha256": result["weights_sha256"]}
+
+
+def _spreads(rows: list[JsonObject]) -> Iterator[tuple[str, dict[str, float]]]:
+    for name, value in rows[0].items():
+        if isinstance(value, str) or name in ("method", "seed", "fold"):
+            continue
+        values = [row[name] for row in rows if name in row]
+        std = statistics.stdev(values) if len(values) > 1 else 0.0
+        yield name, {"mean": statistics.fmean(values), "std": std, "n": len(values)}
+
+
+def write(summary: JsonObject, study: Study, out: Path) -> None:
+    """`comparison.json`, `comparison.csv` with a line for each run, and `comparison_statistics.csv`."""
+    content = {"study": study.as_tables(), "task": study.task.name, "metric": study.task.metric, **summary}
+    atomic_write(out / "comparison.json", json.dumps(content, indent=2) + "\n")
+    columns = list(dict.fromkeys(name for row in summary["rows"] for name in row))
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, columns)
+    table.writeheader()
+    table.writerows(summary["rows"])
+    atomic_write(out / "comparison.csv", text.getvalue())
+    atomic_write(out / "comparison_statistics.csv", as_csv(summary))

@@ -1,0 +1,101 @@
+"""Catastrophic forgetting of a serial method: each site's images under the model after each hand-over (Qu, Table 1)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polyclinic.data.parts import open_site, prepare
+from polyclinic.errors import BadInput
+from polyclinic.files import atomic_write, check_finished, read_tensors
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.study import load_run_study
+from polyclinic.tasks.regression import IN_UNITS
+
+
+def matrices(folder: Path, split: str = "train", plugins: Sequence[str] = ()) -> dict[str, Any]:
+    """For each kept round, `table[data site][site that has just trained]` of the task's main metric.
+
+    `plugins`: where the study's plug-ins are now, if they have moved.
+    """
+    if not (folder / "study.toml").exists():
+        raise BadInput(f"{folder}: is not a run folder; name one that `polyclinic run` wrote")
+    study = load_run_study(folder, moved=plugins)
+    found = [path for path in (folder / "handovers").glob("round-*") if path.name.removeprefix("round-").isdecimal()]
+    kept = sorted(found, key=lambda path: int(path.name.split("-")[1]))
+    if not kept:
+        raise BadInput(_why_none(study.method.traits.serial, study.method.name, folder))
+    check_finished(folder, below="handovers/")
+    assembly = Assembly(study, prepare(study.data, study.sites), folder)
+    return {
+        "metric": study.task.metric,
+        "better": study.task.better,
+        "split": split,
+        "unit": assembly.target.unit if study.task.metric in IN_UNITS else "",
+        "rounds": {int(path.name.split("-")[1]): _matrix(assembly, path, split) for path in kept},
+    }
+
+
+def _why_none(serial: bool, method: str, folder: Path) -> str:
+    if not serial:
+        return f"{folder}: '{method}' hands no model from site to site; run a serial method such as cwt or splitnn"
+    return f"{folder}: kept no hand-overs; run it with evaluation.handovers = 'last' or 'all'"
+
+
+def _matrix(assembly: Assembly, handovers: Path, split: str) -> dict[str, dict[str, float]]:
+    trainer, task = assembly.trainer(), assembly.study.task
+    table: dict[str, dict[str, float]] = {site: {} for site in assembly.prepared.names}
+    for file in sorted(handovers.glob("*-*.safetensors")):
+        trained_last = file.stem.split("-", 1)[1]
+        trainer.load({**trainer.initial_local, **read_tensors(file)})
+        for site in table:
+            part = getattr(open_site(assembly.prepared.folder, site), split)
+            if len(part):
+                table[site][trained_last] = task.finish(trainer.evaluate(part))[task.metric]
+    return table
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """A heat map for each kept round: what each hand-over made of each site's images."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rounds = found["rounds"]
+    colours = "viridis" if found["better"] == "higher" else "viridis_r"
+    figure, axes = pyplot.subplots(
+        1, len(rounds), figsize=(1.6 + 4.2 * len(rounds), 4.2), squeeze=False, layout="constrained"
+    )
+    values = [v for table in rounds.values() for row in table.values() for v in row.values()]
+    for axis, (number, table) in zip(axes[0], rounds.items(), strict=True):
+        sites = list(table)
+        grid = [[table[site].get(turn, float("nan")) for turn in sites] for site in sites]
+        image = axis.imshow(grid, cmap=colours, vmin=min(values), vmax=max(values))
+        axis.set_xticks(range(len(sites)), sites, rotation=30, ha="right")
+        axis.set_yticks(range(len(sites)), sites)
+        axis.set_xlabel("model after its turn at")
+        axis.set_ylabel(f"{found['split']} images of")
+        axis.set_title(f"round {number}", fontsize=10)
+        _write_numbers(axis, grid, image)
+    unit = f" ({found['unit']})" if found.get("unit") else ""
+    figure.colorbar(image, ax=axes[0].tolist(), label=found["metric"] + unit, shrink=0.8)
+    figure.suptitle(f"Forgetting: {found['metric']}{unit} of each hand-over, {found['better']} is better", fontsize=11)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _write_numbers(axis: Any, grid: list[list[float]], image: Any) -> None:
+    for row, values in enumerate(grid):
+        for column, value in enumerate(values):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+            axis.text(column, row, f"{value:.2f}", ha="center", va="center", color="white" if dark else "black")
+
+
+def write(found: dict[str, Any], folder: Path) -> None:
+    """`forgetting.json` and `forgetting.png` in the run folder."""
+    atomic_write(folder / "forgetting.json", json.dumps(found, indent=2) + "\n")
+    draw(found, folder / "forgetting.png")

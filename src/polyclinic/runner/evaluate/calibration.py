@@ -1,0 +1,177 @@
+"""What validation images say about a released model: its temperature, conformal quantiles and thresholds.
+
+They are fitted where the validation images are, and kept in the model's card. All thresholds and sets are of calibrated
+probabilities. The same images may have chosen the released round: figures on new patients are a little worse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyclinic.data.parts import ImageSet
+from polyclinic.errors import BadInput
+from polyclinic.metrics.statistics import (
+    ConformalIntervals,
+    ConformalSets,
+    apply_temperature,
+    fit_temperature,
+    sensitivity_at_specificity,
+)
+from polyclinic.runner.evaluate.case_scores import Cases, read_cases
+from polyclinic.settings import Settings
+from polyclinic.training.loop import Trainer
+
+COVERAGES = (0.8, 0.9, 0.95)
+SPECIFICITIES = (0.9, 0.95)
+#: images without which a temperature says more about chance than about the model
+LEAST_CASES = 10
+DIGITS = 6  # significant digits that are kept: the last bits differ between machines
+
+
+class Calibration(Settings):
+    """What is fitted on validation images. Keys of the tables are shares as text: "0.9"."""
+
+    cases: int = Field(ge=1, description="patients of the validation images, or images where patients are not known")
+    temperature: float | None = Field(None, gt=0, description="the network's outputs are divided by it; classification")
+    quantiles: dict[str, float] = Field(
+        {}, description="by coverage: of conformal scores (classification), or how far intervals reach (regression)"
+    )
+    thresholds: dict[str, float] = Field(
+        {}, description="two classes, by specificity: a probability of the second class above it is called positive"
+    )
+
+    def sets(self, probabilities: np.ndarray, coverage: float) -> np.ndarray | None:
+        """The conformal set of each case, bool [N, C], of calibrated probabilities; None where there is none."""
+        quantile = self.quantiles.get(share_key(coverage))
+        if quantile is None or self.temperature is None:
+            return None
+        return ConformalSets(quantile, "adaptive", coverage).sets(probabilities)
+
+    def reach(self, coverage: float) -> float | None:
+        """How far an interval reaches to both sides of a predicted value."""
+        return None if self.temperature is not None else self.quantiles.get(share_key(coverage))
+
+
+def least_cases(coverage: float) -> int:
+    """Patients without which there are no sets or intervals of this coverage."""
+    return max(LEAST_CASES, round(coverage / (1 - coverage)))  # n cases cover n / (n + 1) at most
+
+
+def share_key(share: float) -> str:
+    return f"{share:g}"
+
+
+def calibrate(
+    like: str, said: Tensor | np.ndarray, labels: Tensor | np.ndarray, cases: np.ndarray | None
+) -> Calibration | None:
+    """From what a model said about validation images, the logits of classes [N, C] or values [N] in the label's unit,
+    and their labels [N]; `cases` [N] says which images are of one patient.
+
+    None where there is nothing to fit: masks, too few images, numbers that are not finite.
+    """
+    found, truth = np.asarray(said, np.float64), np.asarray(labels)
+    first = np.arange(len(found)) if cases is None else np.unique(np.asarray(cases), return_index=True)[1]
+    if like == "segmentation" or len(first) < LEAST_CASES or not np.isfinite(found).all():
+        return None
+    if like == "classification":
+        return _of_classes(found, truth.astype(np.int64), first)
+    return _of_values(found, truth, first)
+
+
+def calibrate_on(trainer: Trainer, part: ImageSet) -> Calibration | None:
+    """From the validation images of a site, with the model that the trainer holds; nothing leaves the site."""
+    task = trainer.task
+    if task.dense or not len(part):
+        return None
+    outputs = torch.cat([output.cpu() for output, _ in trainer.outputs(part)]).double()
+    said = outputs if task.like == "classification" else task.predictions(outputs, trainer.target)
+    return calibrate(task.like, said, part.labels, part.cases)
+
+
+def calibrations_of(cases: Cases | None, sites: Iterable[str]) -> dict[str, Calibration]:
+    """Of the models of a simulated run, by the site that each belongs to, or "" for the one of all sites, from what
+    they said about validation images."""
+    if cases is None:
+        return {}
+    found = {}
+    for site in sites:
+        own = cases.of_site(site) if site else cases
+        said = own.outputs if own.like == "classification" else own.predictions
+        if said is not None:
+            found[site] = calibrate(own.like, said, own.labels, _patients(own))
+    return {site: one for site, one in found.items() if one is not None}
+
+
+def case_count(folder: Path, site: str | None) -> int | None:
+    """Patients of the validation images of a run folder, or of one site; images where patients are not known, and None
+    where the run kept nothing that can be read."""
+    try:
+        cases = read_cases(folder, "validation")
+    except BadInput:
+        return None
+    if cases is None:
+        return None
+    own = cases.of_site(site) if site else cases
+    patients = _patients(own)
+    return len(own) if patients is None else len(np.unique(patients))
+
+
+def _patients(cases: Cases) -> np.ndarray | None:
+    """A number for each patient of all sites, as each site counts its own."""
+    if cases.patients is None:
+        return None
+    return np.unique(np.stack([cases.site, cases.patients], 1), axis=0, return_inverse=True)[1].ravel()
+
+
+def _of_classes(logits: np.ndarray, labels: np.ndarray, first: np.ndarray) -> Calibration:
+    # the best temperature of a model that makes no mistake is the coldest: it would never be in doubt again
+    flawless = bool((logits.argmax(1) == labels).all())
+    temperature = 1.0 if flawless else _rounded(fit_temperature(logits, labels))
+    probabilities = apply_temperature(logits, temperature)
+    quantiles = {
+        share_key(share): ConformalSets.fit(probabilities[first], labels[first], coverage=share).quantile
+        for share in COVERAGES
+    }
+    return Calibration(
+        cases=len(first),
+        temperature=temperature,
+        quantiles=_finite(quantiles),
+        thresholds=_thresholds(probabilities, labels),
+    )
+
+
+def _thresholds(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """By specificity, of two classes that are both there."""
+    if probabilities.shape[1] != 2 or len(np.unique(labels)) != 2:
+        return {}
+    points = {share: sensitivity_at_specificity(probabilities[:, 1], labels, share) for share in SPECIFICITIES}
+    return _finite({share_key(share): point.threshold for share, point in points.items()})
+
+
+def _of_values(values: np.ndarray, labels: np.ndarray, first: np.ndarray) -> Calibration:
+    reaches = {
+        share_key(share): ConformalIntervals.fit(values[first], labels[first], coverage=share).reach
+        for share in COVERAGES
+    }
+    return Calibration(cases=len(first), quantiles=_finite(reaches))
+
+
+def _finite(values: dict[str, float]) -> dict[str, float]:
+    """Without those that so few cases cannot give; rounded up, so that the coverage or specificity holds."""
+    return {name: _rounded_up(value) for name, value in values.items() if math.isfinite(value)}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _rounded_up(value: float) -> float:
+    nearest = _rounded(value)
+    return nearest if nearest >= value else _rounded(value + abs(value) * 10.0 ** (1 - DIGITS))

@@ -1,0 +1,206 @@
+"""Evaluation only: a model that somebody brought, on the images of a study's simulated sites. Nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from polyclinic.data.parts import ImageSet, open_site, prepare
+from polyclinic.errors import BadInput
+from polyclinic.json_types import JsonObject
+from polyclinic.runner.evaluate.case_scores import Cases, joined_cases
+from polyclinic.runner.evaluate.case_statistics import changes_of, intervals_of, metrics_of, statistics_of_cases
+from polyclinic.runner.evaluate.external_models import GivenModel, Outputs, load_model
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.settings import nearest
+from polyclinic.study import Study
+
+Split = Literal["test", "validation"]
+#: sub-groups of fewer images get no figures: they would say nothing
+FEWEST = 10
+
+
+def evaluate(
+    model: str | Path,
+    study: Study,
+    *,
+    split: Split = "test",
+    outputs: Outputs = "probabilities",
+    label_map: Sequence[str] = (),
+    by: Sequence[str] = (),
+    site: str | None = None,
+    ensemble: bool = False,
+    plugins: Sequence[str] = (),
+    allow_import: Sequence[str] = (),
+    against: str | Path | None = None,
+    cache: Path | None = None,
+) -> JsonObject:
+    """Metrics of a model on the sites of a study: pooled, per site and of sub-groups, with intervals and calibration.
+
+    `label_map`: classes of the study, or of one site, that the model calls otherwise: `ill=sick`, `north:ill=sick`.
+    `by`: columns (`data.columns`) whose values are sub-groups. `outputs`: what a foreign model's numbers are.
+    `against`: a second model, which the first one is compared with on the same cases.
+    """
+    parts = prepare(study.data, study.sites, cache=cache)
+    assembly = Assembly(study, parts, Path())
+    names = LabelMap.parse(label_map, parts.names, parts.info["classes"])
+
+    def scored(file: str | Path) -> tuple[GivenModel, Cases]:
+        given = load_model(
+            Path(file),
+            assembly,
+            outputs=outputs,
+            site=site,
+            ensemble=ensemble,
+            plugins=plugins,
+            allow_import=allow_import,
+        )
+        return given, _all_cases(given, assembly, split, names)
+
+    given, cases = scored(model)
+    found = _report(given, assembly, cases, split, by)
+    if against is None:
+        return found
+    other, before = scored(against)
+    if given.classes != other.classes:
+        raise BadInput(f"--against {against}: has other classes than {model}; name a model of the same classes")
+    return {**found, "against": f"{against} ({other.what})", "changes": changes_of(cases, before, (split,))}
+
+
+def _all_cases(given: GivenModel, assembly: Assembly, split: Split, names: LabelMap) -> Cases:
+    """What the model says about all sites' images."""
+    parts = assembly.prepared
+    if given.size not in (None, parts.info["size"]):
+        raise BadInput(f"data.size: the model takes images of {given.size} px; add --set data.size={given.size}")
+    cases = [_cases_of(given, assembly, one, split, names) for one in parts.names]
+    found = [one for one in cases if one is not None and len(one)]
+    if not found:
+        raise BadInput(f"--split {split}: no site has images to score; choose another split")
+    return joined_cases(found)
+
+
+def _cases_of(given: GivenModel, assembly: Assembly, site: str, split: Split, names: LabelMap) -> Cases | None:
+    """What the model says about one site's images."""
+    data = open_site(assembly.prepared.folder, site)
+    part: ImageSet = data.test if split == "test" else data.validation
+    if not len(part):
+        return None
+    info, task = assembly.prepared.info, assembly.study.task
+    said = given.of_all(part.images)
+    number = np.full(len(part), assembly.prepared.names.index(site))
+    common = Cases(task.like, np.array(assembly.prepared.names), number, np.array(part.labels), part.cases)
+    if part.columns is not None:
+        common = replace(common, columns=np.array(part.columns), column_names=np.array(info.get("columns", [])))
+    if task.dense:
+        return replace(common, areas=_areas(said, part))
+    if task.like == "regression":
+        return replace(common, predictions=said.reshape(len(part)))
+    return _with_classes(common, said, given, site, info["classes"], names)
+
+
+def _with_classes(
+    common: Cases, said: np.ndarray, given: GivenModel, site: str, classes: Sequence[str], names: LabelMap
+) -> Cases:
+    of_model = given.classes or tuple(classes)
+    if said.ndim != 2 or said.shape[1] != len(of_model):
+        wide = "x".join(str(side) for side in said.shape[1:]) or "1"
+        raise BadInput(f"MODEL: gives {wide} numbers for an image, and {len(of_model)} classes are known; check both")
+    numbers = names.numbers(site, classes, of_model)[common.labels]
+    known = numbers >= 0
+    cases = replace(common, labels=numbers, predictions=said)
+    return cases.take(np.flatnonzero(known)) if not known.all() else cases
+
+
+def _areas(said: np.ndarray, part: ImageSet) -> np.ndarray:
+    """Pixels predicted and true at once, predicted, and true, of each image, int64 [N, 3]."""
+    assert part.masks is not None, "segmentation has masks"
+    predicted, true = said.reshape(len(part), *said.shape[-2:]) > 0.5, np.asarray(part.masks) > 0
+    pairs = (predicted & true, predicted, true)
+    return np.stack([some.reshape(len(part), -1).sum(1) for some in pairs], 1).astype(np.int64)
+
+
+def _report(given: GivenModel, assembly: Assembly, cases: Cases, split: Split, by: Sequence[str]) -> JsonObject:
+    study, classes = assembly.study, given.classes or tuple(assembly.prepared.info["classes"])
+    sites = [name for name in cases.sites.tolist() if len(cases.of_site(name))]
+    per_site = {name: metrics_of(cases.of_site(name)) for name in sites}
+    missing = _missing_classes(cases, sites, classes) if cases.like == "classification" else {}
+    return {
+        "model": given.what,
+        "task": study.task.name,
+        "split": split,
+        "images": {name: len(cases.of_site(name)) for name in sites},
+        "classes": list(classes),
+        "metrics": {"pooled": metrics_of(cases), "per_site": per_site},
+        **statistics_of_cases(cases, split),
+        "subgroups": {column: _subgroups(cases, column, split) for column in by},
+        "notes": [f"site '{name}' has no image of {', '.join(gone)}" for name, gone in missing.items() if gone],
+    }
+
+
+def _missing_classes(cases: Cases, sites: Sequence[str], classes: Sequence[str]) -> dict[str, list[str]]:
+    return {
+        site: [name for number, name in enumerate(classes) if number not in set(cases.of_site(site).labels.tolist())]
+        for site in sites
+    }
+
+
+def _subgroups(cases: Cases, column: str, split: Split) -> JsonObject:
+    """Metrics with intervals of each value of a column."""
+    values, found = cases.column(column), {}
+    for value in np.unique(values).tolist():
+        some = cases.take(np.flatnonzero(values == value))
+        figures = {} if len(some) < FEWEST else metrics_of(some)
+        intervals = {} if len(some) < FEWEST else intervals_of(some, (split, column, value))
+        plain = {name: {"low": one.low, "high": one.high} for name, one in intervals.items()}
+        found[value] = {"images": len(some), "metrics": figures, "intervals": plain}
+    return found
+
+
+#: written instead of a model's class: images of this class are left out
+LEFT_OUT = "-"
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """`of_all`: the model's class by the study's; `of_site`: the same of single sites, which counts before it."""
+
+    of_all: Mapping[str, str]
+    of_site: Mapping[str, Mapping[str, str]]
+
+    @classmethod
+    def parse(cls, given: Sequence[str], sites: Sequence[str], classes: Sequence[str]) -> LabelMap:
+        """From `ill=sick` and `north:ill=sick`; BadInput for what is neither."""
+        of_all: dict[str, str] = {}
+        of_site: dict[str, dict[str, str]] = {}
+        for text in given:
+            where, _, pair = text.rpartition(":")
+            name, equals, other = pair.partition("=")
+            if not equals or not name or not other:
+                raise BadInput(f"--label-map {text}: write CLASS=CLASS_OF_MODEL, or SITE:CLASS=CLASS_OF_MODEL")
+            if where and where not in sites:
+                raise BadInput(f"--label-map {text}: there is no site '{where}'; the sites are {', '.join(sites)}")
+            if name not in classes:
+                hint = nearest(name, list(classes))
+                raise BadInput(
+                    f"--label-map {text}: there is no class '{name}'{hint}; choose from {', '.join(classes)}"
+                )
+            (of_site.setdefault(where, {}) if where else of_all)[name] = other
+        return cls(of_all, of_site)
+
+    def numbers(self, site: str, classes: Sequence[str], of_model: Sequence[str]) -> np.ndarray:
+        """For each class of the study its number in the model, -1 for one that is left out. BadInput for a class that
+        the model does not know."""
+        found = []
+        for name in classes:
+            meant = self.of_site.get(site, {}).get(name, self.of_all.get(name, name))
+            if meant != LEFT_OUT and meant not in of_model:
+                raise BadInput(
+                    f"classes: the model does not know '{meant}' (it knows {', '.join(of_model)}); add --label-map "
+                    f"{name}=CLASS_OF_MODEL, or {name}={LEFT_OUT} to leave these images out"
+                )
+            found.append(-1 if meant == LEFT_OUT else list(of_model).index(meant))
+        return np.array(found, np.int64)

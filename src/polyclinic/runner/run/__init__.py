@@ -1,0 +1,1 @@
+"""One run of a study: assembly of sites and method, the engine, what is kept in the run folder, and its result."""

@@ -1,0 +1,230 @@
+"""What only the images and the file of first weights can tell about a study, before it runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from polyclinic.data.dataset import SPLITS
+from polyclinic.data.file_source import FileSource
+from polyclinic.data.heterogeneity import tells_class
+from polyclinic.data.labels import MOST_CLASSES, to_number
+from polyclinic.data.listing import Listing, problem_of, unreadable
+from polyclinic.data.partitions import PARTITIONS
+from polyclinic.data.partitions.base import Sites
+from polyclinic.data.partitions.clusters import Clusters
+from polyclinic.data.partitions.simple import Column
+from polyclinic.data.parts import PreparedSites, prepare, spread
+from polyclinic.data.reading import is_image_name
+from polyclinic.data.source import AtSites, Source
+from polyclinic.data.survey_folders import are_same_names, institutions_of, one_to_one
+from polyclinic.errors import BadInput
+from polyclinic.models import PUBLIC, RANDOM, WeightsFile, find_weights, is_importable, registry_of
+from polyclinic.models.weights_file import nothing_fits
+from polyclinic.runner.run.advice import class_is_site
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.study import Study
+from polyclinic.study.network import network_of
+
+#: images that `study check` reads
+READ_AT_MOST = 1000
+#: DICOM headers that it reads
+INSTITUTIONS_OF = 200
+AWAY = "the images are not here, and were not counted"
+
+
+def check_files(study: Study) -> list[str]:
+    """What was found, a sentence each; BadInput where the study cannot run with these images or these weights.
+
+    Images are counted only where the study asks for a fold or for so many test images of each class. They are prepared,
+    as a run does it, only where their pixels decide: for sites that differ by their images, and for a file of weights
+    of somebody else's network. Of a file for a backbone of the package only the names are compared.
+    """
+    model, named = study.model, study.model.weights not in (RANDOM, PUBLIC)  # public ones come with the backbone
+    size = model.input_size or study.data.size
+    file = find_weights(model.weights, model.backbone, size=size, arguments=model.arguments) if named else None
+    if file is None:
+        return _counted_images(study)
+    if not is_importable(model.backbone) and model.backbone in registry_of(model.backbone).builtin:
+        return [*_counted_images(study), _named_alike(study, file)]
+    return _compared(study, file)
+
+
+def _counted_images(study: Study) -> list[str]:
+    """How many images there are in each part, where the study's settings depend on it."""
+    if not _counts_images(study):
+        return []
+    if not _are_here(study.data):
+        return [AWAY]
+    if study.sites.partition in PARTITIONS.builtin and not isinstance(study.sites, Clusters):
+        where = spread(study.data.without_pixels(), study.data, study.sites)
+        return [_counted({site: {name: len(parts[name]) for name in SPLITS} for site, parts in where.items()})]
+    return [_counted(prepare(study.data, study.sites).info["counts"])]
+
+
+def _named_alike(study: Study, file: WeightsFile) -> str:
+    """How many tensors of a file have names of the study's network, and a warning where few do; BadInput for none."""
+    backbone, own = study.model.backbone, network_of(study).state_dict()
+    fit = [name for name in file.tensors if name in own]
+    if not fit:
+        raise BadInput(nothing_fits(file.path, backbone, list(file.tensors), list(own)))
+    many = f"{len(fit)} of {len(file.tensors)} tensors have names of {backbone}"
+    if 2 * len(fit) < len(file.tensors):
+        return f"WARNING: {file.path}: only {many}; it may be a file of another network"
+    return f"{file.path}: {many}; the run compares their shapes"
+
+
+def _compared(study: Study, file: WeightsFile) -> list[str]:
+    """What the images and the weights are, both read as a run does it."""
+    parts = prepare(study.data, study.sites) if _are_here(study.data) else None
+    return [AWAY if parts is None else _counted(parts.info["counts"]), _weights_sentence(study, file, parts)]
+
+
+def _counts_images(study: Study) -> bool:
+    data = study.data
+    return any(setting is not None for setting in (data.fold, data.test_per_class, data.test_total_per_class))
+
+
+def check_images(data: Source) -> list[str]:
+    """What is wrong with the images themselves: BadInput where there are none, or some cannot be read; else what was
+    looked at, a sentence. Of many images so many are read, taken evenly."""
+    if not isinstance(data, FileSource):
+        return []
+    data.refuse_missing_path()
+    listing = data.listing()
+    data.refuse_files_outside(list(data.files()))
+    chosen = np.unique(np.linspace(0, len(listing) - 1, min(len(listing), READ_AT_MOST)).astype(int)).tolist()
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        problems = [problem for problem in pool.map(lambda i: problem_of(listing, i), chosen) if problem]
+    if problems:
+        raise BadInput(unreadable(problems, len(chosen)))
+    every = f"all {len(listing)} images" if len(chosen) == len(listing) else f"{len(chosen)} of {len(listing)} images"
+    every += " and their masks" if listing.mask is not None else ""
+    classes = listing.classes if listing.classes != ("image",) else ()  # what images with masks and no label have
+    found = f"{every} can be read" + (f"; classes: {', '.join(classes)}" if classes else "")
+    return [found, *_classes_that_are_sites(data, listing)]
+
+
+def _classes_that_are_sites(data: FileSource, listing: Listing) -> list[str]:
+    """A warning where the classes have the names of the sites, or of the institutions that DICOM files name."""
+    taken = set() if listing.site is None else {str(site) for site in listing.site}
+    images = [file for file in map(Path, data.files()) if is_image_name(file)]
+    chosen = images[:: -(-len(images) // INSTITUTIONS_OF)] if images else []
+    for names in (taken, set(institutions_of(chosen) or ())):
+        if len(names) > 1 and are_same_names(listing.classes, names):
+            return [
+                f"WARNING: the classes are hospitals ({', '.join(listing.classes)}): a model would learn to tell "
+                "hospitals apart, and not what images show. Put a folder per class into each hospital's folder and "
+                "let `polyclinic study new --for` find both, or name the column of the classes in data.label"
+            ]
+    return []
+
+
+def _are_here(data: Source) -> bool:
+    """Whether the images are on this machine."""
+    if isinstance(data, FileSource):
+        try:
+            data.refuse_missing_path()
+        except BadInput:
+            return False
+    return not isinstance(data, AtSites)
+
+
+def _counted(counts: Mapping[str, Mapping[str, int]]) -> str:
+    return ", ".join(f"{name} images: {sum(own[name] for own in counts.values())}" for name in SPLITS)
+
+
+def _weights_sentence(study: Study, file: WeightsFile, parts: PreparedSites | None) -> str:
+    """How much of the file the network takes over. Without the images, channels and classes are not known, so that the
+    first and the last layer cannot be compared."""
+    network = network_of(study) if parts is None else Assembly(study, parts, Path()).build_model()
+    fitted = file.renamed(network.own_name).fitted(network.state_dict(), study.model.backbone)
+    return f"{file.path}: " + (fitted.sentence() if parts else f"its tensors fit {study.model.backbone}")
+
+
+FEW_PATIENTS = 10
+FEW_TRAINED = 5  #: training images of a site
+FILLED = 0.2  #: share of label_range that labels have at least, where its unit is theirs
+NEARLY_ALL = 0.5  #: classes for each image, above which labels are names of images and no classes
+NUMBER = re.compile(r"\d+([.-]\d+)?")  #: also as the name of a site, in which a comma is "-"
+NAMED = 4
+
+
+def data_hints(data: Source, sites: Sites) -> list[str]:
+    """One sentence for each thing that looks odd."""
+    if not isinstance(data, FileSource):
+        return []
+    listing = data.listing()
+    found = [
+        *_labels(listing),
+        *_patients(listing),
+        *_hospitals(listing),
+        *(_sites(data, listing, sites) if isinstance(sites, Column) else []),
+    ]
+    return [f"hint: {sentence}" for sentence in found]
+
+
+def _labels(listing: Listing) -> list[str]:
+    count, classes = len(listing), listing.classes
+    if listing.label_range is not None and count:
+        return _range(np.asarray(listing.labels, float), listing.label_range)
+    if len(classes) > MOST_CLASSES and len(classes) > NEARLY_ALL * count:
+        return [f"{len(classes)} classes for {count} images; does data.label name the right column?"]
+    if len(classes) > MOST_CLASSES and all(to_number(name) is not None for name in classes):
+        return [
+            f"the labels are {len(classes)} different numbers; if they are values and not classes, set task.name = "
+            '"regression" and data.label_range'
+        ]
+    return []
+
+
+def _range(labels: np.ndarray, bounds: tuple[float, float]) -> list[str]:
+    low, high = float(labels.min()), float(labels.max())
+    if len(labels) < 2 or high - low >= FILLED * (bounds[1] - bounds[0]):
+        return []
+    said = f"labels are from {low:g} to {high:g}, and data.label_range is from {bounds[0]:g} to {bounds[1]:g}"
+    return [f"{said}; have both the same unit?"]
+
+
+def _patients(listing: Listing) -> list[str]:
+    if listing.patient is None:
+        return []
+    patients = [str(patient) for patient in listing.patient]
+    if listing.site is not None and one_to_one(patients, [str(site) for site in listing.site]):
+        return ["each site has one patient; does the setting for patients name the right column?"]
+    if len(set(patients)) < min(FEW_PATIENTS, len(patients)):
+        said = f"{len(patients)} images are of {len(set(patients))} patients, which stay together"
+        return [f"{said}: splits will be uneven; is the patient the right column?"]
+    return []
+
+
+def _hospitals(listing: Listing) -> list[str]:
+    if listing.site is None or not listing.classes:
+        return []
+    sites, labels = np.asarray(listing.site).astype(str), np.asarray(listing.labels, int)
+    counts = [np.bincount(labels[sites == site], minlength=len(listing.classes)) for site in sorted(set(sites))]
+    return [class_is_site(*found)] if (found := tells_class(counts)) else []
+
+
+def _sites(data: FileSource, listing: Listing, sites: Sites) -> list[str]:
+    names = set() if listing.site is None else {str(site) for site in listing.site}
+    if len(names) > MOST_CLASSES and all(NUMBER.fullmatch(name) for name in names):
+        return [f"the sites are {len(names)} different numbers; does data.site name the right column?"]
+    try:
+        where = spread(data.without_pixels(), data, sites)
+    except BadInput:  # a run says what is wrong
+        return []
+    counts = {site: (len(parts["train"]), len(parts["validation"])) for site, parts in where.items()}
+    few = [site for site, (trained, validated) in counts.items() if trained < FEW_TRAINED or not validated]
+    return [_sentence(few, counts)] if few else []
+
+
+def _sentence(few: Sequence[str], counts: dict[str, tuple[int, int]]) -> str:
+    named = [f"{site} ({counts[site][0]} training, {counts[site][1]} validation images)" for site in few[:NAMED]]
+    more = [f"and {len(few) - NAMED} more"] if len(few) > NAMED else []
+    return f"sites with very few images: {', '.join([*named, *more])}; join them, or leave them out with sites.names"

@@ -1,0 +1,65 @@
+"""The engines of a run on this machine or on a cluster, made from the study's settings."""
+
+from __future__ import annotations
+
+from polyclinic.engines.in_process import InProcess
+from polyclinic.engines.ray import Ray, Share
+from polyclinic.engines.worker_process import WorkerProcess, python_command
+from polyclinic.errors import BadInput
+from polyclinic.federation.collaborators import Engine
+from polyclinic.runner.run.assembly import Assembly, host_from
+from polyclinic.runner.run.machine import device_of
+from polyclinic.study import Study
+from polyclinic.study.plugged import unknown_elsewhere
+
+
+def in_process_engine(assembly: Assembly) -> Engine:
+    """Sites in this process, or in worker processes."""
+    settings = assembly.study.engine
+
+    def start_worker() -> WorkerProcess:
+        return WorkerProcess(
+            python_command("polyclinic.runner.run.worker"), threads=settings.threads, spec=assembly.worker_spec
+        )
+
+    on_cpu = device_of(settings.device) == "cpu"
+    stacked = settings.stacked == "always" or (settings.stacked == "auto" and not on_cpu and not settings.reproducible)
+    return InProcess(
+        assembly.host(),
+        assembly.prepared.names,
+        start_worker,
+        workers=settings.workers,
+        threads=settings.threads,
+        deadline=settings.deadline,
+        # processes on one GPU only get in each other's way, sites in other processes do not stack, and what was put
+        # into a registry by hand is known here only
+        may_grow=on_cpu and not stacked and unknown_elsewhere(assembly.study) is None,
+        stacked=stacked,
+    )
+
+
+def ray_engine(assembly: Assembly) -> Engine:
+    """Sites in actors of Ray."""
+    settings = assembly.study.engine
+    return Ray(
+        assembly.prepared.names,
+        host_from,
+        assembly.worker_spec,
+        assembly.folder,
+        share=Share(settings.workers, settings.threads, gpu_share(settings.gpus, device_of(settings.device))),
+        address=settings.address,
+        deadline=settings.deadline,
+    )
+
+
+def check_engine(study: Study) -> None:
+    """BadInput before a run if it needs other processes, and has something that they cannot find."""
+    problem, settings = unknown_elsewhere(study), study.engine
+    elsewhere = settings.name != "in-process" or settings.deadline is not None or settings.workers not in (1, "auto")
+    if problem and elsewhere:
+        raise BadInput(problem)
+
+
+def gpu_share(chosen: float | None, device: str) -> float:
+    """The share of a GPU that a site takes while it works: the one chosen, or a quarter where it works on one."""
+    return chosen if chosen is not None else 0.0 if device == "cpu" else 0.25

@@ -1,0 +1,155 @@
+"""Comparisons: which tables of a study each method gets, and the comparisons that presets name in their first lines."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import warnings
+
+import pytest
+
+from polyclinic.errors import BadInput, Notice
+from polyclinic.registry import forget_notices
+from polyclinic.runner.compare.compare import check_all, compare, entries, for_method, tables_for
+from polyclinic.study import parse_study
+from polyclinic.study.preset import SMALLEST, preset, preset_names
+from polyclinic.study.reading import load_study
+
+COMMAND = re.compile(r"polyclinic compare STUDY (--methods .*)")
+
+
+def head_commands(name: str) -> list[list[str]]:
+    """The options of the comparisons in the first lines of a preset; a line that goes on is joined."""
+    head = re.sub(r"\n# {4,}--", " --", preset(name, scale=SMALLEST, phantom=True).split("\n\n")[0])
+    found = [match.group(1) for line in head.splitlines() if (match := COMMAND.search(line))]
+    return [shlex.split(re.sub(r"\(.*|, then.*", "", text)) for text in found]
+
+
+def test_a_plain_method_beside_one_that_replays_by_its_name_does_not_replay(tiny):
+    study = tiny("cwt-replay", {"replay.ratio": 2})
+    assert for_method(study, "cwt", {}).replay is None
+    assert for_method(study, "centralized", {}).replay is None
+    assert for_method(study, "fedavg-replay", {}).replay == study.replay
+
+
+def test_a_plain_method_with_a_replay_table_hands_it_to_other_plain_methods(tiny):
+    study = tiny("fedavg", {"replay.ratio": 2})
+    assert for_method(study, "cwt", {}).replay == study.replay
+
+
+def test_tuning_is_for_methods_that_train_a_generator_in_phases(tiny):
+    study = tiny("feder", {"tuning.alpha": 0.5})
+    assert for_method(study, "fedavg", {}).tuning is None
+    assert for_method(study, "feder-a", {}).tuning == study.tuning
+
+
+@pytest.mark.parametrize("change", ["generator.name=dcgan", "felicia:generator.name=dcgan"])
+def test_a_method_with_another_generator_gets_it_as_run_does(tiny, tmp_path, change):
+    planned = entries(tiny("fedavg"), ["fedavg", "felicia"], 1, tmp_path, [change])
+    assert planned[1].study.generator == tiny("felicia").generator
+    assert entries(tiny("fedavg"), ["felicia"], 1, tmp_path, [])[0].study.generator == tiny("felicia").generator
+
+
+def test_a_misspelt_setting_of_one_method_is_refused(tiny, tmp_path):
+    with pytest.raises(BadInput, match=r"'fedavg' has no setting 'round' \(did you mean 'rounds'\?\)"):
+        entries(tiny("fedavg"), ["fedavg", "fedprox"], 1, tmp_path, ["fedavg:method.round=20"])
+    with pytest.raises(BadInput, match="'fedavg' has no setting 'mu'"):
+        entries(tiny("fedavg"), ["fedavg", "fedprox"], 1, tmp_path, ["fedavg:method.mu=0.1"])
+
+
+def test_a_method_beside_one_of_one_round_has_its_own_number_of_rounds_and_says_so(tiny, tmp_path):
+    study = tiny("analytic", {"model.backbone": "efficientnet-lite0-1024"})
+    with pytest.warns(Notice, match="^fedavg: 20 rounds, its default, as 'analytic' of the study has one round only"):
+        planned = entries(study, ["analytic", "fedavg"], 1, tmp_path, [])
+    assert [entry.study.method.rounds for entry in planned] == [1, 20]
+
+
+@pytest.mark.parametrize("change", ["fedavg:method.rounds=4", "method.rounds=4"])
+def test_a_number_of_rounds_that_is_given_is_not_called_a_default(tiny, tmp_path, change):
+    study = tiny("analytic", {"model.backbone": "efficientnet-lite0-1024"})
+    methods = ["analytic", "fedavg"] if ":" in change else ["fedavg"]
+    forget_notices()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        planned = entries(study, methods, 1, tmp_path, [change])
+    assert planned[-1].study.method.rounds == 4
+
+
+def test_seeds_count_up_from_the_seed_that_is_set(tiny, tmp_path):
+    planned = entries(tiny("fedavg"), ["fedavg"], 2, tmp_path, ["seed=5"])
+    assert [(entry.seed, entry.study.seed, entry.folder.name) for entry in planned] == [
+        (5, 5, "fedavg-seed5"),
+        (6, 6, "fedavg-seed6"),
+    ]
+    for wrong in ("seed=many", "seed=-1", "seed=true"):
+        with pytest.raises(BadInput, match=r"^--set seed=.*: must be a whole number, 0 or more$"):
+            entries(tiny("fedavg"), ["fedavg"], 1, tmp_path, [wrong])
+
+
+def test_a_partition_that_cannot_be_is_refused_before_any_run(tiny, tmp_path):
+    """Every problem at once; one that all the runs share is said once, another with the method that has it."""
+    impossible = tiny("fedavg", {"sites.count": 90})
+    with pytest.raises(BadInput, match=r"^sites\.partition: [^\n]*without training images[^\n]*$"):
+        compare(impossible, ["fedavg", "cwt"], tmp_path, seeds=2)
+    planned = entries(tiny("fedavg"), ["fedavg", "cwt"], 2, tmp_path, ["cwt:sites.count=90"])
+    with pytest.raises(BadInput, match=r"^cwt, seed [01]: sites\.partition: [^\n]*$"):
+        check_all(planned)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folds_that_cannot_be_are_refused_before_any_run(tiny, tmp_path):
+    study = tiny("fedavg")
+    with pytest.raises(BadInput, match=r"^--folds 1000: a cross-validation has 2 to 100 folds$"):
+        entries(study, ["fedavg"], 1, tmp_path, [], 1000)
+    with pytest.raises(BadInput, match=r"97 folds need as many patients, and there are 96"):
+        compare(study, ["fedavg"], tmp_path, folds=97)
+    for sets in (["data.fold=1/2"], ["cwt:data.fold=1/2"]):
+        with pytest.raises(BadInput, match=r"--set data\.fold: --folds 2 sets the fold of every run"):
+            entries(study, ["fedavg", "cwt"], 1, tmp_path, sets, 2)
+    planned = entries(study, ["fedavg"], 1, tmp_path, [], 2)
+    assert [(entry.study.data.fold, entry.words) for entry in planned] == [
+        ("1/2", "fedavg, seed 0, fold 1"),
+        ("2/2", "fedavg, seed 0, fold 2"),
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if head_commands(name)])
+def test_the_comparisons_in_a_presets_first_lines_can_run(name, tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(preset(name, scale=SMALLEST, phantom=True), encoding="utf-8")
+    study = load_study(file, [])
+    for options in head_commands(name):
+        methods = options[options.index("--methods") + 1].split(",")
+        sets = [value for flag, value in itertools.pairwise(options) if flag == "--set"]
+        folds = int(options[options.index("--folds") + 1]) if "--folds" in options else None
+        planned = entries(study, methods, 1, tmp_path / "runs", sets, folds)
+        assert [entry.method for entry in planned] == [name for name in methods for _ in range(folds or 1)]
+        assert all((entry.study.replay is not None) == entry.method.endswith("-replay") for entry in planned)
+        assert all(parse_study(entry.study.as_tables()) == entry.study for entry in planned)
+
+
+def test_a_private_method_beside_one_without_privacy_gets_its_table_from_the_changes(tiny):
+    study = tiny("analytic", {"model.backbone": "efficientnet-lite0-1024"})
+    found = for_method(study, "private-head", {"privacy.noise": 2.0})
+    assert found.privacy is not None
+    assert found.privacy.noise == 2.0
+
+
+def test_long_work_within_a_round_is_told_from_the_runs_log(tiny, tmp_path):
+    (entry,) = entries(tiny("cwt-replay"), ["cwt-replay"], 1, tmp_path, [])
+    assert entry.inner_work == ""
+    (tmp_path / "studies").mkdir()
+    log = tmp_path / "studies" / f"{entry.folder.name}.log"
+    log.write_text("cwt-replay, 3 sites: 0 of 3\n  autoencoder of site-1: 3 of 30, about 54 s left\n")
+    assert entry.inner_work == "autoencoder of site-1: 3 of 30, about 54 s left"
+    log.write_text(log.read_text() + "rounds: 1 of 3\n")
+    assert entry.inner_work == ""
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_a_default_of_the_studys_method_is_not_carried_to_another(tiny, method):
+    """FedAvg weighs sites by their images, and these two count them alike, as their papers do."""
+    tables = tables_for(tiny("fedavg", rounds=7, local_steps=3), method)
+    assert tables["method"] == {"name": method, "rounds": 7, "local_steps": 3}
+    assert tables_for(tiny("fedavg", weighting="uniform"), "fedprox")["method"]["weighting"] == "uniform"

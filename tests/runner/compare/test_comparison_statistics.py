@@ -1,0 +1,87 @@
+"""Intervals and tests of a comparison, from rows written by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from scipy import stats
+
+from polyclinic.errors import BadInput
+from polyclinic.metrics.statistics import holm, mean_interval, paired_test
+from polyclinic.runner.compare.statistics import as_csv, choose_baseline, metrics_in, statistics_of
+
+ACCURACY = {"fedavg": [0.80, 0.82, 0.79], "cwt": [0.85, 0.84, 0.86], "moon": [0.81, 0.80, 0.82]}
+
+
+def rows(values: dict[str, list[float]], **more) -> list[dict]:
+    return [
+        {"method": method, "seed": seed, "test_accuracy": value, "mean_ks": 0.5, "seconds": 3.0, **more}
+        for method, found in values.items()
+        for seed, value in enumerate(found)
+    ]
+
+
+def test_intervals_and_tests_over_seeds():
+    found = statistics_of(rows(ACCURACY), "fedavg")
+    interval = mean_interval(ACCURACY["cwt"])
+    cwt = found["cwt"]["test_accuracy"]
+    assert (cwt["low"], cwt["high"], cwt["confidence"]) == (interval.low, interval.high, 0.95)
+    plain = [stats.ttest_rel(ACCURACY[name], ACCURACY["fedavg"]).pvalue for name in ("cwt", "moon")]
+    tests = [found[name]["test_accuracy"]["against_baseline"] for name in ("cwt", "moon")]
+    assert [test["p"] for test in tests] == pytest.approx(plain)
+    assert [test["p_holm"] for test in tests] == pytest.approx(holm(plain))
+    assert tests[0]["difference"] == pytest.approx(0.14 / 3)
+    assert "against_baseline" not in found["fedavg"]["test_accuracy"]
+    assert list(found["cwt"]) == ["test_accuracy"]  # neither seconds nor KS
+
+
+def test_runs_of_the_same_seed_are_pairs_wherever_they_stand():
+    some = rows(ACCURACY)
+    shuffled = [some[i] for i in (5, 0, 4, 8, 2, 6, 1, 3, 7)]
+    again, once = (statistics_of(each, "fedavg")["cwt"]["test_accuracy"] for each in (shuffled, some))
+    assert again["against_baseline"] == pytest.approx(once["against_baseline"])
+    # without seed 0 of fedavg two pairs are left
+    left = statistics_of(some[1:], "fedavg")["cwt"]["test_accuracy"]["against_baseline"]
+    assert (left["n"], left["p"]) == (2, pytest.approx(paired_test([0.84, 0.86], [0.82, 0.79]).p))
+
+
+def test_folds_are_corrected_for_their_overlap():
+    folds = [{**row, "seed": 0, "fold": row["seed"] + 1} for row in rows(ACCURACY)]
+    found = statistics_of(folds, "fedavg", 3)["cwt"]["test_accuracy"]
+    expected = paired_test(ACCURACY["cwt"], ACCURACY["fedavg"], overlap=1 / 2)
+    assert found["against_baseline"]["p"] == pytest.approx(expected.p)
+    assert found["high"] == pytest.approx(mean_interval(ACCURACY["cwt"], overlap=1 / 2).high)
+
+
+def test_one_run_a_missing_metric_or_a_failed_baseline_give_no_test():
+    assert statistics_of(rows({"fedavg": [0.8], "cwt": [0.9]}), "fedavg") == {}
+    alone = statistics_of(rows({"cwt": [0.9, 0.8]}), "fedavg")
+    assert list(alone["cwt"]["test_accuracy"]) == ["low", "high", "confidence"]
+    infinite = rows({"fedavg": [0.8, 0.7], "cwt": [0.9, float("inf")]})
+    assert list(statistics_of(infinite, "fedavg")) == ["fedavg"]
+    assert metrics_in([{"test_auc": 1, "mean_ks": 1, "mean_auc": 1, "seed": 0}]) == ["test_auc", "mean_auc"]
+
+
+def test_csv_has_a_line_for_each_method_and_metric():
+    some = rows(ACCURACY)
+    spread = {"mean": 0.8, "std": 0.01, "n": 3}
+    methods = {method: {"test_accuracy": spread, "mean_ks": spread} for method in ACCURACY}
+    found = statistics_of(some, "fedavg")
+    text = as_csv({"methods": methods, "baseline": "fedavg", "statistics": found, "rows": some})
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert [(line["method"], line["metric"], line["baseline"]) for line in lines] == [
+        (method, "test_accuracy", "fedavg") for method in ACCURACY
+    ]
+    test = found["cwt"]["test_accuracy"]["against_baseline"]
+    assert (float(lines[1]["p_holm"]), lines[1]["pairs"], lines[0]["p"]) == (test["p_holm"], "3", "")
+    assert float(lines[1]["difference_low"]) == test["low"]
+    assert float(lines[1]["low"]) == found["cwt"]["test_accuracy"]["low"]
+
+
+def test_the_first_method_is_the_baseline_unless_another_is_named():
+    assert choose_baseline(["a", "b"], None) == "a"
+    assert choose_baseline(["a", "b"], "b") == "b"
+    with pytest.raises(BadInput, match=r"--baseline c: is not among the methods compared; choose from a, b"):
+        choose_baseline(["a", "b"], "c")

@@ -1,0 +1,129 @@
+"""Temperature, conformal quantiles and thresholds from validation outputs, against what is known by construction."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from polyclinic.metrics.statistics import apply_temperature
+from polyclinic.runner.evaluate.calibration import Calibration, calibrate, calibrations_of
+from polyclinic.runner.evaluate.case_scores import Cases, read_cases
+from polyclinic.runner.predict.model_file import read_model_file
+
+
+def drawn(seed: int, count: int, classes: int, sharper: float) -> tuple[np.ndarray, np.ndarray]:
+    """Logits that are `sharper` times as sure as they should be, and labels drawn from the true probabilities."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 1.5, (count, classes))
+    truth = apply_temperature(logits, 1.0)
+    labels = (truth.cumsum(1) < rng.random((count, 1))).sum(1)
+    return logits * sharper, labels
+
+
+def test_a_model_that_is_too_sure_is_cooled_down():
+    found = calibrate("classification", *drawn(0, 4000, 2, 3.0), None)
+    assert found is not None
+    assert found.temperature == pytest.approx(3.0, rel=0.2)  # measured: 2.9; standard error 2 %
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_sets_hold_the_truth_as_often_as_they_say(classes):
+    found = calibrate("classification", *drawn(1, 3000, classes, 3.0), None)
+    logits, labels = drawn(2, 3000, classes, 3.0)
+    assert found is not None
+    assert found.temperature is not None
+    sets = found.sets(apply_temperature(logits, found.temperature), 0.9)
+    assert sets is not None
+    assert 0.87 < sets[np.arange(3000), labels].mean() <= 1
+
+
+def test_thresholds_are_of_calibrated_probabilities():
+    logits, labels = drawn(3, 4000, 2, 3.0)
+    found = calibrate("classification", logits, labels, None)
+    assert found is not None
+    assert found.temperature is not None
+    ill = apply_temperature(logits, found.temperature)[:, 1]
+    healthy = labels == 0
+    for share, cut in found.thresholds.items():
+        assert (ill[healthy] <= cut).mean() == pytest.approx(float(share), abs=0.005)
+    # the same cut on scores that were not calibrated calls more than twice as many healthy people ill
+    assert (apply_temperature(logits, 1.0)[healthy, 1] > found.thresholds["0.9"]).mean() > 0.14
+
+
+def test_intervals_of_a_regression_reach_as_far_as_its_errors():
+    rng = np.random.default_rng(4)
+    labels = rng.uniform(0, 200, 2000)
+    found = calibrate("regression", labels + rng.uniform(-20, 20, 2000), labels, None)
+    assert found is not None
+    assert found.temperature is None
+    assert found.reach(0.9) == pytest.approx(18, abs=1)  # errors are uniform up to 20
+    assert found.sets(np.array([[0.5, 0.5]]), 0.9) is None
+
+
+def test_images_of_one_patient_count_once():
+    logits, labels = drawn(5, 400, 2, 1.0)
+    found = calibrate("classification", logits, labels, np.arange(400) // 4)
+    assert found is not None
+    assert found.cases == 100
+
+
+def test_few_cases_promise_no_more_than_they_can():
+    found = calibrate("classification", *drawn(6, 12, 2, 1.0), None)
+    assert found is not None
+    assert "0.95" not in found.quantiles  # 19 cases are the fewest
+    assert calibrate("classification", *drawn(6, 5, 2, 1.0), None) is None
+
+
+def test_nothing_is_fitted_on_masks_or_broken_outputs():
+    logits, labels = drawn(7, 50, 2, 1.0)
+    logits[3] = np.nan
+    assert calibrate("classification", logits, labels, None) is None
+    assert calibrate("segmentation", logits, labels, None) is None
+
+
+def test_rounding_keeps_the_promise():
+    """Kept numbers are rounded up, so that the case at the quantile stays inside."""
+    for seed in range(20):
+        logits, labels = drawn(seed, 40, 3, 2.0)
+        found = calibrate("classification", logits, labels, None)
+        assert isinstance(found, Calibration)
+        assert found.temperature is not None
+        sets = found.sets(apply_temperature(logits, found.temperature), 0.9)
+        assert sets is not None
+        assert sets[np.arange(40), labels].sum() >= 37  # 0.9 * 41, rounded up
+
+
+def test_a_model_without_mistakes_stays_as_sure_as_it_is():
+    """The likeliest temperature would be 0."""
+    labels = np.arange(40) % 2
+    found = calibrate("classification", np.eye(2)[labels] * 3, labels, None)
+    assert found is not None
+    assert found.temperature == 1
+
+
+def test_a_run_keeps_its_calibration_in_card_and_result(tiny, undisturbed, tmp_path):
+    done = undisturbed(tiny("fedavg"))
+    card, _ = read_model_file(done.folder / "model.safetensors")
+    cases = read_cases(done.folder, "validation")
+    assert cases is not None
+    assert cases.outputs is not None
+    assert card.calibrations == {"": calibrate("classification", cases.outputs, cases.labels, None)}
+    assert done["calibrations"] == {"": card.calibrations[""].model_dump(mode="json")}
+    assert card.calibrations[""].cases == len(cases)
+
+
+def test_patients_of_different_sites_with_the_same_number_are_different():
+    logits, labels = drawn(8, 40, 2, 1.0)
+    sites, numbers = np.arange(40) // 20, np.arange(40) % 10
+    cases = Cases(
+        "classification",
+        np.array(["a", "b"]),
+        sites,
+        labels,
+        numbers,
+        logits,
+        predictions=apply_temperature(logits, 1.0),
+    )
+    found = calibrations_of(cases, ["", "a"])
+    assert (found[""].cases, found["a"].cases) == (20, 10)
+    assert calibrations_of(None, [""]) == {}

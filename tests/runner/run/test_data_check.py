@@ -1,0 +1,118 @@
+"""`polyclinic study check` counts images and compares a file of weights where a run would refuse them."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from polyclinic.cli import run_app
+from polyclinic.data.parts import prepare
+from polyclinic.errors import BadInput
+from polyclinic.models import build
+from polyclinic.runner.run import data_check as files_check
+from polyclinic.runner.run.data_check import check_files
+
+TASK = {"hand-phantom": {"task": {"name": "regression"}}}
+
+
+def weights_of(backbone, file, **more):
+    tensors = build(backbone, channels=3, outputs=2, size=28, norm="batch").state_dict() | more
+    save_file(tensors, file) if file.suffix == ".safetensors" else torch.save(tensors, file)
+    return str(file)
+
+
+def test_images_are_counted_where_they_decide_and_only_there(tiny, monkeypatch):
+    assert check_files(tiny("fedavg", {"data.fold": "1/4"}))[0].endswith("test images: 24")  # of 96
+    (sentence,) = check_files(tiny("fedavg", {"data.test_per_class": 1}))
+    assert sentence == "train images: 63, validation images: 14, test images: 6"  # one for each of 3 sites, 2 classes
+    with pytest.raises(BadInput, match="97 folds need as many patients, and there are 96"):
+        check_files(tiny("fedavg", {"data.fold": "1/97"}))
+    with pytest.raises(BadInput, match=r"data\.test_per_class: site 'site-1' has \d+ test images .* 50 are wanted"):
+        check_files(tiny("fedavg", {"data.test_per_class": 50}))
+    with pytest.raises(BadInput, match=r"data\.test_total_per_class: there are \d+ test images"):
+        check_files(tiny("fedavg", {"data.test_total_per_class": 50}))
+    monkeypatch.setattr(files_check, "spread", None)
+    assert check_files(tiny("fedavg")) == []
+
+
+SOURCES = ("fundus-phantom", "hand-phantom", "chest-phantom", "brain-phantom", "skin-phantom")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_counting_without_drawing_counts_what_is_drawn(tiny, source):
+    """The fast path against the slow one."""
+    data = tiny("fedavg", {"data.source": source, "data.fold": "2/3"} | TASK.get(source, {})).data
+    counted, drawn = data.without_pixels(), data.load()
+    assert counted.images.shape == drawn.images.shape
+    assert not counted.images.any()
+    assert np.array_equal(counted.labels, drawn.labels)
+    assert counted.classes == drawn.classes
+    assert all(np.array_equal(getattr(counted, name), getattr(drawn, name)) for name in ("site", "patient", "subgroup"))
+
+
+def test_files_are_counted_without_being_prepared(tiny, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (60, 28, 28), dtype=np.uint8), rng.integers(0, 2, 60)
+    np.savez(tmp_path / "a.npz", images=images, labels=labels, site=np.array(["a", "b", "c"] * 20))
+    data = {"source": "npz", "path": str(tmp_path / "a.npz"), "size": 28, "test_per_class": 1, "per_class": 20}
+    study = tiny("fedavg", {"data": data, "sites": {"partition": "column"}})
+    counts = prepare(study.data, study.sites).info["counts"].values()
+    sums = [f"{name} images: {sum(own[name] for own in counts)}" for name in ("train", "validation", "test")]
+    monkeypatch.setattr(files_check, "prepare", None)
+    assert check_files(study) == [", ".join(sums)]
+
+
+def test_sites_that_differ_by_their_images_need_the_pixels(tiny):
+    study = tiny("fedavg", {"data.fold": "1/4", "sites": {"partition": "clusters", "count": 2}})
+    counts = prepare(study.data, study.sites).info["counts"].values()
+    assert check_files(study)[0].startswith(f"train images: {sum(own['train'] for own in counts)},")
+
+
+@pytest.mark.parametrize("end", ["pt", "safetensors"])
+def test_the_names_in_a_file_of_weights_are_looked_at(tiny, tmp_path, end):
+    fits = weights_of("lenet5", tmp_path / f"fits.{end}", **{"my.own": torch.ones(1)})
+    found = check_files(tiny("fedavg", {"model.weights": fits}))
+    assert found == [f"{fits}: 10 of 11 tensors have names of lenet5; the run compares their shapes"]
+    other = weights_of("resnet18", tmp_path / f"other.{end}")
+    (warning,) = check_files(tiny("fedavg", {"model.weights": other}))  # both have a conv1
+    assert re.match(rf"WARNING: {other}: only 1 of 1\d\d tensors have names of lenet5; it may be a file of", warning)
+    tensors, none = {"body.weight": torch.ones(2)}, tmp_path / f"none.{end}"
+    save_file(tensors, none) if end == "safetensors" else torch.save(tensors, none)
+    with pytest.raises(
+        BadInput, match=rf"no tensor of '{none}' fits lenet5: the file has body\.weight, the network co"
+    ):
+        check_files(tiny("fedavg", {"model.weights": str(none)}))
+
+
+@pytest.mark.slow
+def test_weights_of_somebody_elses_network_are_compared_with_the_network_of_these_images(tiny, tmp_path):
+    pytest.importorskip("monai")
+    model = {"backbone": "monai.networks.nets:Classifier", "arguments": {"channels": [4, 8], "strides": [2, 2]}}
+    network = build(**model, channels=3, outputs=2, size=28)
+    torch.save(network.state_dict() | {"more": torch.ones(1)}, tmp_path / "fits.pt")
+    counted, sentence = check_files(tiny("fedavg", {"model": model | {"weights": str(tmp_path / "fits.pt")}}))
+    assert counted.startswith("train images: ")
+    assert re.search(r"fits\.pt: (\d+) of \1 tensors loaded; 1 in the file not used \(network\.more\)$", sentence)
+
+
+def test_images_that_are_not_here_are_not_counted(tiny, tmp_path):
+    away = {"source": "npz", "path": str(tmp_path / "away.npz"), "size": 28, "fold": "1/4"}
+    assert check_files(tiny("fedavg", {"data": away})) == ["the images are not here, and were not counted"]
+    fits = weights_of("lenet5", tmp_path / "lenet5.pt")
+    said = check_files(tiny("fedavg", {"data": away, "model.weights": fits}))[1]
+    assert said == f"{fits}: 10 of 10 tensors have names of lenet5; the run compares their shapes"
+
+
+def test_the_command_says_what_was_found(tiny, tmp_path, capsys):
+    images, labels = np.zeros((40, 28, 28), np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "a.npz", images=images, labels=labels)
+    data = {"source": "npz", "path": str(tmp_path / "a.npz"), "size": 28, "test_total_per_class": 3}
+    (tmp_path / "study.toml").write_text(tiny("fedavg", {"data": data, "sites.count": 2}).to_toml())
+    assert run_app(["study", "check", str(tmp_path / "study.toml")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("test images: 6")
+    assert run_app(["study", "check", str(tmp_path / "study.toml"), "--set", "data.test_total_per_class=30"]) == 2
+    assert "data.test_total_per_class: there are" in capsys.readouterr().err

@@ -1,0 +1,361 @@
+"""What a run leaves behind, what it refuses to begin with, and that only the study decides what comes out."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from run_folders import assert_same_run, history, ledgers, result
+
+from polyclinic.errors import BadInput, Damaged, StorageFailed, WorkFailed
+from polyclinic.federation.ledger.ledger import verify
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.files import lock
+from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.release import digest_of_weights
+from polyclinic.runner.run.run import run
+from polyclinic.study import load_study, parse_study
+
+KEYS = {"method", "seed", "task", "metrics", "heterogeneity", "communication", "privacy", "rounds", "timing"}
+KEYS |= {"environment", "weights_sha256", "failures", "batch_norm"}
+PERSONAL = ("fedbn", {"model.backbone": "small-cnn"})
+ALL = {
+    "fedavg": ("fedavg", {}),
+    "fedbn": PERSONAL,
+    "cwt": ("cwt", {}),
+    "splitnn": ("splitnn", {}),
+    "standalone": ("standalone", {}),
+    "centralized": ("centralized", {}),
+    "fedsgd": ("fedsgd", {}),
+    "fedavg-share": ("fedavg-share", {}),
+}
+
+
+@pytest.fixture
+def fedavg(tiny, undisturbed):
+    return undisturbed(tiny("fedavg"))
+
+
+# --- what is left behind ------------------------------------------------------------------------------
+
+
+def test_the_folder_holds_what_the_design_names(fedavg):
+    found = {path.name for path in fedavg.folder.iterdir()}
+    assert {"study.toml", "history.jsonl", "ledger", "model.safetensors", "result.json", "checkpoint"} <= found
+    assert not [path for path in fedavg.folder.rglob("*") if "partial" in path.name]
+    assert {path.stem for path in (fedavg.folder / "ledger").iterdir()} == {"site-1", "site-2", "site-3"}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_result_holds_the_keys_that_people_script_against(tiny, undisturbed, name):
+    method, settings = ALL[name]
+    values = json.loads((undisturbed(tiny(method, settings)).folder / "result.json").read_text())
+    assert set(values) >= KEYS
+    assert (values["method"], values["seed"], values["task"], values["rounds"]) == (method, 0, "classification", 3)
+    assert set(values["metrics"]["per_site"]) == {"site-1", "site-2", "site-3"}
+    for table in (values["metrics"]["test"], values["metrics"]["mean"], *values["metrics"]["per_site"].values()):
+        assert 0 <= table["accuracy"] <= 1
+        assert all(math.isfinite(value) for value in table.values())
+    assert set(values["communication"]) >= {"total_bytes", "by_kind", "per_site"}
+    assert 0 <= values["heterogeneity"]["mean_ks"] <= 1
+    assert values["failures"] == []
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbn"])
+def test_the_digest_is_that_of_the_released_model(tiny, undisturbed, name):
+    method, settings = ALL[name]
+    done = undisturbed(tiny(method, settings))
+    weights = done.weights()
+    assert digest_of_weights(weights) == done["weights_sha256"]
+    first = next(iter(weights))
+    weights[first] = weights[first] + 1e-3
+    assert digest_of_weights(weights) != done["weights_sha256"]
+    assert any(key.startswith("site-2/") for key in weights) == (name == "fedbn")
+
+
+def test_the_study_in_the_folder_is_the_one_that_was_run(tiny, fedavg):
+    assert load_study(fedavg.folder / "study.toml") == tiny("fedavg")
+
+
+def test_the_history_has_a_line_per_round(fedavg):
+    lines = history(fedavg.folder)
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert set(line["validation"]["per_site"]) == {"site-1", "site-2", "site-3"}
+        assert line["failed"] == {}
+    totals = [line["total_bytes"] for line in lines]
+    assert totals == sorted(set(totals))
+    assert totals[-1] < fedavg["communication"]["total_bytes"]  # the final evaluation comes on top
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ledgers_and_byte_counts_tell_the_same_story(tiny, undisturbed, name):
+    method, settings = ALL[name]
+    done = undisturbed(tiny(method, settings))
+    released = {site: verify(done.folder / "ledger" / f"{site}.jsonl") for site in ("site-1", "site-2", "site-3")}
+    communication = done["communication"]
+    assert sum(line["bytes"] for lines in released.values() for line in lines) == communication["sent_bytes"]
+    for table in ("by_kind", "by_operation", "per_site"):
+        assert sum(communication[table].values()) == communication["total_bytes"]
+    assert {line["to"] for lines in released.values() for line in lines} == {"coordinator"}
+    for lines in released.values():
+        assert [line["round"] for line in lines] == sorted(line["round"] for line in lines)
+
+
+def test_bytes_of_fedavg_by_hand(tiny, fedavg):
+    """Each round a model down and up at each site; evaluating costs none, as the site holds it from then on."""
+    model = len(Parcel("weights", fedavg.weights()).encoded)
+    communication = fedavg["communication"]
+    # the initial model, and after each round its mean, which the next round trains on and the last is tested with
+    assert communication["received_bytes"] == 3 * (3 + 1) * model
+    up = [line["bytes"] for line in verify(fedavg.folder / "ledger" / "site-1.jsonl") if line["kind"] == "weights"]
+    assert len(up) == 3
+    assert all(model <= size < model + 300 for size in up)
+
+
+def test_the_best_model_is_that_of_its_round(tiny, tmp_path):
+    study = tiny("fedavg", {"evaluation.select": "best"}, rounds=4)
+    best = run(study, tmp_path / "best")
+    scores = [line["validation"]["pooled"]["accuracy"] for line in history(best.folder)]
+    assert best["selected"] == {"by": "best", "round": scores.index(max(scores)) + 1}
+    last = run(
+        study.with_settings({"evaluation.select": "last", "method.rounds": best["selected"]["round"]}),
+        tmp_path / "last",
+    )
+    assert last["weights_sha256"] == best["weights_sha256"]
+    assert last.metrics["test"] == best.metrics["test"]
+
+
+# --- only the study decides ---------------------------------------------------------------------------
+
+
+def test_the_same_study_gives_the_same_bits_whatever_the_global_state(tiny, fedavg, tmp_path):
+    torch.manual_seed(1234)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    run(tiny("fedavg"), tmp_path / "again")
+    left = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    assert left == 2
+    assert_same_run(tmp_path / "again", fedavg.folder)
+
+
+def test_another_seed_gives_another_model_on_the_same_images(tiny, fedavg, tmp_path):
+    study = tiny("fedavg").model_copy(update={"seed": 1})
+    other = run(study, tmp_path / "other")
+    assert other["weights_sha256"] != fedavg["weights_sha256"]
+    assert other["data"] == fedavg["data"]
+
+
+# --- beginning and resuming ---------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_run_again(tiny, fedavg):
+    before = {path: path.stat().st_mtime_ns for path in fedavg.folder.rglob("*")}
+    assert run(tiny("fedavg"), fedavg.folder, resume=True).values == fedavg.values
+    assert run(None, fedavg.folder, resume=True).values == fedavg.values
+    assert {path: path.stat().st_mtime_ns for path in fedavg.folder.rglob("*")} == before
+
+
+def test_a_folder_with_a_run_in_it_is_not_begun_again(tiny, fedavg):
+    with pytest.raises(BadInput, match="holds a run that has ended; add --resume to see its result"):
+        run(tiny("fedavg"), fedavg.folder)
+
+
+def test_a_folder_with_other_files_is_left_alone(tiny, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(BadInput, match="holds other files"):
+        run(tiny("fedavg"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_is_no_folder(tiny, tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(BadInput, match="is a file"):
+        run(tiny("fedavg"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"resume": True}, {"out": "somewhere"}])
+def test_without_a_study_there_must_be_a_run_to_resume(arguments):
+    with pytest.raises(BadInput, match="study: give one, or the folder of a run to resume"):
+        run(None, **arguments)
+
+
+def test_an_empty_folder_cannot_be_resumed_without_a_study(tmp_path):
+    with pytest.raises(BadInput, match="no such file"):
+        run(None, tmp_path, resume=True)
+
+
+class Stop(Display):
+    """Ctrl-C when a round is done."""
+
+    def __init__(self, round):
+        self.round = round
+
+    def round_done(self, line, rounds):
+        if line["round"] == self.round:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def interrupted(tiny, tmp_path):
+    """A run that was interrupted in its second round."""
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny("fedavg"), tmp_path / "run", display=Stop(2))
+    return tmp_path / "run"
+
+
+def test_an_interrupted_run_goes_on(tiny, interrupted, fedavg):
+    first = []
+
+    class Started(Display):
+        def started(self, study, sites, first_round):
+            first.append(first_round)
+
+    run(None, interrupted, resume=True, display=Started())
+    assert first == [2]
+    assert_same_run(interrupted, fedavg.folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "table"),
+    [
+        ({"optimizer.lr": 0.06}, "optimizer"),
+        ({"method.rounds": 9}, "method"),
+        ({"data.samples": 95}, "data"),
+        ({"seed": 1}, "seed"),
+        ({"policy.kinds": ["weights", "metrics"]}, "policy"),
+        ({"engine.threads": 2}, "engine.threads"),
+    ],
+)
+def test_a_run_goes_on_only_with_its_own_study(tiny, interrupted, change, table):
+    before = ledgers(interrupted)
+    with pytest.raises(BadInput, match=f"^{table}: "):
+        run(tiny("fedavg").with_settings(change), interrupted, resume=True)
+    assert ledgers(interrupted) == before
+
+
+@pytest.mark.parametrize("change", [{"engine.precision": "bf16"}, {"engine.device": "auto"}])
+def test_a_run_goes_on_only_with_the_same_arithmetic(tiny, interrupted, change):
+    with pytest.raises(BadInput, match=next(iter(change))):
+        run(tiny("fedavg").with_settings(change), interrupted, resume=True)
+
+
+def test_a_run_may_go_on_with_another_number_of_checkpoints_or_quorum(tiny, interrupted, fedavg):
+    study = tiny("fedavg").with_settings({"engine.checkpoint_every": 3, "engine.quorum": 0.9, "engine.workers": "auto"})
+    run(study, interrupted, resume=True)
+    assert_same_run(interrupted, fedavg.folder)
+
+
+def test_a_half_written_line_of_history_is_dropped(interrupted, fedavg):
+    with (interrupted / "history.jsonl").open("a") as file:
+        file.write('{"round": 2, "valida')
+    run(None, interrupted, resume=True)
+    assert_same_run(interrupted, fedavg.folder)
+
+
+@pytest.mark.parametrize("left", [[".lock"], [".lock", "study.toml.partial"], [".lock", ".workers/7.lock"]])
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_killed_at_its_very_beginning_can_be_begun(tiny, tmp_path, fedavg, left, resume):
+    (tmp_path / "run").mkdir()
+    for name in left:
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "run" / name).touch()
+    run(tiny("fedavg"), tmp_path / "run", resume=resume)
+    assert_same_run(tmp_path / "run", fedavg.folder)
+
+
+def test_two_runs_do_not_work_in_one_folder(interrupted):
+    with lock(interrupted / ".lock"):
+        before = ledgers(interrupted)
+        with pytest.raises(BadInput, match="another run is working in it"):
+            run(None, interrupted, resume=True)
+        assert ledgers(interrupted) == before
+    run(None, interrupted, resume=True)
+
+
+def test_a_tampered_ledger_is_named_when_a_run_goes_on(interrupted):
+    path = interrupted / "ledger" / "site-3.jsonl"
+    path.write_text(path.read_text().replace('"kind": "weights"', '"kind": "metrics"', 1))
+    words = r"site 'site-3' .*site-3\.jsonl, line 1: was changed after it was written; bring the file back"
+    with pytest.raises(StorageFailed, match=words):
+        run(None, interrupted, resume=True)
+
+
+def test_the_ledger_of_another_site_stops_a_run_that_goes_on(interrupted):
+    shutil.copy(interrupted / "ledger" / "site-1.jsonl", interrupted / "ledger" / "site-3.jsonl")
+    with pytest.raises(StorageFailed, match=r"site-3\.jsonl, line 1: is not signed by the site's key"):
+        run(None, interrupted, resume=True)
+
+
+def test_a_damaged_study_is_noticed_when_a_run_goes_on(interrupted):
+    path = interrupted / "study.toml"
+    path.write_text(path.read_text().replace("lr = 0.05", "lr = 0.06"))
+    with pytest.raises(Damaged, match=r"study\.toml: is damaged or was changed since the run began"):
+        run(None, interrupted, resume=True)
+
+
+def test_a_lost_state_is_named_when_a_run_goes_on(tiny, tmp_path):
+    method, settings = PERSONAL
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(method, settings), tmp_path / "run", display=Stop(2))
+    for path in (tmp_path / "run" / "sites" / "site-2").iterdir():
+        path.unlink()
+    with pytest.raises(Damaged, match=r"site-2.*state-1\.safetensors: is missing; bring the file back"):
+        run(tiny(method, settings), tmp_path / "run", resume=True)
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_where_a_state_is_damaged(tiny, tmp_path, undisturbed):
+    method, settings = PERSONAL
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(method, settings), tmp_path / "run", display=Stop(3))
+    newest = max((tmp_path / "run" / "sites" / "site-2").glob("state-*.safetensors"))
+    content = newest.read_bytes()
+    newest.write_bytes(content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
+    result = run(tiny(method, settings), tmp_path / "run", resume=True)
+    assert result["weights_sha256"] == undisturbed(tiny(method, settings))["weights_sha256"]
+    assert any(f"{newest}: is damaged" in sentence for sentence in result["warnings"])
+
+
+# --- policy -------------------------------------------------------------------------------------------
+
+
+def test_a_kind_that_no_site_lets_out_stops_the_run_with_the_reason(tiny, tmp_path):
+    with pytest.raises(
+        WorkFailed, match="kept back metrics of 'evaluate': the site's policy does not let this kind out"
+    ):
+        run(tiny("fedavg", {"policy.kinds": ["weights"]}), tmp_path / "run")
+    for path in (tmp_path / "run" / "ledger").iterdir():
+        assert {line["kind"] for line in verify(path)} == {"weights"}
+
+
+def test_a_run_without_validation_or_evaluation_releases_its_last_model(tiny, tmp_path, fedavg):
+    done = run(tiny("fedavg", {"evaluation.every": 0}), tmp_path / "run")
+    assert done["weights_sha256"] == fedavg["weights_sha256"]
+    assert [line["validation"] for line in history(done.folder)] == [None, None, None]
+    assert result(done.folder)["metrics"] == result(fedavg.folder)["metrics"]
+
+
+def test_checkpoints_are_not_needed_to_end_well(tiny, tmp_path, fedavg):
+    run(tiny("fedavg", {"engine.checkpoint_every": 0}), tmp_path / "run")
+    assert_same_run(tmp_path / "run", fedavg.folder)
+
+
+def test_a_run_does_not_go_on_with_other_images(tiny, tmp_path):
+    rng, file = np.random.default_rng(0), tmp_path / "images.npz"
+
+    def write_images():
+        np.savez(file, images=rng.integers(0, 256, (60, 28, 28), dtype=np.uint8), labels=np.arange(60) % 2)
+
+    write_images()
+    tables = tiny("fedavg", rounds=1).as_tables() | {"data": {"source": "npz", "path": str(file), "size": 28}}
+    study = parse_study(tables)
+    run(study, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    run(study, tmp_path / "run", resume=True)
+    (tmp_path / "run" / "result.json").unlink()
+    write_images()
+    with pytest.raises(BadInput, match=r"data: the images are not those that .* was begun with"):
+        run(study, tmp_path / "run", resume=True)
