@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from polyclinic.cli import run_app
@@ -35,8 +33,8 @@ def always(monkeypatch):
 
 def test_the_file_says_who_works_and_is_gone_at_the_end(tiny, tmp_path, always, monkeypatch):
     folder, seen = tmp_path / "run", []
-    write = live.atomic_write
-    monkeypatch.setattr(live, "atomic_write", lambda path, text: (seen.append(json.loads(text)), write(path, text)))
+    write = LiveFile._write
+    monkeypatch.setattr(LiveFile, "_write", lambda live, **news: (write(live, **news), seen.append(dict(live._known))))
     shown = Watching(folder)
     run(tiny("fedavg", {"sites.count": 2}, rounds=2), folder, display=LiveFile(folder, shown))
     assert seen[0]["sites"] == ["site-1", "site-2"]
