@@ -12,8 +12,7 @@ import numpy as np
 
 from polyclinic.data.dataset import SPLITS
 from polyclinic.data.file_source import FileSource
-from polyclinic.data.heterogeneity import tells_class
-from polyclinic.data.labels import MOST_CLASSES, to_number
+from polyclinic.data.labels import MOST_CLASSES, tells_class, to_number
 from polyclinic.data.listing import Listing, problem_of, unreadable
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.partitions.base import Sites
