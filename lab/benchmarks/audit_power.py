@@ -26,13 +26,12 @@ from audit_power_leaks import REPLAY, STRENGTHS, SUMMED, _fedavg, _planted, leak
 from measuring import finish, flags
 
 from polyclinic.audits import audit as audit_module
+from polyclinic.audits.attack import Tools
 from polyclinic.audits.audit import audit, audit_parcel, build_tools, count_tests
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit
-from polyclinic.audits.planted_truth import truth_of_held_out
-from polyclinic.audits.power import FALSE_ALARMS
-from polyclinic.audits.verdicts import verdicts
-from polyclinic.audits.views import Tools, Truth
+from polyclinic.audits.truth import Truth, truth_of_held_out
+from polyclinic.audits.verdicts import FALSE_ALARMS, verdicts
 from polyclinic.metrics.roc import share_interval
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study

@@ -239,7 +239,7 @@ def recovered(run: Path) -> dict[str, float]:
 
 def _inverted(run: Path) -> dict[str, object]:
     """What comes back of all kept gradients of a run, and how long that took."""
-    from polyclinic.audits.invert_together import invert_together
+    from polyclinic.audits.audit import invert_together
 
     begin = time.monotonic()
     return {**invert_together(run), "seconds": round(time.monotonic() - begin, 1)}

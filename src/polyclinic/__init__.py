@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from polyclinic import models as models
     from polyclinic.attacks.attack import Verdict as Verdict
     from polyclinic.audits.attack import Attack as Attack
+    from polyclinic.audits.attack import Finding as Finding
+    from polyclinic.audits.attack import NotTried as NotTried
+    from polyclinic.audits.attack import Planted as Planted
+    from polyclinic.audits.attack import Seen as Seen
     from polyclinic.audits.audit import audit as audit
-    from polyclinic.audits.views import Finding as Finding
-    from polyclinic.audits.views import NotTried as NotTried
-    from polyclinic.audits.views import Planted as Planted
-    from polyclinic.audits.views import Seen as Seen
-    from polyclinic.audits.views import Truth as Truth
+    from polyclinic.audits.truth import Truth as Truth
     from polyclinic.data.dataset import Dataset as Dataset
     from polyclinic.data.file_source import FileSource as FileSource
     from polyclinic.data.partitions.base import Plan as Plan
@@ -88,20 +88,20 @@ _HOMES = {
     "FedAvg": "methods.fedavg",
     "Federation": "federation.federation",
     "FileSource": "data.file_source",
-    "Finding": "audits.views",
+    "Finding": "audits.attack",
     "Generator": "generators.base",
     "GeneratorModel": "generators.base",
     "Kind": "federation.ledger.kinds",
     "Method": "methods.shared.method",
-    "NotTried": "audits.views",
+    "NotTried": "audits.attack",
     "Optimizer": "training.optimizer",
     "Parcel": "federation.ledger.parcel",
     "Plan": "data.partitions.base",
-    "Planted": "audits.views",
+    "Planted": "audits.attack",
     "Regression": "tasks.regression",
     "Reply": "federation.call",
     "Result": "runner.run.result",
-    "Seen": "audits.views",
+    "Seen": "audits.attack",
     "Segmentation": "tasks.segmentation",
     "Site": "federation.site",
     "Sites": "data.partitions.base",
@@ -112,7 +112,7 @@ _HOMES = {
     "Trainer": "training.loop",
     "TrainerSpec": "training.loop",
     "Traits": "methods.shared.traits",
-    "Truth": "audits.views",
+    "Truth": "audits.truth",
     "Verdict": "attacks.attack",
     "Weights": "federation.federation",
     "WorkFailed": "errors",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyclinic.attacks.sums import histogram_scores, leverage, moment_scores
+from polyclinic.audits.sum_layouts import histogram_scores, leverage, moment_scores
 from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import auc
 

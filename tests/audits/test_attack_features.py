@@ -7,16 +7,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyclinic.attacks.sums import read_pair
-from polyclinic.audits import attack_features
-from polyclinic.audits.attack_features import ComparedSet, FeatureDecoderAttack, identify_in_classes, score_sets
-from polyclinic.audits.attack_sums import SecondMomentsAttack
+from polyclinic.audits import attack_sums as attack_features
+from polyclinic.audits.attack import Finding, NotTried
+from polyclinic.audits.attack_sums import (
+    ComparedSet,
+    FeatureDecoderAttack,
+    SecondMomentsAttack,
+    identify_in_classes,
+    score_sets,
+)
 from polyclinic.audits.audit import audit, build_tools
-from polyclinic.audits.few_images import MOST, few_images
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit, splits_behind
-from polyclinic.audits.sum_layouts import ALL, sums_like
-from polyclinic.audits.views import Finding, NotTried
+from polyclinic.audits.sum_layouts import ALL, MOST, few_images, read_pair, sums_like
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import moments
 from polyclinic.metrics.statistics.significance import chance_of_groups

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from polyclinic.attacks.attack import Capability
-from polyclinic.audits.attack_with_decoder import verdict_of
-from polyclinic.audits.attacker_images import AttackerImages, attacker_images
+from polyclinic.audits.attack_latents import verdict_of
 from polyclinic.audits.audit import audit, build_tools
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.recovery import recovery
-from polyclinic.audits.views import Truth
+from polyclinic.audits.truth import AttackerImages, Truth, attacker_images
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 from polyclinic.study.audit_settings import Audit

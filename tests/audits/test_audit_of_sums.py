@@ -10,9 +10,8 @@ import pytest
 import torch
 from json_schemas import assert_valid
 
-from polyclinic.attacks.sums import leverage
 from polyclinic.audits.audit import audit
-from polyclinic.audits.sum_layouts import ALL, Gaussians, MomentMatrices, read_sums, sums_like
+from polyclinic.audits.sum_layouts import ALL, Gaussians, MomentMatrices, leverage, read_sums, sums_like
 from polyclinic.federation.ledger.archive import is_worth_keeping, releases
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import moments

@@ -12,19 +12,18 @@ import torch
 
 from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Verdict
 from polyclinic.attacks.membership import Memberships
+from polyclinic.audits.attack import Finding, NotTried
 from polyclinic.audits.attack_membership import WEAKEST, sent_model, weakest_between
 from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.attack_updates import AttackPlan, GradientInversionAttack, with_start
-from polyclinic.audits.audit import build_tools
+from polyclinic.audits.audit import build_tools, unread_names, without_unread
 from polyclinic.audits.coordinator import CONTROL, Rehearsal, judge
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit
-from polyclinic.audits.power import with_doubt
 from polyclinic.audits.recovery import recovery
 from polyclinic.audits.run_inversion import unfinished
-from polyclinic.audits.unread import unread_names, without_unread
-from polyclinic.audits.verdicts import verdicts
-from polyclinic.audits.views import Finding, NotTried, Truth
+from polyclinic.audits.truth import Truth
+from polyclinic.audits.verdicts import verdicts, with_doubt
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.attacks.attack import ThreatModel
-from polyclinic.audits import attack_generator_membership as module
-from polyclinic.audits.attack_generator_membership import ReferenceGeneratorsAttack, shortened
-from polyclinic.audits.planted_truth import truth_of_asked
-from polyclinic.audits.power import run_with_power
-from polyclinic.audits.views import Finding, NotTried, Seen, Truth
+from polyclinic.audits import attack_membership as module
+from polyclinic.audits.attack import Finding, NotTried, Seen
+from polyclinic.audits.attack_membership import ReferenceGeneratorsAttack, shortened
+from polyclinic.audits.truth import Truth, truth_of_asked
+from polyclinic.audits.verdicts import run_with_power
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.data.pixels import to_uint8
 from polyclinic.federation.ledger.parcel import Parcel

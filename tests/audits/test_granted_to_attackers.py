@@ -15,8 +15,9 @@ from small_audits import MASKS, SMALL
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.audits import attack_updates
+from polyclinic.audits.attack import Finding, Seen, Tools
 from polyclinic.audits.audit import audit
-from polyclinic.audits.views import Finding, Seen, Tools, Truth
+from polyclinic.audits.truth import Truth
 from polyclinic.data.parts import SiteData, open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.archive import releases

@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 
 from polyclinic.audits.attack_updates import invert_gradients
-from polyclinic.audits.audit import build_tools
-from polyclinic.audits.invert_together import invert_together
+from polyclinic.audits.audit import build_tools, invert_together
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit
 from polyclinic.errors import BadInput

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from polyclinic.attacks.membership import rmia
+from polyclinic.audits.attack import Finding
 from polyclinic.audits.attack_membership import WEAKEST, planted_memory, reference_membership
 from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.audit import build_tools
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit
-from polyclinic.audits.views import Finding
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 

@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from polyclinic.audits.outside_attacks import plant
-from polyclinic.audits.outside_doubts import distances, doubt_about
-from polyclinic.audits.outside_images import OutsideImages
-from polyclinic.audits.outside_update import Update, UpdateSettings
+from polyclinic.audits.external import distances, doubt_about, plant
+from polyclinic.audits.external_files import OutsideImages, Update, UpdateSettings
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.audits.planted_codes import EXCHANGED, exchange, planted_codes
-from polyclinic.audits.unread import without_unread
-from polyclinic.audits.views import Seen, Truth
+from polyclinic.audits.attack import Seen
+from polyclinic.audits.audit import without_unread
+from polyclinic.audits.planting import EXCHANGED, exchange, planted_codes
+from polyclinic.audits.truth import Truth
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import VQVAE2

@@ -12,11 +12,11 @@ from torch import Tensor
 from polyclinic.attacks.attack import Verdict
 from polyclinic.attacks.projection import Projected
 from polyclinic.audits import ATTACKS
+from polyclinic.audits.attack import Finding, Planted, Seen
 from polyclinic.audits.audit import count_tests
-from polyclinic.audits.planted_generator import LEANING, REACHED, planted_leaning, planted_within_reach
-from polyclinic.audits.planted_truth import truth_of_held_out
-from polyclinic.audits.power import run_with_power
-from polyclinic.audits.views import Finding, Planted, Seen, Truth
+from polyclinic.audits.planting import LEANING, REACHED, planted_leaning, planted_within_reach
+from polyclinic.audits.truth import Truth, truth_of_held_out
+from polyclinic.audits.verdicts import run_with_power
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.perceptual import Pixels

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 import pytest
 
 from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Verdict
-from polyclinic.audits.attack import Attack
-from polyclinic.audits.power import CheckedFinding, run_with_power
-from polyclinic.audits.views import Finding, NotTried, Planted
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted
+from polyclinic.audits.verdicts import CheckedFinding, run_with_power
 
 
 class Threshold(Attack):

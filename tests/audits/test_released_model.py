@@ -11,8 +11,7 @@ from json_schemas import assert_valid
 from polyclinic.audits import attack_membership
 from polyclinic.audits.audit import audit
 from polyclinic.audits.open_run import open_run
-from polyclinic.audits.parcels import parcels_to_audit
-from polyclinic.audits.released_model import best_round, released_models
+from polyclinic.audits.parcels import best_round, parcels_to_audit, released_models
 
 STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}
 

@@ -8,8 +8,9 @@ from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation
 from polyclinic.audits import attack_updates
-from polyclinic.audits.attack_split_weights import is_front, loss_with_gradients
-from polyclinic.audits.views import Seen, Tools, Truth
+from polyclinic.audits.attack import Seen, Tools
+from polyclinic.audits.run_inversion import is_front, loss_with_gradients
+from polyclinic.audits.truth import Truth
 from polyclinic.data.parts import prepare
 from polyclinic.federation.ledger.archive import Release, releases
 from polyclinic.metrics.perceptual import Pixels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polyclinic.audits.attack import Finding, Seen
 from polyclinic.audits.attack_updates import (
     BATCH_NORM_PRIOR,
     AttackPlan,
@@ -16,7 +17,7 @@ from polyclinic.audits.audit import build_tools
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit
 from polyclinic.audits.planting import planted_update
-from polyclinic.audits.views import Finding, Seen, Truth
+from polyclinic.audits.truth import Truth
 
 STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.5, "optimizer.momentum": 0.0}
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
+from polyclinic.audits.attack import EVERY_QUESTION
 from polyclinic.audits.verdicts import verdicts
-from polyclinic.audits.views import EVERY_QUESTION
 
 
 def planted(found: bool, leak: str = "weak", attack: str = "inversion") -> dict[str, Any]:

@@ -12,18 +12,15 @@ from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.copies import find_copies
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
-from polyclinic.audits import (
-    attack_latents,
-    attack_membership,
-    attack_split_weights,
-    attack_synthetic,
-    attack_updates,
-)
+from polyclinic.audits import attack_generators as attack_synthetic
+from polyclinic.audits import attack_latents, attack_membership, attack_updates
+from polyclinic.audits import run_inversion as attack_split_weights
+from polyclinic.audits.attack import Finding, NotTried, Seen, Tools
 from polyclinic.audits.audit import audit
 from polyclinic.audits.parcels import AuditedParcel
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.recovery import Identification, recovery
-from polyclinic.audits.views import Finding, NotTried, Seen, Tools, Truth
+from polyclinic.audits.truth import Truth
 from polyclinic.data.parts import prepare
 from polyclinic.federation.ledger.archive import Release, releases
 from polyclinic.metrics.perceptual import Pixels, perceptual_distance

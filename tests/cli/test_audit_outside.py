@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from polyclinic.attacks.near_copies import shift
-from polyclinic.audits import outside_update
-from polyclinic.audits.outside_images import OutsideImages, share_classes
+from polyclinic.audits import external_files as outside_update
+from polyclinic.audits.external_files import OutsideImages, share_classes
 from polyclinic.cli import run_app
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.errors import BadInput

@@ -8,7 +8,7 @@ import torch
 
 from polyclinic.attacks.gradient_inversion.initialisation import _whole
 from polyclinic.attacks.near_copies import brighten
-from polyclinic.attacks.sums import histogram_scores
+from polyclinic.audits.sum_layouts import histogram_scores
 from polyclinic.errors import BadInput
 from polyclinic.federation.layers.movement import moved
 from polyclinic.federation.ledger.parcel import ParcelRejected

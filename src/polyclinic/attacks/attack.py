@@ -155,7 +155,7 @@ GRAVEST: tuple[Word, ...] = (LEAKS, NOT_TESTED, WITHSTOOD)
 class Verdict:
     """`leak`: whether something was found that a generator or model that never saw the images would not show.
 
-    Without a power check, nothing found is no verdict: see `polyclinic.audits.power`.
+    Without a power check, nothing found is no verdict: see `polyclinic.audits.verdicts`.
     """
 
     leak: bool

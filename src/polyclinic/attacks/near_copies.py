@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.attacks.attack import Verdict
+from polyclinic.attacks.copies import FEWEST
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.metrics.images import ORIENTATIONS, Images, as_unit, orientations_of, same_shape, turned
@@ -30,7 +31,7 @@ from polyclinic.progress import tell
 from polyclinic.randomness import torch_rng
 
 LEVEL = 0.001
-FEWEST = 20  #: training and held-out images, each
+
 SIDE = 32  #: px; larger images are averaged down
 REACH = 8  #: shifts of up to a so many-th of the side
 CLOSEST = 0.9995  #: correlations above it are rounding

@@ -5,17 +5,16 @@ engines know nothing of it. A further attack is one file and one line here, or a
 """
 
 from polyclinic.audits.attack import Attack
-from polyclinic.audits.attack_features import FeatureDecoderAttack
-from polyclinic.audits.attack_first_layer import AnalyticInversionAttack
-from polyclinic.audits.attack_generator_membership import ReferenceGeneratorsAttack
-from polyclinic.audits.attack_latents import LatentInversionAttack
-from polyclinic.audits.attack_membership import LossMembershipAttack, ReferenceMembershipAttack
-from polyclinic.audits.attack_near_copies import NearCopiesAttack
+from polyclinic.audits.attack_generators import CopiesAttack, DecodingAttack, GeneratorAttack, NearCopiesAttack
+from polyclinic.audits.attack_latents import LatentInversionAttack, LearnedDecoderAttack
+from polyclinic.audits.attack_membership import (
+    LossMembershipAttack,
+    ReferenceGeneratorsAttack,
+    ReferenceMembershipAttack,
+)
 from polyclinic.audits.attack_site import SiteInferenceAttack
-from polyclinic.audits.attack_sums import HistogramsAttack, SecondMomentsAttack
-from polyclinic.audits.attack_synthetic import CopiesAttack, DecodingAttack, GeneratorAttack
-from polyclinic.audits.attack_updates import GradientInversionAttack
-from polyclinic.audits.attack_with_decoder import LearnedDecoderAttack
+from polyclinic.audits.attack_sums import FeatureDecoderAttack, HistogramsAttack, SecondMomentsAttack
+from polyclinic.audits.attack_updates import AnalyticInversionAttack, GradientInversionAttack
 from polyclinic.registry import Registry
 from polyclinic.study.audit_settings import Audit
 

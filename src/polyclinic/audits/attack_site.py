@@ -16,11 +16,10 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import Capability, Verdict
 from polyclinic.attacks.membership import score_all
-from polyclinic.audits.attack import Attack
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Seen
 from polyclinic.audits.attack_membership import FEWEST, fit, losses_of, sent_model, unsent_names
-from polyclinic.audits.planting import site_of
 from polyclinic.audits.plots import histograms
-from polyclinic.audits.views import Finding, NotTried, Planted, Seen, Truth
+from polyclinic.audits.truth import Truth, site_of
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.roc import separation
 from polyclinic.metrics.statistics.significance import chance_of_order

@@ -12,19 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from polyclinic.attacks.scoring import score
 from polyclinic.audits import ATTACKS, Attack
+from polyclinic.audits.attack import EVERY_QUESTION, Finding, NotTried, SearchSteps, Seen, Tools
+from polyclinic.audits.attack_generators import load_generator, model_of_codes
+from polyclinic.audits.attack_updates import AttackPlan
 from polyclinic.audits.coordinator import rehearse
 from polyclinic.audits.open_run import LedgerLines, open_run
-from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit
-from polyclinic.audits.power import FALSE_ALARMS, CheckedFinding, PowerCheck, run_with_power
-from polyclinic.audits.released_model import released_models
-from polyclinic.audits.unread import without_unread
-from polyclinic.audits.verdicts import verdicts
-from polyclinic.audits.views import EVERY_QUESTION, Finding, NotTried, SearchSteps, Seen, Tools, Truth
+from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit, released_models
+from polyclinic.audits.sum_layouts import names_of_sums
+from polyclinic.audits.truth import Truth
+from polyclinic.audits.verdicts import FALSE_ALARMS, CheckedFinding, PowerCheck, run_with_power, verdicts
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.extras import picture_if_possible
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.files import atomic_write
 from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_distance
 from polyclinic.registry import reason
@@ -36,7 +40,6 @@ from polyclinic.study.audit_settings import EFFORTS, Audit
 
 #: (what is being attacked, attacks done, attacks in all)
 Progress = Callable[[str, int, int], None]
-
 #: what images may be compared by
 FEATURES = (Pixels.name, *NAMES)
 
@@ -284,3 +287,97 @@ def write_file(path: Path, text: str) -> None:
         atomic_write(path, text)
     except OSError as error:
         raise BadInput(f"{path}: cannot be written ({error.strerror}); make room or give access to it") from None
+
+
+METRICS = frozenset({"histograms", "confusion"})
+FEW = 8  #: numbers that a tensor of metrics may have without being looked at: a mean, a count
+FEW_IN_ALL = 64  #: numbers of all such tensors together: images can be cut into small pieces
+#: what attacks read of parcels whose tensors have fixed names
+READ = {
+    "synthetic-images": frozenset({"images", "labels", "masks"}),
+    "activations": frozenset({"activations"}),
+    "latents": frozenset({"latents", "low", "step", "flipped_latents", "flipped_low", "flipped_step"}),
+}
+
+
+def unread_names(seen: Seen) -> list[str]:
+    """Names of tensors in a parcel that are neither of the study's network or generator nor of sums that are known
+    here."""
+    sent = seen.parcel.tensors
+    if seen.kind in ("weights", "gradients"):
+        known = set(seen.network.state_dict())
+    elif seen.kind == "statistics":
+        known = names_of_sums(seen.parcel) or set(sent)  # sums that are not known at all have a gap of their own
+    elif seen.kind == "metrics":
+        known = {*METRICS, *_small(sent)}
+    elif seen.kind == "generator":
+        model = load_generator(seen, {})
+        known = set(sent) if isinstance(model, NotTried) else set(model.state())
+    elif seen.kind == "codes":
+        coded = model_of_codes(seen)
+        known = set(sent) if isinstance(coded, NotTried) else {f"{seen.site}/{one}" for one in coded.codebook_sizes}
+    else:
+        known = set(READ.get(seen.kind, sent))
+    return sorted(set(sent) - known)
+
+
+def _small(sent: Mapping[str, Tensor]) -> set[str]:
+    small = {name: tensor.numel() for name, tensor in sent.items() if name not in METRICS and tensor.numel() <= FEW}
+    return set(small) if sum(small.values()) <= FEW_IN_ALL else set()
+
+
+def without_unread(seen: Seen) -> tuple[Seen, list[NotTried]]:
+    """What attacks can read of a parcel, and the gap that the rest leaves in every question."""
+    names = unread_names(seen)
+    if not names:
+        return seen, []
+    shown = ", ".join(f"'{name}'" for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    rest = {name: tensor for name, tensor in seen.parcel.tensors.items() if name not in names}
+    parcel = Parcel(seen.kind, rest, seen.parcel.metadata)
+    together = tuple(parcel if one is seen.parcel else one for one in seen.together)
+    gap = NotTried("every attack", f"the parcel holds {shown}, which no attack reads", EVERY_QUESTION)
+    return replace(seen, parcel=parcel, together=together), [gap]
+
+
+#: all kept releases
+BUDGET = "thorough"
+
+
+def invert_together(folder: Path, *, device: str = "auto", cache: Path | None = None) -> dict[str, Any]:
+    """For each image behind a kept gradient: errors, similarity, and whether the search converged by the papers' rule.
+
+    Figures are None where an image that came back is not finite.
+    """
+    assembly, lines = open_run(folder, cache=cache)
+    wanted = parcels_to_audit(folder, assembly.study, lines, BUDGET, ("gradients",), ())
+    tools = build_tools(assembly, BUDGET, "pixels", device)
+    plans = [AttackPlan(audited.seen(tools)) for audited in wanted]
+    truths = [audited.truth(tools) for audited in wanted]
+    check_alike(folder, plans)
+    settings, knowledge = plans[0].settings(), plans[0].knowledge(truths[0])
+    labels = torch.stack([plan.true_labels(truth) for plan, truth in zip(plans, truths, strict=True)])
+    known = replace(
+        knowledge,
+        model=[plan.seen.network for plan in plans],
+        labels=None if knowledge.labels is None else labels,
+    )
+    parcels = [plan.seen.parcel for plan in plans]
+    back = settings.run(parcels, known, threat=tools.threat, seed=tools.seed, device=tools.device)
+    found = score(back.images, torch.stack([images_behind(truth) for truth in truths]), back.start)
+    columns = {"mse": found.mse, "psnr": found.psnr, "ssim": found.ssim}
+    figures = {name: [None if value != value else value for value in told.tolist()] for name, told in columns.items()}
+    return {"attack": str(settings), **figures, "non_converging": found.non_converging.tolist()}
+
+
+def images_behind(truth: Truth) -> torch.Tensor:
+    """The images that a gradient was computed of, [B, C, H, W]."""
+    return truth.images(torch.cat(truth.batches))
+
+
+def check_alike(folder: Path, plans: list[AttackPlan]) -> None:
+    """BadInput unless every gradient is of as many images, few enough to be searched for as they were."""
+    if not all(plan.exact for plan in plans) or len({plan.batch_size for plan in plans}) > 1:
+        raise BadInput(
+            f"{folder}: gradients are searched for together where each is of as many images, and of few; "
+            "`polyclinic audit` attacks others one by one"
+        )

@@ -22,7 +22,8 @@ from polyclinic.attacks.coordinator.crafting import CoordinatorAttack
 from polyclinic.attacks.coordinator.fishing import Fishing, change
 from polyclinic.attacks.coordinator.imprint import CraftedSum, Imprint, TrapWeights
 from polyclinic.attacks.scoring import identified
-from polyclinic.audits.views import Tools, Truth
+from polyclinic.audits.attack import Tools
+from polyclinic.audits.truth import Truth
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected

@@ -1,23 +1,33 @@
-"""Planted updates: gradients or weights as the site would have sent them, were one image half of the update.
+"""Planted leaks, which show the power of an attack: updates, images of generators, and codes.
 
-They show the power of an attack on updates. The images are held-out ones of the site, so that no training image is
-copied. The update is made as the real one was: as many steps, batches, momentum and decay. In every step one image has
-half of the weight, the others share the other half. No defence and no noise is applied: what is planted is the weakest
-update without a defence that "withstood" excludes.
+Held-out images take the place of training images, so that no private image is copied. The leaks are as weak as the
+verdict claims to exclude; no defence and no noise is applied.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyclinic.audits.views import Planted, Seen, Truth
-from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.attacks.copies import FEWEST
+from polyclinic.attacks.membership import NearestSynthetic
+from polyclinic.attacks.projection import Projected
+from polyclinic.audits.attack import Planted, Seen, Tools
+from polyclinic.audits.attack_latents import public_trainer
+from polyclinic.audits.truth import Truth, site_of, truth_of_held_out
+from polyclinic.data.pixels import to_uint8
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.generators import CodedModel
+from polyclinic.generators.base import as_tensor
+from polyclinic.generators.replay_stream import SiteCodes, to_groups
+from polyclinic.methods.shared.replay_space import public_limits
+from polyclinic.metrics.roc import auc
+from polyclinic.randomness import torch_rng
 
 
 @dataclass(frozen=True)
@@ -118,14 +128,105 @@ def mixed_gradients(seen: Seen, model: nn.Module, images: Tensor, labels: Tensor
     }
 
 
-def site_of(data: SiteData, images: Tensor, labels: Tensor, *, members: int, what: str) -> SiteData:
-    """A site whose training images are the first `members` of these, and whose held-out ones are the rest."""
-    parts = {"train": slice(0, members), "validation": slice(members, None), "test": slice(0, 0)}
-    made = {split: _part(images[rows].numpy(), labels[rows].numpy(), what) for split, rows in parts.items()}
-    return SiteData(data.name, made["train"], made["validation"], made["test"])
+LEANING, REACHED = 0.7, 0.85  #: areas under the curve of the two leaks
+HALVINGS = 5  #: of the share by which images lean
+STEPS = 20  #: shares of the way into the generator's reach that are tried
+#: images uint8 and their labels to the closest that the generator can make
+Project = Callable[[Tensor, Tensor], Projected]
 
 
-def _part(images: np.ndarray, answers: np.ndarray, what: str) -> ImageSet:
-    if what == "masks":
-        return ImageSet(images=images, labels=np.zeros(len(images), np.int64), masks=answers)
-    return ImageSet(images=images, labels=answers)
+def planted_leaning(seen: Seen, other: Truth | None, made: Tensor) -> list[Planted]:
+    """The images that were made, each mixed with an image that is to be remembered (a training image of `other`), as
+    little as gives the goal."""
+    tools = seen.tools
+    count = tools.effort.candidates
+    if other is None or not len(made):
+        return []
+    members, others = other.members(count)[0], other.held_out(count)[0]
+    if min(len(members), len(others)) < FEWEST:
+        return []
+    made = made[:count]
+    towards = members[torch.arange(len(made)) % len(members)].float() / 255
+
+    def leaning(share: float) -> Tensor:
+        return to_uint8((1 - share) * made.float() / 255 + share * towards)
+
+    def area(share: float) -> float:
+        attack = NearestSynthetic()
+        return attack.run(leaning(share), members, others, tools.distance, device=tools.device).separation.auc
+
+    share, reached = least_share(area)
+    words = f"images that were made, mixed with {share:.0%} of held-out ones, which tells these with AUC {reached:.2f}"
+    parcel = Parcel("synthetic-images", {"images": leaning(share)}, {"samples": len(made)})
+    changed = replace(seen, parcel=parcel, together=(parcel,))
+    return [Planted("leaning images", words, changed, other, question="membership")]
+
+
+def least_share(area: Callable[[float], float]) -> tuple[float, float]:
+    """The smallest share that reaches the goal, by halving, and the area that it has."""
+    low, high, reached = 0.0, 1.0, area(1.0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        found = area(middle)
+        low, high, reached = (low, middle, found) if found >= LEANING else (middle, high, reached)
+    return high, reached
+
+
+def planted_within_reach(seen: Seen, truth: Truth, project: Project) -> list[Planted]:
+    """Held-out images, moved towards the closest ones that the generator can make, as little as gives the goal."""
+    count = seen.tools.effort.projected
+    other = truth_of_held_out(truth, count)
+    if other is None:
+        return []
+    inside, outside = project(*other.members(count)), project(*other.held_out(count))
+    shares = [step / STEPS for step in range(STEPS + 1)]
+    areas = [auc(-inside.distances * (1 - share) ** 2, -outside.distances) for share in shares]
+    share, area = next(((s, a) for s, a in zip(shares, areas, strict=True) if a >= REACHED), (1.0, areas[-1]))
+    moved = moved_towards(other, inside, count, share)
+    words = f"held-out images, moved by {share:.0%} to what the generator can make, which gives AUC {area:.2f}"
+    return [Planted("images within reach", words, replace(seen, together=()), moved, question="membership")]
+
+
+def moved_towards(truth: Truth, projected: Projected, count: int, share: float) -> Truth:
+    """The same truth with its first `count` members moved by a share of the way to their projections."""
+    train = truth.data.train
+    images = torch.from_numpy(np.array(train.images[:count])).float() / 255
+    mixed = to_uint8((1 - share) * images + share * projected.images[: len(images)].cpu())
+    data = replace(truth.data, train=replace(train, images=mixed.numpy()))
+    return Truth([torch.arange(len(mixed))], data, truth.seed)
+
+
+EXCHANGED = 0.5  #: the share of an image's codes that are other images'
+
+
+def planted_codes(seen: Seen, truth: Truth, model: CodedModel) -> list[Planted]:
+    """Codes of as many held-out images as the budget asks about, half of each drawn anew."""
+    other = truth_of_held_out(truth, seen.tools.effort.candidates)
+    if other is None:
+        return []
+    part = other.data.train
+    codes = model.encode(learned_images(seen.tools, as_tensor(part.images)))
+    rng = torch_rng(seen.tools.seed, "audit", "planted codes")
+    mixed = {level: exchange(values, EXCHANGED, rng) for level, values in codes.items()}
+    groups = to_groups({seen.site: SiteCodes(mixed, as_tensor(part.labels))}, model)
+    parcels = {kind: Parcel(kind, tensors) for kind, tensors in groups.items()}
+    rest = tuple(one for one in seen.together if one.kind not in parcels)
+    words = f"codes of {len(part)} held-out images, of which {EXCHANGED:.0%} are other images' codes"
+    changed = replace(seen, parcel=parcels["codes"], together=(*parcels.values(), *rest))
+    return [Planted("mixed codes", words, changed, other)]
+
+
+def learned_images(tools: Tools, images: Tensor) -> Tensor:
+    """What the study's generator learns of images uint8: themselves, or their latents rounded to bytes."""
+    if not tools.assembly.study.in_latents:
+        return images
+    trainer = public_trainer(tools)
+    return public_limits(trainer, tools.image_shape).to_bytes(trainer.latents(images.numpy()))
+
+
+def exchange(codes: Tensor, share: float, rng: torch.Generator) -> Tensor:
+    """Codes [N, h, w] in which a share of the places of each image have another image's code of the same place."""
+    flat = codes.flatten(1)
+    other = torch.rand(flat.shape, generator=rng).argsort(0)
+    taken = torch.rand(flat.shape, generator=rng) < share
+    return torch.where(taken, flat.gather(0, other), flat).reshape(codes.shape)

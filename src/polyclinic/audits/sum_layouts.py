@@ -1,12 +1,20 @@
-"""How sums of features come in a statistics parcel: second moments of all images, or of each class, or Gaussians.
+"""Sums of features in a statistics parcel: second moments of all images, or of each class, or Gaussians.
 
 `read_sums` recognises the layout by the names of its tensors; `sums_like` makes a parcel of the same layout from other
-images, so that a leak can be planted.
+images, so that a leak can be planted; `few_images` reads out what is of few images. Few images behind sums are not
+hidden:
+
+- *Second moments* X'X of n feature vectors in d dimensions, with n below d, tell the space that the vectors span: a
+  candidate that lies in it was among them. With more vectors their *leverage* x'(X'X)^-1 x still tells: that of a
+  vector among them is at most 1, and smaller than that of a new one. Leverage near 1 is an outlier.
+- Of a class with one image the sum is its features. Of two images, sum and second moments give both.
+- *Histograms of scores* with many bins hold the scores of a small site one by one. Whoever has the network computes the
+  score of a candidate, and looks whether its bin counts an image of its label; every further round is another look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +22,70 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.attacks.sums import leverage, moment_scores
+from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.fedpft import Mixture, fit
 from polyclinic.methods.shared import moments
-from polyclinic.methods.shared.moments import RESOLUTION
+from polyclinic.methods.shared.moments import RESOLUTION, Moments
 from polyclinic.randomness import torch_rng
+
+RANK = 1e-6  #: eigenvalues below this share of the largest are rounding
+OUTLIER = 0.9  #: leverage of a vector that has a direction of its own
+
+
+def leverage(moments: Tensor, vectors: Tensor, penalty: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Leverage [M] of vectors [M, d] under second moments X'X [d, d], and the share [M] of each that lies outside the
+    space that X spans (0 for a vector of X).
+
+    `penalty`: a share of the largest eigenvalue that is added to all, where moments come with noise.
+    """
+    if moments.dim() != 2 or moments.shape[0] != moments.shape[1] or moments.shape[0] != vectors.shape[1]:
+        raise BadInput(f"moments: {tuple(moments.shape)} is no square of the {vectors.shape[1]} features; give X'X")
+    values, axes = torch.linalg.eigh(moments.double())
+    known = values > RANK * values[-1].clamp(min=1e-300)
+    along = vectors.double() @ axes
+    inside = along[:, known].square() / (values[known] + penalty * values[-1])
+    outside = along[:, ~known].square().sum(1) / along.square().sum(1).clamp(min=1e-300)
+    return inside.sum(1), outside
+
+
+def moment_scores(moments: Tensor, vectors: Tensor) -> Tensor:
+    """Membership scores [M], higher where a vector is likely among those summed: first what lies outside of their
+    space, then the leverage."""
+    inside, outside = leverage(moments, vectors)
+    return -(outside / (outside + RANK)) - 1e-3 * inside.clamp(max=1e3) / 1e3 - 0.1 * inside / (1 + inside)
+
+
+def read_pair(total: Tensor, products: Tensor) -> Tensor:
+    """The two vectors [2, d] behind their sum [d] and their second moments [d, d].
+
+    What is left without the mean is half the square of their difference.
+    """
+    values, axes = torch.linalg.eigh(products.double() - torch.outer(total, total).double() / 2)
+    apart = axes[:, -1] * (2 * values[-1].clamp(min=0)).sqrt()
+    return torch.stack([total.double() + apart, total.double() - apart]) / 2
+
+
+def bins_of(scores: Tensor, edges: Tensor) -> Tensor:
+    """The bin [N] of each score [N]; `edges` [K - 1] ascend."""
+    return torch.bucketize(scores.double().contiguous(), edges.double())
+
+
+def histogram_scores(histograms: Sequence[Tensor], candidates: Sequence[Tensor], edges: Tensor) -> Tensor:
+    """Membership scores [M] of candidates from histograms [K] of one label, a round each.
+
+    `candidates`: their scores [M] in each round, by the network of that round. A candidate that falls into an empty bin
+    in any round was not there: it scores the number of such rounds, negative. Ties go to rarer bins.
+    """
+    if len(histograms) != len(candidates) or not histograms:
+        raise BadInput("histograms: give one for each round, with the candidates' scores of that round")
+    total = torch.zeros(len(candidates[0]), dtype=torch.float64)
+    for counts, scores in zip(histograms, candidates, strict=True):
+        found = counts.double()[bins_of(scores, edges)]
+        share = found / counts.double().sum().clamp(min=1)
+        total += torch.where(found > 0, -share, -2.0)
+    return total
+
 
 ALL = -1  #: in place of a class, where sums are over all classes
 ITERATIONS = 10  #: of a planted mixture
@@ -143,3 +209,71 @@ def _mixtures_like(parcel: Parcel, features: np.ndarray, labels: Tensor) -> Parc
         mixture = fit(rows, components, ITERATIONS, torch_rng("planted mixture", label))
         made |= {f"{label}/{part}": value.float() for part, value in mixture._asdict().items()}
     return Parcel(parcel.kind, made, {"samples": len(features)})
+
+
+MOST = 8  #: images of a sum whose mean is still looked at: the mean of more resembles none of them
+
+
+@dataclass(frozen=True)
+class FewImages:
+    """Vectors [K, D] out of the sums of `images` images of a class (or `ALL`): each image's own, or their mean."""
+
+    label: int
+    vectors: Tensor
+    images: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.label, len(self.vectors), self.images
+
+    def is_of(self, labels: Tensor) -> Tensor:
+        """Which labels [N] are of this class, bool [N]."""
+        return torch.ones(len(labels), dtype=torch.bool) if self.label == ALL else labels == self.label
+
+
+def few_images(parcel: Parcel) -> list[FewImages]:
+    """The sums of a parcel that are of few images; none where it holds no sums of features that are known here."""
+    return [group for group in _groups(parcel) if 0 < group.images <= MOST]
+
+
+def _groups(parcel: Parcel) -> Iterator[FewImages]:
+    sums = read_sums(parcel)
+    if isinstance(sums, Gaussians):
+        yield from _means(parcel, sums)
+    elif isinstance(sums, MomentMatrices) and "cross" in parcel.tensors:
+        sent = Moments(*(parcel.tensors[name] for name in ("products", "cross", "squares")))
+        yield from _of_columns(*sent.in_units()[:2])
+    elif isinstance(sums, MomentMatrices):
+        yield from (_of_matrix(label, matrix) for label, matrix in sums.by_class.items())
+
+
+def _means(parcel: Parcel, sums: Gaussians) -> Iterator[FewImages]:
+    """Means of Gaussians, of classes whose number of images is told."""
+    told = parcel.tensors.get("counts")
+    counts = parcel.metadata.get("counts", []) if told is None else told.tolist()
+    for label, mixture in sums.by_class.items():
+        if label < len(counts):
+            yield FewImages(label, mixture.means.double(), int(counts[label]))
+
+
+def _of_columns(matrix: Tensor, cross: Tensor) -> Iterator[FewImages]:
+    """Classes have a column each in `cross` [D + 1, T], whose first row counts their images; a regression has none."""
+    counts = cross[0].round()
+    if cross.shape[1] < 2 or not torch.allclose(counts, cross[0], atol=1e-3) or counts.sum() != matrix[0, 0].round():
+        yield _of_matrix(ALL, matrix)
+        return
+    single = [label for label, count in enumerate(counts.tolist()) if count == 1]
+    rest = [label for label, count in enumerate(counts.tolist()) if count > 1]
+    known = cross[:, single]  # (1, features) of each image that is alone in its class
+    if len(rest) == 1:  # what the others leave of the second moments is this class's
+        yield _of_matrix(rest[0], matrix - known @ known.T)
+    else:
+        yield from (FewImages(label, cross[None, 1:, label] / counts[label], int(counts[label])) for label in rest)
+    yield from (FewImages(label, cross[None, 1:, label], 1) for label in single)
+
+
+def _of_matrix(label: int, matrix: Tensor) -> FewImages:
+    """Out of second moments [D + 1, D + 1] of (1, features)."""
+    images, total = round(float(matrix[0, 0])), matrix[0, 1:]
+    vectors = read_pair(total, matrix[1:, 1:]) if images == 2 else total[None] / max(1, images)
+    return FewImages(label, vectors, images)

@@ -165,8 +165,8 @@ def update(
     as_json: bool = JSON,
 ) -> None:
     """Attack an update that Flower, NVFlare, FL4Health, MONAI or plain PyTorch saved: can images be recovered?"""
-    from polyclinic.audits.outside import audit_update
-    from polyclinic.audits.outside_update import Sent, parse_settings
+    from polyclinic.audits.external import audit_update
+    from polyclinic.audits.external_files import Sent, parse_settings
 
     _check_budget(budget)
     if (after is None) == (change is None):
@@ -187,7 +187,7 @@ def images(
     as_json: bool = JSON,
 ) -> None:
     """Search images of a generator for copies of its training images, and for signs of who was trained on."""
-    from polyclinic.audits.outside import audit_images
+    from polyclinic.audits.external import audit_images
 
     _check_budget(budget)
     show_or_print(audit_images(synthetic, training, held_out, out, budget=budget), out, as_json)

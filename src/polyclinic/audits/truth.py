@@ -1,0 +1,273 @@
+"""Images of an audit: the site's own, which are the truth for scoring; those of a planted leak; and the attacker's.
+
+The attacker's own images are what the threat model grants as `similar-images`: who they belong to is a setting. Of a
+simulated run they are other sites' held-out images. A deployed site has no other site's: then half of its own held-out
+images stand for them. Phantoms, drawn by Polyclinic, or any source of data can take their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyclinic.attacks.attack import Capability
+from polyclinic.data.datasets import SOURCES
+from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.errors import BadInput
+from polyclinic.randomness import numpy_rng, torch_rng
+from polyclinic.settings import nearest
+from polyclinic.study.audit_settings import Audit
+
+if TYPE_CHECKING:
+    from polyclinic.audits.attack import Tools
+
+#: what a part has beside its images
+What = Literal["labels", "masks"]
+
+
+class Truth:
+    """The site's images, for scoring: those that a release was made of, and those that were held out."""
+
+    def __init__(self, used: Sequence[Tensor], data: SiteData, seed: int, own: int | None = None) -> None:
+        """`used`: indices of training images by mini-batch; none if the operation took no batches, but all images.
+
+        `own`: how many of the training images, from the first, are the site's where several sites' are joined. An
+        image that is also among the training images was not held out, and is left out there."""
+        self._given, self.seed = data, seed
+        self.own = len(data.train) if own is None else own
+        self._used = list(used)
+
+    @cached_property
+    def data(self) -> SiteData:
+        """The site's images; looked through for repeats where they are needed, which takes a while."""
+        return without_repeats(self._given)
+
+    @cached_property
+    def batches(self) -> list[Tensor]:
+        """Indices of the site's own images by mini-batch, as used; others' images (FedAvg+Share) are left out."""
+        count = len(self._given.train)
+        used = self._used or [torch.arange(count)]
+        return [index[index < count] for index in used]
+
+    @cached_property
+    def used(self) -> Tensor:
+        """Every image that was used, once, in the order of first use."""
+        return torch.tensor(list(dict.fromkeys(torch.cat(self.batches).tolist())), dtype=torch.int64)
+
+    def images(self, index: Tensor) -> Tensor:
+        """float [N, C, H, W] in [0, 1] of training images."""
+        return torch.from_numpy(np.array(self.data.train.images[index.numpy()])).float() / 255
+
+    def labels(self, index: Tensor, what: What = "labels") -> Tensor:
+        return torch.from_numpy(np.array(getattr(self.data.train, what)[index.numpy()]))
+
+    def members(self, count: int, what: What = "labels") -> tuple[Tensor, Tensor]:
+        """Up to `count` training images uint8, drawn at random, and their labels (or masks)."""
+        chosen = self._subset(len(self.data.train), count, "members")
+        images, labels = self.data.train.images[chosen], getattr(self.data.train, what)[chosen]
+        return torch.from_numpy(np.array(images)), torch.from_numpy(np.array(labels))
+
+    def held_out(self, count: int, what: What = "labels") -> tuple[Tensor, Tensor]:
+        """Up to `count` of the site's validation and test images uint8, which no training saw, and their labels."""
+        parts = (self.data.validation, self.data.test)
+        images, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("images", what))
+        chosen = self.chosen_of_held_out(count)
+        return torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen])
+
+    def chosen_of_held_out(self, count: int) -> np.ndarray:
+        """Places, among validation and then test images, of the ones that `held_out` draws."""
+        return self._subset(len(self.data.validation) + len(self.data.test), count, "held out")
+
+    @cached_property
+    def has_cases(self) -> bool:
+        """Whether it is known which images are of one patient."""
+        parts = (self.data.train, self.data.validation, self.data.test)
+        return all(part.cases is not None for part in parts if len(part))
+
+    def cases(self, count: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """The patients of up to `count` members, and of held-out images, as `members` and `held_out` draw them."""
+        if not self.has_cases:
+            return None
+        outside = [part.cases for part in (self.data.validation, self.data.test) if part.cases is not None]
+        inside, others = np.asarray(self.data.train.cases), np.concatenate([*outside, np.zeros(0, np.int64)])
+        chosen = (self._subset(len(of), count, who) for of, who in ((inside, "members"), (others, "held out")))
+        own, other = (of[index] for of, index in zip((inside, others), chosen, strict=True))
+        return own, other
+
+    def _subset(self, available: int, count: int, what: str) -> np.ndarray:
+        return np.sort(numpy_rng(self.seed, self.data.name, "audit", what).permutation(available)[:count])
+
+
+def without_repeats(data: SiteData) -> SiteData:
+    """A site without those validation and test images that are, pixel for pixel, training images as well."""
+    inside = {hash(image.tobytes()) for image in data.train.images}
+    kept = {
+        split: np.array([hash(image.tobytes()) not in inside for image in getattr(data, split).images], bool)
+        for split in ("validation", "test")
+    }
+    if all(rows.all() for rows in kept.values()):
+        return data
+    parts = {split: rows_of(getattr(data, split), np.flatnonzero(rows)) for split, rows in kept.items()}
+    return replace(data, validation=parts["validation"], test=parts["test"])
+
+
+def rows_of(part: ImageSet, index: np.ndarray) -> ImageSet:
+    """Some of the images of a part, with all that it has of each."""
+    names = [one.name for one in fields(ImageSet) if getattr(part, one.name) is not None]
+    return ImageSet(**{name: getattr(part, name)[index] for name in names})
+
+
+LEAST_PLANTED = 8  #: held-out images, half of which are planted
+
+
+def truth_of_held_out(truth: Truth, count: int) -> Truth | None:
+    """A site whose training images are up to `count`, and at most half, of this site's held-out images; None where
+    there are too few."""
+    together = join(truth.data.validation, truth.data.test)
+    if len(together) < LEAST_PLANTED:
+        return None
+    order = numpy_rng(truth.seed, truth.data.name, "audit", "planted").permutation(len(together))
+    count = min(count, len(together) // 2)
+    planted, rest = rows_of(together, order[:count]), rows_of(together, order[count:])
+    data = SiteData(truth.data.name, planted, rest, rows_of(together, order[:0]))
+    return Truth([torch.arange(count)], data, truth.seed)
+
+
+def truth_of_asked(truth: Truth, count: int) -> Truth | None:
+    """A site whose training images are every second one of the held-out images that an attack with so many candidates
+    asks about; None where there are too few."""
+    together = join(truth.data.validation, truth.data.test)
+    chosen = truth.chosen_of_held_out(count)
+    if len(chosen) < 2 * LEAST_PLANTED:
+        return None
+    planted, rest = rows_of(together, chosen[::2]), rows_of(together, chosen[1::2])
+    data = SiteData(truth.data.name, planted, rest, rows_of(together, chosen[:0]))
+    return Truth([torch.arange(len(planted))], data, truth.seed)
+
+
+def join(first: ImageSet, second: ImageSet) -> ImageSet:
+    """The images of two parts, with all that the first has of each."""
+    names = [one.name for one in fields(ImageSet) if getattr(first, one.name) is not None]
+    return ImageSet(**{name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names})
+
+
+def site_of(data: SiteData, images: Tensor, labels: Tensor, *, members: int, what: str) -> SiteData:
+    """A site whose training images are the first `members` of these, and whose held-out ones are the rest."""
+    parts = {"train": slice(0, members), "validation": slice(members, None), "test": slice(0, 0)}
+    made = {split: _part(images[rows].numpy(), labels[rows].numpy(), what) for split, rows in parts.items()}
+    return SiteData(data.name, made["train"], made["validation"], made["test"])
+
+
+def _part(images: np.ndarray, answers: np.ndarray, what: str) -> ImageSet:
+    if what == "masks":
+        return ImageSet(images=images, labels=np.zeros(len(images), np.int64), masks=answers)
+    return ImageSet(images=images, labels=answers)
+
+
+PHANTOMS = ("chest-phantom", "hand-phantom", "brain-phantom")
+FEWEST_OWN = 8  #: with fewer images nobody trains a decoder
+TIMES = 4  #: as many images as this times the budget's candidates
+APART = 0.05  #: deviation of the noise that makes images to start from differ
+
+
+@dataclass(frozen=True)
+class AttackerImages:
+    """Images [M, C, H, W] in [0, 1], whose they are in words, and held-out images of the site that are left to compare
+    with."""
+
+    images: Tensor
+    words: str
+    held_out: Tensor
+
+
+def attacker_images(tools: Tools, site: str, truth: Truth) -> AttackerImages:
+    """What the study's `audit.own_images` names; no images where there are none."""
+    wanted = (tools.assembly.study.audit or Audit()).own_images
+    held_out = truth.held_out(tools.effort.candidates)[0].float() / 255
+    most = TIMES * tools.effort.candidates
+    if wanted == "auto":
+        others = _other_sites(tools, site, most)
+        wanted = "other-sites" if len(others) >= FEWEST_OWN else "held-out"
+    if wanted == "other-sites":
+        return AttackerImages(_other_sites(tools, site, most), "held-out images of the other sites", held_out)
+    if wanted == "held-out":
+        words = "half of the site's own held-out images, which stand for images of another hospital"
+        return AttackerImages(held_out[::2], words, held_out[1::2])
+    names = PHANTOMS if wanted == "phantoms" else (wanted,)
+    return AttackerImages(_of_sources(tools, names, most), f"images of {', '.join(names)}", held_out)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Images [count, C, H, W] to start a search from; the attacker's own [M, C, H, W], and whose these are."""
+
+    images: Tensor
+    own: Tensor
+    words: str
+
+
+def images_to_start_from(tools: Tools, site: str, truth: Truth, count: int) -> Start | None:
+    """Where a search for `count` images begins: at the mean of the attacker's own; None where the threat model grants
+    none, or there are too few.
+
+    A start that looks like an image is worth more than a longer search: 500 steps from here gave 32 dB where 1,000 from
+    noise gave 25 (LeNet-5, one image of 28 px).
+    """
+    if Capability.SIMILAR_IMAGES not in tools.threat.granted:
+        return None
+    own = attacker_images(tools, site, truth)
+    if len(own.images) < FEWEST_OWN:
+        return None
+    return Start(start_near(own.images, count, tools.seed), own.images, own.words)
+
+
+def start_near(own: Tensor, count: int, seed: int) -> Tensor:
+    """`count` images near the mean of the attacker's own [M, C, H, W], a little different from each other."""
+    noise = torch.randn(count, *own.shape[1:], generator=torch_rng(seed, "audit", "images to start from"))
+    return (own.mean(0) + APART * noise).clamp(0, 1)
+
+
+def _other_sites(tools: Tools, site: str, most: int) -> Tensor:
+    if tools.assembly.open_data is not None:  # a deployed site has its own images alone
+        return torch.zeros(0, *tools.image_shape)
+    others = [tools.site_data(name) for name in tools.assembly.prepared.names if name != site]
+    parts = [np.array(part.images) for data in others for part in (data.validation, data.test) if len(part)]
+    if not parts:
+        return torch.zeros(0, *tools.image_shape)
+    images = torch.from_numpy(np.concatenate(parts))
+    chosen = torch.randperm(len(images), generator=torch_rng(tools.seed, "audit", "attacker's images"))[:most]
+    return images[chosen].float() / 255
+
+
+def _of_sources(tools: Tools, names: tuple[str, ...], most: int) -> Tensor:
+    channels, *size = tools.image_shape
+    found = [_load(name, most // len(names), size[0], tools.seed) for name in names]
+    resized = [F.interpolate(images, size=size, mode="bilinear", antialias=True) for images in found]
+    return torch.cat([_in_channels(images, channels) for images in resized])
+
+
+def _load(name: str, count: int, size: int, seed: int) -> Tensor:
+    if name not in SOURCES:
+        hint = nearest(name, list(SOURCES))
+        raise BadInput(
+            f"audit.own_images: no such choice: '{name}'{hint}; write auto, other-sites, held-out, phantoms, none or a "
+            "source of `polyclinic data list`"
+        )
+    drawn = {"samples": count, "seed": seed + 1, "size": size}
+    source = SOURCES[name]
+    settings = {field: value for field, value in drawn.items() if field in source.model_fields}
+    images = torch.from_numpy(np.array(source.model_validate({"source": name, **settings}).load().images[:count]))
+    return images.float() / 255
+
+
+def _in_channels(images: Tensor, channels: int) -> Tensor:
+    if images.shape[1] == channels:
+        return images
+    return images.mean(1, keepdim=True).expand(-1, channels, -1, -1)
