@@ -45,10 +45,10 @@ def operations_of(name: str) -> list[tuple[str, Operation, str]]:
 
 
 def _receiver(declared: Operation) -> str:
-    return "another site, sealed" if declared.for_sites_only else "coordinator"
+    return "another site, sealed" if declared.partner == "sites" else "coordinator"
 
 
 def _when(declared: Operation) -> str:
-    if declared.simulation_only:
+    if declared.partner == "simulator":
         return "in simulations only"
     return "several times a round" if declared.repeats else "at most once a round"

@@ -2,6 +2,7 @@
 
 import contextlib
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -82,14 +83,16 @@ class Band:
     def listen(self, site):
         """Releases nothing."""
 
-    @operation("weights", summed="mean")
+    SUMMED: ClassVar = {"train": "mean"}
+
+    @operation("weights")
     def train(self, site, weights):
         return Parcel("weights", {name: one + 1 for name, one in weights.items()}, {"samples": 4})
 
-    @operation("statistics", sealed_only=True)
+    @operation(partner="sites")
     def take(self, site, latents): ...
 
-    @operation("metrics", scores=("test",))
+    @operation("metrics", splits=("test",))
     def score(self, site, weights):
         return Parcel("metrics", {"auc": torch.ones(1)})
 

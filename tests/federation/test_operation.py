@@ -12,7 +12,7 @@ def declared():
         def train(self, site, weights, steps=3):
             """Its draws have its own name."""
 
-        @operation("metrics", address="before", takes={"front": "weights"}, scores=("test",), summed="mean")
+        @operation("metrics", address="before", takes={"front": "weights"}, splits=("test",))
         def renamed(self, site, front):
             """Its draws stay where they were."""
 
@@ -34,9 +34,12 @@ def test_an_operation_takes_what_its_arguments_are_named_like_unless_it_says_oth
 
 def test_all_that_is_declared_is_kept(declared):
     found = declared.renamed.operation
-    assert (found.releases, found.scores, found.summed) == (("metrics",), ("test",), "mean")
-    others = ("simulation_only", "sealed_only", "for_sites_only", "plan", "repeats", "begins_round", "front")
-    assert not any(getattr(found, name) for name in (*others, "secure_only"))
+    assert (found.releases, found.splits) == (("metrics",), ("test",))
+
+
+def test_what_is_not_declared_has_the_strictest_meaning(declared):
+    found = declared.train.operation
+    assert (found.splits, found.repeats, found.partner, found.plan) == (("train",), False, "coordinator", None)
 
 
 def test_a_bound_operation_takes_all_but_itself(declared):

@@ -173,14 +173,12 @@ def test_centralized_is_refused_by_the_gate_of_a_deployed_site(tmp_path):
     images = np.zeros((2, 1, 4, 4), dtype=np.uint8)
     policy = Policy(kinds=("real-images", "labels"), deployed=True)
     gate = Gate("north", policy, Ledger(tmp_path / "north.jsonl"), RawImages(images))
-    declared = METHODS["centralized"].give_all.operation
-    with pytest.raises(GateRefused, match="simulation only"):
+    with pytest.raises(GateRefused, match="real images never leave"):
         gate.release(
             [Parcel("real-images", {"images": torch.zeros(1, 1, 4, 4, dtype=torch.uint8)})],
             round=0,
             operation="give_all",
             to="coordinator",
-            simulation_only=declared.simulation_only,
         )
 
 

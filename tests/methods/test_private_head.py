@@ -176,7 +176,7 @@ def test_shared_noise_says_whom_it_does_not_protect_from(tiny_run):
     shared = tiny_run({**FEW, "noise": "shared"}, **AGES)["privacy"]
     assert private_head.SHARED in shared["does_not_cover"]
     assert private_head.SHARED not in tiny_run(FEW, **AGES)["privacy"]["does_not_cover"]
-    assert private_head.PrivateHead.give_shared_gradient.operation.simulation_only
+    assert private_head.PrivateHead.give_shared_gradient.operation.partner == "simulator"
 
 
 def test_a_site_whose_budget_is_spent_sends_zeros(tiny_run):

@@ -135,7 +135,7 @@ class Asked:
         """What may leave by each operation, and to whom."""
         for name, declared, purpose in operations_of(self.study):
             about = f"{name} ({purpose})" if purpose else name
-            if declared.simulation_only:
+            if declared.partner == "simulator":
                 yield f"{about}: exists in simulation only, and this site refuses it."
             elif not declared.releases:
                 yield f"{about}: nothing leaves."
@@ -222,7 +222,7 @@ class Asked:
 def operations_of(study: Study) -> list[tuple[str, Operation, str]]:
     """The operations that a study's coordinator may ask for: name, what each declares, what it is for."""
     found = []
-    sums = SiteSums(study.federation, "", Floor())
+    sums = SiteSums(study.federation, "", Floor(), study.method.SUMMED)
     exchange: list[object] = [KeyExchange()] if _goes_between_sites(study) else []
     exchange += [sums] if study.federation.sum == "secure" else []
     exchange += more_operations(study, lambda _: None)
@@ -230,7 +230,7 @@ def operations_of(study: Study) -> list[tuple[str, Operation, str]]:
         for name in sorted(dir(type(owner))):
             function = getattr(type(owner), name, None)
             if isinstance(declared := getattr(function, "operation", None), Operation):
-                leaves = declared._replace(releases=sums.kinds(declared))
+                leaves = declared._replace(releases=sums.kinds(name, declared.releases))
                 found.append((name, leaves, (function.__doc__ or "").split("\n")[0].rstrip(".")))
     return found
 
@@ -238,11 +238,11 @@ def operations_of(study: Study) -> list[tuple[str, Operation, str]]:
 def _goes_between_sites(study: Study) -> bool:
     functions = (getattr(type(study.method), name, None) for name in dir(type(study.method)))
     declared = (getattr(function, "operation", None) for function in functions)
-    return any(isinstance(one, Operation) and one.for_sites_only for one in declared)
+    return any(isinstance(one, Operation) and one.partner == "sites" for one in declared)
 
 
 def _receiver(declared: Operation) -> str:
-    if declared.for_sites_only:
+    if declared.partner == "sites":
         return "to other sites, sealed so that the coordinator cannot read it"
     return "to the coordinator"
 

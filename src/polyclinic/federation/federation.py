@@ -67,8 +67,7 @@ class Federation:
         self._checkpoint = Checkpoint(spec.folder / "checkpoint", durable=spec.durable)
         self.expected = spec.expected
         self.replies = ReplyCheck(spec.method)
-        named = spec.method.operation_named if spec.method else lambda _: None
-        self.sums = CoordinatorSums(spec.federated, spec.run_name, named)
+        self.sums = CoordinatorSums(spec.federated, spec.run_name, spec.method)
         self.image_shape = spec.image_shape
         self._faults, self._wire = spec.faults, spec.wire
         self._every = spec.checkpoint_every

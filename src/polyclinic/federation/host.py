@@ -39,7 +39,8 @@ class SiteHost:
         self.keys = KeyExchange()
         self.method = spec.study.method
         pinned = len(spec.kit.keys.pinned()) if spec.kit else 0
-        self.sums = SiteSums(spec.study.federation, spec.run_name, floor_of(spec.policy, pinned))
+        floor = floor_of(spec.policy, pinned)
+        self.sums = SiteSums(spec.study.federation, spec.run_name, floor, getattr(self.method, "SUMMED", {}))
         self.sites = OpenSites(spec)
         #: whether replies go to the coordinator as they are, in this process, and not as bytes
         self.by_reference = False

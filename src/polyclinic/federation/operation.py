@@ -10,33 +10,26 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from polyclinic.federation.plan import Plan
 
+#: taken as an argument: weights up to the study's cut, and not of all of the network
+FRONT = "front"
+Partner = Literal["coordinator", "sites", "simulator"]
+
 
 class Operation(NamedTuple):
-    """What a method declares of something it may ask of a site."""
+    """What a method declares of something it may ask of a site. What is not declared has the strictest meaning."""
 
     releases: tuple[str, ...]
-    simulation_only: bool
-    sealed_only: bool
-    for_sites_only: bool
-    scores: tuple[str, ...]
+    takes: Mapping[str, str]
+    splits: tuple[str, ...]
+    repeats: bool
+    partner: Partner
     plan: type[Plan] | None
     address: str
-    repeats: bool
-    begins_round: bool
-    takes: Mapping[str, str]
-    front: bool
-    summed: str = ""
-    secure_only: bool = False
 
     def kind_of(self, argument: str) -> str:
         """The kind of parcel that the operation takes as this argument."""
-        return self.takes.get(argument, argument.replace("_", "-"))
-
-
-def operations_of(owner: object) -> list[Operation]:
-    """What an object declares of all its operations."""
-    found = (getattr(getattr(owner, name, None), "operation", None) for name in dir(type(owner)))
-    return [one for one in found if one is not None]
+        kind = self.takes.get(argument, argument.replace("_", "-"))
+        return "weights" if kind == FRONT else kind
 
 
 def signature_of(work: Callable) -> inspect.Signature:
@@ -52,56 +45,33 @@ def _signature(function: Callable, is_bound: bool) -> inspect.Signature:
 
 def operation(
     *releases: str,
-    simulation_only: bool = False,
-    sealed_only: bool = False,
-    for_sites_only: bool = False,
-    scores: tuple[str, ...] = (),
+    takes: Mapping[str, str] | None = None,
+    splits: tuple[str, ...] = ("train",),
+    repeats: bool = False,
+    partner: Partner = "coordinator",
     plan: type[Plan] | None = None,
     address: str | None = None,
-    repeats: bool = False,
-    begins_round: bool = False,
-    takes: Mapping[str, str] | None = None,
-    front: bool = False,
-    summed: Literal["", "mean", "sum"] = "",
-    secure_only: bool = False,
 ) -> Callable:
     """Marks a function of a method as an operation that releases parcels of the named kinds.
 
-    `sealed_only`: what it is given must come sealed from another site, not from the coordinator. `for_sites_only`: what
-    it releases goes to another site, sealed; the coordinator cannot have it. `scores`: the splits of a site's images
-    that its release is computed from, where that is not the training images and no argument `split` says so; metrics of
-    training images leave a deployed site empty.
+    `takes`: the kinds of parcel that it takes, by argument, where an argument is not named like its kind ("front" for
+    weights up to the study's cut); a deployed site refuses any other kind. `splits`: the site's images that its release
+    is computed from, where no argument `split` says so; scores of training images never leave a deployed site.
+    `repeats`: it may be asked several times a round, as the steps of split learning are; a deployed site does any other
+    operation that releases something once a round. `partner`: who is at the other end. What is between sites comes
+    sealed from another one, or leaves sealed for it, and the coordinator has none of it; what is for the simulator
+    exists in simulation only.
     `plan`: the kind of plan that the function yields first (`plan.py`), where plans of several simulated sites may be
     carried out together (`engine.stacked`). `address`: what random draws are addressed by instead of the function's
     name, so that a function can be renamed and its draws stay the same.
-    `repeats`: it may be asked several times a round, as the steps of split learning are; a deployed site does any other
-    operation that releases something once a round. `begins_round`: the weights that it is given are those that
-    `evaluate` scored in the round before, which a deployed site checks. `takes`: the kinds of parcel that it takes, by
-    argument, where an argument is not named like its kind; a deployed site refuses any other kind. `front`: the weights
-    that it is given are those of the network up to the study's cut, and not of all of it. `summed`: the coordinator
-    needs nothing of the sites' releases but their mean (weighted as `method.weighting` says) or their sum, so that they
-    can be added up in whole numbers, or in secret (`federation.sum`); the method then gets one reply of all sites
-    together. `secure_only`: a step of a secure sum, or an answer that only such a sum protects; sites refuse it in a
-    study without them.
+
+    Answers that the coordinator needs the mean or the sum of only are named in the method's table `SUMMED`.
     """
 
     def mark(function: Callable) -> Callable:
         named = address or function.__name__
-        function.operation = Operation(  # type: ignore[attr-defined]
-            releases,
-            simulation_only,
-            sealed_only,
-            for_sites_only,
-            scores,
-            plan,
-            named,
-            repeats,
-            begins_round,
-            dict(takes or {}),
-            front,
-            summed,
-            secure_only,
-        )
+        declared = Operation(releases, dict(takes or {}), splits, repeats, partner, plan, named)
+        function.operation = declared  # type: ignore[attr-defined]
         return function
 
     return mark

@@ -69,4 +69,4 @@ class Transaction:
         asked = signature_of(self.work).parameters.get("split")
         if asked is not None:
             return (str(self.call.arguments.get("split", asked.default)),)
-        return self.declared.scores or ("train",)
+        return self.declared.splits

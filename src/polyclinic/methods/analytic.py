@@ -79,7 +79,7 @@ class Analytic(OneRound):
         """The head float64 [k + 1, T] that sums give: offset, then slopes."""
         return solve(sums, self.penalty)[1]
 
-    @operation("statistics", scores=("validation",))
+    @operation("statistics", splits=("validation",))
     def give_held_out_sums(self, site: Site) -> Parcel:
         """The same sums over the site's validation images, where the study asks what each site adds."""
         if not self.worth:

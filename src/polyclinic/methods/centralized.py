@@ -80,6 +80,6 @@ class Centralized(Method):
         buffer = synthetic_buffer.draw_buffer(site, model, len(site.data.train))
         return synthetic_buffer.parcel_of(buffer), synthetic_buffer.figures_parcel(figures)
 
-    @operation("real-images", "labels", "masks", simulation_only=True)
+    @operation("real-images", "labels", "masks", partner="simulator")
     def give_all(self, site: Site) -> tuple[Parcel, ...]:
         return pooling.release(site.data.train)

@@ -28,7 +28,7 @@ class Ditto(PersonalFedAvg):
 
     summary: ClassVar[str] = "FedAvg, and beside it a model of each site's own, held near the common one"
 
-    @operation("weights", begins_round=True, plan=Fit, summed="mean")
+    @operation("weights", plan=Fit)
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         parcel = yield from self.train_common(site, weights)
         spec = replace(

@@ -65,7 +65,7 @@ class EvaluateOnly(Method):
         if call.operation == "give_intervals":
             check_told(reply.parcel("statistics").tensors, len(federation.trainer.target.classes))
 
-    @operation("statistics", scores=("test",), takes={"against": "weights"})
+    @operation("statistics", splits=("test",), takes={"against": "weights"})
     def give_intervals(
         self, site: Site, weights: Weights, by: Sequence[str] = (), against: Weights | None = None
     ) -> Parcel:

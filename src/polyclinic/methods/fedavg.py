@@ -49,6 +49,7 @@ class FedAvg(LocalWork, Method):
     traits: ClassVar[Traits] = Traits(
         takes_replay=True, takes_frozen_features=True, weights_stay=True, sums=True, label_sets=True
     )
+    SUMMED: ClassVar[dict[str, str]] = {"train": "mean"}
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
@@ -84,7 +85,7 @@ class FedAvg(LocalWork, Method):
             if self.weighting == "samples":
                 reply_checks.check_samples(reply)
 
-    @operation("weights", begins_round=True, plan=Fit, summed="mean")
+    @operation("weights", plan=Fit)
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         return local_training.plan_train(site, weights, self.fit_spec(site))
 

@@ -35,7 +35,7 @@ class FedAvgReplay(GenerativeReplay, FedAvg):
             federation.evaluate(state.weights)
         return state.weights
 
-    @operation("weights", begins_round=True, plan=Fit, summed="mean")
+    @operation("weights", plan=Fit)
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         """Train on mini-batches of real images, each joined by a replayed one."""
         replayed = partial(generative_replay.replayed, site)

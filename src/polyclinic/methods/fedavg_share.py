@@ -60,17 +60,17 @@ class FedAvgShare(FedAvg):
         if call.operation == "give_share":
             pooling.check_shared(federation, reply)
 
-    @operation("real-images", "labels", "masks", simulation_only=True)
+    @operation("real-images", "labels", "masks", partner="simulator")
     def give_share(self, site: Site) -> tuple[Parcel, ...]:
         count = max(1, round(self.share * len(site.data.train)))
         chosen = torch.randperm(len(site.data.train), generator=site.rng("share"))[:count]
         return pooling.release(site.data.train, chosen.sort().values.numpy())
 
-    @operation(simulation_only=True)
+    @operation(partner="simulator")
     def take_shared(self, site: Site, real_images: Weights, labels: Weights, masks: Weights | None = None) -> None:
         site.state.put("shared", {**real_images, **labels, **(masks or {})})
 
-    @operation("weights", simulation_only=True, summed="mean")
+    @operation("weights", partner="simulator")
     def train(self, site: Site, weights: Weights) -> Parcel:
         part, replayed = self._union(site), partial(self.replayed, site)
         return local_training.train(site, weights, FitSpec(self.steps_at(site, part), part, replayed=replayed))

@@ -46,7 +46,7 @@ class FedDyn(FedAvg):
         state.h = {n: before[n] - self.alpha * share * (mean[n] - state.weights[n]) for n in learned}
         return mean | {name: mean[name] - state.h[name] / self.alpha for name in learned}
 
-    @operation("weights", begins_round=True, plan=Fit, summed="mean")
+    @operation("weights", plan=Fit)
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         kept = site.state.group("linear")
         learned = [name for name, _ in site.trainer.model.named_parameters() if name in weights]

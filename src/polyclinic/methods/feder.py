@@ -159,13 +159,13 @@ class FedER(LocalWork, PeerMethod):
         write_tensors(site.folder / "generator.safetensors", model.state())  # for the site's own people
         site.state.put("buffer", synthetic_buffer.draw_buffer(site, model, self.buffer))
 
-    @operation("weights", "synthetic-images", for_sites_only=True, repeats=True)
+    @operation("weights", "synthetic-images", partner="sites", repeats=True)
     def hand_over(self, site: Site, model: bool) -> list[Parcel]:
         """The site's model and its own buffer; a buffer that was received is never relayed."""
         parcels = [Parcel("weights", site.state.group("local"))] if model and self.hands_over_models else []
         return [*parcels, synthetic_buffer.own_parcel(site)]
 
-    @operation(sealed_only=True)
+    @operation(partner="sites")
     def receive(self, site: Site, synthetic_images: Tensors, weights: Weights | None = None) -> None:
         """Put a received model and buffer at the end of the site's queue."""
         arrived = site.state.get("arrived", torch.tensor(0)) + 1

@@ -24,7 +24,7 @@ class FedProx(FedAvg):
 
     summary: ClassVar[str] = "FedAvg that holds each site near the round's common weights"
 
-    @operation("weights", begins_round=True, plan=Fit, summed="mean")
+    @operation("weights", plan=Fit)
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         pull_back = Correction(towards(self.mu), {"start": weights})
         return local_training.plan_train(site, weights, replace(self.fit_spec(site), correction=pull_back))

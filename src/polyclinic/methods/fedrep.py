@@ -27,7 +27,7 @@ class FedRep(FedPer):
 
     summary: ClassVar[str] = "FedPer that trains the head first and the common layers after it"
 
-    @operation("weights", begins_round=True, plan=Fit, summed="mean")
+    @operation("weights", plan=Fit)
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         head = self.head_names(site.trainer.model)
         start = local_training.assemble(site, weights)

@@ -168,7 +168,7 @@ class FedReplay(Method):
         front = trainer.weights(trainer.split(model)[0])
         return Parcel("weights", front, {"samples": len(part)}, private.record_of(site, "encoder"))
 
-    @operation("latents", "labels", "masks", front=True)
+    @operation("latents", "labels", "masks", takes={"weights": "front"})
     @torch.no_grad()
     def give_latents(self, site: Site, weights: Weights) -> tuple[Parcel, Parcel]:
         trainer = site.trainer

@@ -31,6 +31,7 @@ class FedSGD(Method):
 
     summary: ClassVar[str] = "sites send gradients, the coordinator takes one step a round"
     traits: ClassVar[Traits] = Traits(batch_norm="average", takes_mixup=False, takes_frozen_features=True, sums=True)
+    SUMMED: ClassVar[dict[str, str]] = {"gradient": "mean"}
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
@@ -61,7 +62,7 @@ class FedSGD(Method):
             if self.weighting == "samples":
                 reply_checks.check_samples(reply)
 
-    @operation("gradients", "statistics", begins_round=True, summed="mean")
+    @operation("gradients", "statistics")
     def gradient(self, site: Site, weights: Weights) -> tuple[Parcel, Parcel]:
         """The mean gradient over the site's images, and the batch-norm statistics after having seen them."""
         trainer, part = site.trainer, site.data.train

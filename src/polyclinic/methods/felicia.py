@@ -290,7 +290,7 @@ class Felicia(FeliciaSettings):
         tensors = {"images": torch.from_numpy(part.images), "labels": torch.from_numpy(part.labels)}
         return Parcel("synthetic-images", tensors, {}, self.privacy_of(site), ("images",))
 
-    @operation("metrics", address="weigh", scores=("train", "validation", "test"))
+    @operation("metrics", address="weigh", splits=("train", "validation", "test"))
     def evaluate_utility(self, site: Site, synthetic_images: Tensors | None = None) -> Parcel:
         """Sample images, train on each training set, keep what is best on validation images; scores and coverage.
 
@@ -301,7 +301,7 @@ class Felicia(FeliciaSettings):
         spec = utility.Selection(self.learner_steps, self.margin, None if self.release == "gate" else self.release)
         return utility.evaluate(site, synthetic, spec, others)
 
-    @operation("metrics", address="mark", scores=("test",), simulation_only=True)
+    @operation("metrics", address="mark", splits=("test",), partner="simulator")
     def test_sums(self, site: Site, weights: Weights) -> Parcel | None:
         """The additive sums of a network's metrics on the site's test images, in all and by sub-group."""
         return utility.test_sums(site, weights)

@@ -30,7 +30,7 @@ class FineTune(PersonalFedAvg):
         federation.ask_all("tune", weights=last if best is None else best)
         return last
 
-    @operation("weights", begins_round=True, plan=Fit, summed="mean")
+    @operation("weights", plan=Fit)
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         return self.train_common(site, weights)
 

@@ -45,6 +45,7 @@ class GaussianHeads(OneRound):
 
     summary: ClassVar[str] = "one round: classes are Gaussians of an encoder's features, from class sums and products"
     traits: ClassVar[Traits] = ENCODER_TRAITS
+    SUMMED: ClassVar[dict[str, str]] = {**OneRound.SUMMED, "give_class_sums": "sum"}
 
     @model_validator(mode="after")
     def _numbers_of_linear_heads(self) -> GaussianHeads:
@@ -112,7 +113,7 @@ class GaussianHeads(OneRound):
         warn_of_small_classes(federation, counts)
         return total["counts"], total["first"], total["second"]
 
-    @operation("statistics", summed="sum")
+    @operation("statistics")
     def give_class_sums(self, site: Site) -> Parcel:
         """Counts, sums and second moments of the features of each class."""
         check_classes(site)

@@ -56,6 +56,7 @@ class InspectSites(Method):
     traits: ClassVar[Traits] = Traits(
         private_networks=(), samples_sites=False, has_course=False, sums=True, label_sets=True
     )
+    SUMMED: ClassVar[dict[str, str]] = {"survey": "sum"}
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())
@@ -79,7 +80,7 @@ class InspectSites(Method):
         if found != wanted or any(bool((t < 0).any()) for t in sent.values()):
             raise ParcelRejected("statistics: these are no counts of images, patients and labels")
 
-    @operation("statistics", summed="sum")
+    @operation("statistics")
     def survey(self, site: Site) -> Parcel:
         """Counts of the site's images by split, of patients, labels, mean intensities, sizes, spacings, and of missing
         columns."""

@@ -48,7 +48,7 @@ class Moon(FedAvg):
             "scaffold or fedavg under differential privacy"
         )
 
-    @operation("weights", begins_round=True, plan=Fit, summed="mean")
+    @operation("weights", plan=Fit)
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         common = local_training.assemble(site, weights)
         contrast = Reference(site.trainer.model.cuts[-1], [common, site.state.group("last") or common], self._contrast)

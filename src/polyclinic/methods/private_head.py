@@ -77,6 +77,7 @@ class PrivateHead(Method):
         needs_privacy=True,
         sums=True,
     )
+    SUMMED: ClassVar[dict[str, str]] = {"give_gradient": "sum", "give_share_of_sum": "secure sum"}
 
     # --- the coordinator --------------------------------------------------------------------------
 
@@ -140,18 +141,18 @@ class PrivateHead(Method):
         encoder = _encoded(site.trainer.model).features.encoder(site.trainer.device)
         return public_basis(encoder, self.numbers, whitening=self.whitening, each=self.phantoms)
 
-    @operation("gradients", summed="sum")
+    @operation("gradients")
     def give_gradient(self, site: Site, statistics: Weights) -> Parcel:
         """The noisy sum of clipped gradients of the head."""
         return self._noisy_gradient(site, statistics["head"], share=1.0)
 
-    @operation("gradients", simulation_only=True)
+    @operation("gradients", partner="simulator")
     def give_shared_gradient(self, site: Site, statistics: Weights) -> Parcel:
         """The same with a share of the noise, so that the sum of all sites has all of it."""
         sites = int(site.state.group(BASIS)["sites"])
         return self._noisy_gradient(site, statistics["head"], share=1 / math.sqrt(sites), limits=[SHARED])
 
-    @operation("gradients", summed="sum", secure_only=True)
+    @operation("gradients")
     def give_share_of_sum(self, site: Site, statistics: Weights) -> Parcel:
         """The same in a secure sum: the noise of the fewest sites that can open it, without those that may lie, is
         enough, so that the sum is covered even if others drop out or add none."""

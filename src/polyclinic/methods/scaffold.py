@@ -88,7 +88,7 @@ class Scaffold(FedAvg):
             # the control is added to the gradients of all steps; after several of them, others have turned back
             reply_checks.check_step(call, reply, federation.trainer.optimizer.lr * min(self.local_steps or 10, 10))
 
-    @operation("weights", "gradients", begins_round=True, plan=Fit, summed="mean")
+    @operation("weights", "gradients", plan=Fit)
     def train(self, site: Site, weights: Weights, gradients: Weights) -> Work[tuple[Parcel, Parcel]]:
         """Trained weights, and how much the site's control variate has changed."""
         own = site.state.group("control") or {name: torch.zeros_like(one) for name, one in gradients.items()}

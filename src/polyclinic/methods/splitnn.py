@@ -94,7 +94,7 @@ class SplitNN(LocalWork, Method):
         if call.operation == "finish":
             reply_checks.check_front_weights(federation, reply)
 
-    @operation("statistics", front=True)
+    @operation("statistics", takes={"weights": "front"})
     def begin(self, site: Site, weights: Weights) -> Parcel:
         """Take over the front of the network; say how many mini-batches the turn will have."""
         trainer, part = site.trainer, site.data.train

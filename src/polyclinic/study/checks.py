@@ -324,7 +324,7 @@ def score_obstacle(study: Study) -> str | None:
 def uncovered_kinds(study: Study) -> list[str]:
     """Kinds of parcel, computed from real images, that a study's sites release and no private training covers."""
     own = [found for name, found in operations_of(study.method).items() if not hasattr(GenerativeReplay, name)]
-    released = {one for found in own if not found.simulation_only for one in found.releases}
+    released = {one for found in own if found.partner != "simulator" for one in found.releases}
     replays = study.replay is not None and study.replay.ratio > 0 and study.replay.codes != "prior"
     return sorted((released - COVERABLE) | ({"codes"} if replays else set()))
 

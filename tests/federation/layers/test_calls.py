@@ -18,16 +18,16 @@ class Method:
     @operation("weights")
     def train(self, site, weights, control=None, steps=1): ...
 
-    @operation("weights", front=True, takes={"control": "gradients"})
+    @operation("weights", takes={"weights": "front", "control": "gradients"})
     def front(self, site, weights, control=None): ...
 
     @operation("metrics")
     def evaluate(self, site, split="validation"): ...
 
-    @operation("real-images", simulation_only=True)
+    @operation("real-images", partner="simulator")
     def pool(self, site): ...
 
-    @operation("latents", for_sites_only=True)
+    @operation("latents", partner="sites")
     def hand_on(self, site): ...
 
     @operation("weights")
@@ -52,6 +52,8 @@ def test_what_is_for_other_sites_does_not_go_to_the_coordinator():
     check("evaluate")
     with pytest.raises(ParcelRejected, match="releases to another site only"):
         check("hand_on", deployed=False)
+    with pytest.raises(ParcelRejected, match="releases to the coordinator"):
+        check("evaluate", to="b")
 
 
 def test_splits_that_may_be_scored():

@@ -32,15 +32,15 @@ def make_gate(tmp_path):
     return make
 
 
-def release(gate, *parcels, simulation_only=False):
-    return gate.release(parcels, round=2, operation="train", to="coordinator", simulation_only=simulation_only)
+def release(gate, *parcels):
+    return gate.release(parcels, round=2, operation="train", to="coordinator")
 
 
-def refused(gate, *parcels, **how) -> str:
+def refused(gate, *parcels) -> str:
     """The sentence of the refusal, with proof that nothing was written."""
     lines = gate.ledger.position.lines
     with pytest.raises(GateRefused) as refusal:
-        release(gate, *parcels, **how)
+        release(gate, *parcels)
     assert gate.ledger.position.lines == lines
     assert len(verify(gate.ledger.path) if gate.ledger.path.exists() else []) == lines
     assert "\n" not in str(refusal.value)
@@ -79,15 +79,6 @@ def test_a_kind_that_the_policy_does_not_name_stays(make_gate):
 def test_images_labels_and_masks_leave_only_where_a_policy_says_so(make_gate, kind):
     refused(make_gate(kinds=DEFAULT_KINDS), Parcel(kind, {}))
     release(make_gate(kinds=(kind,)), Parcel(kind, {}))
-
-
-def test_a_deployed_site_refuses_what_exists_in_simulation_only(make_gate):
-    parcel = Parcel("real-images", {"images": torch.from_numpy(OWN)})
-    release(make_gate(), parcel, simulation_only=True)
-    sentence = refused(make_gate(deployed=True), parcel, simulation_only=True)
-    assert sentence == "site 'north' kept back real-images of 'train': this exists in simulation only"
-    refused(make_gate(deployed=True), Parcel("metrics", {}), simulation_only=True)
-    release(make_gate(deployed=True), Parcel("metrics", {}))
 
 
 # --- finite numbers -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class Method:
     @operation("weights", "statistics")
     def train(self, site): ...
 
-    @operation("latents", "metrics", for_sites_only=True)
+    @operation("latents", "metrics", partner="sites")
     def hand_on(self, site): ...
 
     @operation("metrics")

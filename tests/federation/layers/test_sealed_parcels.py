@@ -35,12 +35,12 @@ class Courier:
     rounds = 100
     name = "courier"
 
-    @operation("weights", "synthetic-images")
+    @operation("weights", "synthetic-images", partner="sites")
     def hand_over(self, site):
         note = {"note": f"from {site.name} in confidence"}
         return Parcel("weights", {"w": SECRET}, note, SPENT), Parcel("synthetic-images", {"x": SECRET + 1}, note)
 
-    @operation(sealed_only=True)
+    @operation(partner="sites")
     def take(self, site, weights, synthetic_images=None):
         site.state.put("taken", weights)
 

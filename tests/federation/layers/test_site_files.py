@@ -196,7 +196,7 @@ def declared(*releases, **how):
     return operation(*releases, **how)(lambda self, site: None).operation
 
 
-SCORES, STATISTICS = declared("metrics"), declared("statistics", scores=("test",))
+SCORES, STATISTICS = declared("metrics"), declared("statistics", splits=("test",))
 
 
 def asked(site, operation_=SCORES, value=1.0, split="test", does=work, **arguments):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from plain_study import plain_study
@@ -27,7 +27,9 @@ RUN = "a run"
 class Adding:
     """The method: each site answers with its own number, times what it was sent."""
 
-    @operation("weights", summed="mean")
+    SUMMED: ClassVar = {"answer": "mean"}
+
+    @operation("weights")
     def answer(self, site, weights):
         raise AssertionError("the company answers")
 
@@ -46,7 +48,7 @@ class Company:
 
     def __init__(self, folder: Path, answers: dict[str, torch.Tensor], settings: Federated, min_sites: int = 3) -> None:
         self.answers, self.settings = answers, settings
-        self.sums = SiteSums(settings, RUN, Floor(min_sites))
+        self.sums = SiteSums(settings, RUN, Floor(min_sites), Adding.SUMMED)
         self.sites = {name: self._site(folder, name) for name in answers}
         self.broken: set[tuple[str, str]] = set()
         self.lie: Callable[[Call], Call] = lambda call: call
@@ -81,7 +83,7 @@ class Company:
             return getattr(self.sums, call.operation)(site, **payload, **call.arguments)
         parcel = Parcel("weights", self.answer(call), {"samples": 10 + len(call.site)})
         gate: Any = SimpleNamespace(check_numbers=lambda _: None)
-        [left] = self.sums.outgoing(site, call, gate, Adding.answer.operation, (parcel,), "samples")
+        [left] = self.sums.outgoing(site, call, gate, (parcel,), "samples")
         return left
 
     def agree(self, site: str, answered: Sequence[str]) -> str:

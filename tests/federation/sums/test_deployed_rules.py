@@ -4,13 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from company import Adding, Company
+from company import Company
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
 from polyclinic.federation.layers.outgoing import without_samples
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.site import SiteState
@@ -76,30 +75,16 @@ def test_noise_is_shared_over_the_honest_sites_that_open_a_sum(company):
     assert honest_sites(site) == 2
 
 
-class Weighted:
-    @operation("weights", summed="mean")
-    def train(self, site): ...
-
-    @operation("statistics", summed="sum")
-    def give(self, site): ...
-
-
 @pytest.mark.parametrize(
-    ("policy", "declared", "weighting", "told"),
-    [
-        ("tell", Weighted.train, "samples", True),
-        ("hide", Weighted.train, "uniform", False),
-        ("hide", Weighted.train, "samples", None),
-        ("hide", Weighted.give, "uniform", None),
-    ],
+    ("policy", "needed", "told"), [("tell", True, True), ("hide", False, False), ("hide", True, None)]
 )
-def test_a_policy_may_hide_how_many_images_there_are(policy, declared, weighting, told):
+def test_a_policy_may_hide_how_many_images_there_are(policy, needed, told):
     parcels = (Parcel("weights", {"w": torch.ones(2)}, {"samples": 7, "steps": 2}),)
     if told is None:
         with pytest.raises(GateRefused, match=r"set federation\.sum = 'secure'"):
-            without_samples(Policy(samples=policy), declared.operation, parcels, weighting)
+            without_samples(Policy(samples=policy), "train", parcels, needed=needed)
     else:
-        [left] = without_samples(Policy(samples=policy), declared.operation, parcels, weighting)
+        [left] = without_samples(Policy(samples=policy), "train", parcels, needed=needed)
         assert ("samples" in left.metadata) == told
         assert left.metadata["steps"] == 2
 
@@ -223,10 +208,9 @@ def test_a_process_that_begins_anew_drops_out_of_the_sum(company):
 
 @pytest.mark.parametrize("step", ["give_mask_key", "give_shares", "agree", "unmask", "answer"])
 def test_a_part_of_a_sum_goes_to_the_coordinator_only(company, step):
-    declared = Adding.answer.operation if step == "answer" else getattr(company.sums, step).operation
     with pytest.raises(ParcelRejected, match="which the coordinator adds up; nobody else"):
-        company.sums.check(declared, Call("ann", step, 1, to="bo"))
-    company.sums.check(declared, Call("ann", step, 1))
+        company.sums.check(Call("ann", step, 1, to="bo"))
+    company.sums.check(Call("ann", step, 1))
 
 
 def test_two_names_with_one_pinned_key_count_as_one(company):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -130,7 +131,9 @@ def test_a_row_is_as_long_as_its_layout_says(layout, numbers, right):
 
 
 class Two(Adding):
-    @operation("weights", "statistics", summed="sum")
+    SUMMED: ClassVar = {**Adding.SUMMED, "both": "sum"}
+
+    @operation("weights", "statistics")
     def both(self, site): ...
 
     @operation("metrics")
@@ -138,7 +141,7 @@ class Two(Adding):
 
 
 def sums(settings=INTEGER):
-    return CoordinatorSums(settings, "run", Two.operation_named)
+    return CoordinatorSums(settings, "run", Two())
 
 
 def row(kind, values, tail=(1, 0, 1), layout=True):
@@ -270,21 +273,21 @@ def test_noise_is_shared_before_the_answer_only(tmp_path):
 
 
 def test_what_belongs_to_a_sum_and_where_it_may_go():
-    secure_sums, integer, plain = (SiteSums(one, "run", Floor()) for one in (SECURE, INTEGER, Federated()))
-    both, evaluate, agree = Two.both.operation, Two.evaluate.operation, SiteSums.agree.operation
-    assert [one.kinds(both) for one in (secure_sums, integer, plain)] == [("masked",), *[("weights", "statistics")] * 2]
-    assert secure_sums.kinds(evaluate) == ("metrics",)
-    assert [one.covers(both) for one in (secure_sums, integer, plain)] == [True, True, False]
-    to_other, to_all = Call("a", "x", 1, to="b"), Call("a", "x", 1)
+    secure_sums, integer, plain = (SiteSums(one, "run", Floor(), Two.SUMMED) for one in (SECURE, INTEGER, Federated()))
+    kinds = ("weights", "statistics")
+    assert [one.kinds("both", kinds) for one in (secure_sums, integer, plain)] == [("masked",), kinds, kinds]
+    assert secure_sums.kinds("evaluate", ("metrics",)) == ("metrics",)
+    assert [one.covers("both") for one in (secure_sums, integer, plain)] == [True, True, False]
+    to_other = Call("a", "both", 1, to="b")
     for one in (secure_sums, integer, plain):
-        one.check(evaluate, to_other)
-    plain.check(both, to_other)
+        one.check(Call("a", "evaluate", 1, to="b"))
+    plain.check(to_other)
     with pytest.raises(ParcelRejected, match="'both' is a part of a sum, which the coordinator adds up; nobody else"):
-        integer.check(both, to_other)
-    secure_sums.check(agree, to_all)
+        integer.check(to_other)
+    secure_sums.check(Call("a", "agree", 1))
     for one in (integer, plain):
         with pytest.raises(ParcelRejected, match="'agree' is a part of secure sums, and federation"):
-            one.check(agree, to_all)
+            one.check(Call("a", "agree", 1))
 
 
 def test_an_open_answer_is_a_row_of_each_kind_with_the_same_end():
@@ -294,7 +297,7 @@ def test_an_open_answer_is_a_row_of_each_kind_with_the_same_end():
     )
     gate = SimpleNamespace(check_numbers=lambda parcel: None)
     one = 2**24
-    made = SiteSums(INTEGER, "run", Floor()).outgoing(None, None, gate, Two.both.operation, parcels, "samples")
+    made = SiteSums(INTEGER, "run", Floor(), Two.SUMMED).outgoing(None, Call("a", "both", 1), gate, parcels, "samples")
     assert [parcel.tensors["numbers"].tolist() for parcel in made] == [[one, 2 * one, 1, 0, 1], [4 * one, 1, 0, 1]]
     assert [parcel.metadata["layout"][0][1] for parcel in made] == ["w", "s"]
     assert [parcel.privacy for parcel in made] == [{"epsilon": 1}, None]

@@ -19,7 +19,7 @@ from polyclinic.federation.layers.sealing import asked_in_state
 from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import Operation, operations_of
+from polyclinic.federation.operation import Operation
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.files import atomic_write
 
@@ -48,7 +48,8 @@ class CallOrder(Layer):
     def __init__(self, host: SiteHost) -> None:
         super().__init__(host)
         self.course = course_of(self.spec.method)
-        self._has_beginnings = any(one.begins_round for one in operations_of(self.spec.method))
+        #: operations whose mean is the next model: each round begins with the weights that were scored before it
+        self._begin = {name for name, how in host.sums.summed.items() if how == "mean"}
 
     def arriving(self, transaction: Transaction) -> None:
         site, call, declared = transaction.site, transaction.call, transaction.declared
@@ -57,11 +58,12 @@ class CallOrder(Layer):
         answered, put_back = AnsweredCalls(site.folder / ANSWERED), call.site in self.sites.put_back
         check_once(call, declared, ledger, answered, asked=asked, course=self.course, put_back=put_back)
         check_order(call, declared, ledger)
-        if declared.begins_round:
+        begins = call.operation in self._begin
+        if begins:
             scored.check(call)
-        if self._has_beginnings and (declared.begins_round or SCORES in declared.releases):
+        if begins or (self._begin and SCORES in declared.releases):
             scored.check_left_out(call, self.course)
-        if declared.begins_round:
+        if begins:
             scored.begin(call)
 
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:

@@ -11,7 +11,7 @@ from polyclinic.federation.layers.layer import Layer
 from polyclinic.federation.layers.sealing import unseal
 from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel, ParcelRejected
 from polyclinic.federation.ledger.signing import is_countersigned, signer_of_line
-from polyclinic.federation.operation import signature_of
+from polyclinic.federation.operation import FRONT, signature_of
 from polyclinic.federation.refusals import GateRefused
 
 if TYPE_CHECKING:
@@ -30,8 +30,14 @@ class TakenCall(Layer):
 
     def arriving(self, transaction: Transaction) -> None:
         call = transaction.call
-        if transaction.declared.for_sites_only and call.to == COORDINATOR:
-            raise ParcelRejected(f"'{call.operation}' releases to another site only, sealed, and the coordinator asked")
+        declared = transaction.declared
+        if declared.releases and (declared.partner == "sites") == (call.to == COORDINATOR):
+            asked = (
+                "another site only, sealed, and the coordinator"
+                if call.to == COORDINATOR
+                else "the coordinator, and a site"
+            )
+            raise ParcelRejected(f"'{call.operation}' releases to {asked} asked")
         unknown = set(transaction.splits) - set(SPLITS)
         if unknown:
             raise ParcelRejected(f"'{call.operation}': there is no split '{unknown.pop()}'; use {', '.join(SPLITS)}")
@@ -45,7 +51,7 @@ class TakenByHospital(TakenCall):
     """The same, without what exists in simulation only, and without scores of training images."""
 
     def arriving(self, transaction: Transaction) -> None:
-        if transaction.declared.simulation_only:
+        if transaction.declared.partner == "simulator":
             raise GateRefused(f"'{transaction.call.operation}': this exists in simulation only")
         super().arriving(transaction)
         if "split" in signature_of(transaction.work).parameters and "train" in transaction.splits:
@@ -98,7 +104,7 @@ class Unsealed(Layer):
         call = transaction.call
         for name, parcel in call.parcels.items():
             is_sealed = parcel.kind == SEALED
-            if transaction.declared.sealed_only and not is_sealed:
+            if transaction.declared.partner == "sites" and not is_sealed:
                 raise ParcelRejected(f"'{call.operation}' takes what another site sealed, and {parcel.kind} came open")
             transaction.received[name] = unseal(transaction.site, parcel, call) if is_sealed else parcel
 
@@ -154,7 +160,7 @@ def _check_names(transaction: Transaction, name: str, weights: Parcel) -> None:
     for trainer in (site.trainer, *site.trainers):
         whole = set(trainer.model.state_dict())
         shared = whole - trainer.local_names or whole
-        if transaction.declared.front:
+        if transaction.declared.takes.get(name) == FRONT:
             shared = set(trainer.split(trainer.model)[0].state_dict())
         if came in (whole, shared):
             return

@@ -50,9 +50,11 @@ class Reservation(Layer):
 
     def arriving(self, transaction: Transaction) -> None:
         call, trainer = transaction.call, transaction.site.trainer
-        kinds, private = self.host.sums.kinds(transaction.declared), trainer.privacy is not None
+        kinds = self.host.sums.kinds(call.operation, transaction.declared.releases)
         gate, size = self.sites.gates[call.site], model_bytes(trainer)
-        transaction.held.enter_context(gate.reserved(call.round, call.operation, kinds, size, private=private))
+        transaction.held.enter_context(
+            gate.reserved(call.round, call.operation, kinds, size, private=trainer.privacy is not None)
+        )
 
 
 class ThroughGate(Layer):
@@ -66,7 +68,6 @@ class ThroughGate(Layer):
             round=call.round,
             operation=call.operation,
             to=call.to,
-            simulation_only=transaction.declared.simulation_only,
             seal=None if call.to == COORDINATOR else lambda parcel: seal(site, parcel, call),
             cohort=count_patients(self.spec, transaction) if self.spec.policy.min_cohort else None,
             by_reference=self.host.by_reference,
@@ -107,7 +108,6 @@ class Gate:
         round: int,
         operation: str,
         to: str,
-        simulation_only: bool = False,
         seal: Callable[[Parcel], Parcel] | None = None,
         cohort: int | None = None,
         by_reference: bool = False,
@@ -122,7 +122,7 @@ class Gate:
         """
         for parcel in parcels:
             try:
-                self._check_policy(parcel.kind, simulation_only)
+                self._check_policy(parcel.kind)
                 self._check_cohort(cohort)
                 check_finite(parcel)
                 self._check_raw(parcel)
@@ -164,7 +164,7 @@ class Gate:
         with contextlib.ExitStack() as held:
             try:
                 if kinds and not set(kinds) & set(self.policy.kinds):
-                    self._check_policy(kinds[0], simulation_only=False)
+                    self._check_policy(kinds[0])
                 if kinds and not repeats:
                     self.budget.check_bytes(size)
                 wanted = Reserved(size, int(SCORES in kinds))
@@ -212,9 +212,7 @@ class Gate:
             wire=parcel.wire,
         )
 
-    def _check_policy(self, kind: str, simulation_only: bool) -> None:
-        if simulation_only and self.policy.deployed:
-            raise GateRefused("this exists in simulation only")
+    def _check_policy(self, kind: str) -> None:
         if kind == "real-images" and self.policy.deployed:
             raise GateRefused("real images never leave a deployed site, whatever its policy lists")
         if kind not in self.policy.kinds:

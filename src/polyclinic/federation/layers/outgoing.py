@@ -9,7 +9,6 @@ from polyclinic.federation.call import COORDINATOR, base_of
 from polyclinic.federation.layers.layer import Layer
 from polyclinic.federation.ledger.parcel import shortened
 from polyclinic.federation.ledger.wire import ROUNDING
-from polyclinic.federation.operation import Operation
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
 
@@ -21,23 +20,24 @@ class Sum(Layer):
     """Steps of sums belong to the study's sums; what is added up leaves as whole numbers of one."""
 
     def arriving(self, transaction: Transaction) -> None:
-        self.host.sums.check(transaction.declared, transaction.call)
+        self.host.sums.check(transaction.call)
 
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
-        declared, weighting = transaction.declared, getattr(self.spec.study.method, "weighting", "samples")
-        if not self.host.sums.covers(declared):
-            return without_samples(self.spec.policy, declared, parcels, weighting)
-        gate = self.sites.gates[transaction.call.site]
-        return self.host.sums.outgoing(transaction.site, transaction.call, gate, declared, parcels, weighting)
+        call, sums = transaction.call, self.host.sums
+        weighting = getattr(self.spec.method, "weighting", "samples")
+        if sums.covers(call.operation):
+            return sums.outgoing(transaction.site, call, self.sites.gates[call.site], parcels, weighting)
+        counts = sums.summed.get(call.operation) != "mean" or weighting == "samples"
+        return without_samples(self.spec.policy, call.operation, parcels, needed=counts)
 
 
-def without_samples(policy: Policy, declared: Operation, parcels: Parcels, weighting: str) -> Parcels:
-    """The parcels without the number of images, where the policy hides it; GateRefused where the method needs it."""
+def without_samples(policy: Policy, operation: str, parcels: Parcels, *, needed: bool) -> Parcels:
+    """The parcels without the number of images, where the policy hides it; GateRefused where it is `needed`."""
     if policy.samples == "tell" or not any("samples" in parcel.metadata for parcel in parcels):
         return parcels
-    if weighting == "samples" or declared.summed != "mean":
+    if needed:
         raise GateRefused(
-            f"'{declared.address}' tells how many images it is of, and the site's policy hides that (samples); set "
+            f"'{operation}' tells how many images it is of, and the site's policy hides that (samples); set "
             "federation.sum = 'secure', or method.weighting = 'uniform'"
         )
     return tuple(replace(p, metadata={n: v for n, v in p.metadata.items() if n != "samples"}) for p in parcels)

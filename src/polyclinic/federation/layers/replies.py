@@ -195,7 +195,7 @@ def _check_kinds(name: str, declared: Operation, reply: Reply) -> None:
             raise ParcelRejected(f"a parcel of kind '{kind}' came, which '{name}' does not release")
         if kinds.count(kind) > 1:
             raise ParcelRejected(f"two parcels of kind '{kind}' came for '{name}'")
-    if not declared.for_sites_only:
+    if declared.partner != "sites":
         missing = sorted(NEVER_LEFT_OUT & set(declared.releases) - set(kinds))
         if missing:
             raise ParcelRejected(f"no parcel of kind '{missing[0]}' came for '{name}'")

@@ -30,6 +30,7 @@ from polyclinic.federation.sums.site_sums import BOX, MASKED, SHARES
 
 if TYPE_CHECKING:
     from polyclinic.federation.federation import Federation
+    from polyclinic.federation.layers.replies import ChecksReplies
 
 #: the name under which a method gets the reply of all sites together
 ALL_SITES = "all sites"
@@ -40,14 +41,13 @@ Ask = Callable[[Sequence[str]], Iterator[Reply]]
 class CoordinatorSums:
     """Adds up what sites send, as the table [federation] says."""
 
-    def __init__(self, settings: Federated, run: str, operation_named: Callable[[str], Operation | None]) -> None:
+    def __init__(self, settings: Federated, run: str, method: ChecksReplies | None) -> None:
         self.settings, self.run, self._adds = settings, run, settings.in_whole_numbers
-        self._operation_named = operation_named
+        self._method, self._summed = method, getattr(method, "SUMMED", {})
 
     def covers(self, operation: str) -> bool:
         """Whether the sites' replies to an operation are added up."""
-        declared = self._operation_named(operation) if self._adds else None
-        return declared is not None and bool(declared.summed)
+        return self._adds and operation in self._summed
 
     def check(self, call: Call, reply: Reply) -> None:
         """ParcelRejected for a reply that is no row of whole numbers, or rows, that this operation can have."""
@@ -87,7 +87,7 @@ class CoordinatorSums:
     def _reply(self, operation: str, found: Total) -> Reply:
         declared, count = self._declared(operation), len(found.answered)
         try:
-            row, mean = found.row, declared.summed == "mean"
+            row, mean = found.row, self._summed[operation] == "mean"
             bits = self.settings.bits
             parcels = parcels_of(row, found.layout, declared.releases, mean=mean, bits=bits, sites=count)
         except ParcelRejected as error:
@@ -95,7 +95,7 @@ class CoordinatorSums:
         return Reply(ALL_SITES, parcels)
 
     def _declared(self, operation: str) -> Operation:
-        declared = self._operation_named(operation)
+        declared = self._method.operation_named(operation) if self._method else None
         assert declared is not None, "asked of operations that are added up only"
         return declared
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.ledger import sealing
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import Operation, operation
+from polyclinic.federation.operation import operation
 from polyclinic.federation.refusals import GateRefused, GateRefusedData
 from polyclinic.federation.sums import shamir
 from polyclinic.federation.sums.masks import add_masks, pair_secret, sign_of
@@ -57,14 +57,14 @@ BOX = TWO_SHARES + sealing.OVERHEAD
 class SiteSums:
     """The operations of a secure sum, which every site has, and what leaves in a sum instead of an answer."""
 
-    def __init__(self, settings: Federated, run: str, floor: Floor) -> None:
-        """`run` names the run; `floor` is what the site's policy asks of a sum."""
-        self.settings, self.run, self.floor = settings, run, floor
+    def __init__(self, settings: Federated, run: str, floor: Floor, summed: Mapping[str, str] | None = None) -> None:
+        """`run` names the run; `floor` is what the site's policy asks of a sum; `summed` is the method's table."""
+        self.settings, self.run, self.floor, self.summed = settings, run, floor, summed or {}
         self._adds = settings.in_whole_numbers
 
     # --- the steps before and after the answer -------------------------------------------------------
 
-    @operation("keys", secure_only=True)
+    @operation("keys")
     def give_mask_key(self, site: Site, sum_of: str) -> Parcel:
         """A public key for one sum. A new sum begins: what was left of an earlier one is forgotten."""
         self._refuse_open(site, sum_of)
@@ -80,7 +80,7 @@ class SiteSums:
         keep(site, begun)
         return Parcel("keys", {site.name: _tensor(sealing.public_key(begun.private_key))})
 
-    @operation(SHARES, secure_only=True)
+    @operation(SHARES)
     def give_shares(self, site: Site, keys: Mapping[str, Tensor], sum_of: str) -> Parcel:
         """Shares of both secrets, sealed for each site of which a key came."""
         found = at_step(site, sum_of, "keys")
@@ -108,7 +108,7 @@ class SiteSums:
         tensors = {"boxes": torch.stack(boxes), "commitment": _tensor(commitment)}
         return Parcel(SHARES, tensors, {"sum": {"id": sum_id[:16], "sites": count}, "needs": threshold})
 
-    @operation(secure_only=True)
+    @operation()
     def take_shares(self, site: Site, shares: Mapping[str, Tensor], sum_of: str) -> None:
         """The shares that the others sealed for this site. Whose shares came, takes part."""
         found = at_step(site, sum_of, "shares")
@@ -122,7 +122,7 @@ class SiteSums:
         self._check_left(len(held), found.threshold)
         keep(site, changed(found, {"step": "ready", "held": held, "members": tuple(sorted(held))}))
 
-    @operation(SHARES, secure_only=True)
+    @operation(SHARES)
     def agree(self, site: Site, answered: Sequence[str], sum_of: str) -> Parcel:
         """The site's signature of who answered. Once a sum: it signs no second set of sites."""
         found = at_step(site, sum_of, "added")
@@ -132,7 +132,7 @@ class SiteSums:
         about = {"id": found.context().sum_id[:16], "sites": len(names)}
         return Parcel(SHARES, {"signature": _tensor(signature_of(site, found, names))}, {"sum": about})
 
-    @operation(SHARES, secure_only=True)
+    @operation(SHARES)
     def unmask(self, site: Site, answered: Sequence[str], agreed: Mapping[str, str], sum_of: str) -> Parcel:
         """One share of each member: of its own seed if it answered, of its mask key if it did not. Once a sum, and only
         for the set of sites that enough of them signed."""
@@ -158,30 +158,32 @@ class SiteSums:
 
     # --- the answer itself ---------------------------------------------------------------------------
 
-    def check(self, declared: Operation, call: Call) -> None:
+    def check(self, call: Call) -> None:
         """ParcelRejected for a part of a secure sum in a study whose answers leave in the clear, and for a part of any
         sum that is to go to somebody else than the coordinator."""
-        if call.to != COORDINATOR and (declared.secure_only or self.covers(declared)):
-            raise ParcelRejected(f"'{declared.address}' is a part of a sum, which the coordinator adds up; nobody else")
-        if declared.secure_only and self.settings.sum != "secure":
-            raise ParcelRejected(f"'{declared.address}' is a part of secure sums, and federation.sum is not 'secure'")
+        name = call.operation
+        secret = self.summed.get(name) == "secure sum" or hasattr(getattr(type(self), name, None), "operation")
+        if call.to != COORDINATOR and (secret or self.covers(name)):
+            raise ParcelRejected(f"'{name}' is a part of a sum, which the coordinator adds up; nobody else")
+        if secret and self.settings.sum != "secure":
+            raise ParcelRejected(f"'{name}' is a part of secure sums, and federation.sum is not 'secure'")
 
-    def covers(self, declared: Operation) -> bool:
+    def covers(self, operation: str) -> bool:
         """Whether what an operation releases leaves as whole numbers."""
-        return self._adds and bool(declared.summed)
+        return self._adds and operation in self.summed
 
-    def kinds(self, declared: Operation) -> tuple[str, ...]:
+    def kinds(self, operation: str, releases: tuple[str, ...]) -> tuple[str, ...]:
         """The kinds of parcel that leave for an operation."""
-        return (MASKED,) if self.covers(declared) and self.settings.sum == "secure" else declared.releases
+        return (MASKED,) if self.covers(operation) and self.settings.sum == "secure" else releases
 
     def outgoing(
-        self, site: Site, call: Call, gate: Gate, declared: Operation, parcels: Sequence[Parcel], weighting: str
+        self, site: Site, call: Call, gate: Gate, parcels: Sequence[Parcel], weighting: str
     ) -> tuple[Parcel, ...]:
         """What leaves instead of these parcels; GateRefusedData where a number is too large for the sum."""
         for parcel in parcels:
             gate.check_numbers(parcel)
         try:
-            mean, bits = declared.summed == "mean", self.settings.bits
+            mean, bits = self.summed[call.operation] == "mean", self.settings.bits
             found = summand_of(parcels, mean=mean, weighting=weighting, bits=bits)
         except TooLarge as error:
             raise GateRefusedData(f"{error}; lower federation.bits, or optimizer.lr where training diverges") from None

@@ -148,7 +148,7 @@ class GenerativeReplay(Method):
     def replayed(self, site: Site) -> ReplayedBatches | None:
         return replayed(site)
 
-    @operation(front=True)
+    @operation(takes={"weights": "front"})
     def take_front(self, site: Site, weights: Weights) -> None:
         """Keep the frozen layers, whose latents are replayed."""
         replay_space.take_front(site, weights)

@@ -51,6 +51,9 @@ class Method(Settings):
     summary: ClassVar[str]
     #: what it can do and what it needs
     traits: ClassVar[Traits] = Traits()
+    #: operations whose answers the coordinator needs the "mean" of only, which is the model that is scored and that the
+    #: next round begins with, or the "sum", or the "secure sum" where nothing else protects them (`federation.sum`)
+    SUMMED: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def run(self, federation: Federation) -> Weights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ class OneRound(Method):
         description="project the features of an image to so many numbers, by fixed random signs that are the same in "
         "every study; all features if not given",
     )
+    SUMMED: ClassVar[dict[str, str]] = {"give_sums": "sum"}
 
     @field_validator("rounds", mode="before")
     @classmethod
@@ -102,7 +103,7 @@ class OneRound(Method):
             "private steps"
         )
 
-    @operation("statistics", summed="sum")
+    @operation("statistics")
     def give_sums(self, site: Site) -> Parcel:
         return self.sums_at(site)
 

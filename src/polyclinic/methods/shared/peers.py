@@ -50,7 +50,7 @@ class PeerMethod(Method):
         per_site = {site: task.finish(of_site) for site, of_site in sums.items()}
         return {"ensemble": {"test": task.finish(functools.reduce(task.add, sums.values())), "per_site": per_site}}
 
-    @operation("metrics", simulation_only=True)
+    @operation("metrics", partner="simulator")
     def evaluate_together(self, site: Site, split: str = "test", **models: Weights) -> Parcel | None:
         """Score the mean of several models' predictions on the site's images."""
         part = getattr(site.data, split)

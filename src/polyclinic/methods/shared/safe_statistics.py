@@ -83,7 +83,7 @@ class SafeStatistics:
     def __init__(self, first_weights: Callable[[str], Weights | None], rounds: int, *, ends_early: bool) -> None:
         self.first_weights, self.rounds, self.ends_early = first_weights, rounds, ends_early
 
-    @operation("statistics", scores=("test",))
+    @operation("statistics", splits=("test",))
     def give_statistics(self, site: Site, weights: Weights, own: str = "none") -> Parcel:
         """Intervals, tests and a coarse calibration of the finished model on the site's test images; no score of an
         image."""
