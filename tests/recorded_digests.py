@@ -74,7 +74,7 @@ ONE_ROUND: dict[str, tuple[dict[str, Any], Tables]] = {
     "analytic": ({"name": "analytic"}, ENCODER),
     "gaussian-heads": ({"name": "gaussian-heads"}, ENCODER),
     "gaussian-heads, naive-bayes": ({"name": "gaussian-heads", "rule": "naive-bayes"}, ENCODER),
-    "private-head": ({"name": "private-head", "phantoms": 10}, {**ENCODER, "privacy": {"noise": 1.0}}),
+    "private-head": ({"name": "private-head", "phantoms": 10}, {**ENCODER, "privacy": {"noise_multiplier": 1.0}}),
     "fedpft": ({"name": "fedpft", "components": 2, "iterations": 3, "passes": 2}, ENCODER),
 }
 
@@ -125,7 +125,7 @@ METHODS: dict[str, tuple[dict[str, Any], Tables]] = {
         },
     ),
     "cwt, resnet18": ({"name": "cwt", "rounds": 1}, {"model": {"backbone": "resnet18"}, "data": {"samples": 24}}),
-    "fedavg, privacy": ({"name": "fedavg"}, {"privacy": {"noise": 1.0, "clipping": "stored"}}),
+    "fedavg, privacy": ({"name": "fedavg"}, {"privacy": {"noise_multiplier": 1.0, "clipping": "stored"}}),
 }
 REPLAYING: dict[str, tuple[dict[str, Any], Tables]] = {
     "cwt-replay": ({"name": "cwt-replay"}, REPLAY),
@@ -144,7 +144,7 @@ REPLAYING: dict[str, tuple[dict[str, Any], Tables]] = {
         {
             **REPLAY,
             "generator": {**VQVAE2, "codebook": "gradient"},
-            "privacy": {"noise": 1.0, "on": ["generator"], "clipping": "stored"},
+            "privacy": {"noise_multiplier": 1.0, "on": ["generator"], "clipping": "stored"},
         },
     ),
     "fedreplay": ({"name": "fedreplay"}, {}),
@@ -181,7 +181,7 @@ REPLAYING: dict[str, tuple[dict[str, Any], Tables]] = {
                 "norm": "group",
                 "spread": False,
             },
-            "privacy": {"noise": 1.0, "on": ["generator"], "clipping": "stored"},
+            "privacy": {"noise_multiplier": 1.0, "on": ["generator"], "clipping": "stored"},
         },
     ),
 }

@@ -38,7 +38,7 @@ def result(name):
 def main(source):
     study = polyclinic.load_study("study.toml")
     assert Path(polyclinic.__file__).is_relative_to(source), polyclinic.__file__
-    study.with_settings({"privacy.noise": 1.0})  # can be trained with differential privacy, without another word
+    study.with_settings({"privacy.noise_multiplier": 1.0})  # can be trained with differential privacy
     polyclinic.run(study, "alone")
     two = study.with_settings({"engine.workers": 2})
     try:

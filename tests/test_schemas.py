@@ -85,7 +85,7 @@ def test_a_wrong_value_is_found(name, path, value):
 
 
 def test_privacy_is_described_too(tiny, undisturbed):
-    study = tiny("fedavg", {"privacy.noise": 1.0, "model.norm": "group"}, rounds=1)
+    study = tiny("fedavg", {"privacy.noise_multiplier": 1.0, "model.norm": "group"}, rounds=1)
     result = undisturbed(study)  # which holds the folder against the schemas
     assert result["privacy"]["epsilon"] > 0
     lines = (result.folder / "ledger" / "site-1.jsonl").read_text().splitlines()

@@ -25,7 +25,7 @@ ROUNDS = 2
 ENCODER = ("model.backbone=efficientnet-lite0-1024", "model.input_size=128")  # as the error says that they need
 #: settings without which a method cannot run on that study
 NEEDED = {
-    "private-head": [*ENCODER, "privacy.noise=1.0"],
+    "private-head": [*ENCODER, "privacy.noise_multiplier=1.0"],
     "analytic": [*ENCODER],
     "gaussian-heads": [*ENCODER],
     "fedpft": [*ENCODER],

@@ -116,7 +116,7 @@ def tables(number: int, rounds: int) -> dict[str, Any]:
         "policy": {"incoming": {"on": True}, "shares": pick(("random", "equal"))},
     }
     if method in ("fedavg", "fedprox", "cwt", "fedsgd") and norm == "group" and rng.random() < 0.2:
-        study["privacy"] = {"noise": 1.0}
+        study["privacy"] = {"noise_multiplier": 1.0}
     return study
 
 

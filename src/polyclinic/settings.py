@@ -54,6 +54,8 @@ GONE = {
         "the incoming check looks at no image any more",
     ),
 }
+#: settings that older versions called otherwise: a study must say the new name, a run folder may say the old one
+RENAMED = {"privacy.noise": "noise_multiplier", "privacy.clip": "max_grad_norm"}
 #: what pydantic calls by Python's words, as somebody knows it who writes a study
 PLAIN = {
     "a valid tuple": "a list, such as ['a', 'b']",
@@ -75,6 +77,8 @@ def _sentence(problem: Any, path: str, kind: type[Settings]) -> str:
     if problem["type"] == "extra_forbidden":
         if where in GONE:
             return f"{where}: is gone: {GONE[where]}; delete it"
+        if where in RENAMED:
+            return f"{where}: is now called '{RENAMED[where]}', as in Opacus; rename it"
         word = str(problem["loc"][-1])
         return f"{where}: no such setting{nearest(word, allowed)}; choose from {', '.join(allowed)}"
     if problem["type"] == "missing":

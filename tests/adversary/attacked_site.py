@@ -112,4 +112,4 @@ def shuffled(weights, seed=1):
     return {name: tensor[torch.randperm(len(tensor), generator=rng)] for name, tensor in weights.items()}
 
 
-PRIVATE = {"on": ["classifier"], "noise": 1.0, "clip": 1.0}
+PRIVATE = {"on": ["classifier"], "noise_multiplier": 1.0, "max_grad_norm": 1.0}

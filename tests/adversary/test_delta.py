@@ -32,7 +32,7 @@ def test_what_earlier_runs_recorded_at_a_large_delta_is_counted_anew(kit):
     assert parcel.privacy["epsilon"] < 0.1
     kit.policy(max_epsilon=1.0)
     with pytest.raises(GateRefused, match="is spent by other runs"):
-        ask(kit.host("second", privacy={**PRIVATE, "noise": 1000.0}), "train", weights=first_weights(host))
+        ask(kit.host("second", privacy={**PRIVATE, "noise_multiplier": 1000.0}), "train", weights=first_weights(host))
 
 
 def test_an_accountant_that_the_policy_does_not_list_is_refused(kit):
@@ -82,7 +82,7 @@ def test_a_study_that_protects_patients_is_priced_as_it_is_and_one_that_protects
     kit.policy(max_epsilon=1e6, unit="patient")
     spent = {}
     for unit in ("patient", "image"):
-        host = kit.host(unit, privacy={**PRIVATE, "noise": 4.0, "unit": unit})
+        host = kit.host(unit, privacy={**PRIVATE, "noise_multiplier": 4.0, "unit": unit})
         [parcel] = ask(host, "train", weights=first_weights(host)).parcels
         assert parcel.privacy.get("unit", "image") == unit
         assert (ONE_IMAGE in parcel.privacy["does_not_cover"]) == (unit == "image")

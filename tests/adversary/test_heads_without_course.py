@@ -27,7 +27,7 @@ def test_these_are_all_methods_without_a_course():
 def test_an_honest_run_at_deployed_sites_ends(monkeypatch, tmp_path, name):
     policy = Policy(kinds=DEFAULT_KINDS, min_cohort=10, scores="coarse", deployed=True, incoming=Incoming(on=True))
     monkeypatch.setattr(Assembly, "_simulated_policy", lambda _: policy)
-    private = {"privacy": {"noise": 1.0}} if name == "private-head" else {}
+    private = {"privacy": {"noise_multiplier": 1.0}} if name == "private-head" else {}
     study = Study(
         data={"source": "chest-phantom", "size": 28, "samples": 160},
         sites={"partition": "iid", "count": 2},

@@ -179,7 +179,9 @@ def test_scores_of_private_head_are_bounded_as_all_others_are(kit, monkeypatch):
     method = {"name": "private-head", "rounds": 1, "numbers": 4, "phantoms": 10}
     told = []
     for factor in (1.0, -1000.0):
-        host = kit.host(f"by{factor:.0f}", model=encoder, method=method, privacy={"noise": 1.0, "clip": 1.0})
+        host = kit.host(
+            f"by{factor:.0f}", model=encoder, method=method, privacy={"noise_multiplier": 1.0, "max_grad_norm": 1.0}
+        )
         weights = {"fc.weight": factor * torch.ones(2, 1024).cumsum(0), "fc.bias": torch.zeros(2)}
         told.append(ask(host, "evaluate", 1, weights=weights, split="test").parcels[0].tensors)
     assert all(torch.equal(told[0][name], told[1][name]) for name in told[0])

@@ -29,7 +29,10 @@ def test_a_private_gradient_that_overflows_counts_as_none(kit, method):
 def test_one_image_that_overflows_leaves_the_others_gradients_as_they_are(kit, monkeypatch):
     """By hand: the mean of the other images' clipped gradients, over all images; noise is next to nothing."""
     clip, lost = 0.5, 7
-    host = kit.host(method={"name": "fedsgd", "rounds": 3}, privacy={"on": ["classifier"], "noise": 1e-9, "clip": clip})
+    host = kit.host(
+        method={"name": "fedsgd", "rounds": 3},
+        privacy={"on": ["classifier"], "noise_multiplier": 1e-9, "max_grad_norm": clip},
+    )
     trainer, train, weights = host.spec.trainer, host.sites.get("north").data.train, first_weights(host)
     weights["fc3.bias"].copy_(torch.tensor([2.0, -2.0]))  # so that the gradients of the two classes do not cancel
     batch_of, model = type(trainer).batch, trainer.load(weights)
@@ -125,7 +128,7 @@ def test_a_basis_that_sends_one_image_to_infinity_tells_nothing(kit, monkeypatch
     monkeypatch.setattr("polyclinic.methods.private_head.is_same_basis", lambda *bases: True)
     method = {"name": "private-head", "rounds": 1, "numbers": 4, "phantoms": 10}
     encoder = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
-    host = kit.host(model=encoder, method=method, privacy={"noise": 1.0, "clip": 1.0})
+    host = kit.host(model=encoder, method=method, privacy={"noise_multiplier": 1.0, "max_grad_norm": 1.0})
     site = host.sites.get("north")
     features = features_of(site, site.data.train)
     mean = features.mean(0)
@@ -143,7 +146,7 @@ def test_a_basis_that_sends_one_image_to_infinity_tells_nothing(kit, monkeypatch
 def test_a_basis_that_is_not_finite_is_refused(kit):
     method = {"name": "private-head", "rounds": 1, "numbers": 4, "phantoms": 10}
     encoder = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
-    host = kit.host(model=encoder, method=method, privacy={"noise": 1.0, "clip": 1.0})
+    host = kit.host(model=encoder, method=method, privacy={"noise_multiplier": 1.0, "max_grad_norm": 1.0})
     with pytest.raises(ParcelRejected, match="the basis that came is not finite"):
         ask(host, "take_basis", 0, parcels={"statistics": Parcel("statistics", {"matrix": torch.tensor([math.inf])})})
     assert Suspensions(kit.folder).all() == []
@@ -153,7 +156,7 @@ def test_a_basis_of_the_coordinators_choice_is_refused(kit):
     """A basis that shows one feature alone, or the right one with one direction stretched."""
     method = {"name": "private-head", "rounds": 1, "numbers": 4, "phantoms": 10}
     encoder = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
-    host = kit.host(model=encoder, method=method, privacy={"noise": 1.0, "clip": 1.0})
+    host = kit.host(model=encoder, method=method, privacy={"noise_multiplier": 1.0, "max_grad_norm": 1.0})
     right = host.spec.method._basis(host.sites.get("north"))
     stretched = {**right, "matrix": right["matrix"] * torch.tensor([100.0, 1, 1, 1])}
     single = {**right, "matrix": torch.eye(*right["matrix"].shape)}

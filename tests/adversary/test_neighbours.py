@@ -32,7 +32,7 @@ def private_sum(host, keep, cases=None):
 @pytest.mark.parametrize("dropout", [False, True])
 def test_removing_one_image_moves_the_sum_by_no_more_than_the_clipping_norm(kit, dropout):
     """With draws by place in the batch all images behind the missing one changed theirs."""
-    study = {**PRIVATE, "clip": CLIP, "noise": 1e-6}
+    study = {**PRIVATE, "max_grad_norm": CLIP, "noise_multiplier": 1e-6}
     host = kit.host(
         method={"name": "fedsgd", "rounds": 2}, privacy=study, optimizer__augment=["flip", "turn"], optimizer__lr=0.1
     )
@@ -50,7 +50,7 @@ def test_removing_one_patient_moves_the_sum_by_no_more_than_the_clipping_norm(ki
     """With clipping by image it moved by as many norms as the patient has images."""
     moved = {}
     for unit in ("patient", "image"):
-        study = {**PRIVATE, "clip": CLIP, "noise": 1e-6, "unit": unit}
+        study = {**PRIVATE, "max_grad_norm": CLIP, "noise_multiplier": 1e-6, "unit": unit}
         host = kit.host(unit, method={"name": "fedsgd", "rounds": 2}, privacy=study, optimizer__augment=["flip"])
         count = len(host.sites.get("north").data.train)
         cases = np.arange(count) // 5

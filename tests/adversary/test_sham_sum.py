@@ -13,7 +13,7 @@ def private_head(kit, how):
     return kit.host(
         model={"backbone": "efficientnet-lite0-1024", "input_size": 32},
         method={"name": "private-head", "rounds": 1, "numbers": 4, "phantoms": 10},
-        privacy={"noise": 1.0, "clip": 1.0},
+        privacy={"noise_multiplier": 1.0, "max_grad_norm": 1.0},
         federation={"sum": how},
     )
 

@@ -59,7 +59,7 @@ def test_how_many_patients_were_in_a_batch_is_not_told(site):
     assert Suspensions(site.folder).all()
 
 
-SHAM = {"on": ["classifier"], "noise": 1e-6, "clip": 10.0}
+SHAM = {"on": ["classifier"], "noise_multiplier": 1e-6, "max_grad_norm": 10.0}
 
 
 @pytest.mark.parametrize(("batch", "size", "leaves"), [("mini", 1, False), ("mini", 10, True), ("full", 1, True)])
@@ -76,7 +76,7 @@ def test_a_budget_of_epsilon_is_cover_and_refuses_what_is_none(site):
     """One image in a batch, with noise: the budget of epsilon decides."""
     site.policy(min_cohort=10, max_epsilon=50.0)
     sgd = {"method": {"name": "fedsgd", "rounds": 3, "batch": "mini"}, "optimizer__batch_size": 1}
-    host = site.host("noisy", **sgd, privacy={**SHAM, "noise": 1.0})
+    host = site.host("noisy", **sgd, privacy={**SHAM, "noise_multiplier": 1.0})
     assert ask(host, "gradient", weights=first_weights(host)).parcels
     host = site.host("sham", **sgd, privacy=SHAM)
     with pytest.raises(GateRefused, match=r"epsilon .* would be spent"):

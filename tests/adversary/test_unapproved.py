@@ -174,7 +174,7 @@ def test_threads_are_those_that_were_approved_and_no_more_than_there_are_cores(k
 
 def test_a_rule_about_epsilon_approves_nothing_that_leaves_without_it(kit, approvals):
     kit.policy(approve='methods = ["fedavg", "fedavg+replay"]\nmax_epsilon = 4.0')
-    private = {**PRIVATE, "noise": 5.0, "target_epsilon": 4.0}
+    private = {**PRIVATE, "noise_multiplier": 5.0, "target_epsilon": 4.0}
     replayed = {
         "data__size": 32,
         "replay": {"codes": "prior"},

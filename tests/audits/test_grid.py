@@ -80,11 +80,11 @@ def test_defences_that_fit_the_method(tiny):
         "no defence", "sparsified to 10 %", "sparsified to 1 %", "90 % pruned", "8 bits", "secure sum",
         "clip and noise, group norm",
     ]  # fmt: skip
-    private = tiny("cwt", {"privacy.noise": 1.3, "audit.defences": ["clip-and-noise", "secure-sum"]})
+    private = tiny("cwt", {"privacy.noise_multiplier": 1.3, "audit.defences": ["clip-and-noise", "secure-sum"]})
     found = variations(private)
     assert list(found) == ["no defence", "clip and noise"]
     assert found["no defence"].privacy is None
-    assert found["clip and noise"].privacy.noise == 1.3
+    assert found["clip and noise"].privacy.noise_multiplier == 1.3
     defended = variations(tiny("fedavg", {"defence.name": "quantise", "audit.defences": ["prune"]}))
     assert [study.defence and study.defence.name for study in defended.values()] == [None, "prune"]
     deeper = variations(tiny("fedreplay", {"audit.defences": ["deeper-cut"]}))

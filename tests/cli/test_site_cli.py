@@ -90,13 +90,13 @@ def test_epsilon_by_the_studys_settings_and_what_it_does_not_cover(kit, capsys):
         (kit.parent / "scans" / name).mkdir(parents=True)
         for number in range(30):
             Image.fromarray(np.full((16, 16), number, np.uint8)).save(kit.parent / "scans" / name / f"{number}.png")
-    came(kit, privacy={"noise": 1.0})
+    came(kit, privacy={"noise_multiplier": 1.0})
     told = site(capsys, "show", "first")
     images = int(told.split(" for one of ")[1].split()[0])
     spent = compute_epsilon(10 / images, 1.0, 3 * (images // 10), 1 / images)
     assert f"it spends epsilon {spent:.3g} at delta {1 / images:.2g} for one of {images} images" in told
     assert "It does not cover scores of validation and test images; a patient with several images" in told
-    came(kit, "second", privacy={"noise": 1.0, "target_epsilon": 2.0})
+    came(kit, "second", privacy={"noise_multiplier": 1.0, "target_epsilon": 2.0})
     assert "training stops at epsilon 2 for one image" in site(capsys, "show", "second")
 
 

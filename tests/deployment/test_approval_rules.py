@@ -12,8 +12,8 @@ def tables(**changes):
     return {**study, **changes}
 
 
-PRIVATE = {"privacy": {"noise": 1.0, "target_epsilon": 4.0, "cover": "all"}}
-PARTLY = {"privacy": {"noise": 1.0, "target_epsilon": 4.0, "cover": "named"}}
+PRIVATE = {"privacy": {"noise_multiplier": 1.0, "target_epsilon": 4.0, "cover": "all"}}
+PARTLY = {"privacy": {"noise_multiplier": 1.0, "target_epsilon": 4.0, "cover": "named"}}
 REPLAY = {"replay": {"ratio": 1.0}}
 
 
@@ -33,7 +33,7 @@ REPLAY = {"replay": {"ratio": 1.0}}
         ({"methods": ("fedavg",)}, tables(**REPLAY), None),
         ({"methods": ("fedavg+replay",)}, tables(**REPLAY), "the rule approve.methods"),
         ({"methods": ("fedavg+replay",)}, tables(), None),
-        ({"methods": ("fedavg",), "max_epsilon": 4.0}, tables(privacy={"noise": 1.0}), None),
+        ({"methods": ("fedavg",), "max_epsilon": 4.0}, tables(privacy={"noise_multiplier": 1.0}), None),
         ({"max_rounds": 100}, tables(), None),  # limits alone approve nothing
         ({"same_as_last": True}, tables(), "the rule approve.same_as_last"),
         ({"same_as_last": True}, tables(seed=7), "the rule approve.same_as_last"),
@@ -64,7 +64,7 @@ def test_changes_of_a_study_in_words():
         "method.weighting is new: uniform",
         "model.norm was group and is now not set",
         "privacy.cover is new: all",
-        "privacy.noise is new: 1.0",
+        "privacy.noise_multiplier is new: 1.0",
         "privacy.target_epsilon is new: 4.0",
         "seed was 0 and is now 1",
     ]

@@ -118,11 +118,17 @@ STUDIES: dict[str, Tables] = {
     "fedavg, difference": {"method": {"name": "fedavg"}, "engine": {**BASE["engine"], "wire": "delta"}},
     "fedavg, private": {
         "method": {"name": "fedavg"},
-        "privacy": {"on": ["classifier"], "noise": 1.0, "clip": 1.0, "target_epsilon": 1000.0},
+        "privacy": {"on": ["classifier"], "noise_multiplier": 1.0, "max_grad_norm": 1.0, "target_epsilon": 1000.0},
     },
     "fedavg, all covered": {
         "method": {"name": "fedavg"},
-        "privacy": {"on": ["classifier"], "noise": 1.0, "clip": 1.0, "cover": "all", "score_noise": 1.0},
+        "privacy": {
+            "on": ["classifier"],
+            "noise_multiplier": 1.0,
+            "max_grad_norm": 1.0,
+            "cover": "all",
+            "score_noise": 1.0,
+        },
     },
     "fedavg, secure sum": {"method": {"name": "fedavg"}, "federation": {"sum": "secure"}, "audit": {"keep_parcels": 1}},
     "fedavg, whole numbers": {"method": {"name": "fedavg"}, "federation": {"sum": "integer"}},

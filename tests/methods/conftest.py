@@ -50,7 +50,7 @@ def tiny_study(method: dict[str, Any], **changes: dict[str, Any]) -> Study:
         method = {"steps": 1, "learner_steps": 300, **method}
     traits = METHODS[method["name"]].traits
     if traits.needs_privacy:
-        tables.setdefault("privacy", {"noise": 1.0})
+        tables.setdefault("privacy", {"noise_multiplier": 1.0})
     if traits.needs_encoder and tables["model"]["backbone"] not in ENCODERS:
         tables["model"] = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
     if method["name"].endswith("-replay"):  # a probe takes longer than all the rest

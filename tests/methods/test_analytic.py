@@ -108,7 +108,7 @@ def test_rounds_are_one_and_a_trained_backbone_is_refused(study_of):
     with pytest.raises(BadInput, match=r"model\.backbone: 'analytic' fits a head .* efficientnet-lite0-1024"):
         study.with_settings({"model.backbone": "lenet5"})
     with pytest.raises(BadInput, match=r"'analytic' sends exact sums"):
-        study.with_settings({"privacy.noise": 1.0})
+        study.with_settings({"privacy.noise_multiplier": 1.0})
 
 
 class Means(Encoder):

@@ -285,7 +285,7 @@ def test_fedrep_trains_the_head_first_and_then_the_rest_alone(tiny_run):
 
 @pytest.mark.parametrize("method", [name for name in NEW if name != "moon"])
 def test_they_go_with_differential_privacy(tiny_run, method):
-    private = {"model": {"backbone": "small-cnn", "norm": "group"}, "privacy": {"noise": 1.0}}
+    private = {"model": {"backbone": "small-cnn", "norm": "group"}, "privacy": {"noise_multiplier": 1.0}}
     quick = {"head_epochs": 1} if method == "fedrep" else {"tuning_steps": 1} if method == "finetune" else {}
     result = tiny_run({"name": method, "rounds": 1, "local_steps": 1, **quick}, **private)
     assert result["privacy"]["epsilon"] > 0
@@ -293,7 +293,7 @@ def test_they_go_with_differential_privacy(tiny_run, method):
 
 
 def test_what_has_no_private_form_is_refused_with_the_cure(tiny_run):
-    private = {"model": {"backbone": "small-cnn", "norm": "group"}, "privacy": {"noise": 1.0}}
+    private = {"model": {"backbone": "small-cnn", "norm": "group"}, "privacy": {"noise_multiplier": 1.0}}
     with pytest.raises(BadInput, match=r"'moon' adds a loss of three networks.*choose fedprox"):
         tiny_run({"name": "moon"}, **private)
     with pytest.raises(BadInput, match=r"method\.option: 'I' needs a gradient.*set method\.option = 'II'"):

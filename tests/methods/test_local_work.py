@@ -106,12 +106,12 @@ def test_batches_have_the_sites_own_size(tiny_run, monkeypatch):
 
 def test_a_private_site_accounts_for_its_own_batch_size(tiny_run):
     """32 images: batches of 8 are a sampling rate of 1/4, batches of 4 one of 1/8."""
-    private = {"privacy": {"noise": 1.0}, "optimizer": {"batch_sizes": {"site-2": 4}, "augment": []}}
+    private = {"privacy": {"noise_multiplier": 1.0}, "optimizer": {"batch_sizes": {"site-2": 4}, "augment": []}}
     found = tiny_run({"name": "fedavg", "rounds": 1, "local_steps": 2}, **EQUAL, **private)
-    plain = tiny_run({"name": "fedavg", "rounds": 1, "local_steps": 2}, **EQUAL, privacy={"noise": 1.0})
+    plain = tiny_run({"name": "fedavg", "rounds": 1, "local_steps": 2}, **EQUAL, privacy={"noise_multiplier": 1.0})
     assert found["privacy"]["site"] == "site-1"
     assert found["privacy"]["epsilon"] == plain["privacy"]["epsilon"]
-    small = {"privacy": {"noise": 1.0}, "optimizer": {"batch_size": 4, "augment": []}}
+    small = {"privacy": {"noise_multiplier": 1.0}, "optimizer": {"batch_size": 4, "augment": []}}
     less = tiny_run({"name": "fedavg", "rounds": 1, "local_steps": 2}, **EQUAL, **small)
     assert less["privacy"]["epsilon"] < plain["privacy"]["epsilon"]
 

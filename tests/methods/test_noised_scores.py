@@ -14,7 +14,7 @@ AGES = {
     "task": {"name": "regression"},
     "model": {"backbone": "lenet5"},
     "evaluation": {"every": 0, "select": "last"},
-    "privacy": {"noise": 2.0, "clip": 0.5, "delta": 1e-5, "score_noise": 4.0, "cover": "all"},
+    "privacy": {"noise_multiplier": 2.0, "max_grad_norm": 0.5, "delta": 1e-5, "score_noise": 4.0, "cover": "all"},
 }
 METHOD = {"name": "fedavg", "rounds": 2, "local_steps": 1}
 

@@ -21,7 +21,7 @@ AGES = {
     "sites": {"partition": "iid", "count": 2},
     "task": {"name": "regression", "criterion": "mse"},
     "model": {"backbone": "thumbnail"},
-    "privacy": {"noise": 1.0, "clip": 0.5, "delta": 1e-5},
+    "privacy": {"noise_multiplier": 1.0, "max_grad_norm": 0.5, "delta": 1e-5},
 }
 FEW = {"name": "private-head", "rounds": 3, "numbers": 5, "phantoms": 10}
 

@@ -43,7 +43,7 @@ def test_a_public_front_wants_weights_that_are_not_random(study_of):
     with pytest.raises(BadInput, match=r"model\.norm: 'frozen' keeps the statistics of the first weights"):
         study_of({"name": "fedavg"}, model={"norm": "frozen"})
     with pytest.raises(BadInput, match=r"method\.flips: two latents of one image"):
-        study_of({"name": "fedreplay", "flips": True}, privacy={"noise": 1.0, "on": ["primary"]})
+        study_of({"name": "fedreplay", "flips": True}, privacy={"noise_multiplier": 1.0, "on": ["primary"]})
 
 
 @pytest.mark.parametrize("method", ["cwt-replay", pytest.param("fedavg-replay", marks=pytest.mark.slow), "feder"])
@@ -63,7 +63,9 @@ def test_replay_begins_with_public_weights(tiny_run, method):
 @pytest.mark.parametrize("method", ["fedavg", "fedsgd"])
 def test_the_head_of_an_encoder_is_trained_in_private_steps(tiny_run, method):
     model = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
-    result = tiny_run({"name": method, "rounds": 1}, model=model, privacy={"noise": 1.0}, optimizer={"augment": []})
+    result = tiny_run(
+        {"name": method, "rounds": 1}, model=model, privacy={"noise_multiplier": 1.0}, optimizer={"augment": []}
+    )
     assert result["privacy"]["epsilon"] > 0
     assert set(load_file(result.folder / "model.safetensors")) == {"fc.weight", "fc.bias"}
 

@@ -64,7 +64,7 @@ def private_run(monkeypatch, rounds, **settings):
     federation = Coordinator(
         replies=replies,
         once=lambda name, work: BASIS,
-        trainer=SimpleNamespace(model=model, privacy=SimpleNamespace(clip=0.25)),
+        trainer=SimpleNamespace(model=model, privacy=SimpleNamespace(max_grad_norm=0.25)),
         sums=SimpleNamespace(settings=SimpleNamespace(sum=settings.pop("sum", "float"))),
     )
     found = PrivateHead(rounds=rounds, server_lr=0.5, beta=0.5, bias=0.25, **settings).run(federation)

@@ -14,7 +14,7 @@ from polyclinic.methods import METHODS, Method
 from polyclinic.methods.shared import averaging, local_training
 from polyclinic.methods.shared.traits import Traits
 
-PRIVATE = {"model": {"backbone": "small-cnn", "norm": "group"}, "privacy": {"noise": 1.0}}
+PRIVATE = {"model": {"backbone": "small-cnn", "norm": "group"}, "privacy": {"noise_multiplier": 1.0}}
 
 
 class Toy(Method):

@@ -175,8 +175,13 @@ def test_a_method_that_cuts_refuses_a_network_without_cuts(tiny):
 
 
 def test_privacy_is_tried_out_before_a_run(tiny):
-    assert study(tiny, **{"privacy.noise": 1.0})
-    dense = {"model.backbone": NETS + "DenseNet121", "model.arguments": {}, "privacy.noise": 1.0, "data.size": 32}
+    assert study(tiny, **{"privacy.noise_multiplier": 1.0})
+    dense = {
+        "model.backbone": NETS + "DenseNet121",
+        "model.arguments": {},
+        "privacy.noise_multiplier": 1.0,
+        "data.size": 32,
+    }
     with pytest.raises(BadInput, match=r"batch norm mixes the images of a batch.*set model\.norm = 'group'"):
         study(tiny, **dense)
     resnet = {**dense, "model.backbone": NETS + "resnet10", "model.norm": "group"}

@@ -12,7 +12,7 @@ from polyclinic.study import Study
 NOISE = 1.1
 
 
-PRIVATE = {"privacy.noise": NOISE, "privacy.clip": 0.5}
+PRIVATE = {"privacy.noise_multiplier": NOISE, "privacy.max_grad_norm": 0.5}
 
 
 def ledgers(folder: Path) -> dict[str, list[dict]]:

@@ -7,7 +7,7 @@ from polyclinic.federation.ledger.ledger import verify
 from polyclinic.runner.run.run import run
 
 NO_SCORES = {"evaluation.every": 0, "evaluation.final": "none", "evaluation.select": "last"}
-ALL = {"privacy.cover": "all", "privacy.on": ["classifier"], "privacy.noise": 1.0}
+ALL = {"privacy.cover": "all", "privacy.on": ["classifier"], "privacy.noise_multiplier": 1.0}
 REPLAY = {"generator.name": "vqvae2", "generator.codebook": "gradient"}
 
 

@@ -33,7 +33,7 @@ from polyclinic.privacy.settings import Facts, Privacy, check_facts
 
 def test_a_study_that_names_no_noise_has_that_of_the_curves_of_the_paper():
     """Qu et al. 2022, Fig. 7."""
-    assert (Privacy().noise, Privacy().clip) == (0.7, 1.0)
+    assert (Privacy().noise_multiplier, Privacy().max_grad_norm) == (0.7, 1.0)
 
 
 def test_little_noise_of_scores_is_noise():

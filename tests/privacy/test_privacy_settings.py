@@ -181,25 +181,25 @@ def test_a_target_is_compared_with_the_epsilon_of_one_step_of_the_sites_own_batc
     noise = 0.3 * (expected**0.5 if form == "per-image" else 1.0)
     one = compute_epsilon(rate, noise, 1, 1 / max(count, 2))
     assert one > 1e-3
-    check_budget(Privacy(noise=0.3, noise_form=form, target_epsilon=one + 1e-6), {"a": count}, batch)
+    check_budget(Privacy(noise_multiplier=0.3, noise_form=form, target_epsilon=one + 1e-6), {"a": count}, batch)
     with pytest.raises(BadInput, match=rf"^privacy\.target_epsilon: at site 'a' \({count} training images\) a single"):
-        check_budget(Privacy(noise=0.3, noise_form=form, target_epsilon=one - 1e-6), {"a": count}, batch)
+        check_budget(Privacy(noise_multiplier=0.3, noise_form=form, target_epsilon=one - 1e-6), {"a": count}, batch)
 
 
 def test_a_target_that_one_step_would_pass_is_refused_by_the_site_at_fault():
-    privacy = Privacy(noise=1.0, target_epsilon=1.0)
+    privacy = Privacy(noise_multiplier=1.0, target_epsilon=1.0)
     with pytest.raises(BadInput, match=r"target_epsilon.*'small' \(20 training"):
         check_budget(privacy, {"large": 100000, "small": 20}, 32)
     check_budget(privacy, {"large": 100000}, 32)
-    check_budget(Privacy(noise=1.0), {"small": 20}, 32)
+    check_budget(Privacy(noise_multiplier=1.0), {"small": 20}, 32)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"noise": 0},
-        {"noise": float("inf")},
-        {"clip": 0},
+        {"noise_multiplier": 0},
+        {"noise_multiplier": float("inf")},
+        {"max_grad_norm": 0},
         {"delta": 0},
         {"delta": 1},
         {"target_epsilon": 0},
@@ -236,7 +236,7 @@ def study(method: dict, privacy: dict, **tables: dict):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedavgm", "scaffold", "ditto", "cwt", "fedsgd", "standalone"])
 def test_methods_whose_sites_train_the_classifier_can(name):
-    made = study({"name": name}, {"noise": 1.1})
+    made = study({"name": name}, {"noise_multiplier": 1.1})
     assert made.privacy.on == ("classifier",)
     assert parse_study(made.as_tables()) == made
 
@@ -254,7 +254,7 @@ def test_methods_whose_sites_train_the_classifier_can(name):
         ({"name": "fedreplay"}, {"on": ["primary"]}, {}, "name 'encoder' beside 'primary'"),
         ({"name": "fedavg"}, {"on": ["generator"]}, {}, r"\[replay\]"),
         ({"name": "cwt-replay"}, {"on": ["generator"]}, {}, "generator.codebook = 'gradient'"),
-        ({"name": "fedavg"}, {"noise": -1}, {}, "privacy.noise"),
+        ({"name": "fedavg"}, {"noise_multiplier": -1}, {}, "privacy.noise_multiplier"),
     ],
 )
 def test_studies_that_cannot_say_why_and_what_helps(method, privacy, tables, sentence):

@@ -90,7 +90,7 @@ def test_the_primary_model_of_fedreplay_spends_for_every_site_and_the_encoder_fo
 
 def test_a_private_step_of_the_primary_model_is_the_clipped_mean_over_all_latents(tiny, tmp_path):
     """By hand, with every latent in the batch, next to no noise and a clipping norm that shortens most gradients."""
-    settings = {"privacy.on": ["encoder", "primary"], "privacy.noise": 1e-6, "privacy.clip": 0.05}
+    settings = {"privacy.on": ["encoder", "primary"], "privacy.noise_multiplier": 1e-6, "privacy.max_grad_norm": 0.05}
     more = {"optimizer.batch_size": 1000, "optimizer.momentum": 0.0, "optimizer.lr": 0.5}
     study = tiny("fedreplay", {**settings, **more}, rounds=1, encoder_passes=1)
     result = run(study, tmp_path / "primary")
@@ -162,7 +162,7 @@ def test_a_resumed_run_of_a_private_primary_model_ends_in_the_same_weights_and_e
 
 def test_noise_for_each_image_is_the_square_root_of_the_batch_times_as_much_and_is_accounted_so(tiny, undisturbed):
     printed = undisturbed(tiny("fedavg", {**PRIVATE, "privacy.noise_form": "per-image"}, rounds=1))
-    abadi = undisturbed(tiny("fedavg", {**PRIVATE, "privacy.noise": NOISE * math.sqrt(8)}, rounds=1))
+    abadi = undisturbed(tiny("fedavg", {**PRIVATE, "privacy.noise_multiplier": NOISE * math.sqrt(8)}, rounds=1))
     assert printed["weights_sha256"] == abadi["weights_sha256"]  # batches of 8
     assert printed["privacy"] == abadi["privacy"]
     assert printed["privacy"]["noise"] == pytest.approx(NOISE * math.sqrt(8))

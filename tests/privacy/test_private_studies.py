@@ -18,11 +18,13 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.open_sites import secret_in
 from polyclinic.federation.site import SitePosition, read_state
+from polyclinic.files import with_own_digest
 from polyclinic.privacy import account as records
 from polyclinic.privacy.account import Account
 from polyclinic.runner.run import engines
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.run import run
+from polyclinic.study import load_study
 
 
 def test_the_ledger_has_the_accountants_epsilon_after_every_round(tiny, undisturbed):
@@ -94,7 +96,7 @@ def test_the_same_study_gives_the_same_bits_and_another_seed_others(tiny, undist
 
 @pytest.mark.parametrize("method", ["fedavg", "cwt", "standalone"])
 def test_a_run_killed_after_a_round_ends_in_the_same_bits(tiny, undisturbed, tmp_path, monkeypatch, method):
-    """Killed in the middle of round 3, after some parcels of it were written down."""
+    """Killed in the middle of round 3, after some parcels of it were written down; one of them by an older version."""
     study = tiny(method, {**PRIVATE, "optimizer.keep_state": True})
     whole = undisturbed(study)
 
@@ -112,6 +114,13 @@ def test_a_run_killed_after_a_round_ends_in_the_same_bits(tiny, undisturbed, tmp
         patch.setattr(Federation, "_checked", dies)
         with pytest.raises(Killed):
             run(study, tmp_path / "killed")
+    if method == "cwt":
+        begun = tmp_path / "killed/study.toml"
+        older = re.sub("^noise_multiplier", "noise", begun.read_text(), flags=re.MULTILINE)
+        older = re.sub("^max_grad_norm", "clip", older, flags=re.MULTILINE)
+        begun.write_text(with_own_digest(older.partition("\n")[2]))
+        with pytest.raises(BadInput, match=r"privacy\.noise: is now called 'noise_multiplier'"):
+            load_study(begun)
     resumed = run(study, tmp_path / "killed", resume=True)
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     assert resumed["privacy"] == whole["privacy"]
@@ -247,7 +256,7 @@ def test_other_settings_and_other_images_mean_other_noise(tiny, tmp_path):
     study = tiny("fedavg", PRIVATE, local_steps=1)
     weights = Assembly(study, prepare(study.data, study.sites), tmp_path / "any").initial_weights()
     trained = set()
-    for change in ({}, {"privacy.noise": 2.0}, {"data.samples": study.data.samples + 8}):
+    for change in ({}, {"privacy.noise_multiplier": 2.0}, {"data.samples": study.data.samples + 8}):
         (released,), _ = deployed_asked(study.with_settings(change), tmp_path / "run", [weights])
         trained.add(released.privacy["trained"])
     assert len(trained) == 3

@@ -25,7 +25,7 @@ def network() -> nn.Module:
 def private_sum(keep: list[int]) -> torch.Tensor:
     """The clipped sum over some of the latents, all in one batch, with noise too small to see."""
     trainer = SimpleNamespace(
-        privacy=Privacy(on=("encoder", "primary"), noise=1e-6, clip=CLIP),
+        privacy=Privacy(on=("encoder", "primary"), noise_multiplier=1e-6, max_grad_norm=CLIP),
         task=TASKS["classification"](name="classification"),
         target=Target(("clear", "ill")),
         optimizer=Optimizer(batch_size=100),

@@ -111,7 +111,7 @@ def _settings_on_updates(name: str, study: Study) -> Mapping[str, dict[str, Any]
 
 def _with_privacy(plain: Study, privacy: Mapping[str, Any] | None) -> dict[str, Study]:
     """DP-SGD as the study has it, else with the papers' noise; with group norm where batch norm forbids it."""
-    settings = {f"privacy.{name}": value for name, value in (privacy or {"noise": 0.7}).items()}
+    settings = {f"privacy.{name}": value for name, value in (privacy or {"noise_multiplier": 0.7}).items()}
     for norm in ({}, {"model.norm": "group"}):
         try:
             title = "clip and noise" + (", group norm" if norm else "")

@@ -186,8 +186,8 @@ class Asked:
         if privacy is None:
             return ["There is no differential privacy: nothing limits what a model may remember of an image."]
         return [
-            f"Differential privacy is on {', '.join(privacy.on)}, with noise {privacy.noise:g} and clipping norm "
-            f"{privacy.clip:g}. {self._epsilon()}",
+            f"Differential privacy is on {', '.join(privacy.on)}, with noise {privacy.noise_multiplier:g} and "
+            f"clipping norm {privacy.max_grad_norm:g}. {self._epsilon()}",
             f"It does not cover {self._uncovered()}.",
         ]
 

@@ -61,7 +61,7 @@ class PrivateHead(Method):
     phantoms: int = Field(500, ge=10, description="phantoms of each of four kinds that the public basis is made of")
     bias: float = Field(0.3, gt=0, description="the constant that stands beside the numbers of an image")
     server_lr: float = Field(
-        0.45, gt=0, description="learning rate of the coordinator, for a gradient as long as privacy.clip"
+        0.45, gt=0, description="learning rate of the coordinator, for a gradient as long as privacy.max_grad_norm"
     )
     beta: float = Field(0.9, ge=0, lt=1, description="momentum of the coordinator")
     average: float = Field(0.5, ge=0, le=1, description="share of the rounds, the last ones, whose heads are averaged")
@@ -88,7 +88,7 @@ class PrivateHead(Method):
         state = federation.state(step={"head": zero, "velocity": zero, "sum": zero}, averaged=0)
         weights = self.weights(basis, zero)
         assert federation.trainer.privacy is not None, "the study's checks want the table [privacy]"
-        clip = federation.trainer.privacy.clip
+        clip = federation.trainer.privacy.max_grad_norm
         in_secret = federation.sums.settings.sum == "secure"
         shared = "give_share_of_sum" if in_secret else "give_shared_gradient"
         operation = shared if self.noise == "shared" else "give_gradient"
@@ -163,7 +163,7 @@ class PrivateHead(Method):
     def _noisy_gradient(self, site: Site, head: Tensor, share: float, limits: Sequence[str] = ()) -> Parcel:
         vectors, trainer = self.vectors(site), site.trainer
         targets = trainer.task.targets(torch.from_numpy(np.array(site.data.train.labels)))
-        clip = private.settings_of(site).clip
+        clip = private.settings_of(site).max_grad_norm
 
         def total(index: Tensor, patients: Tensor | None) -> Tensor:
             outputs = (vectors[index] @ head.T).requires_grad_()

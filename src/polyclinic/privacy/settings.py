@@ -32,7 +32,7 @@ class Privacy(Settings):
         description="named: what `on` names is covered, and the result says what is not; all: a study that would "
         "release anything else is refused, scores included",
     )
-    noise: float = Field(
+    noise_multiplier: float = Field(
         0.7, gt=0, allow_inf_nan=False, description="standard deviation of the noise, in clipping norms"
     )
     noise_form: Literal["per-batch", "per-image"] = Field(
@@ -40,7 +40,7 @@ class Privacy(Settings):
         description="one noise for the sum of a batch's gradients (Abadi et al. 2016), or one for each image of it "
         "(Qu et al. 2022, Algorithm 3 as printed): sqrt(batch size) times as much in the sum",
     )
-    clip: float = Field(
+    max_grad_norm: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="clipping norm: the longest gradient that one image may have"
     )
     unit: Literal["image", "patient"] = Field(
@@ -82,7 +82,7 @@ class Privacy(Settings):
         Independent noise of each image adds up in squares. It is drawn for the expected number of images, as the true
         one is private.
         """
-        return self.noise * math.sqrt(images) if self.noise_form == "per-image" else self.noise
+        return self.noise_multiplier * math.sqrt(images) if self.noise_form == "per-image" else self.noise_multiplier
 
     def delta_for(self, images: int) -> float:
         """The delta of a site with so many training images."""
@@ -190,5 +190,5 @@ def check_budget(privacy: Privacy, images: dict[str, int], batch_size: int) -> N
         if steps_for(privacy.target_epsilon, rate, noise, delta, privacy.accountant) == 0:
             raise BadInput(
                 f"privacy.target_epsilon: at site '{site}' ({count} training images) a single step spends more than "
-                f"{privacy.target_epsilon:g}; raise it or privacy.noise"
+                f"{privacy.target_epsilon:g}; raise it or privacy.noise_multiplier"
             )

@@ -16,7 +16,7 @@ from polyclinic.files import check_own_digest
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.registry import notice_once
-from polyclinic.settings import GONE
+from polyclinic.settings import GONE, RENAMED
 from polyclinic.study.changes import apply_changes, fit_to_variants, parse_sets
 from polyclinic.study.ignored import notice_other_images
 from polyclinic.study.plugged import check_installed, load_checked
@@ -114,13 +114,15 @@ def load_run_study(folder: Path, sets: list[str] | None = None, *, moved: Sequen
     if not any(text.partition("=")[0].strip() == "plugins" for text in sets or []):
         plugins.refuse_sent_files(_plugins_in(folder / "study.toml"), folder)
     begun = _tables_in(folder / "study.toml")
-    for setting in GONE:  # of an older version, which wrote them all
+    for setting in (*GONE, *RENAMED):  # of an older version, which wrote them all
         *tables, name = setting.split(".")
         inside: object = begun
         for table in tables:
             inside = inside.get(table) if isinstance(inside, dict) else None
-        if isinstance(inside, dict):
-            inside.pop(name, None)
+        if isinstance(inside, dict) and name in inside:
+            value = inside.pop(name)
+            if setting in RENAMED:
+                inside.setdefault(RENAMED[setting], value)
     return _load(folder / "study.toml", begun, sets)
 
 

@@ -73,7 +73,7 @@ def train(
     for account in accounts.values():
         account.add(noise, rate, steps)
     draw = dp_sgd.noise_from(trainer.device, *address, "noise")
-    mean = dp_sgd.NoisyMean(noise, privacy.clip, rate * total, draw)
+    mean = dp_sgd.NoisyMean(noise, privacy.max_grad_norm, rate * total, draw)
     indices = dp_sgd.poisson(total, rate, numpy_rng(*address, "images"))
     batches = _batches(inputs, targets, itertools.islice(indices, steps), trainer.device, address)
 

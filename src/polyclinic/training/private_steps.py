@@ -146,7 +146,9 @@ def take_private_steps(
     noise = privacy.noise_in_sum(expected)
     steps, address = enter_steps(site, noise, rate, steps)
     batches = itertools.islice(_with_seeds(units, objective, _draw(site, units, rate, address), address), steps)
-    mean = dp_sgd.NoisyMean(noise, privacy.clip, expected, dp_sgd.noise_from(site.trainer.device, *address, "noise"))
+    mean = dp_sgd.NoisyMean(
+        noise, privacy.max_grad_norm, expected, dp_sgd.noise_from(site.trainer.device, *address, "noise")
+    )
     losses, clipped = losses_by_row(module, objective.losses), objective.clipped
     if clipped is None:
         clipped = PatientSums() if privacy.unit == "patient" else ClippedSums(module, privacy.clipping)
@@ -288,7 +290,9 @@ def gradients(site: Site, sampling_rate: float) -> dict[str, Tensor]:
     if not allowed:
         return {name: torch.zeros_like(weight, device="cpu") for name, weight in model.named_parameters()}
     pieces = _pieces(site, units, next(_draw(site, units, sampling_rate, address)), address)
-    mean = dp_sgd.NoisyMean(noise, privacy.clip, expected, dp_sgd.noise_from(trainer.device, *address, "noise"))
+    mean = dp_sgd.NoisyMean(
+        noise, privacy.max_grad_norm, expected, dp_sgd.noise_from(trainer.device, *address, "noise")
+    )
     clipped = _clipped_sums(site)
     with dp_sgd.private_gradients(model, SGD(model.parameters(), lr=0.0), mean, clipped) as put_gradients:
         put_gradients(losses_by_row(model, _task_losses(trainer, clipped)), pieces)
@@ -313,9 +317,9 @@ def release_sum(
     average; zero if the budget does not allow it.
 
     `total(index, patients)` is the sum of the images at `index`, on the CPU; each image, or where `patients` [B] are
-    given each patient, has at most length `privacy.clip` in it. `batch_size`: as many take part on average, each with
-    the same chance; all if None. `share`: the part of the noise that this site adds, where several sites share the
-    noise of their sum.
+    given each patient, has at most length `privacy.max_grad_norm` in it. `batch_size`: as many take part on average,
+    each with the same chance; all if None. `share`: the part of the noise that this site adds, where several sites
+    share the noise of their sum.
     """
     privacy = settings_of(site)
     units = units_of(site, privacy.unit)
@@ -328,4 +332,4 @@ def release_sum(
     index = torch.arange(len(site.data.train)) if rate == 1 else next(_draw(site, units, rate, address))
     found = total(index, None if units.patients is None else units.patients[index])
     draw = dp_sgd.noise_from(torch.device("cpu"), *address, "noise")
-    return found + share * noise * privacy.clip * draw(found), expected
+    return found + share * noise * privacy.max_grad_norm * draw(found), expected

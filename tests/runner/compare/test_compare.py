@@ -131,9 +131,9 @@ def test_the_comparisons_in_a_presets_first_lines_can_run(name, tmp_path):
 
 def test_a_private_method_beside_one_without_privacy_gets_its_table_from_the_changes(tiny):
     study = tiny("analytic", {"model.backbone": "efficientnet-lite0-1024"})
-    found = for_method(study, "private-head", {"privacy.noise": 2.0})
+    found = for_method(study, "private-head", {"privacy.noise_multiplier": 2.0})
     assert found.privacy is not None
-    assert found.privacy.noise == 2.0
+    assert found.privacy.noise_multiplier == 2.0
 
 
 def test_long_work_within_a_round_is_told_from_the_runs_log(tiny, tmp_path):

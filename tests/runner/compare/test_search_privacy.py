@@ -8,7 +8,7 @@ from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.runner.compare.compare import Entry
 from polyclinic.runner.compare.tune import cost_of_search, sentence
 
-PRIVATE = {"privacy.noise": 4.0, "privacy.delta": 1e-5, "optimizer.batch_size": 8}
+PRIVATE = {"privacy.noise_multiplier": 4.0, "privacy.delta": 1e-5, "optimizer.batch_size": 8}
 
 
 @pytest.fixture

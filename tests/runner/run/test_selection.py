@@ -150,12 +150,12 @@ def test_a_resumed_run_draws_the_same_sites_and_stops_at_the_same_round(undistur
         ("splitnn", {"optimizer.augment": ["mixup"]}, r"optimizer\.augment: 'splitnn' cannot mix images"),
         (
             "fedavg",
-            {"optimizer.augment": ["mixup"], "privacy": {"noise": 1.0}},
+            {"optimizer.augment": ["mixup"], "privacy": {"noise_multiplier": 1.0}},
             r"optimizer\.augment: 'mixup' puts two images into one.*take 'mixup' out",
         ),
         (
             "fedavg",
-            {"optimizer.balanced_batches": True, "privacy": {"noise": 1.0}},
+            {"optimizer.balanced_batches": True, "privacy": {"noise_multiplier": 1.0}},
             r"optimizer\.balanced_batches: .* set it to false under differential privacy",
         ),
         (
@@ -172,5 +172,5 @@ def test_what_cannot_be_is_refused_with_the_cure(tiny, method, settings, sentenc
 
 def test_augmentation_goes_with_differential_privacy(undisturbed, tiny):
     every = ["flip", "turn", "crop", "rotate", "brightness", "contrast", "noise"]
-    result = undisturbed(tiny("fedavg", {"optimizer.augment": every, "privacy": {"noise": 1.0}}, rounds=1))
+    result = undisturbed(tiny("fedavg", {"optimizer.augment": every, "privacy": {"noise_multiplier": 1.0}}, rounds=1))
     assert result["privacy"]["epsilon"] > 0
