@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from polyclinic.methods.fedavg import FedAvg as FedAvg
     from polyclinic.methods.shared import local_training as local_training
     from polyclinic.methods.shared.method import Method as Method
-    from polyclinic.methods.shared.traits import Traits as Traits
+    from polyclinic.methods.shared.method import Traits as Traits
     from polyclinic.models.backbone import Backbone as Backbone
     from polyclinic.models.encoders import Encoder as Encoder
     from polyclinic.randomness import numpy_rng as numpy_rng

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from attacked_site import SITE, ask
 
-from polyclinic.methods.inspect_sites import Counted, suppressed
+from polyclinic.questions.inspect import Counted, suppressed
 
 
 def survey(kit, run, cases):

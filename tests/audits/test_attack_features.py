@@ -21,7 +21,7 @@ from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit, splits_behind
 from polyclinic.audits.sum_layouts import ALL, MOST, few_images, read_pair, sums_like
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.methods.shared import moments
+from polyclinic.methods.shared import one_round
 from polyclinic.metrics.statistics.significance import chance_of_groups
 from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.randomness import numpy_rng, torch_rng
@@ -34,7 +34,7 @@ def rows(count: int, name: str, width: int = 12) -> np.ndarray:
 
 def sums_of_all(features: np.ndarray, labels: list[int]) -> Parcel:
     targets = F.one_hot(torch.tensor(labels), max(labels) + 1).double()
-    return Parcel("statistics", moments.moments(features, targets).tensors(), {})
+    return Parcel("statistics", one_round.moments(features, targets).tensors(), {})
 
 
 # --- reading --------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_what_sums_of_each_class_tell(squares, vectors):
 
 
 def test_a_regression_has_one_sum_and_mixtures_have_counts():
-    alone = Parcel("statistics", moments.moments(rows(2, "one"), torch.rand(2, 1).double()).tensors(), {})
+    alone = Parcel("statistics", one_round.moments(rows(2, "one"), torch.rand(2, 1).double()).tensors(), {})
     (found,) = few_images(alone)
     assert (found.label, found.images) == (ALL, 2)
     assert same(found.vectors, rows(2, "one"))

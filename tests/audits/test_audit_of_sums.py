@@ -14,7 +14,7 @@ from polyclinic.audits.audit import audit
 from polyclinic.audits.sum_layouts import ALL, Gaussians, MomentMatrices, leverage, read_sums, sums_like
 from polyclinic.federation.ledger.archive import is_worth_keeping, releases
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.methods.shared import moments
+from polyclinic.methods.shared import one_round
 from polyclinic.metrics.roc import auc
 from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.randomness import numpy_rng, torch_rng
@@ -108,7 +108,7 @@ def class_sums(features: np.ndarray, squares: bool) -> Parcel:
 
 def test_second_moments_are_read_as_they_were_summed():
     inside = rows(10, "inside")
-    like = Parcel("statistics", moments.moments(inside, torch.zeros(10, 2).double()).tensors(), {})
+    like = Parcel("statistics", one_round.moments(inside, torch.zeros(10, 2).double()).tensors(), {})
     sums = read_sums(like)
     assert isinstance(sums, MomentMatrices)
     assert sums.images == 10

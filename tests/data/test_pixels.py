@@ -14,7 +14,7 @@ from PIL import Image
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.data.pixels import to_uint8
 from polyclinic.data.reading import Reader
-from polyclinic.methods.inspect_sites import SPACINGS, side_bins, spacing_bins
+from polyclinic.questions.inspect import SPACINGS, side_bins, spacing_bins
 from polyclinic.study import parse_study
 
 VALUES = [-0.2, 0.0, 0.1, 0.5, 0.999, 1.0, 7.0]  # times 255: 25.5, 127.5, 254.745

@@ -21,7 +21,7 @@ from polyclinic.federation.open_sites import OpenSites, room_for_states
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import SiteState
-from polyclinic.methods.shared import averaging
+from polyclinic.methods.shared import aggregation
 
 SITES = tuple(f"s{k}" for k in range(12))
 
@@ -72,7 +72,7 @@ def federation_with(tmp_path):
 
 def test_an_average_holds_one_reply_while_the_next_is_made(federation_with):
     engine = Counting()
-    mean = averaging.average(federation_with(engine).ask_each("train"))
+    mean = aggregation.average(federation_with(engine).ask_each("train"))
     by_hand = sum(k * (k + 1) for k in range(12)) / sum(k + 1 for k in range(12))
     assert mean["w"].tolist() == [np.float32(by_hand)] * 3
     assert engine.most == 2
@@ -112,14 +112,16 @@ def test_all_sites_are_heard_before_the_round_stops(federation_with, faults):
 
 def test_several_kinds_are_averaged_in_one_pass(federation_with):
     engine = Counting()
-    weights, statistics = averaging.averages(federation_with(engine).ask_each("x"), "uniform", "weights", "statistics")
+    weights, statistics = aggregation.averages(
+        federation_with(engine).ask_each("x"), "uniform", "weights", "statistics"
+    )
     assert weights["w"].tolist() == [5.5] * 3
     assert statistics["n"].item() == 6  # 5.5, to the even whole number
     assert engine.asked == list(SITES)
 
 
 def test_sites_that_send_different_tensors_have_no_average():
-    mean = averaging.WeightedMean()
+    mean = aggregation.WeightedMean()
     mean.add({"a": torch.ones(1), "b": torch.ones(1)}, 1)
     with pytest.raises(WorkFailed, match=r"different tensors: \['b'\]"):
         mean.add({"a": torch.ones(1)}, 1)

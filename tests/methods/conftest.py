@@ -102,7 +102,7 @@ def tiny_run(tmp_path: Path, cache: Path, finished: dict[str, Result], request) 
 @pytest.fixture
 def no_contact_sheets(monkeypatch):
     """A contact sheet takes longer than all the rest."""
-    monkeypatch.setattr("polyclinic.methods.shared.synthetic_buffer.contact_sheet", lambda *_: None)
+    monkeypatch.setattr("polyclinic.methods.shared.site_generator.contact_sheet", lambda *_: None)
 
 
 @pytest.fixture

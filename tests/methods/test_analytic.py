@@ -11,7 +11,7 @@ import torch
 from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS
 from polyclinic.methods.analytic import PENALTIES, best_penalty, solve
-from polyclinic.methods.shared import moments
+from polyclinic.methods.shared import one_round
 from polyclinic.methods.shared.one_round import project, projection
 from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.randomness import numpy_rng, torch_rng
@@ -37,7 +37,7 @@ def test_the_head_is_that_of_ridge_regression_by_hand():
     rng = numpy_rng("ridge")
     features = rng.standard_normal((50, 4)) * [1, 2, 3, 0.5] + [0, 5, -1, 2]
     targets = features @ rng.standard_normal((4, 2)) * 0.1 + 0.1 * rng.standard_normal((50, 2))
-    penalty, head = solve(moments.moments(features.astype(np.float32), torch.from_numpy(targets)), 0.3)
+    penalty, head = solve(one_round.moments(features.astype(np.float32), torch.from_numpy(targets)), 0.3)
     assert penalty == 0.3
     assert np.allclose(head, ridge_by_hand(features, targets, 0.3), atol=2e-3)
 
@@ -68,12 +68,12 @@ def test_one_hundred_partitions_of_images_give_one_head():
     assert np.array_equal(encoder.features(images[5:]).numpy(), features[5:])
     rows = project(features, projection(1024, 24))
     targets = torch.from_numpy(numpy_rng("targets").uniform(-1, 1, (40, 1)))
-    digests = {digest_of_weights({"head": solve(moments.moments(rows, targets), None)[1]})}
+    digests = {digest_of_weights({"head": solve(one_round.moments(rows, targets), None)[1]})}
     for number in range(100):
         rng = numpy_rng("partition", number)
         order = rng.permutation(40)
         cuts = np.unique([1, *rng.integers(1, 40, int(rng.integers(1, 8)))])
-        sums = [moments.moments(rows[part], targets[part]) for part in np.split(order, cuts)]
+        sums = [one_round.moments(rows[part], targets[part]) for part in np.split(order, cuts)]
         total = sums[0]
         for one in sums[1:]:
             total = total + one

@@ -17,9 +17,8 @@ from polyclinic.methods.fedreplay import FedReplay
 from polyclinic.methods.moon import Moon
 from polyclinic.methods.private_head import PrivateHead, clipped_sum
 from polyclinic.methods.scaffold import Scaffold
-from polyclinic.methods.shared import local_training, replay_quality
-from polyclinic.methods.shared.averaging import WeightedMean
-from polyclinic.methods.shared.robust import larger_cluster, multi_krum
+from polyclinic.methods.shared import local_training, replay_space
+from polyclinic.methods.shared.aggregation import WeightedMean, larger_cluster, multi_krum
 from polyclinic.randomness import torch_rng
 from polyclinic.training.plans import Fitted
 
@@ -252,20 +251,20 @@ def test_who_trains_the_encoder():
 @pytest.mark.parametrize(("sources", "asked"), [((3, 3), True), ((3, 2), False), ((5,), False), ((3, 4, 900), True)])
 def test_a_probe_asks_for_the_site_where_enough_replay(monkeypatch, sources, asked):
     groups = []
-    monkeypatch.setattr(replay_quality, "real_and_replayed", lambda *given, **more: (1, 2))
-    monkeypatch.setattr(replay_quality.probe, "real_or_replayed", lambda *given, **more: {"auc": 0.75})
+    monkeypatch.setattr(replay_space, "real_and_replayed", lambda *given, **more: (1, 2))
+    monkeypatch.setattr(replay_space.probe, "real_or_replayed", lambda *given, **more: {"auc": 0.75})
 
     def which_site(found, rng, device):
         groups.append([len(one) for one in found.values()])
         return {"accuracy": 0.5, "chance": 0.25}
 
-    monkeypatch.setattr(replay_quality.probe, "which_site", which_site)
+    monkeypatch.setattr(replay_space.probe, "which_site", which_site)
     by_site = {
         str(n): SimpleNamespace(labels=range(count), images=lambda chosen, rng: chosen)
         for n, count in enumerate(sources)
     }
     own = SimpleNamespace(rng=torch_rng, trainer=SimpleNamespace(device="cpu"))
-    found = replay_quality.probe_images(own, None, by_site, sampled=False)
+    found = replay_space.probe_images(own, None, by_site, sampled=False)
     assert float(found.tensors["real_or_replayed_auc"]) == 0.75
     assert ("which_site_accuracy" in found.tensors) is asked
     assert groups == ([[min(count, 400) for count in sources]] if asked else [])

@@ -15,8 +15,9 @@ from polyclinic.errors import BadInput
 from polyclinic.generators import private_tuning, replay_stream
 from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
-from polyclinic.methods.shared import peers, synthetic_buffer
-from polyclinic.methods.shared.peers import mean_prediction
+from polyclinic.methods import feder
+from polyclinic.methods.feder import mean_prediction
+from polyclinic.methods.shared import site_generator
 from polyclinic.metrics.distribution import Extractor
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.runner.predict.predict import load_predictor
@@ -29,7 +30,7 @@ from polyclinic.training.loop import Trainer
 
 @pytest.fixture
 def go(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(synthetic_buffer, "contact_sheet", lambda *_: None)
+    monkeypatch.setattr(site_generator, "contact_sheet", lambda *_: None)
     return runner(tmp_path, cache)
 
 
@@ -51,9 +52,9 @@ def site_with(**changes):
 
 
 def test_images_of_a_buffer_have_the_labels_that_were_asked_for(monkeypatch):
-    monkeypatch.setattr(synthetic_buffer, "_draw_sheet", lambda *_: None)
+    monkeypatch.setattr(site_generator, "_draw_sheet", lambda *_: None)
     model = SimpleNamespace(sample=lambda labels, rng: labels.byte()[:, None, None, None].expand(-1, 1, 4, 4))
-    buffer = synthetic_buffer.draw_buffer(site_with(), model, 50)
+    buffer = site_generator.draw_buffer(site_with(), model, 50)
     assert torch.equal(buffer["images"][:, 0, 0, 0].long(), buffer["labels"])
     assert set(buffer["labels"].tolist()) == {0, 1}
 
@@ -70,8 +71,8 @@ def test_images_of_a_buffer_have_the_labels_that_were_asked_for(monkeypatch):
     ],
 )
 def test_another_study_has_another_generator(change):
-    assert synthetic_buffer.fingerprint(site_with()) == synthetic_buffer.fingerprint(site_with())
-    assert synthetic_buffer.fingerprint(site_with(**change)) != synthetic_buffer.fingerprint(site_with())
+    assert site_generator.fingerprint(site_with()) == site_generator.fingerprint(site_with())
+    assert site_generator.fingerprint(site_with(**change)) != site_generator.fingerprint(site_with())
 
 
 # --- segmentation: pairs of image and mask ----------------------------------------------------------------
@@ -81,29 +82,29 @@ MASKS = torch.arange(40)[:, None, None].expand(40, 28, 28) % 3 == 0
 
 
 def test_a_generator_for_segmentation_learns_images_with_their_masks_behind(monkeypatch):
-    monkeypatch.setattr(synthetic_buffer, "_draw_sheet", lambda *_: None)
+    monkeypatch.setattr(site_generator, "_draw_sheet", lambda *_: None)
     site = site_with(masks=MASKS.byte())
-    learned = synthetic_buffer.training_images(site)
+    learned = site_generator.training_images(site)
     assert learned.shape == (40, 2, 28, 28)
     assert (learned[:, 0] == site.data.train.images[:, 0]).all()
     assert (learned[:, 1] == 255 * site.data.train.masks).all()
-    assert synthetic_buffer.new_generator(site).channels == 2
-    assert synthetic_buffer.fingerprint(site) != synthetic_buffer.fingerprint(site_with(masks=(~MASKS).byte()))
+    assert site_generator.new_generator(site).channels == 2
+    assert site_generator.fingerprint(site) != site_generator.fingerprint(site_with(masks=(~MASKS).byte()))
     pair = torch.stack([torch.full((4, 4), 3), torch.tensor([0, 127, 128, 255]).expand(4, 4)]).byte()
     model = SimpleNamespace(sample=lambda labels, rng: pair.expand(len(labels), 2, 4, 4))
-    buffer = synthetic_buffer.draw_buffer(site, model, 5)
+    buffer = site_generator.draw_buffer(site, model, 5)
     assert (buffer["images"].shape, buffer["masks"].shape) == ((5, 1, 4, 4), (5, 4, 4))
     assert set(buffer["images"].unique().tolist()) == {3}
     assert torch.equal(buffer["masks"], torch.tensor([0, 0, 1, 1]).byte().expand(5, 4, 4))
-    assert (synthetic_buffer.buffer_images(buffer).masks == buffer["masks"].numpy()).all()
+    assert (site_generator.buffer_images(buffer).masks == buffer["masks"].numpy()).all()
 
 
 @pytest.mark.parametrize("name", ["feder", "feder-b", "centralized"])
 def test_buffers_carry_masks_that_models_learn_from(tmp_path, cache, monkeypatch, name):
-    monkeypatch.setattr(synthetic_buffer, "contact_sheet", lambda *_: None)
+    monkeypatch.setattr(site_generator, "contact_sheet", lambda *_: None)
     drawn, targets, learn = [], [], Trainer.loss
 
-    def draw(site, model, count, draw_buffer=synthetic_buffer.draw_buffer):
+    def draw(site, model, count, draw_buffer=site_generator.draw_buffer):
         drawn.append(draw_buffer(site, model, count))
         return drawn[-1]
 
@@ -111,7 +112,7 @@ def test_buffers_carry_masks_that_models_learn_from(tmp_path, cache, monkeypatch
         targets.append(given)
         return learn(self, output, given, *more)
 
-    monkeypatch.setattr(synthetic_buffer, "draw_buffer", draw)
+    monkeypatch.setattr(site_generator, "draw_buffer", draw)
     monkeypatch.setattr(Trainer, "loss", loss)
     method = {"images": "synthetic"} if name == "centralized" else {"buffer": 8}
     tables = {**TABLES, "method": {"name": name, "rounds": 1, **method}, "task": {"name": "segmentation"}}
@@ -214,7 +215,7 @@ def test_a_large_buffer_brings_no_more_steps(go, monkeypatch):
 def test_the_ensemble_is_the_majority_of_its_models_where_they_are_as_sure(go, monkeypatch, cache):
     """Three models of which two call everything by the second class."""
     logits = itertools.cycle([torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0]), torch.tensor([0.0, 2.0])])
-    monkeypatch.setattr(peers, "_outputs", lambda site, part, weights: next(logits).expand(len(part), -1))
+    monkeypatch.setattr(feder, "_outputs", lambda site, part, weights: next(logits).expand(len(part), -1))
     found = go("feder-a", method={"rounds": 1})
     study = study_of("feder-a")
     folder = prepare(study.data, study.sites, cache=cache).folder

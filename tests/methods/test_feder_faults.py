@@ -8,13 +8,13 @@ from feder_studies import runner, study_of
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods.feder import FedER, queue_of
-from polyclinic.methods.shared import synthetic_buffer
+from polyclinic.methods.shared import site_generator
 from polyclinic.study import parse_study
 
 
 @pytest.fixture
 def go(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(synthetic_buffer, "contact_sheet", lambda *_: None)
+    monkeypatch.setattr(site_generator, "contact_sheet", lambda *_: None)
     return runner(tmp_path, cache)
 
 
@@ -75,14 +75,14 @@ def test_without_work_at_any_site_the_round_is_over(go, monkeypatch):
 
 
 def test_a_site_that_could_not_prepare_says_why_it_hands_over_nothing(go, monkeypatch):
-    fit = synthetic_buffer.fit
+    fit = site_generator.fit
 
     def failing(site, model):
         if site.name == "site-2":
             raise RuntimeError("the scanner is on fire")
         return fit(site, model)
 
-    monkeypatch.setattr(synthetic_buffer, "fit", failing)
+    monkeypatch.setattr(site_generator, "fit", failing)
     found = go()
     assert [(f["round"], f["operation"]) for f in found["failures"]] == [
         (0, "prepare"),

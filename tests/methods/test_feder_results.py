@@ -7,10 +7,9 @@ import torch
 from feder_studies import SITES, TABLES, lines_of
 from safetensors.torch import load_file
 
-from polyclinic.methods.feder import FedER
-from polyclinic.methods.shared import synthetic_buffer
-from polyclinic.methods.shared.peers import mean_prediction
-from polyclinic.methods.shared.synthetic_buffer import uniform_labels
+from polyclinic.methods.feder import FedER, mean_prediction
+from polyclinic.methods.shared import site_generator
+from polyclinic.methods.shared.site_generator import uniform_labels
 from polyclinic.runner.predict.predict import load_predictor
 from polyclinic.runner.run.release import convergence
 from polyclinic.runner.run.run import run
@@ -76,12 +75,12 @@ def test_each_site_draws_a_sheet_of_real_and_synthetic_images(tmp_path, monkeypa
 
     from polyclinic.data.plots import contact_sheet
 
-    monkeypatch.setattr(synthetic_buffer, "contact_sheet", contact_sheet)
+    monkeypatch.setattr(site_generator, "contact_sheet", contact_sheet)
     images = torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8)
     part = SimpleNamespace(images=images.numpy(), labels=torch.tensor([0, 1, 0, 1, 1]).numpy())
     trainer = SimpleNamespace(target=Target(("clear", "ill")))
     site = SimpleNamespace(data=SimpleNamespace(train=part), folder=tmp_path, name="site-1", trainer=trainer)
-    synthetic_buffer._draw_sheet(site, {"images": images.repeat(4, 1, 1, 1), "labels": torch.arange(20) % 2})
+    site_generator._draw_sheet(site, {"images": images.repeat(4, 1, 1, 1), "labels": torch.arange(20) % 2})
     assert (tmp_path / "synthetic.png").stat().st_size > 1000
 
 
@@ -139,8 +138,8 @@ def test_centralized_baselines_pool_what_they_say(tmp_path, cache):
 
 def test_a_generator_is_trained_once_and_used_again(go, monkeypatch):
     fitted = []
-    fit = synthetic_buffer.fit
-    monkeypatch.setattr(synthetic_buffer, "fit", lambda site, model: fitted.append(site.name) or fit(site, model))
+    fit = site_generator.fit
+    monkeypatch.setattr(site_generator, "fit", lambda site, model: fitted.append(site.name) or fit(site, model))
     plain = go()
     assert len(fitted) == 3
     first = go(method={"reuse_generators": True})

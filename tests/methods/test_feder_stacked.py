@@ -13,8 +13,8 @@ from torch import nn
 from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.gan import stack
 from polyclinic.methods.feder import FedER
-from polyclinic.methods.shared import stacked_generators
-from polyclinic.methods.shared.stacked_generators import FitGenerator
+from polyclinic.methods.shared import site_generator
+from polyclinic.methods.shared.site_generator import FitGenerator
 from polyclinic.randomness import seeded
 from polyclinic.training.gpu import stacking
 
@@ -47,7 +47,7 @@ def noting(function, calls):
 )
 def test_sites_worked_at_together_end_where_they_end_one_by_one(name, mode, go, monkeypatch):
     gans, classifiers = [], []
-    monkeypatch.setattr(stacked_generators, "fit_together", noting(stack.fit_together, gans))
+    monkeypatch.setattr(site_generator, "fit_together", noting(stack.fit_together, gans))
     monkeypatch.setattr(stacking.StackedTrainer, "train", noting(stacking.StackedTrainer.train, classifiers))
     engine = {"checkpoint_every": 1}
     alone = go(name, {"mode": mode}, engine={**engine, "stacked": "never"})
@@ -68,7 +68,7 @@ def test_generators_that_cannot_be_stacked_are_trained_one_by_one(go, monkeypatc
     def fail(learners):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(stacked_generators, "fit_together", fail)
+    monkeypatch.setattr(site_generator, "fit_together", fail)
     with pytest.warns(UserWarning, match="generators are trained one after the other"):
         failed = go(method={"rounds": 1}, engine={"stacked": "always", "checkpoint_every": 1})
     alone = go(method={"rounds": 1}, engine={"stacked": "never", "checkpoint_every": 1})
@@ -86,8 +86,8 @@ def test_sites_whose_network_has_dropout_prepare_alone(layer, together):
 def test_a_generator_that_draws_from_global_state_draws_as_if_its_site_were_alone(monkeypatch):
     """A plug-in's may."""
     for name in ("generator_settings", "tuning_settings"):
-        monkeypatch.setattr(stacked_generators, name, lambda site: None)
-    monkeypatch.setattr(stacked_generators, "train_generator", lambda site, reuse: (torch.rand(2), {}))
+        monkeypatch.setattr(site_generator, name, lambda site: None)
+    monkeypatch.setattr(site_generator, "train_generator", lambda site, reuse: (torch.rand(2), {}))
 
     def site(name):
         return SimpleNamespace(name=name, round=0, address=lambda *purpose: (7, name, *purpose))

@@ -11,7 +11,7 @@ from polyclinic.federation.plan import carry_out
 from polyclinic.methods import felicia
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared import training_gans, utility
-from polyclinic.methods.shared.central_discriminator import CentralDiscriminator, ImagesOfSites
+from polyclinic.methods.shared.felicia import CentralDiscriminator, ImagesOfSites
 
 
 class Central:

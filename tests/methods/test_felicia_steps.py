@@ -19,7 +19,7 @@ from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.base import RandomSource
 from polyclinic.generators.gan.trainer import RealBatches
 from polyclinic.methods.felicia import Felicia
-from polyclinic.methods.shared.felicia_images import to_floats
+from polyclinic.methods.shared.felicia import to_floats
 from polyclinic.methods.shared.training_gans import NETWORKS, SyntheticBatch
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.run.result import Result

@@ -20,7 +20,7 @@ from polyclinic.federation.site import Site, SitePosition, SiteState, read_state
 from polyclinic.generators.gan.trainer import centred
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared import utility
-from polyclinic.methods.shared.felicia_images import shared_images
+from polyclinic.methods.shared.felicia import shared_images
 from polyclinic.methods.shared.utility import OWN_SETS, TRAINING_SETS, TrainedNetwork
 from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run

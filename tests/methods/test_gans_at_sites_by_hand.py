@@ -9,12 +9,12 @@ import torch
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.files import write_tensors
-from polyclinic.methods.evaluate_only import second_model
-from polyclinic.methods.shared import averaging, local_training, safe_statistics, synthetic_buffer, training_gans
+from polyclinic.methods.shared import aggregation, local_training, site_generator, training_gans
 from polyclinic.methods.shared.gan_site import SiteGANs, _of_member
-from polyclinic.methods.shared.halves_site import SiteGANInHalves
 from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.training_gans import STEPS
+from polyclinic.methods.shared.training_gans import STEPS, SiteGANInHalves
+from polyclinic.questions import statistics
+from polyclinic.questions.evaluate import second_model
 
 
 @pytest.fixture
@@ -169,10 +169,10 @@ def test_a_second_model_is_of_the_same_network(tmp_path):
 
 def test_rows_of_a_type_are_joined_and_parted():
     tensors = {"a": torch.tensor([[1.0, 2.0]]), "n": torch.tensor(3), "b": torch.tensor([4.0])}
-    rows = averaging._joined(tensors)
+    rows = aggregation._joined(tensors)
     assert {name: row.tolist() for name, row in rows.items()} == {"torch.float32": [1, 2, 4], "torch.int64": [3]}
     shapes = {name: (one.dtype, one.shape) for name, one in tensors.items()}
-    found = averaging._parted({torch.float32: rows["torch.float32"], torch.int64: rows["torch.int64"]}, shapes)
+    found = aggregation._parted({torch.float32: rows["torch.float32"], torch.int64: rows["torch.int64"]}, shapes)
     assert list(found) == ["a", "n", "b"]
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
@@ -180,11 +180,11 @@ def test_rows_of_a_type_are_joined_and_parted():
 def test_a_generator_of_the_cache_is_not_trained_again(monkeypatch, tmp_path):
     fitted = []
     model = SimpleNamespace(state=lambda: {"w": torch.ones(1)}, load=lambda state: None)
-    monkeypatch.setattr(synthetic_buffer, "new_generator", lambda site: model)
-    monkeypatch.setattr(synthetic_buffer, "fit", lambda site, own: fitted.append(site) or {"loss": 0.5})
-    monkeypatch.setattr(synthetic_buffer, "fingerprint", lambda site: "digest")
+    monkeypatch.setattr(site_generator, "new_generator", lambda site: model)
+    monkeypatch.setattr(site_generator, "fit", lambda site, own: fitted.append(site) or {"loss": 0.5})
+    monkeypatch.setattr(site_generator, "fingerprint", lambda site: "digest")
     site = SimpleNamespace(cache_folder=tmp_path)
-    figures = [synthetic_buffer.train_generator(site, reuse=reuse)[1] for reuse in (False, True, True)]
+    figures = [site_generator.train_generator(site, reuse=reuse)[1] for reuse in (False, True, True)]
     assert figures == [{"loss": 0.5}] * 3
     assert len(fitted) == 2
     assert (tmp_path / "generators" / "digest.safetensors").is_file()
@@ -202,7 +202,7 @@ def test_dice_is_that_of_a_patients_images_together():
     task = SimpleNamespace(predictions=lambda output, target: output)
     trainer = SimpleNamespace(task=task, target=None, outputs=lambda part: [(said[:2], true[:2]), (said[2:], true[2:])])
     part = ImageSet(np.zeros((3, 1, 1, 4), np.uint8), np.zeros(3), cases=np.array([1, 1, 2]))
-    found = safe_statistics._dice_of_patients(trainer, part)
+    found = statistics._dice_of_patients(trainer, part)
     assert found[0] == pytest.approx(0.75)
     assert np.isnan(found[1])
     assert found[2] == 0
@@ -221,9 +221,9 @@ def test_what_one_patient_can_change_of_an_error(bounds):
         load=lambda weights: None,
         outputs=lambda part: [(torch.ones(4, 1), None)],
     )
-    found = safe_statistics.score(SimpleNamespace(trainer=trainer, min_cohort=0), part, {})
+    found = statistics.score(SimpleNamespace(trainer=trainer, min_cohort=0), part, {})
     most = (100 if bounds else 40) * 0.5 * 3  # half of the images are one patient's, of three
     assert found.bounds == pytest.approx({"mae": most, "bias": most, "rmse": most * 2})
     assert float(found.metrics(np.ones((1, 4)))["mae"][0]) == pytest.approx(26.5)
-    coarse = safe_statistics.score(SimpleNamespace(trainer=trainer, min_cohort=5), part, {})
+    coarse = statistics.score(SimpleNamespace(trainer=trainer, min_cohort=5), part, {})
     assert float(coarse.metrics(np.ones((1, 4)))["mae"][0]) == pytest.approx(27.5)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods import gaussian_heads
-from polyclinic.methods.shared import moments
+from polyclinic.methods.shared import one_round
 from polyclinic.models.encoders import QuadraticHead
 from polyclinic.randomness import numpy_rng
 from polyclinic.runner.predict.predict import load_predictor
@@ -43,7 +43,7 @@ def same_probabilities(logits, wanted):
 
 
 def test_naive_bayes_by_hand():
-    found = logits_of(gaussian_heads.naive_bayes(*by_class(moments.sums_and_squares)), diagonal=True)
+    found = logits_of(gaussian_heads.naive_bayes(*by_class(one_round.sums_and_squares)), diagonal=True)
     rows = torch.from_numpy(ROWS).double()
     parts = [rows[label == LABELS] for label in (0, 1)]
     variances = [own.var(0, correction=0) for own in parts]
@@ -57,7 +57,7 @@ def test_naive_bayes_by_hand():
 
 def test_quadratic_discriminant_by_hand(monkeypatch):
     monkeypatch.setattr(gaussian_heads, "shrunk", lambda covariance, count: covariance)
-    found = logits_of(gaussian_heads.quadratic(*by_class(moments.sums_and_products)), diagonal=False)
+    found = logits_of(gaussian_heads.quadratic(*by_class(one_round.sums_and_products)), diagonal=False)
     rows = torch.from_numpy(ROWS).double()
     wanted = []
     for label in (0, 1):
@@ -69,7 +69,7 @@ def test_quadratic_discriminant_by_hand(monkeypatch):
 @pytest.mark.parametrize("priors", [True, False])
 def test_linear_discriminant_by_hand(monkeypatch, priors):
     monkeypatch.setattr(gaussian_heads, "shrunk", lambda covariance, count: covariance)
-    sums = moments.moments(ROWS, F.one_hot(LABELS).double())
+    sums = one_round.moments(ROWS, F.one_hot(LABELS).double())
     head = gaussian_heads.discriminant(*gaussian_heads.class_moments(sums), priors=priors)
     rows = torch.from_numpy(ROWS).double()
     means = torch.stack([rows[label == LABELS].mean(0) for label in (0, 1)])
@@ -118,7 +118,7 @@ def test_a_quadratic_head_predicts_from_its_file(tiny_run, tmp_path):
 )
 def test_class_sums_that_no_images_have_are_refused(rule, name, place, lie):
     """Of three sites; the second class has no image."""
-    sums = moments.sums_and_squares if rule == "naive-bayes" else moments.sums_and_products
+    sums = one_round.sums_and_squares if rule == "naive-bayes" else one_round.sums_and_products
     pairs = [sums(numpy_rng("lies").standard_normal((count, 2)).astype(np.float32)) for count in (5, 0)]
     sent = {"counts": torch.tensor([5, 0]), "first": torch.stack([one for one, _ in pairs])}
     sent["second"] = torch.stack([two for _, two in pairs])
@@ -143,6 +143,6 @@ def test_class_sums_of_none_or_too_many_images_are_refused_whatever_samples_say(
 def test_a_feature_that_never_varies_has_the_least_variance():
     """Four steps of rounding, squared; below that a feature is mostly rounding."""
     rows = np.full((5, 1), 2.0, np.float32)
-    first, squares = moments.sums_and_squares(rows)
+    first, squares = one_round.sums_and_squares(rows)
     weights = gaussian_heads.naive_bayes(torch.tensor([5, 0]), torch.stack([first] * 2), torch.stack([squares] * 2))
     assert weights["fc.products"][0].tolist() == pytest.approx([-0.5 / (4 / 4096) ** 2])

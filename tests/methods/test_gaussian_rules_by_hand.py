@@ -14,8 +14,8 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.refusals import GateRefusedData
 from polyclinic.methods import gaussian_heads
-from polyclinic.methods.shared import moments
-from polyclinic.methods.shared.moments import RESOLUTION
+from polyclinic.methods.shared import one_round
+from polyclinic.methods.shared.one_round import RESOLUTION
 from polyclinic.models.encoders import QuadraticHead
 from polyclinic.randomness import numpy_rng
 
@@ -28,11 +28,11 @@ def probabilities(rule, rows):
     """What a rule says about the images that it is made of."""
     rows = np.asarray(rows, np.float32)
     if rule == "lda":
-        sums = moments.moments(rows, F.one_hot(LABELS).double())
+        sums = one_round.moments(rows, F.one_hot(LABELS).double())
         head = gaussian_heads.discriminant(*gaussian_heads.class_moments(sums), priors=True)
         return (head[0] + torch.from_numpy(rows).double() @ head[1:]).softmax(1)
     diagonal = rule == "naive-bayes"
-    sums_of = moments.sums_and_squares if diagonal else moments.sums_and_products
+    sums_of = one_round.sums_and_squares if diagonal else one_round.sums_and_products
     pairs = [sums_of(rows[label == LABELS]) for label in (0, 1)]
     first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
     make = gaussian_heads.naive_bayes if diagonal else gaussian_heads.quadratic
@@ -125,7 +125,9 @@ def test_a_class_of_one_image_and_one_of_none_by_hand():
 
 def test_means_of_classes_are_those_of_their_images():
     """A class of one image, and one of none."""
-    sums = moments.moments(np.array([[1.0], [3.0], [7.0]], np.float32), torch.tensor([[1, 0, 0], [1, 0, 0], [0, 1, 0]]))
+    sums = one_round.moments(
+        np.array([[1.0], [3.0], [7.0]], np.float32), torch.tensor([[1, 0, 0], [1, 0, 0], [0, 1, 0]])
+    )
     counts, means, within = gaussian_heads.class_moments(sums)
     assert counts.tolist() == [2, 1, 0]
     assert means.flatten().tolist() == [2, 7, 0]
@@ -133,14 +135,14 @@ def test_means_of_classes_are_those_of_their_images():
 
 
 def test_lda_knows_how_frequent_classes_are_and_fisher_does_not():
-    sums = moments.moments(ROWS.astype(np.float32), F.one_hot(LABELS).double())
+    sums = one_round.moments(ROWS.astype(np.float32), F.one_hot(LABELS).double())
     heads = {rule: gaussian_heads.GaussianHeads(rule=rule).head_of(sums) for rule in ("lda", "fisher")}
     assert torch.equal(heads["lda"][1:], heads["fisher"][1:])
     assert (heads["lda"][0] - heads["fisher"][0]).tolist() == pytest.approx(np.log([30 / 42, 12 / 42]).tolist())
 
 
 def class_sums(rule, rows, labels):
-    sums = moments.sums_and_squares if rule == "naive-bayes" else moments.sums_and_products
+    sums = one_round.sums_and_squares if rule == "naive-bayes" else one_round.sums_and_products
     pairs = [sums(rows[labels == label]) for label in (0, 1)]
     first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
     counts = torch.tensor([int((labels == label).sum()) for label in (0, 1)])
@@ -203,7 +205,7 @@ def test_class_sums_of_sites_add_up_to_those_of_all_images(monkeypatch, rule):
 
 
 def test_class_sums_of_one_image_pass():
-    sums, squares = moments.sums_and_squares(np.ones((1, 2), np.float32))
+    sums, squares = one_round.sums_and_squares(np.ones((1, 2), np.float32))
     none = torch.zeros(2, dtype=torch.int64)
     sent = {"counts": torch.tensor([1, 0]), "first": torch.stack([sums, none]), "second": torch.stack([squares, none])}
     federation = SimpleNamespace(sums=SimpleNamespace(covers=lambda _: False), chosen=["a"])
@@ -217,7 +219,7 @@ def test_class_sums_of_one_image_pass():
 
 @pytest.mark.parametrize("rule", ["naive-bayes", "qda"])
 def test_the_largest_class_sums_pass_and_larger_ones_do_not(rule):
-    sums = moments.sums_and_squares if rule == "naive-bayes" else moments.sums_and_products
+    sums = one_round.sums_and_squares if rule == "naive-bayes" else one_round.sums_and_products
     pairs = [sums(np.full((count, 2), 1e9, np.float32)) for count in (3, 2)]
     first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
     sent = {"counts": torch.tensor([3, 2]), "first": first, "second": second}
@@ -233,14 +235,14 @@ def test_the_largest_class_sums_pass_and_larger_ones_do_not(rule):
 
 def test_products_a_little_larger_than_squares_allow_are_refused():
     features = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
-    sent = moments.moments(features, torch.zeros(2, 1)).tensors()
+    sent = one_round.moments(features, torch.zeros(2, 1)).tensors()
     unit = 2.0**24
     most = (1.25 * 13) ** 0.5 * unit
     for factor, fits in ((0.999, True), (1.001, False)):
         products = sent["products"].clone()
         products[4] = int(most * factor)
-        sums = moments.Moments(products, sent["cross"], sent["squares"])
-        assert moments._possible(sums) is fits
+        sums = one_round.Moments(products, sent["cross"], sent["squares"])
+        assert one_round._possible(sums) is fits
 
 
 # --- a round ----------------------------------------------------------------------------------------

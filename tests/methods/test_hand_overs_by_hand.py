@@ -13,8 +13,8 @@ from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.plan import carry_out
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.fedreplay import FedReplay, _batches, _counts, _pooled
-from polyclinic.methods.inspect_sites import InspectSites
-from polyclinic.methods.shared import generative_replay, pooling, replay_quality, stacked_generators
+from polyclinic.methods.shared import generative_replay, pooling, replay_space, site_generator
+from polyclinic.questions.inspect import InspectSites
 from polyclinic.randomness import torch_rng
 
 # --- FedReplay
@@ -172,20 +172,20 @@ def test_what_is_asked_follows_from_the_study(changes, operations):
 
 
 def test_a_generator_of_one_site_is_trained_alone(monkeypatch):
-    monkeypatch.setattr(stacked_generators, "train_generator", lambda site: site.name)
-    monkeypatch.setattr(stacked_generators, "_train_stack", lambda sites: ["stacked"] * len(sites))
+    monkeypatch.setattr(site_generator, "train_generator", lambda site: site.name)
+    monkeypatch.setattr(site_generator, "_train_stack", lambda sites: ["stacked"] * len(sites))
     part = SimpleNamespace(images=np.zeros((3, 1, 28, 32), np.uint8))
     sites = [
         SimpleNamespace(name=name, data=SimpleNamespace(train=part), trainer=SimpleNamespace(stacked="always"))
         for name in ("a", "b")
     ]
-    assert stacked_generators._train_group(sites[:1]) == ["a"]
-    assert stacked_generators._train_group(sites) == ["stacked"] * 2
+    assert site_generator._train_group(sites[:1]) == ["a"]
+    assert site_generator._train_group(sites) == ["stacked"] * 2
     sides = []
-    monkeypatch.setattr(stacked_generators, "stacking_gans_pays", lambda count, side: sides.append((count, side)))
+    monkeypatch.setattr(site_generator, "stacking_gans_pays", lambda count, side: sides.append((count, side)))
     for site in sites:
         site.trainer.stacked = "auto"
-    assert stacked_generators._train_group(sites) == ["a", "b"]
+    assert site_generator._train_group(sites) == ["a", "b"]
     assert sides == [(2, 32)]
 
 
@@ -253,11 +253,11 @@ class Coded:
 @pytest.mark.parametrize(("sampled", "coded", "value"), [(True, True, 9), (False, True, 4), (False, False, 9)])
 def test_real_images_stand_beside_samples_or_what_came_back(monkeypatch, sampled, coded, value):
     pixels = np.full((500, 1, 2, 2), 3, np.uint8)
-    monkeypatch.setattr(replay_quality.replay_space, "learned", lambda own: pixels)
-    monkeypatch.setattr(replay_quality, "CodedModel", Coded if coded else int)
+    monkeypatch.setattr(replay_space.replay_space, "learned", lambda own: pixels)
+    monkeypatch.setattr(replay_space, "CodedModel", Coded if coded else int)
     part = SimpleNamespace(labels=np.zeros(500, np.int64))
     own = SimpleNamespace(data=SimpleNamespace(train=part), rng=torch_rng)
-    real, replayed = replay_quality.real_and_replayed(own, Coded(), sampled=sampled)
+    real, replayed = replay_space.real_and_replayed(own, Coded(), sampled=sampled)
     assert (len(real), len(replayed), int(replayed.max())) == (400, 400, value)
 
 

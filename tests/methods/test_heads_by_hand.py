@@ -14,8 +14,8 @@ from polyclinic.methods import METHODS
 from polyclinic.methods.analytic import PENALTIES, best_penalty, solve, within_training
 from polyclinic.methods.fedpft import FedPFT, Mixture, fit
 from polyclinic.methods.private_head import PrivateHead, clipped_sum
-from polyclinic.methods.shared import moments
-from polyclinic.methods.shared.moments import RESOLUTION
+from polyclinic.methods.shared import one_round
+from polyclinic.methods.shared.one_round import RESOLUTION
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.registry import Notice, forget_notices
 
@@ -51,18 +51,18 @@ def test_sums_give_the_penalty_of_the_images_that_they_are_of():
         hat = rows @ np.linalg.solve(rows.T @ rows + penalty * 30 * np.eye(4), rows.T)
         return float(((goal - hat @ goal) ** 2).mean() / (1 - (np.trace(hat) + 1) / 30) ** 2)
 
-    penalty, _ = solve(moments.moments(features, torch.from_numpy(targets)), None)
+    penalty, _ = solve(one_round.moments(features, torch.from_numpy(targets)), None)
     assert penalty == min(PENALTIES, key=score)
     assert PENALTIES[0] < penalty < PENALTIES[-1]
 
 
 def test_sums_of_too_many_images_are_not_added():
     def sums(count):
-        return moments.Moments(torch.tensor([count]), torch.zeros(1, 1), torch.zeros(1))
+        return one_round.Moments(torch.tensor([count]), torch.zeros(1, 1), torch.zeros(1))
 
-    assert (sums(moments.MOST_IMAGES - 3) + sums(3)).count == moments.MOST_IMAGES
+    assert (sums(one_round.MOST_IMAGES - 3) + sums(3)).count == one_round.MOST_IMAGES
     with pytest.raises(WorkFailed, match="can overflow"):
-        sums(moments.MOST_IMAGES - 3) + sums(4)
+        sums(one_round.MOST_IMAGES - 3) + sums(4)
 
 
 def test_a_penalty_that_leaves_no_freedom_is_not_scored():
@@ -83,7 +83,7 @@ def test_a_feature_that_varies_less_than_four_steps_of_rounding_is_left_out():
     """Two values that are 8 steps apart have a deviation of 4 steps, 9 one of 4.5."""
     steps = np.array([[0, 0, 0], [8, 9, 9000]] * 20) * RESOLUTION
     targets = torch.arange(40).double()[:, None] % 2
-    _, head = solve(moments.moments(steps.astype(np.float32), targets), 0.1)
+    _, head = solve(one_round.moments(steps.astype(np.float32), targets), 0.1)
     assert head[1].tolist() == [0.0]
     assert float(head[2]) > 1
     assert 0 < float(head[3]) < 1

@@ -8,7 +8,7 @@ from torch import nn
 
 from polyclinic.federation.ledger.code_packing import shrink
 from polyclinic.federation.ledger.parcel import ParcelRejected
-from polyclinic.methods.shared import latent_range
+from polyclinic.methods.shared import reply_checks
 
 
 class Trainer:
@@ -47,21 +47,21 @@ BOUND = 41.0
 def test_latents_within_the_encoders_range_pass_and_larger_ones_do_not(federation, precision, sign):
     latents = torch.zeros(4, 1, 8, 8)
     latents[2, 0, 3, 3] = sign * (BOUND - 0.5)
-    latent_range.check(federation, DOUBLES, shrink(latents, precision))
+    reply_checks.check_latents(federation, DOUBLES, shrink(latents, precision))
     latents[2, 0, 3, 3] = sign * (BOUND + 0.5)
     with pytest.raises(ParcelRejected, match=r"numbers up to 41\.5, and the encoder gives no more than 41"):
-        latent_range.check(federation, DOUBLES, shrink(latents, precision))
+        reply_checks.check_latents(federation, DOUBLES, shrink(latents, precision))
 
 
 def test_latents_of_mirrored_images_are_looked_at_too(federation):
     sent = {**shrink(torch.ones(2, 1, 8, 8), "fp32"), "flipped_latents": torch.full((2, 1, 8, 8), 99.0)}
     with pytest.raises(ParcelRejected, match="flipped_latents"):
-        latent_range.check(federation, DOUBLES, sent)
+        reply_checks.check_latents(federation, DOUBLES, sent)
 
 
 def test_the_range_is_worked_out_once_an_encoder(federation):
     for encoder in (DOUBLES, DOUBLES, {"weight": torch.full((1, 1, 1, 1), 4.0)}):
-        latent_range.check(federation, encoder, shrink(torch.ones(2, 1, 8, 8), "fp32"))
+        reply_checks.check_latents(federation, encoder, shrink(torch.ones(2, 1, 8, 8), "fp32"))
     assert federation.trainer.loaded == 2
 
 
@@ -69,12 +69,12 @@ def test_an_encoder_that_is_training_still_does_afterwards(federation):
     for training in (True, False):
         federation.trainer.kept.clear()
         federation.trainer.model.train(training)
-        latent_range.check(federation, DOUBLES, shrink(torch.ones(2, 1, 8, 8), "fp32"))
+        reply_checks.check_latents(federation, DOUBLES, shrink(torch.ones(2, 1, 8, 8), "fp32"))
         assert federation.trainer.model.training is training
 
 
 def test_trial_images_are_plain_striped_and_random():
-    images = latent_range._trial_images((2, 6, 9))
+    images = reply_checks._trial_images((2, 6, 9))
     assert images.shape == (8, 2, 6, 9)
     assert [set(image.flatten().tolist()) for image in images[:3]] == [{0.0}, {0.5}, {1.0}]
     rows, columns = images[3], images[4]

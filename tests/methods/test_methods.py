@@ -17,7 +17,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.refusals import GateRefused
 from polyclinic.methods import METHODS
-from polyclinic.methods.shared import averaging, local_training
+from polyclinic.methods.shared import aggregation, local_training
 from polyclinic.study import parse_study
 from polyclinic.training.plans import Score
 
@@ -68,16 +68,16 @@ def reply(site: str, samples: int, **tensors: list) -> Reply:
 
 def test_the_average_is_that_of_arithmetic_by_hand():
     replies = [reply("a", 1, w=[1.0, 2.0, 3.0], n=4), reply("b", 3, w=[5.0, 6.0, 7.0], n=9)]
-    assert averaging.average(replies)["w"].tolist() == [4.0, 5.0, 6.0]
-    assert averaging.average(replies, "uniform")["w"].tolist() == [3.0, 4.0, 5.0]
-    assert averaging.average(replies)["n"].item() == 8  # 7.75, a whole number again
-    assert averaging.average(replies)["w"].dtype == torch.float32
+    assert aggregation.average(replies)["w"].tolist() == [4.0, 5.0, 6.0]
+    assert aggregation.average(replies, "uniform")["w"].tolist() == [3.0, 4.0, 5.0]
+    assert aggregation.average(replies)["n"].item() == 8  # 7.75, a whole number again
+    assert aggregation.average(replies)["w"].dtype == torch.float32
 
 
 def test_the_average_of_one_is_itself_to_the_last_bit():
     tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     alone = Reply("a", (Parcel("weights", {"w": tensor}, {"samples": 7}),))
-    assert torch.equal(averaging.average([alone])["w"], tensor)
+    assert torch.equal(aggregation.average([alone])["w"], tensor)
 
 
 def test_means_of_joined_tensors_are_the_same(monkeypatch):
@@ -89,8 +89,8 @@ def test_means_of_joined_tensors_are_the_same(monkeypatch):
         one |= {"count": torch.tensor(7 * place), "wide": torch.randn(2, generator=rng).double()}
     found = []
     for joined in (False, True):
-        monkeypatch.setattr(averaging, "_lie_on_gpu", lambda tensors, joined=joined: joined)
-        mean = averaging.WeightedMean()
+        monkeypatch.setattr(aggregation, "_lie_on_gpu", lambda tensors, joined=joined: joined)
+        mean = aggregation.WeightedMean()
         for weight, one in enumerate(sets, 5):
             mean.add(one, weight)
         found.append(mean.tensors())

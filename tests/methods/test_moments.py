@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from polyclinic.errors import WorkFailed
-from polyclinic.methods.shared import moments
-from polyclinic.methods.shared.moments import LIMIT, MOST_IMAGES, RESOLUTION, TARGET_RESOLUTION
+from polyclinic.methods.shared import one_round
+from polyclinic.methods.shared.one_round import LIMIT, MOST_IMAGES, RESOLUTION, TARGET_RESOLUTION
 from polyclinic.randomness import numpy_rng
 
 FEATURES = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
@@ -16,7 +16,7 @@ TARGETS = torch.tensor([[1.0], [-0.5]])
 
 
 def test_sums_by_hand():
-    found = moments.moments(FEATURES, TARGETS)
+    found = one_round.moments(FEATURES, TARGETS)
     unit = round(1 / RESOLUTION)
     assert found.count == 2
     assert found.width == 2
@@ -32,23 +32,23 @@ def test_sums_by_hand():
 
 
 def test_features_are_rounded_and_limited():
-    whole = moments.whole_features(torch.tensor([0.3 * RESOLUTION, 1e9, -1e9]))
+    whole = one_round.whole_features(torch.tensor([0.3 * RESOLUTION, 1e9, -1e9]))
     assert (whole * RESOLUTION).tolist() == [0, LIMIT, -LIMIT]
 
 
 def test_the_largest_sums_do_not_overflow():
     assert MOST_IMAGES * (LIMIT / RESOLUTION) ** 2 < 2**63
-    assert moments.PIECE * (LIMIT / RESOLUTION) ** 2 < 2**53  # of one product, in float64
+    assert one_round.PIECE * (LIMIT / RESOLUTION) ** 2 < 2**53  # of one product, in float64
 
 
 def test_any_partition_and_order_gives_the_same_sums():
     rng = numpy_rng("moments")
     features = (20 * rng.standard_normal((5000, 6))).astype(np.float32)
     targets = torch.from_numpy(rng.uniform(-1, 1, (5000, 2)))
-    whole = moments.moments(features, targets).tensors()
+    whole = one_round.moments(features, targets).tensors()
     order = rng.permutation(5000)
     cuts = np.sort(rng.integers(0, 5001, 4))
-    parts = [moments.moments(features[p], targets[p]) for p in np.split(order, [1, *cuts]) if len(p)]
+    parts = [one_round.moments(features[p], targets[p]) for p in np.split(order, [1, *cuts]) if len(p)]
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -56,26 +56,26 @@ def test_any_partition_and_order_gives_the_same_sums():
 
 
 def test_sums_of_one_class_are_parts_of_the_whole():
-    first, triangle = moments.sums_and_products(FEATURES)
-    again, squares = moments.sums_and_squares(FEATURES)
+    first, triangle = one_round.sums_and_products(FEATURES)
+    again, squares = one_round.sums_and_squares(FEATURES)
     assert torch.equal(first, again)
-    assert torch.equal(moments.full(triangle, 2).diag(), squares)
-    assert torch.equal(moments.upper(moments.full(triangle, 2)), triangle)
+    assert torch.equal(one_round.full(triangle, 2).diag(), squares)
+    assert torch.equal(one_round.upper(one_round.full(triangle, 2)), triangle)
 
 
 def test_what_a_site_sends_is_checked():
-    sent = moments.moments(FEATURES, TARGETS).tensors()
-    assert moments.checked(sent, "north", 2, 1).count == 2
+    sent = one_round.moments(FEATURES, TARGETS).tensors()
+    assert one_round.checked(sent, "north", 2, 1).count == 2
     none = sent | {"products": torch.zeros_like(sent["products"])}
     for wrong in (sent | {"cross": sent["cross"].double()}, sent | {"more": sent["cross"]}, {}, none):
         with pytest.raises(WorkFailed, match="site 'north'"):
-            moments.checked(wrong, "north", 2, 1)
+            one_round.checked(wrong, "north", 2, 1)
     with pytest.raises(WorkFailed, match="site 'north' sent sums of another form"):
-        moments.checked(sent, "north", 3, 1)
+        one_round.checked(sent, "north", 3, 1)
     with pytest.raises(WorkFailed, match="sums are of 2 images, and the limit is 1"):
-        moments.checked(sent, "north", 2, 1, most=1)
+        one_round.checked(sent, "north", 2, 1, most=1)
     with pytest.raises(WorkFailed, match="can overflow"):
-        moments.check_count(MOST_IMAGES + 1)
+        one_round.check_count(MOST_IMAGES + 1)
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_what_a_site_sends_is_checked():
     ],
 )
 def test_sums_that_no_images_have_are_refused(name, place, lie):
-    sent = {key: tensor.clone() for key, tensor in moments.moments(FEATURES, TARGETS).tensors().items()}
+    sent = {key: tensor.clone() for key, tensor in one_round.moments(FEATURES, TARGETS).tensors().items()}
     sent[name].view(-1)[place] = lie
     with pytest.raises(WorkFailed, match="site 'north' sent sums that no 2 images have"):
-        moments.checked(sent, "north", 2, 1)
+        one_round.checked(sent, "north", 2, 1)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5000])
 def test_the_largest_features_and_targets_pass(count):
     signs = np.where(numpy_rng("signs").random((count, 3)) < 0.5, -1e9, 1e9).astype(np.float32)
-    sent = moments.moments(signs, torch.full((count, 2), -100.0)).tensors()
-    assert moments.checked(sent, "north", 3, 2).count == count
+    sent = one_round.moments(signs, torch.full((count, 2), -100.0)).tensors()
+    assert one_round.checked(sent, "north", 3, 2).count == count

@@ -12,10 +12,10 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.methods import analytic, feder
 from polyclinic.methods.feder import FedER
-from polyclinic.methods.shared import one_round, peers, pooling, site_worth
-from polyclinic.methods.shared.moments import moments
-from polyclinic.methods.shared.one_round import OneRound
+from polyclinic.methods.shared import one_round, pooling
+from polyclinic.methods.shared.one_round import OneRound, moments
 from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer, start_optimizer
 
 # --- the ensemble of all sites' models ----------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_there_is_no_ensemble_without_test_images_or_between_institutions():
 
 
 def test_a_site_without_test_images_scores_nothing(monkeypatch):
-    monkeypatch.setattr(peers, "together", lambda site, part, models: {"right": torch.tensor(float(len(part)))})
+    monkeypatch.setattr(feder, "together", lambda site, part, models: {"right": torch.tensor(float(len(part)))})
     site = SimpleNamespace(data=SimpleNamespace(test=[], validation=[1, 2], train=[1]))
     method = FedER()
     assert method.evaluate_together(site) is None
@@ -94,7 +94,7 @@ def test_the_mean_of_models_is_that_of_values_or_of_chances(label_range, cases, 
     target = SimpleNamespace(label_range=label_range)
     trainer = SimpleNamespace(task=task, target=target, in_order=lambda part: batches)
     site = SimpleNamespace(trainer=trainer, trainer_for=trainer_for)
-    peers.together(site, SimpleNamespace(cases=cases), [0, 1])
+    feder.together(site, SimpleNamespace(cases=cases), [0, 1])
     found = noted["observed"] if label_range else noted["observed"].sigmoid()
     assert found.tolist() == [pytest.approx(row) for row in wanted]
     assert noted["targets"].tolist() == [7, 8]
@@ -164,7 +164,7 @@ def test_the_value_of_sites_is_minus_the_mean_squared_error_by_hand():
     }
     said = torch.cat([torch.ones(4, 1), HELD_OUT], 1).double() @ HEAD
     error = float((said - GOALS).square().sum()) / 4
-    value = site_worth.squared_error_value
+    value = analytic.squared_error_value
     assert value(train, held_out, solve, frozenset("ab")) == pytest.approx(-error, rel=1e-6)
     assert value(train, held_out, solve, frozenset("b")) == pytest.approx(-error, rel=1e-6)
     assert solved == [5, 3]
@@ -177,16 +177,16 @@ def test_worth_wants_validation_images():
     sums = {"a": moments(HELD_OUT.numpy(), GOALS)}
     none = moments(HELD_OUT[:0].numpy(), GOALS[:0])
     with pytest.raises(BadInput, match=r"^data\.validation: no site has validation images to score"):
-        site_worth.worth_from_sums(sums, {"a": none}, lambda own: HEAD)
-    found = site_worth.worth_from_sums(sums, {"a": none, "b": sums["a"]}, lambda own: HEAD)
+        analytic.worth_from_sums(sums, {"a": none}, lambda own: HEAD)
+    found = analytic.worth_from_sums(sums, {"a": none, "b": sums["a"]}, lambda own: HEAD)
     assert found["how"] == "exact, from the sites' sums; all 2 coalitions"
     assert found["sites"]["a"]["shapley"] == pytest.approx(found["all"] - found["none"])
 
 
 @pytest.mark.parametrize(("sites", "words"), [(3, "all 8 coalitions"), (10, "all 1,024 coalitions")])
 def test_all_coalitions_of_up_to_ten_sites_are_looked_at(sites, words):
-    assert site_worth._coalitions(sites) == words
-    assert site_worth._coalitions(11) == "200 random orders of the sites"
+    assert analytic._coalitions(sites) == words
+    assert analytic._coalitions(11) == "200 random orders of the sites"
 
 
 @pytest.mark.parametrize(("count", "orders", "asked"), [(10, None, None), (11, None, 200), (3, 7, 7)])
@@ -197,9 +197,9 @@ def test_shares_are_sampled_above_ten_sites_or_where_orders_are_given(monkeypatc
         drawn.append(number)
         return {name: SimpleNamespace(value=1.0, low=0.5, high=1.5) for name in names}
 
-    monkeypatch.setattr(site_worth, "sampled_shares", sampled)
+    monkeypatch.setattr(analytic, "sampled_shares", sampled)
     names = [f"s{number}" for number in range(count)]
-    found = site_worth.shares_of(names, lambda some: float(len(some)), "value", "how", orders)
+    found = analytic.shares_of(names, lambda some: float(len(some)), "value", "how", orders)
     row = {"leave_one_out": 1.0, "shapley": 1.0} | ({} if asked is None else {"low": 0.5, "high": 1.5})
     assert found["sites"] == {name: pytest.approx(row) for name in names}
     assert (found["all"], found["none"]) == (count, 0)

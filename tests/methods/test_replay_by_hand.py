@@ -9,7 +9,7 @@ import torch
 from polyclinic.errors import BadInput
 from polyclinic.methods.cwt_replay import CwtReplay
 from polyclinic.methods.fedper import FedPer
-from polyclinic.methods.shared import generative_replay, replay_quality
+from polyclinic.methods.shared import generative_replay, replay_space
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, Replay
 
 
@@ -71,8 +71,8 @@ def test_a_probe_and_a_look_know_whether_images_are_samples(monkeypatch, codes, 
     known = []
     monkeypatch.setattr(generative_replay, "received", lambda site: ("model", {"a": "codes of a", "b": "codes of b"}))
     monkeypatch.setattr(generative_replay, "source", lambda site, model, codes: codes)
-    monkeypatch.setattr(replay_quality, "probe_images", lambda site, model, by_site, sampled: (by_site, sampled))
-    monkeypatch.setattr(replay_quality, "measure", lambda site, model, sampled: known.append(sampled))
+    monkeypatch.setattr(replay_space, "probe_images", lambda site, model, by_site, sampled: (by_site, sampled))
+    monkeypatch.setattr(replay_space, "measure", lambda site, model, sampled: known.append(sampled))
     site = SimpleNamespace(replay_settings=Replay(codes=codes))
     found = GenerativeReplay.probe_replay(None, site)
     assert found == ({"a": {"a": "codes of a"}, "b": {"b": "codes of b"}}, sampled)

@@ -15,7 +15,7 @@ from processes import ForkedWorker
 from polyclinic.data.plots import contact_sheet
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods import METHODS
-from polyclinic.methods.shared import replay_quality
+from polyclinic.methods.shared import replay_space
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.runner.run import engines
 from polyclinic.runner.run.recorder import Display
@@ -168,7 +168,7 @@ def test_the_contact_sheet_stays_in_the_folder_of_the_site_and_shows_images_and_
         words.append((captions, title))
         contact_sheet(rows, path, captions, title)
 
-    monkeypatch.setattr(replay_quality, "contact_sheet", draw)
+    monkeypatch.setattr(replay_space, "contact_sheet", draw)
     result = tiny_run({"name": "cwt-replay", "rounds": 1})
     assert (result.folder / "sites" / "site-1" / "replay.png").read_bytes().startswith(b"\x89PNG")
     assert list(shown[0]) == ["real", "reconstructed", "top codes", "bottom codes"]

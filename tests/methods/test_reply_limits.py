@@ -9,8 +9,8 @@ import torch
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods import METHODS
-from polyclinic.methods.shared import latent_range, one_round, reply_checks
-from polyclinic.methods.shared.moments import MOST_IMAGES, RESOLUTION
+from polyclinic.methods.shared import one_round, reply_checks
+from polyclinic.methods.shared.one_round import MOST_IMAGES, RESOLUTION
 
 
 def reply(kind, *more, **tensors):
@@ -173,22 +173,22 @@ def test_targets_are_columns_of_classes_or_scaled_labels():
 
 
 def test_the_largest_latent_is_read_from_packed_numbers():
-    assert latent_range._largest({"latents": torch.tensor([1.0, -3.0])}, "") == 3
-    assert latent_range._largest({"latents": torch.tensor([4.0, -3.0])}, "") == 4
+    assert reply_checks._largest({"latents": torch.tensor([1.0, -3.0])}, "") == 3
+    assert reply_checks._largest({"latents": torch.tensor([4.0, -3.0])}, "") == 4
     packed = {"x latents": torch.zeros(2, dtype=torch.int8), "x low": torch.tensor([-2.0, -9.0])}
-    assert latent_range._largest({**packed, "x step": torch.tensor([0.1, 0.01])}, "x ") == pytest.approx(23.5)
-    assert latent_range._largest({**packed, "x step": torch.tensor([0.01, 0.01])}, "x ") == pytest.approx(9)
+    assert reply_checks._largest({**packed, "x step": torch.tensor([0.1, 0.01])}, "x ") == pytest.approx(23.5)
+    assert reply_checks._largest({**packed, "x step": torch.tensor([0.01, 0.01])}, "x ") == pytest.approx(9)
 
 
 def test_latents_may_be_twenty_times_those_of_trial_images(monkeypatch):
-    monkeypatch.setattr(latent_range, "_largest_of_trials", lambda *given: 2.0)
-    latent_range.check(None, {}, {"x latents": torch.tensor([41.0]), "other": torch.tensor([99.0])})
+    monkeypatch.setattr(reply_checks, "_largest_of_trials", lambda *given: 2.0)
+    reply_checks.check_latents(None, {}, {"x latents": torch.tensor([41.0]), "other": torch.tensor([99.0])})
     with pytest.raises(ParcelRejected, match=r"'x latents' holds numbers up to 41\.1, and .* no more than 41"):
-        latent_range.check(None, {}, {"x latents": torch.tensor([41.1])})
+        reply_checks.check_latents(None, {}, {"x latents": torch.tensor([41.1])})
 
 
 def test_trial_images_are_plain_striped_and_random():
-    images = latent_range._trial_images((1, 8, 8))
+    images = reply_checks._trial_images((1, 8, 8))
     assert images.shape == (8, 1, 8, 8)
     assert images[:3].mean((1, 2, 3)).tolist() == [0, 0.5, 1]
     assert images[3, 0, :, 0].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]

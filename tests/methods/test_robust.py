@@ -8,7 +8,7 @@ import torch
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.methods.shared import robust
+from polyclinic.methods.shared import aggregation
 from polyclinic.runner.run.run import run
 
 
@@ -26,7 +26,7 @@ SITES = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0], [101.0, -99.0])
 
 
 def aggregate(rule, sites=SITES, counts=None, share=0.25):
-    return robust.aggregate(rule, BEFORE, sites, counts or [1.0] * len(sites), share, apart=0.0)
+    return aggregation.aggregate(rule, BEFORE, sites, counts or [1.0] * len(sites), share, apart=0.0)
 
 
 def test_median_is_that_of_each_number_by_itself():
@@ -51,17 +51,17 @@ def test_multi_krum_drops_the_update_that_is_far_from_the_others():
     assert aggregate("multi-krum")["w"].tolist() == pytest.approx([1 + 2 / 3, 1 + 2 / 3])
     rows = torch.tensor([[0.0], [1.0], [2.0], [50.0], [60.0]])
     # each with its 5 - 2 - 2 = 1 nearest neighbour: 1, 1, 1, 100, 100
-    assert robust.multi_krum(rows, 2).tolist() == [0, 1, 2]
+    assert aggregation.multi_krum(rows, 2).tolist() == [0, 1, 2]
 
 
 def test_multi_krum_counts_the_nearest_neighbours_of_each_update():
     rows = torch.tensor([[3.0], [5.0], [12.0], [16.0], [21.0], [23.0]])
     # with their 6 - 2 - 2 = 2 nearest neighbours: 85, 53, 65, 41, 29, 53; one or three of them keep others
-    assert robust.multi_krum(rows, 2).tolist() == [1, 3, 4, 5]
+    assert aggregation.multi_krum(rows, 2).tolist() == [1, 3, 4, 5]
     # with 5 - 2 - 2 = 1: 1, 1, 36, 1, 1, and of equals the first are kept; with two, the site in the middle
-    assert robust.multi_krum(torch.tensor([[2.0], [3.0], [15.0], [21.0], [22.0]]), 2).tolist() == [0, 1, 3]
+    assert aggregation.multi_krum(torch.tensor([[2.0], [3.0], [15.0], [21.0], [22.0]]), 2).tolist() == [0, 1, 3]
     # with 3 - 1 - 2 = 0 each has one neighbour all the same
-    assert robust.multi_krum(torch.tensor([[0.0], [1.0], [9.0]]), 1).tolist() == [0, 1]
+    assert aggregation.multi_krum(torch.tensor([[0.0], [1.0], [9.0]]), 1).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("rule", ["norm-bound", "median", "trimmed-mean", "multi-krum"])
@@ -100,9 +100,9 @@ def test_clusters_keep_all_who_do_not_point_apart():
     sites = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0])  # (1, 0) and (0, 1): a cosine of 0 is not below 0
     assert aggregate("clusters", sites)["w"].tolist() == pytest.approx([1 + 2 / 3, 1 + 2 / 3])
     rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
-    assert robust.larger_cluster(rows, apart=0.0).tolist() == [0, 1, 2]
-    assert robust.larger_cluster(rows, apart=0.2).tolist() == [0, 1]
-    assert robust.larger_cluster(rows[:1], apart=1.0).tolist() == [0]
+    assert aggregation.larger_cluster(rows, apart=0.0).tolist() == [0, 1, 2]
+    assert aggregation.larger_cluster(rows, apart=0.2).tolist() == [0, 1]
+    assert aggregation.larger_cluster(rows[:1], apart=1.0).tolist() == [0]
 
 
 def test_clusters_find_the_split_with_the_smallest_largest_cosine():
@@ -116,7 +116,7 @@ def test_clusters_find_the_split_with_the_smallest_largest_cosine():
         return float(alike[list(part)][:, rest].max())
 
     best = min((part for size in (1, 2, 3) for part in itertools.combinations(range(6), size)), key=across)
-    kept = robust.larger_cluster(rows, apart=1.0).tolist()
+    kept = aggregation.larger_cluster(rows, apart=1.0).tolist()
     assert across(kept) == pytest.approx(across(best))
 
 
@@ -133,7 +133,7 @@ def test_multi_krum_against_the_definition(sites, liars, seed):
         return sum(distances[: max(1, sites - liars - 2)])
 
     kept = sorted(sorted(range(sites), key=score)[: sites - liars])
-    assert robust.multi_krum(rows, liars).tolist() == kept
+    assert aggregation.multi_krum(rows, liars).tolist() == kept
 
 
 @pytest.mark.parametrize(
@@ -141,18 +141,18 @@ def test_multi_krum_against_the_definition(sites, liars, seed):
     [(1, 0.9, 0), (2, 0.9, 0), (3, 0.9, 1), (4, 0.9, 1), (5, 0.9, 2), (10, 0.25, 2), (12, 0.25, 3), (9, 0.0, 0)],
 )
 def test_liars_are_a_share_of_the_sites_and_fewer_than_half(sites, share, liars):
-    assert robust._liars(sites, share) == liars
+    assert aggregation._liars(sites, share) == liars
 
 
 @pytest.mark.parametrize("rows", [[[10.0, 0.0], [0.1, 0.1]], [[0.1, 0.1], [10.0, 0.0]]])
 def test_clusters_look_at_directions_whatever_the_lengths(rows):
     """The cosine of these two is 0.71."""
-    assert robust.larger_cluster(torch.tensor(rows), apart=0.7).tolist() == [0, 1]
-    assert robust.larger_cluster(torch.tensor(rows), apart=0.72).tolist() == [0]
+    assert aggregation.larger_cluster(torch.tensor(rows), apart=0.7).tolist() == [0, 1]
+    assert aggregation.larger_cluster(torch.tensor(rows), apart=0.72).tolist() == [0]
 
 
 def test_numbers_that_were_not_sent_before_count_from_zero():
-    found = robust.aggregate("median", {}, SITES[:3], [1.0] * 3, 0.25, 0.0)
+    found = aggregation.aggregate("median", {}, SITES[:3], [1.0] * 3, 0.25, 0.0)
     assert found["w"].tolist() == [2.0, 2.0]
     assert found["n"].item() == 1
 
@@ -166,4 +166,4 @@ def test_multi_krum_looks_at_all_but_two_honest_neighbours():
     """Five updates with one liar have 5 - 1 - 2 = 2 neighbours: a pair far out is near to itself only."""
     rows = torch.tensor([[0.0], [2.0], [4.5], [20.0], [20.1]])
     # with two: 4 + 20.25, 4 + 6.25, 6.25 + 20.25, 240.25 + 0.01, 243.36 + 0.01; with one the pair would be first
-    assert robust.multi_krum(rows, 1).tolist() == [0, 1, 2, 3]
+    assert aggregation.multi_krum(rows, 1).tolist() == [0, 1, 2, 3]

@@ -15,10 +15,10 @@ from polyclinic.methods.analytic import Analytic
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedavg_share import FedAvgShare
 from polyclinic.methods.fedpft import _received
-from polyclinic.methods.inspect_sites import InspectSites, in_bins
 from polyclinic.methods.private_head import PrivateHead
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.standalone import Standalone
+from polyclinic.questions.inspect import InspectSites, in_bins
 from polyclinic.randomness import torch_rng
 from polyclinic.training import private
 from polyclinic.training.plans import Score

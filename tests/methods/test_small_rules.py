@@ -13,10 +13,10 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.layers.movement import moved
 from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.site import SitePosition
+from polyclinic.methods.feder import mean_prediction
 from polyclinic.methods.gaussian_heads import log_priors
 from polyclinic.methods.scaffold import Scaffold
-from polyclinic.methods.shared.peers import mean_prediction
-from polyclinic.methods.shared.safe_statistics import _p
+from polyclinic.questions.statistics import _p
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks.task import nearest_counts
 

@@ -10,15 +10,9 @@ import torch
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.methods.shared import (
-    replay_quality,
-    replay_space,
-    site_generator,
-    stacked_generators,
-    synthetic_buffer,
-)
+from polyclinic.methods.shared import replay_space, site_generator
 from polyclinic.methods.shared.replay_space import Limits
-from polyclinic.methods.shared.stacked_generators import FitGenerator
+from polyclinic.methods.shared.site_generator import FitGenerator
 from polyclinic.randomness import torch_rng
 
 # --- latents as bytes ---------------------------------------------------------------------------------
@@ -140,16 +134,16 @@ def replayed(monkeypatch):
         rng=torch_rng,
         replay_settings=None,
     )
-    monkeypatch.setattr(replay_quality, "CodedModel", Coded)
-    monkeypatch.setattr(replay_quality, "coloured", lambda values, size, side: (size, side))
-    monkeypatch.setattr(replay_quality, "contact_sheet", lambda rows, *rest: drawn.append((rows, *rest)))
+    monkeypatch.setattr(replay_space, "CodedModel", Coded)
+    monkeypatch.setattr(replay_space, "coloured", lambda values, size, side: (size, side))
+    monkeypatch.setattr(replay_space, "contact_sheet", lambda rows, *rest: drawn.append((rows, *rest)))
     return site, drawn
 
 
 def test_what_comes_back_from_codes_is_measured_and_shown(replayed):
     """51 of 255 is a fifth: 20 log10(5) dB."""
     site, drawn = replayed
-    found = replay_quality.measure(site, Coded(), sampled=False)
+    found = replay_space.measure(site, Coded(), sampled=False)
     figures = {name: float(value) for name, value in found.tensors.items()}
     assert figures == {"psnr": pytest.approx(13.9794, abs=1e-3), "code_usage_top": 0.25}
     [(rows, file, words, title)] = drawn
@@ -161,14 +155,14 @@ def test_what_comes_back_from_codes_is_measured_and_shown(replayed):
 
 def test_of_samples_nothing_is_measured(replayed):
     site, drawn = replayed
-    assert replay_quality.measure(site, Coded(), sampled=True).tensors == {}
+    assert replay_space.measure(site, Coded(), sampled=True).tensors == {}
     assert list(drawn[0][0]) == ["real", "reconstructed", "top codes", "sampled"]
     uncoded = SimpleNamespace(sample=Coded().sample)
-    assert replay_quality.measure(site, uncoded, sampled=False).tensors == {}
+    assert replay_space.measure(site, uncoded, sampled=False).tensors == {}
     assert list(drawn[1][0]) == ["real"]
     site.replay_settings = SimpleNamespace(space="latents")
     site.cache = {replay_space.LATENTS: torch.zeros(20, 1, 2, 2, dtype=torch.uint8)}
-    replay_quality.measure(site, Coded(), sampled=True)
+    replay_space.measure(site, Coded(), sampled=True)
     assert len(drawn) == 2, "nobody can look at latents"
 
 
@@ -184,20 +178,20 @@ def test_sites_are_told_apart_where_two_have_images_enough(monkeypatch, replayed
         asked.append([len(one) for one in images.values()])
         return {"accuracy": 0.75, "chance": 0.5}
 
-    monkeypatch.setattr(replay_quality.probe, "which_site", which_site)
+    monkeypatch.setattr(replay_space.probe, "which_site", which_site)
     monkeypatch.setattr(
-        replay_quality.probe, "real_or_replayed", lambda a, b, rng, paired, device: {"auc": 0.5 + 0.25 * paired}
+        replay_space.probe, "real_or_replayed", lambda a, b, rng, paired, device: {"auc": 0.5 + 0.25 * paired}
     )
     sources = {
         str(number): SimpleNamespace(labels=[0] * count, images=lambda chosen, rng: chosen)
         for number, count in enumerate(counts)
     }
-    found = replay_quality.probe_images(site, Coded(), sources, sampled=False)
+    found = replay_space.probe_images(site, Coded(), sources, sampled=False)
     figures = {name: float(value) for name, value in found.tensors.items()}
     more = {"which_site_accuracy": 0.75, "which_site_chance": 0.5} if groups else {}
     assert figures == {"real_or_replayed_auc": 0.75, **more}
     assert asked == ([groups] if groups else [])
-    unpaired = replay_quality.probe_images(site, Coded(), {}, sampled=True)
+    unpaired = replay_space.probe_images(site, Coded(), {}, sampled=True)
     assert float(unpaired.tensors["real_or_replayed_auc"]) == 0.5
 
 
@@ -209,10 +203,10 @@ def test_sites_are_told_apart_where_two_have_images_enough(monkeypatch, replayed
 )
 def test_gans_without_tuning_are_trained_together(monkeypatch, gan, tuning, stacked):
     kept = []
-    monkeypatch.setattr(stacked_generators, "generator_settings", lambda site: 1 if gan else "other")
-    monkeypatch.setattr(stacked_generators, "GAN", int)
-    monkeypatch.setattr(stacked_generators, "tuning_settings", lambda site: tuning)
-    monkeypatch.setattr(stacked_generators, "_train_gans", lambda sites: [(f"stacked {one}", {}) for one in sites])
+    monkeypatch.setattr(site_generator, "generator_settings", lambda site: 1 if gan else "other")
+    monkeypatch.setattr(site_generator, "GAN", int)
+    monkeypatch.setattr(site_generator, "tuning_settings", lambda site: tuning)
+    monkeypatch.setattr(site_generator, "_train_gans", lambda sites: [(f"stacked {one}", {}) for one in sites])
     monkeypatch.setattr(FitGenerator, "as_if_alone", lambda plan: plan.keep(f"alone {plan.site}"))
     plans = [FitGenerator(name, lambda model, name=name: kept.append((name, model)), False) for name in ("a", "b")]
     FitGenerator.carry_out(plans)
@@ -253,18 +247,18 @@ def test_a_generator_of_pairs_learns_masks_as_a_last_channel():
     masks[1] = 1
     train = ImageSet(np.full((2, 3, 4, 4), 7, np.uint8), np.zeros(2), masks=masks)
     site = SimpleNamespace(data=SimpleNamespace(train=train), trainer=SimpleNamespace(task=SimpleNamespace(dense=True)))
-    found = synthetic_buffer.training_images(site)
+    found = site_generator.training_images(site)
     assert (found.shape, found.dtype) == ((2, 4, 4, 4), np.uint8)
     assert found[:, :, 0, 0].tolist() == [[7, 7, 7, 0], [7, 7, 7, 255]]
     site.trainer.task.dense = False
-    assert synthetic_buffer.training_images(site) is train.images
+    assert site_generator.training_images(site) is train.images
 
 
 def test_a_label_of_no_known_range_is_zero():
     nothing = SimpleNamespace(classes=(), label_range=None)
-    assert synthetic_buffer.uniform_labels(3, np.array([]), nothing, torch_rng("x")).tolist() == [0.0] * 3
+    assert site_generator.uniform_labels(3, np.array([]), nothing, torch_rng("x")).tolist() == [0.0] * 3
     shifted = SimpleNamespace(classes=(), label_range=(-4.0, -2.0))
-    drawn = synthetic_buffer.uniform_labels(200, np.array([]), shifted, torch_rng("x"))
+    drawn = site_generator.uniform_labels(200, np.array([]), shifted, torch_rng("x"))
     assert -4 <= float(drawn.min()) < -3.9
     assert -2.1 < float(drawn.max()) <= -2
 
@@ -272,14 +266,13 @@ def test_a_label_of_no_known_range_is_zero():
 def test_figures_of_generators_are_told_by_site_with_five_digits(monkeypatch):
     told, warned = {}, []
     monkeypatch.setattr(
-        synthetic_buffer.private_tuning, "warning_about", lambda found: "no gain" if found["loss"] > 1 else None
+        site_generator.private_tuning, "warning_about", lambda found: "no gain" if found["loss"] > 1 else None
     )
     federation = SimpleNamespace(report=lambda name, value: told.update({name: value}), warn=warned.append)
     replies = [
-        Reply(site, (synthetic_buffer.figures_parcel({"loss": loss}),))
-        for site, loss in (("a/1", 0.1234567), ("b", 2.0))
+        Reply(site, (site_generator.figures_parcel({"loss": loss}),)) for site, loss in (("a/1", 0.1234567), ("b", 2.0))
     ]
-    synthetic_buffer.report_generators(federation, synthetic_buffer.figures_of(replies))
+    site_generator.report_generators(federation, site_generator.figures_of(replies))
     assert told == {"generators": {"a/1": {"loss": 0.12346}, "b": {"loss": 2.0}}}
     assert warned == ["site 'b': no gain"]
 
@@ -291,22 +284,22 @@ class State(dict):
 
 def test_a_buffer_is_compressed_once_and_kept_so(monkeypatch):
     compressed = []
-    made = synthetic_buffer.parcel_of
-    monkeypatch.setattr(synthetic_buffer, "parcel_of", lambda buffer: compressed.append(1) or made(buffer))
+    made = site_generator.parcel_of
+    monkeypatch.setattr(site_generator, "parcel_of", lambda buffer: compressed.append(1) or made(buffer))
     images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
     state = State({"group buffer": {"images": images, "labels": torch.tensor([1, 0])}})
     site = SimpleNamespace(name="north", state=state, cache={})
-    first = synthetic_buffer.own_parcel(site)
-    assert synthetic_buffer.own_parcel(site) is first
+    first = site_generator.own_parcel(site)
+    assert site_generator.own_parcel(site) is first
     site.cache = {}  # it was sent to disk and came back
-    again = synthetic_buffer.own_parcel(site)
+    again = site_generator.own_parcel(site)
     assert again.encoded == first.encoded
     assert again.tensors["labels"].tolist() == [1, 0]
     assert len(compressed) == 1
     with pytest.raises(
         WorkFailed, match="site 'north' has no buffer to hand over: it could not prepare one in round 0"
     ):
-        synthetic_buffer.own_parcel(SimpleNamespace(name="north", state=State(), cache={}))
+        site_generator.own_parcel(SimpleNamespace(name="north", state=State(), cache={}))
 
 
 @pytest.mark.parametrize("tuning", [None, "tuning"])
@@ -315,12 +308,12 @@ def test_a_generator_is_fitted_in_phases_where_the_study_has_tuning(monkeypatch,
     task = SimpleNamespace(dense=False)
     site = SimpleNamespace(data=SimpleNamespace(train=train), trainer=SimpleNamespace(task=task), rng=torch_rng)
     settings = SimpleNamespace(steps_on=lambda images: 10 * images)
-    monkeypatch.setattr(synthetic_buffer, "tuning_settings", lambda own: tuning)
-    monkeypatch.setattr(synthetic_buffer, "generator_settings", lambda own: settings)
-    monkeypatch.setattr(synthetic_buffer, "generator_progress", lambda own: None)
+    monkeypatch.setattr(site_generator, "tuning_settings", lambda own: tuning)
+    monkeypatch.setattr(site_generator, "generator_settings", lambda own: settings)
+    monkeypatch.setattr(site_generator, "generator_progress", lambda own: None)
     monkeypatch.setattr(
-        synthetic_buffer.private_tuning, "fit", lambda model, *given, steps, progress: {"steps": steps, "in": given[3]}
+        site_generator.private_tuning, "fit", lambda model, *given, steps, progress: {"steps": steps, "in": given[3]}
     )
     model = SimpleNamespace(fit=lambda images, labels, rng, progress: {"g": float(len(labels))})
-    found = synthetic_buffer.fit(site, model)
+    found = site_generator.fit(site, model)
     assert found == ({"loss_g": 6.0} if tuning is None else {"steps": 60, "in": "tuning"})

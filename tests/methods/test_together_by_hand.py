@@ -9,12 +9,12 @@ from test_feder_buffers import MASKS, site_with
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.methods import evaluate_only
 from polyclinic.methods.ditto import Ditto
-from polyclinic.methods.evaluate_only import EvaluateOnly
 from polyclinic.methods.fedrep import FedRep
-from polyclinic.methods.shared import synthetic_buffer, training_gans
-from polyclinic.methods.shared.felicia_images import shared_images
+from polyclinic.methods.shared import site_generator, training_gans
+from polyclinic.methods.shared.felicia import shared_images
+from polyclinic.questions import evaluate
+from polyclinic.questions.evaluate import EvaluateOnly
 from polyclinic.tasks import Target
 from polyclinic.training.optimizer import start_optimizer
 from polyclinic.training.plans import Fitted
@@ -43,7 +43,7 @@ def personal_site(name, **groups):
 
 def test_the_own_model_of_ditto_is_held_near_the_common_one(monkeypatch):
     monkeypatch.setattr(Ditto, "steps_at", lambda self, own: 2)
-    monkeypatch.setattr("polyclinic.methods.shared.personal.private.record_of", lambda *_: None)
+    monkeypatch.setattr("polyclinic.methods.ditto.private.record_of", lambda *_: None)
     for own, start in [(personal_site("a"), "first of a"), (personal_site("b", local={"w": "own of b"}), "own of b")]:
         common = {"w": torch.tensor(2.0)}
         work = Ditto(strength=0.5).train(own, common)
@@ -112,8 +112,8 @@ def test_an_optimiser_is_kept_for_the_trainers_own_network_only(other, privacy, 
 @pytest.mark.parametrize("against", [None, "second.safetensors"])
 def test_two_models_are_asked_about_where_a_second_one_was_brought(monkeypatch, against):
     asked, told, scored = [], {}, []
-    monkeypatch.setattr(evaluate_only, "second_model", lambda file, first: (file, first))
-    monkeypatch.setattr(evaluate_only, "joined", lambda replies, classes: (replies, classes))
+    monkeypatch.setattr(evaluate, "second_model", lambda file, first: (file, first))
+    monkeypatch.setattr(evaluate, "joined", lambda replies, classes: (replies, classes))
     federation = SimpleNamespace(
         initial_weights=lambda: "first",
         state=lambda **given: SimpleNamespace(**given),
@@ -154,7 +154,7 @@ def sheet(monkeypatch, tmp_path):
     def contact_sheet(rows, file, words, title):
         found.update(rows=rows, file=file, words=words, title=title)
 
-    monkeypatch.setattr(synthetic_buffer, "contact_sheet", contact_sheet)
+    monkeypatch.setattr(site_generator, "contact_sheet", contact_sheet)
     return found
 
 
@@ -162,7 +162,7 @@ def test_real_images_of_the_same_labels_stand_above_synthetic_ones(sheet, tmp_pa
     site = site_with(labels=torch.arange(40) // 20, folder=tmp_path)
     labels = torch.tensor([1, 0, 1])
     buffer = {"images": torch.full((3, 1, 28, 28), 7, dtype=torch.uint8), "labels": labels}
-    synthetic_buffer._draw_sheet(site, buffer)
+    site_generator._draw_sheet(site, buffer)
     real = torch.from_numpy(site.data.train.images)
     # the first image of class 1, the second of class 0, the third of class 1: none is shown twice
     assert torch.equal(sheet["rows"]["real"], real[[20, 1, 22]])
@@ -177,7 +177,7 @@ def test_masks_are_shown_white_on_black_for_twelve_images(sheet, tmp_path):
     made = torch.zeros(15, 28, 28, dtype=torch.uint8)
     made[1] = 1
     buffer = {"images": torch.zeros(15, 1, 28, 28, dtype=torch.uint8), "labels": torch.zeros(15), "masks": made}
-    synthetic_buffer._draw_sheet(site, buffer)
+    site_generator._draw_sheet(site, buffer)
     rows = sheet["rows"]
     assert {name: len(row) for name, row in rows.items()} == dict.fromkeys(rows, 12)
     assert rows["synthetic mask"].shape == (12, 1, 28, 28)
@@ -189,20 +189,20 @@ def test_masks_are_shown_white_on_black_for_twelve_images(sheet, tmp_path):
 
 def test_no_more_real_images_are_shown_than_there_are(sheet, tmp_path):
     site = site_with(images=torch.zeros(2, 1, 28, 28).byte(), labels=torch.tensor([0, 1]), folder=tmp_path)
-    synthetic_buffer._draw_sheet(site, {"images": torch.zeros(5, 1, 28, 28).byte(), "labels": torch.zeros(5)})
+    site_generator._draw_sheet(site, {"images": torch.zeros(5, 1, 28, 28).byte(), "labels": torch.zeros(5)})
     assert len(sheet["rows"]["real"]) == 2
 
 
 def test_an_empty_buffer_has_no_sheet_and_values_lie_in_their_range(sheet, tmp_path):
     site = site_with(folder=tmp_path)
     model = SimpleNamespace(sample=lambda labels, rng: torch.zeros(len(labels), 1, 28, 28, dtype=torch.uint8))
-    synthetic_buffer.draw_buffer(site, model, 0)
+    site_generator.draw_buffer(site, model, 0)
     assert not sheet
-    synthetic_buffer.draw_buffer(site, model, 1)
+    site_generator.draw_buffer(site, model, 1)
     assert sheet["title"].startswith("west: 1 of 1")
     target = Target((), label_range=(20.0, 30.0))
-    ages = synthetic_buffer.uniform_labels(200, None, target, torch.Generator().manual_seed(0))
+    ages = site_generator.uniform_labels(200, None, target, torch.Generator().manual_seed(0))
     drawn = torch.rand(200, generator=torch.Generator().manual_seed(0))
     assert ages.tolist() == pytest.approx((20 + 10 * drawn).tolist())
-    nothing = synthetic_buffer.uniform_labels(3, None, Target(()), torch.Generator().manual_seed(0))
+    nothing = site_generator.uniform_labels(3, None, Target(()), torch.Generator().manual_seed(0))
     assert nothing.tolist() == [0, 0, 0]

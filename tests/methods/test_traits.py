@@ -11,8 +11,8 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.methods import METHODS, Method
-from polyclinic.methods.shared import averaging, local_training
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared import aggregation, local_training
+from polyclinic.methods.shared.method import Traits
 
 PRIVATE = {"model": {"backbone": "small-cnn", "norm": "group"}, "privacy": {"noise_multiplier": 1.0}}
 
@@ -26,7 +26,7 @@ class Toy(Method):
     def run(self, federation):
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
-            state.weights = averaging.average(federation.ask_each("train", weights=state.weights))
+            state.weights = aggregation.average(federation.ask_each("train", weights=state.weights))
         return state.weights
 
     @operation("weights")

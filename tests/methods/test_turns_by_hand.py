@@ -11,8 +11,13 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.plan import carry_out
 from polyclinic.methods.feder import FedER, queue_of, random_ring
 from polyclinic.methods.felicia import _share_of_step
-from polyclinic.methods.shared.central_discriminator import CentralDiscriminator
-from polyclinic.methods.shared.felicia_images import images_of_others, join_images, labels_of, shared_images
+from polyclinic.methods.shared.felicia import (
+    CentralDiscriminator,
+    images_of_others,
+    join_images,
+    labels_of,
+    shared_images,
+)
 from polyclinic.randomness import torch_rng
 
 

@@ -8,7 +8,7 @@ import torch
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.methods.shared import synthetic_buffer, utility
+from polyclinic.methods.shared import site_generator, utility
 from polyclinic.randomness import torch_rng
 
 
@@ -83,11 +83,11 @@ def test_a_sheet_shows_up_to_eight_images_of_five_classes(monkeypatch, tmp_path,
 
 def test_labels_are_drawn_from_the_classes_that_a_site_has():
     target = SimpleNamespace(classes=("a", "b", "c"), label_range=None)
-    found = synthetic_buffer.uniform_labels(300, np.array([0, 2, 2]), target, torch_rng("labels"))
+    found = site_generator.uniform_labels(300, np.array([0, 2, 2]), target, torch_rng("labels"))
     assert set(found.tolist()) == {0, 2}
     assert 110 < int((found == 0).sum()) < 190
     ages = SimpleNamespace(classes=(), label_range=(10.0, 30.0))
-    drawn = synthetic_buffer.uniform_labels(300, np.array([]), ages, torch_rng("ages"))
+    drawn = site_generator.uniform_labels(300, np.array([]), ages, torch_rng("ages"))
     assert 10 <= float(drawn.min()) < 11
     assert 29 < float(drawn.max()) < 30
 
@@ -104,10 +104,10 @@ def test_masks_of_a_buffer_are_the_last_channel():
     model = SimpleNamespace(sample=lambda labels, rng: made)
     sheets = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic_buffer, "_draw_sheet", lambda *given: sheets.append(given))
-        buffer = synthetic_buffer.draw_buffer(site, model, 2)
+        patch.setattr(site_generator, "_draw_sheet", lambda *given: sheets.append(given))
+        buffer = site_generator.draw_buffer(site, model, 2)
         assert len(sheets) == 1
-        synthetic_buffer.draw_buffer(site, SimpleNamespace(sample=lambda labels, rng: made[:0]), 0)
+        site_generator.draw_buffer(site, SimpleNamespace(sample=lambda labels, rng: made[:0]), 0)
         assert len(sheets) == 1
     assert buffer["images"].shape == (2, 1, 3, 3)
     assert buffer["masks"].float().mean((1, 2)).tolist() == [1, 0]
@@ -115,7 +115,7 @@ def test_masks_of_a_buffer_are_the_last_channel():
 
 def test_the_sheet_of_a_buffer_has_real_images_of_the_same_labels(monkeypatch, tmp_path):
     drawn = []
-    monkeypatch.setattr(synthetic_buffer, "contact_sheet", lambda rows, *rest: drawn.append((rows, rest)))
+    monkeypatch.setattr(site_generator, "contact_sheet", lambda rows, *rest: drawn.append((rows, rest)))
     train = images([0, 1, 1, 0], masks=np.ones((4, 4, 4), np.uint8))
     train.masks[:, 0] = 0
     site = SimpleNamespace(
@@ -125,7 +125,7 @@ def test_the_sheet_of_a_buffer_has_real_images_of_the_same_labels(monkeypatch, t
         trainer=SimpleNamespace(target=SimpleNamespace(classes=("no", "yes"), unit="")),
     )
     made = torch.zeros(20, 1, 4, 4, dtype=torch.uint8)
-    synthetic_buffer._draw_sheet(site, {"images": made, "labels": torch.ones(20, dtype=torch.int64)})
+    site_generator._draw_sheet(site, {"images": made, "labels": torch.ones(20, dtype=torch.int64)})
     rows, (name, words, title) = drawn[0]
     assert list(rows) == ["real", "synthetic"]
     assert (len(rows["synthetic"]), name, words) == (12, tmp_path / "synthetic.png", ["yes"] * 12)
@@ -133,7 +133,7 @@ def test_the_sheet_of_a_buffer_has_real_images_of_the_same_labels(monkeypatch, t
     assert title.startswith("north: 12 of 20 synthetic images")
     masks = torch.ones(20, 4, 4, dtype=torch.uint8)
     masks[:, 0] = 0
-    synthetic_buffer._draw_sheet(site, {"images": made, "labels": torch.ones(20), "masks": masks})
+    site_generator._draw_sheet(site, {"images": made, "labels": torch.ones(20), "masks": masks})
     rows = drawn[1][0]
     assert list(rows) == ["real", "real mask", "synthetic", "synthetic mask"]
     assert set(rows["real mask"].unique().tolist()) == {0, 255}

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.fedpft import Mixture, fit
-from polyclinic.methods.shared import moments
-from polyclinic.methods.shared.moments import RESOLUTION, Moments
+from polyclinic.methods.shared import one_round
+from polyclinic.methods.shared.one_round import RESOLUTION, Moments
 from polyclinic.randomness import torch_rng
 
 RANK = 1e-6  #: eigenvalues below this share of the largest are rounding
@@ -140,7 +140,7 @@ def read_sums(parcel: Parcel) -> MomentMatrices | Gaussians | None:
     """What the sums of a parcel are; None where it holds no sums of features that are known here."""
     sent = parcel.tensors
     if {"products", "cross", "squares"} <= sent.keys():
-        return MomentMatrices({ALL: moments.Moments(sent["products"], sent["cross"], sent["squares"]).in_units()[0]})
+        return MomentMatrices({ALL: one_round.Moments(sent["products"], sent["cross"], sent["squares"]).in_units()[0]})
     if {"counts", "first", "second"} <= sent.keys():
         return _of_classes(sent["counts"].double(), sent["first"].double(), sent["second"].double())
     names = sorted({int(name.split("/")[0]) for name in sent if name.endswith("/means") and name[0].isdigit()})
@@ -172,7 +172,7 @@ def _of_classes(counts: Tensor, first: Tensor, second: Tensor) -> MomentMatrices
     matrices = {}
     for label in present:
         matrix = torch.zeros(width + 1, width + 1, dtype=torch.float64)
-        matrix[1:, 1:] = moments.full(second[label], width) * RESOLUTION**2
+        matrix[1:, 1:] = one_round.full(second[label], width) * RESOLUTION**2
         matrix[0, 1:] = matrix[1:, 0] = first[label] * RESOLUTION
         matrix[0, 0] = counts[label]
         matrices[label] = matrix
@@ -185,11 +185,11 @@ def sums_like(parcel: Parcel, features: np.ndarray, labels: Tensor) -> Parcel:
     if "products" in sent:
         outputs = sent["cross"].shape[1]
         targets = F.one_hot(labels.long().clamp(0, outputs - 1), outputs).double()
-        return Parcel(parcel.kind, moments.moments(features, targets).tensors(), {"samples": len(features)})
+        return Parcel(parcel.kind, one_round.moments(features, targets).tensors(), {"samples": len(features)})
     if "counts" in sent:
         of_class = [features[(labels == label).numpy()] for label in range(len(sent["counts"]))]
         squares = sent["second"].shape[1] == features.shape[1]
-        pairs = [(moments.sums_and_squares if squares else moments.sums_and_products)(rows) for rows in of_class]
+        pairs = [(one_round.sums_and_squares if squares else one_round.sums_and_products)(rows) for rows in of_class]
         tensors = {
             "counts": torch.tensor([len(rows) for rows in of_class]),
             "first": torch.stack([first for first, _ in pairs]),

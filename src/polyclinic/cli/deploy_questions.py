@@ -104,8 +104,8 @@ def send_question(asked: Study, name: str, folder: Path, out: Path | None, withi
 
 def second_model_of(model: Path, against: Path) -> dict[str, str]:
     """The settings that name a second model, to compare the first one with; BadInput unless they are of one network."""
-    from polyclinic.methods.evaluate_only import second_model
     from polyclinic.models import read_weights
+    from polyclinic.questions.evaluate import second_model
 
     parcel = second_model(str(against), read_weights(model, "MODEL").tensors)
     return {"method__against": str(against), "method__against_digest": parcel.digest}

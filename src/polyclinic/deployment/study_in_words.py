@@ -21,10 +21,10 @@ from polyclinic.federation.sums.settings import Floor
 from polyclinic.federation.sums.site_sums import SiteSums
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.analytic import Analytic
-from polyclinic.methods.evaluate_only import EvaluateOnly
-from polyclinic.methods.shared.local_work import LocalWork
+from polyclinic.methods.shared.local_training import LocalWork
 from polyclinic.models import PUBLIC, RANDOM
 from polyclinic.privacy.epsilon import compute_epsilon, sampling_rate_for
+from polyclinic.questions.evaluate import EvaluateOnly
 from polyclinic.runner.run.assembly import Assembly, trusted_file
 from polyclinic.runner.run.method import more_operations
 from polyclinic.study import Study

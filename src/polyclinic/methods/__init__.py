@@ -9,16 +9,13 @@ from polyclinic.methods.centralized import Centralized
 from polyclinic.methods.cwt import CyclicWeightTransfer
 from polyclinic.methods.cwt_replay import CwtReplay
 from polyclinic.methods.ditto import Ditto
-from polyclinic.methods.evaluate_only import EvaluateOnly
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedavg_replay import FedAvgReplay
 from polyclinic.methods.fedavg_share import FedAvgShare
 from polyclinic.methods.fedavgm import FedAvgM
 from polyclinic.methods.fedbn import FedBN
 from polyclinic.methods.feddyn import FedDyn
-from polyclinic.methods.feder import FedER
-from polyclinic.methods.feder_a import FedERA
-from polyclinic.methods.feder_b import FedERB
+from polyclinic.methods.feder import FedER, FedERA, FedERB
 from polyclinic.methods.fedopt import FedOpt
 from polyclinic.methods.fedper import FedPer
 from polyclinic.methods.fedpft import FedPFT
@@ -29,7 +26,6 @@ from polyclinic.methods.fedsgd import FedSGD
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.finetune import FineTune
 from polyclinic.methods.gaussian_heads import GaussianHeads
-from polyclinic.methods.inspect_sites import InspectSites
 from polyclinic.methods.moon import Moon
 from polyclinic.methods.private_head import PrivateHead
 from polyclinic.methods.scaffold import Scaffold
@@ -74,7 +70,4 @@ METHODS: Registry[type[Method]] = Registry(
     base=Method,
 )
 
-#: what is asked of sites like a method, and trains nothing; `polyclinic deploy evaluate` and `inspect` send them
-QUESTIONS: dict[str, type[Method]] = {"evaluate": EvaluateOnly, "inspect": InspectSites}
-
-__all__ = ["METHODS", "QUESTIONS", "Method"]
+__all__ = ["METHODS", "Method"]

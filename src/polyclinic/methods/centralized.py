@@ -14,9 +14,8 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import pooling, synthetic_buffer
-from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared import pooling, site_generator
+from polyclinic.methods.shared.method import Method, Traits
 from polyclinic.training.optimizer import coordinator_optimizer, keep_coordinator_optimizer
 
 
@@ -50,7 +49,7 @@ class Centralized(Method):
         given = federation.once("images", lambda: self.collect(federation))
         figures = {name: value for name, value in given.items() if "/" in name}
         if figures:
-            synthetic_buffer.report_generators(federation, figures)
+            site_generator.report_generators(federation, figures)
         images = pooling.pooled_images({name: value for name, value in given.items() if name not in figures})
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
@@ -71,14 +70,14 @@ class Centralized(Method):
         """What all sites give: images pooled, and figures of their generators as `site/figure`."""
         real = federation.ask_all("give_all") if self.images != "synthetic" else []
         made = federation.ask_all("give_synthetic") if self.images != "real" else []
-        return {**pooling.pool([*real, *made]), **synthetic_buffer.figures_of(made)}
+        return {**pooling.pool([*real, *made]), **site_generator.figures_of(made)}
 
     @operation("synthetic-images", "metrics")
     def give_synthetic(self, site: Site) -> tuple[Parcel, Parcel]:
         """As many synthetic images as the site has real ones, and the figures of their generator."""
-        model, figures = synthetic_buffer.train_generator(site, reuse=self.reuse_generators)
-        buffer = synthetic_buffer.draw_buffer(site, model, len(site.data.train))
-        return synthetic_buffer.parcel_of(buffer), synthetic_buffer.figures_parcel(figures)
+        model, figures = site_generator.train_generator(site, reuse=self.reuse_generators)
+        buffer = site_generator.draw_buffer(site, model, len(site.data.train))
+        return site_generator.parcel_of(buffer), site_generator.figures_parcel(figures)
 
     @operation("real-images", "labels", "masks", partner="simulator")
     def give_all(self, site: Site) -> tuple[Parcel, ...]:

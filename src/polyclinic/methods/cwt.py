@@ -20,9 +20,8 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training, reply_checks
-from polyclinic.methods.shared.local_work import LocalWork
-from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared.local_training import LocalWork
+from polyclinic.methods.shared.method import Method, Traits
 from polyclinic.training.plans import FitSpec
 
 

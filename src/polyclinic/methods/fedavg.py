@@ -15,10 +15,10 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import averaging, local_training, reply_checks, robust
-from polyclinic.methods.shared.local_work import LocalWork
-from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared import local_training, reply_checks
+from polyclinic.methods.shared.aggregation import Aggregation, aggregate, average, weight_of
+from polyclinic.methods.shared.local_training import LocalWork
+from polyclinic.methods.shared.method import Method, Traits
 from polyclinic.training.plans import Fit, FitSpec
 
 
@@ -27,7 +27,7 @@ class FedAvg(LocalWork, Method):
     weighting: Literal["samples", "uniform"] = Field(
         "samples", description="how sites count in the mean: by their number of images, or all alike"
     )
-    aggregation: robust.Aggregation = Field(
+    aggregation: Aggregation = Field(
         "mean",
         description="how the sites' weights become one: their mean, or a robust rule, which a few poisoned updates "
         "cannot move far",
@@ -74,10 +74,10 @@ class FedAvg(LocalWork, Method):
     def mean_weights(self, state: State, replies: Iterable[Reply]) -> dict[str, Tensor]:
         """The mean of the sites' weights, or what `aggregation` puts in its place."""
         if self.aggregation == "mean":
-            return averaging.average(replies, self.weighting)
+            return average(replies, self.weighting)
         answers = list(replies)
-        counts = [averaging.weight_of(reply, self.weighting) for reply in answers]
-        return robust.aggregate(self.aggregation, state.weights, answers, counts, self.liars, self.apart)
+        counts = [weight_of(reply, self.weighting) for reply in answers]
+        return aggregate(self.aggregation, state.weights, answers, counts, self.liars, self.apart)
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         if call.operation == "train":

@@ -21,7 +21,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, pooling
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared.method import Traits
 from polyclinic.training.plans import FitSpec
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared.method import Traits
 from polyclinic.models import norm_names
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedprox import towards
-from polyclinic.methods.shared import averaging, local_training
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared import aggregation, local_training
+from polyclinic.methods.shared.method import Traits
 from polyclinic.training.plans import Correction, Fit
 
 
@@ -42,7 +42,7 @@ class FedDyn(FedAvg):
             return mean
         learned = [name for name, _ in federation.trainer.model.named_parameters() if name in mean]
         before = getattr(state, "h", None) or {name: torch.zeros_like(mean[name]) for name in learned}
-        share = averaging.count_sites(answers) / len(federation.sites)
+        share = aggregation.count_sites(answers) / len(federation.sites)
         state.h = {n: before[n] - self.alpha * share * (mean[n] - state.weights[n]) for n in learned}
         return mean | {name: mean[name] - state.h[name] / self.alpha for name in learned}
 

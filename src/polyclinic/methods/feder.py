@@ -3,7 +3,7 @@
 Before the first round every site trains a generator on its own images, draws a buffer of synthetic ones from it and
 trains a first model. In each round a random ring is drawn: every site hands its model and its own buffer to its
 successor, which fine-tunes the model it received on its real images and on the buffer (Eq. 5). There is no common
-model: the federated one is the union of the sites'.
+model: the federated one is the union of the sites' (section 3.3), and a prediction comes from one of them or from all.
 
 Sites hand parcels to each other, sealed (`federation.forward`); the coordinator draws the order and keeps time.
 FedER-A hands over buffers only; FedER-B, besides, trains on synthetic images alone, also at home.
@@ -11,9 +11,10 @@ FedER-A hands over buffers only; FedER-B, besides, trains on synthetic images al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -29,16 +30,18 @@ from polyclinic.federation.site import Site
 from polyclinic.federation.traffic import SENT
 from polyclinic.files import write_tensors
 from polyclinic.generators import GeneratorModel, replay_stream
-from polyclinic.methods.shared import local_training, synthetic_buffer
-from polyclinic.methods.shared.local_work import LocalWork
-from polyclinic.methods.shared.peers import PeerMethod
-from polyclinic.methods.shared.stacked_generators import FitGenerator
-from polyclinic.methods.shared.synthetic_buffer import Tensors
+from polyclinic.methods.shared import local_training, site_generator
+from polyclinic.methods.shared.local_training import LocalWork
+from polyclinic.methods.shared.method import Method, Traits
+from polyclinic.methods.shared.site_generator import FitGenerator, Tensors
 from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.plans import Fit, FitSpec
 
+if TYPE_CHECKING:
+    from polyclinic.models import Backbone
 
-class FedER(LocalWork, PeerMethod):
+
+class FedER(LocalWork, Method):
     name: Literal["feder"] = "feder"
     buffer: int = Field(512, ge=0, description="synthetic images that a site hands over with its model; 0 for none")
     real_share: float = Field(
@@ -55,6 +58,7 @@ class FedER(LocalWork, PeerMethod):
     )
 
     summary: ClassVar[str] = "models go from site to site with buffers of synthetic images"
+    traits: ClassVar[Traits] = Traits(mixes_backbones=True, private_networks=(), samples_sites=False)
     hands_over_models: ClassVar[bool] = True
     trains_on_real_images: ClassVar[bool] = True
 
@@ -135,8 +139,8 @@ class FedER(LocalWork, PeerMethod):
 
     def prepare_sites(self, federation: Federation) -> None:
         """Algorithm 1, before federated training: G_i, B_i and M_i^0 at every site."""
-        found = federation.once("prepared", lambda: synthetic_buffer.figures_of(federation.ask_all("prepare")))
-        synthetic_buffer.report_generators(federation, found)
+        found = federation.once("prepared", lambda: site_generator.figures_of(federation.ask_all("prepare")))
+        site_generator.report_generators(federation, found)
 
     def handed_over(self, federation: Federation) -> dict[str, dict[str, float]]:
         """Bytes that each site sent to others in a round, by kind: what Table 7 counts."""
@@ -146,6 +150,24 @@ class FedER(LocalWork, PeerMethod):
                 sent[site][kind] = size / self.rounds
         return sent
 
+    def more_metrics(self, federation: Federation, models: Mapping[str, Weights]) -> dict[str, Any]:
+        """The ensemble of all sites' models, on every site's test images. Uncounted: the simulator hands them out.
+
+        Between real institutions nobody has all models, and there is no ensemble to score.
+        """
+        if not federation.engine.simulation:
+            return {}
+        parcels: dict[str, Any] = {
+            f"model_{place}": Parcel("weights", weights) for place, weights in enumerate(models.values())
+        }
+        replies = federation.ask_all("evaluate_together", counted=False, **parcels)
+        task = federation.trainer.task
+        sums = {reply.site: dict(reply.metrics) for reply in replies if reply.parcels}
+        if not sums:
+            return {}
+        per_site = {site: task.finish(of_site) for site, of_site in sums.items()}
+        return {"ensemble": {"test": task.finish(functools.reduce(task.add, sums.values())), "per_site": per_site}}
+
     # --- at a site --------------------------------------------------------------------------------
 
     @operation("metrics", plan=FitGenerator)
@@ -153,17 +175,17 @@ class FedER(LocalWork, PeerMethod):
         """Train the generator, draw the buffer once, train the first model. Only figures about images leave."""
         figures = yield FitGenerator(site, partial(self.keep_buffer, site), reuse=self.reuse_generators)
         yield from self.train(site, None)
-        return synthetic_buffer.figures_parcel(figures)
+        return site_generator.figures_parcel(figures)
 
     def keep_buffer(self, site: Site, model: GeneratorModel) -> None:
         write_tensors(site.folder / "generator.safetensors", model.state())  # for the site's own people
-        site.state.put("buffer", synthetic_buffer.draw_buffer(site, model, self.buffer))
+        site.state.put("buffer", site_generator.draw_buffer(site, model, self.buffer))
 
     @operation("weights", "synthetic-images", partner="sites", repeats=True)
     def hand_over(self, site: Site, model: bool) -> list[Parcel]:
         """The site's model and its own buffer; a buffer that was received is never relayed."""
         parcels = [Parcel("weights", site.state.group("local"))] if model and self.hands_over_models else []
-        return [*parcels, synthetic_buffer.own_parcel(site)]
+        return [*parcels, site_generator.own_parcel(site)]
 
     @operation(partner="sites")
     def receive(self, site: Site, synthetic_images: Tensors, weights: Weights | None = None) -> None:
@@ -227,10 +249,22 @@ class FedER(LocalWork, PeerMethod):
     def own_images(self, site: Site) -> ImageSet:
         """What the site trains on as its own: real images, or its own buffer."""
         return (
-            site.data.train
-            if self.trains_on_real_images
-            else synthetic_buffer.buffer_images(site.state.group("buffer"))
+            site.data.train if self.trains_on_real_images else site_generator.buffer_images(site.state.group("buffer"))
         )
+
+    @operation("metrics", partner="simulator")
+    def evaluate_together(self, site: Site, split: str = "test", **models: Weights) -> Parcel | None:
+        """Score the mean of several models' predictions on the site's images."""
+        part = getattr(site.data, split)
+        if len(part) == 0:
+            return None
+        return Parcel("metrics", together(site, part, list(models.values())))
+
+    # --- the study's checks ----------------------------------------------------------------------
+
+    def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
+        """All of them: each site has a model of its own."""
+        return frozenset(model.state_dict())
 
     def needs_generator(self) -> bool:
         return True
@@ -250,6 +284,25 @@ class FedER(LocalWork, PeerMethod):
             raise BadInput(f"method.turn_takes: there is no site '{unknown[0]}'; choose from {known}")
         if self.turn_takes and self.mode == "synchronous":
             raise BadInput("method.turn_takes: sites in step wait for each other; set method.mode = 'asynchronous'")
+
+
+class FedERA(FedER):
+    """FedER-A (Fig. 5a): buffers are handed over, but no models; every site keeps a model of its own."""
+
+    name: Literal["feder-a"] = "feder-a"  # type: ignore[assignment]
+
+    summary: ClassVar[str] = "FedER that hands over buffers, but no models"
+    hands_over_models: ClassVar[bool] = False
+
+
+class FedERB(FedERA):
+    """FedER-B (Fig. 5b): FedER-A whose models see synthetic images only, also at home."""
+
+    name: Literal["feder-b"] = "feder-b"  # type: ignore[assignment]
+    buffer: int = Field(512, ge=1, description="synthetic images that a site trains on, and hands over")
+
+    summary: ClassVar[str] = "FedER-A that trains on synthetic images only, also at home"
+    trains_on_real_images: ClassVar[bool] = False
 
 
 def random_ring(sites: tuple[str, ...], rng: torch.Generator) -> list[tuple[str, str]]:
@@ -276,3 +329,35 @@ def _named(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
 
 def _group(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
     return {n.removeprefix(f"{prefix}/"): t for n, t in tensors.items() if n.startswith(f"{prefix}/")}
+
+
+# --- the ensemble of the sites' models ---------------------------------------------------------------
+
+
+@torch.no_grad()
+def together(site: Site, part: ImageSet, models: list[Weights]) -> dict[str, Tensor]:
+    """Additive sums of the task's metrics for the ensemble: the mean of probabilities, or of predicted values."""
+    outputs = [_outputs(site, part, weights) for weights in models]
+    trainer = site.trainer
+    mean = mean_prediction(torch.stack(outputs), values=trainer.target.label_range is not None)
+    batches = list(trainer.in_order(part))
+    targets = torch.cat([target.cpu() for _, target in batches])
+    observed = trainer.task.observe(mean, targets, trainer.target)
+    cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
+    return trainer.task.sums(observed.cpu(), targets, cases, trainer.target)
+
+
+def _outputs(site: Site, part: ImageSet, weights: Weights) -> Tensor:
+    trainer = site.trainer_for(weights)
+    trainer.load(weights).eval()
+    return torch.cat([trainer.forward(images).float().cpu() for images, _ in trainer.in_order(part)])
+
+
+def mean_prediction(outputs: Tensor, *, values: bool) -> Tensor:
+    """One output [B, ...] for those of several models [M, B, ...]: of values their mean, of logits the logarithm of
+    the mean probability, which is a logit again."""
+    if values:
+        return outputs.mean(0)
+    if outputs.shape[2] == 1:  # one logit: yes or no
+        return torch.logit(outputs.sigmoid().mean(0).clamp(1e-7, 1 - 1e-7))
+    return outputs.log_softmax(2).logsumexp(0) - torch.tensor(float(len(outputs))).log()

@@ -18,7 +18,7 @@ from torch import Tensor
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared.method import Traits
 
 
 class FedOpt(FedAvg):

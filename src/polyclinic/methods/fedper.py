@@ -10,7 +10,7 @@ from pydantic import Field
 
 from polyclinic.errors import BadInput
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared.method import Traits
 from polyclinic.models import split
 
 if TYPE_CHECKING:

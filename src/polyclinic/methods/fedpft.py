@@ -24,8 +24,8 @@ from polyclinic.federation.layers.cohort import check_classes
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
+from polyclinic.methods.shared.method import Traits
 from polyclinic.methods.shared.one_round import ENCODER_TRAITS, OneRound, head_shape
-from polyclinic.methods.shared.traits import Traits
 
 LEAST_VARIANCE = 1e-6
 IMAGES_A_COMPONENT = 10  # fewer would be single images under another name

@@ -25,9 +25,8 @@ from polyclinic.federation.ledger.code_packing import restore, shrink
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import latent_range, reply_checks
-from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared import reply_checks
+from polyclinic.methods.shared.method import Method, Traits
 from polyclinic.training import private, private_latents, private_steps
 from polyclinic.training.optimizer import (
     coordinator_optimizer,
@@ -134,7 +133,7 @@ class FedReplay(Method):
             names = ("latents", FLIPPED + "latents") if self.flips else ("latents",)
             reply_checks.check_rows(federation, reply, "latents", *names)
             self._check_precision(reply)
-            latent_range.check(federation, call.parcels["weights"].tensors, reply.parcel("latents").tensors)
+            reply_checks.check_latents(federation, call.parcels["weights"].tensors, reply.parcel("latents").tensors)
 
     def _check_precision(self, reply: Reply) -> None:
         """ParcelRejected unless the latents came in the form that the study says."""

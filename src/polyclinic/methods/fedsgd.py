@@ -12,9 +12,8 @@ from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import averaging, local_training, reply_checks
-from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared import aggregation, local_training, reply_checks
+from polyclinic.methods.shared.method import Method, Traits
 from polyclinic.privacy.epsilon import sampling_rate_for
 from polyclinic.training import private, private_steps
 from polyclinic.training.optimizer import coordinator_optimizer, keep_coordinator_optimizer
@@ -37,7 +36,7 @@ class FedSGD(Method):
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
             replies = federation.ask_each("gradient", weights=state.weights)
-            gradients, statistics = averaging.averages(replies, self.weighting, "gradients", "statistics")
+            gradients, statistics = aggregation.averages(replies, self.weighting, "gradients", "statistics")
             state.weights = {**self.step(federation, state, gradients), **statistics}
             federation.evaluate(state.weights)
         return state.weights

@@ -10,9 +10,9 @@ sites' images go up and this gradient comes down. Local: the weights of D_p come
 images go up. Nothing else leaves a site but its scores. With lambda 0, or one site, every site trains for itself.
 
 Afterwards each site trains the task's network on real images, on synthetic ones and on both; validation images decide
-whether synthetic ones helped, and so which network is released (`methods/shared/utility.py`). PrivGAN (Mukherjee et
+whether synthetic ones helped, and so which network is released (`shared/utility.py`). PrivGAN (Mukherjee et
 al. 2021) is the special case of one site's images in random parts: `sites.partition = "iid"`. The settings are in
-`methods/shared/felicia_settings.py`, D_p in `central_discriminator.py`, a site's GAN in training in `gan_site.py`.
+`shared/felicia.py`, and so is D_p; a site's GAN in training is in `shared/gan_site.py`.
 """
 
 from __future__ import annotations
@@ -36,23 +36,29 @@ from polyclinic.generators import GeneratorModel
 from polyclinic.generators.gan.adversarial import AdversarialModel
 from polyclinic.generators.gan.model import GANModel
 from polyclinic.methods.shared import utility
-from polyclinic.methods.shared.central_discriminator import CentralDiscriminator, ImagesOfSites
-from polyclinic.methods.shared.felicia_images import images_of, images_of_others, join_images
-from polyclinic.methods.shared.felicia_settings import FeliciaSettings
+from polyclinic.methods.shared.felicia import (
+    CentralDiscriminator,
+    FeliciaSettings,
+    ImagesOfSites,
+    images_of,
+    images_of_others,
+    join_images,
+)
 from polyclinic.methods.shared.gan_site import SiteGANs
-from polyclinic.methods.shared.halves_site import SiteGANInHalves
-from polyclinic.methods.shared.method import Own
+from polyclinic.methods.shared.method import Own, Traits
+from polyclinic.methods.shared.site_generator import build_generator
 from polyclinic.methods.shared.training_gans import (
+    NETWORKS,
     AdvanceGAN,
+    SiteGANInHalves,
     StartGAN,
     SyntheticBatch,
     TrainGAN,
     TrainingGANs,
     adversarial_settings,
     classes_take_turns,
-    gan_model,
 )
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.randomness import seed_of
 from polyclinic.training import private
 from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
 
@@ -234,8 +240,10 @@ class Felicia(FeliciaSettings):
         return SiteGANs(group, gans, steps=steps, shared_noise=self.shared_noise, purpose=purpose)
 
     def model_of(self, site: Site) -> GeneratorModel:
-        """The site's GAN as it is now."""
-        return gan_model(site, independent=self.first_weights == "independent")
+        """The site's GAN as it is now; first its weights are the site's own, or those that all begin with."""
+        own = seed_of(site.seed, site.name, "first weights")
+        seed = own if self.first_weights == "independent" else site.seed
+        return build_generator(site, site.state.group(NETWORKS), seed=seed)
 
     def local_step(
         self, gans: TrainingGANs, group: Sequence[Site], central: CentralDiscriminator, names: list[str], step: int

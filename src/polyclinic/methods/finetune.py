@@ -14,7 +14,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared.personal import PersonalFedAvg
+from polyclinic.methods.ditto import PersonalFedAvg
 from polyclinic.training.plans import Fit, FitSpec
 
 

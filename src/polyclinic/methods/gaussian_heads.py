@@ -21,10 +21,11 @@ from polyclinic.federation.layers.cohort import check_classes, check_more_images
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared import moments
-from polyclinic.methods.shared.moments import RESOLUTION
+from polyclinic.methods.shared import one_round
+from polyclinic.methods.shared.method import Traits
 from polyclinic.methods.shared.one_round import (
     ENCODER_TRAITS,
+    RESOLUTION,
     OneRound,
     check_samples,
     head_shape,
@@ -32,7 +33,6 @@ from polyclinic.methods.shared.one_round import (
     warn_of_small_classes,
     warn_of_small_sites,
 )
-from polyclinic.methods.shared.traits import Traits
 
 LEAST_VARIANCE = (4 * RESOLUTION) ** 2  # below that a feature is mostly rounding
 
@@ -68,7 +68,7 @@ class GaussianHeads(OneRound):
             federation.evaluate(state.weights)
         return state.weights
 
-    def head_of(self, sums: moments.Moments) -> Tensor:
+    def head_of(self, sums: one_round.Moments) -> Tensor:
         """The linear head float64 [k + 1, C] that sums give: offset, then slopes."""
         return discriminant(*class_moments(sums), priors=self.rule == "lda")
 
@@ -94,8 +94,8 @@ class GaussianHeads(OneRound):
         number, width = counts.double()[:, None], first.shape[1]
         row, column = torch.triu_indices(width, width)
         squares = second if self.rule == "naive-bayes" else second[:, row == column]
-        limit = number * (moments.LIMIT / RESOLUTION) ** 2
-        fits = (squares >= 0) & (squares <= limit) & (first.square() <= number * squares * moments.SLACK)
+        limit = number * (one_round.LIMIT / RESOLUTION) ** 2
+        fits = (squares >= 0) & (squares <= limit) & (first.square() <= number * squares * one_round.SLACK)
         if not bool(fits.all()) or not bool((second.abs() <= limit).all()):
             raise ParcelRejected("statistics: the sums are those of no images")
 
@@ -108,7 +108,7 @@ class GaussianHeads(OneRound):
             sent = reply.parcel("statistics").tensors
             counts[reply.site] = sent["counts"]
             total = {name: tensor + total.get(name, 0) for name, tensor in sent.items()}
-        moments.check_count(sum(int(each.sum()) for each in counts.values()))
+        one_round.check_count(sum(int(each.sum()) for each in counts.values()))
         warn_of_small_sites(federation, {site: int(each.sum()) for site, each in counts.items()}, width)
         warn_of_small_classes(federation, counts)
         return total["counts"], total["first"], total["second"]
@@ -122,7 +122,7 @@ class GaussianHeads(OneRound):
         if self.rule != "naive-bayes":
             for one in rows:
                 check_more_images_than(features.shape[1], site, len(one))
-        sums = moments.sums_and_squares if self.rule == "naive-bayes" else moments.sums_and_products
+        sums = one_round.sums_and_squares if self.rule == "naive-bayes" else one_round.sums_and_products
         pairs = [sums(one, site.trainer.device) for one in rows]
         tensors = {
             "counts": torch.tensor([len(one) for one in rows]),
@@ -132,7 +132,7 @@ class GaussianHeads(OneRound):
         return Parcel("statistics", tensors, {"samples": len(labels)})
 
 
-def class_moments(sums: moments.Moments) -> tuple[Tensor, Tensor, Tensor]:
+def class_moments(sums: one_round.Moments) -> tuple[Tensor, Tensor, Tensor]:
     """Counts [C], means [C, D] and the covariance within classes [D, D], float64."""
     matrix, cross, _ = sums.in_units()
     counts = cross[0]
@@ -168,7 +168,7 @@ def quadratic(counts: Tensor, first: Tensor, second: Tensor) -> dict[str, Tensor
     """The weights of a quadratic head: a Gaussian of each class, its covariance shrunk towards that of all classes."""
     sizes, width = counts.double(), first.shape[1]
     means = first.double() * RESOLUTION / sizes.clamp(min=1)[:, None]
-    products = [moments.full(one, width).double() * RESOLUTION**2 for one in second]
+    products = [one_round.full(one, width).double() * RESOLUTION**2 for one in second]
     covariances = [p / n - torch.outer(m, m) for p, n, m in zip(products, sizes.clamp(min=1), means, strict=True)]
     pooled = sum((c * n for c, n in zip(covariances, sizes, strict=True)), torch.zeros(width, width)) / sizes.sum()
     scale = pooled.diag().clamp(min=LEAST_VARIANCE).sqrt()

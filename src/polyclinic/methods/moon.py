@@ -22,7 +22,7 @@ from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared.method import Traits
 from polyclinic.training.plans import Fit, Reference
 
 

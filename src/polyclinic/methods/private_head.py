@@ -25,9 +25,8 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.federation.sums.open_sum import honest_sites
 from polyclinic.methods.shared import reply_checks
-from polyclinic.methods.shared.method import Method, Own
+from polyclinic.methods.shared.method import Method, Own, Traits
 from polyclinic.methods.shared.public_basis import is_same_basis, public_basis
-from polyclinic.methods.shared.traits import Traits
 from polyclinic.models import Encoded
 from polyclinic.models.encoders import kept_features
 from polyclinic.training import private, private_steps

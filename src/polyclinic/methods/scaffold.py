@@ -23,8 +23,8 @@ from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, reply_checks
-from polyclinic.methods.shared.averaging import WeightedMean, count_sites
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared.aggregation import WeightedMean, count_sites
+from polyclinic.methods.shared.method import Traits
 from polyclinic.training import private
 from polyclinic.training.plans import Correction, Fit
 

@@ -18,9 +18,8 @@ from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import reply_checks
-from polyclinic.methods.shared.local_work import LocalWork
-from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared.local_training import LocalWork
+from polyclinic.methods.shared.method import Method, Traits
 from polyclinic.training.optimizer import (
     coordinator_optimizer,
     keep_coordinator_optimizer,

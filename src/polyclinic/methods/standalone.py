@@ -12,9 +12,8 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.plan import Work
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.local_work import LocalWork
-from polyclinic.methods.shared.method import Method, Own
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared.local_training import LocalWork
+from polyclinic.methods.shared.method import Method, Own, Traits
 from polyclinic.training.plans import Fit, FitSpec
 
 if TYPE_CHECKING:

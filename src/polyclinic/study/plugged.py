@@ -20,8 +20,9 @@ from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.operation import Operation
 from polyclinic.generators import GENERATORS
 from polyclinic.json_types import parse_json
-from polyclinic.methods import METHODS, QUESTIONS, Method
+from polyclinic.methods import METHODS, Method
 from polyclinic.models import is_importable, registry_of
+from polyclinic.questions import QUESTIONS
 from polyclinic.registry import PLUGGED, Registry
 from polyclinic.settings import no_such_choice
 from polyclinic.tasks import TASKS

@@ -22,10 +22,11 @@ from polyclinic.formats import STUDY_FORMAT, check_format
 from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.generators.vqvae2.model import VQVAE2
-from polyclinic.methods import QUESTIONS, Method
+from polyclinic.methods import Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, Replay, with_replay
 from polyclinic.models import RANDOM
 from polyclinic.privacy.settings import Privacy
+from polyclinic.questions import QUESTIONS
 from polyclinic.registry import is_restricted
 from polyclinic.settings import Settings, nearest, sentences, variant
 from polyclinic.study.audit_settings import Audit

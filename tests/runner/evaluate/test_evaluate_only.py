@@ -13,10 +13,10 @@ from polyclinic.cli import run_app
 from polyclinic.cli.evaluate import show
 from polyclinic.errors import BadInput
 from polyclinic.files import write_tensors
-from polyclinic.methods.inspect_sites import Counted, histogram_ks, suppressed
-from polyclinic.methods.shared.site_worth import shares_of
+from polyclinic.methods.analytic import shares_of
 from polyclinic.metrics.statistics.shapley import exact_shares, leave_one_out, sampled_shares
 from polyclinic.models import read_weights
+from polyclinic.questions.inspect import Counted, histogram_ks, suppressed
 from polyclinic.runner.compare.worth import worth
 from polyclinic.runner.evaluate.evaluate import LabelMap, evaluate
 from polyclinic.runner.evaluate.inspect import as_question, draw_inspection, inspect_federated

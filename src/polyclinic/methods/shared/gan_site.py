@@ -10,13 +10,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from polyclinic.generators.base import RandomSource
 from polyclinic.generators.gan.model import GANModel, private_losses, private_rows
 from polyclinic.generators.gan.stack import StackedGAN
-from polyclinic.generators.gan.trainer import DiscriminatorDraws, GANNetworks, GANTrainer, SingleGAN
-from polyclinic.methods.shared.gan_member import SiteGAN
+from polyclinic.generators.gan.trainer import DiscriminatorDraws, GANNetworks, GANTrainer, RealBatches, SingleGAN
 from polyclinic.methods.shared.training_gans import (
     DISCRIMINATOR_ADAM,
     GENERATOR_ADAM,
@@ -27,6 +28,7 @@ from polyclinic.methods.shared.training_gans import (
     batch_rows,
     steps_taken,
 )
+from polyclinic.randomness import torch_rng
 from polyclinic.training import private, private_steps
 from polyclinic.training.gpu.graphs import GraphedStep
 from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
@@ -276,3 +278,36 @@ class SiteGANs:
 def _of_member(tensors: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
     """One network's part of a stacked optimiser's state; counts of steps are the same for all."""
     return {name: t if name.endswith("/step") else t[place].clone() for name, t in tensors.items()}
+
+
+#: real images, their labels, labels of fake ones, and random numbers of a discriminator's step
+DiscriminatorInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+class SiteGAN:
+    """One site's model, real batches and random numbers."""
+
+    def __init__(self, site: Site, model: GANModel, shared_noise: bool, purpose: str) -> None:
+        self.site, self.model = site, model
+        part, rng = site.data.train, site.rng(purpose)
+        self.batches = RealBatches(self.model, np.asarray(part.images), np.asarray(part.labels), rng)
+        self.random = self.noise = RandomSource(rng, site.trainer.device)
+        if shared_noise:  # PrivGAN's code: in every step all generators get the same noise
+            self.noise = RandomSource(torch_rng(site.seed, "noise", purpose, site.round), site.trainer.device)
+        self.wanted = torch.empty(0)  # labels of the fake images to make next
+
+    def discriminator_inputs(self, trainer: GANTrainer) -> DiscriminatorInputs:
+        real, labels = self.batches.next()
+        self.wanted = self.labels_to_make(labels)
+        draws = trainer.draw_for_discriminator(self.random, len(labels), len(self.wanted))
+        return real, labels, self.wanted, *draws
+
+    def draw_noise(self) -> Tensor:
+        return self.noise.normal(len(self.wanted), self.model.settings.latent)
+
+    def labels_to_make(self, labels: Tensor) -> Tensor:
+        return self.model.settings.labels_to_make(labels, self.model.target, self.random)
+
+    def drawn_labels(self) -> Tensor:
+        """Labels in which no real image has a part."""
+        return self.labels_to_make(torch.zeros(self.model.settings.batch_size, device=self.random.device))

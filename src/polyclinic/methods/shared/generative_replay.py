@@ -24,7 +24,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.generators import CodedModel, GeneratorModel, replay_stream
 from polyclinic.generators.base import even_labels
 from polyclinic.generators.replay_stream import Groups, SiteCodes, from_groups, source_of, to_groups
-from polyclinic.methods.shared import replay_quality, replay_space
+from polyclinic.methods.shared import replay_space
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.site_generator import build_generator, generator_progress, generator_settings
 from polyclinic.settings import Settings
@@ -187,14 +187,14 @@ class GenerativeReplay(Method):
     @operation("metrics")
     def look_at_replay(self, site: Site) -> Parcel:
         """How many codes the site's images use and how well they come back; draws the site's contact sheet."""
-        return replay_quality.measure(site, received(site)[0], sampled=replay_settings(site).codes == "prior")
+        return replay_space.measure(site, received(site)[0], sampled=replay_settings(site).codes == "prior")
 
     @operation("metrics")
     def probe_replay(self, site: Site) -> Parcel:
         """How well a probe tells real from replayed images, and which site made a replayed one."""
         model, codes = received(site)
         by_site = {name: source(site, model, {name: of_site}) for name, of_site in codes.items()}
-        return replay_quality.probe_images(site, model, by_site, sampled=replay_settings(site).codes == "prior")
+        return replay_space.probe_images(site, model, by_site, sampled=replay_settings(site).codes == "prior")
 
 
 def replayed(site: Site) -> ReplayedBatches | None:

@@ -25,7 +25,7 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.site import Site, SiteState
 from polyclinic.generators.base import GeneratorModel, as_tensor, check_labels
-from polyclinic.methods.shared.synthetic_buffer import uniform_labels
+from polyclinic.methods.shared.site_generator import uniform_labels
 from polyclinic.metrics.distribution import NEIGHBOURS, precision_recall
 from polyclinic.metrics.images import principal_components
 from polyclinic.randomness import torch_rng

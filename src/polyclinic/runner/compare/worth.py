@@ -23,12 +23,10 @@ from torch import Tensor
 from polyclinic.data.parts import PreparedSites, SiteData, open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonObject
-from polyclinic.methods.analytic import Analytic
+from polyclinic.methods.analytic import Analytic, shares_of, worth_from_sums
 from polyclinic.methods.gaussian_heads import GaussianHeads
-from polyclinic.methods.shared import moments
-from polyclinic.methods.shared.moments import Moments
-from polyclinic.methods.shared.one_round import scaled_targets
-from polyclinic.methods.shared.site_worth import shares_of, worth_from_sums
+from polyclinic.methods.shared import one_round
+from polyclinic.methods.shared.one_round import Moments, scaled_targets
 from polyclinic.metrics.statistics.shapley import EXACT
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.engines import in_process_engine
@@ -133,7 +131,7 @@ def _sums_of(assembly: Assembly, names: list[str], split: str) -> dict[str, Mome
         site = host.sites.get(name)
         data: SiteData = site.data
         site.data = replace(data, train=getattr(data, split))
-        found[name] = moments.moments(method.features(site), scaled_targets(site), site.trainer.device)
+        found[name] = one_round.moments(method.features(site), scaled_targets(site), site.trainer.device)
         site.data = data
     return found
 

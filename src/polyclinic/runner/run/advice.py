@@ -12,7 +12,7 @@ from typing import Any
 from polyclinic.data.labels import tells_class
 from polyclinic.federation.call import Reply
 from polyclinic.json_types import JsonMapping, JsonObject
-from polyclinic.methods.shared.local_work import LocalWork
+from polyclinic.methods.shared.local_training import LocalWork
 from polyclinic.methods.shared.one_round import OneRound
 from polyclinic.study import Study
 from polyclinic.tasks import Task

@@ -11,9 +11,9 @@ from polyclinic.errors import BadInput, RunPaused, WorkFailed
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.methods import Method
-from polyclinic.methods.evaluate_only import EvaluateOnly
-from polyclinic.methods.shared.safe_statistics import SafeStatistics, check_told, joined
 from polyclinic.plugins import foreign_modules
+from polyclinic.questions.evaluate import EvaluateOnly
+from polyclinic.questions.statistics import SafeStatistics, check_told, joined
 from polyclinic.registry import reason
 from polyclinic.study import Study
 

@@ -8,8 +8,8 @@ import torch
 
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.methods import inspect_sites
-from polyclinic.methods.inspect_sites import Counted, InspectSites
+from polyclinic.questions import inspect
+from polyclinic.questions.inspect import Counted, InspectSites
 
 HIGH = {"labels": [4, 0], "intensities": [4, 0], "sides": [4, 0], "spacings": [4, 0], "splits": [100, 20]}
 LOW = {"labels": [0, 4], "intensities": [0, 4], "sides": [4, 0], "spacings": [4, 0], "splits": [99, 20]}
@@ -27,100 +27,100 @@ def federation_of(classes=("no", "yes"), label_range=None, summed="float"):
 
 def test_values_lie_in_sixteen_equal_bins():
     values = np.array([-1.0, 0.0, 0.99, 1.0, 15.5, 16.0, 99.0])
-    assert inspect_sites.in_bins(values, 0, 16).tolist() == [0, 0, 0, 1, 15, 15, 15]
-    assert inspect_sites.in_bins(values[1:2] + 3, 3, 19).tolist() == [0]
-    assert inspect_sites.in_bins(np.array([3.0]), 3, 3).tolist() == [0]
-    assert inspect_sites.in_bins(np.array([0.5]), 0, 1).tolist() == [8]
+    assert inspect.in_bins(values, 0, 16).tolist() == [0, 0, 0, 1, 15, 15, 15]
+    assert inspect.in_bins(values[1:2] + 3, 3, 19).tolist() == [0]
+    assert inspect.in_bins(np.array([3.0]), 3, 3).tolist() == [0]
+    assert inspect.in_bins(np.array([0.5]), 0, 1).tolist() == [8]
 
 
 def test_labels_are_classes_or_values_between_the_bounds():
     classes = SimpleNamespace(classes=("a", "b", "c"), label_range=None)
-    bins, size = inspect_sites.label_bins_of(np.array([2, 0]), classes)
+    bins, size = inspect.label_bins_of(np.array([2, 0]), classes)
     assert (bins.tolist(), size) == ([2, 0], 3)
     values = SimpleNamespace(classes=(), label_range=(0.0, 32.0))
-    bins, size = inspect_sites.label_bins_of(np.array([2.0, 31.0]), values)
+    bins, size = inspect.label_bins_of(np.array([2.0, 31.0]), values)
     assert (bins.tolist(), size) == ([1, 15], 16)
     own = SimpleNamespace(classes=(), label_range=None)
-    assert inspect_sites.label_bins_of(np.array([5.0, 6.0, 7.0]), own)[0].tolist() == [0, 8, 15]
-    assert inspect_sites.label_bins(("a", "b")) == 2
-    assert inspect_sites.label_bins(()) == 16
+    assert inspect.label_bins_of(np.array([5.0, 6.0, 7.0]), own)[0].tolist() == [0, 8, 15]
+    assert inspect.label_bins(("a", "b")) == 2
+    assert inspect.label_bins(()) == 16
 
 
 def test_sides_and_spacings_are_those_of_the_files():
     geometry = np.array([[64, 63, 0.1, 0.05], [10, 2048, np.nan, np.nan], [63, 10, 0.01, 3.0], [10, 10, 500, 1]])
     files = part(geometry=geometry)
-    assert inspect_sites.side_bins(files).tolist() == [1, 8, 0, 0]
-    assert inspect_sites.spacing_bins(files).tolist() == [2, 9, 8, 8]
+    assert inspect.side_bins(files).tolist() == [1, 8, 0, 0]
+    assert inspect.spacing_bins(files).tolist() == [2, 9, 8, 8]
 
     edges = np.array([0.04, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0])
     sides = np.array([63, 64, 128, 256, 384, 512, 768, 1024, 2048])
     at_edges = part(geometry=np.stack([sides, sides, edges, edges], 1))
-    assert inspect_sites.spacing_bins(at_edges).tolist() == list(range(9))
-    assert inspect_sites.side_bins(at_edges).tolist() == list(range(9))
+    assert inspect.spacing_bins(at_edges).tolist() == list(range(9))
+    assert inspect.side_bins(at_edges).tolist() == list(range(9))
     below = part(geometry=np.stack([sides - 1, sides - 1, edges - 0.001, edges - 0.001], 1))
-    assert inspect_sites.spacing_bins(below).tolist() == [0, *range(8)]
-    assert inspect_sites.side_bins(below).tolist() == [0, *range(8)]
+    assert inspect.spacing_bins(below).tolist() == [0, *range(8)]
+    assert inspect.side_bins(below).tolist() == [0, *range(8)]
 
     class Prepared(SimpleNamespace):
         def __len__(self):
             return 2
 
     prepared = Prepared(geometry=None, images=np.zeros((2, 1, 100, 130)))
-    assert inspect_sites.side_bins(prepared).tolist() == [2, 2]
-    assert inspect_sites.spacing_bins(prepared).tolist() == [9, 9]
+    assert inspect.side_bins(prepared).tolist() == [2, 2]
+    assert inspect.spacing_bins(prepared).tolist() == [9, 9]
 
 
 def test_means_of_images():
-    assert inspect_sites.mean_intensities(np.array([[[1, 3]], [[5, 5]]])).tolist() == [2, 5]
+    assert inspect.mean_intensities(np.array([[[1, 3]], [[5, 5]]])).tolist() == [2, 5]
 
 
 def test_counts_of_few_patients_are_not_told():
     people = [np.arange(20), np.array([1, 1, 2]), np.arange(30, 60), np.array([])]
     counted = Counted(torch.tensor([20, 3, 30, 0]), people)
-    counts, told = inspect_sites.suppressed(counted, 0)
+    counts, told = inspect.suppressed(counted, 0)
     assert (counts.tolist(), told.tolist()) == ([20, 3, 30, 0], [1, 1, 1, 1])
     one = Counted(torch.tensor([1]), [np.array([4])])
-    assert inspect_sites.suppressed(one, 0)[0].tolist() == [1]
-    counts, told = inspect_sites.suppressed(counted, 5)
+    assert inspect.suppressed(one, 0)[0].tolist() == [1]
+    counts, told = inspect.suppressed(counted, 5)
     assert told.tolist() == [0, 0, 1, 1]  # the smallest of the others would give the second away
     assert counts.tolist() == [0, 0, 30, 0]
-    tables = inspect_sites.tables({"labels": counts, "labels told": told})
+    tables = inspect.tables({"labels": counts, "labels told": told})
     assert tables == {"labels": [-1, -1, 30, 0]}
 
 
 def test_distances_between_histograms():
-    assert inspect_sites.histogram_ks([1, 1, 2], [2, 1, 1]) == 0.25
-    assert inspect_sites.histogram_ks([4, -1], [0, 4]) == 1
-    assert inspect_sites.histogram_ks([-1, -1], [0, 1]) == 1
+    assert inspect.histogram_ks([1, 1, 2], [2, 1, 1]) == 0.25
+    assert inspect.histogram_ks([4, -1], [0, 4]) == 1
+    assert inspect.histogram_ks([-1, -1], [0, 1]) == 1
     each = {"a": {"x": [1, 0]}, "b": {"x": [0, 1]}, "c": {"x": [2, 1]}}
-    assert inspect_sites._pairwise(each, "x") == {"a and b": 1, "a and c": 0.3333, "b and c": 0.6667}
+    assert inspect._pairwise(each, "x") == {"a and b": 1, "a and c": 0.3333, "b and c": 0.6667}
 
 
 def test_what_the_coordinator_learns():
-    found = inspect_sites.about_sites({"north": HIGH, "south": {**LOW, "labels": [-1, 4]}}, federation_of())
+    found = inspect.about_sites({"north": HIGH, "south": {**LOW, "labels": [-1, 4]}}, federation_of())
     assert found["per_site"]["south"]["splits"] == [99, 20]
     assert found["total"]["labels"] == [4, 4]
     assert found["total"]["splits"] == [199, 40]
     assert (found["mean_ks"], found["pairwise_ks"]) == (1, {"north and south": 1})
     assert (found["classes"], found["bounds"]) == (["no", "yes"], None)
     assert found["ks"]["sides"] == {"north and south": 0}
-    three = inspect_sites.about_sites({"a": HIGH, "b": LOW, "c": LOW}, federation_of((), (0.0, 9.0)))
+    three = inspect.about_sites({"a": HIGH, "b": LOW, "c": LOW}, federation_of((), (0.0, 9.0)))
     assert (three["mean_ks"], three["bounds"]) == (pytest.approx(2 / 3), [0, 9])
 
 
 def test_a_secure_sum_tells_the_total_only():
-    secure = inspect_sites.about_sites({"all": HIGH}, federation_of(summed="secure"))
+    secure = inspect.about_sites({"all": HIGH}, federation_of(summed="secure"))
     assert (secure["per_site"], secure["mean_ks"], secure["total"]["labels"]) == ({}, None, [4, 0])
     assert "not known from totals" in secure["guidance"][0]
-    assert inspect_sites.about_sites({"all": HIGH}, federation_of())["per_site"] == {"all": HIGH}
-    assert inspect_sites.about_sites({"a": HIGH, "b": LOW}, federation_of(summed="secure"))["per_site"]
+    assert inspect.about_sites({"all": HIGH}, federation_of())["per_site"] == {"all": HIGH}
+    assert inspect.about_sites({"a": HIGH, "b": LOW}, federation_of(summed="secure"))["per_site"]
 
 
 def test_advice_follows_from_the_distances():
-    advise = inspect_sites.guidance
+    advise = inspect.guidance
     differ = advise({"north": HIGH, "south": LOW}, 1.0)
     assert differ[0].startswith("Labels differ (mean KS 1.00)")
-    assert differ[1] == inspect_sites.MEASURED
+    assert differ[1] == inspect.MEASURED
     assert differ[2].startswith("Intensities differ most between north and south (KS 1.00)")
     assert differ[3:] == [
         "Fewer than 100 training images: south; these sites gain most from the others.",

@@ -21,8 +21,7 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared.method import Method, Traits
 from polyclinic.metrics.statistics.safe import told_cells
 from polyclinic.tasks.task import round_counts
 

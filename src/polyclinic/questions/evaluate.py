@@ -1,7 +1,7 @@
 """Evaluation only: the sites score the study's first weights (`model.weights`), and nothing is trained.
 
 Besides the sums that every method's scores are made of, a site tells intervals, DeLong's interval, a coarse calibration
-and sub-groups, which it computes from its own cases (`shared/safe_statistics.py`). Where a second model is brought, it
+and sub-groups, which it computes from its own cases (`statistics.py`). Where a second model is brought, it
 also tells paired tests of the two: how their metrics differ on the same patients.
 """
 
@@ -19,10 +19,9 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared.method import Method
-from polyclinic.methods.shared.safe_statistics import changes_between, check_told, joined, tell_once, told_about
-from polyclinic.methods.shared.traits import Traits
+from polyclinic.methods.shared.method import Method, Traits
 from polyclinic.models import read_weights
+from polyclinic.questions.statistics import changes_between, check_told, joined, tell_once, told_about
 
 
 class EvaluateOnly(Method):

@@ -10,8 +10,10 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.refusals import GateRefused
-from polyclinic.methods.evaluate_only import EvaluateOnly
-from polyclinic.methods.shared.safe_statistics import (
+from polyclinic.metrics.roc import auc
+from polyclinic.metrics.statistics.significance import delong_interval, delong_test
+from polyclinic.questions.evaluate import EvaluateOnly
+from polyclinic.questions.statistics import (
     SafeStatistics,
     changes_between,
     check_told,
@@ -19,8 +21,6 @@ from polyclinic.methods.shared.safe_statistics import (
     tell_once,
     told_about,
 )
-from polyclinic.metrics.roc import auc
-from polyclinic.metrics.statistics.significance import delong_interval, delong_test
 from polyclinic.tasks.classification import Classification
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.segmentation import Segmentation
@@ -358,7 +358,7 @@ def test_statistics_are_told_when_the_run_is_over(scores, tmp_path, monkeypatch)
     site = binary(labels)
     site.folder, site.state, site.data.test = tmp_path, None, part_of(labels)
     scored = []
-    monkeypatch.setattr("polyclinic.methods.shared.safe_statistics.was_scored", lambda own: bool(scored))
+    monkeypatch.setattr("polyclinic.questions.statistics.was_scored", lambda own: bool(scored))
     early = SafeStatistics(lambda _: None, rounds=5, ends_early=True)
     assert early.give_statistics(site, {"outputs": good}).tensors, "a simulated site tells at any time"
     site.secret = "secret"

@@ -9,9 +9,9 @@ from test_statistics_at_sites import binary, part_of, site_of
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.methods.evaluate_only import EvaluateOnly
-from polyclinic.methods.shared.safe_statistics import changes_between, check_told, joined, score, told_about
 from polyclinic.metrics.statistics.significance import delong_test
+from polyclinic.questions.evaluate import EvaluateOnly
+from polyclinic.questions.statistics import changes_between, check_told, joined, score, told_about
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.task import MOST_IMAGES
 
