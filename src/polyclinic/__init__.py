@@ -111,7 +111,7 @@ _HOMES = {
     "Task": "tasks.task",
     "Trainer": "training.loop",
     "TrainerSpec": "training.loop",
-    "Traits": "methods.shared.traits",
+    "Traits": "methods.shared.method",
     "Truth": "audits.truth",
     "Verdict": "attacks.attack",
     "Weights": "federation.federation",
