@@ -51,9 +51,8 @@ def trained(trainer: Trainer, rounds: int = 6, steps: int = STEPS, **how):
     losses = []
     for number in range(1, rounds + 1):
         batches = trainer.batches(PART, torch_rng("epochs", number))
-        made = trainer.optimizer.make(trainer.parameters(), number, trainer.kept)
-        mixing = torch_rng("mixup", number) if "mixup" in trainer.optimizer.augment else None
-        losses.append(trainer.train(batches, steps, made, mixing=mixing, **how))
+        made = trainer.optimizer.make(trainer.model.parameters(), number, trainer.kept)
+        losses.append(trainer.train(trainer.mixed(batches, torch_rng("mixup", number)), steps, made, **how))
     return losses, trainer.weights()
 
 
@@ -132,7 +131,7 @@ def test_batches_of_any_source_and_of_several_shapes(gpu):
         trainer = make_trainer(recorded=way)
         trainer.load(initial_weights(builder, 0))
         losses = [
-            trainer.train(batches(number), 7, trainer.optimizer.make(trainer.parameters(), 1, trainer.kept))
+            trainer.train(batches(number), 7, trainer.optimizer.make(trainer.model.parameters(), 1, trainer.kept))
             for number in range(4)
         ]
         found.append((losses, trainer.weights()))
@@ -166,7 +165,7 @@ def test_what_cannot_be_recorded_goes_the_ordinary_way(gpu, how):
     if how == "objective":
         changes = {"objective": lambda images, targets: trainer.loss(trainer.forward(images), targets)}
     if how == "another optimiser":
-        made = torch.optim.SGD(trainer.parameters(), 0.1)
+        made = torch.optim.SGD(trainer.model.parameters(), 0.1)
         trainer.train(trainer.batches(PART, torch_rng("other")), STEPS, made)
     elif how == "shares":
         with trainer.random_shares(torch_rng("shares")):
@@ -209,7 +208,7 @@ def test_optimisers_of_several_choices_of_layers_are_kept(gpu):
     made = []
     for frozen in (False, True, False, True):
         trainer.model.conv1.requires_grad_(not frozen)
-        one = trainer.optimizer.make(trainer.parameters(), 1, trainer.kept)
+        one = trainer.optimizer.make(trainer.model.parameters(), 1, trainer.kept)
         trainer.train(trainer.batches(PART, torch_rng("parts")), STEPS, one)
         made.append(one)
     assert made[0] is made[2]
@@ -264,9 +263,9 @@ def test_features_of_frozen_layers_that_are_larger_than_images_are_recorded(gpu,
         trainer = Trainer(model, spec)
         trainer.graphs = trainer.records_steps = recorded
         batches = trainer.batches(PART, torch_rng("frozen"))
-        assert trainer.image_size(PART) > PART.images[0].size
+        assert trainer.fetcher.image_size(PART, augmented=False) > PART.images[0].size
         assert batches.image_bytes == next(trainer.batches(PART, torch_rng("other")))[0].nbytes
-        made = trainer.optimizer.make(trainer.parameters(), 1, trainer.kept)
+        made = trainer.optimizer.make(trainer.model.parameters(), 1, trainer.kept)
         return [trainer.train(batches, 10, made)], trainer.weights()
 
     monkeypatch.setattr(graphs, "TABLE_BYTES", 10 * 4 * 4 * PART.images[0].size)  # ten batches of images
@@ -282,7 +281,7 @@ def test_sources_with_batches_of_several_sizes_and_such_that_end(gpu, monkeypatc
     def learn(*, recorded):
         trainer = make_trainer(recorded=recorded)
         trainer.load(initial_weights(builder, 0))
-        made = trainer.optimizer.make(trainer.parameters(), 1, trainer.kept)
+        made = trainer.optimizer.make(trainer.model.parameters(), 1, trainer.kept)
         return [trainer.train(iter(given), steps, made)], trainer.weights()
 
     assert_same(learn(recorded=True), learn(recorded=False))

@@ -10,7 +10,7 @@ from pretended_gpu import BrokenGraph, pretend_gpu
 from polyclinic.data.parts import ImageSet
 from polyclinic.models import build, initial_weights
 from polyclinic.tasks import TASKS, Target
-from polyclinic.training import evaluation
+from polyclinic.training import loop
 from polyclinic.training.gpu.graphs import WARM_UP, GraphedFunction
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
@@ -57,8 +57,7 @@ def assert_same(one, other):
 
 @pytest.fixture
 def small_batches(monkeypatch):
-    monkeypatch.setattr(evaluation, "EVALUATION_BATCH", 8)
-    monkeypatch.setattr("polyclinic.training.loop.EVALUATION_BATCH", 8)
+    monkeypatch.setattr(loop, "EVALUATION_BATCH", 8)
 
 
 @pytest.mark.parametrize("task", ["classification", "segmentation"])
@@ -96,7 +95,7 @@ def test_answers_outlive_the_next_pass(monkeypatch, small_batches):
 
 def test_large_images_are_not_recorded(monkeypatch, small_batches):
     pretend_gpu(monkeypatch)
-    monkeypatch.setattr(evaluation, "MOST_RECORDED_BYTES", 8 * 16 * 16 * 4 - 1)
+    monkeypatch.setattr(loop, "MOST_RECORDED_BYTES", 8 * 16 * 16 * 4 - 1)
     trainer, parts = make_trainer("classification", graphs=True), parts_of(15)
     assert_same(sums(trainer, parts, WARM_UP + 2), sums(make_trainer("classification"), parts, 1))
     assert [shapes[0][0][0] for shapes in trainer.kept[KEY].graphs] == [7]

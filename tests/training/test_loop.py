@@ -15,7 +15,7 @@ from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training.augmentation import augment
-from polyclinic.training.loop import EVALUATION_BATCH, Trainer, TrainerSpec
+from polyclinic.training.loop import EVALUATION_BATCH, Trainer, TrainerSpec, copy_all
 from polyclinic.training.optimizer import Optimizer, keep_optimizer, start_optimizer
 
 SIZE = 16
@@ -312,3 +312,29 @@ def test_large_parts_are_evaluated_in_pieces_that_add_up():
     assert torch.equal(whole["confusion"], together["confusion"])
     assert torch.equal(whole["count"], together["count"])
     assert float(whole["loss"]) == pytest.approx(float(together["loss"]), rel=1e-6)
+
+
+# --- weights ------------------------------------------------------------------------------------------
+
+
+def test_copies_of_all_sorts_of_layouts():
+    last = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    values = [torch.randn(3), last, torch.tensor(5), torch.randn(2, 2).double()]
+    targets = [torch.zeros(3), torch.zeros(2, 3, 4, 4), torch.tensor(0), torch.zeros(2, 2)]
+    copy_all(targets, values)
+    assert all(torch.equal(one, other.to(one.dtype)) for one, other in zip(targets, values, strict=True))
+
+
+def test_what_was_made_for_a_layer_is_forgotten_with_it():
+    trainer = make_trainer()
+    other = trainer.with_optimizer(Optimizer(batch_size=2))
+    trainer.kept["a graph"] = 1
+    other.load(trainer.weights())
+    assert trainer.kept
+    trainer.model.fc = torch.nn.Linear(trainer.model.fc.in_features, 2)
+    other.load({"fc.bias": torch.tensor([3.0, 4.0])})
+    assert trainer.model.fc.bias.tolist() == [3, 4]
+    assert trainer.kept == other.kept == {}
+    trainer.kept["a graph"] = 1
+    trainer.load({})
+    assert trainer.kept

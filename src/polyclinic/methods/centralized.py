@@ -56,10 +56,9 @@ class Centralized(Method):
             model = trainer.load(state.weights)
             optimizer = coordinator_optimizer(federation, state, model.parameters())
             trainer.train(
-                trainer.batches(images, federation.rng("batches")),
+                trainer.mixed(trainer.batches(images, federation.rng("batches")), federation.rng("mixup")),
                 self.steps or (self.local_epochs or 1) * trainer.steps_in(images),
                 optimizer,
-                mixing=federation.rng("mixup"),
             )
             keep_coordinator_optimizer(federation, state, optimizer)
             state.weights = trainer.weights()

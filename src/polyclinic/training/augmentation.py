@@ -65,27 +65,12 @@ def _joined(drawn: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(known) if known else None
 
 
-def augment(images: Tensor, masks: Tensor | None, kinds: tuple[str, ...], draws: Draws) -> tuple[Tensor, Tensor | None]:
-    """Change each image [B, C, H, W] by a draw of its own, its mask [B, H, W] with it. Mixup is `mix`'s work."""
-    return change(images, masks, kinds, draw_changes(len(images), kinds, draws)) if kinds else (images, masks)
-
-
-def draw_changes(count: int, kinds: tuple[str, ...], draws: Draws) -> Changes:
-    """Draw for so many images, on the CPU."""
-    shape, grey = {"crop", "rotate"} & set(kinds), {"brightness", "contrast", "noise"} & set(kinds)
-    return Changes(
-        _flips(count, draws) if "flip" in kinds else None,
-        _turns(count, draws) if "turn" in kinds else None,
-        _affine(count, kinds, draws) if count and shape else None,
-        _uniform(count, 3, draws, "grey values") if count and grey else None,
-        _noise_seeds(count, draws) if count and "noise" in kinds else (),
-    )
-
-
-def change(
-    images: Tensor, masks: Tensor | None, kinds: tuple[str, ...], drawn: Changes
+def augment(
+    images: Tensor, masks: Tensor | None, kinds: tuple[str, ...], draws: Draws | Changes
 ) -> tuple[Tensor, Tensor | None]:
-    """Change images and their masks by what was drawn for them."""
+    """Change each image [B, C, H, W] by a draw of its own (or by what was drawn for it), its mask [B, H, W] with it.
+    Mixup is `mix`'s work."""
+    drawn = draws if isinstance(draws, Changes) else draw_changes(len(images), kinds, draws)
     if drawn.flips is not None:
         chosen = drawn.flips.to(images.device, non_blocking=True)
         images = torch.where(chosen[:, None, None, None], images.flip(-1), images)
@@ -102,6 +87,18 @@ def change(
     if drawn.grey_values is not None:
         images = _grey_values(images, kinds, drawn.grey_values, drawn.noise)
     return images, masks
+
+
+def draw_changes(count: int, kinds: tuple[str, ...], draws: Draws) -> Changes:
+    """Draw for so many images, on the CPU."""
+    shape, grey = {"crop", "rotate"} & set(kinds), {"brightness", "contrast", "noise"} & set(kinds)
+    return Changes(
+        _flips(count, draws) if "flip" in kinds else None,
+        _turns(count, draws) if "turn" in kinds else None,
+        _affine(count, kinds, draws) if count and shape else None,
+        _uniform(count, 3, draws, "grey values") if count and grey else None,
+        _noise_seeds(count, draws) if count and "noise" in kinds else (),
+    )
 
 
 def mix(images: Tensor, targets: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:

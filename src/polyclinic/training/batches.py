@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.federation.collaborators import Batch
+from polyclinic.federation.collaborators import Batch, OptimizerLike
 from polyclinic.models import Encoded, split
 from polyclinic.models.encoders import Encoder, kept_features
 from polyclinic.training.augmentation import Changes, draw_changes
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.models import Backbone
     from polyclinic.training.loop import Trainer
-    from polyclinic.training.optimizer import Optimizer
 
 
 class SiteBatches(Iterator[Batch]):
@@ -38,12 +37,14 @@ class SiteBatches(Iterator[Batch]):
 
     def __init__(self, trainer: Trainer, part: ImageSet, rng: torch.Generator) -> None:
         self._trainer, self._part, self._rng = trainer, part, rng
-        self._indices = trainer.indices(part, rng)
+        self._indices = shuffled_indices(part, trainer.optimizer, rng)
 
     @property
     def image_bytes(self) -> int:
         """Bytes of the images of one batch, as float32; of what frozen layers give for them, where that is used."""
-        return 4 * min(self._trainer.optimizer.batch_size, len(self._part)) * self._trainer.image_size(self._part)
+        optimizer = self._trainer.optimizer
+        size = self._trainer.fetcher.image_size(self._part, augmented=bool(optimizer.augment))
+        return 4 * min(optimizer.batch_size, len(self._part)) * size
 
     def __next__(self) -> Batch:
         return self._trainer.batch(self._part, next(self._indices), self._rng)
@@ -55,7 +56,7 @@ class SiteBatches(Iterator[Batch]):
         for index in itertools.islice(self._indices, count):
             indices.append(index)
             drawn.append(draw_changes(len(index), kinds, self._rng))
-        images, targets = self._trainer.changed_batch(self._part, indices, Changes.joined(drawn))
+        images, targets = self._trainer.batch(self._part, indices, Changes.joined(drawn))
         sizes = [len(index) for index in indices]
         return list(zip(images.split(sizes), targets.split(sizes), strict=True))
 
@@ -69,7 +70,7 @@ def take_batches(batches: Iterator[Batch], count: int, most: Callable[[int], int
     return [*found, *itertools.islice(batches, min(count, most(found[0][0].nbytes)) - 1)] if found else []
 
 
-def shuffled_indices(part: ImageSet, optimizer: Optimizer, rng: torch.Generator) -> Iterator[Tensor]:
+def shuffled_indices(part: ImageSet, optimizer: OptimizerLike, rng: torch.Generator) -> Iterator[Tensor]:
     """Endless shuffled mini-batches as indices of images, int64 [B].
 
     Each pass is a new permutation; its incomplete last batch is left out, as floor(|D| / b) has it. With

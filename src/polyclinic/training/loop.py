@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,13 +19,10 @@ from torch import Tensor, nn
 
 from polyclinic.federation.collaborators import Batch
 from polyclinic.models import split
-from polyclinic.training.augmentation import Changes, augment, change, mix
-from polyclinic.training.batches import Fetched, ImageFetcher, SiteBatches, shuffled_indices
-from polyclinic.training.evaluation import EVALUATION_BATCH, answer, sums_of
-from polyclinic.training.gpu.graphs import GraphedGradients, RecordedSteps
+from polyclinic.training.augmentation import Changes, augment, mix
+from polyclinic.training.batches import ImageFetcher, SiteBatches
+from polyclinic.training.gpu.graphs import GraphedFunction, RecordedSteps, hooks_of, learner, new_pool
 from polyclinic.training.image_draws import draw_shares, hold_rows_of_few
-from polyclinic.training.network_state import NetworkState, copy_all, hooks_of
-from polyclinic.training.optimizer import kept_optimizer
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
@@ -33,6 +30,11 @@ if TYPE_CHECKING:
     from polyclinic.privacy.settings import Privacy
     from polyclinic.tasks import Target, Task
     from polyclinic.training.optimizer import Optimizer
+
+EVALUATION_BATCH = 256
+#: bytes of a batch of images up to which a pass of evaluation is recorded: with more the GPU, and not Python, takes the
+#: time, and a graph would hold on to much memory
+MOST_RECORDED_BYTES = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +71,12 @@ class Trainer:
 
     def __init__(self, model: Backbone, spec: TrainerSpec) -> None:
         self.device = torch.device(spec.device)
-        self.channels_last = self.device.type == "cuda"
         self.model = model.to(self.device)
-        if self.channels_last:
+        if self.device.type == "cuda":
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
-        self._state = NetworkState(self.model, changed=self.kept.clear)
-        self._hooks = hooks_of(self.model)  # the network's own
+        self._layers = list(self.model.modules())
+        self.hooks = hooks_of(self.model)  # the network's own
         self.task = spec.task
         self.target = spec.target
         self.optimizer = spec.optimizer
@@ -87,11 +88,11 @@ class Trainer:
         self.initial_local = {name: spec.initial[name] for name in sorted(spec.local_names)} if spec.initial else {}
         self.bounded_scores = spec.bounded_scores
         self.weights_stay = spec.weights_stay and self.device.type == "cuda"
-        self._fetcher = ImageFetcher(
+        self.fetcher = ImageFetcher(
             self.model, self.device, dense=spec.task.dense, frozen_features=spec.frozen_features
         )
         self._noted: list[Tensor] | None = None
-        self._shares: torch.Generator | None = None
+        self.shares: torch.Generator | None = None  # see `random_shares`
         self.stacked = spec.stacked
         self.graphs = spec.graphs and self.device.type == "cuda"
         self.records_steps = self.graphs and spec.privacy is None and spec.optimizer.can_be_recorded
@@ -106,18 +107,19 @@ class Trainer:
 
     def load(self, weights: Mapping[str, Tensor]) -> Backbone:
         """The model with these weights in it; names that `weights` leaves out keep their values."""
-        self._fetcher.forget_weights()
-        if weights:
-            own = self.state()
-            copy_all([own[name] for name in weights], list(weights.values()))
+        self.fetcher.forget_weights()
+        own = self.state()
+        copy_all([own[name] for name in weights], list(weights.values()))
         return self.model
 
     def state(self) -> dict[str, Tensor]:
-        """The model's own weights and buffers by name; see `NetworkState`."""
-        return self._state()
-
-    def parameters(self) -> list[nn.Parameter]:
-        return self._state.parameters()
+        """The model's own weights and buffers by name. Where a layer took the place of another, what was made for the
+        former layers, such as a recorded step, is forgotten."""
+        layers = list(self.model.modules())
+        if layers != self._layers:
+            self._layers[:] = layers  # also those of `with_optimizer`
+            self.kept.clear()
+        return self.model.state_dict()
 
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """A copy, on the CPU, of all weights and buffers of the model."""
@@ -147,9 +149,11 @@ class Trainer:
         """Endless shuffled mini-batches, on the device."""
         return SiteBatches(self, part, rng)
 
-    def indices(self, part: ImageSet, rng: torch.Generator) -> Iterator[Tensor]:
-        """The same as indices of images, int64 [B]; see `shuffled_indices`."""
-        return shuffled_indices(part, self.optimizer, rng)
+    def mixed(self, batches: Iterator[Batch], rng: torch.Generator) -> Iterator[Batch]:
+        """Batches with mixup, where the study wants that."""
+        if "mixup" not in self.optimizer.augment:
+            return batches
+        return (mix(images, self.task.mixable(targets, self.target), rng) for images, targets in batches)
 
     def one_pass(self, part: ImageSet, rng: torch.Generator) -> Iterator[Batch]:
         """Every image once, shuffled, in floor(|D| / b) batches of nearly the same size."""
@@ -157,21 +161,30 @@ class Trainer:
         for index in order.tensor_split(self.steps_in(part)):
             yield self.batch(part, index, rng)
 
-    def batch(self, part: ImageSet, index: Tensor, draws: torch.Generator | Tensor) -> Batch:
-        """The images at `index`, augmented, with their targets, on the device. `draws`: see `augment`."""
-        if self._noted is not None:
-            self._noted.append(index)
-        images, labels, masks = self._fetch(part, index.numpy())
-        images, masks = augment(images, masks, self.optimizer.augment, draws)
-        return images, self.task.targets(labels, masks)
-
-    def changed_batch(self, part: ImageSet, indices: Sequence[Tensor], drawn: Changes) -> Batch:
-        """The batches at several indices as one, changed by what was drawn for their images."""
+    def batch(
+        self, part: ImageSet, index: Tensor | Sequence[Tensor], draws: torch.Generator | Tensor | Changes
+    ) -> Batch:
+        """The images at `index`, or at several such one after the other, augmented, with their targets, on the device.
+        `draws`: see `augment`."""
+        indices = [index] if isinstance(index, Tensor) else index
         if self._noted is not None:
             self._noted.extend(indices)
-        images, labels, masks = self._fetch(part, torch.cat(list(indices)).numpy())
-        images, masks = change(images, masks, self.optimizer.augment, drawn)
+        kinds = self.optimizer.augment
+        images, labels, masks = self.fetcher.fetch(part, torch.cat(list(indices)).numpy(), augmented=bool(kinds))
+        if kinds:
+            images, masks = augment(images, masks, kinds, draws)
         return images, self.task.targets(labels, masks)
+
+    def in_order(self, part: ImageSet) -> Iterator[Batch]:
+        """All images once, in order, in large batches."""
+        for start in range(0, len(part), EVALUATION_BATCH):
+            index = np.arange(start, min(start + EVALUATION_BATCH, len(part)))
+            images, labels, masks = self.fetcher.fetch(part, index, augmented=bool(self.optimizer.augment))
+            yield images, self.task.targets(labels, masks)
+
+    def latents(self, images: np.ndarray) -> np.ndarray:
+        """What the frozen layers give for images; see `ImageFetcher`."""
+        return self.fetcher.latents(images)
 
     @contextlib.contextmanager
     def note_batches(self) -> Iterator[list[Tensor]]:
@@ -184,32 +197,15 @@ class Trainer:
 
     @contextlib.contextmanager
     def random_shares(self, rng: torch.Generator) -> Iterator[None]:
-        """Until the block ends, images have random shares in every gradient (`image_shares`)."""
-        before, self._shares = self._shares, rng
+        """Until the block ends, images have random shares in every gradient (`image_draws`)."""
+        before, self.shares = self.shares, rng
         try:
             with hold_rows_of_few(self.model):
                 yield
         finally:
-            self._shares = before
+            self.shares = before
 
-    def in_order(self, part: ImageSet) -> Iterator[Batch]:
-        """All images once, in order, in large batches."""
-        for start in range(0, len(part), EVALUATION_BATCH):
-            images, labels, masks = self._fetch(part, np.arange(start, min(start + EVALUATION_BATCH, len(part))))
-            yield images, self.task.targets(labels, masks)
-
-    def _fetch(self, part: ImageSet, index: np.ndarray) -> Fetched:
-        return self._fetcher.fetch(part, index, augmented=bool(self.optimizer.augment))
-
-    def image_size(self, part: ImageSet) -> int:
-        """Numbers of one image as it is fetched; see `ImageFetcher`."""
-        return self._fetcher.image_size(part, augmented=bool(self.optimizer.augment))
-
-    def latents(self, images: np.ndarray) -> np.ndarray:
-        """What the frozen layers give for images; see `ImageFetcher`."""
-        return self._fetcher.latents(images)
-
-    # --- work -------------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------
 
     def train(
         self,
@@ -220,135 +216,89 @@ class Trainer:
         class_weights: Tensor | None = None,
         correct: Callable[[nn.Module], None] | None = None,
         model: nn.Module | None = None,
-        mixing: torch.Generator | None = None,
         objective: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> float:
         """Take `steps` optimiser steps; the mean loss over them. `correct` may change gradients before a step.
 
-        `model` is another network than the trainer's own, such as a part of it. `mixing` draws for mixup, where the
-        study wants that. `objective` is another loss of images and targets than the task's.
+        `model` is another network than the trainer's own, such as a part of it. `objective` is another loss of images
+        and targets than the task's.
         """
-        model = self._state.train() if model in (None, self.model) else model.train()
-        if mixing is not None and "mixup" in self.optimizer.augment:
-            batches = (mix(images, self.task.mixable(targets, self.target), mixing) for images, targets in batches)
-        if self.records_steps and model is self.model and correct is None and objective is None and self._knows(model):
-            recorded = self._recorded_steps(optimizer, weighed=class_weights is not None)
-            if recorded is not None:
-                return (
-                    recorded.train(batches, steps, lambda targets: self._image_weights(targets, class_weights)) / steps
-                )
+        model = (self.model if model is None else model).train()
+        graphed = self.graphs and objective is None
+        learn = learner(self, model, None if correct else optimizer, class_weights) if graphed else None
+        if isinstance(learn, RecordedSteps):
+            return learn.train(batches, steps, lambda targets: self.image_weights(targets, class_weights)) / steps
         total = torch.zeros((), device=self.device)
-        learn = self._learner(model, class_weights, objective)
         for images, targets in itertools.islice(batches, steps):
             optimizer.zero_grad(set_to_none=True)
-            loss = learn(images, targets)
+            if learn is not None:
+                loss = learn(images, targets)
+            elif objective is not None:
+                loss = objective(images, targets)
+                loss.backward()
+            else:
+                loss = self.loss(self.forward(images, model), targets, class_weights)
+                loss.backward()
             if correct is not None:
                 correct(model)
             optimizer.step()
-            total += loss
+            total += loss.detach()
         return float(total) / steps
-
-    def _learner(
-        self,
-        model: nn.Module,
-        class_weights: Tensor | None,
-        objective: Callable[[Tensor, Tensor], Tensor] | None = None,
-    ) -> Callable[[Tensor, Tensor], Tensor]:
-        """What gives the loss of a batch and leaves its gradients in the model."""
-        if self.graphs and objective is None and self._knows(model):
-            weighed = class_weights is not None or self._shares is not None
-            graphed = self._graphed_gradients(model, weighed=weighed)
-
-            def learn_graphed(images: Tensor, targets: Tensor) -> Tensor:
-                weights = self._image_weights(targets, class_weights)
-                return graphed(images, targets, *([] if weights is None else [weights]))
-
-            return learn_graphed
-
-        def of_task(images: Tensor, targets: Tensor) -> Tensor:
-            return self.loss(self.forward(images, model), targets, class_weights)
-
-        loss_of = objective or of_task
-
-        def learn(images: Tensor, targets: Tensor) -> Tensor:
-            loss = loss_of(images, targets)
-            loss.backward()
-            return loss.detach()
-
-        return learn
-
-    def _recorded_steps(self, optimizer: torch.optim.Optimizer, *, weighed: bool) -> RecordedSteps | None:
-        """Whole steps of the network by this optimiser as graphs; None where they cannot be recorded."""
-        kept = None if self._shares is not None else kept_optimizer(optimizer, self.kept)
-        if kept is None:
-            return None
-        if weighed not in kept.recorded:
-            gradients = self._graphed_gradients(self.model, weighed=weighed)
-            kept.recorded[weighed] = RecordedSteps(gradients, optimizer, self.device)
-        found: RecordedSteps = kept.recorded[weighed]
-        return found
-
-    def _knows(self, model: nn.Module) -> bool:
-        """Whether it is the trainer's network or a part that was cut from it, and nobody has hooked into its layers but
-        our own random shares: what was recorded before would leave such a hook out."""
-        children = dict(self.model.named_children())
-        part = type(model) is type(self.model) and all(
-            children.get(name) is child for name, child in model.named_children()
-        )
-        return part and (self._shares is not None or hooks_of(self.model) | hooks_of(model) == self._hooks)
-
-    def _graphed_gradients(self, model: nn.Module, *, weighed: bool) -> GraphedGradients:
-        """A recorded step of the network or a part: one for each choice of stages and of weights that are trained.
-
-        `weighed`: its inputs are images, targets and a weight for each image."""
-        key = f"graph: {self._what_learns(model)} {weighed} {self._shares is not None}"
-
-        def loss(images: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-            return self.task.loss(self.forward(images, model).float(), targets, self.target, weights)
-
-        if key not in self.kept:
-            self.kept[key] = GraphedGradients(model, loss)
-        return self.kept[key]
-
-    def _what_learns(self, model: nn.Module) -> str:
-        """The stages of the network or a part, and which of their weights are trained."""
-        trained = [one.requires_grad for one in (self if model is self.model else model).parameters()]
-        return f"{getattr(model, 'present', '')} {trained}"
 
     def forward(self, images: Tensor, model: nn.Module | None = None) -> Tensor:
         with self.autocast():
             return (model or self.model)(images)
 
+    def autocast(self) -> contextlib.AbstractContextManager:
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
     def loss(self, output: Tensor, targets: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """The mean loss of a batch; `class_weights` [C] weigh classes, also those of mixed targets [B, C]."""
-        return self.task.loss(output.float(), targets, self.target, self._image_weights(targets, class_weights))
+        return self.task.loss(output.float(), targets, self.target, self.image_weights(targets, class_weights))
 
-    def _image_weights(self, targets: Tensor, class_weights: Tensor | None) -> Tensor | None:
+    def image_weights(self, targets: Tensor, class_weights: Tensor | None) -> Tensor | None:
         """A weight for each image of a batch, [B]: that of its class, times its random share; None: all alike."""
         weights = None
         if class_weights is not None:
             weights = targets @ class_weights if targets.is_floating_point() else class_weights[targets]
-        if self._shares is None:
+        if self.shares is None:
             return weights
-        shares = draw_shares(len(targets), self._shares).to(targets.device)
+        shares = draw_shares(len(targets), self.shares).to(targets.device)
         return shares if weights is None else weights * shares
+
+    # --- evaluation -------------------------------------------------------------------------------
 
     @torch.no_grad()
     def outputs(self, part: ImageSet) -> Iterator[tuple[Tensor, Tensor]]:
         """What the network gives for all images of a part and their targets, in order, in large batches."""
         self.model.eval()
         for images, target in self.in_order(part):
-            yield answer(self, images), target
+            yield self._answer(images), target
 
     def evaluate(self, part: ImageSet) -> dict[str, Tensor]:
         """Additive sums of the task's metrics over all images of a part."""
-        [found] = self.evaluate_parts([part])
-        return found
+        return self.evaluate_parts([part])[0]
 
+    @torch.no_grad()
     def evaluate_parts(self, parts: Sequence[ImageSet]) -> list[dict[str, Tensor]]:
         """The same for each of several parts, none of them empty, whose images go through the network together."""
         self.model.eval()
-        return sums_of(self, parts)
+        batches = join_small(itertools.chain.from_iterable(map(self.in_order, parts)))
+        passed: Iterable[tuple[Tensor, ...]] = ((self._answer(images), target) for images, target in batches)
+        if not self.task.dense:  # small outputs: the GPU is waited for once
+            passed = [tuple(map(torch.cat, zip(*passed, strict=True)))]
+        observed, targets = [], []
+        for output, target in passed:
+            observed.append(self.task.observe(output, target, self.target).cpu())
+            targets.append(target.cpu())
+        sizes, found = [len(part) for part in parts], []
+        rows = zip(parts, torch.cat(observed).split(sizes), torch.cat(targets).split(sizes), strict=True)
+        for part, seen, truth in rows:
+            cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
+            found.append(self.task.sums(self.within_bounds(seen, truth), truth, cases, self.target))
+        return found
 
     def within_bounds(self, observed: Tensor, targets: Tensor) -> Tensor:
         """Observations of which no image's share in a score is larger than the site or the study's privacy wants."""
@@ -357,7 +307,41 @@ class Trainer:
             found = self.task.near(found, targets, self.target)
         return found
 
-    def autocast(self) -> contextlib.AbstractContextManager:
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+    def _answer(self, images: Tensor) -> Tensor:
+        """What the network, in evaluation mode, gives for images, float32 [B, ...]; on a GPU a CUDA graph."""
+        if not self.graphs or images.nbytes > MOST_RECORDED_BYTES:
+            return self.forward(images).float()
+        key = f"evaluation: {self.model.frozen_shape}"
+        if key not in self.kept:
+            self.kept[key] = GraphedFunction(
+                lambda images: self.forward(images).float(), "engine.graphs: evaluation", pool=new_pool(self.device)
+            )
+        found: Tensor = self.kept[key](images)
+        return found.clone()  # the next pass overwrites it
+
+
+def join_small(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The same images in the same order, neighbours that are no more than a large batch as one."""
+    waiting: list[Batch] = []
+    for batch in itertools.chain(batches, [None]):
+        count = sum(len(targets) for _, targets in waiting)
+        if waiting and (batch is None or count + len(batch[1]) > EVALUATION_BATCH):
+            images, targets = zip(*waiting, strict=True)
+            yield waiting[0] if len(waiting) == 1 else (torch.cat(images), torch.cat(targets))
+            waiting = []
+        if batch is not None:
+            waiting.append(batch)
+
+
+@torch.no_grad()
+def copy_all(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy each value to its target. Those that lie in memory as their targets do take a GPU one kernel together; where
+    one does not, as weights with channels last, torch would copy all of them one by one."""
+    alike: list[tuple[Tensor, Tensor]] = []
+    others: list[tuple[Tensor, Tensor]] = []
+    for target, value in zip(targets, values, strict=True):
+        same = target.stride() == value.stride() and target.dtype == value.dtype == torch.float32
+        # a CPU copies one by one in any case
+        (alike if target.is_cpu or (same and target.device == value.device) else others).append((target, value))
+    for pairs in filter(None, (alike, others)):
+        torch._foreach_copy_([target for target, _ in pairs], [value for _, value in pairs])

@@ -189,9 +189,8 @@ def start_optimizer(site: Site, model: nn.Module, group: str = "optimizer") -> t
     """
     trainer = site.trainer
     own = model is trainer.model and trainer.privacy is None and group == "optimizer"
-    parameters = trainer.parameters() if own else model.parameters()
-    optimizer = trainer.optimizer.make(parameters, site.round, trainer.kept if own else None)
-    if site.trainer.optimizer.keep_state:
+    optimizer = trainer.optimizer.make(model.parameters(), site.round, trainer.kept if own else None)
+    if trainer.optimizer.keep_state:
         restore_optimizer(optimizer, site.state.group(group))
     return optimizer
 

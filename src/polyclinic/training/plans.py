@@ -131,12 +131,11 @@ class Fit:
         else:
             real = trainer.batches(self.part, site.rng(spec.purpose))
             metadata["loss"] = trainer.train(
-                replayed.join(real) if replayed else real,
+                trainer.mixed(replayed.join(real) if replayed else real, site.rng("mixup")),
                 steps,
                 optimizer,
                 class_weights=spec.class_weights,
                 correct=correct,
-                mixing=site.rng("mixup") if "mixup" in trainer.optimizer.augment else None,
                 objective=objective,
             )
         keep_optimizer(site, optimizer, spec.optimizer_group)

@@ -17,13 +17,17 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from polyclinic.federation.collaborators import Batch
 from polyclinic.training.batches import take_batches
+from polyclinic.training.optimizer import kept_optimizer
+
+if TYPE_CHECKING:
+    from polyclinic.training.loop import Trainer
 
 #: ordinary calls with inputs of a shape before they are recorded: libraries choose kernels, optimisers make their state
 WARM_UP = 3
@@ -296,3 +300,64 @@ def _shapes(batch: Fields) -> tuple:
 
 def _is_channels_last(one: Tensor) -> bool:
     return one.dim() == 4 and one.stride(1) == 1
+
+
+# --- of a trainer's network -----------------------------------------------------------------------
+
+
+def learner(
+    trainer: Trainer, model: nn.Module, optimizer: torch.optim.Optimizer | None, class_weights: Tensor | None
+) -> RecordedSteps | Callable[[Tensor, Tensor], Tensor] | None:
+    """Whole steps of the network by this optimiser as graphs; where these cannot be recorded, what gives the loss of a
+    batch and leaves its gradients in the network, or in the part of it that learns. None where nothing can be recorded.
+    """
+    trainer.state()  # forgets what was recorded of layers that were replaced
+    if not _knows(trainer, model):
+        return None
+    weighed = class_weights is not None
+    if trainer.records_steps and model is trainer.model and optimizer is not None and trainer.shares is None:
+        kept = kept_optimizer(optimizer, trainer.kept)
+        if kept is not None:
+            if weighed not in kept.recorded:
+                gradients = _graphed_gradients(trainer, model, weighed=weighed)
+                kept.recorded[weighed] = RecordedSteps(gradients, optimizer, trainer.device)
+            return kept.recorded[weighed]
+    graphed = _graphed_gradients(trainer, model, weighed=weighed or trainer.shares is not None)
+
+    def learn(images: Tensor, targets: Tensor) -> Tensor:
+        return graphed(*_fields((images, targets), lambda targets: trainer.image_weights(targets, class_weights)))
+
+    return learn
+
+
+def _knows(trainer: Trainer, model: nn.Module) -> bool:
+    """Whether it is the trainer's network or a part that was cut from it, and nobody has hooked into its layers but our
+    own random shares: what was recorded before would leave such a hook out."""
+    children = dict(trainer.model.named_children())
+    part = type(model) is type(trainer.model) and all(
+        children.get(name) is child for name, child in model.named_children()
+    )
+    return part and (trainer.shares is not None or hooks_of(trainer.model) | hooks_of(model) == trainer.hooks)
+
+
+def hooks_of(network: nn.Module) -> set[int]:
+    """The numbers of the hooks of all layers; torch gives each hook a number of its own."""
+    found: set[int] = set()
+    for layer in network.modules():
+        found.update(layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return found
+
+
+def _graphed_gradients(trainer: Trainer, model: nn.Module, *, weighed: bool) -> GraphedGradients:
+    """A recorded step of the network or a part: one for each choice of stages and of weights that are trained.
+
+    `weighed`: its inputs are images, targets and a weight for each image."""
+    trained = [one.requires_grad for one in model.parameters()]
+    key = f"graph: {getattr(model, 'present', '')} {trained} {weighed} {trainer.shares is not None}"
+
+    def loss(images: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        return trainer.task.loss(trainer.forward(images, model).float(), targets, trainer.target, weights)
+
+    if key not in trainer.kept:
+        trainer.kept[key] = GraphedGradients(model, loss)
+    return trainer.kept[key]

@@ -21,6 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from polyclinic.federation.collaborators import Batch
 from polyclinic.models import split
 from polyclinic.tasks import Classification, Regression
+from polyclinic.training.batches import shuffled_indices
 from polyclinic.training.gpu.graphs import GraphedFunction
 from polyclinic.training.gpu.stacked_layers import all_at_once
 
@@ -304,7 +305,7 @@ def stacked_batches(members: Sequence[Member]) -> Iterator[Batch]:
 
 
 def _own_batches(members: Sequence[Member]) -> Iterator[Batch]:
-    indices = [one.trainer.indices(one.part, one.rng) for one in members]
+    indices = [shuffled_indices(one.part, one.trainer.optimizer, one.rng) for one in members]
     trainer, part = members[0].trainer, members[0].part
     size = members[0].rows[0] * len(members) * part.images[0].size * 4
     # augmentation draws between the batches
