@@ -92,7 +92,7 @@ def test_every_attack_on_weights_holds_the_contract(name, kept):
 
 
 def test_a_strangers_classes_hold_the_contracts(tmp_path, kept):
-    kinds = ["weights", "metrics", "prototypes"]
+    kinds = ["weights", "metrics", "prototypes", "keys", "masked", "shares"]
     tables = {"plugins": [plugin_everything.__file__], "policy": {"kinds": kinds}}
     testing.check_method(plugin_everything.FedPrototypes, tmp_path, **tables)
     testing.check_source(plugin_everything.Squares(size=16, samples=10))

@@ -20,21 +20,26 @@ from typing import Any
 import numpy as np
 import torch
 
-import polyclinic
-from polyclinic import BadInput, Dataset, Generator, Result, Source, Study, WorkFailed, models
-from polyclinic.audits.attack import Attack
+from polyclinic import models
+from polyclinic.audits.attack import Attack, Finding, NotTried
 from polyclinic.audits.audit import build_tools
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit
-from polyclinic.audits.views import Finding, NotTried
+from polyclinic.data.dataset import Dataset
+from polyclinic.data.source import Source
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.operation import operations_of
+from polyclinic.generators.base import Generator
 from polyclinic.methods import METHODS, Method
 from polyclinic.models import Backbone
 from polyclinic.randomness import torch_rng
 from polyclinic.registry import Registry
-from polyclinic.runner.recorder import Display
+from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.result import Result
+from polyclinic.runner.run.run import run
+from polyclinic.study import Study
 from polyclinic.tasks import Target
 
 #: a study that runs in a second: drawn images, three sites, two rounds
@@ -79,7 +84,7 @@ def check_method(method: type[Method], folder: Path, /, *, workers: bool = True,
     """
     with nullcontext() if "plugins" in tables else _registered(METHODS, method.model_fields["name"].default, method):
         study = study_for(method, **tables)
-        first = polyclinic.run(study, folder / "first", cache=folder / "cache")
+        first = run(study, folder / "first", cache=folder / "cache")
         assert all(t.isfinite().all() for t in first.weights().values()), f"{study.method.name}: weights are not finite"
         _check_equalities(study, first, folder, workers)
         _check_gate(study, first, folder)
@@ -102,16 +107,16 @@ def study_for(method: type[Method], /, **tables: Any) -> Study:
 
 def _check_equalities(study: Study, first: Result, folder: Path, workers: bool) -> None:
     name = study.method.name
-    again = polyclinic.run(study, folder / "again", cache=folder / "cache")
+    again = run(study, folder / "again", cache=folder / "cache")
     _assert_same(
         first, again, f"{name}: the same study gave another result; draw from site.rng(...) and federation.rng(...)"
     )
     stopped = folder / "stopped"
     try:
-        polyclinic.run(study, stopped, display=_StopInSecond(), cache=folder / "cache")
+        run(study, stopped, display=_StopInSecond(), cache=folder / "cache")
     except KeyboardInterrupt:
         assert not (stopped / "result.json").exists()
-        resumed = polyclinic.run(study, stopped, resume=True, cache=folder / "cache")
+        resumed = run(study, stopped, resume=True, cache=folder / "cache")
         _assert_same(
             first, resumed, f"{name}: a resumed run ended elsewhere; keep what rounds need in federation.state"
         )
@@ -119,7 +124,7 @@ def _check_equalities(study: Study, first: Result, folder: Path, workers: bool) 
         apart = study.with_settings({"engine.workers": 2})
         _assert_same(
             first,
-            polyclinic.run(apart, folder / "workers", cache=folder / "cache"),
+            run(apart, folder / "workers", cache=folder / "cache"),
             f"{name}: two worker processes gave another result; keep what a site needs in site.state",
         )
 
@@ -130,10 +135,9 @@ def _check_gate(study: Study, first: Result, folder: Path) -> None:
     released = {line["kind"] for lines in _ledgers(first).values() for line in lines}
     assert released <= declared | ALWAYS, f"{name}: {sorted(released - declared - ALWAYS)} left, which nothing declares"
     for kind in sorted(released - ALWAYS)[:1]:
-        strict = study.with_settings({"policy.kinds": sorted((released | ALWAYS) - {kind})})
-        place = folder / "strict"
+        place, allowed = folder / "strict", sorted((released | ALWAYS) - {kind})
         with suppress(WorkFailed, BadInput):
-            polyclinic.run(strict, place, cache=folder / "cache")
+            run(study.with_settings({"policy.kinds": allowed}), place, cache=folder / "cache")
         for path in place.glob("ledger/*.jsonl"):
             kinds = {line["kind"] for line in verify(path)}
             assert kind not in kinds, f"{name}: {kind} left {path.stem}, whose policy forbids it"
@@ -146,7 +150,7 @@ def _check_sums(study: Study, folder: Path) -> None:
             summed = study.with_settings({"federation": {"sum": way}})
         except BadInput:  # a sentence with the cure, as every refusal of a study
             return
-        found[way] = polyclinic.run(summed, folder / way, cache=folder / "cache")["weights_sha256"]
+        found[way] = run(summed, folder / way, cache=folder / "cache")["weights_sha256"]
     assert found["integer"] == found["secure"], f"{study.method.name}: a secure sum is not the open one"
 
 
@@ -255,16 +259,16 @@ def check_generator(generator: Generator, *, channels: int = 3, size: int = 28) 
     assert generator.dp_obstacle() is None or "\n" not in generator.dp_obstacle()
 
 
-def check_attack(attack: type[Attack], run: Path, *, cache: Path | None = None) -> list[Finding | NotTried]:
+def check_attack(attack: type[Attack], folder: Path, *, cache: Path | None = None) -> list[Finding | NotTried]:
     """Attack parcels that a run kept (`audit.keep_parcels`), twice: answers are findings or reasons, the same ones."""
     name = attack.__name__
     unknown = [kind for kind in attack.kinds if kind not in KINDS]
     assert not unknown, f"{name}: there is no kind of parcel {unknown}"
-    assembly, lines = open_run(run, cache=cache)
+    assembly, lines = open_run(folder, cache=cache)
     tools = build_tools(assembly, "quick", "pixels", "cpu")
-    kept = parcels_to_audit(run, assembly.study, lines, "quick", (), ())
+    kept = parcels_to_audit(folder, assembly.study, lines, "quick", (), ())
     chosen = [one for one in kept if one.parcel.kind in attack.kinds]
-    assert chosen, f"{name}: the run in {run} kept no parcel of its kinds, {', '.join(attack.kinds)}"
+    assert chosen, f"{name}: the run in {folder} kept no parcel of its kinds, {', '.join(attack.kinds)}"
     audited = chosen[0]
     answers, again = (attack().attack(audited.seen(tools), audited.truth(tools)) for _ in range(2))
     for one, other in zip(answers, again, strict=True):
