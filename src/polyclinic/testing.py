@@ -100,7 +100,7 @@ def study_for(method: type[Method], /, **tables: Any) -> Study:
     if method.traits.needs_encoder and "backbone" not in tables.get("model", {}):
         wanted["model"] = {**ENCODER, **tables.get("model", {})}
     if method.traits.needs_privacy:
-        wanted.setdefault("privacy", {"noise": 1.0})
+        wanted.setdefault("privacy", {"noise_multiplier": 1.0})
     wanted["method"] = {"name": name, **wanted["method"]}
     return Study(**wanted)
 
