@@ -38,10 +38,9 @@ from polyclinic.attacks.coordinator.fishing import change
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.call import Call
+from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.layers import incoming as inspection
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.methods import METHODS
 from polyclinic.randomness import numpy_rng
 from polyclinic.runner.run.assembly import Assembly

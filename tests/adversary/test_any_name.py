@@ -6,8 +6,8 @@ from attacked_site import ask, first_weights
 from polyclinic.data.allowed_paths import check_site_names
 from polyclinic.deployment.kits import check_names
 from polyclinic.errors import BadInput
+from polyclinic.federation.call import GateRefused
 from polyclinic.federation.ledger.parcel import ParcelRejected
-from polyclinic.federation.refusals import GateRefused
 
 
 def files(folder):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from attacked_site import ask, first_weights
 
+from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.parcel import ParcelRejected
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.site import SitePosition
 
 

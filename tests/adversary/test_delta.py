@@ -5,7 +5,7 @@ import math
 import pytest
 from attacked_site import PRIVATE, ask, first_weights
 
-from polyclinic.federation.refusals import GateRefused
+from polyclinic.federation.call import GateRefused
 from polyclinic.privacy import epsilon
 from polyclinic.privacy.account import ONE_IMAGE
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon, group_epsilon

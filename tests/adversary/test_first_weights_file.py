@@ -11,8 +11,8 @@ from polyclinic.deployment.approval import TRUSTED_WEIGHTS, Approvals, NotApprov
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
+from polyclinic.federation.call import DataDependentRefusal
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.refusals import DataDependentRefusal
 from polyclinic.files import write_tensors
 from polyclinic.models import read_weights
 from polyclinic.study import parse_study

@@ -11,10 +11,10 @@ from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
+from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.ledger.parcel import ParcelRejected
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.tasks.classification import Classification
 
 

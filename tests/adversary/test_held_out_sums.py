@@ -6,8 +6,8 @@ from attacked_site import SITE, ask, study
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
+from polyclinic.federation.call import DataDependentRefusal, GateRefused
 from polyclinic.federation.ledger.parcel import ParcelRejected
-from polyclinic.federation.refusals import DataDependentRefusal, GateRefused
 
 ENCODER = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
 METHOD = {"name": "analytic", "numbers": 4, "worth": True}

@@ -5,7 +5,7 @@ import torch
 from attacked_site import ask, first_weights
 
 from polyclinic.deployment.deployed_site import FAILED, discreet
-from polyclinic.federation.refusals import GateRefused, Suspended
+from polyclinic.federation.call import GateRefused, Suspended
 
 #: a row of conv3 has as many numbers as an image of 24 x 24, and steps without length leave them there
 STUDY = {"model__backbone": "small-cnn", "data__size": 24, "optimizer__lr": 1e-30, "optimizer__momentum": 0.0}

@@ -7,8 +7,8 @@ import torch
 from attacked_site import SITE, ask
 
 from polyclinic.attacks.coordinator.crafting import input_of
+from polyclinic.federation.call import DataDependentRefusal
 from polyclinic.federation.ledger.parcel import ParcelRejected
-from polyclinic.federation.refusals import DataDependentRefusal
 from polyclinic.training.image_draws import hold_rows_of_few
 
 LAYER = "conv3"

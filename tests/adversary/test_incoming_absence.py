@@ -7,12 +7,12 @@ import pytest
 import torch
 from attacked_site import SITE, ask, shuffled
 
+from polyclinic.federation.call import DataDependentRefusal
 from polyclinic.federation.layers import movement as course
 from polyclinic.federation.layers import movement as returning
 from polyclinic.federation.layers.movement import History
 from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.policy import Incoming
-from polyclinic.federation.refusals import DataDependentRefusal
 from polyclinic.federation.site import SiteState
 from polyclinic.randomness import numpy_rng
 

@@ -8,12 +8,11 @@ import pytest
 from attacked_site import KINDS, SITE, ask, first_weights
 
 from polyclinic.cli import run_app
-from polyclinic.federation.call import COORDINATOR, Call
+from polyclinic.federation.call import COORDINATOR, Call, GateRefused
 from polyclinic.federation.ledger.key_ring import KitKeys
 from polyclinic.federation.ledger.ledger_heads import Heads
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.ledger.signing import LedgerBroken, sign_anchor
-from polyclinic.federation.refusals import GateRefused
 
 
 def ledger_of(kit, run="run"):

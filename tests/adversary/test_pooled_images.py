@@ -4,11 +4,11 @@ import pytest
 import torch
 from attacked_site import KINDS, ask
 
+from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.gate import Gate, RawImages
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.refusals import GateRefused
 
 
 @pytest.mark.parametrize(("method", "operation"), [("fedavg-share", "give_share"), ("centralized", "give_all")])

@@ -3,9 +3,9 @@
 import pytest
 from attacked_site import PRIVATE, SITE, ask, first_weights
 
+from polyclinic.federation.call import Suspended
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.parcel import ParcelRejected
-from polyclinic.federation.refusals import Suspended
 from polyclinic.federation.site import SitePosition
 
 

@@ -3,8 +3,8 @@
 import pytest
 from attacked_site import PRIVATE, ask, first_weights
 
+from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.refusals import GateRefused
 
 TARGET = {**PRIVATE, "target_epsilon": 2.0}
 

@@ -16,10 +16,9 @@ from polyclinic.deployment.deployed_site import ApprovedRelay, discreet
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.deployment.site_status import runs_of
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import pack, unpack
+from polyclinic.federation.call import Suspended, pack, unpack
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.ledger import Ledger, verify
-from polyclinic.federation.refusals import Suspended
 from polyclinic.privacy.epsilon import compute_epsilon
 
 

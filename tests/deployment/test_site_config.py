@@ -20,9 +20,8 @@ from polyclinic.deployment.admin import Submission
 from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.deployed_site import FAILED, deployed_host, discreet, relay_of
 from polyclinic.errors import BadInput
-from polyclinic.federation.call import Call
+from polyclinic.federation.call import Call, GateRefused, GateRefusedData, Suspended
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.refusals import GateRefused, GateRefusedData, Suspended
 from polyclinic.registry import is_restricted
 from polyclinic.runner.evaluate import calibration
 from polyclinic.runner.predict.predict import load_predictor

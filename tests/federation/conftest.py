@@ -3,8 +3,8 @@
 import pytest
 from scripted_engine import SITES, Script, weights
 
+from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.federation_spec import FederationSpec
 from polyclinic.federation.ledger.parcel import Expected
 
 

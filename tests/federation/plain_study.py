@@ -2,9 +2,9 @@
 
 from types import SimpleNamespace
 
-from polyclinic.federation.host_spec import Kit
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.key_ring import SeedKeys
+from polyclinic.federation.site import Kit
 from polyclinic.federation.sums.settings import Federated
 
 

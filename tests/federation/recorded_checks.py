@@ -24,11 +24,11 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.host_spec import Kit
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.key_ring import SeedKeys
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.ledger.signing import sign_anchor
+from polyclinic.federation.site import Kit
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.run import run
 from polyclinic.study import Study
@@ -64,13 +64,13 @@ CONCERNS: dict[str, str] = {
     "covered by privacy": f"{ROOM}.layers.privacy:check_all_covered",
     "incoming, own training": f"{ROOM}.layers.incoming:Inspection._note_own",
     "defence": f"{ROOM}.layers.defence:Defence.__call__",
-    "poisoning": f"{ROOM}.layers.poisoning:Poisoning.update",
+    "poisoning": f"{ROOM}.layers.defence:Poisoning.update",
     "coarse scores": f"{ROOM}.layers.scores:coarse_scores",
     "no training loss": f"{ROOM}.layers.scores:without_loss",
     "drawn patients": f"{ROOM}.layers.cohort:DrawnPatients.leaving",
     "scores once": f"{ROOM}.layers.call_order:check_scores",
     "sum": f"{ROOM}.sums.site_sums:SiteSums.outgoing",
-    "rounding": f"{ROOM}.layers.outgoing:shortened",
+    "rounding": f"{ROOM}.layers.calls:shortened",
     "cohort": f"{ROOM}.layers.gate:count_patients",
     "gate": f"{ROOM}.layers.gate:Gate.release",
     "kind": f"{ROOM}.layers.gate:Gate._check_policy",
@@ -97,7 +97,7 @@ OF_REPLIES: dict[str, str] = {
     "reply": f"{ROOM}.layers.replies:ReplyCheck._check",
     "head of the ledger": f"{ROOM}.ledger.ledger_heads:Heads.receive",
     "traffic": f"{ROOM}.traffic:Traffic.sent",
-    "privacy coverage": f"{ROOM}.privacy_coverage:Coverage.note",
+    "privacy coverage": f"{ROOM}.traffic:Coverage.note",
 }
 
 Tables = dict[str, Any]

@@ -6,8 +6,7 @@ from scripted_engine import SITES, failing, weights
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply, sort_payload
-from polyclinic.federation.collaborators import Observer
-from polyclinic.federation.federation_spec import Faults
+from polyclinic.federation.collaborators import Faults, Observer
 from polyclinic.federation.ledger.parcel import Parcel
 
 

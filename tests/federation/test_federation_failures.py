@@ -9,9 +9,8 @@ from scripted_engine import SITES, Script, failing, weights
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.collaborators import Observer
+from polyclinic.federation.collaborators import Faults, Observer
 from polyclinic.federation.federation import _is_tensors
-from polyclinic.federation.federation_spec import Faults
 from polyclinic.federation.site import SitePosition
 
 # --- failures ----------------------------------------------------------------------------------------

@@ -11,23 +11,23 @@ from plain_study import kit_of, plain_study
 from torch import nn
 
 from polyclinic.data.parts import ImageSet, SiteData
-from polyclinic.federation.call import Call
-from polyclinic.federation.host import SiteHost
-from polyclinic.federation.host_spec import HostSpec
-from polyclinic.federation.layers.gate import model_bytes
-from polyclinic.federation.layers.poisoning import Poisoning
-from polyclinic.federation.ledger.key_ring import SeedKeys
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.ledger.signing import Anchor, AnchorFile, LedgerBroken, sign_anchor
-from polyclinic.federation.operation import operation
-from polyclinic.federation.policy import Policy
-from polyclinic.federation.refusals import (
+from polyclinic.federation.call import (
+    Call,
     DataDependentRefusal,
     GateRefused,
     GateRefusedData,
     Suspended,
     may_depend_on_images,
 )
+from polyclinic.federation.host import SiteHost
+from polyclinic.federation.layers.defence import Poisoning
+from polyclinic.federation.layers.gate import model_bytes
+from polyclinic.federation.ledger.key_ring import SeedKeys
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.signing import Anchor, AnchorFile, LedgerBroken, sign_anchor
+from polyclinic.federation.operation import operation
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.site import HostSpec
 from polyclinic.federation.sums.settings import Federated, Floor
 
 NUMBERS = torch.linspace(0, 1, 2048)

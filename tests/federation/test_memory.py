@@ -12,15 +12,14 @@ from plain_study import plain_study
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
+from polyclinic.federation.collaborators import Faults, FederationSpec
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.federation_spec import Faults, FederationSpec
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.open_sites import OpenSites, room_for_states
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.site import SiteState
+from polyclinic.federation.site import HostSpec, SiteState
 from polyclinic.methods.shared import aggregation
 
 SITES = tuple(f"s{k}" for k in range(12))

@@ -9,11 +9,10 @@ import torch
 from plain_study import kit_of, plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
-from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.open_sites import OpenSites
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.site import Site, SitePosition, SiteState, state_path, version_of
+from polyclinic.federation.site import HostSpec, Site, SitePosition, SiteState, state_path, version_of
 
 
 def sites_in(folder, privacy=None, **changes):

@@ -11,16 +11,14 @@ from plain_study import plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import Damaged
-from polyclinic.federation.call import Call
+from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.ledger.parcel import Expected, Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.refusals import GateRefused
-from polyclinic.federation.site import SitePosition, SiteState, read_state, state_path
+from polyclinic.federation.site import HostSpec, SitePosition, SiteState, read_state, state_path
 
 
 class Count:

@@ -7,7 +7,7 @@ import torch
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.plan import carry_out
+from polyclinic.federation.operation import carry_out
 from polyclinic.methods import felicia
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared import training_gans

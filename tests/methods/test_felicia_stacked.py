@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from polyclinic.data.parts import prepare
+from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.gate import Gate
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.gan.stack import StackedGAN
 from polyclinic.methods.shared.gan_site import SiteGANs

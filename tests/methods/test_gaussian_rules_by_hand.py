@@ -10,9 +10,8 @@ import torch
 from torch.distributions import MultivariateNormal
 from torch.nn import functional as F
 
-from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.call import Call, GateRefusedData, Reply
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.refusals import GateRefusedData
 from polyclinic.methods import gaussian_heads
 from polyclinic.methods.shared import one_round
 from polyclinic.methods.shared.one_round import RESOLUTION

@@ -10,7 +10,7 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.plan import carry_out
+from polyclinic.federation.operation import carry_out
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.fedreplay import FedReplay, _batches, _counts, _pooled
 from polyclinic.methods.shared import generative_replay, pooling, replay_space, site_generator

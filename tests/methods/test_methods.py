@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.call import Reply
+from polyclinic.federation.call import GateRefused, Reply
 from polyclinic.federation.layers.gate import Gate, RawImages
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared import aggregation, local_training
 from polyclinic.study import parse_study

@@ -10,7 +10,7 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.plan import carry_out
+from polyclinic.federation.operation import carry_out
 from polyclinic.methods.analytic import Analytic
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedavg_share import FedAvgShare

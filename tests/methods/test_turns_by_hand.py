@@ -8,7 +8,7 @@ import torch
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.plan import carry_out
+from polyclinic.federation.operation import carry_out
 from polyclinic.methods.feder import FedER, queue_of, random_ring
 from polyclinic.methods.felicia import _share_of_step
 from polyclinic.methods.shared.felicia import (

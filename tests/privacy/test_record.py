@@ -12,7 +12,7 @@ from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected, decode
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.privacy_coverage import Coverage
+from polyclinic.federation.traffic import Coverage
 from polyclinic.privacy import account as records
 from polyclinic.privacy.account import Account
 from polyclinic.privacy.epsilon import compute_epsilon

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from polyclinic.federation.plan import carry_out
+from polyclinic.federation.operation import carry_out
 from polyclinic.training import plans
 from polyclinic.training.gpu import stacking
 from polyclinic.training.gpu.stacking import StackedCorrector

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from polyclinic.federation.privacy_coverage import Coverage
+from polyclinic.federation.traffic import Coverage
 from polyclinic.privacy.settings import Privacy
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training import private_latents

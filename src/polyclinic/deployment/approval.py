@@ -31,12 +31,12 @@ from polyclinic.deployment.approval_rules import (
 )
 from polyclinic.deployment.site_config import policy_of
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.call import Suspended
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.key_ring import KitKeys
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken
-from polyclinic.federation.refusals import Suspended
 from polyclinic.files import atomic_write, digest_of, lock
 from polyclinic.json_types import JsonObject
 from polyclinic.models import PUBLIC, RANDOM, read_weights

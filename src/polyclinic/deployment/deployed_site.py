@@ -29,14 +29,13 @@ from polyclinic.engines.nvflare.process_tree import end_with
 from polyclinic.engines.nvflare.relay import Relay, refusal
 from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_command, reason_of
 from polyclinic.errors import BadInput
-from polyclinic.federation.call import pack
+from polyclinic.federation.call import DataDependentRefusal, GateRefused, pack
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.host_spec import Kit
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.key_ring import KitKeys
 from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.refusals import DataDependentRefusal, GateRefused
+from polyclinic.federation.site import Kit
 from polyclinic.files import atomic_write, lock
 from polyclinic.formats import write_run_format
 from polyclinic.runner.evaluate.calibration import Calibration, calibrate_on

@@ -1,11 +1,13 @@
-"""Protocols: what a federation and its sites need of rooms above them, which they must not import. Engines live in
-`polyclinic.engines`, observers in `polyclinic.runner`.
+"""What a federation consists of, and what it and its sites need of rooms above them, which they must not import.
+Engines live in `polyclinic.engines`, observers in `polyclinic.runner`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -13,20 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.federation.call import Call, Failure, Reply
+from polyclinic.federation.layers.replies import ChecksReplies
+from polyclinic.federation.ledger.key_ring import KeyRing
+from polyclinic.federation.ledger.parcel import Expected
+from polyclinic.federation.ledger.wire import Encoding
 from polyclinic.federation.site import SitePosition
+from polyclinic.federation.sums.settings import Federated
 from polyclinic.json_types import JsonMapping, JsonObject
+from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
-    from polyclinic.federation.call import Failure
     from polyclinic.federation.federation import Federation
-    from polyclinic.federation.layers.defence import Defence
-    from polyclinic.federation.layers.poisoning import Poisoning
-    from polyclinic.federation.ledger.wire import Encoding
-    from polyclinic.federation.sums.settings import Federated
+    from polyclinic.federation.layers.defence import Defence, Poisoning
     from polyclinic.models import Backbone
     from polyclinic.privacy.settings import Privacy
-    from polyclinic.settings import Settings
     from polyclinic.tasks import Target, Task
 
 #: images float [B, C, H, W] in [0, 1] and the task's targets, on the device
@@ -213,3 +216,52 @@ class Observer:
 
     def restore(self, memory: JsonMapping, best: dict[str, Tensor] | None) -> None:
         """Take over what `memory` gave, and the best weights."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What happens when a site fails: the round goes on with at least `quorum` of the sites, or stops."""
+
+    on_failure: Literal["continue", "stop"] = "continue"
+    quorum: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationSpec:
+    """What a federation consists of."""
+
+    sites: tuple[str, ...]
+    seed: int
+    #: the run folder
+    folder: Path
+    initial_weights: Callable[[], dict[str, Tensor]]
+    #: what parcels of each kind must look like
+    expected: Mapping[str, Expected]
+    #: whose operations the sites answer; without it, replies are checked by their kinds only
+    method: ChecksReplies | None = None
+    #: channels, height and width of the images
+    image_shape: tuple[int, ...] = ()
+    #: the coordinator's own trainer, for methods in which it trains as well
+    trainer: TrainerLike
+    faults: Faults = Faults()
+    #: rounds between checkpoints; 0 for none
+    checkpoint_every: int = 1
+    #: the share of the sites that take part in a round, and the rounds without a better score after which a run stops
+    fraction: float = 1.0
+    patience: int | None = None
+    #: the networks of sites that have another one, by site
+    backbones: Mapping[str, str] = field(default_factory=dict)
+    #: the study's tables [generator] and [replay]
+    generator: Settings | None = None
+    replay_settings: Settings | None = None
+    #: the coordinator's keys in a deployed run
+    keys: KeyRing | None = None
+    #: where the coordinator's weights lie
+    device: str = "cpu"
+    #: how what the sites send is added up, and the name of the run in secure sums
+    federated: Federated = field(default_factory=Federated)
+    run_name: str = ""
+    #: whether what a checkpoint has saved survives a loss of power
+    durable: bool = False
+    #: how numbers of parcels travel
+    wire: Encoding = "exact"

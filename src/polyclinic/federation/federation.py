@@ -19,15 +19,13 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation import layers
 from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply, sort_payload
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
-from polyclinic.federation.collaborators import Engine, Observer
-from polyclinic.federation.federation_spec import FederationSpec
+from polyclinic.federation.collaborators import Engine, FederationSpec, Observer
 from polyclinic.federation.layers.replies import ReplyCheck
 from polyclinic.federation.ledger.ledger_heads import Heads
 from polyclinic.federation.ledger.parcel import ParcelRejected
-from polyclinic.federation.privacy_coverage import Coverage
 from polyclinic.federation.site import SitePosition, SiteState, read_state
 from polyclinic.federation.sums.coordinator_sums import Ask, CoordinatorSums
-from polyclinic.federation.traffic import Communication, Traffic
+from polyclinic.federation.traffic import Communication, Coverage, Traffic
 from polyclinic.randomness import torch_rng
 
 Weights = Mapping[str, Tensor]

@@ -8,20 +8,17 @@ from typing import Any
 
 import torch
 
-from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.host_spec import HostSpec
+from polyclinic.federation.call import Call, LooksOn, Reply, may_depend_on_images
 from polyclinic.federation.layers import DEPLOYED, SIMULATED, Inspection, Kinds, Layer
+from polyclinic.federation.layers.layer import Parcels, Transaction
 from polyclinic.federation.layers.sealing import KeyExchange
 from polyclinic.federation.layers.stopped import refuse_while_stopped
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.open_sites import OpenSites
-from polyclinic.federation.operation import Operation
-from polyclinic.federation.plan import work_at
-from polyclinic.federation.refusals import LooksOn, may_depend_on_images
-from polyclinic.federation.site import Site, SitePosition
+from polyclinic.federation.operation import Operation, work_at
+from polyclinic.federation.site import HostSpec, Site, SitePosition
 from polyclinic.federation.sums.settings import floor_of
 from polyclinic.federation.sums.site_sums import SiteSums
-from polyclinic.federation.transaction import Parcels, Transaction
 from polyclinic.randomness import seeded
 
 

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from polyclinic.data.allowed_paths import refuse_unsafe_name
-from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.layers.gate import Gate, RawImages
 from polyclinic.federation.ledger.budget import Budget, EpsilonLimit, Price, price_at
 from polyclinic.federation.ledger.key_ring import KeyRing, SeedKeys
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.ledger.signing import AnchorFile
-from polyclinic.federation.site import Site, SitePosition, read_state, state_path, version_of
+from polyclinic.federation.site import HostSpec, Site, SitePosition, read_state, state_path, version_of
 from polyclinic.files import atomic_write, sync_files, write_tensors
 
 

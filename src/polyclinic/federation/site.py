@@ -1,4 +1,5 @@
-"""A site: what an operation gets to work with, and its state, tensors that survive a restart in versioned files."""
+"""A site: what an operation gets to work with, its state (tensors that survive a restart in versioned files), what its
+own people have, and what the sites of one process have in common."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.ledger.key_ring import KeyRing, SeedKeys
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.parcel import Expected, ParcelRejected
 from polyclinic.federation.policy import Policy
 from polyclinic.files import read_tensors
 from polyclinic.randomness import torch_rng
@@ -20,8 +21,10 @@ from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
-    from polyclinic.federation.collaborators import StudyLike, TrainerLike
-    from polyclinic.federation.host_spec import Kit
+    from polyclinic.federation.collaborators import MethodLike, StudyLike, TrainerLike
+    from polyclinic.federation.layers import Layer
+    from polyclinic.federation.layers.stopped import Suspensions
+    from polyclinic.federation.ledger.archive import ParcelArchive
 
 
 class SitePosition(NamedTuple):
@@ -199,3 +202,59 @@ class Site:
     def lasting_rng(self, purpose: str) -> torch.Generator:
         """A generator for this seed, site and purpose, the same in every round."""
         return torch_rng(*self.address(purpose))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kit:
+    """What a deployed site's own people have, and no coordinator changes."""
+
+    #: the one site that the host serves
+    site: str
+    #: its sealing and signing keys
+    keys: KeyRing
+    #: where it keeps the heads of its ledgers in a second place, a file for each run
+    anchors: Path
+    #: where it keeps what it may need again, such as trained generators
+    cache: Path | None = None
+    #: where its studies are stopped until a person has looked
+    suspensions: Suspensions
+    #: raises Suspended where its people have not approved the study, or no longer do
+    require_approval: Callable[[], None]
+    #: puts a finished model where they find it
+    keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
+    #: layers that they add, which may refuse, and never change what leaves
+    layers: tuple[type[Layer], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSpec:
+    """What the sites of one process have in common."""
+
+    study: StudyLike
+    #: what a site trains with, and that of sites with another network, by site
+    trainer: TrainerLike
+    trainers: Mapping[str, TrainerLike] = field(default_factory=dict)
+    #: the run folder
+    folder: Path
+    open_data: Callable[[str], SiteData]
+    policy: Policy
+    #: what parcels of each kind must look like
+    expected: Mapping[str, Expected]
+    #: the weights that a site's network begins with; None where they follow from more than the study's seed
+    first_weights: Callable[[str], Mapping[str, Tensor] | None] = lambda _: None
+    #: keeps parcels for an audit, where the study says so
+    archive: ParcelArchive | None = None
+    #: all settings of the study that results depend on, as JSON
+    result_settings_json: str = ""
+    #: the name of the run in secure sums
+    run_name: str = ""
+    #: classes, by number, that a site does not know
+    unknown_classes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    #: has operations that every method of the study has, besides the method's own
+    more_operations: tuple[object, ...] = ()
+    #: of a deployed site; None where all sites of a simulation live in one folder
+    kit: Kit | None = None
+
+    @property
+    def method(self) -> MethodLike:
+        return self.study.method

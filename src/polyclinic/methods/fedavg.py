@@ -12,8 +12,7 @@ from torch import Tensor
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.plan import Work
+from polyclinic.federation.operation import Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training, reply_checks
 from polyclinic.methods.shared.aggregation import Aggregation, aggregate, average, weight_of

@@ -11,8 +11,7 @@ from typing import ClassVar, Literal
 
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.plan import Work
+from polyclinic.federation.operation import Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import generative_replay, local_training

@@ -17,8 +17,7 @@ from pydantic import Field
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.plan import Work
+from polyclinic.federation.operation import Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedprox import towards

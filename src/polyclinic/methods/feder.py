@@ -24,8 +24,7 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.plan import Work
+from polyclinic.federation.operation import Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.federation.traffic import SENT
 from polyclinic.files import write_tensors

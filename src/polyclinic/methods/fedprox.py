@@ -10,8 +10,7 @@ from pydantic import Field
 
 from polyclinic.federation.federation import Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.plan import Work
+from polyclinic.federation.operation import Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training

@@ -29,8 +29,7 @@ from polyclinic.data.pixels import to_uint8
 from polyclinic.federation.call import Reply
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.plan import Work
+from polyclinic.federation.operation import Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.generators import GeneratorModel
 from polyclinic.generators.gan.adversarial import AdversarialModel

@@ -11,8 +11,7 @@ from pydantic import Field
 
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.plan import Work
+from polyclinic.federation.operation import Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.ditto import PersonalFedAvg
 from polyclinic.training.plans import Fit, FitSpec

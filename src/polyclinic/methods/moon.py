@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from polyclinic.federation.federation import Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.plan import Work
+from polyclinic.federation.operation import Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.operation import operation
-from polyclinic.federation.plan import Work
+from polyclinic.federation.operation import Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.local_training import LocalWork

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.call import Reply
+from polyclinic.federation.call import GateRefused, Reply
 from polyclinic.federation.layers.scores import was_scored
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.site import Site
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject

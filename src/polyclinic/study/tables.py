@@ -15,8 +15,7 @@ from polyclinic.data.partitions import Sites
 from polyclinic.data.pixels import MOST_PIXELS
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
-from polyclinic.federation.layers.defence import Defence
-from polyclinic.federation.layers.poisoning import Poisoning
+from polyclinic.federation.layers.defence import Defence, Poisoning
 from polyclinic.federation.sums.settings import Federated
 from polyclinic.formats import STUDY_FORMAT, check_format
 from polyclinic.generators import GENERATORS, Generator

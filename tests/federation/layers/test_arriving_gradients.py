@@ -4,12 +4,11 @@ import pytest
 import torch
 from one_site import FIRST, LAST, LIMITS, inspect, make_site
 
+from polyclinic.federation.call import DataDependentRefusal
 from polyclinic.federation.layers import movement as course
 from polyclinic.federation.layers.incoming import one_pass
-from polyclinic.federation.layers.movement import History
-from polyclinic.federation.layers.weight_checks import dominances, lengths
+from polyclinic.federation.layers.movement import History, dominances, lengths
 from polyclinic.federation.policy import Incoming
-from polyclinic.federation.refusals import DataDependentRefusal
 from polyclinic.federation.site import SiteState
 
 

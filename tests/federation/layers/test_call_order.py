@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from polyclinic.federation.call import Call
+from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.layers.call_order import (
     ALL_REPEATS,
     LEFT_OUT,
@@ -20,7 +20,6 @@ from polyclinic.federation.layers.calls import RoundOfStudy
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
-from polyclinic.federation.refusals import GateRefused
 
 
 def declared(*releases, **how):

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from polyclinic.federation.call import Call
+from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.layers.calls import OwnArguments, TakenByHospital, TakenCall
+from polyclinic.federation.layers.layer import Transaction
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
-from polyclinic.federation.refusals import GateRefused
-from polyclinic.federation.transaction import Transaction
 
 
 class Method:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from polyclinic.federation.call import GateRefused, GateRefusedData
 from polyclinic.federation.layers.gate import Gate, RawImages, check_finite
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import DEFAULT_KINDS, Policy
-from polyclinic.federation.refusals import GateRefused, GateRefusedData
 
 SHAPE = (3, 8, 8)
 

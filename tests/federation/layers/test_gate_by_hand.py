@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from polyclinic.federation.call import GateRefused, GateRefusedData, Suspended
 from polyclinic.federation.layers.gate import Gate, RawImages, _as_bytes, check_finite
 from polyclinic.federation.layers.stopped import FOLDER, Suspension, Suspensions
 from polyclinic.federation.ledger.background import PAYS_FROM
@@ -15,7 +16,6 @@ from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.reservation import EPSILON_LOCK, Reservations, Reserved
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.refusals import GateRefused, GateRefusedData, Suspended
 from polyclinic.files import lock
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 1, 8, 8), dtype=np.uint8)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from one_site import FIRST, LAST, LIMITS, Asked, changed, inspect, make_check, make_site
 
+from polyclinic.federation.call import DataDependentRefusal
 from polyclinic.federation.layers.movement import History
 from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.policy import Incoming
-from polyclinic.federation.refusals import DataDependentRefusal
 from polyclinic.federation.site import SiteState
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
-from polyclinic.federation.call import Call
+from polyclinic.federation.call import Call, GateRefused, GateRefusedData
 from polyclinic.federation.layers.cohort import (
     DrawnPatients,
     check_classes,
@@ -19,7 +19,6 @@ from polyclinic.federation.layers.privacy import check_all_covered, check_privat
 from polyclinic.federation.layers.scores import coarse_scores, held_out_only, without_loss
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.refusals import GateRefused, GateRefusedData
 
 W = {"w": torch.ones(1)}
 RECORD = {"epsilon": 1.0, "mechanisms": [{"steps": 1, "sampling_rate": 0.25}]}

@@ -10,10 +10,9 @@ from plain_study import plain_study
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.federation.call import Call, Failure, Reply
+from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.federation_spec import FederationSpec
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.layers.calls import ExpectedForm
 from polyclinic.federation.ledger import sealing
 from polyclinic.federation.ledger.key_ring import SeedKeys
@@ -22,6 +21,7 @@ from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Incoming, Policy
+from polyclinic.federation.site import HostSpec
 
 SITES = ("a", "b", "c")
 SECRET = torch.arange(64, dtype=torch.float32) * 1.25 + 3

@@ -11,18 +11,17 @@ from plain_study import plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput
-from polyclinic.federation.call import Call
+from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.layers import privacy as transcript
 from polyclinic.federation.layers.cohort import images_in_generator_step, patients_in
+from polyclinic.federation.layers.layer import Transaction
 from polyclinic.federation.layers.scores import ScoredModel, was_scored
 from polyclinic.federation.layers.sealing import TAKEN, BoxFile, KeyExchange, asked_in_state, seal, unseal
 from polyclinic.federation.ledger import sealing
 from polyclinic.federation.ledger.key_ring import KitKeys, PublicKeys, SeedKeys
 from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.site import Site, SiteState
-from polyclinic.federation.transaction import Transaction
 
 
 class Pinned(SeedKeys):

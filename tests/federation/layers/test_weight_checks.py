@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from polyclinic import attacks
-from polyclinic.federation.layers import weight_checks as orders
-from polyclinic.federation.layers.weight_checks import Figure
+from polyclinic.federation.layers import movement as orders
+from polyclinic.federation.layers.movement import Figure
 from polyclinic.federation.policy import Incoming
 from polyclinic.models import build
 from polyclinic.randomness import seeded, torch_rng

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.cohort import cohort
 from polyclinic.federation.layers.gate import Gate, RawImages
 from polyclinic.federation.ledger.budget import Budget, Spent
@@ -14,7 +15,6 @@ from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.refusals import GateRefused
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 1, 8, 8), dtype=np.uint8)
 

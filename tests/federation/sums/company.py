@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 import torch
 from plain_study import plain_study
 
-from polyclinic.federation.call import Call, Failure, Reply
+from polyclinic.federation.call import Call, Failure, GateRefused, Reply
+from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.federation_spec import FederationSpec
 from polyclinic.federation.ledger.key_ring import SeedKeys
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.site import Site, SiteState
 from polyclinic.federation.sums.settings import Federated, Floor
 from polyclinic.federation.sums.site_sums import SiteSums

@@ -7,11 +7,10 @@ import torch
 from company import Company
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import Call
-from polyclinic.federation.layers.outgoing import without_samples
+from polyclinic.federation.call import Call, GateRefused
+from polyclinic.federation.layers.calls import without_samples
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.site import SiteState
 from polyclinic.federation.sums.open_sum import honest_sites, known
 from polyclinic.federation.sums.settings import Federated

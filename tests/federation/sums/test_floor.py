@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from polyclinic.federation.call import GateRefused
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.sums.settings import Federated, Floor, floor_of
 
 USUAL = Federated(sum="secure")

@@ -11,9 +11,8 @@ import torch
 from company import Company
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import Call
+from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.sums import shamir
 from polyclinic.federation.sums.coordinator_sums import Unmasking
 from polyclinic.federation.sums.masks import Context

@@ -11,28 +11,28 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from polyclinic.federation.layers import replies
-from polyclinic.federation.layers.batches import Archive, NotedBatches, RandomShares
 from polyclinic.federation.layers.call_order import CallOrder
 from polyclinic.federation.layers.calls import (
     Begin,
     CountersignedHead,
     Declared,
+    Difference,
     ExpectedForm,
     OpenedSite,
     OwnArguments,
     OwnName,
+    Rounding,
     RoundOfStudy,
+    Sum,
     TakenByHospital,
     TakenCall,
     Unsealed,
 )
-from polyclinic.federation.layers.cohort import DrawnPatients
-from polyclinic.federation.layers.defence import Defended
+from polyclinic.federation.layers.cohort import Archive, DrawnPatients, NotedBatches, RandomShares
+from polyclinic.federation.layers.defence import Defended, Poisoned
 from polyclinic.federation.layers.gate import Reservation, ThroughGate
 from polyclinic.federation.layers.incoming import Inspection
 from polyclinic.federation.layers.layer import Layer, OwnLayers
-from polyclinic.federation.layers.outgoing import Difference, Rounding, Sum
-from polyclinic.federation.layers.poisoning import Poisoned
 from polyclinic.federation.layers.privacy import CoveredByPrivacy, Transcript
 from polyclinic.federation.layers.scores import CoarseScores, ScoredOnce
 from polyclinic.federation.layers.stopped import Stopped

@@ -13,21 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from polyclinic.federation.call import Call
-from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.call import Call, GateRefused
+from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
 from polyclinic.federation.layers.sealing import asked_in_state
 from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import Operation
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import MethodLike
     from polyclinic.federation.host import SiteHost
     from polyclinic.federation.site import Site
-    from polyclinic.federation.transaction import Parcels, Transaction
 
 #: in a deployed site's folder: the digests of the weights that it scored
 SCORED = "scored.json"

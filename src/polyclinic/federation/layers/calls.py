@@ -1,21 +1,20 @@
-"""Layers of a call: whom the answer is for, what the operation takes, and opening the site. No image is looked at, so
-that a refusal tells nothing about any."""
+"""Layers of a call and the form of its answer. Before the work: whom the answer is for, what the operation takes,
+opening the site; no image is looked at, so that a refusal tells nothing about any. After it: declared kinds, whole
+numbers of a sum, fewer digits, or differences, as the study says."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from polyclinic.data.dataset import SPLITS
-from polyclinic.federation.call import COORDINATOR
-from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.call import COORDINATOR, GateRefused, base_of
+from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
 from polyclinic.federation.layers.sealing import unseal
-from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel, ParcelRejected, shortened
 from polyclinic.federation.ledger.signing import is_countersigned, signer_of_line
+from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.operation import FRONT, signature_of
-from polyclinic.federation.refusals import GateRefused
-
-if TYPE_CHECKING:
-    from polyclinic.federation.transaction import Parcels, Transaction
+from polyclinic.federation.policy import Policy
 
 
 class OwnName(Layer):
@@ -29,15 +28,10 @@ class TakenCall(Layer):
     """The operation answers to who asks, and takes what came."""
 
     def arriving(self, transaction: Transaction) -> None:
-        call = transaction.call
-        declared = transaction.declared
-        if declared.releases and (declared.partner == "sites") == (call.to == COORDINATOR):
-            asked = (
-                "another site only, sealed, and the coordinator"
-                if call.to == COORDINATOR
-                else "the coordinator, and a site"
-            )
-            raise ParcelRejected(f"'{call.operation}' releases to {asked} asked")
+        call, declared, is_open = transaction.call, transaction.declared, transaction.call.to == COORDINATOR
+        if declared.releases and is_open == (declared.partner == "sites"):
+            only = "another site only, sealed, and the coordinator" if is_open else "the coordinator, and a site"
+            raise ParcelRejected(f"'{call.operation}' releases to {only} asked")
         unknown = set(transaction.splits) - set(SPLITS)
         if unknown:
             raise ParcelRejected(f"'{call.operation}': there is no split '{unknown.pop()}'; use {', '.join(SPLITS)}")
@@ -167,3 +161,55 @@ def _check_names(transaction: Transaction, name: str, weights: Parcel) -> None:
         missing = missing or (shared - came)
     left_out = ", ".join(sorted(missing)[:3]) or "nothing"
     raise ParcelRejected(f"weights: the names are not those that the method shares; left out: {left_out}")
+
+
+class Sum(Layer):
+    """Steps of sums belong to the study's sums; what is added up leaves as whole numbers of one."""
+
+    def arriving(self, transaction: Transaction) -> None:
+        self.host.sums.check(transaction.call)
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        call, sums = transaction.call, self.host.sums
+        weighting = getattr(self.spec.method, "weighting", "samples")
+        if sums.covers(call.operation):
+            return sums.outgoing(transaction.site, call, self.sites.gates[call.site], parcels, weighting)
+        counts = sums.summed.get(call.operation) != "mean" or weighting == "samples"
+        return without_samples(self.spec.policy, call.operation, parcels, needed=counts)
+
+
+def without_samples(policy: Policy, operation: str, parcels: Parcels, *, needed: bool) -> Parcels:
+    """The parcels without the number of images, where the policy hides it; GateRefused where it is `needed`."""
+    if policy.samples == "tell" or not any("samples" in parcel.metadata for parcel in parcels):
+        return parcels
+    if needed:
+        raise GateRefused(
+            f"'{operation}' tells how many images it is of, and the site's policy hides that (samples); set "
+            "federation.sum = 'secure', or method.weighting = 'uniform'"
+        )
+    return tuple(replace(p, metadata={n: v for n, v in p.metadata.items() if n != "samples"}) for p in parcels)
+
+
+class Rounding(Layer):
+    """The parcels have the numbers that their receiver gets."""
+
+    def is_needed(self) -> bool:
+        return self.spec.study.engine.wire in ROUNDING
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        for parcel in parcels:  # an image that is rounded is no longer found among the site's own
+            self.sites.gates[transaction.call.site].check_numbers(parcel)
+        return tuple(shortened(parcel, self.spec.study.engine.wire) for parcel in parcels)
+
+
+class Difference(Layer):
+    """What goes to the coordinator travels as a difference to the weights that came."""
+
+    def is_needed(self) -> bool:
+        return self.spec.study.engine.wire == "delta"
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        if transaction.call.to != COORDINATOR:
+            return parcels
+        base = base_of(transaction.received)
+        return tuple(shortened(parcel, "delta", base) for parcel in parcels)

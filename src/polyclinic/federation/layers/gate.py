@@ -18,8 +18,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polyclinic.data.allowed_paths import COORDINATOR
+from polyclinic.federation.call import GateRefused, GateRefusedData
 from polyclinic.federation.layers.cohort import count_patients
-from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
 from polyclinic.federation.layers.sealing import seal
 from polyclinic.federation.ledger.background import PAYS_FROM
 from polyclinic.federation.ledger.budget import (
@@ -35,11 +36,9 @@ from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.reservation import Reserved
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.refusals import GateRefused, GateRefusedData
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
-    from polyclinic.federation.transaction import Parcels, Transaction
 
 #: kinds of an operation that releases something as large as the model, and at most numbers beside it
 UPDATES = frozenset({"weights", "gradients", "statistics"})

@@ -31,13 +31,11 @@ import torch
 from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
+from polyclinic.federation.call import DataDependentRefusal, LooksOn
 from polyclinic.federation.layers import movement
-from polyclinic.federation.layers import weight_checks as checks
-from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.layers.movement import History, Returns
-from polyclinic.federation.layers.weight_checks import Figure, Weights, refuse
+from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
+from polyclinic.federation.layers.movement import Figure, History, Returns, Weights, refuse
 from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
-from polyclinic.federation.refusals import DataDependentRefusal, LooksOn
 from polyclinic.randomness import seeded, torch_rng
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from polyclinic.federation.host import SiteHost
     from polyclinic.federation.operation import Operation
     from polyclinic.federation.site import Site
-    from polyclinic.federation.transaction import Parcels, Transaction
 
 #: parcels that are inspected
 INSPECTED = ("weights", "gradients", "generator")
@@ -108,11 +105,11 @@ class Inspection(Layer):
         if parcel.kind == "weights" and history.has_passed(parcel.digest, has_course=has_course):
             return movement.looks_on(history.owed(), self.limits) if has_course and works else ""
         tensors = _on(site.trainer.device, parcel.tensors)
-        refuse(checks.largest(tensors, self.limits), ParcelRejected)
+        refuse(movement.largest(tensors, self.limits), ParcelRejected)
         if parcel.kind != "weights":
             self._inspect_lengths(site, parcel, history)
             return ""
-        refuse(checks.rows(tensors, self.limits), ParcelRejected)
+        refuse(movement.rows(tensors, self.limits), ParcelRejected)
         if not works:
             return ""
         kept = sealed or declared is None or bool(declared.releases)
@@ -127,16 +124,16 @@ class Inspection(Layer):
     def _inspect_lengths(self, site: Site, parcel: Parcel, history: History) -> None:
         """Gradients and generators: how long they are beside those before; whether a gradient is of one image; how far
         a correction of the site's own gradients (SCAFFOLD's control) moves weights in a round."""
-        tensors = checks.floating(parcel.tensors)
+        tensors = movement.floating(parcel.tensors)
         own = site.trainer.model.state_dict() if parcel.kind == "gradients" else {}
         corrections = {name: tensor for name, tensor in tensors.items() if name in own}
         refuse(self._corrected(site, corrections, history), DataDependentRefusal)
         found = {name: float(t.double().norm()) for name, t in tensors.items() if name not in corrections}
         before = history.most(parcel.kind)
-        refuse(checks.lengths(found, before, self.limits), DataDependentRefusal)
+        refuse(movement.lengths(found, before, self.limits), DataDependentRefusal)
         if parcel.kind == "gradients":
             longer = {name: tensors[name] for name in found if found[name] > before.get(name, 0.0)}
-            refuse(checks.dominances(longer, self.limits), DataDependentRefusal)
+            refuse(movement.dominances(longer, self.limits), DataDependentRefusal)
         history.take_most(parcel.kind, found)
 
     def _corrected(self, site: Site, corrections: Weights, history: History) -> Iterator[Figure]:
@@ -176,7 +173,7 @@ class Inspection(Layer):
         if not self._by_sign(site):
             yield Figure("sgd_rate", "the study", lr, self.limits.sgd_rate)
             return
-        everywhere = {name: torch.ones_like(one) for name, one in checks.floating(weights).items()}
+        everywhere = {name: torch.ones_like(one) for name, one in movement.floating(weights).items()}
         after = movement.stepped(weights, everywhere, lr, by_sign=True)
         for layer, value in movement.movement(after, weights).items():
             yield Figure("step", layer, value, self.limits.step)

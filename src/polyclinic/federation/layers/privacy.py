@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.call import GateRefused
+from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
 from polyclinic.federation.ledger.budget import SCORES, tells_something
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.refusals import GateRefused
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.federation.call import Call
     from polyclinic.federation.site import Site, SiteState
-    from polyclinic.federation.transaction import Parcels, Transaction
 
 
 class CoveredByPrivacy(Layer):

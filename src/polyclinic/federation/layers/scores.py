@@ -11,19 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyclinic.federation.layers.layer import Layer
+from polyclinic.federation.call import GateRefused
+from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
 from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import signature_of
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.privacy_coverage import PUBLIC
-from polyclinic.federation.refusals import GateRefused
+from polyclinic.federation.traffic import PUBLIC
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
     from polyclinic.federation.call import Call
     from polyclinic.federation.site import Site
-    from polyclinic.federation.transaction import Parcels, Transaction
 
 
 class CoarseScores(Layer):

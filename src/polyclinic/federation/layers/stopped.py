@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyclinic.data.allowed_paths import refuse_unsafe_name
-from polyclinic.federation.layers.layer import Layer
-from polyclinic.federation.refusals import Suspended
+from polyclinic.federation.call import Suspended
+from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
-    from polyclinic.federation.host_spec import Kit
-    from polyclinic.federation.transaction import Parcels, Transaction
+    from polyclinic.federation.site import Kit
 
 FOLDER = "suspended"
 

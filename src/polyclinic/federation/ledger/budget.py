@@ -23,7 +23,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.reservation import Reservations, Reserved
 from polyclinic.federation.ledger.signing import AnchorFile
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.privacy_coverage import PUBLIC
+from polyclinic.federation.traffic import PUBLIC
 from polyclinic.files import lock
 from polyclinic.privacy.epsilon import Mechanism, group_epsilon
 

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from pydantic import Field
 
+from polyclinic.federation.call import GateRefused
 from polyclinic.federation.ledger.parcel import ParcelRejected
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.federation.sums.masks import Context
 from polyclinic.files import atomic_write
 from polyclinic.settings import Settings

@@ -15,8 +15,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from polyclinic.federation.call import GateRefused
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.refusals import GateRefused
 from polyclinic.settings import Settings
 
 #: sites that fit into one sum of whole numbers: each site's share has 2^53, and 2^10 of these fit into 2^63

@@ -20,11 +20,10 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
-from polyclinic.federation.call import COORDINATOR
+from polyclinic.federation.call import COORDINATOR, GateRefused, GateRefusedData
 from polyclinic.federation.ledger import sealing
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
-from polyclinic.federation.refusals import GateRefused, GateRefusedData
 from polyclinic.federation.sums import shamir
 from polyclinic.federation.sums.masks import add_masks, pair_secret, sign_of
 from polyclinic.federation.sums.open_sum import (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyclinic.federation.federation import Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.plan import Work, carry_out
+from polyclinic.federation.operation import Work, carry_out
 from polyclinic.federation.site import Site
 from polyclinic.settings import Settings
 from polyclinic.training import private

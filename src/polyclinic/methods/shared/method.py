@@ -14,8 +14,7 @@ from torch import Tensor
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Operation, operation
-from polyclinic.federation.plan import Work
+from polyclinic.federation.operation import Operation, Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
 from polyclinic.models import statistics_names

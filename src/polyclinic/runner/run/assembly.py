@@ -19,14 +19,14 @@ from polyclinic import plugins
 from polyclinic.data.labels import unknown_classes, without_classes
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.federation_spec import Faults, FederationSpec
+from polyclinic.federation.collaborators import Faults, FederationSpec
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.host_spec import HostSpec
 from polyclinic.federation.ledger.archive import ParcelArchive
 from polyclinic.federation.ledger.key_ring import KeyRing
 from polyclinic.federation.ledger.parcel import Expected, OneOf
 from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.policy import Incoming, Policy
+from polyclinic.federation.site import HostSpec
 from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.models import (
