@@ -20,7 +20,7 @@ METHOD = {
 
 
 def test_these_are_all_methods_without_a_course():
-    assert {name for name in METHODS.builtin if not METHODS[name].traits.has_course} == set(METHOD)
+    assert {name for name in METHODS.builtin if not METHODS[name].traits.gradual} == set(METHOD)
 
 
 @pytest.mark.parametrize("name", METHOD)

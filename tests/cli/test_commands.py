@@ -309,7 +309,7 @@ def test_forgetting_shows_a_site_by_site_matrix(here, capsys):
 
 def test_forgetting_needs_a_serial_method(here, capsys):
     assert run_app(["run", "study.toml", "--out", "out", "--quiet", "--set", "method.name=fedavg"]) == 0
-    assert "hands no model from site to site" in fails_with(capsys, 2, ["forgetting", "out"])
+    assert "handed from site to site" in fails_with(capsys, 2, ["forgetting", "out"])
 
 
 def test_the_ledger_is_summed_up_and_a_forged_line_found(here, capsys):

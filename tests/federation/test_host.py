@@ -62,7 +62,7 @@ class Band:
     """A method whose operations tell how many sites did them at once."""
 
     name, rounds, weighting = "band", 3, "uniform"
-    traits = SimpleNamespace(has_course=True)
+    traits = SimpleNamespace(gradual=True)
 
     def __init__(self, stacks=True):
         self.stacks = stacks

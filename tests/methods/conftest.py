@@ -49,7 +49,7 @@ def tiny_study(method: dict[str, Any], **changes: dict[str, Any]) -> Study:
         tables["generator"] = {"name": "dcgan", "width": 4}
         method = {"steps": 1, "learner_steps": 300, **method}
     traits = METHODS[method["name"]].traits
-    if traits.needs_privacy:
+    if traits.trains == "private head":
         tables.setdefault("privacy", {"noise_multiplier": 1.0})
     if traits.needs_encoder and tables["model"]["backbone"] not in ENCODERS:
         tables["model"] = {"backbone": "efficientnet-lite0-1024", "input_size": 32}

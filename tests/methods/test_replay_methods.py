@@ -17,6 +17,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared import replay_space
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
+from polyclinic.methods.shared.method import ReplayMethod
 from polyclinic.runner.run import engines
 from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.result import Result
@@ -95,7 +96,7 @@ QUICK = ("fedavg", "cwt", "splitnn", "ditto")  # a kind of training each
     [
         pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
         for name in METHODS
-        if METHODS[name].traits.takes_replay
+        if issubclass(METHODS[name], ReplayMethod)
     ],
 )
 def test_whoever_says_that_it_takes_replay_trains_on_replayed_images(tiny_run, method):

@@ -82,4 +82,4 @@ def test_a_method_that_keeps_batch_norm_needs_some(tiny_run, monkeypatch):
 
 def test_traits_cannot_change_while_a_study_runs():
     with pytest.raises(AttributeError):
-        METHODS["fedavg"].traits.serial = True  # type: ignore[misc]
+        METHODS["fedavg"].traits.needs_cut = True  # type: ignore[misc]

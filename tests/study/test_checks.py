@@ -13,6 +13,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.generators import GENERATORS
 from polyclinic.methods import METHODS
+from polyclinic.methods.shared.method import ReplayMethod
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.run import run
 from polyclinic.study import Study, parse_study
@@ -64,7 +65,7 @@ def generators() -> list[dict[str, Any]]:
 
 def studies(method: str, task: str) -> list[tuple[dict[str, Any], Study | BadInput]]:
     """All studies of a method and a task that differ in what they use; one that is refused, as its refusal."""
-    replays = [{}, {"replay": {"codes": "prior"}}] if METHODS[method].traits.takes_replay else [{}]
+    replays = [{}, {"replay": {"codes": "prior"}}] if issubclass(METHODS[method], ReplayMethod) else [{}]
     found: list[tuple[dict[str, Any], Study | BadInput]] = []
     for variant, replay in itertools.product(VARIANTS.get(method, [{}]), replays):
         for generator in generators():

@@ -104,7 +104,7 @@ def variations(study: Study) -> dict[str, Study]:
 
 
 def _settings_on_updates(name: str, study: Study) -> Mapping[str, dict[str, Any]]:
-    if name == "secure-sum" and study.method.traits.serial:
+    if name == "secure-sum" and not study.method.SUMMED:
         return {}  # one site after the other: there is nothing to add up
     return ON_UPDATES.get(name, {})
 

@@ -20,7 +20,7 @@ AS_MODEL = frozenset({"weights", "gradients"})
 def bytes_a_round(study: Study) -> int | None:
     """Bytes that each site receives in a round, and as many that it sends; None for a method that does not send its
     model back and forth in rounds."""
-    if not study.method.traits.has_course or not _releases(study) & AS_MODEL:
+    if not study.method.traits.gradual or not _releases(study) & AS_MODEL:
         return None
     assert isinstance(study.data, AtSites)
     names = study.sites.site_names()

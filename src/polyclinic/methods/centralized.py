@@ -15,12 +15,13 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import pooling, site_generator
-from polyclinic.methods.shared.method import Method, Traits
+from polyclinic.methods.shared.method import Method, Traits, all_sites
 from polyclinic.training.optimizer import coordinator_optimizer, keep_coordinator_optimizer
 
 
 class Centralized(Method):
     name: Literal["centralized"] = "centralized"
+    fraction: float = all_sites()
     images: Literal["real", "synthetic", "both"] = Field(
         "real", description="what the sites give: their images, as many synthetic ones of a generator, or both"
     )
@@ -31,9 +32,7 @@ class Centralized(Method):
     local_epochs: int | None = Field(None, ge=1, description="passes over all images in a round, instead of steps")
 
     summary: ClassVar[str] = "all images in one place (simulation only)"
-    traits: ClassVar[Traits] = Traits(
-        batch_norm="average", private_networks=(), samples_sites=False, takes_frozen_features=True
-    )
+    traits: ClassVar[Traits] = Traits(batch_norm="average", private_networks=(), takes_frozen_features=True)
 
     def privacy_obstacle(self) -> str | None:
         return (

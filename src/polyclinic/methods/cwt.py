@@ -21,18 +21,18 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training, reply_checks
 from polyclinic.methods.shared.local_training import LocalWork
-from polyclinic.methods.shared.method import Method, Traits
+from polyclinic.methods.shared.method import ReplayMethod, Traits
 from polyclinic.training.plans import FitSpec
 
 
-class CyclicWeightTransfer(LocalWork, Method):
+class CyclicWeightTransfer(LocalWork, ReplayMethod):
     name: Literal["cwt"] = "cwt"
     weighted_loss: bool = Field(
         False, description="weigh a site's classes inversely to their frequency there (classification only)"
     )
 
     summary: ClassVar[str] = "one model goes from site to site, each trains it and hands it on"
-    traits: ClassVar[Traits] = Traits(serial=True, takes_replay=True, weights_stay=True, takes_frozen_features=True)
+    traits: ClassVar[Traits] = Traits(weights_stay=True, takes_frozen_features=True)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

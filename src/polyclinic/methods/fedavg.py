@@ -17,11 +17,11 @@ from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training, reply_checks
 from polyclinic.methods.shared.aggregation import Aggregation, aggregate, average, weight_of
 from polyclinic.methods.shared.local_training import LocalWork
-from polyclinic.methods.shared.method import Method, Traits
+from polyclinic.methods.shared.method import ReplayMethod, Traits
 from polyclinic.training.plans import Fit, FitSpec
 
 
-class FedAvg(LocalWork, Method):
+class FedAvg(LocalWork, ReplayMethod):
     name: Literal["fedavg"] = "fedavg"
     weighting: Literal["samples", "uniform"] = Field(
         "samples", description="how sites count in the mean: by their number of images, or all alike"
@@ -45,9 +45,7 @@ class FedAvg(LocalWork, Method):
     )
 
     summary: ClassVar[str] = "all sites train at once, the mean of their weights is the next round's"
-    traits: ClassVar[Traits] = Traits(
-        takes_replay=True, takes_frozen_features=True, weights_stay=True, sums=True, label_sets=True
-    )
+    traits: ClassVar[Traits] = Traits(takes_frozen_features=True, weights_stay=True, label_sets=True)
     SUMMED: ClassVar[dict[str, str]] = {"train": "mean"}
 
     def run(self, federation: Federation) -> Weights:

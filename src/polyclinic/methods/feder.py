@@ -31,17 +31,18 @@ from polyclinic.files import write_tensors
 from polyclinic.generators import GeneratorModel, replay_stream
 from polyclinic.methods.shared import local_training, site_generator
 from polyclinic.methods.shared.local_training import LocalWork
-from polyclinic.methods.shared.method import Method, Traits
+from polyclinic.methods.shared.method import OwnModels, Traits, all_sites
 from polyclinic.methods.shared.site_generator import FitGenerator, Tensors
 from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.plans import Fit, FitSpec
 
 if TYPE_CHECKING:
-    from polyclinic.models import Backbone
+    pass
 
 
-class FedER(LocalWork, Method):
+class FedER(LocalWork, OwnModels):
     name: Literal["feder"] = "feder"
+    fraction: float = all_sites()
     buffer: int = Field(512, ge=0, description="synthetic images that a site hands over with its model; 0 for none")
     real_share: float = Field(
         0.5, gt=0, le=1, description="lambda of Eq. 5: the share of real images in a mini-batch; 1 uses no buffer"
@@ -57,7 +58,7 @@ class FedER(LocalWork, Method):
     )
 
     summary: ClassVar[str] = "models go from site to site with buffers of synthetic images"
-    traits: ClassVar[Traits] = Traits(mixes_backbones=True, private_networks=(), samples_sites=False)
+    traits: ClassVar[Traits] = Traits(private_networks=())
     hands_over_models: ClassVar[bool] = True
     trains_on_real_images: ClassVar[bool] = True
 
@@ -260,10 +261,6 @@ class FedER(LocalWork, Method):
         return Parcel("metrics", together(site, part, list(models.values())))
 
     # --- the study's checks ----------------------------------------------------------------------
-
-    def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
-        """All of them: each site has a model of its own."""
-        return frozenset(model.state_dict())
 
     def needs_generator(self) -> bool:
         return True

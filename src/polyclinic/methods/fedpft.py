@@ -64,7 +64,8 @@ class FedPFT(OneRound):
     passes: int = Field(30, ge=1, description="passes of the coordinator over the drawn features")
 
     summary: ClassVar[str] = "one round: sites send mixtures of Gaussians of each class's features, which are sampled"
-    traits: ClassVar[Traits] = replace(ENCODER_TRAITS, sums=False, label_sets=False)
+    traits: ClassVar[Traits] = replace(ENCODER_TRAITS, label_sets=False)
+    SUMMED: ClassVar[dict[str, str]] = {}
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

@@ -26,7 +26,7 @@ from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import reply_checks
-from polyclinic.methods.shared.method import Method, Traits
+from polyclinic.methods.shared.method import Method, Traits, all_sites
 from polyclinic.training import private, private_latents, private_steps
 from polyclinic.training.optimizer import (
     coordinator_optimizer,
@@ -41,6 +41,7 @@ FLIPPED = "flipped_"
 
 class FedReplay(Method):
     name: Literal["fedreplay"] = "fedreplay"
+    fraction: float = all_sites()
     front: Literal["site", "public"] = Field(
         "site",
         description="the encoder up to the cut: trained by one site, or public (model.weights) and trained by nobody",
@@ -56,11 +57,10 @@ class FedReplay(Method):
 
     summary: ClassVar[str] = "sites send latents of their images once, the coordinator trains on them"
     traits: ClassVar[Traits] = Traits(
+        trains="network in steps",
         batch_norm="average",
         private_networks=("encoder", "primary"),
         needs_cut=True,
-        takes_mixup=False,
-        samples_sites=False,
     )
 
     def run(self, federation: Federation) -> Weights:

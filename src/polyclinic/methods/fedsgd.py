@@ -29,7 +29,7 @@ class FedSGD(Method):
     )
 
     summary: ClassVar[str] = "sites send gradients, the coordinator takes one step a round"
-    traits: ClassVar[Traits] = Traits(batch_norm="average", takes_mixup=False, takes_frozen_features=True, sums=True)
+    traits: ClassVar[Traits] = Traits(trains="network in steps", batch_norm="average", takes_frozen_features=True)
     SUMMED: ClassVar[dict[str, str]] = {"gradient": "mean"}
 
     def run(self, federation: Federation) -> Weights:

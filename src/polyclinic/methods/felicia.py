@@ -70,9 +70,7 @@ class Felicia(FeliciaSettings):
     traits: ClassVar[Traits] = Traits(
         tasks=("classification", "regression"),
         private_networks=("generator",),
-        tunes_generator=False,
-        takes_mixup=False,
-        samples_sites=False,
+        trains="network in steps",
     )
 
     # --- the coordinator --------------------------------------------------------------------------

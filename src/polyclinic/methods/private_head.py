@@ -25,7 +25,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.federation.sums.open_sum import honest_sites
 from polyclinic.methods.shared import reply_checks
-from polyclinic.methods.shared.method import Method, Own, Traits
+from polyclinic.methods.shared.method import Method, Own, Traits, all_sites
 from polyclinic.methods.shared.public_basis import is_same_basis, public_basis
 from polyclinic.models import Encoded
 from polyclinic.models.encoders import kept_features
@@ -43,6 +43,7 @@ IN_SUM = "a coordinator that opens the secure sum with fewer than {honest} hones
 
 class PrivateHead(Method):
     name: Literal["private-head"] = "private-head"
+    fraction: float = all_sites()
     rounds: int = Field(100, ge=1, description="rounds of training; a round is one step")
     batch: Literal["full", "poisson"] = Field(
         "full",
@@ -68,13 +69,8 @@ class PrivateHead(Method):
     summary: ClassVar[str] = "a linear head on a public encoder, trained with differential privacy, step by step"
     traits: ClassVar[Traits] = Traits(
         tasks=("classification", "regression"),
+        trains="private head",
         batch_norm="average",
-        takes_mixup=False,
-        samples_sites=False,
-        needs_encoder=True,
-        has_course=False,
-        needs_privacy=True,
-        sums=True,
     )
     SUMMED: ClassVar[dict[str, str]] = {"give_gradient": "sum", "give_share_of_sum": "secure sum"}
 

@@ -19,7 +19,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.local_training import LocalWork
-from polyclinic.methods.shared.method import Method, Traits
+from polyclinic.methods.shared.method import ReplayMethod, Traits
 from polyclinic.training.optimizer import (
     coordinator_optimizer,
     keep_coordinator_optimizer,
@@ -28,17 +28,12 @@ from polyclinic.training.optimizer import (
 )
 
 
-class SplitNN(LocalWork, Method):
+class SplitNN(LocalWork, ReplayMethod):
     name: Literal["splitnn"] = "splitnn"
 
     summary: ClassVar[str] = "sites hold the network up to the cut, the coordinator the rest"
     traits: ClassVar[Traits] = Traits(
-        serial=True,
-        batch_norm="average",
-        private_networks=(),
-        takes_replay=True,
-        needs_cut=True,
-        takes_mixup=False,
+        trains="network in steps", batch_norm="average", private_networks=(), needs_cut=True
     )
 
     def privacy_obstacle(self) -> str | None:

@@ -12,19 +12,18 @@ from polyclinic.federation.operation import Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.local_training import LocalWork
-from polyclinic.methods.shared.method import Method, Own, Traits
+from polyclinic.methods.shared.method import Own, OwnModels, Traits
 from polyclinic.training.plans import Fit, FitSpec
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
-    from polyclinic.models import Backbone
 
 
-class Standalone(LocalWork, Method):
+class Standalone(LocalWork, OwnModels):
     name: Literal["standalone"] = "standalone"
 
     summary: ClassVar[str] = "every site trains alone"
-    traits: ClassVar[Traits] = Traits(mixes_backbones=True, weights_stay=True, takes_frozen_features=True)
+    traits: ClassVar[Traits] = Traits(weights_stay=True, takes_frozen_features=True)
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state()
@@ -32,10 +31,6 @@ class Standalone(LocalWork, Method):
             federation.ask_all("train")
             federation.evaluate()
         return {}
-
-    def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
-        """All of them: each site has a model of its own."""
-        return frozenset(model.state_dict())
 
     @operation(plan=Fit)
     def train(self, site: Site) -> Work[None]:

@@ -19,13 +19,14 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared.method import Method, Traits
+from polyclinic.methods.shared.method import Method, Traits, all_sites
 from polyclinic.models import read_weights
 from polyclinic.questions.statistics import changes_between, check_told, joined, tell_once, told_about
 
 
 class EvaluateOnly(Method):
     name: Literal["evaluate"] = "evaluate"
+    fraction: float = all_sites()
     rounds: int = Field(1, ge=1, le=1, description="one round: the model is scored once")
     by: tuple[str, ...] = Field((), description="columns of the sites' images whose values are sub-groups")
 
@@ -41,7 +42,7 @@ class EvaluateOnly(Method):
     )
 
     summary: ClassVar[str] = "nothing is trained: the sites score a model that was brought (polyclinic deploy evaluate)"
-    traits: ClassVar[Traits] = Traits(private_networks=(), samples_sites=False, has_course=False, label_sets=True)
+    traits: ClassVar[Traits] = Traits(trains="nothing", private_networks=(), label_sets=True)
 
     @model_validator(mode="after")
     def _named(self) -> Self:

@@ -21,7 +21,7 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
-from polyclinic.methods.shared.method import Method, Traits
+from polyclinic.methods.shared.method import Method, Traits, all_sites
 from polyclinic.metrics.statistics.safe import told_cells
 from polyclinic.tasks.task import round_counts
 
@@ -49,12 +49,11 @@ SUPPRESSED = -1
 
 class InspectSites(Method):
     name: Literal["inspect"] = "inspect"
+    fraction: float = all_sites()
     rounds: int = Field(1, ge=1, le=1, description="one round: each site is asked once")
 
     summary: ClassVar[str] = "nothing is trained: the sites tell counts of images, patients and labels"
-    traits: ClassVar[Traits] = Traits(
-        private_networks=(), samples_sites=False, has_course=False, sums=True, label_sets=True
-    )
+    traits: ClassVar[Traits] = Traits(trains="nothing", private_networks=(), label_sets=True)
     SUMMED: ClassVar[dict[str, str]] = {"survey": "sum"}
 
     def run(self, federation: Federation) -> Weights:

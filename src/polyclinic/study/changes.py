@@ -17,6 +17,7 @@ from polyclinic.generators import GENERATORS
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS, Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
+from polyclinic.methods.shared.method import ReplayMethod
 from polyclinic.registry import notice_once
 from polyclinic.settings import Settings
 from polyclinic.tasks import TASKS
@@ -98,8 +99,7 @@ def method_has_table(old: str, new: str, table: str) -> bool:
     if table == "replay":
         return not issubclass(METHODS[old], GenerativeReplay) or issubclass(METHODS[new], GenerativeReplay)
     if table == "tuning":
-        method = METHODS[new](name=new)
-        return method.needs_generator() and method.traits.tunes_generator
+        return METHODS[new](name=new).tunes_generator()
     return True
 
 
@@ -117,7 +117,7 @@ def is_default_generator(old: str, new: str, table: object) -> bool:
 def _notice_replay(method: str, study: JsonMapping) -> None:
     """Say that a method whose name does not tell it will replay, since the study has a table for that."""
     kind = METHODS[method]
-    if study.get("replay") is not None and kind.traits.takes_replay and not issubclass(kind, GenerativeReplay):
+    if study.get("replay") is not None and issubclass(kind, ReplayMethod) and not issubclass(kind, GenerativeReplay):
         notice_once(f"method.name = '{method}': it replays, as the study has a table [replay]")
 
 

@@ -12,7 +12,7 @@ from polyclinic.federation.sums.settings import FEWEST, MOST_SITES, Federated
 from polyclinic.generators.base import SMALLEST_IMAGE
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
-from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.method import Method, OwnModels, ReplayMethod
 from polyclinic.models import (
     BACKBONES,
     PUBLIC,
@@ -60,8 +60,8 @@ def check_task(study: Study) -> None:
     if backbone_of(study).dense != study.task.dense:
         raise BadInput(f"model.backbone: '{study.model.backbone}' cannot do {task}; choose {_fitting(study)}")
     for site, backbone in study.model.backbones.items():
-        if not method.traits.mixes_backbones:
-            can = ", ".join(name for name, kind in METHODS.working().items() if kind.traits.mixes_backbones)
+        if not isinstance(method, OwnModels):
+            can = ", ".join(name for name, kind in METHODS.working().items() if issubclass(kind, OwnModels))
             raise BadInput(
                 f"model.backbones: '{method.name}' needs the same network at every site; choose one of {can}"
             )
@@ -124,15 +124,13 @@ def check_model(study: Study) -> None:
 def check_training(study: Study) -> None:
     """BadInput if images, rounds or scores cannot be treated as the study wants."""
     method, optimizer, evaluation, task = study.method, study.optimizer, study.evaluation, study.task
-    if "mixup" in optimizer.augment and not method.traits.takes_mixup:
+    if "mixup" in optimizer.augment and method.traits.trains not in ("network", "nothing"):
         raise BadInput(f"optimizer.augment: '{method.name}' cannot mix images; take 'mixup' out")
     if optimizer.balanced_batches and task.like != "classification":
         raise BadInput(f"optimizer.balanced_batches: {task.like} has no classes to draw; set it to false")
     metrics = [task.metric, *(name for name in task.more_metrics if name != task.metric)]
     if evaluation.metric is not None and evaluation.metric not in metrics:
         raise BadInput(f"evaluation.metric: {no_such_choice(evaluation.metric, metrics)}")
-    if method.fraction < 1 and not method.traits.samples_sites:
-        raise BadInput(f"method.fraction: '{method.name}' needs all sites in every round; set method.fraction = 1")
     if method.patience is not None and evaluation.every == 0:
         raise BadInput(
             "method.patience: nothing is scored on validation images; set evaluation.every = 1, or take "
@@ -184,7 +182,7 @@ def check_replay(study: Study) -> None:
     if study.replay is None:
         return
     if not isinstance(study.method, GenerativeReplay):
-        can = ", ".join(name for name, method in METHODS.working().items() if method.traits.takes_replay)
+        can = ", ".join(name for name, method in METHODS.working().items() if issubclass(method, ReplayMethod))
         raise BadInput(f"replay: '{study.method.name}' cannot replay; take the table out, or choose one of {can}")
     if study.replay.codes != "prior" and not study.generator.has_codes:
         raise BadInput(
@@ -224,7 +222,7 @@ def check_tuning(study: Study) -> None:
         raise BadInput(f"data.size: generators need images of {SMALLEST_IMAGE} px or more, not {study.data.size}")
     if study.tuning is None or not study.tuning.on:
         return
-    if not study.method.needs_generator() or not study.method.traits.tunes_generator:
+    if not study.method.tunes_generator():
         raise BadInput(f"tuning: '{study.method.name}' trains no generator that way; take the table out")
     if not study.generator.tunable:
         raise BadInput(
@@ -283,7 +281,7 @@ COVERABLE = {"weights", "gradients", "generator", "synthetic-images", "statistic
 def check_privacy(study: Study) -> None:
     """BadInput if the study wants differential privacy where it cannot be had."""
     if study.privacy is None:
-        if study.method.traits.needs_privacy:
+        if study.method.traits.trains == "private head":
             raise BadInput(f"privacy: '{study.method.name}' trains with noise; add the table [privacy]")
         return
     parts = [*study.method.traits.private_networks]

@@ -23,6 +23,7 @@ from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.methods import Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, Replay, with_replay
+from polyclinic.methods.shared.method import ReplayMethod
 from polyclinic.models import RANDOM
 from polyclinic.privacy.settings import Privacy
 from polyclinic.questions import QUESTIONS
@@ -99,12 +100,12 @@ class Study(Settings):
         method = tables.get("method")
         if isinstance(method, GenerativeReplay):
             tables.setdefault("replay", Replay())
-        elif isinstance(method, Method) and tables.get("replay") and method.traits.takes_replay:
+        elif isinstance(method, ReplayMethod) and tables.get("replay"):
             tables["method"] = method = with_replay(method)
         if isinstance(method, Method) and method.needs_generator():
             usual = default_generator(method)
             tables.setdefault("generator", GENERATORS[usual](name=usual))
-            if method.traits.tunes_generator and tables["generator"].tunable:
+            if method.tunes_generator() and tables["generator"].tunable:
                 tables.setdefault("tuning", PrivateTuning())
         return tables
 

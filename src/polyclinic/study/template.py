@@ -70,10 +70,10 @@ def _needless(method: str) -> set[str]:
     chosen = _method(method)
     optional = {name for name, field in Study.model_fields.items() if field.default is None}
     optional -= {"audit"}  # without it a run cannot be audited
-    if chosen.traits.needs_privacy:
+    if chosen.traits.trains == "private head":
         optional -= {"privacy"}
     if chosen.needs_generator():
-        return optional - {"tuning"} if chosen.traits.tunes_generator else optional
+        return optional - {"tuning"} if chosen.tunes_generator() else optional
     return optional - {"replay"} if isinstance(chosen, GenerativeReplay) else optional | {"generator"}
 
 

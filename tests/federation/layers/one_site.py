@@ -67,7 +67,7 @@ def make_site(images=20, round=1, **optimizer):
 def make_check(limits=LIMITS, first=FIRST):
     """The incoming check of a site that knows these first weights."""
     policy = SimpleNamespace(incoming=limits)
-    method = SimpleNamespace(traits=SimpleNamespace(has_course=True))
+    method = SimpleNamespace(traits=SimpleNamespace(gradual=True))
     spec = SimpleNamespace(policy=policy, method=method, first_weights=lambda _: first)
     return Inspection(SimpleNamespace(spec=spec, sites=None))
 

@@ -78,7 +78,7 @@ def test_all_sites_are_the_plain_run(undisturbed, tiny):
 
 @pytest.mark.parametrize("method", ["centralized", "fedreplay", "felicia", "feder"])
 def test_methods_that_need_all_sites_say_so(tiny, method):
-    with pytest.raises(BadInput, match=rf"method\.fraction: '{method}' needs all sites"):
+    with pytest.raises(BadInput, match=r"method\.fraction"):
         tiny(method, fraction=0.5)
 
 

@@ -74,7 +74,7 @@ class Inspection(Layer):
     def __init__(self, host: SiteHost) -> None:
         super().__init__(host)
         self.limits, traits = self.spec.policy.incoming, getattr(self.spec.method, "traits", None)
-        self.has_course = traits is None or traits.has_course
+        self.has_course = traits is None or traits.gradual
         #: how many steps a site takes in a round
         self.steps: Callable[[Site], int] = getattr(self.spec.method, "steps_at", one_pass)
 

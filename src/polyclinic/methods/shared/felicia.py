@@ -21,7 +21,7 @@ from polyclinic.generators.gan.adversarial import AdversarialGenerator, confusio
 from polyclinic.generators.gan.networks import OfEachClass, update_spectral_norms
 from polyclinic.generators.gan.trainer import centred
 from polyclinic.methods.shared import utility
-from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.method import Method, all_sites
 from polyclinic.models import Backbone
 from polyclinic.randomness import seed_of
 from polyclinic.training.gpu.graphs import GraphedFunction
@@ -30,6 +30,7 @@ from polyclinic.training.gpu.graphs import GraphedFunction
 class FeliciaSettings(Method):
     """The table [method] of FELICIA; `methods/felicia.py` has the algorithm."""
 
+    fraction: float = all_sites()
     steps: int = Field(250, ge=1, description="steps of every generator in a round")
     weight: float = Field(
         1.0,

@@ -25,7 +25,7 @@ from polyclinic.generators import CodedModel, GeneratorModel, replay_stream
 from polyclinic.generators.base import even_labels
 from polyclinic.generators.replay_stream import Groups, SiteCodes, from_groups, source_of, to_groups
 from polyclinic.methods.shared import replay_space
-from polyclinic.methods.shared.method import Method
+from polyclinic.methods.shared.method import Method, ReplayMethod
 from polyclinic.methods.shared.site_generator import build_generator, generator_progress, generator_settings
 from polyclinic.settings import Settings
 from polyclinic.training import private, private_steps
@@ -135,7 +135,7 @@ def _distribute(federation: Federation, carried: Tensors) -> Tensors:
 # --- at a site ----------------------------------------------------------------------------------------
 
 
-class GenerativeReplay(Method):
+class GenerativeReplay(ReplayMethod):
     """The site half of generative replay, for any method that trains with `replayed=self.replayed(site)`.
 
     Write it before that method: `class FedProxReplay(GenerativeReplay, FedProx)` is FedProx with replay.

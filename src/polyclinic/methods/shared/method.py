@@ -32,54 +32,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """The defaults hold for a method whose sites train with `local_training.train`; a method states what differs.
+    """What a method can do and needs, as far as its base class, settings and operations do not say so already.
 
-    A subclass starts from its parent's: `traits = replace(FedAvg.traits, serial=True)`.
+    The defaults hold for a method whose sites train with `local_training.train`. A subclass starts from its parent's:
+    `traits = replace(FedAvg.traits, label_sets=False)`.
     """
 
     #: tasks the method can do
     tasks: tuple[str, ...] = ("classification", "regression", "segmentation")
-    #: sites take turns, so that `polyclinic forgetting` has hand-overs to show
-    serial: bool = False
+    #: what comes about: a network that sites train with `local_training` (mixup works then), or in steps of the
+    #: method's own; a head on the features of an encoder; such a head with noise (it needs [privacy]); nothing
+    trains: Literal["network", "network in steps", "head", "private head", "nothing"] = "network"
     #: batch-norm layers are averaged or stay at the sites as `model.batch_norm` says, or always the one or the other
     batch_norm: Literal["as the study says", "average", "local"] = "as the study says"
     #: what can be trained with differential privacy (`privacy.on`), besides a generator that sites replay: classifier
     #: (the network of any task), encoder, primary (by the coordinator), generator. A site does not release weights or
     #: gradients that were trained without, where the study wants them private (`federation/layers/privacy.py`)
     private_networks: tuple[str, ...] = ("classifier",)
-    #: its sites train on `replayed=self.replayed(site)`, so that a table [replay] can join replayed images
-    takes_replay: bool = False
-    #: sites may have different networks (`model.backbones`)
-    mixes_backbones: bool = False
-    #: trains its generator in the phases of [tuning], where it trains one
-    tunes_generator: bool = True
     #: its coordinator and its sites take weights wherever they lie, so that those of sites that are simulated on a GPU
     #: can stay there. Not one that mixes weights with tensors of a site's state, which may lie on the CPU
     weights_stay: bool = False
     #: cuts the network, and so needs `model.cut`
     needs_cut: bool = False
-    #: its sites can mix two training images (`optimizer.augment`, mixup)
-    takes_mixup: bool = True
-    #: a share of the sites can take part in a round (`method.fraction`)
-    samples_sites: bool = True
     #: sites train on nothing but their own images, so that what frozen layers give can take the images' place
     takes_frozen_features: bool = False
-    #: fits a head on features of an encoder, and so needs one as `model.backbone`
-    needs_encoder: bool = False
-    #: its weights come nearer step by step, by training at the sites, and are not solved for or averaged at the end, so
-    #: that the incoming check can compare them with those before
-    has_course: bool = True
-    #: its coordinator needs the mean or the sum of the sites' answers only, so that it can be secret
-    #: (`federation.sum = "secure"`)
-    sums: bool = False
     #: a site that knows only some classes (`federation.label_sets`) does not make the common model unlearn others
     label_sets: bool = False
-    #: is for studies with a table [privacy] only
-    needs_privacy: bool = False
+
+    @property
+    def needs_encoder(self) -> bool:
+        """Whether `model.backbone` must be an encoder."""
+        return self.trains in ("head", "private head")
+
+    @property
+    def gradual(self) -> bool:
+        """Whether weights change gradually, so that a site can compare those that come with those before."""
+        return self.trains in ("network", "network in steps")
 
 
 #: which part of its own a site adds to a model: the one it has now, that of the best round, or none
 Own = Literal["current", "best", "none"]
+
+
+def all_sites() -> Any:
+    """`fraction` of a method that needs all sites in every round."""
+    return Field(1.0, ge=1, le=1, description="all sites take part in every round")
 
 
 class Method(Settings):
@@ -106,10 +103,6 @@ class Method(Settings):
     def run(self, federation: Federation) -> Weights:
         """The coordinator half: train across the sites, and return the last weights."""
 
-    def replayed(self, site: Site) -> ReplayedBatches | None:
-        """Replayed images that join a site's mini-batches; None here, see `generative_replay.GenerativeReplay`."""
-        return None
-
     def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
         """Names of the weights that stay at each site: batch-norm statistics where the study says so."""
         return frozenset(statistics_names(model)) if batch_norm == "local" else frozenset()
@@ -129,6 +122,10 @@ class Method(Settings):
     def needs_generator(self) -> bool:
         """Whether sites train the study's generator and hand out what it makes."""
         return False
+
+    def tunes_generator(self) -> bool:
+        """Whether that generator is trained in the phases of [tuning], and so not with privacy of its own."""
+        return self.needs_generator() and "generator" not in self.traits.private_networks
 
     @property
     def head(self) -> Literal["linear", "diagonal", "quadratic"]:
@@ -150,7 +147,7 @@ class Method(Settings):
     def sum_obstacle(self) -> str | None:
         """Why the sites' answers, as the method is set, cannot be added up (`federation.sum`): a sentence with the
         cure, or None."""
-        if self.traits.sums:
+        if self.SUMMED:
             return None
         return (
             f"method.name: the coordinator of '{self.name}' needs each site's answer by itself; choose fedavg, fedsgd "
@@ -207,3 +204,18 @@ class Method(Settings):
     def remember(self, site: Site) -> None:
         """Keep the site's own part of the model as it is now: this round was the best one."""
         site.state.put("best", site.state.group("local"))
+
+
+class ReplayMethod(Method):
+    """A method whose sites train on what `replayed` gives, beside their own images, where a study has [replay]."""
+
+    def replayed(self, site: Site) -> ReplayedBatches | None:
+        """Replayed images that join a site's mini-batches; see `generative_replay.GenerativeReplay`."""
+        return None
+
+
+class OwnModels(Method):
+    """A method without a common model: every site has one of its own, of any network (`model.backbones`)."""
+
+    def local_names(self, model: Backbone, batch_norm: Literal["average", "local"]) -> frozenset[str]:
+        return frozenset(model.state_dict())

@@ -27,7 +27,7 @@ from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import one_round
-from polyclinic.methods.shared.method import Method, Traits
+from polyclinic.methods.shared.method import Method, Traits, all_sites
 from polyclinic.models import Encoded
 from polyclinic.models.encoders import kept_features
 from polyclinic.randomness import torch_rng
@@ -180,13 +180,9 @@ IMAGES_A_CLASS = 10  # sums over fewer are close to single images
 #: of all methods that fit a head on an encoder in one round
 ENCODER_TRAITS = Traits(
     tasks=("classification",),
+    trains="head",
     batch_norm="average",
     private_networks=(),
-    takes_mixup=False,
-    samples_sites=False,
-    needs_encoder=True,
-    has_course=False,
-    sums=True,
     label_sets=True,
 )
 
@@ -195,6 +191,7 @@ class OneRound(Method):
     """A method in which each site is asked once. Its model is a linear head on an encoder that nobody trains."""
 
     rounds: int = Field(1, ge=1, description="one round, whatever is written here")
+    fraction: float = all_sites()
     numbers: int | None = Field(
         None,
         ge=1,

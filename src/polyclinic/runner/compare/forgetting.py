@@ -26,7 +26,10 @@ def matrices(folder: Path, split: str = "train", plugins: Sequence[str] = ()) ->
     found = [path for path in (folder / "handovers").glob("round-*") if path.name.removeprefix("round-").isdecimal()]
     kept = sorted(found, key=lambda path: int(path.name.split("-")[1]))
     if not kept:
-        raise BadInput(_why_none(study.method.traits.serial, study.method.name, folder))
+        raise BadInput(
+            f"{folder}: has no models that were handed from site to site; run a method whose sites take turns (cwt, "
+            "splitnn, cwt-replay) with evaluation.handovers = 'last' or 'all'"
+        )
     check_finished(folder, below="handovers/")
     assembly = Assembly(study, prepare(study.data, study.sites), folder)
     return {
@@ -36,12 +39,6 @@ def matrices(folder: Path, split: str = "train", plugins: Sequence[str] = ()) ->
         "unit": assembly.target.unit if study.task.metric in IN_UNITS else "",
         "rounds": {int(path.name.split("-")[1]): _matrix(assembly, path, split) for path in kept},
     }
-
-
-def _why_none(serial: bool, method: str, folder: Path) -> str:
-    if not serial:
-        return f"{folder}: '{method}' hands no model from site to site; run a serial method such as cwt or splitnn"
-    return f"{folder}: kept no hand-overs; run it with evaluation.handovers = 'last' or 'all'"
 
 
 def _matrix(assembly: Assembly, handovers: Path, split: str) -> dict[str, dict[str, float]]:
