@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from browser_pages import contrast, fits_the_screen
 
-from polyclinic.report.dossier.writing import write_dossier
+from polyclinic.report.dossier import write_dossier
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import base64
 import pytest
 from browser_pages import NARROW, WIDE, contrast, fits_the_screen
 
-from polyclinic.report.write import write_report
+from polyclinic.report.write import build_report, write_report
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,9 @@ def pages(tiny, undisturbed, tmp_path_factory) -> dict[str, str]:
     }
     out = tmp_path_factory.mktemp("pages")
     folders = {name: undisturbed(study).folder for name, study in studies.items()}
-    return {name: write_report(one, out=out / f"{name}.html").html.as_uri() for name, one in folders.items()}
+    return {
+        name: write_report(build_report(one), one, out / f"{name}.html")[0].as_uri() for name, one in folders.items()
+    }
 
 
 @pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])

@@ -19,7 +19,7 @@ def summary_of_one(method: str, audits: list) -> str:
     spread = {"test_accuracy": {"mean": 0.5, "n": 1}, "total_bytes": {"mean": 2000.0}}
     content = {"metric": "accuracy", "methods": {method: spread}, "rows": [{}]}
     runs = [SimpleNamespace(audit=audit, ledgers=Ledgers({}, {}), unit="") for audit in audits]
-    found = ComparisonEvidence(Path("one"), content, {method: runs}, {})
+    found = ComparisonEvidence(Path("one"), content, {method: runs})
     return " ".join(comparison_summary(found))
 
 

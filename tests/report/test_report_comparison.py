@@ -10,10 +10,9 @@ from report_page import Page, change, charts
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.report.html import html_of
 from polyclinic.report.theme import svg_of
-from polyclinic.report.write import build_report
-from polyclinic.runner.compare import compare
+from polyclinic.report.write import build_report, html_of
+from polyclinic.runner import compare
 
 # --- a comparison ------------------------------------------------------------------------------------
 

@@ -10,11 +10,11 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 
 from polyclinic.palette import LIGHT
+from polyclinic.report import classification as classes
 from polyclinic.report.blocks import Chart, Table, number, shown
-from polyclinic.report.sections import classes
-from polyclinic.report.sections.classes import average_precision, precision_recall, roc_curve
-from polyclinic.report.sections.masks import edge
-from polyclinic.report.theme import new_figure
+from polyclinic.report.classification import average_precision, precision_recall, roc_curve
+from polyclinic.report.predictions import edge
+from polyclinic.report.theme import figure_of
 from polyclinic.runner.evaluate.calibration import calibrations_of
 from polyclinic.runner.evaluate.case_scores import Cases
 
@@ -58,9 +58,7 @@ def binary(scores: list[float], truth: list[int]) -> Cases:
 
 def area_drawn(chart: Chart, label: str) -> float:
     """The area below a line of a chart as it is drawn, steps and all."""
-    figure = new_figure(chart)
-    chart.draw(figure, LIGHT)
-    (line,) = [line for line in figure.axes[0].get_lines() if label in str(line.get_label())]
+    (line,) = [line for line in figure_of(chart, LIGHT).axes[0].get_lines() if label in str(line.get_label())]
     x, y = line.get_path().vertices.T
     return float(sklearn_metrics.auc(x, y))
 
@@ -70,14 +68,14 @@ def test_the_area_below_a_drawn_curve_is_the_figure_beside_it():
     run = SimpleNamespace(
         split="test", judged=cases, validation=None, classes=["healthy", "ill"], personal=False, sites=["a"]
     )
-    found = {block.key: block for block in classes.section(run, None).blocks if isinstance(block, Chart)}
+    found = {block.key: block for block in classes.classes_section(run, cases, None).blocks if isinstance(block, Chart)}
     assert area_drawn(found["roc"], "AUC") == pytest.approx(sklearn_metrics.roc_auc_score(TRUTH, SCORES))
     expected = sklearn_metrics.average_precision_score(TRUTH, SCORES)
     assert area_drawn(found["pr"], "AP") == pytest.approx(expected)
 
 
 def probabilities_of_calibration(run) -> set[str]:
-    (chart,) = classes._calibration(run, run.judged)
+    chart = classes._calibration(run, run.judged)
     return {row[0] for row in chart.table.rows}
 
 

@@ -14,10 +14,8 @@ from report_page import Page, change, charts
 
 from polyclinic.errors import BadInput
 from polyclinic.report.blocks import Picture, Table, Text
-from polyclinic.report.html import explained, html_of
-from polyclinic.report.pdf import paper_of, parts_of
 from polyclinic.report.theme import WEB, svg_of
-from polyclinic.report.write import build_report, write_report
+from polyclinic.report.write import build_report, explained, html_of, paper_of, parts_of, write_report
 from polyclinic.runner.evaluate.case_scores import read_cases
 
 OLD = Path(__file__).parents[1] / "data" / "run_format_1" / "finished"
@@ -269,8 +267,9 @@ def test_where_a_ledger_does_not_hold_nobody_says_that_no_image_left(copied):
 
 
 def test_the_page_is_whole_has_a_table_behind_every_chart_and_asks_nobody(classification, tmp_path):
-    written = write_report(classification, out=tmp_path / "page.html", title="Lungs,\n <b>2026</b>")
-    text = written.html.read_text(encoding="utf-8")
+    made = build_report(classification, title="Lungs,\n <b>2026</b>")
+    [written] = write_report(made, classification, tmp_path / "page.html")
+    text = written.read_text(encoding="utf-8")
     assert "<h1>Lungs, &lt;b&gt;2026&lt;/b&gt;</h1>" in text
     report = build_report(classification)
     assert report.title == "fundus-phantom: classification with fedavg"
@@ -358,10 +357,10 @@ def test_the_pdf_has_all_that_fits_on_paper(regression, tmp_path):
     assert page.count("svg") == len(report.charts())
     assert page.count("details") == 0
     try:
-        written = write_report(regression, out=tmp_path / "page.html", pdf=True)
+        _, written = write_report(report, regression, tmp_path / "page.html", pdf=True)
     except BadInput as error:
         pytest.skip(str(error))  # WeasyPrint or Pango is not installed
-    content = written.pdf.read_bytes()
+    content = written.read_bytes()
     assert content.startswith(b"%PDF")
     assert len(content) > 50_000
     assert not ImageFile.LOAD_TRUNCATED_IMAGES, "damaged images are still refused"

@@ -6,8 +6,8 @@ import numpy as np
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.report.blocks import Chart, Table, Text
-from polyclinic.report.pictures import SiteImages
-from polyclinic.report.sections.sites import section
+from polyclinic.report.evidence import SiteImages
+from polyclinic.report.sites import sites_section
 
 
 def site(name, inside):
@@ -23,7 +23,7 @@ def test_masks_without_labels_have_masked_pixels_and_no_distance_of_labels():
     counts = {name: {"train": 4, "validation": 4, "test": 4} for name in found}
     result = {"heterogeneity": heterogeneity, "data": {"counts": counts, "classes": ["image"]}}
     run = SimpleNamespace(result=result, classes=["image"], sites=list(found), images=SiteImages(sites=found))
-    blocks = section(run).blocks
+    blocks = sites_section(run).blocks
     words = " ".join(block.words for block in blocks if isinstance(block, Text))
     assert "Images have masks and no labels" in words
     assert "hardly differ" not in words

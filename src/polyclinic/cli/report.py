@@ -48,14 +48,14 @@ def report(
             raise BadInput("--dossier: takes no --pdf, --by, --prevalence or --title; leave them out")
         _write_dossier(folder, out)
         return
-    from polyclinic.report.write import write_report
+    from polyclinic.report.write import build_report, write_report
 
-    written = write_report(folder, out=out, pdf=pdf, by=by, prevalence=prevalence, images=images, title=title)
-    typer.echo(f"written: {written.html}" + (f" and {written.pdf}" if written.pdf else ""))
+    made = build_report(folder, by=by, prevalence=prevalence, images=images, title=title)
+    typer.echo(f"written: {' and '.join(map(str, write_report(made, folder, out, pdf=pdf)))}")
 
 
 def _write_dossier(folder: Path, out: Path | None) -> None:
-    from polyclinic.report.dossier.writing import write_dossier
+    from polyclinic.report.dossier import write_dossier
 
     done = write_dossier(folder, out)
     typer.echo(f"written: {done.folder / 'index.html'} ({done.files} files)")
@@ -69,7 +69,7 @@ def verify(
     run: Path | None = typer.Option(None, help="The run folder, to compare evidence and model with."),
 ) -> None:
     """Read every file and figure of a dossier again, and name every change; exit code 1 if there is one."""
-    from polyclinic.report.dossier.verification import verify_dossier
+    from polyclinic.report.dossier_check import verify_dossier
 
     problems = verify_dossier(dossier, digest, run)
     for problem in problems:

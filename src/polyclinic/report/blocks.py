@@ -1,4 +1,4 @@
-"""What a report is made of: sections of sentences, charts, tables and pictures. It knows neither HTML nor PDF."""
+"""Blocks of a report: sections of sentences, charts, tables and pictures. They know neither HTML nor PDF."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import csv
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from polyclinic.palette import Palette
 
 Cell = str | float | int | None
@@ -19,7 +17,7 @@ Cell = str | float | int | None
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph in plain words; `kind` is "text", or "note" for what limits a figure."""
+    """A paragraph in plain words; `kind` is "text", "note" for what limits a figure, or "code"."""
 
     form: ClassVar = "text"
     words: str
@@ -40,12 +38,11 @@ class Table:
         """As CSV, of `most` rows at most. A text that a spreadsheet would take for a formula gets a quote in front."""
         text = io.StringIO(newline="")
         writer = csv.writer(text)
-        writer.writerow([harmless(name) for name in self.columns])
-        writer.writerows([harmless(cell) for cell in row] for row in self.rows[:most])
+        writer.writerows([harmless(cell) for cell in row] for row in [self.columns, *self.rows[:most]])
         return text.getvalue()
 
     def has_numbers(self, column: int, most: int) -> bool:
-        """Whether the cells of a column are numbers, by its first `most` rows."""
+        """True where cells of a column are numbers, by its first `most` rows."""
         return any(is_number(row[column]) for row in self.rows[:most] if column < len(row))
 
 
@@ -56,15 +53,19 @@ def harmless(cell: Any) -> Any:
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with the table behind it. `draw(figure, theme)` draws with matplotlib; `size` is in inches."""
+    """A drawing with the table behind it. `draw(axes, theme)` draws with matplotlib; `size` is in inches.
+
+    With several `panels`, one below the other, `axes` is an array of them.
+    """
 
     form: ClassVar = "chart"
     key: str
     title: str
-    draw: Callable[[Figure, Palette], None]
+    draw: Callable[[Any, Palette], None]
     table: Table
     note: str = ""
     size: tuple[float, float] = (6.4, 3.8)
+    panels: int = 1
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,6 @@ class Section:
     title: str
     blocks: Sequence[Block]
 
-    @property
-    def anchor(self) -> str:
-        return anchor(self.key)
-
 
 @dataclass(frozen=True)
 class Report:
@@ -101,9 +98,7 @@ class Report:
     subtitle: str
     summary: Sequence[str]
     sections: Sequence[Section]
-    #: what the report was made of: file and SHA-256
-    sources: dict[str, str] = field(default_factory=dict)
-    #: what a run warned of, below the summary
+    #: sentences that a run warned with, below the summary
     warnings: Sequence[str] = ()
 
     def charts(self) -> list[Chart]:
@@ -127,9 +122,7 @@ def shown(cell: Any) -> str:
         return "yes" if cell else "no"
     if isinstance(cell, int):
         return f"{cell:,}"
-    if isinstance(cell, float):
-        return number(cell)
-    return str(cell)
+    return number(cell) if isinstance(cell, float) else str(cell)
 
 
 def number(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,10 +14,12 @@ from polyclinic.files import human_bytes
 from polyclinic.metrics.statistics import delong_test, holm, mcnemar
 from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Cell, Chart, Report, Section, Table, Text, number
-from polyclinic.report.evidence import ComparisonEvidence, RunEvidence, share_recovered
+from polyclinic.report.evidence import ComparisonEvidence, RunEvidence
+from polyclinic.report.leaving import recovered
 from polyclinic.report.metric_names import LOWER, counted, listed, metric_name, name_of_images
 from polyclinic.report.run_report import warnings_of
-from polyclinic.report.sections import reproduce, scores, sites
+from polyclinic.report.scores import forest
+from polyclinic.report.sites import reproduce_section, sites_section
 from polyclinic.report.theme import legend, plain, tidy
 from polyclinic.runner.evaluate.case_scores import Cases
 from polyclinic.runner.evaluate.case_statistics import scores_of
@@ -24,29 +27,21 @@ from polyclinic.runner.evaluate.case_statistics import scores_of
 
 def report_of_comparison(found: ComparisonEvidence) -> Report:
     """Summary, the one picture, methods with intervals, tests, sites, curves, and how to run it again."""
-    names = list(found.content["methods"])
-    sections = [
-        picture(found),
-        side_by_side(found),
-        by_site(found),
-        curves(found),
-        paired_section(found.runs, found.baseline),
-    ]
+    sections = [picture(found), side_by_side(found), by_site(found), curves(found), paired_section(found)]
     if found.first is not None:
-        sections += [sites.section(found.first), reproduce.section(found.first)]
+        sections += [sites_section(found.first), reproduce_section(found.first)]
     data = found.content.get("study", {}).get("data", {})
     source = data.get("source", "")
-    images = name_of_images(data, str(source))
-    title = f"{images or 'One study'}: {counted(len(names), 'method')} compared"
+    images = name_of_images(data, str(source)) or "One study"
+    title = f"{images}: {counted(len(found.content['methods']), 'method')} compared"
     subtitle = f"Comparison '{found.folder.resolve().name}' on {source}; {counted(len(found.content['rows']), 'run')}"
     kept = [one for one in sections if one is not None]
-    return Report(title, subtitle, _summary(found), kept, dict(found.sources), _warnings(found))
-
-
-def _warnings(found: ComparisonEvidence) -> list[str]:
-    """What the runs of each method warned of, each sentence once."""
-    said = {method: [one for run in runs for one in warnings_of(run)] for method, runs in found.runs.items()}
-    return [f"{method}: {sentence}" for method, of_method in said.items() for sentence in dict.fromkeys(of_method)]
+    # each sentence of the runs of a method once
+    warned = {
+        method: dict.fromkeys(one for run in runs for one in warnings_of(run)) for method, runs in found.runs.items()
+    }
+    warnings = [f"{method}: {sentence}" for method, sentences in warned.items() for sentence in sentences]
+    return Report(title, subtitle, _summary(found), kept, warnings)
 
 
 def _summary(found: ComparisonEvidence) -> list[str]:
@@ -71,15 +66,29 @@ def _summary(found: ComparisonEvidence) -> list[str]:
     bytes_of = {m: float(found.spread(m, "total_bytes")["mean"]) for m in known if found.spread(m, "total_bytes")}
     if bytes_of:
         most, least = max(bytes_of, key=bytes_of.__getitem__), min(bytes_of, key=bytes_of.__getitem__)
-        rest = f" most, {human_bytes(bytes_of[most])} a run; {least} least, {human_bytes(bytes_of[least])}."
-        words.append(f"{most} carried{rest if len(bytes_of) > 1 else f' {human_bytes(bytes_of[most])} a run.'}")
+        much, little = human_bytes(bytes_of[most]), human_bytes(bytes_of[least])
+        several = f"{most} carried most, {much} a run; {least} least, {little}."
+        words.append(several if len(bytes_of) > 1 else f"{most} carried {much} a run.")
     return [*words, _attacked(found), _tested(found)]
 
 
 def _value(found: ComparisonEvidence, method: str, key: str) -> str:
-    one = found.spread(method, key)
-    spread = f" ± {number(float(one['std']))}" if one.get("n", 1) > 1 else ""
-    return f"{number(float(one['mean']))}{spread} {found.unit}".rstrip()
+    return f"{_spread(found.spread(method, key))} {found.unit}".rstrip()
+
+
+def _spread(one: Mapping[str, float]) -> str:
+    return number(float(one["mean"])) + (f" ± {number(float(one['std']))}" if one.get("n", 1) > 1 else "")
+
+
+def share_recovered(runs: Sequence[RunEvidence]) -> float | None:
+    """The largest share of attacked images that an attack recovered in any run; None where no attack rebuilt images.
+
+    Where real images left as they are, nothing has to be attacked: all of them are recovered.
+    """
+    if any("real-images" in kinds for run in runs for kinds in run.ledgers.by_kind().values()):
+        return 1.0
+    found = [one for run in runs if run.audit is not None and (one := recovered(run.audit)) is not None]
+    return max(count / max(1, images) for count, images in found) if found else None
 
 
 def _attacked(found: ComparisonEvidence) -> str:
@@ -94,7 +103,7 @@ def _attacked(found: ComparisonEvidence) -> str:
 
 
 def _verdicts(found: ComparisonEvidence) -> str:
-    """Where no attack rebuilds images: whether anything was attacked, and what leaks."""
+    """Verdicts of the runs, where no attack rebuilds images."""
     audits = [run.audit for runs in found.runs.values() for run in runs if run.audit is not None]
     if not audits:
         return "No run was attacked: `polyclinic audit` on a run says what an attacker could recover from what left."
@@ -131,28 +140,15 @@ def picture(found: ComparisonEvidence) -> Section:
         f"{'Lower' if found.metric in LOWER else 'Higher'} is better; fewer bytes are to the left. The larger a point, "
         "the more images an attacker recovered; green: none. A hollow point: no attack that rebuilds images was run."
     )
-    words = f"{metric_name(found.metric)} against bytes, and what was recovered"
-    chart = Chart("picture", words[:1].upper() + words[1:], _bubbles(found, rows), table, note, (7.2, 4.6))
-    return Section("picture", title, [chart])
 
-
-Row = tuple[str, float, float, float | None]
-
-
-def _bubbles(found: ComparisonEvidence, rows: Sequence[Row]) -> Any:
-    unit = f" ({plain(found.unit)})" if found.unit else ""
-
-    def draw(figure: Any, theme: Palette) -> None:
-        axes = figure.subplots()
+    def draw(axes: Any, theme: Palette) -> None:
         sizes = np.array([max(1.0, size) for _, _, size, _ in rows])
         axes.set_xscale("log")
         axes.set_xlim(min(sizes.min() / 3, sizes.max() / 30), max(sizes.max() * 6, sizes.min() * 60))
         for i, (method, value, _, share) in enumerate(rows):
-            area = 60 + 520 * (share or 0)
-            style = {"edgecolors": theme.ink, "linewidths": 1.2}
-            colour = theme.colour(2) if share == 0 else theme.colour(1)
+            area, colour = 60 + 520 * (share or 0), theme.colour(2) if share == 0 else theme.colour(1)
             face = {"facecolors": "none"} if share is None else {"color": colour, "alpha": 0.85}
-            axes.scatter([sizes[i]], [value], s=area, marker="o", **face | style)
+            axes.scatter([sizes[i]], [value], s=area, marker="o", edgecolors=theme.ink, linewidths=1.2, **face)
             words = plain(method) + ("" if share is None else f" ({share:.0%})")
             beside = {"xytext": (area**0.5 / 2 + 4, (4, -10, 14, -20)[i % 4]), "textcoords": "offset points"}
             axes.annotate(words, (sizes[i], value), fontsize=8.5, color=theme.ink, **beside)
@@ -160,10 +156,12 @@ def _bubbles(found: ComparisonEvidence, rows: Sequence[Row]) -> Any:
         axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
         axes.xaxis.set_minor_formatter(lambda *_: "")
         axes.margins(y=0.15)
-        better = "lower" if found.metric in LOWER else "higher"
+        unit, better = f" ({plain(found.unit)})" if found.unit else "", "lower" if found.metric in LOWER else "higher"
         tidy(axes, theme, x="carried in a run", y=f"test {metric_name(found.metric)}{unit}, {better} is better")
 
-    return draw
+    words = f"{metric_name(found.metric)} against bytes, and what was recovered"
+    chart = Chart("picture", words[:1].upper() + words[1:], draw, table, note, (7.2, 4.6))
+    return Section("picture", title, [chart])
 
 
 def side_by_side(found: ComparisonEvidence) -> Section:
@@ -176,7 +174,7 @@ def side_by_side(found: ComparisonEvidence) -> Section:
         entry = statistics.get(method, {}).get(key, {})
         test = entry.get("against_baseline") or {}
         p = test.get("p_holm")
-        spread = [_spread(found.spread(method, name)) for name in names]
+        spread = [_spread(one) if (one := found.spread(method, name)) else None for name in names]
         interval = f"{number(float(entry['low']))} to {number(float(entry['high']))}" if entry else None
         rows.append([method, *spread, interval, None if p is None else float(p)])
         if entry:
@@ -184,40 +182,25 @@ def side_by_side(found: ComparisonEvidence) -> Section:
             intervals[method] = {"value": mean, "low": float(entry["low"]), "high": float(entry["high"])}
     columns = ("method", *(metric_name(name.removeprefix("test_")) for name in names), "95 % interval of the mean",
                f"p against {found.baseline}")  # fmt: skip
-    blocks: list[Block] = [
-        Table(columns, rows, "Mean ± standard deviation over runs, test images of all sites together")
-    ]
+    title = "Mean ± standard deviation over runs, test images of all sites together"
+    blocks: list[Block] = [Table(columns, rows, title)]
     if intervals:
         title = f"Mean {metric_name(found.metric)} of each method"
-        blocks.append(scores.forest("methods", title, found.metric, intervals, found.unit, "95 % interval over runs."))
+        blocks.append(forest("methods", title, intervals, found.metric, found.unit, "95 % interval over runs."))
     return Section("methods", "Methods side by side", blocks)
-
-
-def _spread(one: Mapping[str, float]) -> Cell:
-    if not one:
-        return None
-    return number(float(one["mean"])) + (f" ± {number(float(one['std']))}" if one.get("n", 1) > 1 else "")
 
 
 def by_site(found: ComparisonEvidence) -> Section | None:
     """Each method at each site, the mean over its runs."""
-    sites_ = list(
-        dict.fromkeys(site for runs in found.runs.values() for run in runs for site in run.scores["per_site"])
-    )
-    if not sites_:
-        return None
+    names = dict.fromkeys(site for runs in found.runs.values() for run in runs for site in run.scores["per_site"])
     rows: list[list[Cell]] = []
     for method, runs in found.runs.items():
-        values = [[run.scores["per_site"].get(site, {}).get(found.metric, np.nan) for site in sites_] for run in runs]
-        rows.append([method, *(_mean(column) for column in zip(*values, strict=True))] if values else [method])
+        own = {site: [run.scores["per_site"].get(site, {}).get(found.metric, np.nan) for run in runs] for site in names}
+        finite = [[float(value) for value in values if value == value] for values in own.values()]
+        if runs:
+            rows.append([method, *(sum(values) / len(values) if values else None for values in finite)])
     words = f"{metric_name(found.metric)} of each method at each site, the mean over its runs"
-    kept = [row for row in rows if len(row) > 1]
-    return Section("by-site", "Methods by site", [Table(("method", *sites_), kept, words)]) if kept else None
-
-
-def _mean(values: Sequence[float]) -> Cell:
-    finite = [float(value) for value in values if value == value]
-    return sum(finite) / len(finite) if finite else None
+    return Section("by-site", "Methods by site", [Table(("method", *names), rows, words)]) if names and rows else None
 
 
 def curves(found: ComparisonEvidence) -> Section | None:
@@ -232,15 +215,13 @@ def curves(found: ComparisonEvidence) -> Section | None:
         return None
     rows = [[method, r, v] for method, points in lines_of.items() for r, v in points]
 
-    def draw(figure: Any, theme: Palette) -> None:
-        axes = figure.subplots()
+    def draw(axes: Any, theme: Palette) -> None:
         for i, (method, points) in enumerate(lines_of.items()):
-            axes.plot(
-                *zip(*points, strict=True), label=plain(method), marker=theme.marker(i), markersize=3, **theme.line(i)
-            )
+            look = {"marker": theme.marker(i), "markersize": 3, **theme.line(i)}
+            axes.plot(*zip(*points, strict=True), label=plain(method), **look)
         axes.xaxis.get_major_locator().set_params(integer=True)
         tidy(axes, theme, x="round", y=f"validation {metric_name(found.metric)}")
-        legend(axes, theme, loc="upper left", bbox_to_anchor=(1, 1))
+        legend(axes, theme)
 
     table = Table(("method", "round", metric_name(found.metric)), rows)
     chart = Chart("curves", "Validation scores by round", draw, table, "The first run of each method.")
@@ -254,9 +235,10 @@ LIMITS = (
 )
 
 
-def paired_section(runs: Mapping[str, Sequence[RunEvidence]], baseline: str) -> Section | None:
+def paired_section(comparison: ComparisonEvidence) -> Section | None:
     """Each method's first run against the baseline's, where both kept what they say about the same images."""
-    firsts = {method: some[0].cases for method, some in runs.items() if some and some[0].cases is not None}
+    baseline = comparison.baseline
+    firsts = {method: runs[0].cases for method, runs in comparison.runs.items() if runs and runs[0].cases is not None}
     reference = firsts.get(baseline)
     if reference is None or reference.like != "classification":
         return None
@@ -271,9 +253,9 @@ def paired_section(runs: Mapping[str, Sequence[RunEvidence]], baseline: str) -> 
     return Section("paired", "The same images, two models", [table, Text(LIMITS, "note")])
 
 
-def _same(a: Cases | None, b: Cases) -> bool:
-    """Whether both are about the same images in the same order, as far as labels, sites and patients tell."""
-    if a is None or a.like != b.like or len(a) != len(b) or a.sites.tolist() != b.sites.tolist():
+def _same(a: Cases, b: Cases) -> bool:
+    """True where both are about the same images in the same order, as far as labels, sites and patients tell."""
+    if a.like != b.like or len(a) != len(b) or a.sites.tolist() != b.sites.tolist():
         return False
     pairs = [(a.labels, b.labels), (a.site, b.site)]
     if a.patients is not None and b.patients is not None:
@@ -285,15 +267,12 @@ def _tests(cases: Cases, reference: Cases) -> tuple[float | None, float | None, 
     """The difference of AUCs with DeLong's p (two classes only), and McNemar's p."""
     assert cases.predictions is not None
     assert reference.predictions is not None
-    right = [one.predictions.argmax(1) == one.labels for one in (cases, reference)]  # type: ignore[union-attr]
-    p_errors = mcnemar(right[0], right[1])
-    if cases.predictions.shape[1] != 2:
-        return None, None, p_errors
-    try:
-        found = delong_test(scores_of(cases)[:, 1], scores_of(reference)[:, 1], cases.labels)
-    except BadInput:
-        return None, None, p_errors
-    return found.difference, found.p, p_errors
+    p_errors = mcnemar(cases.predictions.argmax(1) == cases.labels, reference.predictions.argmax(1) == reference.labels)
+    if cases.predictions.shape[1] == 2:
+        with contextlib.suppress(BadInput):  # one positive or negative image only
+            found = delong_test(scores_of(cases)[:, 1], scores_of(reference)[:, 1], cases.labels)
+            return found.difference, found.p, p_errors
+    return None, None, p_errors
 
 
 def _holm(values: Sequence[float | None]) -> list[float | None]:

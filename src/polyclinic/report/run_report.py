@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
 from polyclinic.errors import BadInput
 from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
+from polyclinic.report import leaving
 from polyclinic.report.blocks import Report, Section, Text
-from polyclinic.report.evidence import RunEvidence, recovered
+from polyclinic.report.classification import classes_section
+from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.metric_names import counted, listed, metric_name, name_of_images, with_interval, with_unit
-from polyclinic.report.sections import (
-    classes,
-    learning_curves,
-    leaving,
-    masks,
-    reproduce,
-    scores,
-    site_statistics,
-    sites,
-    values,
-)
+from polyclinic.report.predictions import masks_section, values_section
+from polyclinic.report.scores import scores_section, site_statistics, subgroups, training_section, worth_section
+from polyclinic.report.sites import reproduce_section, sites_section
 from polyclinic.runner.run.result_display import FEW_IMAGES, image_counts
 
 WITHOUT_CASES = (
@@ -34,45 +27,42 @@ WITHOUT_CASES = (
 
 def report_of_run(run: RunEvidence, by: Sequence[str] = (), prevalence: float | None = None) -> Report:
     """All sections; `by` are columns for sub-groups, `prevalence` is that of the operating points."""
-    if by and run.judged is None:
+    cases = run.judged
+    if by and cases is None:
         raise BadInput(f"--by {by[0]}: {run.folder} kept no predictions of single images; a deployed run keeps none")
-    chosen = [
-        sites.section(run),
-        scores.section(run),
-        site_statistics.section(run),
-        site_statistics.worth_section(run),
-        learning_curves.section(run),
+    kept = [] if cases is None or cases.column_names is None else [str(name) for name in cases.column_names]
+    sections = [
+        sites_section(run),
+        scores_section(run),
+        site_statistics(run),
+        worth_section(run),
+        training_section(run),
         _by_task(run, prevalence),
-        *(scores.subgroups(run, column) for column in by or _known_columns(run)),
+        *(subgroups(run, column) for column in by or kept),
         leaving.bytes_section(run),
         leaving.sheets_section(run),
         leaving.audit_section(run),
         leaving.privacy_section(run),
-        reproduce.section(run),
+        reproduce_section(run),
     ]
-    name = Path(run.folder).resolve().name
     images = name_of_images(run.study.get("data"), str(run.result["data"]["source"]))
     title = f"{images}: {run.like} with {run.result['method']}"
-    subtitle = f"Run '{name}', seed {run.result['seed']}, polyclinic {run.result['environment'].get('polyclinic', '')}"
-    kept = [section for section in chosen if section is not None]
-    return Report(title, subtitle, summary_of(run), kept, dict(run.sources), warnings_of(run))
-
-
-def _known_columns(run: RunEvidence) -> list[str]:
-    """Without a choice: every column that the run kept."""
-    cases = run.judged
-    return [] if cases is None or cases.column_names is None else [str(name) for name in cases.column_names]
+    version = run.result["environment"].get("polyclinic", "")
+    subtitle = f"Run '{run.folder.resolve().name}', seed {run.result['seed']}, polyclinic {version}"
+    there = [section for section in sections if section is not None]
+    return Report(title, subtitle, summary_of(run), there, warnings_of(run))
 
 
 def _by_task(run: RunEvidence, prevalence: float | None) -> Section:
-    if run.judged is None or not len(run.judged):
+    cases = run.judged
+    if cases is None or not len(cases):
         return Section("single", "Curves and single cases", [Text(WITHOUT_CASES)])
     if run.like == "classification":
-        return classes.section(run, prevalence)
-    return values.section(run) if run.like == "regression" else masks.section(run)
+        return classes_section(run, cases, prevalence)
+    return values_section(run, cases) if run.like == "regression" else masks_section(run, cases)
 
 
-#: what a sentence calls a kind of task
+#: the words of a sentence for a kind of task
 TASKS = {
     "classification": "to tell classes of images apart",
     "regression": "to predict a value from each image",
@@ -85,37 +75,32 @@ MOST_WARNINGS = 50
 
 def summary_of(run: RunEvidence) -> list[str]:
     """One idea a sentence, the most important first."""
-    return [*what(run), who(run), *how_good(run), *what_left(run), attacked(run), leaving.privacy_words(run)]
+    return [*_what(run), _who(run), *_how_good(run), *_what_left(run), _attacked(run), leaving.privacy_words(run)]
 
 
 def warnings_of(run: RunEvidence) -> list[str]:
-    """What the run warned of, as it stands in its result."""
+    """Warnings of the run, as they stand in its result."""
     found = run.result.get("warnings")
     return [str(sentence) for sentence in found[:MOST_WARNINGS]] if isinstance(found, list) else []
 
 
-def what(run: RunEvidence) -> list[str]:
-    result = run.result
+def _what(run: RunEvidence) -> list[str]:
+    result, selected = run.result, run.result["selected"]
     learnt = TASKS[run.like]
     if run.classes and run.like == "classification":
         learnt += f" ({listed(run.classes)})"
     if run.unit and run.like == "regression":
         learnt = f"to predict a value in {run.unit} from each image"
+    model = "One model for all sites" if not run.personal else "A model of its own for each site"
+    why = "the best round by validation images" if selected["by"] == "best" else "the last round"
     return [
         f"The study trained a model {learnt} on images of the source '{result['data']['source']}'. The method is "
         f"{result['method']}; it ran for {counted(int(result['rounds']), 'round')} with seed {result['seed']}.",
-        _released(run),
+        f"{model} was released, from round {selected['round']} ({why}).",
     ]
 
 
-def _released(run: RunEvidence) -> str:
-    selected = run.result["selected"]
-    model = "One model for all sites" if not run.personal else "A model of its own for each site"
-    why = "the best round by validation images" if selected["by"] == "best" else "the last round"
-    return f"{model} was released, from round {selected['round']} ({why})."
-
-
-def who(run: RunEvidence) -> str:
+def _who(run: RunEvidence) -> str:
     counts = run.result["data"]["counts"]
     images = sum(sum(int(n) for n in of_site.values()) for of_site in counts.values())
     taken = f" with {images:,} images in all" if images else ", whose numbers of images are their own"
@@ -125,33 +110,28 @@ def who(run: RunEvidence) -> str:
     return f"{where}: {counted(len(counts), 'site')} ({listed(list(counts))}){taken}.{failed}"
 
 
-def how_good(run: RunEvidence) -> list[str]:
-    metrics, pooled = run.result["metrics"], run.scores["pooled"]
+def _how_good(run: RunEvidence) -> list[str]:
+    pooled, intervals = run.scores["pooled"], run.result["metrics"].get("intervals", {}).get("pooled", {})
     if not pooled:
         return ["The released model was not evaluated (evaluation.final is 'none')."]
-    intervals = metrics.get("intervals", {}).get("pooled", {})
     names = [name for name in dict.fromkeys((run.metric, "balanced_accuracy", "auc", "rmse")) if name in pooled]
     if run.personal or not intervals:
-        said = [f"{metric_name(name)} {with_unit(name, pooled[name], run.unit)}" for name in names]
+        said = _said({name: pooled[name] for name in names}, run)
     else:
         known = [name for name in names if name in intervals]
-        said = [f"{metric_name(name)} {with_interval(name, intervals[name], run.unit)}" for name in known]
-    basis = f"On {_judged_by(run)} of all sites together the model reaches: {'; '.join(said)}."
-    return [basis, *_guessed(run), *_spread(run), *([] if intervals else [_why_no_interval(run)])]
-
-
-def _guessed(run: RunEvidence) -> list[str]:
-    """What somebody reaches who has seen no image, so that a reader can judge the figures."""
-    guessed = run.result.get("without_images") or {}
-    said = [f"{metric_name(name)} {with_unit(name, value, run.unit)}" for name, value in guessed.items()]
-    guess = "the most frequent class" if run.like == "classification" else "the mean"
-    return [f"Somebody who sees no image and always says {guess} reaches: {'; '.join(said)}."] if said else []
-
-
-def _judged_by(run: RunEvidence) -> str:
-    """`20 test images`; without the number where the sites keep it to themselves."""
+        said = "; ".join(f"{metric_name(name)} {with_interval(name, intervals[name], run.unit)}" for name in known)
+    # the number of images is left out where the sites keep it to themselves
     images = sum(int(of_site.get(run.split, 0)) for of_site in run.result["data"]["counts"].values())
-    return counted(images, f"{run.split} image") if images else f"the {run.split} images"
+    judged_by = counted(images, f"{run.split} image") if images else f"the {run.split} images"
+    words = [f"On {judged_by} of all sites together the model reaches: {said}."]
+    if guessed := _said(run.result.get("without_images") or {}, run):  # so that a reader can judge the figures
+        guess = "the most frequent class" if run.like == "classification" else "the mean"
+        words.append(f"Somebody who sees no image and always says {guess} reaches: {guessed}.")
+    return [*words, *_spread(run), *([] if intervals else [_why_no_interval(run)])]
+
+
+def _said(values: JsonMapping, run: RunEvidence) -> str:
+    return "; ".join(f"{metric_name(name)} {with_unit(name, value, run.unit)}" for name, value in values.items())
 
 
 def _spread(run: RunEvidence) -> list[str]:
@@ -181,20 +161,21 @@ def _why_no_interval(run: RunEvidence) -> str:
     return "There are no intervals: with fewer than ten patients they would say little."
 
 
-def what_left(run: RunEvidence) -> list[str]:
-    total = int(run.result["communication"]["total_bytes"])
+def _what_left(run: RunEvidence) -> list[str]:
+    total = human_bytes(int(run.result["communication"]["total_bytes"]))
     broken = [f"The ledger of {site} does not hold: {why}." for site, why in run.ledgers.broken.items()]
     unknown = "Whether a real image left is not known: a ledger does not hold."
-    if not run.ledgers.lines:
+    by_kind = run.ledgers.by_kind()
+    if not by_kind:
         why_none = [*broken, unknown] if broken else ["The sites' ledgers are not in this folder."]
-        return [f"In all {human_bytes(total)} were carried.", *why_none]
-    kinds = sorted({kind for of_site in run.ledgers.by_kind().values() for kind in of_site})
-    sizes = {site: sum(of_kind.values()) for site, of_kind in run.ledgers.by_kind().items()}
+        return [f"In all {total} were carried.", *why_none]
+    kinds = sorted({kind for of_site in by_kind.values() for kind in of_site})
+    sizes = {site: sum(of_kind.values()) for site, of_kind in by_kind.items()}
     kept = unknown if broken else "No real image left a site as it is."
     raw = "Real images left a site." if "real-images" in kinds else kept
     words = (
         f"What left each site is in its ledger: {listed(kinds)}. {_most(sizes)}; "
-        f"in both directions {human_bytes(total)} were carried. {raw}"
+        f"in both directions {total} were carried. {raw}"
     )
     return [words, *broken]
 
@@ -208,7 +189,7 @@ def _most(sizes: Mapping[str, int]) -> str:
     return f"{most} sent {'most, ' if len(sizes) > 1 else ''}{human_bytes(sizes[most])}"
 
 
-def attacked(run: RunEvidence) -> str:
+def _attacked(run: RunEvidence) -> str:
     """What an attacker recovered; that nothing was tried where no audit was made."""
     if run.audit is None:
         return "What left was not attacked: `polyclinic audit` on this run says what an attacker could recover."
@@ -216,23 +197,19 @@ def attacked(run: RunEvidence) -> str:
     leaks, held, untested = (
         [kind for kind, one in verdicts.items() if verdict_word(one) == word] for word in (LEAKS, WITHSTOOD, NOT_TESTED)
     )
-    said = []
-    if leaks:
-        said.append(f"leaks were found in {listed(leaks)} ({recovered_words(run.audit)})")
-    if not run.audit.get("complete", True):
+    whole, said = run.audit.get("complete", True), []
+    if not whole:
         untested, held = [*held, *untested], []
+    if leaks:
+        found = leaving.recovered(run.audit)
+        how = "no attack on it rebuilds images"
+        if found is not None:
+            how = f"{found[0]} of {counted(found[1], 'attacked image')} recovered by the strongest attack"
+        said.append(f"leaks were found in {listed(leaks)} ({how})")
     if held:
         said.append(f"{listed(held)} withstood attacks that find a planted leak")
     if untested:
         said.append(f"{listed(untested)}: not tested")
-    ended = "" if run.audit.get("complete", True) else " The audit was stopped before its end."
-    told = "; ".join(said) or "nothing left"
-    return f"What left was attacked with the budget '{run.audit.get('budget')}': {told}.{ended}"
-
-
-def recovered_words(audit: JsonMapping) -> str:
-    found = recovered(audit)
-    if found is None:
-        return "no attack on it rebuilds images"
-    count, images = found
-    return f"{count} of {counted(images, 'attacked image')} recovered by the strongest attack"
+    ended = "" if whole else " The audit was stopped before its end."
+    words = "; ".join(said) or "nothing left"
+    return f"What left was attacked with the budget '{run.audit.get('budget')}': {words}.{ended}"

@@ -1,36 +1,48 @@
 """Write the report of a run or a comparison: one HTML file that opens offline, and a PDF.
 
-`evidence` reads a folder as data; `sections/` make sentences, charts and tables of it (`blocks`); `html` and `pdf`
-write them. Nothing of a study is run, so that a folder from somebody else can be looked at.
+`evidence` reads a folder as data; `run_report` and `comparison` make sentences, charts and tables of it (`blocks`);
+templates/report.html shows them. Nothing of a study is run, so that a folder from somebody else can be looked at. Every
+text of the data is escaped, and a content security policy forbids scripts and connections.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
+from markupsafe import Markup, escape
+from PIL import ImageFile
+
+from polyclinic import __version__
 from polyclinic.errors import BadInput
+from polyclinic.extras import need
 from polyclinic.files import atomic_write
-from polyclinic.report.blocks import Report
+from polyclinic.report.blocks import Report, Table, anchor, is_number, shown
 from polyclinic.report.comparison import report_of_comparison
 from polyclinic.report.evidence import COMPARISON, open_comparison, open_run
-from polyclinic.report.html import html_of
-from polyclinic.report.pdf import pdf_of
+from polyclinic.report.metric_names import DEFINITIONS
 from polyclinic.report.run_report import report_of_run
+from polyclinic.report.theme import svg_of, svg_on_paper
+from polyclinic.templates import render
 
-
-@dataclass(frozen=True)
-class Written:
-    """The files that were written."""
-
-    html: Path
-    pdf: Path | None = None
+#: rows of a table that a page and paper show, and that the CSV behind it has
+MOST_ROWS, MOST_ON_PAPER, MOST_IN_CSV = 500, 30, 20_000
+MOST_LETTERS = 110  # of a table's line on paper: what A4 holds in the size of the print style
+LONGEST_WORD = 24  # in a table on paper; longer ones are broken
+#: terms that are explained, the longest first, so that no term is found inside another
+TERMS = re.compile(
+    "|".join(rf"(?<![\w-]){re.escape(term)}(?![\w-])" for term in sorted(DEFINITIONS, key=len, reverse=True))
+)
 
 
 def build_report(
-    folder: Path, *, by: Sequence[str] = (), prevalence: float | None = None, images: bool = True
+    folder: Path, *, by: Sequence[str] = (), prevalence: float | None = None, images: bool = True, title: str = ""
 ) -> Report:
     """The report of a run folder, or of a comparison's."""
     if not folder.is_dir():
@@ -38,11 +50,13 @@ def build_report(
     if prevalence is not None and not 0 < prevalence < 1:
         raise BadInput(f"--prevalence {prevalence}: choose a share between 0 and 1, such as 0.02 for 2 of 100 patients")
     with _damage_said(folder):
-        if (folder / COMPARISON).is_file():
-            if by or prevalence is not None:
-                raise BadInput("--by and --prevalence are for the report of one run; name the folder of a run")
-            return report_of_comparison(open_comparison(folder, images=images))
-        return report_of_run(open_run(folder, images=images), by, prevalence)
+        if not (folder / COMPARISON).is_file():
+            report = report_of_run(open_run(folder, images=images), by, prevalence)
+        elif by or prevalence is not None:
+            raise BadInput("--by and --prevalence are for the report of one run; name the folder of a run")
+        else:
+            report = report_of_comparison(open_comparison(folder, images=images))
+    return replace(report, title=" ".join(title.split()) or report.title)
 
 
 @contextlib.contextmanager
@@ -54,27 +68,106 @@ def _damage_said(folder: Path) -> Iterator[None]:
         raise BadInput(f"{folder}: a file of it is damaged or was changed ({error!r}); fetch it again") from error
 
 
-def write_report(
-    folder: str | Path,
-    *,
-    out: Path | None = None,
-    pdf: bool = False,
-    by: Sequence[str] = (),
-    prevalence: float | None = None,
-    images: bool = True,
-    title: str = "",
-) -> Written:
-    """Write `report.html` (and `report.pdf`) into a run folder or a comparison's, or to `out`."""
-    report = build_report(Path(folder), by=by, prevalence=prevalence, images=images)
-    report = replace(report, title=" ".join(title.split()) or report.title)
-    file = out or Path(folder) / "report.html"
-    with _damage_said(Path(folder)):  # charts are drawn here; both pages before either is written
-        page, paper = html_of(report), pdf_of(report) if pdf else None
+def write_report(report: Report, folder: Path, out: Path | None = None, *, pdf: bool = False) -> list[Path]:
+    """Write `report.html` (and `report.pdf`) into the run folder or comparison's, or to `out`; the files."""
+    file = out or folder / "report.html"
+    with _damage_said(folder):  # charts are drawn here; both pages before either is written
+        pages: dict[Path, str | bytes] = {file: html_of(report)}
+        if pdf:
+            pages[file.with_suffix(".pdf")] = pdf_of(report)
     try:
-        atomic_write(file, page)
-        if paper is None:
-            return Written(file)
-        atomic_write(file.with_suffix(".pdf"), paper)
+        for place, content in pages.items():
+            atomic_write(place, content)
     except OSError as error:
         raise BadInput(f"{file}: cannot be written ({error.strerror}); name another place with --out") from None
-    return Written(file, file.with_suffix(".pdf"))
+    return list(pages)
+
+
+def html_of(report: Report) -> str:
+    """The whole page."""
+    return _page(report, svg=svg_of, parts=lambda table: [table], most_rows=MOST_ROWS, on_paper=False)
+
+
+def paper_of(report: Report) -> str:
+    """The page that is printed: without tables behind charts, links and the study file."""
+    return _page(report, svg=svg_on_paper, parts=parts_of, most_rows=MOST_ON_PAPER, on_paper=True)
+
+
+def _page(report: Report, **how: object) -> str:
+    return render(
+        "report.html",
+        title=report.title,
+        report=report,
+        titles={anchor(section.key): section.title for section in report.sections},
+        version=__version__,
+        most_in_csv=MOST_IN_CSV,
+        anchor=anchor,
+        is_number=is_number,
+        shown=shown,
+        explained=explained,
+        png_link=lambda picture: f"data:image/png;base64,{base64.b64encode(picture.png).decode()}",
+        csv_link=lambda table: f"data:text/csv;charset=utf-8,{quote(table.csv(MOST_IN_CSV))}",
+        **how,
+    )
+
+
+def explained(words: str) -> Markup:
+    """Text as HTML, with the first use of each term explained on hover and focus, and `commands` as code."""
+    seen: set[str] = set()
+
+    def explain(match: re.Match[str]) -> str:
+        term = match[0]
+        if term in seen:
+            return term
+        seen.add(term)
+        tip = f'<span class="tip" role="tooltip">{escape(DEFINITIONS[term])}</span>'
+        return f'<span class="term" tabindex="0">{term}{tip}</span>'
+
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part[1:-1]) if len(part) > 1 and part[0] == part[-1] == "`"
+        else Markup(TERMS.sub(explain, str(escape(part))))
+        for part in re.split(r"(`[^`]*`)", str(words))
+    )  # fmt: skip
+
+
+def pdf_of(report: Report) -> bytes:
+    """The page with its print style, laid out by WeasyPrint; BadInput where it or its system libraries are missing."""
+    need("weasyprint", "--pdf")
+    strict = ImageFile.LOAD_TRUNCATED_IMAGES
+    try:
+        from weasyprint import HTML
+        from weasyprint.urls import URLFetcher
+    except OSError:  # Pango, which is no Python package
+        raise BadInput(
+            "--pdf needs Pango, a library of the system that WeasyPrint draws text with, and it is not installed; "
+            "install it, or print report.html from a browser"
+        ) from None
+    finally:  # WeasyPrint's import lets Pillow read damaged images in silence, in the whole process
+        ImageFile.LOAD_TRUNCATED_IMAGES = strict
+    asks_nobody = URLFetcher(allowed_protocols=["data"])
+    return HTML(string=paper_of(report), url_fetcher=asks_nobody).write_pdf()
+
+
+def parts_of(table: Table) -> list[Table]:
+    """The table, or several with some of its columns each, where words would be broken to make all of them fit; each
+    begins with the first column."""
+    wide = [_letters([name, *(row[c] for row in table.rows[:MOST_ON_PAPER] if c < len(row))])
+            for c, name in enumerate(table.columns)]  # fmt: skip
+    groups: list[list[int]] = [[0]]
+    for column in range(1, len(wide)):
+        if len(groups[-1]) > 1 and sum(wide[c] for c in [*groups[-1], column]) > MOST_LETTERS:
+            groups.append([0])
+        groups[-1].append(column)
+    return [
+        Table(_chosen(table.columns, group), [_chosen(row, group) for row in table.rows], "" if number else table.title)
+        for number, group in enumerate(groups)
+    ]
+
+
+def _letters(cells: Sequence[Any]) -> int:
+    """Letters that a column needs for its longest word; of a very long one, some."""
+    return min(LONGEST_WORD, max((len(word) for cell in cells for word in shown(cell).split()), default=1)) + 2
+
+
+def _chosen(cells: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    return [cells[place] for place in places if place < len(cells)]

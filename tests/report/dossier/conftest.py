@@ -8,7 +8,7 @@ import shutil
 import pytest
 from dossier_files import HOSTILE
 
-from polyclinic.report.dossier.writing import write_dossier
+from polyclinic.report.dossier import write_dossier
 
 
 @pytest.fixture(scope="module")

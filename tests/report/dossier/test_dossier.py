@@ -14,8 +14,9 @@ from dossier_files import sealed_anew
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
 from polyclinic.files import note_files, sha256_of
-from polyclinic.report.dossier import writing
-from polyclinic.report.dossier.figures import (
+from polyclinic.report import dossier as writing
+from polyclinic.report.dossier import write_dossier
+from polyclinic.report.dossier_check import (
     Evidence,
     NoFigure,
     at_pointer,
@@ -24,10 +25,9 @@ from polyclinic.report.dossier.figures import (
     in_lines,
     pointer,
     shown,
+    verify_dossier,
 )
-from polyclinic.report.dossier.verification import verify_dossier
-from polyclinic.report.dossier.writing import write_dossier
-from polyclinic.report.evidence import open_run, read_ledgers
+from polyclinic.report.evidence import Ledgers, open_run, read_ledgers
 from polyclinic.runner.predict.model_file import model_file, read_model_file
 
 
@@ -50,7 +50,7 @@ def test_every_figure_leads_to_its_file_with_its_digest(whole, run_folder):
     assert len(figures) > 40
     assert all(recorded[one["file"]] == one["sha256"] for one in figures)
     page = (whole.folder / "index.html").read_text()
-    on_page = list(figures_on(page))
+    on_page = figures_on(page)
     assert [one.place for one in on_page] == [one["place"] for one in figures]
     accuracy = json.loads((run_folder / "result.json").read_text())["metrics"]["test"]["accuracy"]
     assert f"{accuracy:.4g}" in [one.text for one in on_page if one.place == "/metrics/test/accuracy"]
@@ -104,7 +104,7 @@ def test_a_dossier_of_a_killed_swap_comes_back(run_folder, tmp_path):
         ("mine", "is no dossier; name another folder"),
         ("extension", "is no dossier; name another folder"),
         ("more", "is no dossier; name another folder"),
-        ("mine/thesis.txt/below", "cannot be written"),
+        ("mine/thesis.txt/below", "is a file, not a folder"),
     ],
 )
 def test_a_folder_of_somebody_else_is_left_alone(run_folder, copy, tmp_path, out, words):
@@ -254,10 +254,10 @@ def test_a_ledger_that_ends_before_the_result_says_is_found(run_folder, tmp_path
 
 def test_a_deployed_coordinators_folder_has_no_ledgers(run_folder, tmp_path):
     result = json.loads((run_folder / "result.json").read_text())
-    assert read_ledgers(tmp_path, result, {"data": {"source": "at-sites"}}) == ({}, {})
-    assert len(read_ledgers(tmp_path, result, {})[1]) == len(result["ledgers"])
+    assert read_ledgers(tmp_path, result, {"data": {"source": "at-sites"}}) == Ledgers({}, {})
+    assert len(read_ledgers(tmp_path, result, {}).broken) == len(result["ledgers"])
     for damaged in ("x", {"lines": "3", "digest": ""}, {"lines": 0, "digest": ""}):
-        [why] = read_ledgers(tmp_path, {"ledgers": {"../site": damaged}}, {})[1].values()
+        [why] = read_ledgers(tmp_path, {"ledgers": {"../site": damaged}}, {}).broken.values()
         assert "result.json: what it says about the ledger" in why
 
 

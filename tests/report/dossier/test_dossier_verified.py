@@ -11,8 +11,8 @@ from dossier_files import sealed_anew
 
 from polyclinic.errors import BadInput
 from polyclinic.files import note_files, sha256_of
-from polyclinic.report.dossier.verification import verify_dossier
-from polyclinic.report.dossier.writing import write_dossier
+from polyclinic.report.dossier import write_dossier
+from polyclinic.report.dossier_check import verify_dossier
 
 # --- what verify finds -------------------------------------------------------------------------------
 

@@ -1,4 +1,8 @@
-"""Writes the dossier of a run: evidence, model card, data sheet, page, and a manifest of it all."""
+"""The dossier of a run for whoever decides about its release: evidence, and no claim that a rule is met.
+
+It has evidence, model card, data sheet, page, and a manifest of it all. What stands in it is in
+templates/dossier_sections.html and templates/data_sheet.md; `dossier_check` looks every figure up again.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +23,29 @@ from polyclinic import __version__
 from polyclinic.attacks.attack import verdict_word
 from polyclinic.data.own_images import find_kit
 from polyclinic.errors import BadInput
-from polyclinic.files import FINISHED, PARTIAL, check_noted, sha256_of
+from polyclinic.files import FINISHED, atomic_folder, check_noted, check_place, sha256_of
 from polyclinic.formats import check_run_format
 from polyclinic.json_types import parse_json
-from polyclinic.report.dossier.figures import Evidence, Figure, Form, NoFigure, in_bytes, pointer, read
-from polyclinic.report.evidence import read_ledgers
+from polyclinic.report.dossier_check import (
+    EVIDENCE,
+    FIGURES,
+    MANIFEST,
+    PAGE,
+    SEAL,
+    Evidence,
+    Figure,
+    Form,
+    NoFigure,
+    broken_ledgers,
+    content_of,
+    in_bytes,
+    pointer,
+)
 from polyclinic.runner.export.model_card import EACH_ITS_OWN, LIMITS, model_card
 from polyclinic.runner.predict.model_file import MODEL, read_model_file
 from polyclinic.templates import render, visible
 
-FOLDER, EVIDENCE, PAGE = "dossier", "evidence", "index.html"
-MANIFEST, SEAL, FIGURES = "manifest.json", "manifest.sha256", "figures.json"
+FOLDER = "dossier"
 #: files of a run that are copied where they are; pictures are not, as they may show patients
 COPIED = ("format.json", "study.toml", "result.json", "history.jsonl", "plugins.json", "images.json", "audit.json",
           "digests.json")  # fmt: skip
@@ -38,7 +54,7 @@ NEEDED = ("study.toml", "result.json", MODEL)
 SYNTHETIC = ("synthetic-images", "generator")
 #: kinds of parcel that are computed from real training images
 ENCODED = ("codes", "latents", "activations")
-#: sections in the order in which hospitals are asked, and who asks for each
+#: sections in the order in which hospitals are asked
 TITLES = {
     "model": "1. The model",
     "performance": "2. How good it is",
@@ -50,17 +66,6 @@ TITLES = {
     "synthetic": "8. Synthetic images",
     "open": "9. What only the institution knows",
     "files": "10. Files of evidence",
-}
-ASKED = {
-    "model": "technical documentation",
-    "performance": "technical documentation",
-    "limits": "technical documentation",
-    "left": "export control of models and data",
-    "policy": "export control of models and data",
-    "audit": "export control, data protection",
-    "privacy": "data-protection impact",
-    "synthetic": "data-protection impact",
-    "open": "all of them",
 }
 LONG = 40  # characters of a digest
 
@@ -86,6 +91,7 @@ def write_dossier(run: Path, out: Path | None = None) -> Dossier:
         if not (run / name).is_file():
             raise BadInput(f"{run}: has no {name}; name the folder of a finished run")
     check_noted(run, *FINISHED)
+    check_place(folder)
     if folder.is_symlink() or (folder.exists() and not _is_dossier(folder)):
         raise BadInput(f"--out {folder}: is there already and is no dossier; name another folder")
     try:
@@ -97,7 +103,7 @@ def write_dossier(run: Path, out: Path | None = None) -> Dossier:
 
 
 def _is_dossier(folder: Path) -> bool:
-    """Whether a folder has a sealed manifest and nothing that it does not name: only then may it be replaced."""
+    """True for a folder with a sealed manifest and nothing that it does not name: only then may it be replaced."""
     try:
         content = (folder / MANIFEST).read_bytes()
         sealed = (folder / SEAL).read_text(encoding="utf-8").strip() == hashlib.sha256(content).hexdigest()
@@ -112,26 +118,21 @@ def _is_dossier(folder: Path) -> bool:
 def replaced_folder(folder: Path) -> Iterator[Path]:
     """An empty folder to fill, which takes the place of `folder` when the block ends well. The old one is there until
     then, and comes back if the new one cannot take its place."""
-    partial, old = (folder.with_name(f".{folder.name}{end}") for end in (PARTIAL, ".old"))
+    old = folder.with_name(f".{folder.name}.old")
     folder.parent.mkdir(parents=True, exist_ok=True)
     if old.exists() and not folder.exists():  # killed between the two renames
         old.rename(folder)
-    for left in (partial, old):
-        shutil.rmtree(left, ignore_errors=True)
-    partial.mkdir(mode=0o700)
+    shutil.rmtree(old, ignore_errors=True)
     try:
-        yield partial
-        if folder.exists():
-            folder.rename(old)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if old.exists():
-                old.rename(folder)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        with atomic_folder(folder) as partial:
+            yield partial
+            if folder.exists():
+                folder.rename(old)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _fill(folder: Path, run: Path) -> tuple[str, int]:
@@ -204,7 +205,6 @@ def _sections(shown: ShownFigures, folder: Path, ledgers: Mapping[str, str]) -> 
         verdict_word=verdict_word,
         each_its_own=EACH_ITS_OWN,
         titles=TITLES,
-        asked=ASKED,
         limits=LIMITS,
         ledgers=ledgers,
         broken=broken_ledgers(folder),
@@ -215,7 +215,7 @@ def _sections(shown: ShownFigures, folder: Path, ledgers: Mapping[str, str]) -> 
 
 def data_sheet(evidence: Path) -> str:
     """The data sheet of synthetic images that left sites, after Gebru et al. (2021), Datasheets for Datasets."""
-    result, study, audit = (_content(evidence / name) for name in ("result.json", "study.toml", "audit.json"))
+    result, study, audit = (content_of(evidence / name) for name in ("result.json", "study.toml", "audit.json"))
     by_kind, verdicts = result.get("communication", {}).get("by_kind", {}), audit.get("verdicts", {})
     left = [kind for kind in SYNTHETIC if kind in by_kind]
     return render(
@@ -228,20 +228,6 @@ def data_sheet(evidence: Path) -> str:
         private=result.get("privacy"),
         verdicts=[(kind, verdicts[kind].get("words", "no words")) for kind in left if kind in verdicts],
     )
-
-
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        found = read(path)
-    except NoFigure:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def broken_ledgers(folder: Path) -> dict[str, str]:
-    """What is wrong with the ledgers in a dossier's evidence, by site; nothing where all of them hold."""
-    evidence = folder / EVIDENCE
-    return read_ledgers(evidence, _content(evidence / "result.json"), _content(evidence / "study.toml"))[1]
 
 
 def _copy_evidence(run: Path, evidence: Path) -> dict[str, str]:
@@ -257,7 +243,7 @@ def _copy_evidence(run: Path, evidence: Path) -> dict[str, str]:
     for ledger in ledgers:
         _copy(ledger, evidence / "ledger" / ledger.name)
     for name in ("result.json", "study.toml", "audit.json"):
-        if (evidence / name).is_file() and not _content(evidence / name):
+        if (evidence / name).is_file() and not content_of(evidence / name):
             raise BadInput(f"{run / name}: is damaged; fetch the run again")
     return {path.stem: f"{EVIDENCE}/ledger/{path.name}" for path in ledgers}
 

@@ -1,4 +1,4 @@
-"""Classification: ROC and precision-recall curves, confusion matrix, calibration, operating points."""
+"""Sections of a classification: ROC and precision-recall curves, confusion matrix, calibration, operating points."""
 
 from __future__ import annotations
 
@@ -23,26 +23,23 @@ from polyclinic.runner.evaluate.calibration import calibrations_of
 from polyclinic.runner.evaluate.case_scores import Cases
 from polyclinic.runner.evaluate.case_statistics import scores_of
 
-#: classes of which curves show each
+#: classes that curves are drawn for
 MOST_CLASSES = 8
 SPECIFICITIES = (0.90, 0.95)
 RELIABILITY_BINS = 10
 
 
-def section(run: RunEvidence, prevalence: float | None) -> Section:
-    cases = run.judged
-    assert cases is not None, "asked for only where cases were kept"
+def classes_section(run: RunEvidence, cases: Cases, prevalence: float | None) -> Section:
     positives = _positives(run, cases)
-    blocks: list[Block] = []
+    blocks: list[Block]
     if positives:
-        blocks += [_roc(positives, run, cases), _precision_recall(positives, run, cases)]
+        blocks = [_roc(positives, run, cases), _precision_recall(positives, cases)]
     else:
-        blocks.append(Text("All judged images are of one class: there is no ROC curve."))
-    blocks += [_confusion(run, cases), *_calibration(run, cases)]
+        blocks = [Text("All judged images are of one class: there is no ROC curve.")]
+    blocks += [_confusion(run, cases), _calibration(run, cases)]
     if positives:
         blocks += operating_points(run, cases, positives, prevalence)
-    blocks.append(Text(LIMITS, "note"))
-    return Section("classes", "Curves, errors and operating points", blocks)
+    return Section("classes", "Curves, errors and operating points", [*blocks, Text(LIMITS, "note")])
 
 
 LIMITS = (
@@ -58,34 +55,28 @@ def _positives(run: RunEvidence, cases: Cases) -> dict[int, str]:
     return {c: classes[c] for c in asked if 0 < (cases.labels == c).sum() < len(cases)}
 
 
-def _against(name: str, run: RunEvidence) -> str:
-    other = run.classes[0] if len(run.classes) == 2 else "all others"
-    return f"{name} against {other}"
-
-
 def _roc(positives: dict[int, str], run: RunEvidence, cases: Cases) -> Chart:
-    scores = scores_of(cases)
+    scores, two = scores_of(cases), len(run.classes) == 2
+    names = {c: f"{name} against {run.classes[0] if two else 'all others'}" for c, name in positives.items()}
     curves = {c: few_points(*roc_curve(scores[:, c], cases.labels == c)) for c in positives}
     areas = {c: _area(scores[:, c], cases.labels == c) for c in positives}
-    rows = [[_against(positives[c], run), float(f), float(t)] for c, (f, t) in curves.items()
-            for f, t in zip(f, t, strict=True)]  # fmt: skip
 
-    def draw(figure: Any, theme: Palette) -> None:
-        axes = figure.subplots()
+    def draw(axes: Any, theme: Palette) -> None:
         axes.plot([0, 1], [0, 1], color=theme.faint, linewidth=0.8, linestyle=":")
         for i, (c, (false, true)) in enumerate(curves.items()):
             # straight lines: images with the same score come together, and the area below is the AUC
-            axes.plot(false, true, label=f"{plain(_against(positives[c], run))}\nAUC {areas[c]}", **theme.line(i))
+            axes.plot(false, true, label=f"{plain(names[c])}\nAUC {areas[c]}", **theme.line(i))
         axes.set_aspect("equal")
         tidy(axes, theme, x="1 - specificity", y="sensitivity")
-        legend(axes, theme, loc="upper left", bbox_to_anchor=(1, 1))
+        legend(axes, theme)
 
-    table = Table(("class", "1 - specificity", "sensitivity"), rows)
-    return Chart("roc", "ROC curve", draw, table, f"AUC with DeLong's 95 % interval. {_positive_words(run)}")
+    table = Table(("class", "1 - specificity", "sensitivity"), _points_of(curves, names))
+    positive = f"Positive is '{run.classes[1]}'." if two else "Each class against all others."
+    return Chart("roc", "ROC curve", draw, table, f"AUC with DeLong's 95 % interval. {positive}")
 
 
-def _positive_words(run: RunEvidence) -> str:
-    return f"Positive is '{run.classes[1]}'." if len(run.classes) == 2 else "Each class against all others."
+def _points_of(curves: dict[int, tuple[np.ndarray, np.ndarray]], names: dict[int, str]) -> list[list[Cell]]:
+    return [[names[c], float(x), float(y)] for c, points in curves.items() for x, y in zip(*points, strict=True)]
 
 
 def _area(scores: np.ndarray, truth: np.ndarray) -> str:
@@ -96,30 +87,25 @@ def _area(scores: np.ndarray, truth: np.ndarray) -> str:
         return f"{auc(scores[truth], scores[~truth]):.3f}"
 
 
-def _precision_recall(positives: dict[int, str], run: RunEvidence, cases: Cases) -> Chart:
+def _precision_recall(positives: dict[int, str], cases: Cases) -> Chart:
     scores = scores_of(cases)
     curves = {c: few_points(*precision_recall(scores[:, c], cases.labels == c)) for c in positives}
     shares = {c: float((cases.labels == c).mean()) for c in positives}
     points = {c: average_precision(scores[:, c], cases.labels == c) for c in positives}
-    rows = [[positives[c], float(r), float(p)] for c, (r, p) in curves.items() for r, p in zip(r, p, strict=True)]
 
-    def draw(figure: Any, theme: Palette) -> None:
-        axes = figure.subplots()
+    def draw(axes: Any, theme: Palette) -> None:
         for i, (c, (recall, precision)) in enumerate(curves.items()):
+            label = f"{plain(positives[c])}\nAP {points[c]:.3f}"
             # a step up to each point: the area below is the average precision
-            axes.step(
-                recall, precision, where="pre", label=f"{plain(positives[c])}\nAP {points[c]:.3f}", **theme.line(i)
-            )
+            axes.step(recall, precision, where="pre", label=label, **theme.line(i))
             axes.axhline(shares[c], color=theme.colour(i), linewidth=0.8, linestyle=":")
-        axes.set_xlim(-0.02, 1.02)
-        axes.set_ylim(-0.02, 1.05)
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.05))
         tidy(axes, theme, x="sensitivity (recall)", y="PPV (precision)")
-        legend(axes, theme, loc="upper left", bbox_to_anchor=(1, 1))
+        legend(axes, theme)
 
-    note = (
-        "AP is the area under the curve. A dotted line is what chance gives: the share of that class in these images."
-    )
-    return Chart("pr", "Precision-recall curve", draw, Table(("class", "recall", "precision"), rows), note)
+    note = "AP is the area under the curve. A dotted line is what chance gives: the share of the class in these images."
+    table = Table(("class", "recall", "precision"), _points_of(curves, positives))
+    return Chart("pr", "Precision-recall curve", draw, table, note)
 
 
 def _confusion(run: RunEvidence, cases: Cases) -> Chart:
@@ -128,58 +114,47 @@ def _confusion(run: RunEvidence, cases: Cases) -> Chart:
     counts = np.zeros((len(names), len(names)), dtype=int)
     np.add.at(counts, (cases.labels, guess), 1)
     shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
-    rows: list[list[Cell]] = [[name, *map(int, row)] for name, row in zip(names, counts, strict=True)]
     side = min(6.2, 2.2 + 0.6 * len(names))
 
-    def draw(figure: Any, theme: Palette) -> None:
-        axes = figure.subplots()
-        heat_map(axes, theme, shares, names, names, low=0, high=1, form=".0%")
+    def draw(axes: Any, theme: Palette) -> None:
+        heat_map(axes, theme, shares, (names, names), form=".0%")
         axes.set_xlabel("predicted", color=theme.ink, fontsize=9)
         axes.set_ylabel("true", color=theme.ink, fontsize=9)
 
-    table = Table(("true \\ predicted", *names), rows)
-    return Chart("confusion", "Confusion matrix", draw, table, "Shares of each true class; counts are in the table.",
-                 (side, side))  # fmt: skip
+    rows = [[name, *map(int, row)] for name, row in zip(names, counts, strict=True)]
+    table, note = Table(("true \\ predicted", *names), rows), "Shares of each true class; counts are in the table."
+    return Chart("confusion", "Confusion matrix", draw, table, note, (side, side))
 
 
-def _calibration(run: RunEvidence, cases: Cases) -> list[Block]:
+def _calibration(run: RunEvidence, cases: Cases) -> Chart:
     assert cases.predictions is not None
-    temperatures = _temperatures(run)
+    # temperatures of the models' cards, by site, or "" for the model of all sites
+    calibrations = calibrations_of(run.validation, run.sites if run.personal else [""])
+    temperatures = {site: one.temperature for site, one in calibrations.items() if one.temperature is not None}
     kinds = {"as the model says": cases.predictions}
     if temperatures and cases.outputs is not None and run.split == "test":
-        kinds[_temperature_words(temperatures)] = _warmed(cases, cases.outputs, temperatures)
+        common = temperatures.get("")
+        name = "with each site's temperature" if common is None else f"with temperature {common:.2f}"
+        kinds[name] = _warmed(cases, cases.outputs, temperatures)
     found = {name: reliability(p, cases.labels) for name, p in kinds.items()}
     errors = {name: calibration_error(p, cases.labels) for name, p in kinds.items()}
-    rows = [[name, *bin_] for name, bins in found.items() for bin_ in bins]
 
-    def draw(figure: Any, theme: Palette) -> None:
-        axes = figure.subplots()
+    def draw(axes: Any, theme: Palette) -> None:
         axes.plot([0, 1], [0, 1], color=theme.faint, linewidth=0.8, linestyle=":")
         for i, (name, bins) in enumerate(found.items()):
             said, came, low, high = (np.array([row[k] for row in bins], dtype=float) for k in (0, 1, 2, 3))
             axes.errorbar(said, came, [came - low, high - came], color=theme.colour(i), fmt=theme.marker(i), capsize=2,
                           markersize=5, linewidth=1.2, label=f"{name}\nECE {errors[name]:.3f}")  # fmt: skip
-        axes.set_aspect("equal")
-        axes.set_xlim(-0.02, 1.02)
-        axes.set_ylim(-0.02, 1.02)
+        axes.set(aspect="equal", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         tidy(axes, theme, x="confidence", y="share that is right")
-        legend(axes, theme, loc="upper left", bbox_to_anchor=(1, 1))
+        legend(axes, theme)
 
+    rows = [[name, *bin_] for name, bins in found.items() for bin_ in bins]
     table = Table(("probabilities", "mean confidence", "share right", "low", "high", "images"), rows)
     note = "Confidence is the probability of the class predicted. On the dotted line it means what it says."
     if not temperatures:
         note += " No temperature could be fitted: there are too few validation images with outputs."
-    return [Chart("calibration", "Calibration", draw, table, note)]
-
-
-def _temperatures(run: RunEvidence) -> dict[str, float]:
-    """Those of the models' cards, by site, or "" for the model of all sites."""
-    found = calibrations_of(run.validation, run.sites if run.personal else [""])
-    return {site: one.temperature for site, one in found.items() if one.temperature is not None}
-
-
-def _temperature_words(temperatures: dict[str, float]) -> str:
-    return f"with temperature {temperatures['']:.2f}" if "" in temperatures else "with each site's temperature"
+    return Chart("calibration", "Calibration", draw, table, note)
 
 
 def _warmed(cases: Cases, outputs: np.ndarray, temperatures: dict[str, float]) -> np.ndarray:
@@ -189,7 +164,7 @@ def _warmed(cases: Cases, outputs: np.ndarray, temperatures: dict[str, float]) -
 
 
 def reliability(probabilities: np.ndarray, labels: np.ndarray) -> list[list[Cell]]:
-    """Of ten bins of confidence: mean confidence, share right with its exact interval, images; filled bins only."""
+    """Ten bins of confidence: mean confidence, share right with its exact interval, images; filled bins only."""
     confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
     place = np.clip(np.ceil(confidence * RELIABILITY_BINS).astype(int) - 1, 0, RELIABILITY_BINS - 1)
     rows: list[list[Cell]] = []
@@ -205,58 +180,35 @@ def operating_points(
 ) -> list[Block]:
     """Sensitivity at 90 and 95 % specificity, and what a result then means at a prevalence."""
     scores, rows = scores_of(cases), []
+    held = run.validation if run.split == "test" else None
     for c, name in positives.items():
-        share = prevalence if prevalence is not None else float((cases.labels == c).mean())
+        truth = cases.labels == c
+        share = prevalence if prevalence is not None else float(truth.mean())
+        choices = {f"{run.split} images": (scores[:, c], truth)}  # images that the threshold is chosen on
+        if held is not None and 0 < (held.labels == c).sum() < len(held):
+            choices["validation images"] = (scores_of(held)[:, c], held.labels == c)
         for wanted in SPECIFICITIES:
-            for how, (cut, sens, spec) in _points(run, cases, scores, c, wanted).items():
-                ppv, npv = predictive_values(sens[0], spec[0], share)
-                rows.append(
-                    [name, f"{wanted:.0%}", how, cut, _ci(sens), _ci(spec), float(share), float(ppv), float(npv)]
-                )
+            for how, chosen in choices.items():
+                cut = float(sensitivity_at_specificity(*chosen, wanted).threshold)
+                called = scores[:, c] > cut
+                sensitivity, specificity = called[truth], ~called[~truth]
+                values = predictive_values(float(sensitivity.mean()), float(specificity.mean()), share)
+                shares = [_ci(int(right.sum()), len(right)) for right in (sensitivity, specificity)]
+                rows.append([name, f"{wanted:.0%}", how, cut, *shares, float(share), *map(float, values)])
     columns = ("positive class", "wanted specificity", "threshold chosen on", "threshold", "sensitivity", "specificity",
                "prevalence", "PPV", "NPV")  # fmt: skip
-    given = (
-        "the given prevalence"
-        if prevalence is not None
-        else "the share of the class in these images (--prevalence sets another)"
-    )
+    own = "the share of the class in these images (--prevalence sets another)"
     words = (
         "A threshold is on the log-odds of the class. One that is chosen on the judged images themselves is a little "
-        f"too good; the one to use is chosen on validation images. PPV and NPV are at {given}. "
-        "Intervals take the threshold as given."
+        "too good; the one to use is chosen on validation images. PPV and NPV are at "
+        f"{own if prevalence is None else 'the given prevalence'}. Intervals take the threshold as given."
     )
     return [Table(columns, rows, "Operating points"), Text(words, "note")]
 
 
-Share = tuple[float, float, float]
-
-
-def _points(
-    run: RunEvidence, cases: Cases, scores: np.ndarray, c: int, wanted: float
-) -> dict[str, tuple[float, Share, Share]]:
-    """Threshold, sensitivity and specificity, by the images that the threshold was chosen on."""
-    truth, found = cases.labels == c, {}
-    held = run.validation if run.split == "test" else None
-    choices = {f"{run.split} images": (scores[:, c], truth)}
-    if held is not None and 0 < (held.labels == c).sum() < len(held):
-        choices["validation images"] = (scores_of(held)[:, c], held.labels == c)
-    for how, (chosen, chosen_truth) in choices.items():
-        cut = sensitivity_at_specificity(chosen, chosen_truth, wanted).threshold
-        called = scores[:, c] > cut
-        found[how] = (
-            float(cut),
-            _share(int(called[truth].sum()), int(truth.sum())),
-            _share(int((~called[~truth]).sum()), int((~truth).sum())),
-        )
-    return found
-
-
-def _share(count: int, total: int) -> Share:
-    return (count / total, *share_interval(count, total))
-
-
-def _ci(share: Share) -> str:
-    return f"{number(share[0])} [{number(share[1])}, {number(share[2])}]"
+def _ci(count: int, total: int) -> str:
+    low, high = share_interval(count, total)
+    return f"{number(count / total)} [{number(low)}, {number(high)}]"
 
 
 def _counts(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -281,7 +233,7 @@ def precision_recall(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray,
 
 
 def few_points(x: np.ndarray, y: np.ndarray, most: int = 1000) -> tuple[np.ndarray, np.ndarray]:
-    """So many points of a curve at most, evenly chosen, its ends among them: a page need not hold a million."""
+    """At most `most` points of a curve, evenly chosen, its ends among them: a page need not hold a million."""
     if len(x) <= most:
         return x, y
     chosen = np.unique(np.linspace(0, len(x) - 1, most).round().astype(int))

@@ -1,8 +1,9 @@
-"""What left: bytes by kind and site, the ledgers summed up, contact sheets, what attacks found, epsilon."""
+"""Sections about what left: bytes by kind and site, ledgers summed up, contact sheets, what attacks found, epsilon."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from polyclinic.attacks.attack import LEAKS, verdict_word
@@ -10,63 +11,51 @@ from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
 from polyclinic.palette import Palette
 from polyclinic.report.blocks import Block, Cell, Chart, Picture, Section, Table, Text
-from polyclinic.report.evidence import RunEvidence
+from polyclinic.report.evidence import RunEvidence, drawn_picture
 from polyclinic.report.metric_names import counted
-from polyclinic.report.pictures import drawn_picture
 from polyclinic.report.theme import stacked_bars
 
 #: pictures of an audit, and of the sites' contact sheets, that a report shows
 MOST_PICTURES = 8
 MOST_SITES = 16
-
-
-def bytes_section(run: RunEvidence) -> Section:
-    """Bytes by kind and site, and the ledgers."""
-    blocks: list[Block] = [Text(_carried(run))]
-    by_kind = run.ledgers.by_kind()
-    if by_kind:
-        blocks += [_left(by_kind), _ledger_table(run), Text(LEDGER, "note")]
-    elif not run.ledgers.broken:
-        blocks.append(Text("The sites' ledgers are not in this folder: at a deployed run they stay at the sites."))
-    blocks += [_carried_table(run, "by_kind", "kind"), _carried_table(run, "per_site", "site")]
-    blocks += [Text(f"The ledger of {site} does not hold: {why}.", "note") for site, why in run.ledgers.broken.items()]
-    return Section("bytes", "What left each site", blocks)
-
-
 LEDGER = (
     "Every line of a ledger is chained to the one before it, and this chain was checked for this report. `polyclinic "
     "ledger verify` also checks signatures."
 )
 
 
-def _carried(run: RunEvidence) -> str:
-    carried = run.result["communication"]
-    parts = [f"In all {human_bytes(int(carried['total_bytes']))} were carried"]
+def bytes_section(run: RunEvidence) -> Section:
+    """Bytes by kind and site, and the ledgers."""
+    carried, by_kind = run.result["communication"], run.ledgers.by_kind()
+    ways = ""
     if "sent_bytes" in carried:
-        sent, received = human_bytes(int(carried["sent_bytes"])), human_bytes(int(carried.get("received_bytes", 0)))
-        parts.append(f": {sent} left the sites and {received} came to them")
-    return "".join(parts) + ". These are the sizes of encoded parcels, not estimates."
-
-
-def _carried_table(run: RunEvidence, name: str, column: str) -> Table:
-    """What the coordinator counted, in both directions."""
-    rows = [[str(key), human_bytes(int(size)), int(size)] for key, size in run.result["communication"][name].items()]
-    return Table((column, "carried", "bytes"), rows, f"Carried in both directions, by {column}")
+        sent, received = (human_bytes(int(carried.get(name, 0))) for name in ("sent_bytes", "received_bytes"))
+        ways = f": {sent} left the sites and {received} came to them"
+    words = f"In all {human_bytes(int(carried['total_bytes']))} were carried{ways}."
+    blocks: list[Block] = [Text(f"{words} These are the sizes of encoded parcels, not estimates.")]
+    if by_kind:
+        blocks += [_left(by_kind), _ledger_table(run), Text(LEDGER, "note")]
+    elif not run.ledgers.broken:
+        blocks.append(Text("The sites' ledgers are not in this folder: at a deployed run they stay at the sites."))
+    for name, column in (("by_kind", "kind"), ("per_site", "site")):  # what the coordinator counted
+        rows = [[str(key), human_bytes(int(size)), int(size)] for key, size in carried[name].items()]
+        blocks.append(Table((column, "carried", "bytes"), rows, f"Carried in both directions, by {column}"))
+    blocks += [Text(f"The ledger of {site} does not hold: {why}.", "note") for site, why in run.ledgers.broken.items()]
+    return Section("bytes", "What left each site", blocks)
 
 
 def _left(by_kind: dict[str, Counter[str]]) -> Chart:
     kinds = sorted({kind for counts in by_kind.values() for kind in counts})
-    table = Table(("site", *kinds), [[site, *(int(own[kind]) for kind in kinds)] for site, own in by_kind.items()])
-    few = dict(list(by_kind.items())[:MOST_SITES])
+    rows = {site: [int(own[kind]) for kind in kinds] for site, own in by_kind.items()}
+    few = dict(list(rows.items())[:MOST_SITES])
 
-    def draw(figure: Any, theme: Palette) -> None:
-        axes = figure.subplots()
-        rows = {site: [own[kind] for kind in kinds] for site, own in few.items()}
-        stacked_bars(axes, theme, rows, kinds, "left the site")
+    def draw(axes: Any, theme: Palette) -> None:
+        stacked_bars(axes, theme, few, kinds, "left the site")
         axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
         axes.xaxis.get_major_locator().set_params(nbins=5)
 
-    note = f"The first {MOST_SITES} of {len(by_kind)} sites." if len(by_kind) > MOST_SITES else ""
+    note = f"The first {MOST_SITES} of {len(rows)} sites." if len(rows) > MOST_SITES else ""
+    table = Table(("site", *kinds), [[site, *own] for site, own in rows.items()])
     return Chart("left", "Bytes that left each site, by kind", draw, table, note, (6.4, 1.3 + 0.32 * len(few)))
 
 
@@ -75,23 +64,18 @@ def _ledger_table(run: RunEvidence) -> Table:
     for site, lines in run.ledgers.lines.items():
         for kind in sorted({str(line["kind"]) for line in lines}):
             mine = [line for line in lines if str(line["kind"]) == kind]
-            private = sum(bool(line.get("privacy")) for line in mine)
+            size = human_bytes(sum(int(line["bytes"]) for line in mine))
             receivers = ", ".join(sorted({str(line["to"]) for line in mine}))
-            rows.append(
-                [site, kind, len(mine), human_bytes(sum(int(line["bytes"]) for line in mine)), receivers, private]
-            )
+            rows.append([site, kind, len(mine), size, receivers, sum(bool(line.get("privacy")) for line in mine)])
     columns = ("site", "kind", "lines", "bytes", "to", "lines with a privacy record")
     return Table(columns, rows, "The ledgers summed up")
 
 
 def sheets_section(run: RunEvidence) -> Section | None:
     """Pictures that the run's sites drew: replayed and synthetic images. They show images of the sites."""
-    if not run.show_images:
-        return None
-    pictures: list[Block] = []
-    for file in sorted((run.folder / "sites").glob("*/*.png"))[:MOST_PICTURES]:
-        content = drawn_picture(run.folder, file.relative_to(run.folder))
-        if content:
+    pictures = []
+    for file in sorted((run.folder / "sites").glob("*/*.png"))[:MOST_PICTURES] if run.show_images else []:
+        if content := drawn_picture(run.folder, file.relative_to(run.folder)):
             words = f"{file.parent.name}: {file.stem.replace('_', ' ')}, as the site drew it."
             pictures.append(Picture(f"sheet-{file.parent.name}-{file.stem}", content, words))
     return Section("sheets", "Contact sheets", pictures) if pictures else None
@@ -99,56 +83,58 @@ def sheets_section(run: RunEvidence) -> Section | None:
 
 def audit_section(run: RunEvidence) -> Section:
     """What attacks found in the parcels that left."""
-    audit = run.audit
+    audit, title = run.audit, "What an attacker recovered"
     if audit is None:
         cure = f"`polyclinic audit {run.folder.name}` attacks what left"
         kept = " (the study must have a table [audit], so that sites keep what left)"
-        return Section("audit", "What an attacker recovered", [Text(f"Nothing was attacked. {cure}{kept}.")])
+        return Section("audit", title, [Text(f"Nothing was attacked. {cure}{kept}.")])
     blocks: list[Block] = [Text(str(audit.get("threat_model") or "The audit does not say what the attacker has."))]
     if not audit.get("complete", True):
         blocks.append(Text("The audit is not complete: it was stopped, or is still running.", "note"))
-    blocks += [_verdicts(audit), *_findings(audit)]
-    if run.show_images:
-        blocks += _pictures(run, audit)
-    return Section("audit", "What an attacker recovered", blocks)
+    rows = [
+        [str(kind), one.get("left"), verdict_word(one), str(one.get("words", "")),
+         "; ".join(map(str, one.get("not_tried", []))) or "–"]
+        for kind, one in audit.get("verdicts", {}).items()
+    ]  # fmt: skip
+    blocks.append(Table(("kind", "left", "verdict", "in words", "not tried"), rows, "Verdicts by kind"))
+    return Section("audit", title, [*blocks, *_findings(audit), *(_pictures(run, audit) if run.show_images else [])])
 
 
-def _verdicts(audit: JsonMapping) -> Table:
-    rows: list[list[Cell]] = []
-    for kind, one in audit.get("verdicts", {}).items():
-        untried = "; ".join(map(str, one.get("not_tried", []))) or "–"
-        rows.append([str(kind), one.get("left"), verdict_word(one), str(one.get("words", "")), untried])
-    return Table(("kind", "left", "verdict", "in words", "not tried"), rows, "Verdicts by kind")
+def _every_finding(audit: JsonMapping) -> Iterator[tuple[JsonMapping, JsonMapping]]:
+    """Each parcel that was attacked, and what one attack found in it."""
+    for parcel in audit.get("parcels", []):
+        yield from ((parcel, found) for found in parcel.get("findings", []))
 
 
 def _findings(audit: JsonMapping) -> list[Block]:
     """The figures of every finding, a line each."""
-    rows: list[list[Cell]] = []
-    for parcel in audit.get("parcels", []):
-        for found in parcel.get("findings", []):
-            evidence = found.get("evidence", {})
-            figures = ", ".join(f"{name} {value}" for name, value in evidence.items() if isinstance(value, int | float))
-            who = [str(parcel.get("site")), parcel.get("round"), str(parcel.get("kind")), str(found.get("attack"))]
-            rows.append([*who, verdict_word(found), figures])
-    if not rows:
-        return []
-    return [Table(("site", "round", "kind", "attack", "verdict", "figures"), rows, "Evidence of every attack")]
+    rows = []
+    for parcel, found in _every_finding(audit):
+        evidence = found.get("evidence", {}).items()
+        figures = ", ".join(f"{name} {value}" for name, value in evidence if isinstance(value, int | float))
+        who = [str(parcel.get("site")), parcel.get("round"), str(parcel.get("kind")), str(found.get("attack"))]
+        rows.append([*who, verdict_word(found), figures])
+    columns = ("site", "round", "kind", "attack", "verdict", "figures")
+    return [Table(columns, rows, "Evidence of every attack")] if rows else []
+
+
+def recovered(audit: JsonMapping) -> tuple[int, int] | None:
+    """Images that the strongest attack recovered, and how many it was tried on; None where none rebuilds images."""
+    every = (found.get("evidence", {}) for _, found in _every_finding(audit))
+    counts = [(one.get("recovered"), one.get("images")) for one in every]
+    found = [one for one in counts if isinstance(one[0], int) and isinstance(one[1], int)]
+    return max(found, key=lambda one: (one[0] / max(1, one[1]), one[1])) if found else None
 
 
 def _pictures(run: RunEvidence, audit: JsonMapping) -> list[Block]:
-    paths = [
-        (parcel, found)
-        for parcel in audit.get("parcels", [])
-        for found in parcel.get("findings", [])
-        if found.get("picture")
-    ]
+    drawn = [(parcel, found) for parcel, found in _every_finding(audit) if found.get("picture")]
     blocks: list[Block] = []
-    for parcel, found in sorted(paths, key=lambda pair: verdict_word(pair[1]) != LEAKS)[:MOST_PICTURES]:
+    for parcel, found in sorted(drawn, key=lambda pair: verdict_word(pair[1]) != LEAKS)[:MOST_PICTURES]:
         if content := drawn_picture(run.folder, found["picture"]):
             words = f"{parcel.get('site')}, round {parcel.get('round')}, {parcel.get('kind')}: {found.get('attack')}."
             blocks.append(Picture(f"audit-{len(blocks)}", content, words))
-    if len(paths) > len(blocks) and blocks:
-        blocks.append(Text(f"{counted(len(paths) - len(blocks), 'more picture')} of the audit are in the run folder."))
+    if len(drawn) > len(blocks) and blocks:
+        blocks.append(Text(f"{counted(len(drawn) - len(blocks), 'more picture')} of the audit are in the run folder."))
     return blocks
 
 
@@ -158,7 +144,7 @@ def privacy_section(run: RunEvidence) -> Section:
     per_site = (run.result.get("privacy") or {}).get("per_site", {})
     if per_site:
         names = list(next(iter(per_site.values())))
-        rows = [[site, *(own.get(name) for name in names)] for site, own in per_site.items()]
+        rows = [[site, *map(own.get, names)] for site, own in per_site.items()]
         columns = ("site", *(name.replace("_", " ") for name in names))
         blocks.append(Table(columns, rows, "What each site spent"))
     return Section("privacy", "Differential privacy", blocks)

@@ -1,1 +1,0 @@
-"""The sections of a report: a file for each group of charts."""
