@@ -21,6 +21,8 @@ from typing import Any
 
 from polyclinic.errors import BadInput
 from polyclinic.registry import (
+    BASES,
+    BY_HAND,
     GROUPS,
     PLUGGED,
     REGISTRIES,
@@ -29,7 +31,6 @@ from polyclinic.registry import (
     forget_notices,
     is_restricted,
     reason,
-    refuse_foreign_base,
 )
 
 
@@ -75,7 +76,7 @@ def load(names: Iterable[str], digests: Mapping[str, str] | None = None) -> dict
     """Load plug-ins (as `resolve` gives them); their SHA-256 by name. BadInput where one is not what `digests` says."""
     found = {}
     for name in names:
-        plugin = _load_file(name, digests) if is_file(name) else _load_module(name, digests)
+        plugin = _load(name, (digests or {}).get(name))
         if not tables_of(plugin.module):
             raise BadInput(f"plugins: {name} has none of the dicts {', '.join(GROUPS)}; a plug-in adds to one of them")
         found[name] = plugin.sha256
@@ -94,28 +95,16 @@ def load_at_site(names: Any, file: Path) -> None:
         _unload()
         allow_only(resolved)
         for name in resolved:
-            if is_file(name):
-                _load_file(name, None)
-            elif not _has_entry_points(name):  # a module may be listed for its networks alone, and add nothing
-                _load_module(name, None)
+            if is_file(name) or not _has_entry_points(name):  # a module may be listed for its networks alone
+                _load(name)
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
 
 
 def listed_at_site() -> dict[str, str]:
-    """The SHA-256 of each plug-in that a deployed site listed and this process loaded: files by their names, modules
-    with the versions of their packages. Nothing where this process works for no deployed site."""
-    if not is_restricted():
-        return {}
-    return {Path(n).name if is_file(n) else with_version(n): plugin.sha256 for n, plugin in LOADED.items()}
-
-
-def with_version(module: str) -> str:
-    """`module version`, or the module alone where no installed package has its name."""
-    try:
-        return f"{module} {distribution(module.partition('.')[0]).version}"
-    except PackageNotFoundError:
-        return module
+    """The SHA-256 of each plug-in that a deployed site listed and this process loaded, files by their names. Nothing
+    where this process works for no deployed site."""
+    return {Path(name).name: plugin.sha256 for name, plugin in LOADED.items()} if is_restricted() else {}
 
 
 @contextlib.contextmanager
@@ -140,13 +129,14 @@ def forget() -> None:
     forget_notices()
     _unload()
     for registry in REGISTRIES.values():
-        registry.forget_imports()
+        registry.imported.clear()
 
 
 def _unload() -> None:
     LOADED.clear()
     for entries in PLUGGED.values():
-        entries.clear()
+        for name in [name for name, (_, where) in entries.items() if where != BY_HAND]:
+            del entries[name]
 
 
 def foreign_modules(kind: type) -> list[str]:
@@ -173,19 +163,32 @@ def folders(names: Iterable[str]) -> list[str]:
 # --- one plug-in --------------------------------------------------------------------------------------
 
 
-def _load_file(name: str, digests: Mapping[str, str] | None) -> Plugin:
-    path = Path(name)
+def _load(name: str, expected: str | None = None) -> Plugin:
+    """One plug-in, a file or a module; BadInput where its SHA-256 is not the `expected` one."""
+    file = is_file(name)
+    if file:
+        folder, source = Path(name).parent, _source_of(Path(name))
+        sha256 = hashlib.sha256(source).hexdigest()
+    else:
+        module = _import_module(name)
+        folder, sha256 = digest_of_package(name)
+    if expected not in (None, sha256):
+        raise BadInput(
+            f"plugins: {name} has changed since the run was begun (SHA-256 {sha256[:12]}, not {str(expected)[:12]}); "
+            "bring the old file back, or run the study again in another folder"
+        )
+    if name not in LOADED or (file and LOADED[name].sha256 != sha256):
+        _add(name, Plugin(_run_file(Path(name), source) if file else module, sha256, folder))
+    return LOADED[name]
+
+
+def _source_of(path: Path) -> bytes:
     try:
-        source = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise BadInput(
             f"plugins: {path} cannot be read ({error.strerror or error}); put the file there, or name its new place"
         ) from None
-    sha256 = hashlib.sha256(source).hexdigest()
-    _check_digest(name, sha256, digests)
-    if name not in LOADED or LOADED[name].sha256 != sha256:
-        _add(name, Plugin(_run_file(path, source), sha256, path.parent))
-    return LOADED[name]
 
 
 def _run_file(path: Path, source: bytes) -> ModuleType:
@@ -202,24 +205,17 @@ def _run_file(path: Path, source: bytes) -> ModuleType:
     return module
 
 
-def _load_module(name: str, digests: Mapping[str, str] | None) -> Plugin:
+def _import_module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise BadInput(f"plugins: '{name}' is neither a module, such as my_package.module, nor a file that ends in .py")
     try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise BadInput(f"plugins: {name} cannot be loaded: {reason(error)}") from None
-        raise BadInput(
-            f"plugins: there is no module '{name}' here; install its package, or name a file that ends in .py"
-        ) from None
+        return importlib.import_module(name)
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise BadInput(
+                f"plugins: there is no module '{name}' here; install its package, or name a file that ends in .py"
+            ) from None
         raise BadInput(f"plugins: {name} cannot be loaded: {reason(error)}; mend or update its package") from None
-    folder, sha256 = digest_of_package(name)
-    _check_digest(name, sha256, digests)
-    if name not in LOADED:
-        _add(name, Plugin(module, sha256, folder))
-    return LOADED[name]
 
 
 def digest_of_package(module: str) -> tuple[Path, str]:
@@ -236,15 +232,6 @@ def digest_of_package(module: str) -> tuple[Path, str]:
     return root, digest.hexdigest()
 
 
-def _check_digest(name: str, sha256: str, digests: Mapping[str, str] | None) -> None:
-    expected = (digests or {}).get(name)
-    if expected is not None and expected != sha256:
-        raise BadInput(
-            f"plugins: {name} has changed since the run was begun (SHA-256 {sha256[:12]}, not {expected[:12]}); "
-            "bring the old file back, or run the study again in another folder"
-        )
-
-
 def _add(name: str, plugin: Plugin) -> None:
     """Put what a plug-in offers into the registries, all of it or nothing; an older version of it goes."""
     tables, origin = tables_of(plugin.module), f"plug-in {name}"
@@ -252,8 +239,11 @@ def _add(name: str, plugin: Plugin) -> None:
         for key, entry in table.items():
             if group in REGISTRIES:
                 REGISTRIES[group].check(key, entry, origin)
-            else:
-                refuse_foreign_base(group, key, origin)
+            elif base := BASES.get(group):  # whoever imports the base imports its registry
+                kind = group.removeprefix("polyclinic.")
+                raise BadInput(
+                    f"{origin}: '{key}' in {kind} is no subclass of {base}; derive it from polyclinic.{base}"
+                )
     for group, entries in PLUGGED.items():
         kept = {key: (entry, where) for key, (entry, where) in entries.items() if where != origin}
         entries.clear()
@@ -262,28 +252,20 @@ def _add(name: str, plugin: Plugin) -> None:
 
 
 def tables_of(module: ModuleType) -> dict[str, Mapping[str, Any]]:
-    """What a plug-in module offers, by group."""
-    _check_tables(module)
-    offered = {group: getattr(module, name, None) for name, group in GROUPS.items()}
-    return {
-        group: table
-        for group, table in offered.items()
-        if isinstance(table, Mapping) and not isinstance(table, Registry)  # ours, imported by the module
-    }
-
-
-def _check_tables(module: ModuleType) -> None:
-    """BadInput where a dict of a plug-in is no dict, has a key that is no text, or a misspelt name."""
-    where = module.__file__ or module.__name__
+    """What a plug-in module offers, by group; BadInput for a dict that is none, has a key that is no text, or a
+    misspelt name."""
+    where, found = module.__file__ or module.__name__, {}
     for name, table in vars(module).items():
         if name in GROUPS and not isinstance(table, Mapping):
             raise BadInput(f"plugins: {name} in {where} must be a dict of names and classes")
         if name in GROUPS and not all(isinstance(key, str) for key in table):
             raise BadInput(f"plugins: a key of {name} in {where} is no text; a key is the name that studies use")
-        if name.isupper() and name not in GROUPS and isinstance(table, Mapping):
-            meant = difflib.get_close_matches(name, list(GROUPS), n=1, cutoff=0.85)
-            if meant:
-                raise BadInput(f"plugins: {where} has a dict {name}; did you mean {meant[0]}?")
+        if name in GROUPS and not isinstance(table, Registry):  # which is ours, imported by the module
+            found[GROUPS[name]] = table
+        meant = difflib.get_close_matches(name, list(GROUPS), n=1, cutoff=0.85) if name.isupper() else []
+        if meant and name not in GROUPS and isinstance(table, Mapping):
+            raise BadInput(f"plugins: {where} has a dict {name}; did you mean {meant[0]}?")
+    return found
 
 
 def _has_entry_points(name: str) -> bool:

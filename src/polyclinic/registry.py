@@ -34,7 +34,7 @@ GROUPS = {
 BASES = {"polyclinic.attacks": "Attack", "polyclinic.encoders": "Encoder"}
 #: the registries that exist in this process, by group
 REGISTRIES: dict[str, Registry[Any]] = {}
-#: what loaded plug-ins add: group -> name -> (entry, plug-in)
+#: what loaded plug-ins add, and what was set by hand: group -> name -> (entry, where it comes from)
 PLUGGED: dict[str, dict[str, tuple[Any, str]]] = {group: {} for group in GROUPS.values()}
 
 BUILT_IN, BY_HAND = "polyclinic", "set by hand in this process"
@@ -48,8 +48,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         self.group = group
         self.builtin = dict(builtin)
         self.base = base
-        self._by_hand: dict[str, T] = {}
-        self._imported: dict[EntryPoint, T] = {}
+        self.imported: dict[EntryPoint, T] = {}
         REGISTRIES[group] = self
         for name, (entry, plugin) in PLUGGED[group].items():  # a plug-in that was loaded earlier
             self.check(name, entry, plugin)
@@ -61,19 +60,19 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name in self.builtin:
-            self._notice_ignored(name)
+            for point in self._installed().get(name, []):
+                notice_once(
+                    f"{distribution_of(point)}: its entry point '{name}' in {self.kind} is ignored, as polyclinic has "
+                    "one of that name; give it another name"
+                )
             return self.builtin[name]
-        if name in self._by_hand:
-            return self._by_hand[name]
-        if name in PLUGGED[self.group]:
-            return PLUGGED[self.group][name][0]
-        return self._import(name)
+        return PLUGGED[self.group][name][0] if name in PLUGGED[self.group] else self._import(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.builtin or name in self._by_hand or name in PLUGGED[self.group] or name in self._installed()
+        return name in self.builtin or name in PLUGGED[self.group] or name in self._installed()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self.builtin, *self._by_hand, *PLUGGED[self.group], *self._installed()]))
+        return iter(dict.fromkeys([*self.builtin, *PLUGGED[self.group], *self._installed()]))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -81,10 +80,10 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def __setitem__(self, name: str, entry: T) -> None:
         """Add an entry by hand; other processes cannot find it, so that a run with it stays in this one."""
         self.check(name, entry, BY_HAND)
-        self._by_hand[name] = entry
+        PLUGGED[self.group][name] = (entry, BY_HAND)
 
     def __delitem__(self, name: str) -> None:
-        del self._by_hand[name]
+        del PLUGGED[self.group][name]
 
     def working(self) -> dict[str, T]:
         """All entries but those that cannot be used (a package that cannot be imported, say); a notice names them."""
@@ -96,27 +95,21 @@ class Registry(MutableMapping[str, T], Generic[T]):
                 notice_once(f"'{name}' in {self.kind} is left out: {error}")
         return found
 
-    def forget_imports(self) -> None:
-        """Look entry points up again when they are next needed."""
-        self._imported.clear()
-
     def origin(self, name: str) -> str:
         """Where an entry comes from: `polyclinic`, an installed distribution with its version, or a plug-in."""
         if name in self.builtin:
             return BUILT_IN
-        if name in self._by_hand:
-            return BY_HAND
         if name in PLUGGED[self.group]:
             return PLUGGED[self.group][name][1]
         return distribution_of(self._installed()[name][0])
 
     def is_by_hand(self, name: str) -> bool:
         """Whether no other process can find the entry."""
-        return name in self._by_hand
+        return PLUGGED[self.group].get(name, (None, ""))[1] == BY_HAND
 
     def is_installed(self, name: str) -> bool:
         """Whether the entry comes from an entry point of an installed package."""
-        return name not in self.builtin and not self.is_by_hand(name) and name not in PLUGGED[self.group]
+        return name not in self.builtin and name not in PLUGGED[self.group]
 
     def check(self, name: str, entry: Any, origin: str) -> None:
         """BadInput unless the entry fits in here and its name is free."""
@@ -128,21 +121,12 @@ class Registry(MutableMapping[str, T], Generic[T]):
         missing = [*sorted(getattr(entry, "__abstractmethods__", ())), *_missing_facts(entry, self.base)]
         if missing:
             raise BadInput(f"{origin}: '{name}' in {self.kind} lacks {', '.join(missing)}; define it")
-        taken = self._taken_by(name, entry, origin)
-        if taken:
+        if taken := self._taken_by(name, entry, origin):
             raise BadInput(f"{origin}: '{name}' in {self.kind} is taken already, by {taken}; give it another name")
         own = None if origin == BY_HAND else _own_name(entry)
         if own is not None and own != name:
             raise BadInput(
                 f"{origin}: '{name}' in {self.kind} calls itself '{own}'; give the key and the class the same name"
-            )
-
-    def _notice_ignored(self, name: str) -> None:
-        """Say of which packages a built-in name hides an entry point."""
-        for point in self._installed().get(name, []):
-            notice_once(
-                f"{distribution_of(point)}: its entry point '{name}' in {self.kind} is ignored, as polyclinic has "
-                "one of that name; give it another name"
             )
 
     def _taken_by(self, name: str, entry: Any, origin: str) -> str | None:
@@ -170,20 +154,18 @@ class Registry(MutableMapping[str, T], Generic[T]):
         if len(points) > 1:
             both = " and ".join(distribution_of(point) for point in points)
             raise BadInput(f"{self.kind}: {both} both have an entry point '{name}'; uninstall one of them")
-        if points[0] not in self._imported:
-            self._imported[points[0]] = self._load(name, points[0])
-        return self._imported[points[0]]
-
-    def _load(self, name: str, point: EntryPoint) -> T:
-        try:
-            entry = point.load()
-        except (Exception, SystemExit) as error:  # whatever a stranger's package does when it is imported
-            raise BadInput(
-                f"{distribution_of(point)}: its entry point '{name}' ({point.value}) cannot be imported: "
-                f"{reason(error)}; repair or uninstall the package"
-            ) from None
-        self.check(name, entry, distribution_of(point))
-        return entry
+        point = points[0]
+        if point not in self.imported:
+            try:
+                entry = point.load()
+            except (Exception, SystemExit) as error:  # whatever a stranger's package does when it is imported
+                raise BadInput(
+                    f"{distribution_of(point)}: its entry point '{name}' ({point.value}) cannot be imported: "
+                    f"{reason(error)}; repair or uninstall the package"
+                ) from None
+            self.check(name, entry, distribution_of(point))
+            self.imported[point] = entry
+        return self.imported[point]
 
 
 def _missing_facts(entry: Any, base: type | None) -> list[str]:
@@ -209,13 +191,6 @@ def summary_of(entry: Any) -> str:
     """One sentence about an entry: its own `summary`, else the first line of its docstring, else an inherited one."""
     own = vars(entry).get("summary") or (vars(entry).get("__doc__") or "").strip().split("\n")[0]
     return str(own or getattr(entry, "summary", "")).removesuffix(".")
-
-
-def refuse_foreign_base(group: str, name: str, origin: str) -> None:
-    """BadInput for an entry of a registry that is not imported yet, as it would be with the base class of entries."""
-    if group in BASES:
-        kind, base = group.removeprefix("polyclinic."), BASES[group]
-        raise BadInput(f"{origin}: '{name}' in {kind} is no subclass of {base}; derive it from polyclinic.{base}")
 
 
 _NOTICED: set[str] = set()
@@ -248,8 +223,7 @@ _ALLOWED: frozenset[str] | None = None
 def allow_only(packages: Collection[str] | None) -> frozenset[str] | None:
     """Let only entry points of these packages count, in the whole process, until it is called again; None: all count.
 
-    A package is named by its distribution or by its module. Returns what held before, for whoever must put it back;
-    `plugins.only_of_site` does.
+    A package is named by its distribution or by its module. Returns what held before (`plugins.only_of_site`).
     """
     global _ALLOWED
     before, _ALLOWED = _ALLOWED, None if packages is None else frozenset(packages)

@@ -263,7 +263,7 @@ def test_a_site_takes_part_with_the_plugin_that_its_people_listed(kit, tmp_path)
     assert "plugins" not in (host.spec.folder / "study.toml").read_text()  # no command at the site may load them later
     sha256 = hashlib.sha256((kit / "local" / "ours.py").read_bytes()).hexdigest()
     kept = json.loads((host.spec.folder / "plugins.json").read_text())
-    assert kept == {"plugins": {}, "installed": {}, "networks": {}, "listed": {"ours.py": sha256}}
+    assert kept == {"plugins": {}, "installed": {}, "listed": {"ours.py": sha256}}
 
 
 def test_what_is_sent_names_plugins_without_their_place(tmp_path):

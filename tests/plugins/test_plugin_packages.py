@@ -82,7 +82,7 @@ def test_a_package_that_has_changed_is_refused(package, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(median_study(), tmp_path / "run", display=StopAfter(1))
     (package / "fed_median" / "method.py").open("a").write("\n# another line\n")
-    with pytest.raises(BadInput, match=r"made with the package fed-median 0\.1 as it was then"):
+    with pytest.raises(BadInput, match=r"made with fed-median 0\.1 as it was then"):
         load_study(tmp_path / "run" / "study.toml")
 
 
@@ -92,7 +92,7 @@ def test_a_model_of_a_package_that_has_changed_is_refused(package, tmp_path):
     assert list(card.installed) == ["fed-median 0.1"]
     prediction.load_predictor(done.folder)
     (package / "fed_median" / "backbone.py").open("a").write("\n# another line\n")
-    with pytest.raises(BadInput, match=r"model\.safetensors was made with the package fed-median 0\.1 as it was then"):
+    with pytest.raises(BadInput, match=r"model\.safetensors was made with fed-median 0\.1 as it was then"):
         prediction.load_predictor(done.folder)
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from polyclinic.data.file_source import LabelledSource
 from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.operation import Operation
 from polyclinic.federation.sums.settings import FEWEST, MOST_SITES, Federated
 from polyclinic.generators.base import SMALLEST_IMAGE
 from polyclinic.methods import METHODS
@@ -25,7 +27,7 @@ from polyclinic.models import (
 )
 from polyclinic.models.encoders import ENCODERS
 from polyclinic.privacy.settings import Facts, check_facts
-from polyclinic.registry import notice_once
+from polyclinic.registry import PLUGGED, notice_once
 from polyclinic.settings import no_such_choice
 from polyclinic.study.network import (
     backbone_of,
@@ -37,7 +39,6 @@ from polyclinic.study.network import (
     try_network,
     try_private,
 )
-from polyclinic.study.plugged import operations_of
 
 if TYPE_CHECKING:
     from polyclinic.study.tables import Study
@@ -394,3 +395,37 @@ def _check_secure(study: Study, count: int) -> None:
             f"federation.liars: {settings.liars} of the {settings.fewest_of(asked)} sites that open a sum may not all "
             "lie; take fewer, or a higher federation.threshold"
         )
+
+
+def check_kinds(study: Study) -> None:
+    """BadInput if an operation of the method releases what is no kind of parcel, or a plug-in's kind that the policy
+    of simulated sites does not let out. A deployed site has a policy of its own."""
+    allowed = None if isinstance(study.data, AtSites) else study.policy.kinds
+    released = [(name, kind) for name, found in operations_of(study.method).items() for kind in found.releases]
+    for operation, kind in released:
+        if kind not in KINDS:
+            raise BadInput(
+                f"method.name: '{operation}' of '{study.method.name}' releases '{kind}', which is no kind of parcel; "
+                "add a class of it to KINDS of a plug-in, or write one that `polyclinic list kinds` names"
+            )
+        if allowed is not None and kind not in KINDS.builtin and kind not in allowed:
+            raise BadInput(
+                f"policy.kinds: lacks '{kind}', which '{operation}' of '{study.method.name}' releases; add it there"
+            )
+
+
+def operations_of(method: Method) -> dict[str, Operation]:
+    """The operations of a method, by name."""
+    found = {name: getattr(getattr(type(method), name, None), "operation", None) for name in dir(type(method))}
+    return {name: declared for name, declared in found.items() if isinstance(declared, Operation)}
+
+
+def check_attacks() -> None:
+    """BadInput if an attack of a plug-in names no kind of parcel, or one that does not exist: it would never run."""
+    for name, (attack, origin) in PLUGGED["polyclinic.attacks"].items():
+        kinds = getattr(attack, "kinds", None)
+        if not isinstance(kinds, tuple) or not kinds:
+            raise BadInput(f"{origin}: the attack '{name}' lacks kinds, a tuple with the kinds of parcel that it fits")
+        for kind in kinds:
+            if kind not in KINDS:
+                raise BadInput(f"{origin}: kinds of the attack '{name}': {no_such_choice(str(kind), list(KINDS))}")

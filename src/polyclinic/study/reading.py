@@ -1,26 +1,34 @@
-"""Reading a study from a TOML file."""
+"""Reading a study from a TOML file; the digests of the code that it takes from outside."""
 
 from __future__ import annotations
 
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from polyclinic import plugins
+from polyclinic.data.datasets import SOURCES
 from polyclinic.data.file_source import DATA_FOLDER
 from polyclinic.data.own_images import only_site_plugins
+from polyclinic.data.partitions import PARTITIONS
 from polyclinic.errors import BadInput
-from polyclinic.files import check_own_digest
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.files import atomic_write, check_own_digest
 from polyclinic.formats import check_run_format
-from polyclinic.json_types import JsonMapping, JsonObject
-from polyclinic.registry import notice_once
+from polyclinic.generators import GENERATORS
+from polyclinic.json_types import JsonMapping, JsonObject, parse_json
+from polyclinic.methods import METHODS
+from polyclinic.questions import QUESTIONS
+from polyclinic.models import is_importable, registry_of
+from polyclinic.registry import Registry, notice_once
 from polyclinic.settings import GONE, RENAMED
 from polyclinic.study.changes import apply_changes, fit_to_variants, parse_sets
 from polyclinic.study.ignored import notice_other_images
-from polyclinic.study.plugged import check_installed, load_checked
 from polyclinic.study.tables import Study, parse_study
+from polyclinic.tasks import TASKS
 
 #: settings of the study that comes with the package, by method: every method shall end within two minutes there
 BRIEF_FELICIA = {"method.steps": 40, "method.learner_steps": 100}
@@ -77,7 +85,7 @@ def _load(path: Path, tables: JsonMapping, sets: list[str] | None) -> Study:
         study = parse_study(fit_to_variants(tables, changed, changes))
         data = [name.removeprefix("data.") for name in changes if name.startswith("data.")]
         notice_other_images(study.data.source, [one for one in data if one not in type(study.data).model_fields])
-        check_installed(study, folder)
+        refuse_changed(_noted(folder)[1], ((registry, name) for _, registry, name in entries_of(study)), folder)
     return study
 
 
@@ -138,3 +146,96 @@ def _plugins_in(path: Path) -> list[str]:
 def default_path() -> Path:
     """The embedded study that commands use when none is given."""
     return Path(__file__).with_name("default_study.toml")
+
+
+# --- code from outside --------------------------------------------------------------------------------
+
+#: SHA-256 of the code that a run was begun with, and no code: whoever audits somebody else's folder runs nothing of it
+DIGESTS = "plugins.json"
+
+
+def entries_of(study: Study) -> Iterator[tuple[str, Registry[Any], str]]:
+    """Every name that the study looks up: (setting, registry, name)."""
+    yield "data.source", SOURCES, study.data.source
+    yield "sites.partition", PARTITIONS, study.sites.partition
+    yield "task.name", TASKS, study.task.name
+    if study.method.name not in QUESTIONS:
+        yield "method.name", METHODS, study.method.name
+    yield "generator.name", GENERATORS, study.generator.name
+    for name in (study.model.backbone, *study.model.backbones.values()):
+        yield "model.backbone", registry_of(name), name
+    for name in study.policy.kinds:
+        yield "policy.kinds", KINDS, name
+
+
+def unknown_elsewhere(study: Study) -> str | None:
+    """Why no other process can work on this study: it has something that was put into a registry by hand."""
+    for setting, registry, name in entries_of(study):
+        if registry.is_by_hand(name):
+            table = registry.kind.upper()
+            return (
+                f"{setting}: '{name}' was put into {table} by hand, where no other process finds it; put it into a "
+                f"Python file with a dict {table} and name that file in plugins, or set engine.workers = 1"
+            )
+    return None
+
+
+def packages_of(names: Iterable[tuple[Registry[Any], str]]) -> dict[str, str]:
+    """The SHA-256 of the package of each importable network (`package.module:callable`), and of each entry point, by
+    its distribution and version. Any file of a package counts: what a module imports cannot be told from its text."""
+    found = {}
+    for registry, name in names:
+        if is_importable(name):
+            found[name] = plugins.digest_of_package(name.partition(":")[0])[1]
+        elif registry.is_installed(name):
+            found[registry.origin(name)] = plugins.digest_of_package(registry[name].__module__)[1]
+    return found
+
+
+def note_plugins(folder: Path, study: Study) -> None:
+    """Write down the digests of what the study takes from outside, unless the run was begun with them already;
+    `listed`: what a deployed site's own people listed, for the record."""
+    packages = packages_of((registry, name) for _, registry, name in entries_of(study))
+    digests = {"plugins": plugins.load_from_study(study.plugins), "installed": packages}
+    listed = plugins.listed_at_site()
+    if (any(digests.values()) or listed) and not (folder / DIGESTS).exists():
+        content = {**digests, "listed": listed} if listed else digests
+        atomic_write(folder / DIGESTS, json.dumps(content, indent=1) + "\n")
+
+
+def _noted(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Digests of plug-ins, and of packages, that a run folder was begun with; those of networks stood apart once."""
+    file = folder / DIGESTS
+    if not file.exists():
+        return {}, {}
+    try:
+        found = parse_json(file.read_text(encoding="utf-8"))
+        kept = [dict(found.get(kind, {})) for kind in ("plugins", "installed", "networks")]
+        return kept[0], kept[1] | kept[2]
+    except (OSError, ValueError, AttributeError, TypeError):
+        raise BadInput(f"{file}: cannot be read; restore it, or run the study again in another folder") from None
+
+
+def load_checked(names: Sequence[str], folder: Path) -> None:
+    """Load the plug-ins of a study in `folder`; in a run folder each must be the one that the run was begun with.
+
+    A file may have moved since: then `plugins` in the folder's study.toml says where it is now.
+    """
+    noted = list(_noted(folder)[0].values())
+    if noted and len(noted) != len(names):
+        raise BadInput(f"plugins: {folder} was begun with {len(noted)} plug-ins; name the same ones in the same order")
+    plugins.load_from_study(names, dict(zip(names, noted, strict=False)))
+
+
+def refuse_changed(noted: Mapping[str, str], now: Iterable[tuple[Registry[Any], str]], made: Path) -> None:
+    """BadInput if a package is not as it was when `made`, a run or a model, was made with it."""
+    found = packages_of(now) if noted else {}
+    for name, sha256 in noted.items():
+        if found.get(name) != sha256:
+            has = (
+                f"SHA-256 {found[name][:12]}, not {sha256[:12]}" if name in found else ", ".join(found) or "none of it"
+            )
+            raise BadInput(
+                f"plugins: {made} was made with {name} as it was then, and its package has changed ({has} is "
+                "installed now); install that version again, or run the study in another folder"
+            )

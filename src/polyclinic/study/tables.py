@@ -32,7 +32,9 @@ from polyclinic.settings import Settings, nearest, sentences, variant
 from polyclinic.study.audit_settings import Audit
 from polyclinic.study.changes import VARIANTS, apply_changes, default_generator, fit_to_variants
 from polyclinic.study.checks import (
+    check_attacks,
     check_generator,
+    check_kinds,
     check_model,
     check_poisoning,
     check_privacy,
@@ -45,7 +47,6 @@ from polyclinic.study.checks import (
 )
 from polyclinic.study.ignored import notice_other_images
 from polyclinic.study.network import backbone_of
-from polyclinic.study.plugged import check_attacks, check_kinds
 from polyclinic.study.small_tables import EngineSettings, Evaluation, Logging, Model, PolicySettings
 from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer

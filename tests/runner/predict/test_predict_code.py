@@ -63,12 +63,16 @@ def test_a_plugin_module_in_a_card_is_allowed_first(trained, tmp_path):
     assert "antigravity" not in sys.modules
 
 
-def test_a_network_that_has_changed_is_refused_by_resume_audit_and_predict(trained, capsys):
+@pytest.mark.parametrize("key", ["installed", "networks"])
+def test_a_network_that_has_changed_is_refused_by_resume_audit_and_predict(trained, capsys, key):
+    """`networks`: as older versions wrote it."""
     folder, file = trained
-    assert list(json.loads((folder / "plugins.json").read_text())["networks"]) == ["some_nets:Net"]
+    noted = json.loads((folder / "plugins.json").read_text())["installed"]
+    assert list(noted) == ["some_nets:Net"]
+    (folder / "plugins.json").write_text(json.dumps({"plugins": {}, key: noted}))
     load_study(folder / "study.toml")
     file.write_text(NETWORK + "\n# another line\n")
-    words = r"was made with the network some_nets:Net as it was then, and its package has changed"
+    words = r"was made with some_nets:Net as it was then, and its package has changed"
     with pytest.raises(BadInput, match=words):
         load_study(folder / "study.toml")
     with pytest.raises(BadInput, match=words):

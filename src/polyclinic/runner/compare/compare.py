@@ -35,7 +35,7 @@ from polyclinic.study.changes import (
     method_has_table,
     parse_sets,
 )
-from polyclinic.study.plugged import unknown_elsewhere
+from polyclinic.study.reading import unknown_elsewhere
 
 #: of a cross-validation; every method and seed runs once for each
 MOST_FOLDS = 100

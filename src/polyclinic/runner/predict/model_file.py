@@ -33,7 +33,7 @@ from polyclinic.runner.evaluate.image_style import Looks
 from polyclinic.runner.run.release import digest_of_weights
 from polyclinic.settings import Settings, no_such_choice
 from polyclinic.study import Study
-from polyclinic.study.plugged import networks_of, packages_of
+from polyclinic.study.reading import packages_of
 from polyclinic.tasks import TASKS, Target, Task
 
 #: name of the model in a run folder
@@ -54,7 +54,7 @@ class Card(Settings):
     arguments: dict[str, Any] = Field({}, description="arguments of an importable network")
     plugins: dict[str, str] = Field({}, description="plug-ins that the model needs, with their SHA-256")
     installed: dict[str, str] = Field({}, description="packages whose network or task it needs, with their SHA-256")
-    networks: dict[str, str] = Field({}, description="importable networks, with the SHA-256 of their packages")
+    networks: dict[str, str] = Field({}, description="those of importable networks, in older models")
     norm: str
     input_size: int | None = Field(
         None, ge=1, le=LARGEST_SIDE, description="side to which the network resizes images; None: its own choice"
@@ -96,12 +96,13 @@ class Card(Settings):
 
 def looked_up_names(task: str, backbones: Mapping[str, str]) -> list[tuple[Registry[Any], str]]:
     """What a model is looked up by: its task and its networks. It needs nothing else to predict."""
-    return [(TASKS, task), *((registry_of(name), name) for name in backbones.values() if not is_importable(name))]
+    return [(TASKS, task), *((registry_of(name), name) for name in backbones.values())]
 
 
 def _needed_plugins(study: Study, backbones: Mapping[str, str]) -> dict[str, str]:
     """The plug-ins, with their SHA-256, that have the network or the task."""
-    used = {registry.origin(name) for registry, name in looked_up_names(study.task.name, backbones)}
+    names = looked_up_names(study.task.name, backbones)
+    used = {registry.origin(name) for registry, name in names if not is_importable(name)}
     loaded = plugged.load_from_study(study.plugins)
     return {name: sha256 for name, sha256 in loaded.items() if f"plug-in {name}" in used}
 
@@ -121,7 +122,6 @@ def card_of(
         arguments=study.model.arguments,
         plugins=_needed_plugins(study, backbones),
         installed=packages_of(looked_up_names(study.task.name, backbones)),
-        networks=networks_of(backbones.values()),
         norm=study.model.norm,
         input_size=study.model.input_size,
         head=study.method.head,

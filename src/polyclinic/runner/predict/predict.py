@@ -34,7 +34,7 @@ from polyclinic.runner.predict.model_file import (
     read_model_file,
     refuse_imports,
 )
-from polyclinic.study.plugged import networks_of, packages_of, refuse_changed
+from polyclinic.study.reading import refuse_changed
 from polyclinic.tasks import Task
 
 BATCH = 64
@@ -197,8 +197,7 @@ def load_predictor(
             load_plugins(card, file, plugins)
         chosen = _chosen(list(card.backbones), file, site, ensemble)
         networks = [built_model(card, name, tensors, file) for name in chosen]
-        refuse_changed(card.installed, packages_of(looked_up_names(card.task["name"], card.backbones)), file)
-        refuse_changed(card.networks, networks_of(card.backbones.values()), file)
+        refuse_changed(card.installed | card.networks, looked_up_names(card.task["name"], card.backbones), file)
         task = card.built_task()
     fitted = [card.calibrations.get(name) for name in chosen]
     temperatures = [(one and one.temperature) or 1.0 for one in fitted]

@@ -10,7 +10,7 @@ from polyclinic.federation.collaborators import Engine
 from polyclinic.runner.run.assembly import Assembly, host_from
 from polyclinic.runner.run.machine import device_of
 from polyclinic.study import Study
-from polyclinic.study.plugged import unknown_elsewhere
+from polyclinic.study.reading import unknown_elsewhere
 
 
 def in_process_engine(assembly: Assembly) -> Engine:

@@ -47,10 +47,11 @@ from polyclinic.runner.run.method import ask_statistics, run_method
 from polyclinic.runner.run.recorder import Display, Recorder
 from polyclinic.runner.run.release import Models, _flat, digest_of_weights, final_metrics, released_models, whose_part
 from polyclinic.runner.run.result import Result, result_of
-from polyclinic.study import Study, load_run_study, plugged
+from polyclinic.study import Study, load_run_study
+from polyclinic.study.reading import DIGESTS, load_checked, note_plugins
 
 #: what a run killed at its very beginning may leave in its folder
-BEFORE_THE_STUDY = {LOCK, WORKERS, "format.json", "images.json", plugged.FILE, WEIGHTS, "study.toml"}
+BEFORE_THE_STUDY = {LOCK, WORKERS, "format.json", "images.json", DIGESTS, WEIGHTS, "study.toml"}
 
 
 def run(
@@ -155,7 +156,7 @@ def check_same(begun: Study, now: Study, folder: Path) -> None:
                 f"{table}: differs from the study that {folder} was begun with; "
                 "resume with that one, or name another folder"
             )
-    plugged.load_checked(now.plugins, folder)  # a file may have moved, and must be the same
+    load_checked(now.plugins, folder)  # a file may have moved, and must be the same
     for setting in ("threads", "device", "precision"):
         if before["engine"][setting] != after["engine"][setting]:
             raise BadInput(f"engine.{setting}: {folder} was begun with {before['engine'][setting]!r}; keep it")
@@ -172,13 +173,6 @@ def check_same_images(folder: Path, digests: Mapping[str, str], *, durable: bool
         raise BadInput(
             f"data: the images are not those that {folder} was begun with; bring them back, or name another folder"
         )
-
-
-def note_plugins(folder: Path, study: Study) -> None:
-    """Write down the digests of what the study takes from outside, unless the run was begun with them already."""
-    digests = {kind: found for kind, found in plugged.digests_of(study).items() if found or kind in plugged.KEPT}
-    if any(digests.values()) and not (folder / plugged.FILE).exists():
-        atomic_write(folder / plugged.FILE, json.dumps(digests, indent=1) + "\n")
 
 
 def _carry_out(assembly: Assembly, display: Display) -> dict[str, Any]:
