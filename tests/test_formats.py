@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.formats import RUN_FORMAT, check_format, check_run_format
+from polyclinic.run_folder import RUN_FORMAT, check_format, check_whole
 from polyclinic.runner.run.run import run
 from polyclinic.study import load_run_study, load_study, parse_study
 
@@ -168,7 +168,7 @@ def test_a_newer_model_file_is_refused_away_from_its_folder(tmp_path, capsys):
 def test_a_damaged_format_file_is_named(text, tmp_path):
     (tmp_path / "format.json").write_text(text)
     with pytest.raises(BadInput, match=r"format\.json: is damaged"):
-        check_run_format(tmp_path)
+        check_whole(tmp_path)
 
 
 @pytest.mark.parametrize("found", [0, -1, "1", True, None, 1.0])

@@ -12,15 +12,8 @@ from polyclinic.engines.worker_process import is_storage_failure, storage_failur
 from polyclinic.errors import Damaged, StorageFailed
 from polyclinic.federation.checkpoint import read_manifest
 from polyclinic.federation.ledger.signing import LedgerBroken
-from polyclinic.files import (
-    check_own_digest,
-    make_folder_durable,
-    read_json,
-    read_tensors,
-    storage_sentence,
-    with_own_digest,
-    write_tensors,
-)
+from polyclinic.files import make_folder_durable, read_json, read_tensors, storage_sentence, write_tensors
+from polyclinic.run_folder import check_whole, with_own_digest
 
 
 def test_a_full_disk_is_one_sentence_with_the_file_and_the_cure(capsys, monkeypatch):
@@ -81,12 +74,12 @@ def test_every_new_folder_is_synced_in_the_one_above(tmp_path, monkeypatch):
 def test_a_text_with_its_own_digest(tmp_path):
     path = tmp_path / "study.toml"
     path.write_text(with_own_digest("seed = 1\n"))
-    check_own_digest(path)
+    check_whole(tmp_path)
     path.write_text(path.read_text().replace("seed = 1", "seed = 2"))
     with pytest.raises(Damaged, match="was changed since the run began"):
-        check_own_digest(path)
+        check_whole(tmp_path)
     path.write_text("seed = 2\n")  # an older version, or a hand, wrote no digest
-    check_own_digest(path)
+    check_whole(tmp_path)
 
 
 def test_tensors_that_were_written_as_another_file_are_damage(tmp_path):

@@ -25,8 +25,9 @@ from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.ledger.ledger import GENESIS, Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected, decode, shortened
 from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken
-from polyclinic.files import DIGESTS, check_noted, digest_of, note_files, read_json, read_tensors, write_tensors
+from polyclinic.files import digest_of, read_json, read_tensors, write_tensors
 from polyclinic.report.serve.run_files import RunFiles
+from polyclinic.run_folder import DIGESTS, check_whole, note_files
 from polyclinic.runner.evaluate.case_scores import read_cases
 from polyclinic.runner.predict.model_file import MODEL, read_model_file
 from polyclinic.runner.run.result_display import history_rows
@@ -205,7 +206,7 @@ def _load_checkpoint(path: Path) -> object:
 
 
 def _check_digests(path: Path) -> object:
-    return check_noted(path.parent, "result.json")
+    return check_whole(path.parent, "result.json")
 
 
 def _read_history(path: Path) -> object:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import WorkFailed
-from polyclinic.files import atomic_write, read_json, read_result
+from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject
+from polyclinic.run_folder import read_result
 from polyclinic.study import load_run_study
 from polyclinic_lab import own_measures
 from polyclinic_lab.origin import counted

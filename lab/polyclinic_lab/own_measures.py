@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyclinic.errors import WorkFailed
-from polyclinic.files import read_result
+from polyclinic.run_folder import read_result
 from polyclinic_lab.origin import counted
 
 Folders = Mapping[str, Sequence[Path]]

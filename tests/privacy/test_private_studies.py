@@ -18,9 +18,9 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.open_sites import secret_in
 from polyclinic.federation.site import SitePosition, read_state
-from polyclinic.files import with_own_digest
 from polyclinic.privacy import account as records
 from polyclinic.privacy.account import Account
+from polyclinic.run_folder import with_own_digest
 from polyclinic.runner.run import engines
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.run import run

@@ -16,7 +16,7 @@ from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.ledger import LedgerBroken, verify
-from polyclinic.formats import check_run_format
+from polyclinic.run_folder import check_whole
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study, load_run_study, load_study
 
@@ -31,7 +31,7 @@ def open_run(
 
     `plugins`: where the study's plug-ins are now. In a kit, the caller is within `only_site_plugins`.
     """
-    check_run_format(folder)
+    check_whole(folder)
     kit = find_kit(folder)
     found = load_study(study) if study else read_study(folder, kit, plugins)
     lines = read_ledgers(folder)

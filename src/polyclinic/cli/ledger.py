@@ -164,7 +164,7 @@ def sentences(lines: Sequence[JsonObject]) -> list[str]:
 def refusals(run: Path) -> list[str]:
     """What was refused: at a site, by its own log of all runs; in a simulation, by the result of the run."""
     from polyclinic.data.own_images import find_kit
-    from polyclinic.files import read_result
+    from polyclinic.run_folder import read_result
 
     kit = find_kit(run if run.is_dir() else run.resolve().parent.parent)
     if kit:

@@ -29,10 +29,9 @@ from polyclinic.errors import BadInput, RunPaused, WorkFailed
 from polyclinic.federation.call import pack, unpack
 from polyclinic.federation.ledger.key_ring import KeyRing, KitKeys
 from polyclinic.federation.ledger.parcel import ParcelRejected
-from polyclinic.files import PARTIAL, atomic_write, write_result
-from polyclinic.formats import write_run_format
+from polyclinic.files import PARTIAL, atomic_write
+from polyclinic.run_folder import LOCK, WORKERS, run_lock, write_result, write_run_format
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.runner.run.folder import LOCK, WORKERS, run_lock
 from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study, load_run_study, parse_study
 
@@ -124,7 +123,8 @@ class Coordination:
         return self.status()
 
     def _run(self) -> dict[str, Any]:
-        from polyclinic.runner.run.run import check_same, note_plugins, run_with
+        from polyclinic.runner.run.run import check_same, run_with
+        from polyclinic.study.reading import note_plugins
 
         study, begun = self.study, self.folder / "study.toml"
         if not isinstance(study.data, AtSites):

@@ -37,12 +37,11 @@ from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import Kit
 from polyclinic.files import atomic_write, lock
-from polyclinic.formats import write_run_format
+from polyclinic.run_folder import ENDS_WITHIN, write_run_format
 from polyclinic.runner.evaluate.calibration import Calibration, calibrate_on
 from polyclinic.runner.evaluate.image_style import looks_of
 from polyclinic.runner.predict.model_file import card_of, model_file, preparation_of
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.runner.run.folder import ENDS_WITHIN
 from polyclinic.runner.run.release import digest_of_weights
 from polyclinic.runner.run.run import note_plugins
 from polyclinic.study import Study, load_run_study, parse_study

@@ -23,8 +23,7 @@ from polyclinic import __version__
 from polyclinic.attacks.attack import verdict_word
 from polyclinic.data.own_images import find_kit
 from polyclinic.errors import BadInput
-from polyclinic.files import FINISHED, atomic_folder, check_noted, check_place, sha256_of
-from polyclinic.formats import check_run_format
+from polyclinic.files import atomic_folder, check_place, sha256_of
 from polyclinic.json_types import parse_json
 from polyclinic.report.dossier_check import (
     EVIDENCE,
@@ -41,6 +40,7 @@ from polyclinic.report.dossier_check import (
     in_bytes,
     pointer,
 )
+from polyclinic.run_folder import FINISHED, check_whole
 from polyclinic.runner.export.model_card import EACH_ITS_OWN, LIMITS, model_card
 from polyclinic.runner.predict.model_file import MODEL, read_model_file
 from polyclinic.templates import render, visible
@@ -86,11 +86,11 @@ def write_dossier(run: Path, out: Path | None = None) -> Dossier:
     result, and for a model that is not the one the result names.
     """
     run, folder = Path(run), Path(out) if out is not None else Path(run) / FOLDER
-    check_run_format(run)
+    check_whole(run)
     for name in NEEDED:
         if not (run / name).is_file():
             raise BadInput(f"{run}: has no {name}; name the folder of a finished run")
-    check_noted(run, *FINISHED)
+    check_whole(run, *FINISHED)
     check_place(folder)
     if folder.is_symlink() or (folder.exists() and not _is_dossier(folder)):
         raise BadInput(f"--out {folder}: is there already and is no dossier; name another folder")

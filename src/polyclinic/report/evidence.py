@@ -27,10 +27,9 @@ from polyclinic.data.plots import mosaic
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.ledger.signing import LedgerBroken, check_head, head_from_json
-from polyclinic.files import FINISHED, check_noted
-from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.report.metric_names import IN_UNIT
+from polyclinic.run_folder import FINISHED, check_whole
 from polyclinic.runner.evaluate.case_scores import Cases, read_cases
 
 #: files of a finished run that a report reads, and whose digests it compares
@@ -183,8 +182,7 @@ class RunEvidence:
 
 def open_run(folder: Path, *, images: bool = True) -> RunEvidence:
     """The evidence of a run folder; BadInput where it is none, is not finished, or is damaged."""
-    check_run_format(folder)
-    check_noted(folder, *READ)
+    check_whole(folder, *READ)
     files = _Files(folder)
     result = _result(files)
     study = files.table("study.toml", lambda content: tomllib.loads(content.decode())) or {}

@@ -16,14 +16,14 @@ from polyclinic.data.own_images import only_site_plugins
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.kinds import KINDS
-from polyclinic.files import atomic_write, check_own_digest
-from polyclinic.formats import check_run_format
+from polyclinic.files import atomic_write
 from polyclinic.generators import GENERATORS
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.methods import METHODS
-from polyclinic.questions import QUESTIONS
 from polyclinic.models import is_importable, registry_of
+from polyclinic.questions import QUESTIONS
 from polyclinic.registry import Registry, notice_once
+from polyclinic.run_folder import check_whole
 from polyclinic.settings import GONE, RENAMED
 from polyclinic.study.changes import apply_changes, fit_to_variants, parse_sets
 from polyclinic.study.ignored import notice_other_images
@@ -115,8 +115,7 @@ def load_run_study(folder: Path, sets: list[str] | None = None, *, moved: Sequen
 
     `moved`: its plug-ins, all of them and in the same order, where they are now.
     """
-    check_run_format(folder)
-    check_own_digest(folder / "study.toml")
+    check_whole(folder)
     if moved:
         sets = [*(sets or []), f"plugins={json.dumps(plugins.resolve(list(moved), Path()))}"]
     if not any(text.partition("=")[0].strip() == "plugins" for text in sets or []):

@@ -17,7 +17,6 @@ from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
 from polyclinic.federation.layers.defence import Defence, Poisoning
 from polyclinic.federation.sums.settings import Federated
-from polyclinic.formats import STUDY_FORMAT, check_format
 from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.generators.vqvae2.model import VQVAE2
@@ -28,6 +27,7 @@ from polyclinic.models import RANDOM
 from polyclinic.privacy.settings import Privacy
 from polyclinic.questions import QUESTIONS
 from polyclinic.registry import is_restricted
+from polyclinic.run_folder import STUDY_FORMAT, check_format
 from polyclinic.settings import Settings, nearest, sentences, variant
 from polyclinic.study.audit_settings import Audit
 from polyclinic.study.changes import VARIANTS, apply_changes, default_generator, fit_to_variants

@@ -13,7 +13,7 @@ from dossier_files import sealed_anew
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.files import note_files, sha256_of
+from polyclinic.files import sha256_of
 from polyclinic.report import dossier as writing
 from polyclinic.report.dossier import write_dossier
 from polyclinic.report.dossier_check import (
@@ -28,6 +28,7 @@ from polyclinic.report.dossier_check import (
     verify_dossier,
 )
 from polyclinic.report.evidence import Ledgers, open_run, read_ledgers
+from polyclinic.run_folder import note_files
 from polyclinic.runner.predict.model_file import model_file, read_model_file
 
 

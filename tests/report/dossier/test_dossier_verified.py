@@ -10,9 +10,10 @@ import pytest
 from dossier_files import sealed_anew
 
 from polyclinic.errors import BadInput
-from polyclinic.files import note_files, sha256_of
+from polyclinic.files import sha256_of
 from polyclinic.report.dossier import write_dossier
 from polyclinic.report.dossier_check import verify_dossier
+from polyclinic.run_folder import note_files
 
 # --- what verify finds -------------------------------------------------------------------------------
 

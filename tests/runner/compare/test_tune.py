@@ -20,10 +20,10 @@ import polyclinic
 from polyclinic.cli import run_app
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.run_folder import is_held
 from polyclinic.runner.compare import compare
 from polyclinic.runner.compare.compare import entries
 from polyclinic.runner.compare.tune import best_of, choose, chosen_settings, parse_over, plan, summarise, write
-from polyclinic.runner.run.folder import is_held
 from polyclinic.runner.run.run import run
 from polyclinic.study import load_study
 

@@ -7,16 +7,16 @@ import sys
 import pytest
 from processes import kill, start, stop, wait_for
 
+from polyclinic import run_folder as folder_lock
 from polyclinic.engines.worker_process import WorkerProcess
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
-from polyclinic.runner.run import folder as folder_lock
-from polyclinic.runner.run.folder import WORKERS, run_lock, worker_lock
+from polyclinic.run_folder import WORKERS, run_lock, worker_lock
 
 WORKER = """
 import os, pathlib, sys, time
 from polyclinic.engines.worker_process import serve
-from polyclinic.runner.run.folder import worker_lock
+from polyclinic.run_folder import worker_lock
 class Host:
     def restore(self, positions): pass
     def handle(self, call):

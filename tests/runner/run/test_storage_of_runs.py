@@ -12,9 +12,9 @@ import pytest
 
 import polyclinic
 from polyclinic import cli
+from polyclinic import run_folder as folder_lock
 from polyclinic.errors import BadInput, Damaged
 from polyclinic.files import lock
-from polyclinic.runner.run import folder as folder_lock
 from polyclinic.runner.run.run import run
 
 SOURCES = Path(polyclinic.__file__).parents[1]

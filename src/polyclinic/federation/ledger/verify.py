@@ -24,9 +24,8 @@ from polyclinic.federation.ledger.signing import (
     check_head,
     is_countersigned,
 )
-from polyclinic.files import check_noted
-from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonObject, parse_json
+from polyclinic.run_folder import check_whole
 
 RECEIVED_FILE = "received.jsonl"
 
@@ -141,7 +140,7 @@ def witnesses_in(folder: Path) -> list[Witness]:
     """
     found = []
     if (folder / "result.json").exists():
-        check_noted(folder, "result.json")
+        check_whole(folder, "result.json")
     for site, values in _table(folder / "result.json", "ledgers").items():
         anchor = [values.get(name, "") for name in Anchor._fields]
         found.append(_witness(folder / "result.json", site, anchor))
@@ -204,7 +203,7 @@ def check_run(run: Path, keys: Path | None = None, against: Path | None = None) 
 
     `run` is a run folder or one ledger file, `keys` a file of public keys, `against` the coordinator's run folder.
     """
-    check_run_format(run)
+    check_whole(run)
     try:
         evidence = evidence_about(run, keys, against)
     except LedgerBroken as error:
@@ -251,7 +250,7 @@ def _keys_for(folder: Path | None, keys: Path | None) -> tuple[VerifyingKeys | N
     if keys is not None:
         return PublicKeys(keys), True
     if folder:
-        check_noted(folder, "study.toml")
+        check_whole(folder, "study.toml")
     study = folder / "study.toml" if folder else None
     if study is None or not study.exists():
         return None, False

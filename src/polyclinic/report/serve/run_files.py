@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.json_types import JsonObject, parse_json
-from polyclinic.runner.run.folder import LOCK, is_held
+from polyclinic.run_folder import LOCK, is_held
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.files import atomic_write, read_result
+from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.one_round import OneRound
 from polyclinic.registry import notice_once
+from polyclinic.run_folder import is_held, read_result
 from polyclinic.runner.compare.statistics import as_csv, choose_baseline, statistics_of
-from polyclinic.runner.run.folder import is_held
 from polyclinic.runner.run.recorder import Display
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study

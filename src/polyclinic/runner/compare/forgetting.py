@@ -9,7 +9,8 @@ from typing import Any
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
-from polyclinic.files import atomic_write, check_finished, read_tensors
+from polyclinic.files import atomic_write, read_tensors
+from polyclinic.run_folder import check_whole
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import load_run_study
 from polyclinic.tasks.regression import IN_UNITS
@@ -30,7 +31,7 @@ def matrices(folder: Path, split: str = "train", plugins: Sequence[str] = ()) ->
             f"{folder}: has no models that were handed from site to site; run a method whose sites take turns (cwt, "
             "splitnn, cwt-replay) with evaluation.handovers = 'last' or 'all'"
         )
-    check_finished(folder, below="handovers/")
+    check_whole(folder, "handovers/*")
     assembly = Assembly(study, prepare(study.data, study.sites), folder)
     return {
         "metric": study.task.metric,

@@ -19,7 +19,8 @@ import torch
 
 from polyclinic.data.parts import ImageSet, open_site
 from polyclinic.errors import BadInput
-from polyclinic.files import atomic_write, check_noted
+from polyclinic.files import atomic_write
+from polyclinic.run_folder import check_whole
 from polyclinic.tasks.segmentation import dice, outline_distances
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def read_cases(folder: Path, split: str = "test") -> Cases | None:
     BadInput for a file that is damaged or was made to mislead: no array is unpickled, all lengths must agree.
     """
     file = folder / FOLDER / f"{split}.npz"
-    check_noted(folder, f"{FOLDER}/{split}.npz")
+    check_whole(folder, f"{FOLDER}/{split}.npz")
     if not file.is_file():
         return None
     try:

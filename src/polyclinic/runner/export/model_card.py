@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyclinic.files import read_result
+from polyclinic.run_folder import read_result
 from polyclinic.runner.predict.model_file import Card
 from polyclinic.tasks import TASKS
 from polyclinic.templates import render

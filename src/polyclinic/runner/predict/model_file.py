@@ -24,10 +24,10 @@ from polyclinic.data.pixels import Shape
 from polyclinic.data.reading import Slices, Window
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput
-from polyclinic.formats import RUN_FORMAT, check_format
 from polyclinic.json_types import parse_json
 from polyclinic.models import Backbone, build, is_importable, registry_of
 from polyclinic.registry import Registry
+from polyclinic.run_folder import RUN_FORMAT, check_format
 from polyclinic.runner.evaluate.calibration import Calibration
 from polyclinic.runner.evaluate.image_style import Looks
 from polyclinic.runner.run.release import digest_of_weights

@@ -20,8 +20,8 @@ from polyclinic.data.reading import Reader, Slices, is_image_name
 from polyclinic.data.survey_archive import pictures_in
 from polyclinic.data.survey_cases import masks_among
 from polyclinic.errors import BadInput, Notice
-from polyclinic.formats import check_run_format
 from polyclinic.metrics.statistics.calibration import COVERAGE
+from polyclinic.run_folder import check_whole
 from polyclinic.runner.evaluate.calibration import COVERAGES, Calibration, least_cases, share_key
 from polyclinic.runner.predict.masks import in_own_size
 from polyclinic.runner.predict.model_file import (
@@ -188,7 +188,7 @@ def load_predictor(
     A model from somebody else does not choose what code runs here. In a kit, its site.toml says both.
     """
     if path.is_dir():
-        check_run_format(path)
+        check_whole(path)
     file = path / MODEL if path.is_dir() else path
     card, tensors = read_model_file(file)
     with only_site_plugins(file.parent) as kit:

@@ -22,8 +22,8 @@ from polyclinic.engines.nvflare.simulator import simulate, site_names
 from polyclinic.engines.outcome import Outcome
 from polyclinic.engines.worker_process import WorkerProcess, python_command
 from polyclinic.errors import WorkFailed
+from polyclinic.run_folder import worker_lock
 from polyclinic.runner.run.assembly import Assembly, assemble_from
-from polyclinic.runner.run.folder import worker_lock
 from polyclinic.runner.run.recorder import Display
 
 # --- in the process that runs the study ---------------------------------------------------------------

@@ -16,9 +16,9 @@ from polyclinic import __version__
 from polyclinic.data.parts import PreparedSites
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
-from polyclinic.formats import check_run_format
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.privacy.account import summary
+from polyclinic.run_folder import check_whole
 from polyclinic.runner.predict.model_file import ReleasedModel
 from polyclinic.runner.predict.predict import Prediction, load_predictor
 from polyclinic.runner.predict.predict import predict as predict_files
@@ -48,7 +48,7 @@ class Result:
     def open(cls, folder: str | Path) -> Result:
         """The result of a finished run; BadInput if the folder holds none."""
         folder = Path(folder)
-        check_run_format(folder)
+        check_whole(folder)
         try:
             values = parse_json((folder / "result.json").read_text(encoding="utf-8"))
         except FileNotFoundError:

@@ -17,21 +17,20 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput, Damaged
 from polyclinic.federation.collaborators import Engine
 from polyclinic.federation.federation import Federation
-from polyclinic.files import DIGESTS as NOTED
-from polyclinic.files import (
-    PARTIAL,
-    atomic_write,
-    check_finished,
-    check_place,
-    read_json,
-    read_result,
-    sync_files,
-    with_own_digest,
-    write_result,
-)
-from polyclinic.formats import write_run_format
+from polyclinic.files import PARTIAL, atomic_write, check_place, read_json, sync_files
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
+from polyclinic.run_folder import DIGESTS as NOTED
+from polyclinic.run_folder import (
+    LOCK,
+    WORKERS,
+    check_whole,
+    read_result,
+    run_lock,
+    with_own_digest,
+    write_result,
+    write_run_format,
+)
 from polyclinic.runner.evaluate.calibration import Calibration, calibrations_of
 from polyclinic.runner.evaluate.case_scores import keep_cases, read_cases
 from polyclinic.runner.evaluate.case_statistics import guessed_scores, statistics_of_cases
@@ -40,7 +39,6 @@ from polyclinic.runner.predict.model_file import MODEL, card_of, model_file
 from polyclinic.runner.run import advice
 from polyclinic.runner.run.assembly import WEIGHTS, Assembly
 from polyclinic.runner.run.engines import check_engine, in_process_engine, ray_engine
-from polyclinic.runner.run.folder import LOCK, WORKERS, run_lock
 from polyclinic.runner.run.loggers import Loggers
 from polyclinic.runner.run.machine import device_of, keep_freed_memory
 from polyclinic.runner.run.method import ask_statistics, run_method
@@ -70,7 +68,7 @@ def run(
     study, folder = _study_and_folder(study, out, resume)
     finished = folder / "result.json"
     if resume and finished.exists():
-        check_finished(folder)  # who is told that a run is finished may rely on its other files, too
+        check_whole(folder, "*")  # who is told that a run is finished may rely on its other files, too
         return Result(folder, read_result(folder))
     check_place(folder)
     assembly = assemble(study, folder, display=display, cache=cache)

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from polyclinic.engines.worker_process import read_spec, serve
+from polyclinic.run_folder import worker_lock
 from polyclinic.runner.run.assembly import host_from
-from polyclinic.runner.run.folder import worker_lock
 
 if __name__ == "__main__":
     spec = read_spec()

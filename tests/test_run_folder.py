@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from polyclinic import files
+from polyclinic import run_folder
 from polyclinic.errors import Damaged
-from polyclinic.files import DIGESTS, FINISHED, check_finished, check_noted, read_result
+from polyclinic.run_folder import DIGESTS, FINISHED, check_whole, read_result
 from polyclinic.runner.run.run import run
 
 
@@ -27,17 +27,17 @@ def flip(path, place):
 @pytest.mark.parametrize("place", [3, 40, -2])
 @pytest.mark.parametrize("name", [*FINISHED, DIGESTS])
 def test_a_flipped_bit_is_noticed(folder, name, place):
-    check_noted(folder, *FINISHED)
+    check_whole(folder, *FINISHED)
     flip(folder / name, place)
     with pytest.raises(Damaged, match=f"{name}: is damaged"):
-        check_noted(folder, *FINISHED)
+        check_whole(folder, *FINISHED)
 
 
 @pytest.mark.parametrize("name", FINISHED)
 def test_a_file_that_is_gone_is_noticed(folder, name):
     (folder / name).unlink()
     with pytest.raises(Damaged, match=name):
-        check_noted(folder, name)
+        check_whole(folder, name)
 
 
 @pytest.mark.parametrize("site", ["site-1", "site-3"])
@@ -76,12 +76,12 @@ def test_a_run_killed_just_before_its_result_was_written_ends_the_same(folder, m
         seen.append((path.name, (folder / "result.json").exists()))
         return honest(path, content, **options)
 
-    honest = files.atomic_write
-    monkeypatch.setattr(files, "atomic_write", write)
+    honest = run_folder.atomic_write
+    monkeypatch.setattr(run_folder, "atomic_write", write)
     again = run(None, folder, resume=True)
     assert again["weights_sha256"] == values["weights_sha256"]
-    assert seen == [(DIGESTS, False), ("result.json", False)]
-    check_finished(folder)
+    assert seen[-2:] == [(DIGESTS, False), ("result.json", False)]
+    check_whole(folder, "*")
 
 
 def test_a_damaged_result_is_not_read(folder, tiny):
@@ -104,4 +104,4 @@ def test_an_older_run_with_a_result_that_is_no_json_is_named(folder, text):
 def test_a_run_without_noted_digests_is_of_an_older_version(folder):
     (folder / DIGESTS).unlink()
     flip(folder / "history.jsonl", 3)
-    check_noted(folder, *FINISHED)
+    check_whole(folder, *FINISHED)
