@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyclinic.data import archives, survey_archive, survey_cases, survey_tables
+from polyclinic.data import archives, survey_cases, survey_tables
 from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput
 
@@ -214,7 +214,7 @@ def test_an_array_in_columns_order_has_no_first_entry(tmp_path):
 @pytest.mark.parametrize("shape", [(4, 9, 7), (4, 9, 7, 3), (4, 3, 9, 7)])
 def test_an_archive_has_the_size_of_its_images(tmp_path, shape):
     np.savez(tmp_path / "a.npz", images=np.zeros(shape, np.uint8), labels=np.arange(4) % 2)
-    found = survey_archive.survey_archive(tmp_path / "a.npz")
+    found = survey_tables.survey_archive(tmp_path / "a.npz")
     assert (found.images, found.sizes) == (4, survey_cases.Sizes.one(7, 9))
     assert not found.keeps_classes
     assert isinstance(found.path, Path)

@@ -11,10 +11,11 @@ from test_survey import draw, write_dicom, write_study, written
 
 from polyclinic.cli import run_app
 from polyclinic.data.datasets.table import Csv
-from polyclinic.data.labels import code_notes
+from polyclinic.data.labels import Labels, code_notes
 from polyclinic.data.survey import survey
+from polyclinic.data.survey_cases import Hints, Sizes, Survey
 from polyclinic.data.survey_folders import hospitals_of, like_names
-from polyclinic.data.survey_study import NO_PATIENTS
+from polyclinic.data.survey_study import NO_PATIENTS, _training
 from polyclinic.errors import BadInput
 from polyclinic.study import load_study
 
@@ -132,14 +133,11 @@ def test_hospitals_above_images_and_masks_of_two_dimensions(tmp_path, capsys):
 
 
 def test_a_very_small_site_does_not_set_the_pace(tmp_path):
-    from polyclinic.data.labels import Labels
-    from polyclinic.data.survey_cases import Sizes, Survey
-    from polyclinic.data.survey_study import _passes
-
-    found = Survey(tmp_path, "csv", Labels.masks(), 150, Sizes(), sites={"a": 6, "b": 62, "c": 64})
-    assert _passes(found) == []
-    fewer = Survey(tmp_path, "csv", Labels.masks(), 150, Sizes(), sites={"a": 6, "b": 31, "c": 64})
-    assert _passes(fewer) == ["local_epochs = 2  # passes in a round: a site of middle size takes about 10 steps"]
+    for middle, passes in ((62, ""), (31, "\nlocal_epochs = 2  # passes in a round")):
+        sites = {"a": 6, "b": middle, "c": 64}
+        text = _training(Survey(tmp_path, "csv", Labels.masks(), 150, Sizes(), sites=sites))
+        assert ("local_epochs" in text) is bool(passes)
+        assert passes in text
 
 
 # --- tables ---------------------------------------------------------------------------------------------
@@ -185,9 +183,9 @@ def test_a_table_of_something_else_is_not_taken(tmp_path):
 
 def test_a_label_may_be_named(tmp_path, capsys):
     skin = write_findings(tmp_path)
-    assert set(survey(skin, label="Device").labels.classes) == {"MSK4", "msk4"}
+    assert set(survey(skin, hints=Hints(label="Device")).labels.classes) == {"MSK4", "msk4"}
     with pytest.raises(BadInput, match=r"--label: .* has no 'Devise' \(did you mean 'Device'\?\); it has File name"):
-        survey(skin, label="Devise")
+        survey(skin, hints=Hints(label="Devise"))
     assert like_names(["MSK4", "msk-4", "b"]) == ["sites that may be one: MSK4 and msk-4; write them alike if so"]
     assert like_names(["a", "b"]) == []
 
@@ -223,12 +221,12 @@ def test_the_only_array_that_can_be_images_and_a_label_with_a_unit(tmp_path, cap
     with pytest.raises(BadInput, match=r"several arrays can be images \(other_view, pixel_values\).*--images other"):
         survey(tmp_path / "a.npz")
     with pytest.raises(BadInput, match=r"--images: 'clinic' of .* has the shape \[40\], no images'"):
-        survey(tmp_path / "a.npz", images="clinic")
+        survey(tmp_path / "a.npz", hints=Hints(images="clinic"))
     with pytest.raises(
         BadInput, match=r"--label: 'pixel_values' of .* has not one entry for each image; choose from age"
     ):
-        survey(tmp_path / "a.npz", images="other_view", label="pixel_values")
-    named = survey(tmp_path / "a.npz", images="other_view", label="record")
+        survey(tmp_path / "a.npz", hints=Hints(images="other_view", label="pixel_values"))
+    named = survey(tmp_path / "a.npz", hints=Hints(images="other_view", label="record"))
     assert (named.columns["images"], named.columns["labels"]) == ("other_view", "record")
 
 

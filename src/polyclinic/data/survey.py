@@ -11,18 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from polyclinic.data.allowed_paths import safe_name
-from polyclinic.data.datasets.folder import images_below, part_of_name
+from polyclinic.data.datasets.folder import folders_in, images_below, part_of_name
 from polyclinic.data.labels import MOST_CLASSES, Labels, code_notes, labels_of
-from polyclinic.data.survey_archive import survey_archive
-from polyclinic.data.survey_cases import MASK_FOLDER, Cases, Survey, Wanted, paired_masks, sizes_of
+from polyclinic.data.survey_cases import MASK_FOLDER, Cases, Hints, Survey, paired_masks, sizes_of
 from polyclinic.data.survey_folders import (
+    INSTITUTIONS_NOTE,
     are_same_names,
     count_patients,
     hospitals_of,
-    institutions_note,
     institutions_of,
     levels_of,
     patients_in,
@@ -31,7 +30,7 @@ from polyclinic.data.survey_folders import (
     some,
     tops_of,
 )
-from polyclinic.data.survey_tables import cases_in_table, find_table, unused_tables
+from polyclinic.data.survey_tables import cases_in_table, find_table, survey_archive, unused_tables
 from polyclinic.data.tables import SPLIT_NAMES
 from polyclinic.errors import BadInput
 
@@ -43,69 +42,72 @@ FEWEST_IN_A_FOLDER = 5  #: images of a class, on average, where there are many f
 What = Literal["site", "patient"]
 
 
-def survey(path: Path, ignore: Path | None = None, *, images: str = "", label: str = "") -> Survey:
+def survey(path: Path, ignore: Path | None = None, hints: Hints = Hints()) -> Survey:  # noqa: B008 (frozen)
     """The images of a folder, a CSV or an npz file; BadInput where nothing of it can be learnt from. `ignore`: a table
-    that an earlier look has written. `images` and `label` name columns or arrays."""
-    path, wanted = Path(path), Wanted(images, label)
+    that an earlier look has written."""
+    path = Path(path)
     if not path.exists():
         raise BadInput(f"--for {path}: there is nothing; name the folder, the CSV or the npz file of your images")
     if path.suffix.lower() == ".npz":
-        return survey_archive(path, wanted)
+        return survey_archive(path, hints)
     if path.is_file():
-        return _table(path, path.parent, wanted)
+        return _table(path, path.parent, hints)
     table = find_table(path, ignore)
     if table is not None:
-        return _table(table, path, wanted)
+        return _table(table, path, hints)
     archives = sorted(path.glob("*.npz"))
     if len(archives) == 1 and not images_below(path):
-        return survey_archive(archives[0], wanted)
-    if wanted != Wanted():
-        raise BadInput(f"--{'images' if images else 'label'}: names a column or an array; name the file with --for")
+        return survey_archive(archives[0], hints)
+    if hints.images or hints.label:
+        raise BadInput(
+            f"--{'images' if hints.images else 'label'}: names a column or an array; name the file with --for"
+        )
     return _folders(path)
 
 
 # --- rules for columns that nobody has given ------------------------------------------------------------
 
-#: the values of a column and a note about them, where a rule finds them
-Rule = Callable[[Cases], tuple[list[str], str] | None]
+
+class Rule(NamedTuple):
+    """A column, how its values are found (None where they are not), and a note about them: {some} of {count}."""
+
+    column: What
+    find: Callable[[Cases], list[str] | None]
+    note: str
 
 
-def _institutions(cases: Cases) -> tuple[list[str], str] | None:
-    found = institutions_of(cases.files())
-    return (found, institutions_note(found)) if found else None
-
-
-def _hospitals(cases: Cases) -> tuple[list[str], str] | None:
-    found = hospitals_of([row["path"] for row in cases.rows], cases.column("label"))
-    note = 'are taken for the sites; if they are none, set sites.partition = "iid" and sites.count'
-    return (found, f"the uppermost folders ({some(found)}) {note}") if found else None
-
-
-def _patients_of_headers(cases: Cases) -> tuple[list[str], str] | None:
-    found = patients_of(cases.files(), cases.column("site"))
-    return (found, "patients are those of the DICOM files") if found else None
-
-
-def _patients_of_folders(cases: Cases) -> tuple[list[str], str] | None:
+def _patient_folders(cases: Cases) -> list[str] | None:
     """Visits of a patient may lie in its folder."""
-    tops = tops_of([row["path"] for row in cases.rows], cases.column("site"))
-    note = "are taken for the patients; if they are none, give --patient REGEX"
-    return (tops, f"the folders {some(tops)} {note}") if tops and patients_in(tops) else None
+    tops = tops_of(cases.paths(), cases.column("site"))
+    return tops if tops and patients_in(tops) else None
 
 
-IN_TABLES: tuple[tuple[What, Rule], ...] = (
-    ("site", _institutions),
-    ("site", _hospitals),
-    ("patient", _patients_of_headers),
+INSTITUTIONS = Rule("site", lambda cases: institutions_of(cases.files()), INSTITUTIONS_NOTE)
+HOSPITALS = Rule(
+    "site",
+    lambda cases: hospitals_of(cases.paths(), cases.column("label")),
+    "the uppermost folders ({some}) are taken for the sites; if they are none, set "
+    'sites.partition = "iid" and sites.count',
 )
-BESIDE_MASKS: tuple[tuple[What, Rule], ...] = (*IN_TABLES, ("patient", _patients_of_folders))
-IN_CLASSES: tuple[tuple[What, Rule], ...] = (("site", _institutions), ("patient", _patients_of_headers))
+HEADERS = Rule(
+    "patient",
+    lambda cases: patients_of(cases.files(), cases.column("site")),
+    "patients are those of the DICOM files",
+)
+PATIENT_FOLDERS = Rule(
+    "patient",
+    _patient_folders,
+    "the folders {some} are taken for the patients; if they are none, give --patient REGEX",
+)
+IN_TABLES = (INSTITUTIONS, HOSPITALS, HEADERS)
+BESIDE_MASKS = (*IN_TABLES, PATIENT_FOLDERS)
+IN_CLASSES = (INSTITUTIONS, HEADERS)
 
 
-def _completed(cases: Cases, rules: Sequence[tuple[What, Rule]]) -> Cases:
-    for column, rule in rules:
-        if column not in cases.fields and (found := rule(cases)):
-            cases = cases.with_column(column, *found)
+def _completed(cases: Cases, rules: Sequence[Rule]) -> Cases:
+    for column, find, note in rules:
+        if column not in cases.fields and (found := find(cases)):
+            cases = cases.with_column(column, found, note.format(some=some(found), count=len(set(found))))
     return cases
 
 
@@ -133,8 +135,8 @@ def _survey(path: Path, cases: Cases, labels: Labels, patients: int | None = Non
 # --- tables and folders ---------------------------------------------------------------------------------
 
 
-def _table(file: Path, folder: Path, wanted: Wanted) -> Survey:
-    cases = _completed(cases_in_table(file, folder, wanted), IN_TABLES)
+def _table(file: Path, folder: Path, hints: Hints) -> Survey:
+    cases = _completed(cases_in_table(file, folder, hints), IN_TABLES)
     if cases.has_masks:
         return _survey(file, cases, Labels.masks())
     texts = cases.column("label") or []
@@ -150,34 +152,29 @@ def _folders(path: Path) -> Survey:
         raise BadInput(f"--for {path}: no image lies there; PNG, JPEG, TIFF, BMP, DICOM and NIfTI are read")
     pairs = paired_masks(path, files)
     if pairs is not None:
-        return _masks(path, _completed(pairs, BESIDE_MASKS))
+        pairs = _completed(pairs, BESIDE_MASKS)
+        tops = tops_of(pairs.paths(), pairs.column("site")) or []  # one for each image is a patient's
+        return _survey(path, pairs, Labels.masks(), len(tops) if len(set(tops)) == len(tops) > 1 else None)
     levels = levels_of(path, files)
     if levels is None:
         return _classes(path, files)
     cases = replace(_listed(path, files, label=levels.labels, site=levels.sites), notes=(levels.note,))
     cases = _completed(cases, IN_CLASSES)
-    named = _patients_in_names(files)
-    if "patient" not in cases.fields and named:
+    if "patient" not in cases.fields and (named := _patients_in_names(files)):
         of_site = [f"{site}/{name}" for site, name in zip(levels.sites, named, strict=True)]
         cases = cases.with_column("patient", of_site)
-    return _survey(path, cases, _classes_of(levels.labels))
-
-
-def _masks(path: Path, pairs: Cases) -> Survey:
-    """Masks and their images; an uppermost folder for each image is a patient's."""
-    tops = tops_of([row["path"] for row in pairs.rows], pairs.column("site")) or []
-    return _survey(path, pairs, Labels.masks(), len(tops) if len(set(tops)) == len(tops) > 1 else None)
+    return _survey(path, cases, Labels("classification", dict(Counter(levels.labels))))
 
 
 def _classes(path: Path, files: list[Path]) -> Survey:
     """A folder for each class, below folders of splits where there are no others."""
-    tops = _folders_in(path)
+    tops = folders_in(path)
     depth = 2 if tops and all(top.name.lower() in SPLIT_NAMES for top in tops) else 1
-    folders = [below for top in tops for below in _folders_in(top)] if depth == 2 else tops
+    folders = [below for top in tops for below in folders_in(top)] if depth == 2 else tops
     names = {folder.name for folder in folders}
     parts = {file: file.relative_to(path).parts for file in files}
     labels = {file: part[depth - 1] for file, part in parts.items() if len(part) > depth and part[depth - 1] in names}
-    classes = _classes_of(sorted(labels.values()))
+    classes = Labels("classification", dict(Counter(sorted(labels.values()))))
     _refuse_no_classes(path, files, classes.classes)
     empty = sorted(names - set(classes.classes))
     notes = [f"no image lies in {', '.join(empty)}, which makes no class"] if empty else []
@@ -187,7 +184,11 @@ def _classes(path: Path, files: list[Path]) -> Survey:
     cases = replace(_listed(path, list(labels), label=list(labels.values())), notes=tuple(notes))
     completed = _completed(cases, IN_CLASSES)
     if completed is not cases:
-        _refuse_sites_as_classes(path, completed)
+        if are_same_names(completed.column("label") or (), completed.column("site") or ()):
+            raise BadInput(
+                f"--for {path}: the folders are hospitals, as the InstitutionName of the DICOM files says, and nothing "
+                "says what the images show; put a folder per class into each of them, or add a CSV with path and label"
+            )
         return _survey(path, completed, classes)
     named = _patients_in_names(files)
     return replace(
@@ -213,15 +214,6 @@ def _refuse_no_classes(path: Path, files: Sequence[Path], classes: Sequence[str]
         )
 
 
-def _refuse_sites_as_classes(path: Path, cases: Cases) -> None:
-    """BadInput where the folders have the names of the hospitals that their DICOM files name."""
-    if are_same_names(cases.column("label") or (), cases.column("site") or ()):
-        raise BadInput(
-            f"--for {path}: the folders are hospitals, as the InstitutionName of the DICOM files says, and nothing "
-            "says what the images show; put a folder per class into each of them, or add a CSV with path and label"
-        )
-
-
 def _listed(path: Path, files: Sequence[Path], **columns: list[str]) -> Cases:
     """Images with what folders say about them; also the split, where the uppermost folder of each stands for one."""
     splits = [SPLIT_NAMES.get(file.relative_to(path).parts[0].lower(), "") for file in files]
@@ -231,14 +223,6 @@ def _listed(path: Path, files: Sequence[Path], **columns: list[str]) -> Cases:
         for i, file in enumerate(files)
     ]
     return Cases(path, rows, tuple(rows[0]))
-
-
-def _classes_of(labels: Sequence[str]) -> Labels:
-    return Labels("classification", dict(Counter(labels)))
-
-
-def _folders_in(top: Path) -> list[Path]:
-    return [entry for entry in sorted(top.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def _patients_in_names(files: Sequence[Path]) -> list[str]:
@@ -253,16 +237,19 @@ def _patients_in_names(files: Sequence[Path]) -> list[str]:
 # --- sites and patients out of the names of files -------------------------------------------------------
 
 
-def sites_by_name(found: Survey, pattern: str) -> Survey:
-    """A survey with the sites that a regular expression finds in the names of its image files."""
-    sites = [safe_name(name) for name in _parts(found, pattern, "site")]
-    return replace(_with_column(found, "site", sites, pattern), sites=dict(sorted(Counter(sites).items())))
-
-
-def patients_by_name(found: Survey, pattern: str) -> Survey:
-    """A survey with the patients that a regular expression finds in the names of its image files."""
-    patients = _parts(found, pattern, "patient")
-    return replace(_with_column(found, "patient", patients, pattern), patients=len(set(patients)))
+def by_name(found: Survey, what: What, pattern: str) -> Survey:
+    """A survey with the sites or patients that a regular expression finds in the names of its image files: as a column
+    of the cases; as the pattern itself, where a study reads the folder."""
+    values = _parts(found, pattern, what)
+    changed: dict[str, Any] = {"patients": len(set(values))}
+    if what == "site":
+        values = [safe_name(name) for name in values]
+        changed = {"sites": dict(sorted(Counter(values).items()))}
+    if found.table is None:
+        changed[f"{what}_pattern"] = pattern
+        return replace(found, **changed)
+    cases = found.table.with_column(what, values)
+    return replace(found, cases=cases, table=cases, **changed)
 
 
 def _parts(found: Survey, pattern: str, what: What) -> list[str]:
@@ -280,11 +267,3 @@ def _parts(found: Survey, pattern: str, what: What) -> list[str]:
             except BadInput:
                 pass
         raise BadInput(str(error).replace(f"data.{what}", f"--{what}", 1)) from None
-
-
-def _with_column(found: Survey, what: What, values: Sequence[str], pattern: str) -> Survey:
-    """With the values as a column of the cases; with the pattern itself, where a study reads the folder."""
-    if found.table is None:
-        return replace(found, site_pattern=pattern) if what == "site" else replace(found, patient_pattern=pattern)
-    cases = found.table.with_column(what, values)
-    return replace(found, cases=cases, table=cases)

@@ -26,15 +26,19 @@ MASK_FOLDER = re.compile(
 MASK_ENDING = re.compile(r"(^|[_-])(mask|seg|segmentation|label|gt)$", re.I)
 #: folders that say that images lie in them, and nothing else
 IMAGE_FOLDER = re.compile(r"^(images?(tr)?|imgs?|scans?|data)$", re.I)
+MOST_SITES = 50  #: a column, or a level of folders, with more different names holds something else than hospitals
 SIZED = 40  #: images that are opened to see their sizes: a first look takes a second
 
 Pairs = tuple[dict[str, Path], dict[str, Path]]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Names of columns or arrays that somebody has given, '' where a look shall find them."""
+class Hints:
+    """Hints of somebody about images: regular expressions that find site and patient in names of files, and names of
+    columns or arrays; '' where a look shall find it."""
 
+    site: str = ""
+    patient: str = ""
     images: str = ""
     label: str = ""
 
@@ -64,6 +68,9 @@ class Cases:
 
     def files(self) -> list[Path]:
         return [self.folder / row["path"] for row in self.rows]
+
+    def paths(self) -> list[str]:
+        return [row["path"] for row in self.rows]
 
     def column(self, name: str) -> list[str] | None:
         return [row[name] for row in self.rows] if name in self.fields else None

@@ -14,8 +14,7 @@ import numpy as np
 from polyclinic.data.allowed_paths import safe_name
 from polyclinic.data.labels import MOST_CLASSES
 from polyclinic.data.reading import count_slices, is_dicom, is_volume_name
-from polyclinic.data.survey_cases import IMAGE_FOLDER
-from polyclinic.data.survey_tables import MOST_SITES
+from polyclinic.data.survey_cases import IMAGE_FOLDER, MOST_SITES
 from polyclinic.data.tables import SPLIT_NAMES
 
 #: names of folders that say what images show, and where they were taken
@@ -40,6 +39,7 @@ PACKED = re.compile(
 PATIENT_FOLDER = re.compile(r"^(p|pat|patient|sub|subj|subject|case|person)[_ -]?\d+$", re.I)
 FEWEST_AT_A_SITE = 5  #: images of a folder, on average, that is taken for a hospital; a patient has fewer
 FILLED = 0.6  #: share of all pairs of hospital and class that must have images: a hospital may lack a class
+INSTITUTIONS_NOTE = "the sites are those that the DICOM files name ({count} different InstitutionName)"
 TAGS = ("PatientID", "InstitutionName")
 COUNTED = 5  #: volumes whose slices are counted: their headers are read whole
 
@@ -89,7 +89,7 @@ def _site_points(names: Sequence[str]) -> int:
 def _sentence(sites: Sequence[str], classes: Sequence[str], where: str, other: str, from_headers: bool) -> str:
     taken = f"{other} folders ({some(classes)}) are taken for the classes"
     if from_headers:
-        return f"{taken}; {institutions_note(sites)}"
+        return f"{taken}; {INSTITUTIONS_NOTE.format(count=len(set(sites)))}"
     return (
         f"{where} folders ({some(sites)}) are taken for the sites, {taken}; if it is the other way round, swap the "
         "columns' names label and site in the table below"
@@ -215,10 +215,6 @@ def institutions_of(files: Sequence[Path]) -> list[str] | None:
     spelled: dict[str, str] = {}  # "ST MARY" and "St Mary" are one hospital
     names = [spelled.setdefault(safe_name(name).casefold(), safe_name(name)) for name in found]
     return names if 1 < len(spelled) <= MOST_SITES else None
-
-
-def institutions_note(sites: Sequence[str]) -> str:
-    return f"the sites are those that the DICOM files name ({len(set(sites))} different InstitutionName)"
 
 
 def _tags(files: Sequence[Path], tag: str) -> list[str] | None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from polyclinic.data.allowed_paths import first_outside
 from polyclinic.data.datasets.folder import images_below
-from polyclinic.data.survey import PATIENT, patients_by_name, sites_by_name, survey
-from polyclinic.data.survey_cases import Cases, Survey
+from polyclinic.data.survey import PATIENT, by_name, survey
+from polyclinic.data.survey_cases import Cases, Hints, Survey
 from polyclinic.data.survey_folders import like_names
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 
 SITES = 3  #: simulated ones, where the images do not say where they were taken
-SIDE = {"classification": 64, "regression": 64, "segmentation": 64}
+SIDE = 64  #: of the prepared images, at most: quick enough for a first run
 FEW_IMAGES = 5000  #: up to so many, a network that has seen other images already is better than one that has not
 FEW_AT_A_SITE = 10  #: images of a site, below which the study says so
 TRAINED = 0.65  #: share of the images that are trained on
@@ -30,23 +29,60 @@ RANGE_TELLS = (
     "TAKEN FROM YOUR DATA: write the range that is possible; between real hospitals these two numbers would tell the "
     "youngest and the oldest patient"
 )
-#: what holds for a site that has no more training images than an image has numbers
-SUMS_TELL = "# fine for a simulation; between real hospitals these sums give single images away, see docs/encoders.md"
-
-OUTSIDE = "allow_outside = true  # the table lists images that lie outside of its folder"
 #: what is said where nothing names patients
 NO_PATIENTS = "no patients found: two images of one patient may fall on both sides of the split; name"
+#: names of settings by what a column of a table holds
+COLUMNS = {"path": "image", **{name: name for name in ("label", "mask", "site", "split", "patient")}}
+USUAL = ("images", "labels", "masks", "split")  #: arrays of an archive that a study finds by these names
 
+FOUND_SITES = """\
+[sites]
+partition = "column"  # each image stays at the site that it was taken at"""
+NO_SITES = """\
+[sites]
+partition = "iid"  # nothing says where an image was taken: they are dealt out at random{hint}
+count = {sites}  # simulated sites"""
+#: few images: a head on a network that others have trained
+HEAD = """\
+[model]
+backbone = "efficientnet-lite0-{features}"  # a network with public weights, which nobody trains: only \
+its last layer is fitted
 
-@dataclass(frozen=True)
-class Hints:
-    """Hints of somebody about images: regular expressions that find site and patient in names of files, and names of
-    columns or arrays; '' where a look shall find it."""
+[optimizer]
+batch_size = {batch}  # for methods that train step by step, if you try one
 
-    site: str = ""
-    patient: str = ""
-    images: str = ""
-    label: str = ""
+[method]
+name = "analytic"  # {images} images are few: one round, in which each site sends sums of its features{tells}
+
+[evaluation]
+select = "last"  # there is one round only"""
+#: added to the method where a site has no more training images than an image has numbers
+SUMS_TELL = "\n# fine for a simulation; between real hospitals these sums give single images away, see docs/encoders.md"
+MASKS = """\
+[model]
+backbone = "unet-efficientnet-lite0"  # it finds masks
+weights = "public"  # it has seen other images already, which helps where there are few"""
+MANY = """\
+[model]
+backbone = "resnet18"  # enough images to train a network from nothing"""
+#: follows either
+TRAINING = """
+[optimizer]
+name = "adamw"
+lr = 0.001
+batch_size = {batch}  # the smallest site takes about {steps} step{s} in a pass
+
+[method]
+name = "fedavg"  # the usual first method; `polyclinic compare --methods standalone,fedavg,centralized` says what it \
+gains
+rounds = {rounds}{passes}
+
+[evaluation]
+select = {select}"""
+AUDIT = """\
+[audit]
+keep_parcels = 1  # so that `polyclinic audit RUN` can attack what left the sites
+"""
 
 
 def study_for(
@@ -59,14 +95,15 @@ def study_for(
     """The text of a study for these images, and sentences about what was found. A table of cases, where one is
     needed, is written beside the study; with `force` also over an earlier one."""
     table = path.with_name(f"{path.stem}_cases.csv")
-    found = survey(images, ignore=table if force else None, images=hints.images, label=hints.label)
-    found = sites_by_name(found, hints.site) if hints.site else found
-    found = patients_by_name(found, hints.patient) if hints.patient else found
+    found = survey(images, ignore=table if force else None, hints=hints)
+    found = by_name(found, "site", hints.site) if hints.site else found
+    found = by_name(found, "patient", hints.patient) if hints.patient else found
     said = [_what(found), *found.notes, *_warnings(found)]
     if found.cases is not None:
         _refuse_table(table, found.path, force)
         atomic_write(table, found.cases.as_csv(table.parent.resolve()))
-        said.append(f"wrote {table}, which lists them; {_mend(found)}, then write both anew with --force")
+        mend = f"to change a row, change {found.path.name if found.path.is_file() else 'the files'}"
+        said.append(f"wrote {table}, which lists them; {mend}, then write both anew with --force")
         text = _text(found, table.name, said, outside=_lie_outside(found.cases, table.parent))
     else:
         text = _text(found, os.path.relpath(found.path, path.parent.resolve()), said, outside=_links_outside(found))
@@ -97,11 +134,6 @@ def _refuse_table(table: Path, own: Path, force: bool) -> None:
         raise BadInput(f"{table}: exists already; --force writes it anew, or name another study")
 
 
-def _mend(found: Survey) -> str:
-    """The cure where something in the table of cases is wrong."""
-    return f"to change a row, change {found.path.name}" if found.path.is_file() else "to change a row, change the files"
-
-
 def _lie_outside(cases: Cases, folder: Path) -> bool:
     """True where an image or a mask that a table in this folder lists lies elsewhere."""
     names = [name for name in ("path", "mask") if name in cases.fields]
@@ -110,11 +142,9 @@ def _lie_outside(cases: Cases, folder: Path) -> bool:
 
 def _what(found: Survey) -> str:
     """The images in one sentence."""
-    words = {
-        "classification": f"{len(found.labels.classes)} classes ({_counts(found.labels.classes)})",
-        "regression": f"values from {_bounds(found)[0]:g} to {_bounds(found)[1]:g}",
-        "segmentation": "masks",
-    }[found.task]
+    words = f"{len(found.labels.classes)} classes ({_counts(found.labels.classes)})"
+    if found.task != "classification":
+        words = "values from {:g} to {:g}".format(*found.labels.bounds) if found.labels.bounds else "masks"
     who = f", {found.patients} patients" if found.patients else ""
     where = f", {len(found.sites)} sites ({_counts(found.sites)})" if found.sites else ""
     return f"{found.images} images of {found.sizes}, {words}{who}{where}"
@@ -125,42 +155,42 @@ def _counts(counts: dict[str, int], most: int = 6) -> str:
     return ", ".join([*named, *(["..."] if len(counts) > most else [])])
 
 
-def _bounds(found: Survey) -> tuple[float, float]:
-    return found.labels.bounds or (0.0, 0.0)
-
-
 # --- the study ------------------------------------------------------------------------------------------
 
 
-def _text(found: Survey, path: str, said: list[str], *, outside: bool = False) -> str:
+def _text(found: Survey, path: str, said: list[str], *, outside: bool) -> str:
     head = ["# Written by `polyclinic study new --for`, which looked at the images and found:"]
     head += [f"#   {sentence}" for sentence in said]
     head += ["# Run it with `polyclinic run`. `polyclinic study new` without --for shows every setting there is."]
-    data = [*_data(found, path), *([OUTSIDE] if outside else [])]
-    blocks = [head, ["format = 1", "seed = 0"], data, _sites(found), _task(found), _model(found)]
-    blocks += [_optimizer(found), _method(found), _evaluation(found), AUDIT]
-    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+    hint = "\n# if names of files say it: study new --for DIR --site REGEX --force" if found.source != "npz" else ""
+    sites = FOUND_SITES if len(found.sites) > 1 else NO_SITES.format(hint=hint, sites=SITES)
+    task = f'[task]\nname = "{found.task}"'
+    data = "\n".join(_data(found, path, outside))
+    return "\n\n".join(["\n".join(head), "format = 1\nseed = 0", data, sites, task, _training(found), AUDIT])
 
 
-def _data(found: Survey, path: str) -> list[str]:
+def _data(found: Survey, path: str, outside: bool) -> list[str]:
+    """The lines of the table `[data]`, with a reason beside each choice."""
+    smallest = found.sizes.smallest_side or SIDE
+    side = max(28, min(SIDE, smallest // 16 * 16)) if smallest >= 32 else 28  # what the images have, in sixteens
+    larger = "; more takes longer, and may be better" if found.sizes.smallest_side > side else ""
+    names = {field: field for field in found.cases.fields} if found.cases else found.columns
+    columns = {COLUMNS[field]: column for field, column in names.items() if field in COLUMNS}
+    if found.source != "csv":
+        columns = {what: name for what, name in found.columns.items() if what not in USUAL or what != name}
     lines = [
         "[data]",
         f"source = {json.dumps(found.source)}",
         f"path = {json.dumps(path)}  # from the folder of this file",
-        f"size = {_side(found)}  # the images have {found.sizes}{_larger(found)}",
-        *_shape(found),
+        f"size = {side}  # the images have {found.sizes}{larger}",
     ]
-    if found.source == "csv":
-        names = {field: field for field in found.cases.fields} if found.cases else found.columns
-        settings = {"path": "image", "label": "label", "mask": "mask", "site": "site", "split": "split"}
-        settings["patient"] = "patient"
-        lines += [f"{settings[field]} = {json.dumps(column)}" for field, column in names.items() if field in settings]
-    if found.source == "npz":
-        lines += _arrays(found.columns)
-        if found.keeps_classes:
-            classes = ", ".join(json.dumps(name, ensure_ascii=False) for name in found.labels.classes)
-            name = json.dumps(found.columns["labels"])
-            lines.append(f"keep = {{ {name} = [{classes}] }}  # the others have no label")
+    if found.sizes.oblong:
+        how = f'made square of {side} x {side} px; "pad" keeps proportions, "crop" cuts off the ends'
+        lines.append(f'shape = "squash"  # {how}')
+    lines += [f"{setting} = {json.dumps(name)}" for setting, name in columns.items() if found.source != "folder"]
+    if found.keeps_classes:
+        classes = ", ".join(json.dumps(name, ensure_ascii=False) for name in found.labels.classes)
+        lines.append(f"keep = {{ {json.dumps(found.columns['labels'])} = [{classes}] }}  # the others have no label")
     if found.slices > 1:
         lines.append(f'slices = "middle"  # of about {found.slices} of each volume; "all" takes every one')
     if found.patient_pattern:
@@ -175,131 +205,35 @@ def _data(found: Survey, path: str) -> list[str]:
         lines += [f"# {RANGE_TELLS}", f"label_range = [{low:g}, {high:g}]  # lowest and highest possible value"]
         if unit := UNIT.search(found.columns.get("label", found.columns.get("labels", ""))):
             lines.append(f"unit = {json.dumps(unit.group(1).lower())}  # by the name of the label")
-    return lines
+    return [*lines, *(["allow_outside = true  # the table lists images that lie outside of its folder"] * outside)]
 
 
-def _shape(found: Survey) -> list[str]:
-    """The setting that makes oblong images square, and its choices; none where no image is oblong."""
-    if not found.sizes.oblong:
-        return []
-    side = _side(found)
-    return [f'shape = "squash"  # made square of {side} x {side} px; "pad" keeps proportions, "crop" cuts off the ends']
+def _training(found: Survey) -> str:
+    """Model, optimizer, method and evaluation; so few images in a batch that the smallest site takes ten steps."""
+    counts = list(found.sites.values()) if len(found.sites) > 1 else [found.images // SITES]
+    smallest = int(TRAINED * min(counts))
+    batch = max(4, min(32, 2 ** max(0, (smallest // STEPS).bit_length() - 1)))
+    masks = found.task == "segmentation"
+    if not masks and found.images <= FEW_IMAGES:
+        tells = SUMS_TELL if smallest <= FEATURES else ""
+        return HEAD.format(features=FEATURES, batch=batch, images=found.images, tells=tells)
+    steps = max(1, smallest // batch)
+    best = '"best"  # release the round with the best validation score'
+    last = '"last"  # too few validation images to choose the best round by'
+    training = TRAINING.format(
+        batch=batch,
+        steps=steps,
+        s="s" * (steps > 1),
+        rounds=8 if masks else 20,
+        passes=_passes(median(counts), batch),
+        select=best if found.images * 0.15 >= 30 else last,
+    )
+    return f"{MASKS if masks else MANY}\n{training}"
 
 
-def _arrays(columns: dict[str, str]) -> list[str]:
-    """The arrays of an archive that a study must name, and sites and patients by any name."""
-    usual = {"images": "images", "labels": "labels", "masks": "masks", "split": "split"}
-    return [f"{what} = {json.dumps(name)}" for what, name in columns.items() if usual.get(what) != name]
-
-
-def _side(found: Survey) -> int:
-    """The side of the prepared images: what the images have, in sixteens, and at most a quick first size."""
-    smallest = found.sizes.smallest_side or SIDE[found.task]
-    return max(28, min(SIDE[found.task], smallest // 16 * 16)) if smallest >= 32 else 28
-
-
-def _larger(found: Survey) -> str:
-    """A note about a larger side; nothing, where the images are not larger."""
-    return "; more takes longer, and may be better" if found.sizes.smallest_side > _side(found) else ""
-
-
-def _sites(found: Survey) -> list[str]:
-    if len(found.sites) > 1:
-        return ["[sites]", 'partition = "column"  # each image stays at the site that it was taken at']
-    return [
-        "[sites]",
-        'partition = "iid"  # nothing says where an image was taken: they are dealt out at random',
-        *(["# if names of files say it: study new --for DIR --site REGEX --force"] if found.source != "npz" else []),
-        f"count = {SITES}  # simulated sites",
-    ]
-
-
-def _task(found: Survey) -> list[str]:
-    return ["[task]", f"name = {json.dumps(found.task)}"]
-
-
-def fits_a_head(found: Survey) -> bool:
-    """True where images are so few that a head on a network which others have trained is the best beginning."""
-    return found.task != "segmentation" and found.images <= FEW_IMAGES
-
-
-def _model(found: Survey) -> list[str]:
-    if found.task == "segmentation":
-        return [
-            "[model]",
-            'backbone = "unet-efficientnet-lite0"  # it finds masks',
-            'weights = "public"  # it has seen other images already, which helps where there are few',
-        ]
-    if fits_a_head(found):
-        return [
-            "[model]",
-            f'backbone = "efficientnet-lite0-{FEATURES}"  # a network with public weights, which nobody trains: only '
-            "its last layer is fitted",
-        ]
-    return ["[model]", 'backbone = "resnet18"  # enough images to train a network from nothing']
-
-
-def trained_at_a_site(found: Survey) -> int:
-    """Training images of the smallest site."""
-    fewest = min(found.sites.values()) if len(found.sites) > 1 else found.images // SITES
-    return int(TRAINED * fewest)
-
-
-def batch_size(found: Survey) -> int:
-    """Images in a batch: so few that the smallest site takes ten steps in a pass, and not fewer than four."""
-    wanted = trained_at_a_site(found) // STEPS
-    return max(4, min(32, 2 ** max(0, wanted.bit_length() - 1)))
-
-
-def _optimizer(found: Survey) -> list[str]:
-    if fits_a_head(found):
-        return [
-            "[optimizer]",
-            f"batch_size = {batch_size(found)}  # for methods that train step by step, if you try one",
-        ]
-    steps = max(1, trained_at_a_site(found) // batch_size(found))
-    return [
-        "[optimizer]",
-        'name = "adamw"',
-        "lr = 0.001",
-        f"batch_size = {batch_size(found)}  # the smallest site takes about {steps} step{'s' * (steps > 1)} in a pass",
-    ]
-
-
-def _method(found: Survey) -> list[str]:
-    if fits_a_head(found):
-        return [
-            "[method]",
-            f'name = "analytic"  # {found.images} images are few: one round, in which each site sends sums of its '
-            "features",
-            *([SUMS_TELL] if trained_at_a_site(found) <= FEATURES else []),
-        ]
-    return [
-        "[method]",
-        'name = "fedavg"  # the usual first method; `polyclinic compare --methods standalone,fedavg,centralized` says '
-        "what it gains",
-        f"rounds = {8 if found.task == 'segmentation' else 20}",
-        *_passes(found),
-    ]
-
-
-def _passes(found: Survey) -> list[str]:
+def _passes(images: float, batch: int) -> str:
     """Passes of a site in a round, where one pass has too few steps to learn anything. The site of middle size sets
     the pace: all sites make as many passes, so that a very small one would make the large ones slow."""
-    middle = median(found.sites.values()) if len(found.sites) > 1 else found.images // SITES
-    steps = max(1, int(TRAINED * middle) // batch_size(found))
-    passes = -(-STEPS // steps)
-    return [f"local_epochs = {passes}  # passes in a round: a site of middle size takes about {STEPS} steps"] * (
-        passes > 1
-    )
-
-
-def _evaluation(found: Survey) -> list[str]:
-    if fits_a_head(found):
-        return ["[evaluation]", 'select = "last"  # there is one round only']
-    if found.images * 0.15 >= 30:
-        return ["[evaluation]", 'select = "best"  # release the round with the best validation score']
-    return ["[evaluation]", 'select = "last"  # too few validation images to choose the best round by']
-
-
-AUDIT = ["[audit]", "keep_parcels = 1  # so that `polyclinic audit RUN` can attack what left the sites"]
+    passes = -(-STEPS // max(1, int(TRAINED * images) // batch))
+    line = f"\nlocal_epochs = {passes}  # passes in a round: a site of middle size takes about {STEPS} steps"
+    return line if passes > 1 else ""

@@ -1,20 +1,23 @@
-"""A first look at tables: which one lists somebody's images, and what its columns mean, by their names and values."""
+"""A first look at tables and archives: what their columns and arrays mean, by names, values and shapes."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from polyclinic.data.archives import Archive, as_bytes
 from polyclinic.data.cache import files_below
-from polyclinic.data.labels import are_labels
+from polyclinic.data.datasets.npz import Columns
+from polyclinic.data.labels import Labels, are_labels, code_notes, labels_of
 from polyclinic.data.reading import is_image_name
-from polyclinic.data.survey_cases import Cases, Wanted
+from polyclinic.data.survey_cases import MOST_SITES, Cases, Hints, Sizes, Survey
 from polyclinic.data.tables import Table, read_table
 from polyclinic.errors import BadInput
 
@@ -34,7 +37,6 @@ LIKE_PATIENTS = ("lesion_id", "lesion", "record", "record_id", "mrn", "case", "a
 #: share of a folder's images that a table in it lists, if it is theirs: another may name an image or two by accident
 LISTED = 0.05
 FEWEST_PATIENTS = 0.2  #: share of the rows that such a column must have different values for
-MOST_SITES = 50  #: a column, or a level of folders, with more different names holds something else than hospitals
 
 Rows = list[dict[str, str]]
 
@@ -59,18 +61,19 @@ def unused_tables(folder: Path) -> str:
     return "".join(f"; {file.name} is not used: no column names most of these images{fit}" for file, fit in fits)
 
 
-def cases_in_table(file: Path, folder: Path, wanted: Wanted = Wanted()) -> Cases:  # noqa: B008 (frozen)
+def cases_in_table(file: Path, folder: Path, hints: Hints = Hints()) -> Cases:  # noqa: B008 (frozen)
     """The cases that a table lists; rows without a label, or whose image is not there, are left out with a note."""
     table, stems = read_table(file), _by_stem(folder)
-    wanted.refuse_absent(file, table.columns)
-    fit = _fit(table, file.parent, stems, wanted.images)
-    if not wanted.images and not fit.is_enough:
+    hints.refuse_absent(file, table.columns)
+    fit = _fit(table, file.parent, stems, hints.images)
+    if not hints.images and not fit.is_enough:
         raise BadInput(
             f"--for {file}: no column names images that lie in {folder}{fit}; it has "
             f"{', '.join(table.columns)}, and one of them must hold their paths or names"
         )
-    columns = {"path": fit.column, **_named_columns(table, fit.column, wanted.label)}
-    sparse = [name for name in ("site", "patient") if name in columns and _is_sparse(table.column(columns[name]))]
+    columns = {"path": fit.column, **_named_columns(table, fit.column, hints.label)}
+    known = [name for name in ("site", "patient") if name in columns]
+    sparse = [name for name in known if np.mean(table.column(columns[name]) == "") > 0.5]
     notes = [f"column {columns.pop(name)} is empty in most rows: not used for the {name}" for name in sparse]
     notes += like_patients_note(columns.get("patient", ""))
     if "label" not in columns and "mask" not in columns:
@@ -83,10 +86,6 @@ def cases_in_table(file: Path, folder: Path, wanted: Wanted = Wanted()) -> Cases
     cases = _without_gaps(found, rows, file, columns)
     # a new table calls a column that is set aside by another name, so that no study takes it by itself
     return replace(cases, is_new=cases.is_new or bool(sparse), notes=(*notes, *cases.notes))
-
-
-def _is_sparse(cells: np.ndarray) -> bool:
-    return bool(np.mean(cells == "") > 0.5)
 
 
 # --- the column of images -------------------------------------------------------------------------------
@@ -158,17 +157,11 @@ def columns_by_name(
             found[what] = chosen[0]
     if "site" in found and not 2 <= len(set(map(str, values[found["site"]].tolist())) - {""}) <= MOST_SITES:
         del found["site"]
-    rest = {name: cells for name, cells in values.items() if name not in found.values()}
-    if "patient" not in found and (patients := likely_patients(rest)):
-        found["patient"] = patients
+    if "patient" not in found:
+        rest = [plain[name] for name in LIKE_PATIENTS if name in plain and plain[name] not in found.values()]
+        if likely := [name for name in rest if _many_differ(values[name])]:
+            found["patient"] = likely[0]
     return found
-
-
-def likely_patients(values: Mapping[str, np.ndarray]) -> str:
-    """The column or array that may tell patients apart by its name and its values; '' where none does."""
-    plain = {_plain(name): name for name in values}
-    names = [plain[name] for name in LIKE_PATIENTS if name in plain]
-    return next((name for name in names if _many_differ(values[name])), "")
 
 
 def like_patients_note(name: str) -> list[str]:
@@ -212,14 +205,19 @@ def _further_columns(table: Table, columns: Mapping[str, str]) -> dict[str, str]
 def _without_gaps(found: Rows, rows: Rows, file: Path, columns: dict[str, str]) -> Cases:
     """The rows that have an image and all that `columns` names, each once, with a note about the others."""
     lost = [row["path"] for row, own in zip(rows, found, strict=True) if not own["path"]]
-    kept, doubles = _without_doubles([row for row in found if row["path"]])
+    there = [row for row in found if row["path"]]
+    different = {tuple(row.items()): row for row in reversed(there)}
+    kept = [row for row in there if different[tuple(row.items())] is row]
+    doubles = [row["path"] for row in there if different[tuple(row.items())] is not row]
     notes = [
         f"{len(paths)} row{' names' if len(paths) == 1 else 's name'} {what}, such as '{paths[0]}': left out"
         for paths, what in ((lost, "no image that is there"), (doubles, "an image again"))
         if paths
     ]
     for what in [name for name in ("label", "site", "patient", "mask") if name in columns]:
-        full = _with_label(kept) if what == "label" else [row for row in kept if row[what]]
+        cells = [row[what] for row in kept]
+        is_full = are_labels(cells) if what == "label" else map(bool, cells)
+        full = [row for row, is_there in zip(kept, is_full, strict=True) if is_there]
         if count := len(kept) - len(full):
             gap = next(row[what] for row in kept if row not in full)
             such = f"such as '{gap}'" if gap else "an empty cell"
@@ -230,12 +228,146 @@ def _without_gaps(found: Rows, rows: Rows, file: Path, columns: dict[str, str]) 
     return Cases(file.parent, kept, tuple(kept[0]), columns, is_new=kept != rows, notes=tuple(notes))
 
 
-def _without_doubles(rows: Rows) -> tuple[Rows, list[str]]:
-    """Rows without those that say once more what another says, and the images of these."""
-    different = {tuple(row.items()): row for row in reversed(rows)}
-    doubles = [row["path"] for row in rows if different[tuple(row.items())] is not row]
-    return [row for row in rows if different[tuple(row.items())] is row], doubles
+# --- archives -------------------------------------------------------------------------------------------
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+#: names of arrays by what they hold, the likeliest first; upper and lower case count as one
+IMAGES = ("images", "image", "x", "data", "imgs", "img", "pixels", "scans")
+ARRAYS = {
+    "label": ("labels", "y", "targets", *NAMES["label"]),
+    "site": NAMES["site"],
+    "patient": (*NAMES["patient"], "group", "groups", "case"),
+    "split": ("split",),
+}
+#: settings of the source npz that have other names
+SETTINGS = {"label": "labels", "patient": "group"}
+MASKS = re.compile(r"(^|_)(masks?|seg|segs|segmentations?)($|_)", re.I)
+SMALLEST = 8  #: pixels of a side, below which an array with three axes is no images
 
 
-def _with_label(rows: Rows) -> Rows:
-    return [row for row, is_there in zip(rows, are_labels([row["label"] for row in rows]), strict=True) if is_there]
+def survey_archive(path: Path, hints: Hints = Hints()) -> Survey:  # noqa: B008 (frozen)
+    """The images of an archive; BadInput where images, or what to learn about them, are missing."""
+    archive, shapes = _opened(path)
+    hints.refuse_absent(path, (name.removeprefix("train_") for name in shapes))
+    name = hints.images or _images_or_refusal(path, shapes)
+    prefixes = [prefix for prefix in ("", "train_", "val_", "test_") if prefix + name in shapes]
+    shape = shapes[prefixes[0] + name]
+    if not _has_image_shape(shape):
+        raise BadInput(f"--images: '{name}' of {path} has the shape {list(shape)}, no images'")
+    counts = {prefix: shapes[prefix + name][0] for prefix in prefixes}
+    if not sum(counts.values()):
+        raise BadInput(f"--for {path}: '{name}' holds no image; save the images and their labels in it first")
+    first = [own.removeprefix(prefixes[0]) for own in shapes if own.startswith(prefixes[0])]
+    arrays = {  # those with one entry for each image
+        own: np.concatenate([archive[prefix + own].reshape(-1) for prefix in prefixes])
+        for own in first
+        if own != name and all(shapes.get(p + own) in ((count,), (count, 1)) for p, count in counts.items())
+    }
+    by_name = columns_by_name(arrays, ARRAYS, near=("label",))
+    columns = {"images": name, **{SETTINGS.get(what, what): own for what, own in by_name.items()}}
+    masks = [own for own in first if len(shapes[prefixes[0] + own]) >= 3 and MASKS.search(own) and own != name]
+    usual = [own for own in ("masks", "mask") if own in masks] or (masks if len(masks) == 1 else [])
+    if hints.label and hints.label not in arrays:
+        choices = ", ".join(arrays)
+        raise BadInput(f"--label: '{hints.label}' of {path} has not one entry for each image; choose from {choices}")
+    if hints.label:
+        columns["labels"] = hints.label
+    elif usual:
+        columns.pop("labels", None)
+        columns["masks"] = usual[0]
+    elif "labels" not in columns:
+        has = _listed(shapes)
+        raise BadInput(f"--for {path}: no array looks like labels [N] or masks; it has {has}; --label names one")
+    texts = [str(value) for value in arrays[columns["labels"]].tolist()] if "labels" in columns else []
+    labels = labels_of(texts) if texts else Labels.masks()
+    gaps = _gaps(texts, labels.task)
+    taken = like_patients_note(columns.get("group", ""))
+    height, width = _sides(shape)
+    return Survey(
+        path=path,
+        source="npz",
+        labels=labels,
+        images=sum(counts.values()),
+        sizes=Sizes.one(int(width), int(height)),
+        columns=columns,
+        sites=dict(Counter(map(str, arrays[columns["site"]].tolist()))) if "site" in columns else {},
+        patients=len(np.unique(arrays[columns["group"]])) if "group" in columns else None,
+        notes=(*gaps, *code_notes(texts), *taken, *_floats(archive.first(prefixes[0] + name))),
+        keeps_classes=labels.task == "classification" and bool(gaps),
+    )
+
+
+def _opened(path: Path) -> tuple[Archive, Shapes]:
+    try:
+        archive = Archive(path)
+        return archive, {name: archive.shape(name) for name in archive}
+    except BadInput as error:
+        raise BadInput(f"--for {path}: is no NumPy archive that can be read ({error})") from None
+
+
+def _images_or_refusal(path: Path, shapes: Shapes) -> str:
+    """The name of the images: one of the usual names, else that of the only array that can be images."""
+    fit = _candidates(shapes)
+    if len(fit) == 1:
+        return fit[0]
+    why = f"several arrays can be images ({', '.join(fit)})" if fit else "no array has images [N, H, W]"
+    cure = f"name them: --images {fit[0]}" if fit else "save the images of one size as one array"
+    raise BadInput(f"--for {path}: {why}; it has {_listed(shapes)}; {cure}")
+
+
+def _candidates(shapes: Shapes) -> list[str]:
+    """Names of arrays that can be the images; the one with a usual name alone, where there is one."""
+    names = [own.removeprefix("train_") for own in shapes if len(shapes[own]) >= 3]  # as MedMNIST calls them
+    if usual := [own for wanted in IMAGES for own in names if own.lower() == wanted]:
+        return usual[:1]
+    fit = {
+        own.removeprefix("train_")
+        for own, shape in shapes.items()
+        if _has_image_shape(shape) and min(_sides(shape)) >= SMALLEST and not MASKS.search(own)
+    }
+    return sorted(own for own in fit if not own.startswith(("val_", "test_")))
+
+
+def pictures_in(path: Path) -> Iterator[np.ndarray]:
+    """The images of an archive, uint8 [H, W] or [H, W, 3] each; BadInput where nobody can say which array they are."""
+    archive, shapes = _opened(path)
+    fit = _candidates(shapes)
+    if len(fit) != 1:
+        raise BadInput(f"which array are the images? it has {_listed(shapes)}; call them images")
+    images = Columns(archive, fit[0]).images
+    return (as_bytes(images[number]) for number in range(len(images)))
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Height and width."""
+    return shape[2:] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
+
+
+def _has_image_shape(shape: tuple[int, ...]) -> bool:
+    """[N, H, W], [N, H, W, C] or [N, C, H, W]."""
+    return len(shape) == 3 or (len(shape) == 4 and (shape[1] in (1, 3) or shape[3] in (1, 3)))
+
+
+def _listed(shapes: Shapes) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items()) or "none"
+
+
+def _floats(first: np.ndarray) -> tuple[str, ...]:
+    """A note where the first image has floats that a study does not take."""
+    if not np.issubdtype(first.dtype, np.floating) or not len(first) or (first.min() >= 0 and first.max() <= 1):
+        return ()
+    cure = "divide them by 255, or save them as uint8" if first.min() >= 0 and first.max() <= 255 else "scale them"
+    seen = f"from {first.min():g} to {first.max():g}"
+    return (f"the images are floats {seen}, and a study takes floats from 0 to 1, or uint8: {cure} before you run it",)
+
+
+def _gaps(texts: Sequence[str], task: str) -> tuple[str, ...]:
+    """A note about images of an archive that have no label; a study can leave them out where labels are classes."""
+    gaps = [number for number, label in enumerate(are_labels(texts)) if not label]
+    if not gaps:
+        return ()
+    count = "1 image has" if len(gaps) == 1 else f"{len(gaps)} images have"
+    such = f"image {gaps[0]}: '{texts[gaps[0]]}'"
+    cure = "data.keep leaves them out" if task == "classification" else "take them out of the archive before you run it"
+    return (f"{count} no label ({such}, counted from 0); {cure}",)

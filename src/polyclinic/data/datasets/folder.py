@@ -89,7 +89,7 @@ class Folder(FileSource):
         """The folders that hold the class folders, each with the split it stands for."""
         if not self.location.is_dir():
             raise BadInput(f"data.path: '{self.location}' is not a folder; source 'folder' needs a folder per class")
-        inside = _folders(self.location)
+        inside = folders_in(self.location)
         if inside and all(folder.name.lower() in SPLIT_NAMES for folder in inside):
             return [(SPLIT_NAMES[folder.name.lower()], folder) for folder in inside]
         return [("", self.location)]
@@ -122,13 +122,14 @@ def part_of_name(name: str, pattern: str, what: str) -> str:
     return found.group(1) if found.groups() else found.group(0)
 
 
-def _folders(top: Path) -> list[Path]:
+def folders_in(top: Path) -> list[Path]:
+    """The folders in a folder, sorted, but for hidden ones."""
     return sorted(entry for entry in top.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _classes(top: Path) -> list[tuple[str, Path]]:
     """(class, file) of every image below the class folders of `top`, sorted."""
-    found = {folder.name: images_below(folder) for folder in _folders(top)}
+    found = {folder.name: images_below(folder) for folder in folders_in(top)}
     if empty := [name for name, files in found.items() if not files]:
         notice_once(f"data.path: no image lies in {', '.join(empty)} of '{top}', which makes no class")
     return [(name, file) for name, files in found.items() for file in files]
@@ -136,7 +137,7 @@ def _classes(top: Path) -> list[tuple[str, Path]]:
 
 def _hospitals(top: Path) -> list[Path]:
     """The folders of `top`; BadInput where an image lies in one of them and in no folder of a class."""
-    hospitals = _folders(top)
+    hospitals = folders_in(top)
     for hospital in hospitals:
         loose = [entry for entry in sorted(hospital.iterdir()) if entry.is_file() and is_image_name(entry)]
         if loose:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.data.pixels import Fit, fit_image, graham
 from polyclinic.data.reading import Reader, Slices, is_image_name
-from polyclinic.data.survey_archive import pictures_in
 from polyclinic.data.survey_cases import masks_among
+from polyclinic.data.survey_tables import pictures_in
 from polyclinic.errors import BadInput, Notice
 from polyclinic.metrics.statistics.calibration import COVERAGE
 from polyclinic.run_folder import check_whole
