@@ -23,8 +23,12 @@ from polyclinic.federation.site import Site
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.shared import local_training
-from polyclinic.metrics.statistics.case_metrics import classification_metrics, mean_metrics, regression_metrics
-from polyclinic.metrics.statistics.intervals import WeightedMetrics
+from polyclinic.metrics.statistics.intervals import (
+    WeightedMetrics,
+    classification_metrics,
+    mean_metrics,
+    regression_metrics,
+)
 from polyclinic.metrics.statistics.safe import (
     BINS,
     FEWEST,
@@ -160,7 +164,7 @@ def changes_between(site: Site, part: ImageSet, weights: Weights, before: Weight
         except BadInput:  # too few of a class
             return found
         bound = 2 * (now.bounds or {})["auc"]
-        told = rounded_interval(test.difference, test.low, test.high, bound, _patients(part), least, paired=True)
+        told = rounded_interval((test.difference, test.low, test.high), bound, _patients(part), least, paired=True)
         found |= {f"{CHANGE}auc by DeLong": _row(told)} if np.isfinite(told).all() else {}
     return found
 
@@ -209,7 +213,7 @@ def _delong(ranks: np.ndarray, labels: np.ndarray, part: ImageSet, least: int) -
     except BadInput:  # too few of a class
         return {}
     bound = bounds_of_classes(labels, part.cases)["auc"]
-    told = rounded_interval(one.value, one.low, one.high, bound, _patients(part), least)
+    told = rounded_interval((one.value, one.low, one.high), bound, _patients(part), least)
     return {"auc by DeLong": _row(told)} if np.isfinite(told).all() else {}
 
 

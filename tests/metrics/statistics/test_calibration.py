@@ -11,27 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 from sklearn.calibration import calibration_curve
-from sklearn.metrics import brier_score_loss, roc_curve
+from sklearn.metrics import roc_curve
 from statsmodels.stats.proportion import proportion_confint
 
 from polyclinic.metrics.statistics import (
     ConformalIntervals,
     ConformalSets,
     apply_temperature,
-    brier_parts,
-    brier_score,
     calibration_error,
     conformal_quantile,
     fit_temperature,
     predictive_values,
     sensitivity_at_specificity,
 )
-
-
-def binary(seed: int = 0, n: int = 400) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    probabilities = rng.uniform(size=n)
-    return probabilities, (rng.uniform(size=n) < probabilities**2).astype(int)
 
 
 def several(seed: int = 0, n: int = 300) -> tuple[np.ndarray, np.ndarray]:
@@ -42,72 +34,22 @@ def several(seed: int = 0, n: int = 300) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_calibration_error_by_hand():
-    # (0, 0.5]: says 0.2 + 0.4, comes 1 of 2; (0.5, 1]: says 0.9 + 0.7, comes 1 of 2; gaps 0.4 and 0.6 of 4 cases
-    assert calibration_error([0.2, 0.4, 0.9, 0.7], [0, 1, 1, 0], bins=2) == pytest.approx((0.4 + 0.6) / 4)
     # of the classes predicted: 0.8 right, 0.6 wrong; one bin says 1.4, comes 1
     assert calibration_error([[0.8, 0.2], [0.4, 0.6]], [0, 0], bins=1) == pytest.approx(0.4 / 2)
+    # 0.6 and 0.7 share the third quarter and are both right: a gap of 0.7; 0.9 is wrong: 0.9
+    said = [[0.6, 0.4], [0.3, 0.7], [0.9, 0.1]]
+    assert calibration_error(said, [0, 1, 1], bins=4) == pytest.approx((0.7 + 0.9) / 3)
     assert calibration_error([1.0, 0.0, 1.0], [1, 0, 1]) == 0
 
 
-@pytest.mark.parametrize(("binning", "strategy"), [("equal-width", "uniform"), ("equal-mass", "quantile")])
-def test_calibration_error_has_scikit_learns_bins(binning, strategy):
-    probabilities, labels = binary(n=401)  # 401: scikit-learn's edges, between two cases, are cases then
-    came, said = calibration_curve(labels, probabilities, n_bins=10, strategy=strategy)
-    if strategy == "uniform":
-        counts = np.bincount(np.clip((probabilities * 10).astype(int), 0, 9))
-    else:
-        edges = np.quantile(probabilities, np.linspace(0, 1, 11))
-        counts = np.bincount(np.searchsorted(edges[1:-1], probabilities), minlength=10)
-    expected = (np.abs(came - said) * counts).sum() / len(labels)
-    assert calibration_error(probabilities, labels, bins=10, binning=binning) == pytest.approx(expected, abs=1e-12)
-
-
-def test_bins_of_equal_mass_keep_equal_forecasts_together():
-    # six forecasts of 0.5, half of them true: one bin with no gap, however many bins were asked for
-    assert calibration_error([0.5] * 6, [1, 0, 1, 0, 1, 0], bins=3, binning="equal-mass") == 0
-
-
-def test_brier_score_is_scikit_learns():
-    probabilities, labels = binary()
-    assert brier_score(probabilities, labels) == pytest.approx(brier_score_loss(labels, probabilities), abs=1e-12)
-    logits, labels = several()
-    found = apply_temperature(logits, 1.0)
-    expected = brier_score_loss(labels, found, labels=[0, 1, 2], scale_by_half=False)
-    assert brier_score(found, labels) == pytest.approx(expected, abs=1e-12)
-    assert brier_score(torch.tensor([[0.7, 0.3]]), torch.tensor([0])) == pytest.approx(0.18)
-
-
-def test_parts_of_the_brier_score_by_hand():
-    # 0.8 said twice: came 1 and 0 (0.5); 0.2 said twice: came 0 and 0; rate 1/4
-    parts = brier_parts([0.8, 0.8, 0.2, 0.2], [1, 0, 0, 0])
-    assert parts.reliability == pytest.approx((0.3**2 + 0.2**2) / 2)
-    assert parts.resolution == pytest.approx(0.25**2)
-    assert parts.uncertainty == pytest.approx(3 / 16)
-    assert parts.within_bins == pytest.approx(0, abs=1e-15)
-    assert parts.score == pytest.approx((0.04 + 0.64 + 0.04 + 0.04) / 4)
-
-
-def test_parts_within_bins_are_variance_and_covariance_within_bins():
-    probabilities, labels = binary()
-    place = np.clip(np.ceil(probabilities * 5).astype(int) - 1, 0, 4)
-    expected = 0.0
-    for number in range(5):
-        p, y = probabilities[place == number], labels[place == number]
-        expected += len(p) / len(labels) * (p.var() - 2 * ((p - p.mean()) * (y - y.mean())).mean())
-    assert brier_parts(probabilities, labels, bins=5).within_bins == pytest.approx(expected, abs=1e-12)
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 1000))
-def test_equal_forecasts_leave_nothing_within_bins(seed):
-    rng = np.random.default_rng(seed)
-    probabilities, labels = rng.integers(0, 6, 40) / 5, rng.integers(0, 2, 40)
-    parts = brier_parts(probabilities, labels)
-    assert parts.within_bins == pytest.approx(0, abs=1e-12)
-    assert min(parts.reliability, parts.resolution, parts.uncertainty) >= 0
-    both = brier_parts(np.stack([1 - probabilities, probabilities], 1), labels)
-    assert both.score == pytest.approx(2 * parts.score)
-    assert both.resolution == pytest.approx(2 * parts.resolution)
+def test_calibration_error_has_scikit_learns_bins():
+    rng = np.random.default_rng(0)
+    probabilities = rng.uniform(0.5, 1, size=400)
+    right = (rng.uniform(size=400) < probabilities**2).astype(int)
+    came, said = calibration_curve(right, probabilities, n_bins=10)
+    counts = np.bincount((probabilities * 10).astype(int))[5:]
+    expected = (np.abs(came - said) * counts).sum() / len(right)
+    assert calibration_error(probabilities, right, bins=10) == pytest.approx(expected, abs=1e-12)
 
 
 def test_temperature_scales_with_the_logits():

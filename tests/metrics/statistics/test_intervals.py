@@ -7,10 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from sklearn import metrics as sklearn_metrics
 from statsmodels.stats.weightstats import DescrStatsW
 
-from polyclinic.metrics.roc import auc
-from polyclinic.metrics.statistics import bland_altman, bootstrap_interval, bootstrap_intervals, mean_interval
+from polyclinic.metrics.statistics import (
+    Interval,
+    bland_altman,
+    calibration_error,
+    classification_metrics,
+    mean_interval,
+    mean_metrics,
+    regression_metrics,
+    weighted_bootstrap,
+)
 from polyclinic.metrics.statistics.intervals import rows_by_patient
 from polyclinic.randomness import numpy_rng
 
@@ -32,33 +41,35 @@ def test_overlapping_folds_widen_the_interval():
     assert (folds.high - 2) / (plain.high - 2) == pytest.approx(((1 / 5 + 1 / 4) * 5) ** 0.5)
 
 
+def bootstrap(values: np.ndarray, **options) -> Interval:
+    """The interval of the mean of values."""
+    return weighted_bootstrap(mean_metrics({"mean": np.asarray(values)}), len(values), **options)["mean"]
+
+
 @pytest.mark.parametrize("kind", ["bca", "percentile"])
 def test_bootstrap_of_independent_cases_is_scipys(kind):
     values = np.random.default_rng(0).exponential(size=25)
-    ours = bootstrap_interval(
-        lambda rows: values[rows].mean(), 25, address=ADDRESS, draws=400, kind=kind, confidence=0.9
-    )
-    theirs = stats.bootstrap(
-        (values,), np.mean, n_resamples=400, confidence_level=0.9, method=kind, rng=numpy_rng(*ADDRESS)
-    ).confidence_interval
-    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+    ours = bootstrap(values, address=ADDRESS, draws=400, kind=kind)
+    theirs = stats.bootstrap((values,), np.mean, n_resamples=400, method=kind, rng=numpy_rng(*ADDRESS))
+    expected = theirs.confidence_interval
+    assert (ours.low, ours.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def test_an_address_names_the_draws():
-    values = np.arange(10.0)
-    first, again, other = (
-        bootstrap_interval(lambda rows: values[rows].mean(), 10, address=(seed,), draws=50) for seed in (1, 1, 2)
-    )
-    assert first == again
-    assert first != other
+    first, again, other = (bootstrap(np.arange(10.0), address=(seed,), draws=50) for seed in (1, 1, 2))
+    assert first == again != other
 
 
 def test_all_images_of_a_patient_are_drawn_together():
     patients = ["b", "a", "b", "c", "a", "a"]
     seen: list[np.ndarray] = []
-    bootstrap_interval(lambda rows: float(seen.append(rows) or len(rows)), 6, patients=patients, draws=30)
-    for rows in seen:
-        times = np.bincount(rows, minlength=6)
+
+    def metrics(weights):
+        seen.append(weights)
+        return {"size": weights.sum(1)}
+
+    weighted_bootstrap(metrics, 6, patients=patients, draws=30)
+    for times in np.concatenate(seen):
         assert times[0] == times[2]
         assert times[1] == times[4] == times[5]
     assert [group.tolist() for group in rows_by_patient(patients, 6)] == [[0, 2], [1, 4, 5], [3]]
@@ -68,21 +79,22 @@ def test_copies_of_each_case_narrow_the_interval_unless_drawn_by_patient():
     values = np.random.default_rng(1).normal(size=20)
     copied, patients = np.tile(values, 4), np.tile(np.arange(20), 4)
     options = {"address": ADDRESS, "draws": 300}
-    once = bootstrap_interval(lambda rows: values[rows].mean(), 20, **options)
-    by_patient = bootstrap_interval(lambda rows: copied[rows].mean(), 80, patients=patients, **options)
-    by_image = bootstrap_interval(lambda rows: copied[rows].mean(), 80, **options)
+    once, by_image = bootstrap(values, **options), bootstrap(copied, **options)
+    by_patient = bootstrap(copied, patients=patients, **options)
     assert (by_patient.low, by_patient.high) == pytest.approx((once.low, once.high), abs=1e-12)
     assert by_image.high - by_image.low < 0.7 * (once.high - once.low)
 
 
 def test_draws_without_positive_cases_do_not_count():
     scores, truth = np.array([0.9, 0.8, 0.3, 0.2, 0.85]), np.array([1, 1, 0, 0, 0])
-
-    def metrics(rows):
-        found = scores[rows], truth[rows]
-        return {"auc": auc(found[0][found[1] == 1], found[0][found[1] == 0]), "never": float("nan")}
-
-    found = bootstrap_intervals(metrics, 5, draws=200, kind="percentile")
+    said = np.stack([1 - scores, scores], 1)
+    metrics = classification_metrics(said, truth, said)
+    found = weighted_bootstrap(
+        lambda weights: {"auc": metrics(weights)["auc"], "never": np.full(len(weights), np.nan)},
+        5,
+        draws=200,
+        kind="percentile",
+    )
     assert list(found) == ["auc"]
     assert 0 <= found["auc"].low <= found["auc"].value <= found["auc"].high <= 1
 
@@ -90,11 +102,8 @@ def test_draws_without_positive_cases_do_not_count():
 @settings(max_examples=15, deadline=None)
 @given(st.lists(finite, min_size=3, max_size=8), st.floats(0.5, 4), finite)
 def test_a_bootstrap_moves_and_scales_with_its_values(values, scale, shift):
-    plain, moved = np.array(values), np.array(values) * scale + shift
-    one, two = (
-        bootstrap_interval(lambda rows, v=v: v[rows].mean(), len(v), draws=40, kind="percentile")
-        for v in (plain, moved)
-    )
+    one = bootstrap(np.array(values), draws=40, kind="percentile")
+    two = bootstrap(np.array(values) * scale + shift, draws=40, kind="percentile")
     assert (two.low, two.high) == pytest.approx((one.low * scale + shift, one.high * scale + shift), abs=1e-6)
 
 
@@ -122,3 +131,92 @@ def test_sides_exchanged():
     one, other = bland_altman(WRIGHT, MINI), bland_altman(MINI, WRIGHT)
     assert (other.bias.value, other.lower.value) == (pytest.approx(-one.bias.value), pytest.approx(-one.upper.value))
     assert other.lower.low == pytest.approx(-one.upper.high)
+
+
+# --- Metrics of weighted cases against scikit-learn; a bootstrap in pieces
+
+
+RNG = np.random.default_rng(3)
+N = 40
+
+
+def probabilities(classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Probabilities with some ties, scores that rank alike, and labels of every class."""
+    labels = np.arange(N) % classes
+    logits = RNG.normal(size=(N, classes)).round(1) + 1.5 * np.eye(classes)[labels]
+    found = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return found, labels, np.log(found) - np.log1p(-found)
+
+
+def weights(draws: int = 3) -> np.ndarray:
+    return np.stack([np.ones(N), *RNG.integers(0, 4, (draws - 1, N)).astype(float)])
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_classification_under_weights_is_what_scikit_learn_says(classes):
+    found, labels, scores = probabilities(classes)
+    drawn = weights()
+    metrics = classification_metrics(found, labels, scores)(drawn)
+    for d, weight in enumerate(drawn):
+        guess = found.argmax(1)
+        expected = {
+            "accuracy": sklearn_metrics.accuracy_score(labels, guess, sample_weight=weight),
+            "balanced_accuracy": sklearn_metrics.balanced_accuracy_score(labels, guess, sample_weight=weight),
+            "loss": sklearn_metrics.log_loss(labels, found, sample_weight=weight),
+            "auc": np.mean(
+                [
+                    sklearn_metrics.roc_auc_score(labels == c, scores[:, c], sample_weight=weight)
+                    for c in (range(1, 2) if classes == 2 else range(classes))
+                ]
+            ),
+        }
+        assert {name: metrics[name][d] for name in expected} == pytest.approx(expected)
+
+
+def test_brier_is_scikit_learns_and_the_calibration_error_that_of_the_statistics_module():
+    found, labels, scores = probabilities(2)
+    metrics = classification_metrics(found, labels, scores)(np.ones((1, N)))
+    assert metrics["brier"][0] == pytest.approx(sklearn_metrics.brier_score_loss(labels, found[:, 1]))
+    assert metrics["calibration_error"][0] == pytest.approx(calibration_error(found, labels))
+    many, labels, scores = probabilities(3)
+    expected = sklearn_metrics.brier_score_loss(labels, many, labels=[0, 1, 2], scale_by_half=False)
+    assert classification_metrics(many, labels, scores)(np.ones((1, N)))["brier"][0] == pytest.approx(expected)
+
+
+def test_a_case_of_weight_two_counts_as_two_cases():
+    found, labels, scores = probabilities(3)
+    twice = np.r_[np.arange(N), 0, 1, 2]
+    weight = np.ones(N)
+    weight[:3] = 2
+    once = classification_metrics(found, labels, scores)(weight[None])
+    again = classification_metrics(found[twice], labels[twice], scores[twice])(np.ones((1, N + 3)))
+    assert {name: values[0] for name, values in once.items()} == pytest.approx(
+        {name: values[0] for name, values in again.items()}
+    )
+
+
+def test_a_draw_without_a_class_has_no_auc_and_no_balanced_accuracy():
+    found, labels, scores = probabilities(2)
+    metrics = classification_metrics(found, labels, scores)(np.stack([labels == 1, np.ones(N)]).astype(float))
+    assert np.isnan(metrics["auc"]).tolist() == [True, False]
+    assert np.isnan(metrics["balanced_accuracy"]).tolist() == [True, False]
+
+
+def test_regression_and_means_by_hand():
+    metrics = regression_metrics([11.0, 8.0, 10.0], [10.0, 10.0, 10.0])(np.array([[1.0, 1, 1], [0, 2, 0]]))
+    assert metrics["mae"].tolist() == [1.0, 2.0]
+    assert metrics["bias"].tolist() == [pytest.approx(-1 / 3), -2.0]
+    assert metrics["rmse"].tolist() == [pytest.approx(np.sqrt(5 / 3)), 2.0]
+    means = mean_metrics({"dice": np.array([1.0, np.nan, 0.5])})(np.array([[1.0, 5, 1], [0, 1, 0]]))
+    assert means["dice"][0] == 0.75
+    assert np.isnan(means["dice"][1])
+
+
+def test_pieces_do_not_change_the_intervals(monkeypatch):
+    metrics = regression_metrics(RNG.normal(size=N), RNG.normal(size=N))
+    whole = weighted_bootstrap(metrics, N, draws=50)
+    monkeypatch.setattr("polyclinic.metrics.statistics.intervals.CELLS", 7 * N)
+    pieces = weighted_bootstrap(metrics, N, draws=50)
+    assert {name: (one.low, one.high) for name, one in pieces.items()} == {
+        name: pytest.approx((one.low, one.high)) for name, one in whole.items()
+    }

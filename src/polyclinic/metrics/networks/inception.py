@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -55,113 +56,79 @@ class Unit(nn.Module):
         return F.relu(self.bn(self.conv(x)))
 
 
-class Mixed(nn.Module):
-    """Branches side by side, whose channels are put together. `chains`: names of the layers of each branch, in order;
-    a last tuple of names are layers that take the same input."""
+#: a layer: its name, channels out, kernel, stride; a list of layers that all take the same input ends a branch
+Layer = tuple[Any, ...]
+Branch = Sequence[Layer | list[Layer]]
+ROW, COLUMN = (1, 7), (7, 1)
 
-    def __init__(
-        self, layers: Mapping[str, Unit], chains: tuple[tuple[str | tuple[str, str], ...], ...], pool: str
-    ) -> None:
+
+class Mixed(nn.Module):
+    """Branches side by side, whose channels are put together; the last one pools ("reduce": and has no layer)."""
+
+    def __init__(self, channels: int, branches: Sequence[Branch], pool: str, pooled: int = 0) -> None:
         super().__init__()
-        self.chains, self.pool = chains, pool
-        for name, layer in layers.items():
-            self.add_module(name, layer)
+        self.pool = pool
+        self.branches: list[list[list[str]]] = []
+        for branch in branches:
+            inputs = channels
+            steps = [step if isinstance(step, list) else [step] for step in branch]
+            for step in steps:
+                for name, out, *rest in step:
+                    self.add_module(name, Unit(inputs, out, *rest))
+                inputs = step[0][1]
+            self.branches.append([[layer[0] for layer in step] for step in steps])
+        if pooled:
+            self.branch_pool = Unit(channels, pooled)
 
     def forward(self, x: Tensor) -> Tensor:
-        found = [self._chain(x, names) for names in self.chains]
+        found = []
+        for branch in self.branches:
+            h = x
+            for names in branch:
+                h = torch.cat([self.get_submodule(name)(h) for name in names], 1)
+            found.append(h)
         return torch.cat([*found, self._pooled(x)], 1)
-
-    def _chain(self, x: Tensor, names: tuple[str | tuple[str, str], ...]) -> Tensor:
-        for name in names:
-            if isinstance(name, tuple):
-                return torch.cat([self.get_submodule(one)(x) for one in name], 1)
-            x = self.get_submodule(name)(x)
-        return x
 
     def _pooled(self, x: Tensor) -> Tensor:
         if self.pool == "reduce":
             return F.max_pool2d(x, 3, 2)
         if self.pool == "max":
-            return self.get_submodule("branch_pool")(F.max_pool2d(x, 3, 1, 1))
+            return self.branch_pool(F.max_pool2d(x, 3, 1, 1))
         # pixels beyond the border do not count: TensorFlow's average
-        return self.get_submodule("branch_pool")(F.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
+        return self.branch_pool(F.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
+
+
+def _chain(name: str, *layers: tuple[Any, ...]) -> Branch:
+    """A branch of numbered layers."""
+    return [(f"{name}_{number}", *layer) for number, layer in enumerate(layers, start=1)]
 
 
 def mixed_a(channels: int, pooled: int) -> Mixed:
-    layers = {
-        "branch1x1": Unit(channels, 64),
-        "branch5x5_1": Unit(channels, 48),
-        "branch5x5_2": Unit(48, 64, 5),
-        "branch3x3dbl_1": Unit(channels, 64),
-        "branch3x3dbl_2": Unit(64, 96, 3),
-        "branch3x3dbl_3": Unit(96, 96, 3),
-        "branch_pool": Unit(channels, pooled),
-    }
-    chains = (("branch1x1",), ("branch5x5_1", "branch5x5_2"), _numbered("branch3x3dbl", 3))
-    return Mixed(layers, chains, "average")
+    double = _chain("branch3x3dbl", (64,), (96, 3), (96, 3))
+    return Mixed(channels, [[("branch1x1", 64)], _chain("branch5x5", (48,), (64, 5)), double], "average", pooled)
 
 
 def mixed_b(channels: int) -> Mixed:
-    layers = {
-        "branch3x3": Unit(channels, 384, 3, 2),
-        "branch3x3dbl_1": Unit(channels, 64),
-        "branch3x3dbl_2": Unit(64, 96, 3),
-        "branch3x3dbl_3": Unit(96, 96, 3, 2),
-    }
-    return Mixed(layers, (("branch3x3",), _numbered("branch3x3dbl", 3)), "reduce")
+    double = _chain("branch3x3dbl", (64,), (96, 3), (96, 3, 2))
+    return Mixed(channels, [[("branch3x3", 384, 3, 2)], double], "reduce")
 
 
 def mixed_c(channels: int, narrow: int) -> Mixed:
-    row, column = (1, 7), (7, 1)
-    layers = {
-        "branch1x1": Unit(channels, 192),
-        "branch7x7_1": Unit(channels, narrow),
-        "branch7x7_2": Unit(narrow, narrow, row),
-        "branch7x7_3": Unit(narrow, 192, column),
-        "branch7x7dbl_1": Unit(channels, narrow),
-        "branch7x7dbl_2": Unit(narrow, narrow, column),
-        "branch7x7dbl_3": Unit(narrow, narrow, row),
-        "branch7x7dbl_4": Unit(narrow, narrow, column),
-        "branch7x7dbl_5": Unit(narrow, 192, row),
-        "branch_pool": Unit(channels, 192),
-    }
-    return Mixed(layers, (("branch1x1",), _numbered("branch7x7", 3), _numbered("branch7x7dbl", 5)), "average")
+    single = _chain("branch7x7", (narrow,), (narrow, ROW), (192, COLUMN))
+    double = _chain("branch7x7dbl", (narrow,), (narrow, COLUMN), (narrow, ROW), (narrow, COLUMN), (192, ROW))
+    return Mixed(channels, [[("branch1x1", 192)], single, double], "average", 192)
 
 
 def mixed_d(channels: int) -> Mixed:
-    layers = {
-        "branch3x3_1": Unit(channels, 192),
-        "branch3x3_2": Unit(192, 320, 3, 2),
-        "branch7x7x3_1": Unit(channels, 192),
-        "branch7x7x3_2": Unit(192, 192, (1, 7)),
-        "branch7x7x3_3": Unit(192, 192, (7, 1)),
-        "branch7x7x3_4": Unit(192, 192, 3, 2),
-    }
-    return Mixed(layers, (_numbered("branch3x3", 2), _numbered("branch7x7x3", 4)), "reduce")
+    large = _chain("branch7x7x3", (192,), (192, ROW), (192, COLUMN), (192, 3, 2))
+    return Mixed(channels, [_chain("branch3x3", (192,), (320, 3, 2)), large], "reduce")
 
 
 def mixed_e(channels: int, pool: str) -> Mixed:
-    layers = {
-        "branch1x1": Unit(channels, 320),
-        "branch3x3_1": Unit(channels, 384),
-        "branch3x3_2a": Unit(384, 384, (1, 3)),
-        "branch3x3_2b": Unit(384, 384, (3, 1)),
-        "branch3x3dbl_1": Unit(channels, 448),
-        "branch3x3dbl_2": Unit(448, 384, 3),
-        "branch3x3dbl_3a": Unit(384, 384, (1, 3)),
-        "branch3x3dbl_3b": Unit(384, 384, (3, 1)),
-        "branch_pool": Unit(channels, 192),
-    }
-    chains = (
-        ("branch1x1",),
-        ("branch3x3_1", ("branch3x3_2a", "branch3x3_2b")),
-        ("branch3x3dbl_1", "branch3x3dbl_2", ("branch3x3dbl_3a", "branch3x3dbl_3b")),
-    )
-    return Mixed(layers, chains, pool)
-
-
-def _numbered(name: str, count: int) -> tuple[str, ...]:
-    return tuple(f"{name}_{number}" for number in range(1, count + 1))
+    single = [("branch3x3_1", 384), [("branch3x3_2a", 384, (1, 3)), ("branch3x3_2b", 384, (3, 1))]]
+    split = [("branch3x3dbl_3a", 384, (1, 3)), ("branch3x3dbl_3b", 384, (3, 1))]
+    double = [("branch3x3dbl_1", 448), ("branch3x3dbl_2", 384, 3), split]
+    return Mixed(channels, [[("branch1x1", 320)], single, double], pool, 192)
 
 
 class FIDInception(nn.Module):

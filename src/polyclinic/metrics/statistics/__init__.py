@@ -1,32 +1,29 @@
 """Statistics of results: intervals, tests between models, calibration, conformal sets, operating points, agreement.
 
-Functions take numpy arrays or CPU tensors. `case_metrics`: metrics of many draws at once; `safe`: what may leave a
+Functions take numpy arrays or CPU tensors. `safe`: what may leave a
 site; `shapley`: what each of several players adds. They import metrics.roc, errors and
 randomness, and no other room.
 """
 
 from polyclinic.metrics.statistics.calibration import (
-    BrierParts,
     ConformalIntervals,
     ConformalSets,
     OperatingPoint,
     apply_temperature,
-    brier_parts,
-    brier_score,
     calibration_error,
     conformal_quantile,
     fit_temperature,
     predictive_values,
     sensitivity_at_specificity,
 )
-from polyclinic.metrics.statistics.case_metrics import classification_metrics, mean_metrics, regression_metrics
 from polyclinic.metrics.statistics.intervals import (
     Agreement,
     Interval,
     bland_altman,
-    bootstrap_interval,
-    bootstrap_intervals,
+    classification_metrics,
     mean_interval,
+    mean_metrics,
+    regression_metrics,
     weighted_bootstrap,
 )
 from polyclinic.metrics.statistics.significance import (
@@ -42,7 +39,6 @@ from polyclinic.metrics.statistics.significance import (
 
 __all__ = [
     "Agreement",
-    "BrierParts",
     "ConformalIntervals",
     "ConformalSets",
     "Difference",
@@ -50,10 +46,6 @@ __all__ = [
     "OperatingPoint",
     "apply_temperature",
     "bland_altman",
-    "bootstrap_interval",
-    "bootstrap_intervals",
-    "brier_parts",
-    "brier_score",
     "calibration_error",
     "classification_metrics",
     "compare_with_baseline",

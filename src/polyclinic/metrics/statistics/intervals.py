@@ -1,4 +1,10 @@
-"""Confidence intervals: of a mean over seeds (Student's t), of a metric by a bootstrap over patients, of agreement."""
+"""Confidence intervals: of a mean over seeds (Student's t), of metrics by a bootstrap over patients, of agreement.
+
+Metrics of weighted cases (`classification_metrics`, ...) are of many draws at once, so that a bootstrap of hundreds of
+draws takes milliseconds. Each takes what is known of N cases and gives a function of weights [D, N] (how often each of
+D draws has each case), which gives each metric of every draw, {name: [D]}; NaN where a draw does not define it. With
+weights of 1 they are the metrics of the cases themselves.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from polyclinic.errors import BadInput
-from polyclinic.metrics.roc import CONFIDENCE
+from polyclinic.metrics.roc import CONFIDENCE, aucs_from_counts
 from polyclinic.randomness import numpy_rng
 
 # --- checks of what the functions of this package are given ---------------------------------------------------
@@ -121,59 +127,6 @@ def mean_deviation(values: np.ndarray, overlap: float = 0.0) -> float:
     return float(np.sqrt((1 / len(values) + overlap) * values.var(ddof=1)))
 
 
-def bootstrap_interval(
-    metric: Callable[[np.ndarray], float],
-    cases: int,
-    *,
-    patients: Sequence[Hashable] | np.ndarray | None = None,
-    address: Sequence[str | int] = ("statistics", "bootstrap"),
-    draws: int = DRAWS,
-    kind: Literal["bca", "percentile"] = "bca",
-    confidence: float = CONFIDENCE,
-) -> Interval:
-    """The bootstrap interval of one metric; see `bootstrap_intervals`."""
-    found = bootstrap_intervals(
-        lambda rows: {"metric": metric(rows)},
-        cases,
-        patients=patients,
-        address=address,
-        draws=draws,
-        kind=kind,
-        confidence=confidence,
-    )
-    if not found:
-        raise BadInput("statistics: the metric is not defined on these cases; give more cases, of every class")
-    return found["metric"]
-
-
-def bootstrap_intervals(
-    metrics: Callable[[np.ndarray], Mapping[str, float]],
-    cases: int,
-    *,
-    patients: Sequence[Hashable] | np.ndarray | None = None,
-    address: Sequence[str | int] = ("statistics", "bootstrap"),
-    draws: int = DRAWS,
-    kind: Literal["bca", "percentile"] = "bca",
-    confidence: float = CONFIDENCE,
-) -> dict[str, Interval]:
-    """Bootstrap intervals of several metrics of the same cases, from the same draws.
-
-    `metrics(rows)` gives the metrics of the cases with the numbers `rows` (int64, some several times), out of 0 to
-    `cases` - 1. Whole patients are drawn with replacement; without `patients` every case is a patient of its own.
-    `address` names the random draws: the same address gives the same interval. `kind`: "bca", corrected for bias and
-    for skewness (Efron 1987), or "percentile". A draw on which a metric is NaN or missing, as an AUC without positive
-    cases is, does not count for it; a metric that fails on half of the draws has no interval and is left out.
-    """
-    share(confidence, "confidence")
-    if cases < 2 or draws < 2:
-        raise BadInput("statistics: a bootstrap needs two cases and two draws or more")
-    groups = rows_by_patient(patients, cases)
-    picks = _picks(len(groups), draws, address)
-    drawn = [metrics(np.concatenate([groups[i] for i in pick])) for pick in picks]
-    left_out = [metrics(np.concatenate([*groups[:i], *groups[i + 1 :]])) for i in _needed(kind, len(groups))]
-    return _intervals(metrics(np.arange(cases)), _columns(drawn), _columns(left_out), confidence)
-
-
 def weighted_bootstrap(
     metrics: WeightedMetrics,
     cases: int,
@@ -182,18 +135,24 @@ def weighted_bootstrap(
     address: Sequence[str | int] = ("statistics", "bootstrap"),
     draws: int = DRAWS,
     kind: Literal["bca", "percentile"] = "bca",
-    confidence: float = CONFIDENCE,
 ) -> dict[str, Interval]:
-    """The same intervals as `bootstrap_intervals`, hundreds of times faster, of metrics that know weights.
+    """Bootstrap intervals (95 %) of several metrics of the same cases, from the same draws.
 
     `metrics(weights)` gives each metric of all draws at once, {name: [D]}, from weights [D, cases]: how often each draw
-    has each case (`metrics.statistics.case_metrics`).
+    has each case, as `classification_metrics` does. Whole patients are drawn with replacement; without `patients`
+    every case is a patient of its own. `address` names the random draws: the same address gives the same interval.
+    `kind`: "bca", corrected for bias and for skewness (Efron 1987), or "percentile". A draw on which a metric is NaN,
+    as an AUC without positive cases is, does not count for it; a metric that fails on half of the draws has no interval
+    and is left out.
     """
-    share(confidence, "confidence")
     if cases < 2 or draws < 2:
         raise BadInput("statistics: a bootstrap needs two cases and two draws or more")
+    if kind not in ("bca", "percentile"):
+        raise BadInput(f"statistics: no such bootstrap: '{kind}'; choose bca or percentile")
     groups = rows_by_patient(patients, cases)
-    picks = _picks(len(groups), draws, address)
+    if len(groups) < 2:
+        raise BadInput("statistics: all cases are of one patient; a bootstrap by patient needs two or more")
+    picks = numpy_rng(*address).integers(0, len(groups), (draws, len(groups)))
     member = np.empty(cases, dtype=np.int64)
     for number, rows in enumerate(groups):
         member[rows] = number
@@ -204,10 +163,16 @@ def weighted_bootstrap(
     def without(few: np.ndarray) -> np.ndarray:
         return (few[:, None] != member).astype(np.float64)
 
-    whole = {name: float(values[0]) for name, values in metrics(np.ones((1, cases))).items()}
     drawn = _in_pieces(metrics, weights_of, picks, cases)
-    left_out = _in_pieces(metrics, without, np.array(_needed(kind, len(groups))), cases)
-    return _intervals(whole, drawn, left_out, confidence)
+    # each patient left out in turn (jackknife), for the skewness
+    left_out = _in_pieces(metrics, without, np.arange(len(groups) if kind == "bca" else 0), cases)
+    found = {}
+    for name, (value,) in metrics(np.ones((1, cases))).items():
+        values, others = (some.get(name, np.empty(0)) for some in (drawn, left_out))
+        known = values[np.isfinite(values)]
+        if np.isfinite(value) and len(known) * 2 > len(values):
+            found[name] = Interval(float(value), *_ends(float(value), known, others[np.isfinite(others)]))
+    return found
 
 
 def _in_pieces(
@@ -218,35 +183,6 @@ def _in_pieces(
     found = [metrics(weights_of(draws[start : start + step])) for start in range(0, len(draws), step)]
     names = found[0] if found else {}
     return {name: np.concatenate([one[name] for one in found]) for name in names}
-
-
-def _picks(patients: int, draws: int, address: Sequence[str | int]) -> np.ndarray:
-    """The patients of each draw, int64 [draws, patients]."""
-    if patients < 2:
-        raise BadInput("statistics: all cases are of one patient; a bootstrap by patient needs two or more")
-    return numpy_rng(*address).integers(0, patients, (draws, patients))
-
-
-def _columns(found: list[Mapping[str, float]]) -> dict[str, np.ndarray]:
-    """The values of each metric, NaN where one has none."""
-    names = dict.fromkeys(name for one in found for name in one)
-    return {name: np.array([one.get(name, np.nan) for one in found], dtype=np.float64) for name in names}
-
-
-def _intervals(
-    whole: Mapping[str, float],
-    drawn: Mapping[str, np.ndarray],
-    left_out: Mapping[str, np.ndarray],
-    confidence: float,
-) -> dict[str, Interval]:
-    found = {}
-    for name, value in whole.items():
-        values = drawn[name][np.isfinite(drawn[name])] if name in drawn else np.empty(0)
-        if np.isfinite(value) and len(values) * 2 > len(drawn.get(name, ())):
-            others = left_out.get(name, np.empty(0))
-            low, high = _ends(value, values, others[np.isfinite(others)], confidence)
-            found[name] = Interval(float(value), low, high, confidence)
-    return found
 
 
 def rows_by_patient(patients: Sequence[Hashable] | np.ndarray | None, cases: int) -> list[np.ndarray]:
@@ -260,17 +196,10 @@ def rows_by_patient(patients: Sequence[Hashable] | np.ndarray | None, cases: int
     return [np.array(mine) for mine in rows.values()]
 
 
-def _needed(kind: str, patients: int) -> range:
-    """The patients to leave out in turn (jackknife), for the skewness."""
-    if kind not in ("bca", "percentile"):
-        raise BadInput(f"statistics: no such bootstrap: '{kind}'; choose bca or percentile")
-    return range(patients if kind == "bca" else 0)
-
-
-def _ends(value: float, values: np.ndarray, left_out: np.ndarray, confidence: float) -> tuple[float, float]:
+def _ends(value: float, values: np.ndarray, left_out: np.ndarray) -> tuple[float, float]:
     """The ends of the interval: quantiles of the drawn values; BCa where there are values with one patient left out."""
     normal = NormalDist()  # not scipy's, which takes longer to import than many a run's statistics
-    tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
+    tails = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     # a draw equal to the value counts half, so that a metric of few steps has no bias of its own
     below = ((values < value).sum() + (values <= value).sum()) / (2 * len(values))
     if len(left_out) and 0 < below < 1:
@@ -318,3 +247,106 @@ def bland_altman(predictions: Numbers, truth: Numbers, *, confidence: float = CO
         for limit in (bias.value - width * deviation, bias.value + width * deviation)
     )
     return Agreement(bias, deviation, lower, upper, n)
+
+
+BINS = 15  #: of the calibration error, as in Guo et al. 2017
+
+
+def equal_width_bins(values: np.ndarray, bins: int) -> np.ndarray:
+    """The bin of each value [N] from 0 to 1, of so many of equal width."""
+    return np.clip(np.ceil(values * bins).astype(np.int64) - 1, 0, bins - 1)
+
+
+# --- metrics of weighted cases ---------------------------------------------------------------------------------
+
+
+def classification_metrics(probabilities: Numbers, labels: Numbers, scores: Numbers) -> WeightedMetrics:
+    """accuracy, balanced_accuracy, auc, loss, calibration_error and brier, from probabilities [N, C] and labels [N].
+
+    `scores` [N, C] rank the cases for the AUC, as the classes' margins do; of two classes the second counts, of more
+    each against all others. The Brier score of two classes is that of the second, between 0 and 1.
+    """
+    found, classes = class_probabilities(probabilities, labels)
+    right = (found.argmax(1) == classes).astype(np.float64)
+    own = np.eye(found.shape[1], dtype=np.float64)[classes]
+    rows, binary = np.arange(len(classes)), found.shape[1] == 2
+    loss = -np.log(np.clip(found[rows, classes], 1e-300, None))
+    squares = ((found - own) ** 2)[:, 1:].sum(1) if binary else ((found - own) ** 2).sum(1)
+    ranks = [Ranks(np.asarray(scores)[:, c], own[:, c]) for c in (range(1, 2) if binary else range(found.shape[1]))]
+    gaps = _by_bin(found.max(1) - right, equal_width_bins(found.max(1), BINS), BINS)
+    present = own[:, own.any(0)]
+
+    def metrics(weights: np.ndarray) -> dict[str, np.ndarray]:
+        total = weights.sum(1)
+        areas = np.stack([rank.auc(weights) for rank in ranks], 1)
+        defined = [one for one in areas.T if not np.isnan(one).all()]
+        return {
+            "accuracy": weights @ right / total,
+            "balanced_accuracy": _ratio(weights @ (present * right[:, None]), weights @ present).mean(1),
+            "loss": weights @ loss / total,
+            "brier": weights @ squares / total,
+            "calibration_error": np.abs(weights @ gaps).sum(1) / total,
+            **({"auc": np.stack(defined, 1).mean(1)} if defined else {}),
+        }
+
+    return metrics
+
+
+def regression_metrics(predictions: Numbers, labels: Numbers) -> WeightedMetrics:
+    """mae, rmse and bias (the mean of predicted minus true), from values [N] in the label's unit."""
+    found, truth = numbers(predictions, "predictions"), numbers(labels, "labels")
+    same_length(truth, "labels", len(found))
+    errors = found - truth
+
+    def metrics(weights: np.ndarray) -> dict[str, np.ndarray]:
+        total = weights.sum(1)
+        return {
+            "mae": weights @ np.abs(errors) / total,
+            "rmse": np.sqrt(weights @ errors**2 / total),
+            "bias": weights @ errors / total,
+        }
+
+    return metrics
+
+
+def mean_metrics(values: dict[str, np.ndarray]) -> WeightedMetrics:
+    """The mean of each named value [N] over the cases that have one (NaN is none), such as Dice of each patient."""
+    known = {name: ~np.isnan(found) for name, found in values.items()}
+
+    def metrics(weights: np.ndarray) -> dict[str, np.ndarray]:
+        return {
+            name: _ratio(weights @ np.where(known[name], found, 0.0), weights @ known[name].astype(np.float64))
+            for name, found in values.items()
+        }
+
+    return metrics
+
+
+class Ranks:
+    """The AUC of scores [N] for truth [N], 0 or 1, under weights; ties count half."""
+
+    def __init__(self, scores: np.ndarray, truth: np.ndarray) -> None:
+        self.order = np.argsort(scores, kind="stable")
+        ordered = np.asarray(scores, dtype=np.float64)[self.order]
+        #: where a new score begins
+        self.starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+        self.truth = np.asarray(truth, dtype=np.float64)[self.order]
+
+    def auc(self, weights: np.ndarray) -> np.ndarray:
+        """[D] of weights [D, N]; NaN for a draw without positive or without negative cases."""
+        ordered = weights[:, self.order]
+        own = np.add.reduceat(ordered * self.truth, self.starts, axis=1)
+        rest = np.add.reduceat(ordered * (1 - self.truth), self.starts, axis=1)
+        return aucs_from_counts(own, rest)
+
+
+def _by_bin(values: np.ndarray, place: np.ndarray, bins: int) -> np.ndarray:
+    """Values [N] in the column of their bin, zeros elsewhere: [N, filled bins]."""
+    table = np.zeros((len(values), bins))
+    table[np.arange(len(values)), place] = values
+    return table[:, np.bincount(place, minlength=bins) > 0]
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """part / whole, NaN where whole is 0."""
+    return np.divide(part, whole, out=np.full(np.shape(part), np.nan), where=whole > 0)

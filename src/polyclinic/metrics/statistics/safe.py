@@ -50,11 +50,9 @@ def safe_intervals(
     # BCa would move the ends of a difference that one patient makes out to the draws that have this patient most often
     kind: Literal["bca", "percentile"] = "percentile" if paired and least else "bca"
     found = weighted_bootstrap(metrics, cases, patients=patients, address=("safe", "bootstrap"), draws=DRAWS, kind=kind)
-    return {
-        name: _told(one, _step((bounds or {}).get(name, 1.0), count, least), paired=paired)
-        for name, one in found.items()
-        if _fits(one)
-    }
+    steps = {name: _step((bounds or {}).get(name, 1.0), count, least) for name in found}
+    finite = {name: one for name, one in found.items() if np.isfinite((one.value, one.low, one.high)).all()}
+    return {name: _told(one, steps[name], paired=paired) for name, one in finite.items()}
 
 
 def largest_share(patients: np.ndarray | None, images: int) -> float:
@@ -94,10 +92,6 @@ def smallest_class(labels: np.ndarray, patients: np.ndarray | None) -> int:
     return min((len(np.unique(people[labels == one])) for one in np.unique(labels)), default=0)
 
 
-def _fits(one: Interval) -> bool:
-    return all(math.isfinite(number) for number in (one.value, one.low, one.high))
-
-
 def _step(bound: float, patients: int, least: int) -> float:
     """The step of a figure, no smaller than what one patient can change; 0 where nothing is rounded."""
     return step_above(bound / patients) if least else 0.0
@@ -128,10 +122,10 @@ def _towards_zero(steps: float) -> int:
 
 
 def rounded_interval(
-    value: float, low: float, high: float, bound: float, patients: int, least: int, *, paired: bool = False
+    ends: tuple[float, float, float], bound: float, patients: int, least: int, *, paired: bool = False
 ) -> list[float]:
-    """Value, low, high and variance of an interval that was found in another way, such as DeLong's."""
-    return _told(Interval(value, low, high), _step(bound, patients, least), paired=paired)
+    """Value, low, high and variance of an interval (value, low, high) that was found otherwise, such as DeLong's."""
+    return _told(Interval(*ends), _step(bound, patients, least), paired=paired)
 
 
 def calibration_counts(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from polyclinic.metrics.statistics.case_metrics import classification_metrics
+from polyclinic.metrics.statistics.intervals import classification_metrics
 from polyclinic.metrics.statistics.safe import (
     bounds_of_classes,
     calibration_counts,
@@ -97,11 +97,11 @@ def test_what_is_hidden_in_drawn_tables_is_of_enough_patients():
 
 @pytest.mark.parametrize("count", [10, 20, 40, 100, 250])
 def test_of_two_models_that_differ_on_one_patient_the_change_of_accuracy_is_told_as_of_equal_ones(count):
-    same = rounded_interval(0.0, 0.0, 0.0, 2.0, count, 5, paired=True)
+    same = rounded_interval((0.0, 0.0, 0.0), 2.0, count, 5, paired=True)
     for right in range(count):
         change = (right + 1) / count - right / count  # which floating-point numbers round up or down
         reach = 1.4 * change
         for sign in (1, -1):
             value = sign * change
-            told = rounded_interval(value, value - reach, value + reach, 2.0, count, 5, paired=True)
+            told = rounded_interval((value, value - reach, value + reach), 2.0, count, 5, paired=True)
             assert told == pytest.approx(same), right
