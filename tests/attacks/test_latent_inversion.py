@@ -173,7 +173,3 @@ def test_what_it_needs_is_checked():
     with pytest.raises(BadInput, match="batch-norm-statistics"):
         attack.check(local)
     LatentInversion(batch_norm="train").check(local)
-    front, _ = split(network(), "conv1")
-    blind = ThreatModel(granted=ThreatModel().granted - {Capability.LATENTS})
-    with pytest.raises(BadInput, match="grant latents"):
-        LatentInversion(batch_norm="train").run(torch.zeros(1), front, (1, SIZE, SIZE), threat=blind)

@@ -137,7 +137,7 @@ def test_the_label_is_asked_for():
         guessing.run(space, bright, Pixels())
     stingy = ThreatModel(granted=ThreatModel().granted - {Capability.CANDIDATE_LABELS})
     with pytest.raises(BadInput, match="grant candidate-labels"):
-        attack.compare(space, bright, bright, Pixels(), threat=stingy)
+        attack.check(stingy)
 
 
 def test_noise_that_is_not_frozen_is_named():

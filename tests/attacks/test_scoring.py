@@ -114,3 +114,8 @@ def test_identified_counts_each_image_once_beside_those_that_the_site_never_had(
     assert str(scored) == "1 of 2 images identified at 40.0 dB (1 by chance)"
     with pytest.raises(BadInput, match="2 images of the site need as many others; 1 were given"):
         scoring.identified(found, truth, others[:1])
+
+
+def test_an_image_with_an_error_of_two_did_not_converge():
+    error, before = torch.tensor([1.9, 2.0, 0.5, 0.5, torch.nan]), torch.tensor([9.0, 9.0, 0.6, 0.5, 9.0])
+    assert scoring.non_converging(error, before).tolist() == [False, True, False, True, True]

@@ -61,6 +61,7 @@ _WORDS = {
     Capability.PAIRED_LATENTS: "images of its own with the latents that the same encoder made of them",
     Capability.CHOSEN_WEIGHTS: "the weights that the site starts from, since it chose them",
 }
+Capabilities = frozenset[Capability]
 #: what an attacker holds in its hands; the rest is what it knows
 _HELD = frozenset(list(Capability)[: list(Capability).index(Capability.ARCHITECTURE)])
 #: what an honest but curious receiver of all parcels has. Candidates and their labels belong to the question "was

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel, Verdict
+from polyclinic.attacks.attack import AttackSettings, Capabilities, Capability, Verdict
 from polyclinic.errors import BadInput
 from polyclinic.metrics.images import ORIENTATIONS, Images, as_unit, same_shape
 from polyclinic.metrics.perceptual import Distance, Nearest, Pixels, nearest_of, table
@@ -113,7 +113,8 @@ def find_copies(
     training and of held-out images, equal for images of one patient.
     """
     distance = Pixels() if distance is None else distance
-    first, second, third = _image_sets(made, training, held_out)
+    first, (second, third) = as_unit(made, "made images"), references(training, held_out)
+    same_shape(second, first, "made images")
     # one table, so that no image is looked at twice in any orientation
     found = table(torch.cat([first, second, third]), torch.cat([second, third]), distance, device=device)
     (to_training, to_held_out), (within, _), (from_held_out, _) = found.split(
@@ -136,15 +137,13 @@ def find_copies(
     )
 
 
-def _image_sets(made: Images, training: Images, held_out: Images) -> tuple[Tensor, Tensor, Tensor]:
-    """The three sets in [0, 1]; BadInput where shapes differ or images are too few."""
-    first, second = as_unit(made, "made images"), as_unit(training, "training images")
-    third = as_unit(held_out, "held-out images")
-    same_shape(second, first, "made images")
-    same_shape(second, third, "held-out images")
-    if min(len(second), len(third)) < FEWEST:
-        raise BadInput(f"copies: {len(second)} training and {len(third)} held-out images; give {FEWEST} of each")
-    return first, second, third
+def references(training: Images, held_out: Images) -> tuple[Tensor, Tensor]:
+    """Both sets in [0, 1]; BadInput where shapes differ or images are too few."""
+    first, second = as_unit(training, "training images"), as_unit(held_out, "held-out images")
+    same_shape(first, second, "held-out images")
+    if min(len(first), len(second)) < FEWEST:
+        raise BadInput(f"copies: {len(first)} training and {len(second)} held-out images; give {FEWEST} of each")
+    return first, second
 
 
 def _closer_to_training(
@@ -198,28 +197,7 @@ class CopySearch(AttackSettings):
     name: Literal["copies"] = "copies"
 
     reads: ClassVar[tuple[str, ...]] = ("synthetic-images", "generator", "codes")
+    needs: ClassVar[Capabilities] = frozenset({Capability.SYNTHETIC_IMAGES, Capability.CANDIDATES})
+    assumptions: ClassVar[str] = "held-out images are of other patients than the training images"
 
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return frozenset({Capability.SYNTHETIC_IMAGES, Capability.CANDIDATES})
-
-    @property
-    def assumptions(self) -> str:
-        return "held-out images are of other patients than the training images"
-
-    def run(
-        self,
-        made: Images,
-        training: Images,
-        held_out: Images,
-        distance: Distance | None = None,
-        *,
-        cases: tuple[np.ndarray, np.ndarray] | None = None,
-        threat: ThreatModel | None = None,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> Copies:
-        """See `find_copies`."""
-        if threat is not None:
-            self.check(threat)
-        return find_copies(made, training, held_out, distance, cases=cases, seed=seed, device=device)
+    run: ClassVar = staticmethod(find_copies)

@@ -21,12 +21,11 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from scipy.stats import binomtest
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
+from polyclinic.attacks.attack import AttackSettings, Capabilities, Capability
 from polyclinic.attacks.scoring import Score, score
 from polyclinic.errors import BadInput
 from polyclinic.metrics.images import digest
@@ -66,27 +65,24 @@ class _DecoderSettings(AttackSettings):
     def _decode(
         self, latents: Tensor, sets: Sequence[Tensor], images: Tensor, seed: int, device: str
     ) -> DecodedLatents:
-        """`sets`: latents of the attacker's images [M, C, H, W], one set for each encoder that made some."""
-        decoder = self._trained(sets, images, seed, device)
-        with torch.no_grad():
-            found = torch.cat([decoder(some.to(device)).cpu() for some in latents.float().split(64)])
-        return DecodedLatents(found, images.float().mean(0, keepdim=True), str(self))
+        """`sets`: latents of the attacker's images [M, C, H, W], one set for each encoder that made some.
 
-    def _trained(self, sets: Sequence[Tensor], images: Tensor, seed: int, device: str) -> nn.Module:
-        """As `_train`; the last decoder is kept: an audit asks it about a parcel, then about planted latents."""
-        sizes = [f"{tuple(one.shape)}" for one in (*sets, images)]
-        made_of = " ".join([*sizes, *(digest(one) for one in (*sets, images)), str(seed), device, repr(self)])
+        The last decoder is kept: an audit asks it about a parcel, then about planted latents."""
+        given = (*sets, images)
+        made_of = " ".join([*(f"{tuple(one.shape)} {digest(one)}" for one in given), str(seed), device, repr(self)])
         if made_of not in _LAST:
             _LAST.clear()
-            _LAST[made_of] = self._train(sets, images, seed, device)
-        return _LAST[made_of]
+            _LAST[made_of] = self._train(sets, images.float(), seed, device)
+        with torch.no_grad():
+            found = torch.cat([_LAST[made_of](some.to(device)).cpu() for some in latents.float().split(64)])
+        return DecodedLatents(found, images.float().mean(0, keepdim=True), str(self))
 
     def _train(self, sets: Sequence[Tensor], images: Tensor, seed: int, device: str) -> nn.Module:
         """A decoder that has learnt the images from their latents; a smaller rate is tried where one learns nothing: a
         training that broke must not look like latents that tell nothing."""
         for slower in SLOWER:
             decoder = self._train_at(self.lr / slower, sets, images, seed, device)
-            if _tells_images_apart(decoder, sets[0], images.float(), device):
+            if _tells_images_apart(decoder, sets[0], images, device):
                 break
         return decoder
 
@@ -95,8 +91,7 @@ class _DecoderSettings(AttackSettings):
         decoder = _build_decoder(sets[0].shape[1:], tuple(images.shape[1:]), self.width, seed).to(device)
         optimizer = Adam(decoder.parameters(), lr)
         rng = torch_rng(seed, "latent decoder", "batches")
-        there = [latents.float().to(device) for latents in sets]
-        wanted = images.float().to(device)
+        there, wanted = [latents.float().to(device) for latents in sets], images.to(device)
         for step in range(self.steps):
             optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / self.steps))
             rows = torch.randint(len(images), (self.batch_size,), generator=rng).to(device)
@@ -121,13 +116,10 @@ class PairedDecoder(_DecoderSettings):
 
     name: Literal["paired-decoder"] = "paired-decoder"
 
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return frozenset({Capability.LATENTS, Capability.PAIRED_LATENTS})
-
-    @property
-    def assumptions(self) -> str:
-        return "the encoder is unknown; a decoder is trained on the attacker's own pairs of image and latents"
+    needs: ClassVar[Capabilities] = frozenset({Capability.LATENTS, Capability.PAIRED_LATENTS})
+    assumptions: ClassVar[str] = (
+        "the encoder is unknown; a decoder is trained on the attacker's own pairs of image and latents"
+    )
 
     def run(
         self,
@@ -135,13 +127,10 @@ class PairedDecoder(_DecoderSettings):
         own_images: Tensor,
         own_latents: Tensor,
         *,
-        threat: ThreatModel | None = None,
         seed: int = 0,
         device: str = "cpu",
     ) -> DecodedLatents:
         """Images behind latents [N, C, h, w], from pairs of own_images [M, C, H, W] in [0, 1] and own_latents."""
-        if threat is not None:
-            self.check(threat)
         _check_maps(latents)
         if own_latents.shape[1:] != latents.shape[1:] or len(own_latents) != len(own_images):
             raise BadInput(
@@ -160,13 +149,10 @@ class SurrogateDecoder(_DecoderSettings):
     surrogates: int = Field(24, ge=1, description="encoders that the attacker draws")
     components: int = Field(6, ge=1, description="principal components of the channels that the decoder sees")
 
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return frozenset({Capability.LATENTS, Capability.SIMILAR_IMAGES})
-
-    @property
-    def assumptions(self) -> str:
-        return "structure and weights of the encoder are unknown; encoders that the attacker draws stand for it"
+    needs: ClassVar[Capabilities] = frozenset({Capability.LATENTS, Capability.SIMILAR_IMAGES})
+    assumptions: ClassVar[str] = (
+        "structure and weights of the encoder are unknown; encoders that the attacker draws stand for it"
+    )
 
     def run(
         self,
@@ -174,7 +160,6 @@ class SurrogateDecoder(_DecoderSettings):
         own_images: Tensor,
         *,
         encoders: Sequence[nn.Module] = (),
-        threat: ThreatModel | None = None,
         seed: int = 0,
         device: str = "cpu",
     ) -> DecodedLatents:
@@ -182,8 +167,6 @@ class SurrogateDecoder(_DecoderSettings):
 
         `encoders`: the attacker's own, which make maps of the same sides; drawn at random if there are none.
         """
-        if threat is not None:
-            self.check(threat)
         _check_maps(latents)
         made = list(encoders) or [
             draw_encoder(own_images.shape[1], own_images.shape[-1] // latents.shape[-1], seed_of(seed, "surrogate", i))
@@ -192,7 +175,9 @@ class SurrogateDecoder(_DecoderSettings):
         count = min(self.components, latents.shape[1])
         height, width = latents.shape[2:]
         layout = F.adaptive_avg_pool2d(own_images.float().mean((0, 1), keepdim=True), (height, width))[0, 0]
-        sets = [_encode(encoder, own_images, device) for encoder in made]
+        with torch.no_grad():
+            batches = own_images.float().split(256)
+            sets = [torch.cat([one.to(device)(some.to(device)).cpu() for some in batches]) for one in made]
         for maps in sets:
             if maps.shape[2:] != latents.shape[2:]:
                 raise BadInput(
@@ -232,12 +217,6 @@ def draw_encoder(channels: int, factor: int, seed: int) -> nn.Module:
         layers += [layer, nn.BatchNorm2d(width, track_running_stats=False), nn.ReLU()]
         before, remaining = width, remaining // stride
     return nn.Sequential(*layers)
-
-
-@torch.no_grad()
-def _encode(encoder: nn.Module, images: Tensor, device: str) -> Tensor:
-    encoder = encoder.to(device)
-    return torch.cat([encoder(some.float().to(device)).cpu() for some in images.split(256)])
 
 
 def _statistics(latents: Tensor) -> tuple[Tensor, Tensor]:
@@ -285,13 +264,10 @@ class LearnedDecoder(PairedDecoder):
 
     name: Literal["learned-decoder"] = "learned-decoder"  # type: ignore[assignment]
 
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return frozenset({Capability.LATENTS, Capability.ARCHITECTURE, Capability.SIMILAR_IMAGES})
-
-    @property
-    def assumptions(self) -> str:
-        return "a decoder is trained on the attacker's own images and the latents that the known encoder makes of them"
+    needs: ClassVar[Capabilities] = frozenset({Capability.LATENTS, Capability.ARCHITECTURE, Capability.SIMILAR_IMAGES})
+    assumptions: ClassVar[str] = (
+        "a decoder is trained on the attacker's own images and the latents that the known encoder makes of them"
+    )
 
     def decode(
         self,
@@ -300,7 +276,6 @@ class LearnedDecoder(PairedDecoder):
         own_images: Tensor,
         *,
         together: int = 0,
-        threat: ThreatModel | None = None,
         seed: int = 0,
         device: str = "cpu",
     ) -> DecodedLatents:
@@ -308,8 +283,6 @@ class LearnedDecoder(PairedDecoder):
 
         `together`: images of a mini-batch whose statistics batch norm used; 0: its running statistics.
         """
-        if threat is not None:
-            self.check(threat)
         own = encode_images(encoder, own_images, together=together, device=device)
         return self.run(as_maps(latents), own_images[: len(own)], as_maps(own), seed=seed, device=device)
 
@@ -319,13 +292,10 @@ class FeatureDecoder(LearnedDecoder):
 
     name: Literal["feature-decoder"] = "feature-decoder"  # type: ignore[assignment]
 
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return frozenset({Capability.ARCHITECTURE, Capability.SIMILAR_IMAGES})
-
-    @property
-    def assumptions(self) -> str:
-        return "features are read out of sums; a decoder is trained on the attacker's own images and their features"
+    needs: ClassVar[Capabilities] = frozenset({Capability.ARCHITECTURE, Capability.SIMILAR_IMAGES})
+    assumptions: ClassVar[str] = (
+        "features are read out of sums; a decoder is trained on the attacker's own images and their features"
+    )
 
     def decode_vectors(
         self, vectors: Tensor, own_images: Tensor, own_vectors: Tensor, *, seed: int = 0, device: str = "cpu"
@@ -367,45 +337,3 @@ def encode_images(encoder: nn.Module, images: Tensor, *, together: int = 0, devi
 def as_maps(latents: Tensor) -> Tensor:
     """Vectors [N, D] are maps of one place, [N, D, 1, 1]."""
     return latents[:, :, None, None] if latents.dim() == 2 else latents
-
-
-@dataclass(frozen=True)
-class PickedOut:
-    """How many of `images` reconstructions point to the right one of `among` images, with the 95 % interval of the
-    share. By chance it is one in `among`."""
-
-    right: int
-    images: int
-    among: int
-
-    @property
-    def share(self) -> float:
-        return self.right / self.images if self.images else float("nan")
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        found = binomtest(self.right, self.images).proportion_ci(method="wilson")
-        return float(found.low), float(found.high)
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.share:.1%} ({low:.1%} to {high:.1%}) point to the right one of {self.among} images"
-
-
-def pick_out(found: Tensor, truth: Tensor, others: Tensor) -> PickedOut:
-    """Ask of each found image [N, C, H, W] which of the true images [N, ...] and of others [M, ...] it shows.
-
-    It is the one with the largest correlation after the mean of all is subtracted: brightness and contrast do not
-    count.
-    """
-    candidates = torch.cat([truth, others]).float()
-    mean = candidates.mean(0)
-    first, second = (_directions(images - mean) for images in (found.float(), candidates))
-    nearest = (first @ second.T).argmax(1)
-    right = int((nearest == torch.arange(len(found))).sum())
-    return PickedOut(right, len(found), len(candidates))
-
-
-def _directions(images: Tensor) -> Tensor:
-    rows = images.flatten(1)
-    return F.normalize(rows - rows.mean(1, keepdim=True), dim=1)

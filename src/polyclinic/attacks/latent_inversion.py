@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import vmap
 
-from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
+from polyclinic.attacks.attack import AttackSettings, Capability
 from polyclinic.attacks.gradient_inversion import initialisation
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.objective import total_variation
@@ -89,18 +89,14 @@ class LatentInversion(AttackSettings):
         image_shape: tuple[int, int, int],
         *,
         together: int = 1,
-        threat: ThreatModel | None = None,
         seed: int = 0,
         device: str = "cpu",
     ) -> LatentReconstruction:
         """Invert latents [N, ...], the output of `encoder` (the front of `models.split`) for N images of `image_shape`.
 
         `together`: consecutive images that the site sent in one mini-batch, which matters where batch norm used its
-        statistics. Where a search starts depends on `seed` and the latents alone. Without `threat` everything that the
-        settings need is granted.
+        statistics. Where a search starts depends on `seed` and the latents alone.
         """
-        if threat is not None:
-            self.check(threat)
         size = self._together(len(latents), together)
         network = self._network(encoder, device)
         targets = latents.float().unflatten(0, (-1, size))

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel, Verdict
+from polyclinic.attacks.attack import AttackSettings, Capabilities, Capability, Verdict
 from polyclinic.errors import BadInput
 from polyclinic.metrics.images import Images, as_unit, digest, same_shape
 from polyclinic.metrics.perceptual import Distance, nearest
@@ -30,11 +30,8 @@ TINY = 1e-12  #: a distance below which images are the same
 Scorer = Callable[[Tensor, Tensor], Tensor]
 #: (which images of the pool to train on, a seed) to the scorer of the model trained on them
 Train = Callable[[Tensor, int], Scorer]
-
-
-def discriminator_scores(discriminator: Scorer, images: Images, labels: Tensor) -> Tensor:
-    """LOGAN (Hayes et al. 2019), white box: a discriminator takes what it was trained on for more real."""
-    return score_all(discriminator, images, labels)
+#: images that are asked about, with their labels
+ASKED = (Capability.CANDIDATES, Capability.CANDIDATE_LABELS)
 
 
 def nearest_synthetic_scores(
@@ -62,11 +59,6 @@ def nearness_scores(synthetic: Images, images: Images, distance: Distance, *, de
     that it made (the nearest-neighbour estimate of a density)."""
     near = nearest(images, synthetic, distance, turn=True, device=device).distance
     return -near.double().clamp(min=TINY).log()
-
-
-def loss_scores(loss: Scorer, images: Images, labels: Tensor) -> Tensor:
-    """Loss threshold (Yeom et al. 2018): what was trained on has a low loss. `loss` gives one for each image."""
-    return -score_all(loss, images, labels)
 
 
 def score_all(scorer: Scorer, images: Images, labels: Tensor) -> Tensor:
@@ -207,15 +199,11 @@ class Memberships:
 
 
 class MembershipAttack(AttackSettings):
-    """What all four have in common."""
+    """An attack whose scores are compared: members come first."""
 
     def _result(self, scores: Tensor, members: int, features: str = "") -> Memberships:
         inside, outside = scores[:members], scores[members:]
         return Memberships(inside, outside, separation(inside, outside), features, str(self))
-
-    def _check_threat(self, threat: ThreatModel | None) -> None:
-        if threat is not None:
-            self.check(threat)
 
 
 class NearestSynthetic(MembershipAttack):
@@ -225,14 +213,8 @@ class NearestSynthetic(MembershipAttack):
     turn: bool = Field(True, description="also look for mirrored and turned neighbours")
 
     reads: ClassVar[tuple[str, ...]] = ("synthetic-images", "generator", "codes")
-
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return frozenset({Capability.SYNTHETIC_IMAGES, Capability.CANDIDATES})
-
-    @property
-    def assumptions(self) -> str:
-        return "a member lies closer to its nearest synthetic image"
+    needs: ClassVar[Capabilities] = frozenset({Capability.SYNTHETIC_IMAGES, Capability.CANDIDATES})
+    assumptions: ClassVar[str] = "a member lies closer to its nearest synthetic image"
 
     def run(
         self,
@@ -242,11 +224,9 @@ class NearestSynthetic(MembershipAttack):
         distance: Distance,
         *,
         reference: Images | None = None,
-        threat: ThreatModel | None = None,
         device: str = "cpu",
     ) -> Memberships:
         """`reference`: synthetic images of a generator that saw neither, for the calibrated attack."""
-        self._check_threat(threat)
         scores = nearest_synthetic_scores(
             synthetic, _candidates(members, others), distance, reference=reference, turn=self.turn, device=device
         )
@@ -260,76 +240,45 @@ class ReferenceGenerators(MembershipAttack):
     count: int = Field(4, ge=4, multiple_of=2, description="reference generators; each takes a training of its own")
 
     reads: ClassVar[tuple[str, ...]] = ("synthetic-images", "generator")
-
-    @property
-    def needs(self) -> frozenset[Capability]:
-        asked = {Capability.CANDIDATES, Capability.CANDIDATE_LABELS}
-        return frozenset({Capability.SYNTHETIC_IMAGES, Capability.SIMILAR_IMAGES, *asked})
-
-    @property
-    def assumptions(self) -> str:
-        return "reference generators are trained on halves of all candidates; a member lies closer than they explain"
+    needs: ClassVar[Capabilities] = frozenset({Capability.SYNTHETIC_IMAGES, Capability.SIMILAR_IMAGES, *ASKED})
+    assumptions: ClassVar[str] = (
+        "reference generators are trained on halves of all candidates; a member lies closer than they explain"
+    )
 
 
 class LabelledMembershipAttack(MembershipAttack):
-    """Scores come from a network that sees candidates with their labels."""
+    """Scores come from a network that sees candidates with their labels: [N], higher where membership is more likely
+    (lower, where `lower`)."""
 
-    def _score(self, network: Scorer, images: Tensor, labels: Tensor) -> Tensor:
-        """[N], higher where membership is more likely."""
-        raise NotImplementedError
+    lower: ClassVar[bool] = False
 
     def run(
-        self,
-        network: Scorer,
-        members: Images,
-        others: Images,
-        *,
-        member_labels: Tensor,
-        other_labels: Tensor,
-        threat: ThreatModel | None = None,
+        self, network: Scorer, members: Images, others: Images, *, member_labels: Tensor, other_labels: Tensor
     ) -> Memberships:
         """`network`: images [N, C, H, W] in [0, 1] and labels [N] to a number for each."""
-        self._check_threat(threat)
-        labels = _all_labels(member_labels, other_labels)
-        return self._result(self._score(network, _candidates(members, others), labels), len(members))
+        scores = score_all(network, _candidates(members, others), _all_labels(member_labels, other_labels))
+        return self._result(-scores if self.lower else scores, len(members))
 
 
 class DiscriminatorScore(LabelledMembershipAttack):
-    """LOGAN, white box: `DiscriminatorScore().run(discriminator, members, others, labels...)`."""
+    """LOGAN (Hayes et al. 2019), white box: `DiscriminatorScore().run(discriminator, members, others, labels...)`."""
 
     name: Literal["discriminator-score"] = "discriminator-score"
 
     reads: ClassVar[tuple[str, ...]] = ("generator",)
-
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return frozenset({Capability.DISCRIMINATOR, Capability.CANDIDATES, Capability.CANDIDATE_LABELS})
-
-    @property
-    def assumptions(self) -> str:
-        return "the discriminator takes what it was trained on for more real"
-
-    def _score(self, network: Scorer, images: Tensor, labels: Tensor) -> Tensor:
-        return discriminator_scores(network, images, labels)
+    needs: ClassVar[Capabilities] = frozenset({Capability.DISCRIMINATOR, *ASKED})
+    assumptions: ClassVar[str] = "the discriminator takes what it was trained on for more real"
 
 
 class LossThreshold(LabelledMembershipAttack):
-    """Against a trained model: `LossThreshold().run(loss, members, others, labels...)`, `loss` being one per image."""
+    """Yeom et al. 2018: `LossThreshold().run(loss, members, others, labels...)`, `loss` being one per image."""
 
     name: Literal["loss-threshold"] = "loss-threshold"
 
+    lower: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = ("weights",)
-
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return frozenset({Capability.CLASSIFIER, Capability.CANDIDATES, Capability.CANDIDATE_LABELS})
-
-    @property
-    def assumptions(self) -> str:
-        return "what was trained on has a low loss"
-
-    def _score(self, network: Scorer, images: Tensor, labels: Tensor) -> Tensor:
-        return loss_scores(network, images, labels)
+    needs: ClassVar[Capabilities] = frozenset({Capability.CLASSIFIER, *ASKED})
+    assumptions: ClassVar[str] = "what was trained on has a low loss"
 
 
 class ShadowModels(MembershipAttack):
@@ -340,15 +289,8 @@ class ShadowModels(MembershipAttack):
     online: bool = Field(True, description="also use the shadow models that were trained on a candidate")
 
     reads: ClassVar[tuple[str, ...]] = ("weights",)
-
-    @property
-    def needs(self) -> frozenset[Capability]:
-        asked = {Capability.CANDIDATES, Capability.CANDIDATE_LABELS}
-        return frozenset({Capability.CLASSIFIER, Capability.SIMILAR_IMAGES, *asked})
-
-    @property
-    def assumptions(self) -> str:
-        return "shadow models are trained as the attacked one was, on halves of all candidates"
+    needs: ClassVar[Capabilities] = frozenset({Capability.CLASSIFIER, Capability.SIMILAR_IMAGES, *ASKED})
+    assumptions: ClassVar[str] = "shadow models are trained as the attacked one was, on halves of all candidates"
 
     def run(
         self,
@@ -359,14 +301,11 @@ class ShadowModels(MembershipAttack):
         *,
         member_labels: Tensor,
         other_labels: Tensor,
-        threat: ThreatModel | None = None,
         seed: int = 0,
     ) -> Memberships:
-        """`observed`: what the attacked model says of images (`membership.log_odds` of its outputs, or minus the loss);
+        """`observed`: what the attacked model says of images (`log_odds` of its outputs, or minus the loss);
         `train(indices, seed)`: the same of a model trained on some of the candidates, members first."""
-        self._check_threat(threat)
-        images = _candidates(members, others)
-        labels = _all_labels(member_labels, other_labels)
+        images, labels = _candidates(members, others), _all_labels(member_labels, other_labels)
         shadows, inside = shadow_scores(train, images, labels, count=self.count, seed=seed)
         scores = lira(score_all(observed, images, labels), shadows, inside, online=self.online)
         return self._result(scores, len(members))

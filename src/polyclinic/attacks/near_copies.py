@@ -23,9 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.attacks.attack import Verdict
-from polyclinic.attacks.copies import FEWEST
+from polyclinic.attacks.copies import references
 from polyclinic.data.pixels import to_uint8
-from polyclinic.errors import BadInput
 from polyclinic.metrics.images import ORIENTATIONS, Images, as_unit, orientations_of, same_shape, turned
 from polyclinic.progress import tell
 from polyclinic.randomness import torch_rng
@@ -59,16 +58,6 @@ VIEWS = (
 )
 # of |x| where x is logistic with scale 1
 MEDIAN, NINTH_DECILE = math.log(3), math.log(19)
-
-
-@dataclass(frozen=True)
-class Match:
-    """Of each of Q images, [Q] each: its best correlation with any training image, in Fisher's form (artanh), which one
-    it is; and `gap`: by how much it is above the best one with a held-out image."""
-
-    best: Tensor
-    index: Tensor
-    gap: Tensor
 
 
 @dataclass(frozen=True)
@@ -115,13 +104,9 @@ class CopyIndex:
     """Training and held-out images that many sets of images can be searched for in."""
 
     def __init__(self, training: Images, held_out: Images, *, device: str | torch.device = "cpu") -> None:
-        first, second = as_unit(training, "training images"), as_unit(held_out, "held-out images")
-        same_shape(first, second, "held-out images")
-        if min(len(first), len(second)) < FEWEST:
-            raise BadInput(f"copies: {len(first)} training and {len(second)} held-out images; give {FEWEST} of each")
         self.device = torch.device(device)
-        self.training, self.held_out = first, second
-        small = torch.cat([_shrink(first), _shrink(second)]).to(self.device)
+        self.training, self.held_out = references(training, held_out)
+        small = torch.cat([_shrink(self.training), _shrink(self.held_out)]).to(self.device)
         self._references = [smooth(small, view.after) for view in VIEWS]
 
     @cached_property
@@ -135,7 +120,7 @@ class CopyIndex:
     def _gaps_of_held_out(self, view: int) -> tuple[float, float, float]:
         small = _shrink(self.held_out)
         blurs = sorted({0.0, VIEWS[view].blur})
-        gaps = [self._match(smooth(small, blur), view, held_out=True).gap for blur in blurs]
+        gaps = [self._match(smooth(small, blur), view, held_out=True)[0] for blur in blurs]
         middles = [float(gap.median()) for gap in gaps]
         found = [_scale(gap - middle) for gap, middle in zip(gaps, middles, strict=True)]
         return max(found), max(middles), max(float(gap.max()) for gap in gaps)
@@ -153,14 +138,16 @@ class CopyIndex:
         limits = self.limits(among or len(images), level)
         small = _shrink(images)
         found = [self._match(small, view) for view in range(len(VIEWS))]
-        strengths = torch.stack([match.gap / limit for match, limit in zip(found, limits, strict=True)])
+        strengths = torch.stack([gap / limit for (gap, _), limit in zip(found, limits, strict=True)])
         view = strengths.argmax(0)
         rows = torch.arange(len(images))
-        index = torch.stack([match.index for match in found])[view, rows]
+        index = torch.stack([nearest for _, nearest in found])[view, rows]
         return NearCopies(strengths.amax(0), index, self._orientations(small, view, index), level, limits)
 
-    def _match(self, small: Tensor, view: int, *, held_out: bool = False) -> Match:
-        """`held_out`: the images are the held-out ones themselves, which may not be matched with themselves."""
+    def _match(self, small: Tensor, view: int, *, held_out: bool = False) -> tuple[Tensor, Tensor]:
+        """Of each of Q images, [Q] each: by how much its best correlation with any training image, in Fisher's form
+        (artanh), is above the best one with a held-out image; and which training image that is. `held_out`: the
+        images are the held-out ones themselves, which may not be matched with themselves."""
         queries = smooth(small.to(self.device), VIEWS[view].before)
         best = correlations(queries, self._references[view], VIEWS[view].quarter)
         tell("search for near copies", view + 1, len(VIEWS))
@@ -169,7 +156,7 @@ class CopyIndex:
             best[:, count:].fill_diagonal_(-1)
         fisher = torch.atanh(best.clamp(-CLOSEST, CLOSEST)).cpu()
         values, index = fisher[:, :count].max(1)
-        return Match(values, index, values - fisher[:, count:].amax(1))
+        return values - fisher[:, count:].amax(1), index
 
     def _orientations(self, small: Tensor, views: Tensor, index: Tensor) -> Tensor:
         """How each image lies on its training image `index` [Q] in the view [Q] in which it was found."""

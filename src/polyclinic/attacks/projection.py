@@ -16,7 +16,7 @@ from pydantic import Field
 from scipy import stats
 from torch import Tensor
 
-from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel, Verdict
+from polyclinic.attacks.attack import AttackSettings, Capability, Verdict
 from polyclinic.attacks.solvers.optimizers import Adam
 from polyclinic.attacks.solvers.search import search
 from polyclinic.errors import BadInput
@@ -111,13 +111,10 @@ class Projection(AttackSettings):
         member_labels: Tensor | None = None,
         held_out_labels: Tensor | None = None,
         choices: Tensor | None = None,
-        threat: ThreatModel | None = None,
         seed: int = 0,
         device: str = "cpu",
     ) -> Projections:
         """Project training images and held-out ones. Which is which is not known to the search."""
-        if threat is not None:
-            self.check(threat)
         run = partial(self.run, space, distance=distance, choices=choices, seed=seed, device=device)
         return self.judge(run(members, labels=member_labels), run(held_out, labels=held_out_labels))
 

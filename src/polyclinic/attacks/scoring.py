@@ -22,7 +22,6 @@ from polyclinic.palette import FAINT, LIGHT
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from polyclinic.attacks.scoring import TrajectoryScore
     from polyclinic.metrics.perceptual import Distance
 
 

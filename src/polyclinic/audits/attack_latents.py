@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyclinic.attacks.attack import Verdict
-from polyclinic.attacks.decoders import LearnedDecoder, SurrogateDecoder, encode_images, pick_out
+from polyclinic.attacks.decoders import LearnedDecoder, SurrogateDecoder, encode_images
 from polyclinic.attacks.latent_inversion import LatentInversion, read_latents
 from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Seen, not_granted
-from polyclinic.audits.recovery import Recovery, recovery
+from polyclinic.audits.recovery import Recovery, pick_out, recovery
 from polyclinic.audits.truth import FEWEST_OWN, AttackerImages, Truth, attacker_images, truth_of_held_out
 from polyclinic.audits.verdicts import count_of
 from polyclinic.errors import BadInput
@@ -207,16 +207,9 @@ def verdict_of(result: Recovery, own: AttackerImages, level: float = CHANCE) -> 
     """What is recovered, and how often the right image is picked out of many: more than chance does, it is a leak."""
     picked = pick_out(result.found, result.truth, own.held_out[: max(0, POOL - len(result.truth))])
     verdict = result.verdict(level)
-    by_chance = _chance(picked.right, picked.images, picked.among)
-    figures = {"picked": picked.share, "picked_among": picked.among, "picked_by_chance": by_chance}
-    leak = verdict.leak or by_chance <= level
+    figures = {"picked": picked.share, "picked_among": picked.among, "picked_by_chance": picked.chance}
+    leak = verdict.leak or picked.chance <= level
     return Verdict(leak, f"{verdict.because}; {picked}", {**verdict.evidence, **figures})
-
-
-def _chance(right: int, images: int, among: int) -> float:
-    from scipy.stats import binom
-
-    return float(binom.sf(right - 1, images, 1 / max(among, 1)))
 
 
 def _width(latents: Tensor) -> int:

@@ -362,7 +362,8 @@ def invert_together(folder: Path, *, device: str = "auto", cache: Path | None = 
         labels=None if knowledge.labels is None else labels,
     )
     parcels = [plan.seen.parcel for plan in plans]
-    back = settings.run(parcels, known, threat=tools.threat, seed=tools.seed, device=tools.device)
+    settings.check(tools.threat)
+    back = settings.run(parcels, known, seed=tools.seed, device=tools.device)
     found = score(back.images, torch.stack([images_behind(truth) for truth in truths]), back.start)
     columns = {"mse": found.mse, "psnr": found.psnr, "ssim": found.ssim}
     figures = {name: [None if value != value else value for value in told.tolist()] for name, told in columns.items()}

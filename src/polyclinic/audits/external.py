@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Word
-from polyclinic.attacks.copies import CopySearch
+from polyclinic.attacks.copies import FEWEST, CopySearch
 from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion
 from polyclinic.attacks.gradient_inversion.priors import GaussianPrior
 from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.attacks.membership import LossThreshold, NearestSynthetic
-from polyclinic.attacks.near_copies import FEWEST, WEAKEST_WORDS, CopyIndex, weakest_copies
+from polyclinic.attacks.near_copies import WEAKEST_WORDS, CopyIndex, weakest_copies
 from polyclinic.audits.attack import Finding
 from polyclinic.audits.attack_generators import finding_of
 from polyclinic.audits.attack_updates import FEW, FEW_TIMES, FROM_IMAGES, IMAGE_PRIOR, IMAGES_PRIOR

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from scipy.optimize import linear_sum_assignment
+from scipy.stats import binom, binomtest
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -274,3 +275,35 @@ def correlations(first: Tensor, second: Tensor) -> Tensor:
     flat = [images.float().flatten(1) for images in (first, second)]
     unit = [F.normalize(rows - rows.mean(1, keepdim=True), dim=1) for rows in flat]
     return unit[0] @ unit[1].T
+
+
+@dataclass(frozen=True)
+class PickedOut:
+    """How many of `images` reconstructions point to the right one of `among` images; by chance it is one in `among`."""
+
+    right: int
+    images: int
+    among: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.images if self.images else float("nan")
+
+    @property
+    def chance(self) -> float:
+        """How often as many are right by chance."""
+        return float(binom.sf(self.right - 1, self.images, 1 / max(self.among, 1)))
+
+    def __str__(self) -> str:
+        found = binomtest(self.right, self.images).proportion_ci(method="wilson")
+        return f"{self.share:.1%} ({found.low:.1%} to {found.high:.1%}) point to the right one of {self.among} images"
+
+
+def pick_out(found: Tensor, truth: Tensor, others: Tensor) -> PickedOut:
+    """Ask of each found image [N, C, H, W] which of the true images [N, ...] and of others [M, ...] it shows.
+
+    It is the one with the largest correlation after the mean of all is subtracted."""
+    candidates = torch.cat([truth, others]).float()
+    mean = candidates.mean(0)
+    nearest = correlations(found.float() - mean, candidates - mean).argmax(1)
+    return PickedOut(int((nearest == torch.arange(len(found))).sum()), len(found), len(candidates))

@@ -39,13 +39,12 @@ def test_needs_follow_the_settings():
     assert update == basic - {Capability.GRADIENTS} | {Capability.WEIGHTS, Capability.LOCAL_TRAINING}
 
 
-def test_more_than_the_threat_model_grants_is_refused(one_image_each):
-    model, _, labels, parcels = one_image_each
+def test_more_than_the_threat_model_grants_is_refused():
     attack = GradientInversion(label="known", **FAST)
     with pytest.raises(
         BadInput, match="needs the labels of the images behind a parcel, which is not granted; grant labels"
     ):
-        attack.run(parcels, knowledge(model, labels=labels), threat=ThreatModel())
+        attack.check(ThreatModel())
     granted = ThreatModel(granted=ThreatModel().granted | {Capability.LABELS})
     attack.check(granted)
     assert "images to start from" in str(granted).split("; not ")[1]

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyclinic.attacks.attack import AttackSettings, Capability
+from polyclinic.attacks.attack import AttackSettings, Capabilities, Capability
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 
@@ -32,12 +32,9 @@ class CoordinatorAttack(AttackSettings):
     """An attack by weights of the attacker's choice, read from a gradient or from a difference of weights."""
 
     reads: ClassVar[tuple[str, ...]] = ("gradients", "weights")
-
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return frozenset(
-            {Capability.GRADIENTS, Capability.ARCHITECTURE, Capability.SIMILAR_IMAGES, Capability.CHOSEN_WEIGHTS}
-        )
+    needs: ClassVar[Capabilities] = frozenset(
+        {Capability.GRADIENTS, Capability.ARCHITECTURE, Capability.SIMILAR_IMAGES, Capability.CHOSEN_WEIGHTS}
+    )
 
 
 def difference(before: Update, after: Update) -> dict[str, Tensor]:

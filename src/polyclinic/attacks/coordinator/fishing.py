@@ -14,13 +14,13 @@ of the bias counts them.
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.attack import Capabilities, Capability
 from polyclinic.attacks.coordinator.crafting import (
     CoordinatorAttack,
     Update,
@@ -44,13 +44,10 @@ class Fishing(CoordinatorAttack):
     )
     open_convolutions: bool = Field(False, description="open the convolutions as well, to get images back")
 
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return super().needs | {Capability.CANDIDATES}
-
-    @property
-    def assumptions(self) -> str:
-        return "the site sends the gradient of all its images, or of the same batch each round, without noise"
+    needs: ClassVar[Capabilities] = CoordinatorAttack.needs | {Capability.CANDIDATES}
+    assumptions: ClassVar[str] = (
+        "the site sends the gradient of all its images, or of the same batch each round, without noise"
+    )
 
     @torch.no_grad()
     def craft(self, model: nn.Module, public: Tensor) -> nn.Module:

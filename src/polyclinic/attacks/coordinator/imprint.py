@@ -11,7 +11,7 @@ is used, and the convolutions before it are opened.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -45,9 +45,9 @@ class Imprint(CoordinatorAttack):
     seed: int = Field(0, description="which random image, for the measure 'random'")
     gain: float = Field(1.0, gt=0, description="length of a crafted row, in units of the usual one")
 
-    @property
-    def assumptions(self) -> str:
-        return "the site takes one step, or small ones, from the weights that it got, without clipping or noise"
+    assumptions: ClassVar[str] = (
+        "the site takes one step, or small ones, from the weights that it got, without clipping or noise"
+    )
 
     def craft(self, model: nn.Module, public: Tensor) -> nn.Module:
         """A copy with bins over the range of the attacker's own images `public` [M, C, H, W]."""
@@ -129,9 +129,9 @@ class TrapWeights(CoordinatorAttack):
     )
     seed: int = Field(0, description="which weights are negative")
 
-    @property
-    def assumptions(self) -> str:
-        return "ReLU follows the layer, and the site takes one step, or small ones, without clipping or noise"
+    assumptions: ClassVar[str] = (
+        "ReLU follows the layer, and the site takes one step, or small ones, without clipping or noise"
+    )
 
     @torch.no_grad()
     def craft(self, model: nn.Module, public: Tensor) -> nn.Module:

@@ -9,13 +9,13 @@ the site must treat both alike. This attack was found on an earlier version of P
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.attack import Capabilities, Capability
 from polyclinic.attacks.coordinator.crafting import (
     CoordinatorAttack,
     Update,
@@ -41,13 +41,8 @@ class OverflowFilter(CoordinatorAttack):
         description="where the unit begins to answer, from the nearest other image (0) to the candidate (1)",
     )
 
-    @property
-    def needs(self) -> frozenset[Capability]:
-        return super().needs | {Capability.CANDIDATES}
-
-    @property
-    def assumptions(self) -> str:
-        return "the site sends, refuses or fails in another way when a number is not finite"
+    needs: ClassVar[Capabilities] = CoordinatorAttack.needs | {Capability.CANDIDATES}
+    assumptions: ClassVar[str] = "the site sends, refuses or fails in another way when a number is not finite"
 
     @torch.no_grad()
     def craft(self, model: nn.Module, candidate: Tensor, public: Tensor) -> nn.Module:

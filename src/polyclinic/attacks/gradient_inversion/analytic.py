@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
+from polyclinic.attacks.attack import AttackSettings, Capability
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 
@@ -52,26 +52,17 @@ class AnalyticInversion(AttackSettings):
     def needs(self) -> frozenset[Capability]:
         return frozenset({Capability(self.kind), Capability.ARCHITECTURE})
 
-    @property
-    def assumptions(self) -> str:
-        return "one image is behind the update, and the network begins with a linear layer with a bias"
+    assumptions: ClassVar[str] = (
+        "one image is behind the update, and the network begins with a linear layer with a bias"
+    )
 
     def fits(self, model: nn.Module, image_shape: tuple[int, ...]) -> bool:
         """Whether the first layer of `model` with weights takes all pixels of an image."""
         found = first_layer(model)
         return found is not None and found[1].in_features == math.prod(image_shape)
 
-    def run(
-        self,
-        gradients: Mapping[str, Tensor],
-        model: nn.Module,
-        image_shape: tuple[int, ...],
-        *,
-        threat: ThreatModel | None = None,
-    ) -> ExactInput:
+    def run(self, gradients: Mapping[str, Tensor], model: nn.Module, image_shape: tuple[int, ...]) -> ExactInput:
         """The image behind each of N gradients. A difference of weights does as well: its length does not matter."""
-        if threat is not None:
-            self.check(threat)
         if not self.fits(model, image_shape):
             raise BadInput(
                 "attack: analytic inversion needs a first layer that is linear with a bias, over all pixels; use "

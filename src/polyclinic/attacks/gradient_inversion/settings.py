@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel
+from polyclinic.attacks.attack import AttackSettings, Capability
 from polyclinic.attacks.gradient_inversion.initialisation import Scaling, Scheme
 from polyclinic.attacks.gradient_inversion.objective import ADAPTED, DISTANCES, DistanceFrom, Kernel, gaussian
 from polyclinic.attacks.gradient_inversion.solver import Inversion, Knowledge, Reconstruction
@@ -140,17 +140,14 @@ class GradientInversion(AttackSettings):
         parcels: Sequence[Parcel],
         knowledge: Knowledge,
         *,
-        threat: ThreatModel | None = None,
         seed: int = 0,
         device: str = "cpu",
     ) -> Reconstruction:
-        """Attack each parcel as a target of its own, many at once; without `threat`, whatever the settings need.
+        """Attack each parcel as a target of its own, many at once.
 
         Where a search starts depends on `seed` and the parcel alone, so that a target's result does not depend on its
         neighbours (but for rounding).
         """
-        if threat is not None:
-            self.check(threat)
         return Inversion(self, knowledge, seed=seed, device=device).run(parcels)
 
     def distance_from(self) -> DistanceFrom:
