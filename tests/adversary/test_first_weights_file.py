@@ -8,7 +8,7 @@ from attacked_site import SITE, ask, study
 from polyclinic import __version__
 from polyclinic.cli.deploy import with_digest_of_weights
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS, Approvals, NotApproved
-from polyclinic.deployment.site_config import policy_of
+from polyclinic.deployment.approval_rules import policy_of
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import DataDependentRefusal

@@ -8,7 +8,7 @@ from attacked_site import PRIVATE, SITE, ask, first_weights, study
 
 from polyclinic import __version__
 from polyclinic.deployment.approval import Approvals
-from polyclinic.deployment.site_config import policy_of
+from polyclinic.deployment.approval_rules import policy_of
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import GateRefused

@@ -3,7 +3,7 @@
 import pytest
 from attacked_site import SITE, ask, study
 
-from polyclinic.deployment.site_config import policy_of
+from polyclinic.deployment.approval_rules import policy_of
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import DataDependentRefusal, GateRefused

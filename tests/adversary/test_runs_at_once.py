@@ -6,9 +6,8 @@ from attacked_site import PRIVATE, ask, first_weights
 from polyclinic.deployment.deployed_site import held_run
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.ledger.budget import LOCK, Budget
+from polyclinic.federation.ledger.budget import EPSILON_LOCK, FOLDER, LOCK, Budget
 from polyclinic.federation.ledger.ledger import Ledger
-from polyclinic.federation.ledger.reservation import EPSILON_LOCK, FOLDER
 from polyclinic.files import lock
 
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from polyclinic.data.parts import prepare
-from polyclinic.engines.nvflare.simulator import TOKEN, is_simulated
+from polyclinic.engines.nvflare.job import TOKEN, is_simulated
 from polyclinic.errors import BadInput
 from polyclinic.runner.run.assembly import Assembly
 

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from polyclinic import __version__
 from polyclinic.deployment import approval
 from polyclinic.deployment.approval import Approvals, Decision, NameTaken, NotApproved, decision_digest
+from polyclinic.deployment.approval_rules import policy_of
 from polyclinic.deployment.deployed_site import ApprovedRelay, discreet
-from polyclinic.deployment.site_config import policy_of
 from polyclinic.deployment.site_status import runs_of
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Suspended, pack, unpack

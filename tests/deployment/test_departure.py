@@ -67,7 +67,7 @@ def test_what_could_act_in_its_name_goes_and_the_proof_stays(kit, capsys):
 
 
 def test_a_running_site_does_not_leave(kit, capsys, monkeypatch):
-    monkeypatch.setattr("polyclinic.deployment.departure.is_running", lambda folder: folder == kit)
+    monkeypatch.setattr("polyclinic.deployment.key_rotation.is_running", lambda folder: folder == kit)
     assert run_app(["site", "leave", "--yes", "--kit", str(kit)]) == 2
     assert "site north is running; stop it" in capsys.readouterr().err
     assert (kit / "startup" / "client.key").exists()

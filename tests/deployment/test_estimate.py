@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from polyclinic.deployment.estimate import bytes_a_round, in_words
+from polyclinic.deployment.study_in_words import bytes_a_round, traffic_in_words
 from polyclinic.study import Study
 
 
@@ -21,8 +21,8 @@ def study(method="fedavg", wire="exact"):
 def test_a_round_moves_the_model_there_and_back():
     each = bytes_a_round(study())
     assert each == 4 * (6 * 26 + 16 * (6 * 25 + 1) + 120 * (400 + 1) + 84 * 121 + 2 * 85)
-    assert in_words(study()).startswith("each site receives and sends about ")
-    assert "in each of 5 rounds" in in_words(study())
+    assert traffic_in_words(study()).startswith("each site receives and sends about ")
+    assert "in each of 5 rounds" in traffic_in_words(study())
 
 
 def test_rounded_numbers_are_fewer_bytes():

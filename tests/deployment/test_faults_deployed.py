@@ -43,7 +43,7 @@ def wait_for_round(deployment, number):
 def child_of(site, deployment):
     """The process in which a site trains."""
     tree = psutil.Process(Rehearsal(deployment).running()[site]).children(recursive=True)
-    return next(one for one in tree if "polyclinic.deployment.worker" in one.cmdline())
+    return next(one for one in tree if "polyclinic.deployment.deployed_site" in one.cmdline())
 
 
 def test_child_site_and_server_are_killed_and_the_run_ends_well(deployment, tiny, undisturbed, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from polyclinic.deployment import admin
 from polyclinic.deployment.admin import ATTEMPTS, Administration, ServerGone, Submission, Watch
 from polyclinic.deployment.coordination import STOPPED
-from polyclinic.engines.outcome import Outcome
+from polyclinic.engines.worker_process import Outcome
 from polyclinic.errors import WorkFailed
 from polyclinic.runner.run.recorder import Display
 

@@ -11,11 +11,9 @@ from processes import wait_for
 
 from polyclinic.engines.nvflare import engine as coordinators_end
 from polyclinic.engines.nvflare import relay as sites_end
-from polyclinic.engines.nvflare.engine import NVFlare, Patience
-from polyclinic.engines.nvflare.job import decode_property, encode_property, write_job
+from polyclinic.engines.nvflare.engine import Kept, NVFlare, Patience, pieces
+from polyclinic.engines.nvflare.job import decode_property, encode_property, site_names, write_job
 from polyclinic.engines.nvflare.relay import Relay
-from polyclinic.engines.nvflare.simulator import site_names
-from polyclinic.engines.nvflare.wire import Kept, pieces
 from polyclinic.engines.worker_process import WorkerGone
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
@@ -418,6 +416,6 @@ def test_a_call_that_does_not_fit_what_is_kept_is_refused(monkeypatch):
     assert kept.whole(first + text, {"0": "0" * 64}) is None
     with pytest.raises(ValueError, match="not as long"):
         kept.whole(whole + b"more", {})
-    monkeypatch.setattr("polyclinic.engines.nvflare.wire.LARGEST", len(whole) - 1)
+    monkeypatch.setattr("polyclinic.engines.nvflare.engine.LARGEST", len(whole) - 1)
     with pytest.raises(ValueError, match="with what did not travel"):
         kept.whole(first + text, {"0": call.parcels["weights"].digest})

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from processes import kill, start, wait_for
 
-from polyclinic.engines.nvflare.process_tree import end_tree, end_with
+from polyclinic.engines.nvflare.job import end_tree, end_with
 
 #: starts a child in a session of its own, says its number, and waits; it may refuse to be asked
 PARENT = """

@@ -35,7 +35,7 @@ def init(
     """Make the kits of the server, of every site and of the admin, with certificates for all."""
     from polyclinic.cli.display import RunDisplay
     from polyclinic.deployment.kits import make_kits
-    from polyclinic.engines.nvflare.simulator import refuse_missing
+    from polyclinic.engines.nvflare.job import refuse_missing
     from polyclinic.study import load_study
 
     refuse_missing()
@@ -58,7 +58,7 @@ def start(
     import signal
 
     from polyclinic.deployment.processes import Participant
-    from polyclinic.engines.nvflare.process_tree import end_tree
+    from polyclinic.engines.nvflare.job import end_tree
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -119,12 +119,12 @@ def submit(
     """Run a study at the sites, and watch over it until it is done."""
     from polyclinic.cli.display import RunDisplay
     from polyclinic.deployment.admin import Administration, Submission, Watch
-    from polyclinic.deployment.estimate import in_words
+    from polyclinic.deployment.study_in_words import traffic_in_words
 
     chosen = study_to_send(study, sets, folder)
     submission = Submission(chosen, name or f"{chosen.method.name}-seed{chosen.seed}", resume)
     display = RunDisplay()
-    typer.echo(in_words(chosen))
+    typer.echo(traffic_in_words(chosen))
     with Administration(folder, within) as administration:
         job = administration.submit(submission)
         typer.echo(f"submitted '{submission.name}' as job {job}")

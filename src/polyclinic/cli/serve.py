@@ -36,7 +36,7 @@ def serve(
     if not place.is_dir():
         raise BadInput(f"{place}: there is no such folder; name one that exists")
     if kit is not None:
-        from polyclinic.deployment.site_people import approvals_of
+        from polyclinic.deployment.site_status import approvals_of
 
         approvals_of(kit)  # BadInput now if it is no site's kit
     listening = server.listen(host, port, tuple(names))

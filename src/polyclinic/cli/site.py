@@ -42,7 +42,7 @@ def pending(kit: Path = KIT) -> None:
 @app.command("show")
 def show(run: str = RUN, kit: Path = KIT) -> None:
     """Say in plain sentences what a study asks of this site."""
-    from polyclinic.deployment.site_people import describe
+    from polyclinic.deployment.site_status import describe
 
     for line in describe(approvals_of(kit), run):
         typer.echo(line)
@@ -72,9 +72,9 @@ def revoke(run: str = RUN, why: str = WHY, kit: Path = KIT) -> None:
 @app.command("status")
 def status(kit: Path = KIT) -> None:
     """Say what runs at this site, what has left so far, and what is left of its budgets."""
-    from polyclinic.deployment.site_config import policy_of
-    from polyclinic.deployment.site_people import standing
-    from polyclinic.deployment.site_status import budget_sentences, is_running, runs_of
+    from polyclinic.deployment.approval_rules import policy_of
+    from polyclinic.deployment.processes import is_running
+    from polyclinic.deployment.site_status import budget_sentences, runs_of, standing
 
     approvals = approvals_of(kit)
     policy = policy_of(approvals.policy_file)
@@ -128,12 +128,12 @@ def leave(
     kit: Path = KIT, yes: bool = typer.Option(False, "--yes", help="Do it; without this nothing is deleted.")
 ) -> None:
     """Leave the federation for good: delete this site's private keys, and keep its ledgers."""
-    from polyclinic.deployment import departure
+    from polyclinic.deployment import key_rotation
 
     approvals = approvals_of(kit)
     if not yes:
         raise BadInput("--yes: missing; with it the kit's private keys, noise and cache of images are deleted for good")
-    for path in departure.leave(approvals.kit, approvals.site):
+    for path in key_rotation.leave(approvals.kit, approvals.site):
         typer.echo(f"deleted {path}")
     typer.echo(
         f"site {approvals.site} has left. Its ledgers, decisions, models and public keys stay in {kit}: keep them."
@@ -149,9 +149,9 @@ def distrust(
     kit: Path = KIT,
 ) -> None:
     """Seal nothing for another site any more."""
-    from polyclinic.deployment import departure
+    from polyclinic.deployment import key_rotation
 
-    departure.distrust(approvals_of(kit).kit, other)
+    key_rotation.distrust(approvals_of(kit).kit, other)
     typer.echo(f"{other}: this site seals nothing for it any more; its old ledgers can still be verified")
 
 
@@ -160,6 +160,6 @@ def distrust(
 
 def approvals_of(kit: Path) -> Approvals:
     """What was decided at the site whose kit this is."""
-    from polyclinic.deployment.site_people import approvals_of as found
+    from polyclinic.deployment.site_status import approvals_of as found
 
     return found(kit)

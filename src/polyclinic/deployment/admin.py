@@ -22,7 +22,7 @@ from polyclinic import __version__
 from polyclinic.deployment.coordination import OUTCOME, STOPPED, in_words
 from polyclinic.deployment.kits import ADMIN
 from polyclinic.engines.nvflare.job import STATUS, STOP, write_job
-from polyclinic.engines.outcome import Outcome
+from polyclinic.engines.worker_process import Outcome
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.json_types import JsonObject
 from polyclinic.runner.run.recorder import Display

@@ -26,10 +26,10 @@ from polyclinic.deployment.approval_rules import (
     NOT_ABOUT_IMAGES,
     changed_settings,
     differ_in_numbers_only,
+    policy_of,
     rules_of,
     widened,
 )
-from polyclinic.deployment.site_config import policy_of
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Suspended
 from polyclinic.federation.layers.stopped import Suspensions

@@ -1,6 +1,6 @@
-"""Rules of a site in the table [approve] of its policy.toml: which studies it approves without a person.
+"""What a site's own people wrote into policy.toml of its kit: what may leave, and which studies need no person.
 
-Without that table a person must approve every study.
+Without the table [approve] a person must approve every study.
 """
 
 from __future__ import annotations
@@ -16,6 +16,22 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.policy import Policy
 from polyclinic.json_types import JsonObject
 from polyclinic.settings import Settings, sentences
+
+#: parcels of metrics that a site lets out over all its runs, where its policy does not say how many
+MAX_SCORES = 1000
+
+
+def policy_of(file: Path) -> Policy:
+    """The policy in a site's file. `deployed` is what every such site is, and no setting; the table [approve] holds
+    rules about studies, for `approval_rules`."""
+    tables = {name: value for name, value in read_toml(file).items() if name != "approve"}
+    if "deployed" in tables:
+        raise BadInput(f"{file}: 'deployed' is not a setting; take it out")
+    try:
+        return Policy(**{"max_scores": MAX_SCORES, **tables}, deployed=True)
+    except ValidationError as error:
+        raise BadInput(f"{file}: {sentences(error, '', Policy)}") from None
+
 
 #: how the name of a rule begins where it approves, instead of a person's
 BY_RULE = "the rule "

@@ -24,7 +24,7 @@ from polyclinic.data.parts import PreparedSites
 from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval import TOLD
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
-from polyclinic.engines.outcome import Outcome
+from polyclinic.engines.worker_process import Outcome
 from polyclinic.errors import BadInput, RunPaused, WorkFailed
 from polyclinic.federation.call import pack, unpack
 from polyclinic.federation.ledger.key_ring import KeyRing, KitKeys

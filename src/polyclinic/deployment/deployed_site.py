@@ -24,10 +24,10 @@ from polyclinic.data.own_images import load_site_plugins, only_site_plugins, own
 from polyclinic.data.parts import ImageSet, PreparedSites
 from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval import TOLD, TRUSTED_WEIGHTS, Approvals, NameTaken, NotApproved, Request, State
-from polyclinic.deployment.site_config import policy_of
-from polyclinic.engines.nvflare.process_tree import end_with
+from polyclinic.deployment.approval_rules import policy_of
+from polyclinic.engines.nvflare.job import end_with
 from polyclinic.engines.nvflare.relay import Relay, refusal
-from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_command, reason_of
+from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_command, read_spec, reason_of, serve
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import DataDependentRefusal, GateRefused, pack
 from polyclinic.federation.host import SiteHost
@@ -71,7 +71,7 @@ def relay_of(job_spec: dict[str, Any], site: str, kit: Path) -> Relay:
     request = approvals.request(run, study, job_spec["version"])
     threads = own_threads(request)
     worker_spec = json.dumps({"study": job_spec["study"], "run": job_spec["run"], "site": site, "kit": str(kit)})
-    command = python_command("polyclinic.deployment.worker")
+    command = python_command("polyclinic.deployment.deployed_site")
     start_worker = lambda: WorkerProcess(command, threads=threads, spec=worker_spec)  # noqa: E731
     return ApprovedRelay(site, start_worker, discreet(str(kit)), lambda: approvals.require(run))
 
@@ -240,3 +240,19 @@ def _own_calibration(
         return calibrate_on(trainer, validation)
     except Exception:
         return None
+
+
+def main() -> None:
+    os.umask(0o077)  # what a site writes is for its own people only
+    worker_spec = json.loads(read_spec())
+    with contextlib.ExitStack() as held:
+
+        def make_host() -> SiteHost:
+            held.enter_context(held_run(worker_spec))
+            return deployed_host(worker_spec)
+
+        serve(make_host, discreet(worker_spec["kit"]))
+
+
+if __name__ == "__main__":
+    main()

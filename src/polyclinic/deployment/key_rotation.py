@@ -1,4 +1,6 @@
-"""Key rotation: a site takes new sealing and signing keys, and the old key vouches for them.
+"""Keys of a site that change hands: rotation, a site that leaves for good, a site that others no longer trust.
+
+In a rotation the old key vouches for the new ones:
 
 KIT/keys/rotations/ledger/SITE.jsonl   two lines for every rotation, signed by the old key: `digest` is a new public key
 
@@ -10,6 +12,8 @@ that signed it.
 from __future__ import annotations
 
 import contextlib
+import shutil
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,9 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.kits import KEYS_HEAD
+from polyclinic.deployment.processes import LEFT, is_running
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.key_ring import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE, KitKeys, PublicKeys
 from polyclinic.federation.ledger.ledger import Ledger, verify
@@ -102,3 +108,44 @@ def _no_run_at_work(kit: Path) -> Any:
                 run = file.name.removeprefix(".").removesuffix(".lock")
                 raise BadInput(f"run '{run}' is at work at this site; stop it before you rotate the keys") from None
         yield
+
+
+def leave(kit: Path, site: str) -> list[Path]:
+    """End everything that could act in the site's name; what was deleted.
+
+    Every study is revoked or refused, with a line in the ledger, before the keys go. Ledgers, anchors, decisions,
+    models and public keys stay: they are the site's proof of what left.
+    """
+    if is_running(kit):
+        raise BadInput(f"site {site} is running; stop it (Ctrl-C, or your service manager) before it leaves")
+    approvals = Approvals(kit, site)
+    for request in approvals.requests():
+        decided = approvals.decisions(request.run)
+        if not decided or decided[-1].decision == "approve":
+            approvals.decide(request.run, "revoke" if decided else "refuse", "the site leaves for good")
+    atomic_write(kit / LEFT, f"site {site} left for good on {time.strftime('%Y-%m-%d %H:%M:%S')}\n", private=True)
+    return [path for path in secrets_of(kit) if _delete(path)]
+
+
+def secrets_of(kit: Path) -> list[Path]:
+    """What of a kit could act in the site's name, undo its noise, or hold its images."""
+    keys = [kit / "startup" / "client.key", kit / "local" / PRIVATE_FILE, kit / "local" / SIGNING_FILE]
+    return [*keys, *sorted((kit / "runs").glob("*/sites/*/noise.key")), kit / "cache"]
+
+
+def _delete(path: Path) -> bool:
+    there = path.exists()
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    return there
+
+
+def distrust(kit: Path, other: str) -> None:
+    """Seal nothing for another site any more. Its signing keys stay, so that its old ledgers can be verified."""
+    file = kit / "local" / PUBLIC_FILE
+    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    if tables["sealing"].pop(other, None) is None:
+        raise BadInput(f"{other}: {file} has no sealing key of this site; it lists {', '.join(tables['sealing'])}")
+    atomic_write(file, KEYS_HEAD + tomli_w.dumps(tables), private=True)

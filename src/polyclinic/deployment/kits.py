@@ -17,6 +17,7 @@ import json
 import re
 import shutil
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,11 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from polyclinic import __version__
 from polyclinic.data.allowed_paths import COORDINATOR, refuse_coordinator
 from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.data.source import AtSites
-from polyclinic.deployment.approval_rules import TABLE, ApprovalRules
-from polyclinic.deployment.kit_readme import write_readmes
-from polyclinic.deployment.site_config import MAX_SCORES
+from polyclinic.deployment.approval_rules import MAX_SCORES, TABLE, ApprovalRules
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.key_ring import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE
@@ -136,7 +136,7 @@ def _builders() -> list[dict[str, Any]]:
     return [
         {"path": f"{place}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
         {"path": f"{place}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
-        {"path": "polyclinic.deployment.certificates.CertBuilder"},
+        {"path": "polyclinic.deployment.programs.CertBuilder"},
         {"path": f"{place}.signature.SignatureBuilder"},
     ]
 
@@ -251,3 +251,78 @@ def _policy_text(rehearsed: bool) -> str:
     incoming = settings_with_comments(chosen.incoming)
     tables = [INCOMING_HEAD, "[incoming]", *incoming, APPROVE_HEAD, f"[{TABLE}]", *rules]
     return "\n".join([POLICY_HEAD, *settings, *tables, ""])
+
+
+README_OF_SITE = """
+This is the kit of the site '{name}'.
+
+It lets your hospital take part in a federation: studies come from the server
+{server}, your images stay on your machine, and what your policy allows leaves it.
+
+THE FOLDER HOLDS PRIVATE KEYS. Whoever has it can act as your site. Send it by a safe way,
+keep it readable by one user only, and tell the coordinator at once if it is lost.
+
+BEGIN
+1. Install the same version everywhere: pip install 'polyclinic[nvflare,segmentation]=={version}'
+2. local/site.toml: say where your images are. The coordinator never sees this file.
+3. local/policy.toml: say what may leave. Every line explains itself.
+4. polyclinic deploy start FOLDER        (it connects, waits for studies, and reconnects)
+
+EVERY DAY (in this folder, or with --kit FOLDER)
+polyclinic site pending                  studies that wait for a decision of yours
+polyclinic site show RUN                 what a study asks of your site, in sentences
+polyclinic site approve RUN              or: refuse; later: revoke
+polyclinic site status                   what left so far, and what is left of your budgets
+polyclinic ledger FOLDER/runs/RUN        every parcel that left
+
+WHAT IS HERE
+startup/     certificate and private key of your site, address of the server; do not change
+local/       your own settings, and the keys that sign your ledgers
+runs/        one folder for each study: ledger, model
+approvals/   your decisions, signed
+anchors/     the ends of your ledgers; keep them with the ledgers
+failures.log why work failed; it may name files, and it stays here
+
+The site opens outgoing connections to {server} only. Nothing has to be opened in
+your firewall. The certificate ends after a year; then the coordinator sends a new kit.
+
+TO LEAVE FOR GOOD: stop the site, then `polyclinic site leave --yes`.
+More: docs/deploy.md and docs/hospital_it.md of Polyclinic.
+"""
+README_OF_SERVER = """
+This is the kit of the server of a federation. Sites reach it as {server}.
+
+THE FOLDER HOLDS PRIVATE KEYS: keep it readable by one user only.
+
+1. Install: pip install 'polyclinic[nvflare,segmentation]=={version}', the same version as the sites.
+2. Let the sites reach the port. No other port is needed.
+3. polyclinic deploy start FOLDER
+
+runs/     studies with their checkpoints and results; back them up
+local/    settings of the server, and the key that signs what it received
+startup/  certificate and private key; do not change
+
+Studies are submitted with the kit `admin`: polyclinic deploy submit STUDY.
+More: docs/deploy.md and docs/hospital_it.md of Polyclinic.
+"""
+README_OF_ADMIN = """
+This is the kit of whoever submits studies. It holds a private key.
+
+polyclinic deploy submit STUDY           run a study, and watch over it
+polyclinic deploy status                 who is connected, how far every run is
+polyclinic deploy fetch --out FOLDER     model, result and history of a run
+
+Leave this folder where `polyclinic deploy init` wrote it: the commands look for it there.
+More: docs/deploy.md of Polyclinic.
+"""
+
+
+def write_readmes(folder: Path, sites: tuple[str, ...], address: str) -> None:
+    """Put our readme into the kits of a deployment in place of NVFlare's; `address` is the server's host:port."""
+    texts = {folder / "sites" / name: README_OF_SITE for name in sites}
+    texts |= {folder / "server": README_OF_SERVER, folder / "admin": README_OF_ADMIN}
+    for kit, text in texts.items():
+        for old in (kit / "readme.txt", kit / "startup" / "readme.txt"):
+            old.unlink(missing_ok=True)
+        filled = text.format(name=kit.name, server=address, version=__version__)
+        (kit / "README.txt").write_text(textwrap.dedent(filled).lstrip(), encoding="utf-8")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polyclinic.deployment.approval_rules import rules_of
-from polyclinic.deployment.departure import refuse_if_left
-from polyclinic.engines.nvflare.process_tree import end_tree
+from polyclinic.engines.nvflare.job import end_tree
 from polyclinic.engines.worker_process import python_command
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write
@@ -162,3 +163,27 @@ def _started(pid: int) -> float | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time(), 2)
     except psutil.NoSuchProcess:
         return None
+
+
+def is_running(kit: Path) -> bool:
+    """Whether the site's own process runs on this machine."""
+    return any("client_train" in " ".join(command) and str(kit) in command for command in _commands())
+
+
+def _commands() -> Iterator[list[str]]:
+    import psutil
+
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            yield process.cmdline()
+
+
+#: in a kit: says that its site has left, and when
+LEFT = "left.txt"
+
+
+def refuse_if_left(kit: Path) -> None:
+    """BadInput for the kit of a site that has left."""
+    if (kit / LEFT).exists():
+        told = (kit / LEFT).read_text(encoding="utf-8").strip()
+        raise BadInput(f"{kit}: {told}; to take part again, get a new kit from the coordinator")

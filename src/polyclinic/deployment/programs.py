@@ -1,11 +1,12 @@
-"""The classes that NVFlare runs: the coordinator's program at the server, and the site's program at every site.
+"""The classes that NVFlare imports by their names: the coordinator's program, the site's, the builder of certificates.
 
-NVFlare makes one object of each class for a job and finds their functions by their marks. Nothing but bytes and a word
+NVFlare makes one object of each program for a job and finds its functions by their marks. Nothing but bytes and a word
 travels between them.
 """
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 from pathlib import Path
@@ -14,12 +15,11 @@ from typing import Any
 from nvflare.collab import CollabCallError, collab
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
+from nvflare.lighter.impl import cert
 
 from polyclinic.engines.nvflare.engine import Send
-from polyclinic.engines.nvflare.job import SPEC, STATUS, STOP, decode_property
-from polyclinic.engines.nvflare.process_tree import end_with
+from polyclinic.engines.nvflare.job import SPEC, STATUS, STOP, TOKEN, decode_property, end_with, is_simulated
 from polyclinic.engines.nvflare.relay import Relay, refusal
-from polyclinic.engines.nvflare.simulator import TOKEN, is_simulated
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.errors import BadInput
 
@@ -139,3 +139,17 @@ def is_present(cell: Any, site: str) -> bool:
         channel="_net_manager", topic="peers", target=site, request=Message(), timeout=5.0
     )
     return reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK
+
+
+#: before now: a hospital whose clock is behind must not find the certificate of the server not yet valid
+ALREADY_VALID = datetime.timedelta(days=1)
+
+
+class CertBuilder(cert.CertBuilder):
+    """NVFlare's own, whose certificates are valid since yesterday."""
+
+    @staticmethod
+    def _generate_cert(*arguments: Any, **settings: Any) -> Any:
+        begins = settings.get("not_valid_before") or datetime.datetime.now(datetime.UTC)
+        settings["not_valid_before"] = begins - ALREADY_VALID
+        return cert.CertBuilder._generate_cert(*arguments, **settings)

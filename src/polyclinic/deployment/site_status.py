@@ -1,23 +1,28 @@
-"""Where a deployed site stands: what runs, what has left, and what is left of its budgets."""
+"""What the people of a hospital see, by command (`polyclinic site`) or on a page (`serve --kit`): studies that came,
+what runs, what has left, and what is left of the budgets.
+"""
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyclinic.data.own_images import only_site_plugins, own_data
 from polyclinic.data.source import AtSites
+from polyclinic.deployment.approval import Approvals
+from polyclinic.deployment.approval_rules import policy_of
+from polyclinic.deployment.processes import Participant
+from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.budget import OverBudget, Price, Spent, price_at
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.ledger.signing import LedgerBroken
 from polyclinic.federation.policy import Policy
 from polyclinic.files import lock
 from polyclinic.json_types import JsonObject
-from polyclinic.study import load_run_study
+from polyclinic.study import load_run_study, parse_study
 
 
 @dataclass(frozen=True)
@@ -90,19 +95,6 @@ def _is_held(path: Path) -> bool:
         return True
 
 
-def is_running(kit: Path) -> bool:
-    """Whether the site's own process runs on this machine."""
-    return any("client_train" in " ".join(command) and str(kit) in command for command in _commands())
-
-
-def _commands() -> Iterator[list[str]]:
-    import psutil
-
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            yield process.cmdline()
-
-
 @dataclass(frozen=True)
 class Used:
     """What all runs together have used of one budget; `most` is None where the policy sets no limit."""
@@ -138,3 +130,39 @@ def budgets(policy: Policy, runs: list[RunStatus]) -> list[Used]:
 def budget_sentences(policy: Policy, runs: list[RunStatus]) -> list[str]:
     """The same in sentences."""
     return [one.sentence for one in budgets(policy, runs)]
+
+
+def approvals_of(kit: Path) -> Approvals:
+    """What was decided at the site whose kit this is."""
+    participant = Participant.of(kit)
+    if participant.name == "server":
+        raise BadInput(f"--kit {kit}: is the server's kit; name that of a site")
+    return Approvals(participant.kit, participant.name)
+
+
+def standing(approvals: Approvals, run: str) -> str:
+    """Where a study stands, in one or two sentences."""
+    words = {"waiting": "It waits for your decision.", "approved": "It is approved.", "refused": "It was refused."}
+    told = words.get(approvals.state(run), "Its approval was revoked.")
+    if wider := approvals.new_in_policy(run):
+        told += f" Your policy lets out more than when you approved it: {'; '.join(wider)}."
+    for one in Suspensions(approvals.kit).all():
+        if one.study == run:
+            told += (
+                f" It was suspended on {one.since}: {one.reason}. The coordinator was not told this reason, as it may "
+                "depend on your images. Look into it before you approve the study again."
+            )
+    return told
+
+
+def describe(approvals: Approvals, run: str) -> list[str]:
+    """What a study asks of this site, in plain sentences."""
+    request = approvals.named(run)
+    last = approvals.last_approved(but=run)
+    policy = policy_of(approvals.policy_file)
+    with only_site_plugins(approvals.kit / "runs" / run):
+        asked = Asked(parse_study(request.study), approvals.site, approvals.kit, policy)
+        return [
+            f"Study '{run}', which came on {request.since}. {standing(approvals, run)}",
+            *asked.sentences(last.study if last else None),
+        ]

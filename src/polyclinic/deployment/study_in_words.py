@@ -12,6 +12,7 @@ from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS, trusted_tensors
 from polyclinic.deployment.approval_rules import changed_settings
 from polyclinic.errors import BadInput
+from polyclinic.federation.layers.gate import model_bytes
 from polyclinic.federation.layers.sealing import KeyExchange
 from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
@@ -19,6 +20,7 @@ from polyclinic.federation.operation import Operation
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.sums.settings import Floor
 from polyclinic.federation.sums.site_sums import SiteSums
+from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.analytic import Analytic
 from polyclinic.methods.shared.local_training import LocalWork
@@ -255,3 +257,38 @@ def new_against(last: JsonObject | None, study: Study) -> list[str]:
     if not changes:
         return ["It has the settings of the study that was approved last."]
     return ["What is new against the study that was approved last:", *(f"- {change}" for change in changes)]
+
+
+#: of the bytes of numbers: what is left of them on the wire
+SHARES = {"exact": 1.0, "delta": 1.0, "fp16": 0.5, "int8": 0.25}
+#: kinds that are as large as the model
+AS_MODEL = frozenset({"weights", "gradients"})
+
+
+def bytes_a_round(study: Study) -> int | None:
+    """Bytes that each site receives in a round, and as many that it sends; None for a method that does not send its
+    model back and forth in rounds."""
+    if not study.method.traits.gradual or not _releases(study) & AS_MODEL:
+        return None
+    assert isinstance(study.data, AtSites)
+    names = study.sites.site_names()
+    prepared = PreparedSites(Path(), names, study.data.info(names))
+    return int(model_bytes(Assembly(study, prepared, Path()).trainer()) * SHARES[study.engine.wire])
+
+
+def _releases(study: Study) -> set[str]:
+    """The kinds that the method's operations release."""
+    found = (getattr(getattr(study.method, name, None), "operation", None) for name in dir(type(study.method)))
+    return {kind for operation in found if operation is not None for kind in operation.releases}
+
+
+def traffic_in_words(study: Study) -> str:
+    """One sentence for the owner of a study."""
+    each = bytes_a_round(study)
+    if each is None:
+        return f"'{study.method.name}' sends other parcels than models: its bytes were not estimated"
+    rounds = study.method.rounds
+    return (
+        f"each site receives and sends about {human_bytes(each)} in each of {rounds} rounds, "
+        f"{human_bytes(2 * each * rounds)} in all"
+    )

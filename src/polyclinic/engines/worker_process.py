@@ -9,20 +9,24 @@ Pipes and threads only, which every system has: no `select`, no signals, no inhe
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import IO, Any
 
-from polyclinic.errors import Damaged, StorageFailed
+from polyclinic.errors import BadInput, Damaged, StorageFailed, WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.ledger.signing import LedgerBroken
 from polyclinic.federation.site import SitePosition
-from polyclinic.files import STORAGE_ERRORS
+from polyclinic.files import STORAGE_ERRORS, atomic_write
+from polyclinic.json_types import JsonObject, parse_json
 from polyclinic.progress import listening
 from polyclinic.progress import tell as tell_progress
 
@@ -284,3 +288,33 @@ def _answer(host: SiteHost, header: dict[str, Any], blobs: list[bytes], tell: Ca
     except Exception as error:
         return pack({"failed": tell(error), "position": None, "storage": is_storage_failure(error)}, [])
     return pack({"failed": None, "position": position}, [reply.to_bytes()])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`error` is None when all went well, else the name of the exception; `reason` one sentence."""
+
+    error: str | None = None
+    reason: str | None = None
+    values: JsonObject | None = None
+
+    @classmethod
+    def of(cls, work: Callable[[], JsonObject]) -> Outcome:
+        """What became of a piece of work."""
+        try:
+            return cls(values=work())
+        except Exception as error:
+            return cls(type(error).__name__, reason_of(error))
+
+    def result(self) -> JsonObject:
+        """What was found; BadInput or WorkFailed if nothing was."""
+        if self.values is not None:
+            return self.values
+        raise BadInput(self.reason or "") if self.error == "BadInput" else WorkFailed(self.reason or "")
+
+    def write(self, path: Path) -> None:
+        atomic_write(path, json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Outcome:
+        return cls(**parse_json(path.read_text(encoding="utf-8")))

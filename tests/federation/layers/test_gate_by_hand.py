@@ -10,11 +10,10 @@ from polyclinic.federation.call import GateRefused, GateRefusedData, Suspended
 from polyclinic.federation.layers.gate import Gate, RawImages, _as_bytes, check_finite
 from polyclinic.federation.layers.stopped import FOLDER, Suspension, Suspensions
 from polyclinic.federation.ledger.background import PAYS_FROM
-from polyclinic.federation.ledger.budget import Budget
+from polyclinic.federation.ledger.budget import EPSILON_LOCK, Budget, Reservations, Reserved
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.ledger.reservation import EPSILON_LOCK, Reservations, Reserved
 from polyclinic.federation.policy import Policy
 from polyclinic.files import lock
 

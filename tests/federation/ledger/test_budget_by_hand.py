@@ -7,11 +7,15 @@ import pytest
 import torch
 
 from polyclinic.federation.ledger.budget import (
+    EPSILON_LOCK,
+    FOLDER,
     LOCK,
     Budget,
     OverBudget,
     OverBytes,
     Price,
+    Reservations,
+    Reserved,
     Spent,
     size_tells_something,
     tells_something,
@@ -19,7 +23,6 @@ from polyclinic.federation.ledger.budget import (
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.ledger.reservation import EPSILON_LOCK, FOLDER, Reservations, Reserved
 from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken
 from polyclinic.federation.policy import Policy
 from polyclinic.files import lock

@@ -13,7 +13,7 @@ from company import Company
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.sums import shamir
+from polyclinic.federation.sums import masks
 from polyclinic.federation.sums.coordinator_sums import Unmasking
 from polyclinic.federation.sums.masks import Context
 from polyclinic.federation.sums.open_sum import known
@@ -242,7 +242,7 @@ def test_a_site_that_is_said_to_have_dropped_out_stays_masked(company):
     agreed = agree(some, others, others)
     shares = {NAMES.index(name) + 1: some.unmask(name, others, agreed) for name in others}
     row = NAMES.index("cleo")
-    found = shamir.combine({place: some_shares[row].numpy().tobytes() for place, some_shares in shares.items()})
+    found = masks.combine_shares({place: some_shares[row].numpy().tobytes() for place, some_shares in shares.items()})
     assert found == bytes.fromhex(before.mask_key)  # the coordinator has it now, and all masks with the others
     with pytest.raises(ParcelRejected, match="or not this site"):
         some.agree("cleo", others)
@@ -337,7 +337,7 @@ def test_a_site_that_lies_about_shares_is_noticed(company):
 def test_shares_of_another_shape_are_left_out():
     """What most sites gave is enough: the rows of `cleo` are too short, and `di` sends none."""
     names, secret = NAMES[:4], bytes(range(32))
-    shares = [torch.frombuffer(bytearray(share), dtype=torch.uint8) for share in shamir.split(secret, 2, 4)]
+    shares = [torch.frombuffer(bytearray(share), dtype=torch.uint8) for share in masks.split_secret(secret, 2, 4)]
     given = {
         name: Parcel("shares", {"shares": torch.stack([share] * 4)}) for name, share in zip(names, shares, strict=True)
     }

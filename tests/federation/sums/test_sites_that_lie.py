@@ -9,7 +9,7 @@ from company import Company
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.sums import shamir
+from polyclinic.federation.sums import masks
 from polyclinic.federation.sums.open_sum import changed, known
 from polyclinic.federation.sums.settings import Federated
 from polyclinic.federation.sums.site_sums import draw
@@ -144,7 +144,7 @@ def test_a_coefficient_has_twice_as_many_bytes_as_the_prime_wants(company):
     halves = [draw(site, "coefficient", "own seed", "answer", 1, half) for half in (0, 1)]
     assert len(set(halves)) == 2
     expected = int.from_bytes(bytes.fromhex(found.own_seed), "big") + int.from_bytes(b"".join(halves), "big")
-    assert int.from_bytes(made[0], "big") == expected % shamir.PRIME
+    assert int.from_bytes(made[0], "big") == expected % masks.PRIME
 
 
 def test_secret_bytes_are_32_and_those_of_a_simulated_site_follow_from_its_address(company):

@@ -1,14 +1,27 @@
-"""The NVFlare job of a run: two components of the installed package, and no code of its own.
+"""NVFlare's jobs and the processes that run them: the job of a run, the simulator, processes that end together.
 
-A job without code needs no right to "bring your own code" at a site: sites run what they have installed, nothing else.
+A job has two components of the installed package, and no code of its own: it needs no right to "bring your own code" at
+a site, which runs what it has installed, nothing else.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import hmac
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+from polyclinic.engines.worker_process import EXITS_WITHIN
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.json_types import JsonObject
 
 COORDINATOR = "polyclinic.deployment.programs.Coordinator"
@@ -60,3 +73,123 @@ def decode_property(text: str) -> JsonObject:
 
 def _write(path: Path, values: JsonObject) -> None:
     path.write_text(json.dumps(values, indent=1), encoding="utf-8")
+
+
+#: the variable in the environment of the simulator's processes that tells them whose simulation they are
+TOKEN = "POLYCLINIC_SIMULATION_TOKEN"
+
+
+def site_names(sites: tuple[str, ...]) -> dict[str, str]:
+    """The sites by the names that NVFlare can take for them: letters, digits, '-' and '_'."""
+    names = {re.sub(r"[^A-Za-z0-9_-]", "-", site): site for site in sites}
+    if len(names) < len(sites):
+        raise BadInput("sites: NVFlare tells sites apart by letters, digits, '-' and '_' only; rename some of them")
+    return names
+
+
+def simulate(job: Path, workspace: Path, sites: list[str], *, watch: Callable[[], None], token: str) -> None:
+    """Run a job to its end; `watch` is called now and then. WorkFailed if the simulator fails.
+
+    `token` is what the simulator's processes find in their environment (`is_simulated`).
+
+    The simulator's own folder is `workspace`; it is gone afterwards unless something went wrong.
+    """
+    refuse_missing()
+    _allow_our_classes(workspace)
+    log = workspace.with_name(f"{workspace.name}.log")
+    command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w", str(workspace)]
+    command += ["-c", ",".join(sites), "-t", str(len(sites)), "-m", str(len(sites))]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, TOKEN: token},
+        )
+        try:
+            while process.poll() is None:
+                watch()
+                time.sleep(0.2)
+        finally:
+            end_tree(process.pid, patience=0)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(EXITS_WITHIN)
+    if process.returncode:
+        raise WorkFailed(f"NVFlare's simulator failed with exit code {process.returncode}; see {log} and {workspace}")
+    watch()
+
+
+def is_simulated(token: str) -> bool:
+    """Whether this process was started by the simulator of the run that sends this token.
+
+    A deployed site's process has no token, whatever an order says.
+    """
+    return bool(token) and hmac.compare_digest(os.environ.get(TOKEN, ""), token)
+
+
+def _allow_our_classes(workspace: Path) -> None:
+    shutil.rmtree(workspace, ignore_errors=True)
+    local = workspace / "local"
+    local.mkdir(parents=True)
+    resources = {"format_version": 2, "class_allow_list": list(CLASSES)}
+    (local / "resources.json.default").write_text(json.dumps(resources), encoding="utf-8")
+
+
+def refuse_missing() -> None:
+    """BadInput if NVFlare is not installed."""
+    try:
+        import nvflare  # noqa: F401
+    except ImportError:
+        raise BadInput("engine.name: 'nvflare' needs the extra: pip install 'polyclinic[nvflare]'") from None
+
+
+#: seconds between looks at the process that this one ends with
+LOOK = 0.2
+
+
+def end_tree(*pids: int, patience: float = 20.0) -> None:
+    """Ask processes to end, and kill what is left of them and of their children after `patience` seconds.
+
+    Without patience (0) all are killed at once. Children may lie in sessions of their own, so they are found by parent.
+    """
+    import psutil
+
+    tree: list[psutil.Process] = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            tree += [*process.children(recursive=True), process]
+            if patience:
+                process.terminate()
+    left = psutil.wait_procs(tree, timeout=patience)[1] if patience else tree
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=60)
+
+
+def end_with(pid: int) -> None:
+    """From now on, end this process at once when process `pid` is gone; now, if it is gone already.
+
+    A process that was killed cannot end those that it started: they watch for that themselves.
+    """
+    import psutil
+
+    def gone() -> bool:
+        try:
+            return not other.is_running() or other.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    def watch() -> None:
+        while not gone():
+            time.sleep(LOOK)
+        os._exit(1)
+
+    try:
+        other = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from polyclinic.engines.nvflare.wire import LARGEST, PATIENCE, PIECE, Kept
+from polyclinic.engines.nvflare.engine import LARGEST, PATIENCE, PIECE, Kept
 from polyclinic.engines.worker_process import EXITS_WITHIN, WorkerGone, WorkerProcess, reason_of
 from polyclinic.federation.call import pack, unpack
 from polyclinic.federation.site import SitePosition

@@ -29,12 +29,12 @@ from polyclinic.federation.ledger.budget import (
     EpsilonLimit,
     OverBudget,
     OverBytes,
+    Reserved,
     size_tells_something,
 )
 from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.ledger.reservation import Reserved
 from polyclinic.federation.policy import Policy
 
 if TYPE_CHECKING:

@@ -9,26 +9,86 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.ledger.reservation import Reservations, Reserved
 from polyclinic.federation.ledger.signing import AnchorFile
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.traffic import PUBLIC
-from polyclinic.files import lock
+from polyclinic.files import atomic_write, lock
 from polyclinic.privacy.epsilon import Mechanism, group_epsilon
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
+
+FOLDER = "reserved"
+#: held while private work is done: its epsilon is known afterwards, so that all that is left is set aside for it
+EPSILON_LOCK = ".epsilon.lock"
+
+
+class Reserved(NamedTuple):
+    """Bytes and parcels of scores."""
+
+    bytes: int = 0
+    scores: int = 0
+
+
+class Reservations:
+    """What the runs of one site have set aside, a file in the kit for each run that works now."""
+
+    def __init__(self, runs: Path, run: str) -> None:
+        self._runs, self._folder, self._run = runs, runs.parent / FOLDER, run
+
+    @contextlib.contextmanager
+    def hold(self, wanted: Reserved) -> Iterator[None]:
+        """Set this aside while something is done."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self._file(self._run)
+        with lock(self._lock(self._run)):
+            atomic_write(file, json.dumps(wanted), private=True)
+            try:
+                yield
+            finally:
+                file.unlink(missing_ok=True)
+
+    def of_others(self) -> Reserved:
+        """What other runs have set aside."""
+        found = [Reserved(*json.loads(file.read_text())) for file in self._working()]
+        return Reserved(sum(one.bytes for one in found), sum(one.scores for one in found))
+
+    @contextlib.contextmanager
+    def alone_with_epsilon(self) -> Iterator[None]:
+        """Wait until no other run does private work, and keep others from it meanwhile."""
+        with lock(self._runs / EPSILON_LOCK):
+            yield
+
+    def _working(self) -> Iterator[Path]:
+        for file in sorted(self._folder.glob("*.json")):
+            if file != self._file(self._run) and not self._is_free(self._lock(file.stem)):
+                yield file
+
+    def _is_free(self, path: Path) -> bool:
+        try:
+            with lock(path, wait=0):
+                return True
+        except TimeoutError:
+            return False
+
+    def _file(self, run: str) -> Path:
+        return self._folder / f"{run}.json"
+
+    def _lock(self, run: str) -> Path:
+        return self._folder / f".{run}.lock"
+
 
 #: held while a budget is checked and charged, by one run of the site at a time
 LOCK = ".budget.lock"

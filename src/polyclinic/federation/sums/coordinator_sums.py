@@ -21,8 +21,7 @@ from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.ledger import sealing
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import Operation
-from polyclinic.federation.sums import shamir
-from polyclinic.federation.sums.masks import Context, add_masks, pair_secret, sign_of
+from polyclinic.federation.sums.masks import SHARE_BYTES, Context, add_masks, combine_shares, pair_secret, sign_of
 from polyclinic.federation.sums.open_sum import SIGNATURE_BYTES
 from polyclinic.federation.sums.rows import TAIL, Layout, check_layout, check_open, digest_of_question, parcels_of
 from polyclinic.federation.sums.settings import MOST_SITES, Federated
@@ -226,9 +225,9 @@ class Unmasking:
     def _secret(self, place: int, given: Mapping[str, Parcel]) -> bytes | None:
         order = sorted(self.context.keys)
         rows = {site: parcel.tensors.get("shares") for site, parcel in given.items()}
-        wanted = (len(self.context.members), shamir.SHARE_BYTES)
+        wanted = (len(self.context.members), SHARE_BYTES)
         fitting = {s: row for s, row in rows.items() if row is not None and tuple(row.shape) == wanted}
-        return shamir.combine({order.index(s) + 1: row[place].numpy().tobytes() for s, row in fitting.items()})
+        return combine_shares({order.index(s) + 1: row[place].numpy().tobytes() for s, row in fitting.items()})
 
     def _pairs(self, gone: str, secret: bytes | None) -> Iterator[tuple[bytes, int]]:
         """The masks that a site which dropped out left in the others' answers."""

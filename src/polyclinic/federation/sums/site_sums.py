@@ -24,8 +24,7 @@ from polyclinic.federation.call import COORDINATOR, GateRefused, GateRefusedData
 from polyclinic.federation.ledger import sealing
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import operation
-from polyclinic.federation.sums import shamir
-from polyclinic.federation.sums.masks import add_masks, pair_secret, sign_of
+from polyclinic.federation.sums.masks import SHARE_BYTES, add_masks, pair_secret, sign_of, split_secret
 from polyclinic.federation.sums.open_sum import (
     OpenSum,
     at_step,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 #: the kinds of parcel of a secure sum
 MASKED, SHARES = "masked", "shares"
 #: bytes of the two shares that a site seals for another one, and of their box
-TWO_SHARES = 2 * shamir.SHARE_BYTES
+TWO_SHARES = 2 * SHARE_BYTES
 BOX = TWO_SHARES + sealing.OVERHEAD
 
 
@@ -117,7 +116,7 @@ class SiteSums:
         held = dict(found.held)
         for sender, box in shares.items():
             plain = self._open_box(site, found, sender, box)
-            held[sender] = (plain[: shamir.SHARE_BYTES].hex(), plain[shamir.SHARE_BYTES :].hex())
+            held[sender] = (plain[:SHARE_BYTES].hex(), plain[SHARE_BYTES:].hex())
         self._check_left(len(held), found.threshold)
         keep(site, changed(found, {"step": "ready", "held": held, "members": tuple(sorted(held))}))
 
@@ -243,7 +242,7 @@ class SiteSums:
             high, low = (draw(site, "coefficient", purpose, found.operation, number, half) for half in (0, 1))
             return int.from_bytes(high + low, "big")
 
-        return shamir.split(bytes.fromhex(secret), found.threshold, len(found.keys), coefficient)
+        return split_secret(bytes.fromhex(secret), found.threshold, len(found.keys), coefficient)
 
     def _box(self, site: Site, found: OpenSum, name: str, of_key: bytes, of_seed: bytes) -> Tensor:
         if name == site.name:  # a place without a box

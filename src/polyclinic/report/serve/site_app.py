@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from polyclinic import __version__
 from polyclinic.deployment.approval import Approvals, Request
-from polyclinic.deployment.site_config import policy_of
-from polyclinic.deployment.site_people import approvals_of, describe, standing
-from polyclinic.deployment.site_status import RunStatus, budgets, is_running, run_folders, run_of
+from polyclinic.deployment.approval_rules import policy_of
+from polyclinic.deployment.processes import is_running
+from polyclinic.deployment.site_status import RunStatus, approvals_of, budgets, describe, run_folders, run_of, standing
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.signing import LedgerBroken

@@ -15,12 +15,9 @@ from typing import Any
 import torch
 
 from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
-from polyclinic.engines.nvflare.job import write_job
-from polyclinic.engines.nvflare.process_tree import end_with
+from polyclinic.engines.nvflare.job import end_with, simulate, site_names, write_job
 from polyclinic.engines.nvflare.relay import Relay
-from polyclinic.engines.nvflare.simulator import simulate, site_names
-from polyclinic.engines.outcome import Outcome
-from polyclinic.engines.worker_process import WorkerProcess, python_command
+from polyclinic.engines.worker_process import Outcome, WorkerProcess, python_command
 from polyclinic.errors import WorkFailed
 from polyclinic.run_folder import worker_lock
 from polyclinic.runner.run.assembly import Assembly, assemble_from
