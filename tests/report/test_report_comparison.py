@@ -12,7 +12,7 @@ from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
 from polyclinic.report.theme import svg_of
 from polyclinic.report.write import build_report, html_of
-from polyclinic.runner import compare
+from polyclinic.runner.compare import compare
 
 # --- a comparison ------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ def _serve(place: Path, listening: Listening, *, is_kit: bool) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with contextlib.suppress(KeyboardInterrupt):  # raised or not, as the process was started with SIGINT ignored
-            server.serve(app, listening)
+            server.make(app).run(sockets=[listening.socket])
         typer.echo("the server has ended", err=True)
     finally:
         for name in jobs.close():

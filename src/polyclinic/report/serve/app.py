@@ -41,18 +41,20 @@ MOST_COMPARED = 20
 Name = Annotated[str, StringConstraints(max_length=places.LONGEST_NAME)]
 
 
-class Named(BaseModel):
-    """A run, a comparison or a study file by its name."""
+class Asked(BaseModel):
+    """The content of a request: the fields that are named, and no others."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Named(Asked):
+    """A run, a comparison or a study file by its name."""
 
     name: Name
 
 
-class Start(BaseModel):
+class Start(Asked):
     """A study to run, and what its run shall be called."""
-
-    model_config = ConfigDict(extra="forbid")
 
     study: Name
     name: Annotated[str, StringConstraints(max_length=100)] | None = None
@@ -60,16 +62,11 @@ class Start(BaseModel):
 
 def folder_app(folder: Path, access: Access, jobs: Jobs) -> App:
     """The application, behind its guard."""
-    app = bare_app("runs", "/folder.js")
-    view = FolderView(folder, access, jobs)
-    app.get("/api/overview")(view.overview)
-    app.get("/api/run")(view.run)
-    app.get("/api/comparison")(view.comparison)
-    app.get("/api/compare")(view.compare)
-    app.post("/api/start")(view.start)
-    app.post("/api/stop")(view.stop)
-    app.post("/api/resume")(view.resume)
-    app.post("/api/report")(view.report)
+    app, view = bare_app("runs", "/folder.js"), FolderView(folder, access, jobs)
+    for answer in (view.overview, view.run, view.comparison, view.compare):
+        app.get(f"/api/{answer.__name__}")(answer)
+    for act in (view.start, view.stop, view.resume, view.report):
+        app.post(f"/api/{act.__name__}")(act)
     app.get("/files/{name:path}")(view.file)
     return Guard(app, access, OPEN)
 
@@ -83,9 +80,9 @@ def bare_app(title: str, script: str) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _say(400, "the request has not the fields that it must have"))
     app.add_exception_handler(HTTPException, _say_status)
     app.add_exception_handler(Exception, _say(500, "the server failed; its terminal says why"))
-    page = render("serve.html", title=title, script=script)
+    page, style = render("serve.html", title=title, script=script), render("serve.css")
     app.get("/", response_model=None)(lambda: Response(page, media_type="text/html"))
-    app.get("/style.css", response_model=None)(lambda: Response(render("serve.css"), media_type="text/css"))
+    app.get("/style.css", response_model=None)(lambda: Response(style, media_type="text/css"))
     for path, kind in FILES.items():
         app.get(path, response_model=None)(_static(path[1:], kind))
     return app
@@ -99,16 +96,14 @@ def _say(status: int, words: str = "") -> Any:
     return lambda _request, error: JSONResponse({"error": words or str(error)}, status)
 
 
-def _say_status(_request: Any, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse(
-        {"error": "there is no such page" if error.status_code == 404 else "refused"}, error.status_code
-    )
+def _say_status(_request: Any, error: Any) -> Response:
+    words = "there is no such page" if error.status_code == 404 else "refused"
+    return JSONResponse({"error": words}, error.status_code)
 
 
 @dataclass(frozen=True)
 class FolderView:
-    """What the page of a folder asks."""
+    """Answers to the page of a folder."""
 
     folder: Path
     access: Access
@@ -118,17 +113,16 @@ class FolderView:
         """Everything in the folder."""
         found, started = listing(self.folder), self.jobs.facts()
         names = {job["name"] for job in started if job["kind"] == "run" and job["state"] in ("at work", "stopping")}
-        return plain(
-            {
-                "folder": self.folder.name or str(self.folder),
-                "version": __version__,
-                "runs": [{**self._row(one), "ours": self._name(one) in names} for one in found.runs],
-                "comparisons": [self._comparison_row(one) for one in found.comparisons],
-                "studies": [self._name(one) for one in found.studies],
-                "jobs": started,
-                "cut": found.cut,
-            }
-        )
+        content = {
+            "folder": self.folder.name or str(self.folder),
+            "version": __version__,
+            "runs": [{**self._row(one), "ours": self._name(one) in names} for one in found.runs],
+            "comparisons": [self._comparison_row(one) for one in found.comparisons],
+            "studies": [self._name(one) for one in found.studies],
+            "jobs": started,
+            "cut": found.cut,
+        }
+        return plain(content)
 
     def run(self, name: Name) -> Any:
         """Everything about one run; `starting` where it was started a moment ago and has written nothing yet."""
@@ -139,8 +133,7 @@ class FolderView:
             if not any(job["kind"] == "run" for job in jobs):
                 raise
             return {"name": name, "starting": True, "jobs": jobs}
-        detail = {"name": name, **RunFiles(run).detail(), "jobs": jobs, "files": self._files(run)}
-        return plain(detail)
+        return plain({"name": name, **RunFiles(run).detail(), "jobs": jobs, "files": self._files(run)})
 
     def comparison(self, name: Name) -> Any:
         """A comparison: its methods with mean and spread, and its runs."""
@@ -151,17 +144,10 @@ class FolderView:
         runs = [one for one in sorted(place.iterdir()) if not one.is_symlink() and is_run_folder(one)]
         if not isinstance(found, dict) and not runs:
             raise places.Outside
-        known = found if isinstance(found, dict) else {}
+        methods = found.get("methods") if isinstance(found, dict) else None
         jobs = [job for job in self.jobs.facts() if job["name"] == name]
-        return plain(
-            {
-                "name": name,
-                "methods": known.get("methods"),
-                "runs": [self._row(one) for one in runs],
-                "jobs": jobs,
-                "files": self._files(place),
-            }
-        )
+        content = {"name": name, "methods": methods, "runs": [self._row(one) for one in runs], "jobs": jobs}
+        return plain({**content, "files": self._files(place)})
 
     def compare(self, name: Annotated[list[Name], Query()]) -> Any:
         """Chosen runs side by side: their curves, their final figures, and these as CSV."""
@@ -230,7 +216,7 @@ class FolderView:
         return {"name": self._name(place), "methods": list(methods), "finished": isinstance(found, dict)}
 
     def _files(self, entry: Path) -> list[JsonObject]:
-        """What can be fetched, each with a link that opens this file and no other."""
+        """Files that can be fetched, each with a link that opens this file and no other."""
         return [
             {
                 "file": places.name_of(entry, file),

@@ -1,4 +1,4 @@
-"""What the server has started: runs and reports, each a `polyclinic` command in a process of its own.
+"""Jobs that the server has started: runs and reports, each a `polyclinic` command in a process of its own.
 
 A study may name plug-ins, so starting one runs code that its author chose. Only study files inside the folder that is
 served can be started, and what a visitor sends is a name: never a setting, a path elsewhere, or a command.
@@ -47,29 +47,23 @@ class Job:
 
     def facts(self) -> JsonObject:
         code = self.process.poll()
-        state = "at work" if code is None else "done" if code == 0 else "stopped" if self.stop_asked else "failed"
-        if code is None and self.stop_asked:
-            state = "stopping"
+        working, ended = ("stopping", "stopped") if self.stop_asked else ("at work", "failed")
+        state = working if code is None else "done" if code == 0 else ended
         return {"kind": self.kind, "name": self.name, "state": state, "words": self._words() if code else ""}
 
     def _words(self) -> str:
-        """What the command said last."""
-        try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
-        return lines[-1][:1000] if lines else "it ended without a word"
+        """The last line of the command's output."""
+        with contextlib.suppress(OSError, IndexError):
+            return self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1][:1000]
+        return "it ended without a word"
 
     def stop(self) -> None:
         """Interrupt it, as Ctrl-C does; the second time, or after a while, kill it."""
-        if not self.at_work:
-            return
-        if self.stop_asked is not None:
+        if self.at_work and self.stop_asked is not None:
             self.process.kill()
-            return
-        self.stop_asked = time.monotonic()
-        interrupt = signal.SIGTERM if os.name == "nt" else signal.SIGINT
-        self.process.send_signal(interrupt)
+        elif self.at_work:
+            self.stop_asked = time.monotonic()
+            self.process.send_signal(signal.SIGTERM if os.name == "nt" else signal.SIGINT)
 
     def tend(self) -> None:
         """Kill it if it was asked to stop, and does not."""
@@ -162,12 +156,7 @@ class Jobs:
         log = logs / f"{kind}-{name.replace('/', '_')}.log"
         # a session of its own: Ctrl-C in the terminal is for the server, which then stops what it has started
         own = {"start_new_session": True} if os.name != "nt" else {}
+        command = [sys.executable, "-m", "polyclinic", *arguments]
         with log.open("w", encoding="utf-8") as output:
-            process = self._start(
-                [sys.executable, "-m", "polyclinic", *arguments],
-                stdout=output,
-                stderr=output,
-                stdin=subprocess.DEVNULL,
-                **own,
-            )
+            process = self._start(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, **own)
         self._jobs[kind, name] = Job(kind, name, process, log)

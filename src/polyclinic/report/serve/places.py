@@ -1,4 +1,4 @@
-"""Which files exist for a visitor: those inside the folder that is served, by their path below it, and no others; and
+"""Files that exist for a visitor: those inside the folder that is served, by their path below it, and no others; and
 which of its folders are runs, comparisons and studies.
 """
 
@@ -31,7 +31,7 @@ LONGEST_NAME = 1000
 
 
 class Outside(BadInput):
-    """A path that does not exist for a visitor. It never says whether there is something at its end."""
+    """A path outside the served folder: 404, whether it exists or not."""
 
     def __init__(self) -> None:
         super().__init__("there is nothing of this name in the folder that is served")
@@ -42,34 +42,27 @@ def find(folder: Path, name: str) -> Path:
 
     `name` is written with "/", as `name_of` gives it. Hidden names and symbolic links do not exist here.
     """
-    parts = _parts(name)
     place = folder
-    for part in parts:
-        place = place / part
-        if _is_link(place):
-            raise Outside
-    if not parts or not place.exists() or not place.resolve().is_relative_to(folder.resolve()):
-        raise Outside
-    return place
-
-
-def _is_link(place: Path) -> bool:
     try:
-        return place.is_symlink() or getattr(place, "is_junction", lambda: False)()
+        for part in _parts(name):
+            place = place / part
+            if place.is_symlink() or getattr(place, "is_junction", lambda: False)():
+                raise Outside
+        if place == folder or not place.exists() or not place.resolve().is_relative_to(folder.resolve()):
+            raise Outside
     except (OSError, ValueError):
         raise Outside from None
+    return place
 
 
 def _parts(name: str) -> tuple[str, ...]:
     """The folders and the file that a name is made of; Outside if it is not the plainest way to write them."""
-    odd = any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name)
-    if odd or not name or len(name) > LONGEST_NAME or "\\" in name:
-        raise Outside
-    path = PurePosixPath(name)
-    if path.is_absolute() or str(path) != name or len(path.parts) > DEEPEST + 1:
-        raise Outside
-    windows = PureWindowsPath(name)
-    if windows.drive or windows.is_absolute() or any(part.startswith(".") for part in path.parts):
+    path, windows = PurePosixPath(name), PureWindowsPath(name)
+    odd = any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name) or "\\" in name
+    long = len(name) > LONGEST_NAME or len(path.parts) > DEEPEST + 1
+    elsewhere = path.is_absolute() or windows.is_absolute() or windows.drive
+    hidden = any(part.startswith(".") for part in path.parts)
+    if not name or str(path) != name or odd or long or elsewhere or hidden:
         raise Outside
     return path.parts
 
@@ -98,7 +91,7 @@ def _visible(place: Path) -> bool:
 
 
 def type_of(place: Path) -> tuple[str, bool]:
-    """How a file is sent; Outside for kinds that are never sent (images of patients are not kept as PNG in a run)."""
+    """The entry of TYPES; Outside for kinds that are never sent (images of patients are not kept as PNG in a run)."""
     if place.suffix.lower() not in TYPES or not place.is_file():
         raise Outside
     return TYPES[place.suffix.lower()]
@@ -142,7 +135,7 @@ def listing(folder: Path) -> Listing:
 
 
 def is_run(files: list[str]) -> bool:
-    """Whether a folder with these files is a run; a study of its own may be called study.toml as well."""
+    """True for the files of a run; a study of its own may be called study.toml as well."""
     return "study.toml" in files and bool({"format.json", "history.jsonl", "result.json"} & set(files))
 
 
@@ -155,7 +148,7 @@ def _has_runs(place: Path, folders: list[str]) -> bool:
 
 
 def is_study(file: Path) -> bool:
-    """Whether a TOML file looks like a study: it is read, and nothing in it is run."""
+    """True for a TOML file that looks like a study: it is read, and nothing in it is run."""
     try:
         if file.stat().st_size > LONGEST_STUDY:
             return False

@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.json_types import JsonObject, parse_json
+from polyclinic.report.blocks import is_number
 from polyclinic.run_folder import LOCK, is_held
+
+#: points of a curve
+MOST_POINTS = 1000
+#: the last rounds, by which the time left is estimated
+RECENT = 5
+#: bytes of a file that is read to be shown
+MOST_BYTES = 50_000_000
+#: files that change while a run is at work
+CHANGING = ("result.json", "progress.json", "history.jsonl", "study.toml")
 
 
 @dataclass(frozen=True)
@@ -22,28 +32,6 @@ class RunFiles:
     """A run folder, read anew at each look; what is missing or damaged reads as nothing."""
 
     folder: Path
-
-    @property
-    def study(self) -> JsonObject:
-        try:
-            return tomllib.loads(read_text(self.folder / "study.toml"))
-        except ValueError:
-            return {}
-
-    @property
-    def result(self) -> JsonObject | None:
-        found = read_json(self.folder / "result.json")
-        return found if isinstance(found, dict) else None
-
-    @property
-    def live(self) -> JsonObject:
-        found = read_json(self.folder / "progress.json")
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def history(self) -> list[JsonObject]:
-        lines = (parsed(text) for text in read_text(self.folder / "history.jsonl").splitlines())
-        return [line for line in lines if isinstance(line, dict) and isinstance(line.get("round"), int)]
 
     @property
     def state(self) -> str:
@@ -54,11 +42,15 @@ class RunFiles:
 
     def summary(self) -> JsonObject:
         """One line of a table about the run."""
-        study, result, history, state = self.study, self.result, self.history, self.state
+        study, result, history, state = self._study(), self._table("result.json"), self._history(), self.state
         done = history[-1]["round"] if history else 0
         rounds = word(table(study, "method"), "rounds")
-        if result is not None:
+        carried = history[-1] if history else {}
+        scored = [line["validation"] for line in history if isinstance(line.get("validation"), dict)]
+        if result:
             done = rounds = word(result, "rounds")
+            carried = table(result, "communication")
+        age = max(0.0, time.time() - changed_at(self.folder / "history.jsonl"))
         return {
             "method": word(table(study, "method"), "name"),
             "seed": word(study, "seed") or 0,
@@ -67,90 +59,57 @@ class RunFiles:
             "state": state,
             "rounds_done": done,
             "rounds": rounds,
-            "metrics": self._metrics(result, history),
-            "images": "test" if result and "test" in table(result, "metrics") else "validation",
-            "bytes": total_bytes(result, history),
-            "epsilon": word(table(result or {}, "privacy"), "epsilon"),
-            "seconds_left": seconds_left(history, rounds, self._age()) if state == "running" else None,
-            "changed": self._changed(),
+            "metrics": numbers(table(result, "metrics"), "test") or (numbers(scored[-1], "pooled") if scored else {}),
+            "images": "test" if "test" in table(result, "metrics") else "validation",
+            "bytes": carried.get("total_bytes", 0) if is_number(carried.get("total_bytes")) else 0,
+            "epsilon": word(table(result, "privacy"), "epsilon"),
+            "seconds_left": seconds_left(history, rounds, age) if state == "running" else None,
+            "changed": max(changed_at(self.folder / name) for name in CHANGING),
         }
-
-    def _metrics(self, result: JsonObject | None, history: list[JsonObject]) -> dict[str, float]:
-        if result is not None and (found := numbers(table(result, "metrics").get("test"))):
-            return found
-        scored = [line for line in history if isinstance(line.get("validation"), dict)]
-        return numbers(scored[-1]["validation"].get("pooled")) if scored else {}
-
-    def _changed(self) -> float:
-        names = ("result.json", "progress.json", "history.jsonl", "study.toml")
-        return max((changed_at(self.folder / name) for name in names), default=0.0)
-
-    def _age(self) -> float:
-        """Seconds since the last round was finished."""
-        return max(0.0, time.time() - changed_at(self.folder / "history.jsonl"))
 
     def detail(self) -> JsonObject:
         """Everything that the page of a run shows, but for its files."""
-        summary, result, history, live = self.summary(), self.result or {}, self.history, self.live
-        running = summary["state"] == "running"
-        per_site = table(table(result, "metrics"), "per_site")
+        summary, history = self.summary(), self._history()
+        result, live, known = self._table("result.json"), self._table("progress.json"), summary["metrics"]
+        running, privacy = summary["state"] == "running", table(result, "privacy")
+        counts, per_site = table(table(result, "data"), "counts"), table(table(result, "metrics"), "per_site")
+        ledgers = sorted(file.stem for file in (self.folder / "ledger").glob("*.jsonl"))
+        # the metric that the task counts as its own, as far as the files say
+        wanted = (word(live, "metric"), "accuracy", "mae", "dice", *known)
+        now = {**{name: word(live, name) for name in ("round", "operation", "since")}, "sites": texts(live, "at_work")}
+        spent: JsonObject = {name: word(privacy, name) for name in ("epsilon", "delta", "accountant", "site")}
+        spent |= {name: texts(privacy, name) for name in ("covers", "does_not_cover")}
         return {
             **summary,
-            "metric": self._metric(live, summary["metrics"]),
+            "metric": next((str(name) for name in wanted if name in known), None),
             "curves": curves(history),
             "failed": failures(history),
-            "at_work": at_work(live) if running else {},
-            "sites": self.sites(live, result),
-            "warnings": [str(one) for one in live.get("warnings", [])[:50]] if running else [],
+            "at_work": now if running else {},
+            "sites": texts(live, "sites") if isinstance(live.get("sites"), list) else list(counts) or ledgers,
+            "warnings": texts(live, "warnings")[:50] if running else [],
             "left": what_left(self.folder),
-            "per_site": {site: numbers(found) for site, found in per_site.items()},
-            "privacy": privacy_of(result),
+            "per_site": {site: numbers(per_site, site) for site in per_site},
+            "privacy": spent if privacy else None,
             "selected_round": word(table(result, "selected"), "round"),
         }
 
-    def _metric(self, live: JsonObject, known: dict[str, float]) -> str | None:
-        """The metric that the task counts as its own, as far as the files say."""
-        wanted = (word(live, "metric"), "accuracy", "mae", "dice", *known)
-        return next((str(name) for name in wanted if name in known), None)
+    def _study(self) -> JsonObject:
+        try:
+            return tomllib.loads(read_text(self.folder / "study.toml"))
+        except ValueError:
+            return {}
 
-    def sites(self, live: JsonObject, result: JsonObject) -> list[str]:
-        if isinstance(live.get("sites"), list):
-            return [str(one) for one in live["sites"]]
-        counts = table(table(result, "data"), "counts")
-        return list(counts) or sorted(file.stem for file in (self.folder / "ledger").glob("*.jsonl"))
+    def _table(self, name: str) -> JsonObject:
+        found = read_json(self.folder / name)
+        return found if isinstance(found, dict) else {}
 
-
-def at_work(live: JsonObject) -> JsonObject:
-    """Which sites do what now, and since when."""
-    sites = live.get("at_work")
-    facts = {name: word(live, name) for name in ("round", "operation", "since")}
-    return {**facts, "sites": [str(one) for one in sites] if isinstance(sites, list) else []}
-
-
-def privacy_of(result: JsonObject) -> JsonObject | None:
-    """What was spent, what that covers, and what it does not."""
-    found = table(result, "privacy")
-    if not found:
-        return None
-    lists = {name: found.get(name) for name in ("covers", "does_not_cover")}
-    texts = {name: [str(one) for one in many] if isinstance(many, list) else [] for name, many in lists.items()}
-    return {**{name: word(found, name) for name in ("epsilon", "delta", "accountant", "site")}, **texts}
-
-
-#: points of a curve
-MOST_POINTS = 1000
-#: the last rounds, by which the time left is estimated
-RECENT = 5
-
-
-def total_bytes(result: JsonObject | None, history: list[JsonObject]) -> float:
-    """What was carried so far."""
-    found = table(result, "communication") if result is not None else history[-1] if history else {}
-    return numbers(found).get("total_bytes", 0)
+    def _history(self) -> list[JsonObject]:
+        lines = (parsed(text) for text in read_text(self.folder / "history.jsonl").splitlines())
+        return [line for line in lines if isinstance(line, dict) and isinstance(line.get("round"), int)]
 
 
 def seconds_left(history: list[JsonObject], rounds: Any, age: float) -> float | None:
-    """How long the rounds that are left will take, by the mean of the last ones; None before the first.
+    """Seconds for the rounds that are left, by the mean of the last ones; None before the first.
 
     `age` are seconds since the last round was finished: the present round has had them already."""
     recent = [line["seconds"] for line in history[-RECENT:] if is_number(line.get("seconds"))]
@@ -174,8 +133,8 @@ def curves(history: list[JsonObject]) -> JsonObject:
         "rounds": [line["round"] for line in shown],
         "bytes": [line.get("total_bytes") if is_number(line.get("total_bytes")) else None for line in shown],
         "scored": [line["round"] for line in scored],
-        "pooled": _columns([numbers(line["validation"].get("pooled")) for line in scored]),
-        "per_site": {site: _columns([numbers(one.get(site)) for one in per_site]) for site in sites},
+        "pooled": _columns([numbers(line["validation"], "pooled") for line in scored]),
+        "per_site": {site: _columns([numbers(one, site) for one in per_site]) for site in sites},
     }
 
 
@@ -186,25 +145,18 @@ def _columns(rows: list[dict[str, float]]) -> dict[str, list[float | None]]:
 
 
 def failures(history: list[JsonObject]) -> list[JsonObject]:
-    """Which sites failed, in which round, and why: the last fifty."""
-    found = [
-        {"round": line["round"], "site": site, "reason": str(reason)[:1000]}
-        for line in history
-        for site, reason in table(line, "failed").items()
-    ]
-    return found[-50:]
+    """Sites that failed, in which round, and why: the last fifty."""
+    every = [(line["round"], *failed) for line in history for failed in table(line, "failed").items()]
+    return [{"round": number, "site": site, "reason": str(reason)[:1000]} for number, site, reason in every[-50:]]
 
 
 def what_left(folder: Path) -> list[JsonObject]:
     """Parcels and bytes that left each site, by kind: from the ledgers as they grow."""
     rows = []
     for file in sorted((folder / "ledger").glob("*.jsonl")):
-        if file.is_symlink():
-            continue
-        parcels, sizes = _sums(file)
-        rows += [
-            {"site": file.stem, "kind": kind, "parcels": parcels[kind], "bytes": sizes[kind]} for kind in sorted(sizes)
-        ]
+        parcels, sizes = _sums(file) if not file.is_symlink() else ({}, {})
+        of_kinds = [{"kind": kind, "parcels": parcels[kind], "bytes": sizes[kind]} for kind in sorted(sizes)]
+        rows += [{"site": file.stem, **one} for one in of_kinds]
     return rows
 
 
@@ -231,10 +183,6 @@ def _sums(file: Path) -> tuple[Counter[str], Counter[str]]:
     return parcels, sizes
 
 
-#: bytes of a file that is read to be shown
-MOST_BYTES = 50_000_000
-
-
 def read_json(file: Path) -> Any:
     """The content of a JSON file; None where it is missing, damaged, a link, or too large to be shown."""
     return parsed(read_text(file))
@@ -251,7 +199,7 @@ def read_text(file: Path) -> str:
 
 
 def parsed(text: str) -> Any:
-    """What a JSON text says; None where it is none."""
+    """The value of a JSON text; None where it is none."""
     try:
         return parse_json(text)
     except (ValueError, RecursionError):
@@ -259,7 +207,7 @@ def parsed(text: str) -> Any:
 
 
 def changed_at(file: Path) -> float:
-    """When a file was written; 0 where there is none."""
+    """The time at which a file was written; 0 where there is none."""
     try:
         return file.stat().st_mtime
     except OSError:
@@ -283,13 +231,15 @@ def table(values: JsonObject, name: str) -> JsonObject:
     return found if isinstance(found, dict) else {}
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def numbers(values: JsonObject, name: str) -> dict[str, float]:
+    """The numbers of a table inside a table: a damaged or hostile file may hold anything else."""
+    return {key: one for key, one in table(values, name).items() if is_number(one)}
 
 
-def numbers(values: Any) -> dict[str, float]:
-    """Those entries of a table that are numbers: a damaged or hostile file may hold anything else."""
-    return {name: one for name, one in values.items() if is_number(one)} if isinstance(values, dict) else {}
+def texts(values: JsonObject, name: str) -> list[str]:
+    """A list of a table, as texts; an empty one where there is none."""
+    found = values.get(name)
+    return [str(one) for one in found] if isinstance(found, list) else []
 
 
 def word(values: JsonObject, name: str) -> str | int | float | None:

@@ -101,12 +101,15 @@ class Guard:
         await self.app(scope, _bounded(receive), _with_headers(send))
 
     def _check(self, scope: MutableMapping[str, Any]) -> None:
-        headers = _headers(scope)
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         if len(scope["path"]) + len(scope.get("query_string", b"")) > LONGEST:
             raise Refused(414, "the address is too long")
         if scope["method"] not in ("GET", "HEAD", "POST"):
             raise Refused(405, "the server answers GET and POST only")
-        self._check_host(headers)
+        if _one(headers, "host").lower() not in self.access.hosts:
+            raise Refused(421, "this server is not called so; use the address that `polyclinic serve` printed")
         opens_page = scope["method"] == "GET" and scope["path"] in self.open_paths
         if not (opens_page and _one(headers, "sec-fetch-mode") == "navigate"):  # a link elsewhere may lead to the page
             self._check_origin(headers)
@@ -118,23 +121,12 @@ class Guard:
         if kind.lower() != "bearer" or not self.access.is_token(given.strip()):
             raise Refused(401, "this needs the token: open the address that `polyclinic serve` printed")
 
-    def _check_host(self, headers: dict[str, list[str]]) -> None:
-        if _one(headers, "host").lower() not in self.access.hosts:
-            raise Refused(421, "this server is not called so; use the address that `polyclinic serve` printed")
-
     def _check_origin(self, headers: dict[str, list[str]]) -> None:
         """A browser says which page a request comes from; a program says nothing."""
         origin, fetch = _one(headers, "origin").lower(), _one(headers, "sec-fetch-site").lower()
         ours = {f"http://{host}" for host in self.access.hosts}
         if ("origin" in headers and origin not in ours) or fetch in ("cross-site", "same-site"):
             raise Refused(403, "requests from other pages are refused")
-
-
-def _headers(scope: MutableMapping[str, Any]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
 
 
 def _one(headers: dict[str, list[str]], name: str) -> str:
@@ -203,7 +195,7 @@ class Listening:
 
     @property
     def address(self) -> str:
-        """What to open in a browser. The token stands behind '#': no browser sends that part to anybody."""
+        """The address to open in a browser. The token stands behind '#': no browser sends that part to anybody."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{name}:{self.access.port}/#token={self.access.token}"
 
@@ -220,29 +212,18 @@ def listen(host: str, port: int, names: tuple[str, ...] = ()) -> Listening:
         taken = getattr(error, "errno", None) == errno.EADDRINUSE
         reason = "is taken already" if taken else f"cannot be used ({getattr(error, 'strerror', None) or error})"
         raise BadInput(f"--host {host} --port {port}: this address {reason}; choose another --port") from None
-    called = (*LOOPBACK, *names, *(() if is_wildcard(host) else (f"[{host}]" if ":" in host else host,)))
+    own = [] if host in ("0.0.0.0", "::", "") else [f"[{host}]" if ":" in host else host]
+    called = (*LOOPBACK, *names, *own)
     lower = tuple(dict.fromkeys(name.lower() for name in called))
     return Listening(bound, Access(bound.getsockname()[1], lower), host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
-    if host == "localhost":
-        return True
+    """True for an address that is reached from this machine alone."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def is_wildcard(host: str) -> bool:
-    """Whether an address means every address of this machine."""
-    return host in ("0.0.0.0", "::", "")
-
-
-def serve(app: App, listening: Listening) -> None:
-    """Answer until Ctrl-C, or until the process is asked to end."""
-    make(app).run(sockets=[listening.socket])
 
 
 def make(app: App) -> uvicorn.Server:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import StringConstraints
 
 from polyclinic import __version__
 from polyclinic.deployment.approval import Approvals, Request
@@ -19,7 +19,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.signing import LedgerBroken
 from polyclinic.json_types import JsonObject
-from polyclinic.report.serve.app import OPEN, bare_app
+from polyclinic.report.serve.app import OPEN, Asked, bare_app
 from polyclinic.report.serve.run_files import plain
 from polyclinic.report.serve.server import Access, App, Guard
 
@@ -28,20 +28,16 @@ MOST_LINES = 500
 Text = Annotated[str, StringConstraints(max_length=1000)]
 
 
-class Decided(BaseModel):
+class Decided(Asked):
     """A decision of a person at the site about one study."""
-
-    model_config = ConfigDict(extra="forbid")
 
     run: Text
     decision: Literal["approve", "refuse", "revoke"]
     why: Text = ""
 
 
-class Why(BaseModel):
+class Why(Asked):
     """The reason for stopping everything."""
-
-    model_config = ConfigDict(extra="forbid")
 
     why: Text = ""
 
@@ -60,35 +56,34 @@ def site_app(kit: Path, access: Access) -> App:
 
 @dataclass(frozen=True)
 class SiteView:
-    """What the page of a site asks. One question at a time: the plug-ins of a site are known while it is answered."""
+    """Answers to the page of a site. One question at a time: the plug-ins of a site are known while it is answered."""
 
     approvals: Approvals
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def site(self) -> Any:
-        """Where the site stands: what waits, what runs, what left, what is left of its budgets."""
+        """State of the site: what waits, what runs, what left, what is left of its budgets."""
         with self._lock:
             runs, problems = self._runs()
             policy = policy_of(self.approvals.policy_file)
             status = {run.name: run for run in runs}
             studies = [self._study(one, status.get(one.run)) for one in self.approvals.requests()]
             known = {one["run"] for one in studies}
-            return plain(
-                {
-                    "site": self.approvals.site,
-                    "version": __version__,
-                    "running": is_running(self.approvals.kit),
-                    "studies": studies,
-                    "others": [_what_left(run) for run in runs if run.name not in known],
-                    "suspended": [asdict(one) for one in Suspensions(self.approvals.kit).all()],
-                    "budgets": [{**asdict(one), "sentence": one.sentence} for one in budgets(policy, runs)],
-                    "kinds": list(policy.kinds),
-                    "problems": problems,
-                }
-            )
+            content = {
+                "site": self.approvals.site,
+                "version": __version__,
+                "running": is_running(self.approvals.kit),
+                "studies": studies,
+                "others": [_what_left(run) for run in runs if run.name not in known],
+                "suspended": [asdict(one) for one in Suspensions(self.approvals.kit).all()],
+                "budgets": [{**asdict(one), "sentence": one.sentence} for one in budgets(policy, runs)],
+                "kinds": list(policy.kinds),
+                "problems": problems,
+            }
+            return plain(content)
 
     def study(self, run: Text) -> Any:
-        """What a study asks of the site, in plain sentences."""
+        """The requests of a study to the site, in plain sentences."""
         with self._lock:
             return {"run": run, "sentences": describe(self.approvals, run), "decisions": self._decisions(run)}
 
@@ -115,7 +110,8 @@ class SiteView:
         with self._lock:
             runs, _ = self._runs()
         every = [{"run": one.name, **line} for one in runs if run in ("", one.name) for line in one.lines]
-        found = [line for line in every if kind in ("", line["kind"]) and text.lower() in _searched(line)]
+        of_kind = [line for line in every if kind in ("", line["kind"])]
+        found = [line for line in of_kind if text.lower() in json.dumps(line, ensure_ascii=False).lower()]
         size = sum(line["bytes"] for line in found)
         return plain({"lines": found[-MOST_LINES:], "found": len(found), "bytes": size, "of": len(every)})
 
@@ -148,9 +144,8 @@ class SiteView:
         try:
             made = self.approvals.decisions(run)
         except LedgerBroken as error:
-            return [
-                {"decision": "revoke", "by": "", "at": "", "why": f"the ledger of decisions does not hold: {error}"}
-            ]
+            why = f"the ledger of decisions does not hold: {error}"
+            return [{"decision": "revoke", "by": "", "at": "", "why": why}]
         return [{"decision": one.decision, "by": one.by, "at": one.at, "why": one.why} for one in made]
 
 
@@ -160,7 +155,3 @@ def _what_left(run: RunStatus) -> JsonObject:
         for kind, size in run.bytes_by_kind.items()
     ]
     return {"run": run.name, "at_work": run.at_work, "left": left}
-
-
-def _searched(line: JsonObject) -> str:
-    return json.dumps(line, ensure_ascii=False).lower()
