@@ -98,7 +98,7 @@ class PowerGenerator(Generator):
 class NearAlbum(Album):
     """Returns images of other patients, and among them `copies` changed training images, each image once."""
 
-    def fit(self, images, labels, rng, *, replayed=None, progress=None, private=None) -> dict[str, float]:
+    def fit(self, images, labels, rng, options=None) -> dict[str, float]:
         held = self.networks["album"].images
         others = torch.from_numpy(drawn_images(len(held), 1000 + self.settings.public))
         taken = self.to_unit(others).clone()

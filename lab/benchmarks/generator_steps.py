@@ -25,6 +25,7 @@ import torch
 from measuring import GPU, WARM_UP, finish, flags, keep, machine, now, seconds_of
 
 from polyclinic.generators import GENERATORS
+from polyclinic.generators.base import FitOptions
 from polyclinic.generators.gan.model import GANSteps
 from polyclinic.generators.gan.stack import Learner, StackedSteps
 from polyclinic.generators.gan.trainer import RealBatches
@@ -80,7 +81,12 @@ def vqvae2(options: argparse.Namespace) -> list[dict[str, Any]]:
         model = built("vqvae2", size, epochs=epochs, batch_size=32, prior_epochs=0, **shape)
         ends: list[float] = []
         images, rng = noise(count, size)
-        model.fit(images, torch.zeros(count, dtype=torch.long), rng, progress=lambda *_, ends=ends: ends.append(now()))
+        model.fit(
+            images,
+            torch.zeros(count, dtype=torch.long),
+            rng,
+            FitOptions(progress=lambda *_, ends=ends: ends.append(now())),
+        )
         taken = [end - start for start, end in itertools.pairwise(ends[1:])]
         rate = round(count / statistics.median(taken), 1)
         rows.append({"generator": f"VQ-VAE-2, {size} px, width {width}", "images a second": rate})

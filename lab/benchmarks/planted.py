@@ -66,7 +66,7 @@ class Overfitted(GeneratorModel):
         self.settings = settings
         self.vectors = torch.randn(IMAGES, WIDTH, generator=torch_rng(seed, "vectors"))
 
-    def fit(self, images, labels, rng, *, replayed=None, progress=None, private=None) -> dict[str, float]:
+    def fit(self, images, labels, rng, options=None) -> dict[str, float]:
         wanted = self.to_unit(as_tensor(images)[:IMAGES]).flatten(1)
         given = self.on_device(self.vectors[: len(wanted)])
         optimizer = torch.optim.Adam(self.networks.parameters(), 1e-3)
@@ -94,7 +94,7 @@ class Album(GeneratorModel):
         super().__init__({"album": holder}, channels=channels, size=size, target=target, device=device)
         self.settings = settings
 
-    def fit(self, images, labels, rng, *, replayed=None, progress=None, private=None) -> dict[str, float]:
+    def fit(self, images, labels, rng, options=None) -> dict[str, float]:
         if self.settings.leak == "mirrored":
             taken = as_tensor(images)[:IMAGES].flip(-1)
         else:

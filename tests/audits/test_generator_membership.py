@@ -49,7 +49,7 @@ class BlurredModel(GeneratorModel):
         super().__init__({"nothing": nn.Identity()}, **options)
         self.settings, self.seen = settings, torch.zeros(0)
 
-    def fit(self, images, labels, rng, *, replayed=None, progress=None, private=None) -> dict[str, float]:
+    def fit(self, images, labels, rng, options=None) -> dict[str, float]:
         self.seen = images
         return {}
 

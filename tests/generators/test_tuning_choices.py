@@ -104,7 +104,7 @@ class OneColour(Generator):
 
 
 class OneColourModel(GeneratorModel):
-    def fit(self, images, labels, rng, *, replayed=None, progress=None, private=None):
+    def fit(self, images, labels, rng, options=None):
         return {}
 
     def sample(self, labels, rng):

@@ -61,7 +61,7 @@ class Central(nn.Module):
 
 
 class LinearGANModel(generators.AdversarialModel):
-    def fit(self, images, labels, rng, *, replayed=None, progress=None, private=None):
+    def fit(self, images, labels, rng, options=None):
         raise NotImplementedError  # FELICIA never calls it
 
     def begin_halves(self, images, labels, rng):

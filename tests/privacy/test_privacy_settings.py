@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from polyclinic.errors import BadInput
-from polyclinic.generators.vqvae2.codebook import Codebook
+from polyclinic.generators.vqvae2.autoencoder import Codebook
 from polyclinic.models import BACKBONES, build
 from polyclinic.privacy.dp_sgd import mixes_samples, obstacles
 from polyclinic.privacy.epsilon import compute_epsilon

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from polyclinic.training.generator_loop import Schedule, descend
+from polyclinic.training.generator_loop import Objective, Schedule, descend
 
 
 def test_what_a_loss_tells_is_seen_after_each_step_and_the_rate_follows_the_schedule() -> None:
@@ -16,14 +16,15 @@ def test_what_a_loss_tells_is_seen_after_each_step_and_the_rate_follows_the_sche
         return (weight - 1).square().sum() + 0 * rows.sum(), float(weight.detach())
 
     descend(
-        [weight],
-        lambda index: (torch.ones(len(index)),),
-        loss_of,
+        Objective(
+            [weight],
+            lambda index: (torch.ones(len(index)),),
+            loss_of,
+            lambda before: seen.append(float(weight.detach()) - before),
+        ),
         4,
         Schedule(epochs=3, batch_size=2, lr=0.1, decay=0.01, decay_every=1),
         torch.Generator().manual_seed(0),
-        lambda *_: None,
-        lambda before: seen.append(float(weight.detach()) - before),
     )
     assert len(seen) == 6, "two batches in each of three epochs, and one look after each"
     assert all(moved > 0 for moved in seen), "a look comes after the step, which moves the weight"

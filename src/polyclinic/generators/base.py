@@ -6,10 +6,12 @@ tensors (`state`, `load`). A generator that works through discrete codes also en
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -33,6 +35,8 @@ Progress = Callable[[str, int, int, float], None]
 #: real images in [0, 1] and made ones [B, C, H, W] to what the generator pays besides
 ExtraLoss = Callable[[Tensor, Tensor], Tensor]
 
+Array = Tensor | np.ndarray
+
 SMALLEST_IMAGE = 28
 #: of a picture in colour with its mask; what has more are maps of a network, which may be smaller
 MOST_PICTURE_CHANNELS = 4
@@ -51,6 +55,39 @@ class Steps(Protocol):
         """One step of discriminator and generator, which pays `extra` besides."""
 
 
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a model is built for; see `Generator.build`."""
+
+    channels: int
+    size: int
+    target: Target
+    seed: int
+    device: str = "cpu"
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How a generator learns besides its images.
+
+    With `replayed` every mini-batch is joined by the stream's next one: (images [B, C, H, W] in [0, 1], labels [B]),
+    which keeps alive what was learned at earlier sites. `private` has the parts (`generator`, `prior`) that learn with
+    differential privacy; their losses would tell about the images and are NaN.
+    """
+
+    replayed: Iterator[Batch] | None = None
+    progress: Progress | None = None
+    private: Mapping[str, LearnPrivately] = field(default_factory=dict)
+
+    def report(self, stage: str, done: int, total: int, loss: float) -> None:
+        if self.progress is not None:
+            self.progress(stage, done, total, loss)
+
+
+PLAIN = FitOptions()
+
+
 class Generator(Settings):
     """One subclass per generator, with its settings as fields; its name is in the registry `GENERATORS`."""
 
@@ -64,11 +101,14 @@ class Generator(Settings):
     #: whether the models it builds are trained step by step (`GeneratorModel.begin`), as [tuning] trains them
     tunable: ClassVar[bool] = False
 
-    @abstractmethod
     def build(
         self, *, channels: int, size: int, target: Target, seed: int, device: str = "cpu", precision: str = "fp32"
     ) -> GeneratorModel:
         """A model for images [channels, size, size] and such labels, its first weights drawn from `seed`."""
+        return self.model_for(ModelSpec(channels, size, target, seed, device, precision))
+
+    def model_for(self, spec: ModelSpec) -> GeneratorModel:
+        raise NotImplementedError("a generator has `build`, or this")
 
     def build_for(
         self,
@@ -117,27 +157,14 @@ class GeneratorModel(ABC):
         self.channels = channels
         self.size = size
         self.target = target
+        self.precision = "fp32"
 
     @abstractmethod
-    def fit(
-        self,
-        images: Tensor | np.ndarray,
-        labels: Tensor | np.ndarray,
-        rng: torch.Generator,
-        *,
-        replayed: Iterator[Batch] | None = None,
-        progress: Progress | None = None,
-        private: Mapping[str, LearnPrivately] | None = None,
-    ) -> dict[str, float]:
-        """Learn from images, starting from the present weights; gives the last mean losses by name.
-
-        With `replayed` every mini-batch is joined by the stream's next one: (images [B, C, H, W] in [0, 1],
-        labels [B]), which keeps alive what was learned at earlier sites. `private` has the parts (`generator`,
-        `prior`) that learn with differential privacy; their losses would tell about the images and are NaN.
-        """
+    def fit(self, images: Array, labels: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> dict[str, float]:
+        """Learn from images, starting from the present weights; gives the last mean losses by name."""
 
     @abstractmethod
-    def sample(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> Tensor:
+    def sample(self, labels: Array, rng: torch.Generator) -> Tensor:
         """A new image for every label."""
 
     def begin(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> Steps:
@@ -171,7 +198,12 @@ class GeneratorModel(ABC):
 
     # --- for subclasses ---------------------------------------------------------------------------
 
-    def accept_images(self, images: Tensor | np.ndarray) -> Tensor:
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """Of passes, where the study computes in bf16."""
+        enabled = self.precision != "fp32"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if enabled else contextlib.nullcontext()
+
+    def accept_images(self, images: Array) -> Tensor:
         """Images as a uint8 tensor, or BadInput."""
         found = as_tensor(images)
         shape = (self.channels, self.size, self.size)
@@ -202,19 +234,11 @@ class CodedModel(GeneratorModel):
     codebook_sizes: dict[str, int]
 
     @abstractmethod
-    def fit_codes(
-        self,
-        images: Tensor | np.ndarray,
-        rng: torch.Generator,
-        *,
-        replayed: Iterator[Batch] | None = None,
-        progress: Progress | None = None,
-        private: Mapping[str, LearnPrivately] | None = None,
-    ) -> float:
+    def fit_codes(self, images: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> float:
         """`fit` without what only `sample` needs: learn to encode and decode; the last mean loss."""
 
     @abstractmethod
-    def encode(self, images: Tensor | np.ndarray) -> dict[str, Tensor]:
+    def encode(self, images: Array) -> dict[str, Tensor]:
         """The codes of images, by level, int16 [N, h, w]."""
 
     @abstractmethod
@@ -226,7 +250,7 @@ class CodedModel(GeneratorModel):
         """Which share of each level's codes occurs at all in these."""
 
 
-def as_tensor(array: Tensor | np.ndarray | Any) -> Tensor:
+def as_tensor(array: Array) -> Tensor:
     """The same numbers as a tensor; a read-only array (a memory map) is copied."""
     if isinstance(array, Tensor):
         return array

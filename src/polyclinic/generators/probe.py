@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import initial_networks
 from polyclinic.tasks import Classification, Target
-from polyclinic.training.generator_loop import Schedule, descend
+from polyclinic.training.generator_loop import Objective, Schedule, descend
 
 FOLDS = 3
 PER_GROUP = 500  # images taken of each group; enough to see what matters, and quick
@@ -117,7 +117,7 @@ def train_probe(images: Tensor, labels: Tensor, groups: int, rng: torch.Generato
     def loss_of(some: Tensor, theirs: Tensor) -> tuple[Tensor, None]:
         return F.cross_entropy(net(some.float().div(255)), theirs), None
 
-    descend(net.parameters(), batch_of, loss_of, len(images), schedule, rng, lambda *_: None)
+    descend(Objective(net.parameters(), batch_of, loss_of), len(images), schedule, rng)
     return net.eval()
 
 

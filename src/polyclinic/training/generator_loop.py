@@ -48,42 +48,51 @@ Rows = tuple[Tensor, ...]
 LearnPrivately = Callable[[nn.Module, Callable[..., Tensor], Callable[[Tensor, Tensor], Rows], Schedule, int], None]
 
 
-def descend(
-    parameters: Iterable[nn.Parameter],
-    batch_of: Callable[[Tensor], Rows],
-    loss_of: Callable[..., tuple[Tensor, Any]],
-    images: int,
-    schedule: Schedule,
-    rng: torch.Generator,
-    report: Callable[[int, int, float], None],
-    after: Callable[[Any], None] = lambda _: None,
-    draws: Sequence[torch.Generator] = (),
-) -> float:
-    """Lower the mean loss of batches with Adam; the last epoch's mean loss.
+@dataclass(frozen=True)
+class Objective:
+    """What `descend` lowers.
 
     `batch_of(index)` gives the rows of a batch, by indices that lie where the parameters are, and `loss_of(*rows)` its
     loss with whatever `after` wants to see once the step is taken. On a GPU a step is recorded as a CUDA graph, so
     `loss_of` must ask it for no number there; `draws` are the GPU's generators that it draws from.
+    """
+
+    parameters: Iterable[nn.Parameter]
+    batch_of: Callable[[Tensor], Rows]
+    loss_of: Callable[..., tuple[Tensor, Any]]
+    after: Callable[[Any], None] = lambda _: None
+    draws: Sequence[torch.Generator] = ()
+
+
+def descend(
+    objective: Objective,
+    images: int,
+    schedule: Schedule,
+    rng: torch.Generator,
+    report: Callable[[int, int, float], None] = lambda *_: None,
+) -> float:
+    """Lower the mean loss of batches with Adam; the last epoch's mean loss.
+
     `report(epochs done, epochs in all, mean loss)` is called after every epoch.
     """
-    learned = [one for one in parameters if one.requires_grad]
+    learned = [one for one in objective.parameters if one.requires_grad]
     optimizer, recorded = adam(learned, schedule.lr), steps_are_recorded(learned)
 
     def step(*rows: Tensor) -> tuple[Tensor, Any]:
         optimizer.zero_grad(set_to_none=True)
-        loss, more = loss_of(*rows)
+        loss, more = objective.loss_of(*rows)
         loss.backward()
         optimizer.step()
         return loss.detach(), more
 
-    take = GraphedFunction(step, "a step of a generator", rngs=draws) if recorded else step
+    take = GraphedFunction(step, "a step of a generator", rngs=objective.draws) if recorded else step
     mean = float("nan")
     for epoch in range(schedule.epochs):
         set_rate(optimizer, schedule.lr_in(epoch))
         losses = []
         for index in schedule.batches(images, rng, learned[0].device):
-            loss, more = take(*batch_of(index))
-            after(more)
+            loss, more = take(*objective.batch_of(index))
+            objective.after(more)
             losses.append(loss.clone())  # the next replay writes into the same tensor
         mean = float(torch.stack(losses).mean())
         report(epoch + 1, schedule.epochs, mean)

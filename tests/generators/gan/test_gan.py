@@ -13,6 +13,7 @@ from torch import nn
 
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
+from polyclinic.generators.base import FitOptions
 from polyclinic.generators.gan.adversarial import (
     Hinge,
     Linear,
@@ -311,7 +312,7 @@ def test_replayed_images_join_as_real_ones():
 
     alone, joined = make(), make()
     alone.fit(images, labels, rng())
-    joined.fit(images, labels, rng(), replayed=stream())
+    joined.fit(images, labels, rng(), FitOptions(stream()))
     assert len(taken) == 2
     assert any(not torch.equal(t, joined.state()[n]) for n, t in alone.state().items())
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from small_gans import CLASSES, TINY, make, rng, squares
 
 from polyclinic.generators import GENERATORS
+from polyclinic.generators.base import FitOptions
 from polyclinic.generators.gan.adversarial import (
     Hinge,
 )
@@ -89,7 +90,7 @@ def test_with_privacy_only_the_learner_moves_the_discriminator(name):
         nobody = torch.tensor([], dtype=torch.long)
         assert batch_of(nobody, nobody)[0].shape[0] == 4
 
-    found = model.fit(images, labels, rng(), private={"generator": learn})
+    found = model.fit(images, labels, rng(), FitOptions(private={"generator": learn}))
     assert seen == [2, 2]
     assert math.isnan(found["generator"])
     for part, tensor in model.state().items():

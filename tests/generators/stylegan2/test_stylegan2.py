@@ -10,7 +10,7 @@ from small_stylegan2 import build, rng
 
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.base import RandomSource
+from polyclinic.generators.base import FitOptions, RandomSource
 from polyclinic.generators.stylegan2.ada import _colours, augmented, recoloured
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.privacy.dp_sgd import mixes_samples, obstacles
@@ -263,7 +263,9 @@ def test_differential_privacy_is_refused_with_the_reason_and_found_in_the_networ
     judge = model.networks["discriminator"]
     assert mixes_samples(lambda_module(lambda x: judge(x, torch.zeros(len(x)))[:, None]), torch.randn(4, 1, 32, 32))
     with pytest.raises(BadInput, match="StyleGAN2's discriminator"):
-        model.fit(torch.zeros(8, 1, 28, 28, dtype=torch.uint8), torch.zeros(8), rng(), private={"generator": None})
+        model.fit(
+            torch.zeros(8, 1, 28, 28, dtype=torch.uint8), torch.zeros(8), rng(), FitOptions(private={"generator": None})
+        )
 
 
 def lambda_module(function):

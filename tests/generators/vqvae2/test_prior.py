@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from polyclinic.generators.base import LabelEmbedding
+from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.generators.vqvae2.prior import GatedLayer, PixelCNN, Prior, draw, negative_log_likelihoods
 from polyclinic.tasks import Target
 
@@ -21,8 +22,12 @@ def seeded():
         yield
 
 
+def settings(**sizes: int) -> VQVAE2:
+    return VQVAE2(prior_width=8, prior_dropout=0.0, **sizes)
+
+
 def prior(target: Target = CLASSES, grid: int = 3) -> Prior:
-    net = Prior(target=target, grid=grid, top_codes=5, bottom_codes=7, code_width=3, width=8, layers=3)
+    net = Prior(settings(top_codes=5, bottom_codes=7, code_width=3, prior_layers=3), target, grid)
     net.know(torch.randn(5, 3), torch.randn(7, 3))
     return net.double()
 
@@ -136,7 +141,8 @@ def test_draws_follow_the_probabilities():
 @pytest.mark.slow
 def test_a_prior_learns_what_its_labels_mean():
     """Label 0 has codes of one kind, label 1 of another: samples must follow."""
-    net = Prior(target=Target(classes=("a", "b")), grid=2, top_codes=4, bottom_codes=4, code_width=2, width=8, layers=2)
+    sizes = settings(top_codes=4, bottom_codes=4, code_width=2, prior_layers=2)
+    net = Prior(sizes, Target(classes=("a", "b")), 2)
     net.know(torch.randn(4, 2), torch.randn(4, 2))
     labels = torch.arange(32) % 2
     top = labels[:, None, None].expand(-1, 2, 2) * 2 + torch.randint(2, (32, 2, 2))

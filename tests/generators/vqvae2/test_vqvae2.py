@@ -14,9 +14,17 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.vqvae2 import autoencoder, codebook
-from polyclinic.generators.vqvae2.autoencoder import Autoencoder, losses, noise_images
-from polyclinic.generators.vqvae2.codebook import Codebook, Moved, draw_vectors, used_share
+from polyclinic.generators.base import FitOptions
+from polyclinic.generators.vqvae2 import autoencoder
+from polyclinic.generators.vqvae2.autoencoder import (
+    Autoencoder,
+    Codebook,
+    Moved,
+    draw_vectors,
+    losses,
+    noise_images,
+    used_share,
+)
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.metrics.images import pooled_psnr
 from polyclinic.settings import variant
@@ -42,9 +50,8 @@ def make(size: int = 28, channels: int = 1, target: Target = CLASSES, seed: int 
 
 
 def bare(learning: str = "gradient") -> Autoencoder:
-    return Autoencoder(
-        channels=1, size=28, width=8, blocks=1, code_width=4, top_codes=8, bottom_codes=16, learning=learning
-    )
+    sizes = {"width": 8, "blocks": 1, "code_width": 4, "top_codes": 8, "bottom_codes": 16}
+    return Autoencoder(VQVAE2(codebook=learning, **sizes), 1, 28)
 
 
 @pytest.mark.parametrize("size", [28, 31, 32, 64])
@@ -120,7 +127,7 @@ def test_moving_averages_by_hand():
     book.counts.fill_(1)
     book.sums.copy_(torch.tensor([[0.0], [10.0]]))
     latents = torch.tensor([1.0, 2.0, 12.0]).reshape(1, 1, 1, 3)
-    book.learn(latents, book.nearest(latents), rng())
+    book.revive(book.move(latents, book.nearest(latents)), rng())
     # counts: 0.99 + 0.01 * (2, 1); sums: 0.99 * (0, 10) + 0.01 * (3, 12)
     torch.testing.assert_close(book.counts, torch.tensor([1.01, 1.0]))
     torch.testing.assert_close(book.vectors.weight[:, 0], torch.tensor([0.03 / 1.01, 10.02]))
@@ -131,7 +138,7 @@ def test_dead_codes_come_back_to_life_among_the_latents():
     book.start(torch.full((1, 2, 4, 4), 50.0), rng())  # all codes far away, on one spot
     latents = torch.randn(4, 2, 8, 8, generator=rng(1))
     for step in range(400):
-        book.learn(latents, book.nearest(latents), rng(step))
+        book.revive(book.move(latents, book.nearest(latents)), rng(step))
     assert used_share(book.nearest(latents), 16) == 1.0
 
 
@@ -236,7 +243,7 @@ def test_replayed_images_join_every_batch():
     sizes = []
     model = make(epochs=1)
     model.autoencoder.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-    model.fit_codes(blobs(16), rng(), replayed=replayed())
+    model.fit_codes(blobs(16), rng(), FitOptions(replayed()))
     assert sizes[-2:] == [16, 16]
     assert len(seen) == 2
 
@@ -251,7 +258,7 @@ def test_replay_keeps_what_was_learned_at_an_earlier_site():
         model.fit_codes(dark, rng())
         old = model.decode(model.encode(dark)).float() / 255
         stream = ((old[i : i + 8], torch.zeros(8)) for _ in range(1000) for i in range(0, 32, 8))
-        model.fit_codes(bright, rng(1), replayed=stream if with_replay else None)
+        model.fit_codes(bright, rng(1), FitOptions(stream if with_replay else None))
         return model.quality(dark)["psnr"]
 
     assert at_both(True) > at_both(False) + 3
@@ -263,7 +270,9 @@ def test_no_labels_no_images():
 
 def test_progress_is_told_after_every_epoch():
     told = []
-    make().fit(blobs(10), torch.zeros(10, dtype=torch.long), rng(), progress=lambda *args: told.append(args[:3]))
+    make().fit(
+        blobs(10), torch.zeros(10, dtype=torch.long), rng(), FitOptions(progress=lambda *args: told.append(args[:3]))
+    )
     assert told == [("autoencoder", 1, 2), ("autoencoder", 2, 2), ("prior", 1, 1)]
 
 
@@ -329,25 +338,17 @@ def test_a_code_outside_the_codebook_is_refused_on_either_side(level: str, value
 # --- the way that suits a GPU, computed on a CPU ------------------------------------------------------
 
 
-def test_sums_of_three_numbers_in_bf16_are_those_in_fp32() -> None:
-    rows, codes = torch.randn(500, 6, generator=rng()), torch.randint(20, (500,), generator=rng())
-    counts, sums = codebook.sums_of_each(rows, codes, 20)
-    others, found = codebook._sums_in_bf16(rows, codes, 20)
-    assert torch.equal(others, counts)
-    torch.testing.assert_close(found, sums, rtol=1e-5, atol=1e-5)
-
-
 def test_a_gpu_moves_dead_codes_and_no_others() -> None:
     book = Codebook(8, 3, "ema")
     rows = torch.cat([torch.zeros(39, 3), torch.full((1, 3), 50.0)])  # one row is far from its code
     book.counts.fill_(9.0)
     book.sums.fill_(9.0)
     dead = torch.arange(8) == 5
-    moved = codebook.Moved(rows, torch.zeros(40, dtype=torch.long), torch.zeros(8, 3), dead)
+    moved = autoencoder.Moved(rows, torch.zeros(40, dtype=torch.long), torch.zeros(8, 3), dead)
     book.revive_unasked(moved, rng())
     assert torch.equal(book.vectors.weight[5], rows[-1])
     assert torch.equal(book.vectors.weight[~dead], torch.ones(7, 3))
-    assert float(book.counts[5]) == pytest.approx(codebook.REVIVED * 40 / 8)
+    assert float(book.counts[5]) == pytest.approx(autoencoder.REVIVED * 40 / 8)
 
 
 def test_a_gpu_moves_a_dead_code_to_the_latent_that_is_far_from_its_own() -> None:
@@ -360,32 +361,3 @@ def test_a_gpu_moves_a_dead_code_to_the_latent_that_is_far_from_its_own() -> Non
     book.revive_unasked(moved, rng())
     assert book.vectors.weight[1].tolist() == pytest.approx([50.0])
     assert book.counts.tolist() == pytest.approx([9, 10])
-
-
-def test_padded_convolutions_and_shuffles_are_the_same() -> None:
-    x = torch.randn(2, 3, 8, 8, generator=rng()).contiguous(memory_format=torch.channels_last)
-    conv = torch.nn.Conv2d(3, 12, 4, stride=2, padding=1)
-    torch.testing.assert_close(autoencoder.convolved(conv, x), conv(x))
-    narrow = torch.nn.Conv2d(3, 12, 3, padding=1)
-    torch.testing.assert_close(autoencoder.convolved(narrow, x), narrow(x))
-    made = conv(x)
-    assert torch.equal(autoencoder.shuffled(made), torch.nn.PixelShuffle(2)(made))
-    assert autoencoder.shuffled(made).is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize("cell", [1, 2, 4])
-def test_the_way_of_a_gpu_is_the_same(cell, monkeypatch) -> None:
-    """Layer by layer: images and gradients."""
-    torch.manual_seed(0)
-    sizes = {"width": 8, "blocks": 1, "code_width": 4, "top_codes": 8, "bottom_codes": 8, "cell": cell}
-    made = autoencoder.Autoencoder(channels=3, size=16, learning="gradient", **sizes)
-    images = torch.rand(2, 3, 16, 16, generator=rng()).contiguous(memory_format=torch.channels_last)
-    found = []
-    for gpu in (False, True):
-        monkeypatch.setattr(autoencoder, "suits_a_gpu", lambda x, layers, gpu=gpu: gpu)
-        made.zero_grad()
-        passed = made(images)
-        autoencoder.losses(images, passed, 0.25).mean().backward()
-        found.append([passed.images, passed.top_latents, *(one.grad for one in made.parameters())])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)

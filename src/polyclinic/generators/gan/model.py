@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polyclinic.data.pixels import to_uint8
-from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import (
+    PLAIN,
+    Array,
     ExtraLoss,
+    FitOptions,
     GeneratorModel,
-    Progress,
+    ModelSpec,
     RandomSource,
     Steps,
     as_tensor,
@@ -34,7 +35,6 @@ from polyclinic.generators.gan.trainer import (
 )
 from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.randomness import seed_of
-from polyclinic.tasks import Target
 from polyclinic.training.generator_loop import LearnPrivately, Schedule, steps_are_recorded
 from polyclinic.training.gpu.graphs import GraphedStep
 from polyclinic.training.image_draws import uniform
@@ -49,32 +49,22 @@ REPORTS = 20  # times that progress is reported
 class GANModel(GeneratorModel):
     """Networks `generator`, `average` (the EMA of the generator; samples come from it) and `discriminator`."""
 
-    def __init__(
-        self, settings: GAN, *, channels: int, size: int, target: Target, seed: int, device: str, precision: str
-    ) -> None:
-        shape = settings.shape(channels, size, target)
-        networks = initial_networks(lambda: settings.networks(shape), seed_of(seed, "generator"))
-        super().__init__(networks, channels=channels, size=size, target=target, device=device)
-        self.settings, self.precision = settings, precision
+    def __init__(self, settings: GAN, spec: ModelSpec) -> None:
+        shape = settings.shape(spec.channels, spec.size, spec.target)
+        networks = initial_networks(lambda: settings.networks(shape), seed_of(spec.seed, "generator"))
+        super().__init__(networks, channels=spec.channels, size=spec.size, target=spec.target, device=spec.device)
+        self.settings, self.precision = settings, spec.precision
 
-    def fit(
-        self,
-        images: Tensor | np.ndarray,
-        labels: Tensor | np.ndarray,
-        rng: torch.Generator,
-        *,
-        replayed: Iterator[Batch] | None = None,
-        progress: Progress | None = None,
-        private: Mapping[str, LearnPrivately] | None = None,
-    ) -> dict[str, float]:
-        if private and "generator" in private:
-            return self._fit_privately(images, labels, rng, private["generator"], replayed)
-        steps = GANSteps(self, RealBatches(self, images, labels, rng, replayed), rng)
+    def fit(self, images: Array, labels: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> dict[str, float]:
+        batches = RealBatches(self, images, labels, rng, options.replayed)
+        if "generator" in options.private:
+            return self._fit_privately(batches, rng, options.private["generator"])
+        steps = GANSteps(self, batches, rng)
         losses, most = [], self.settings.steps_on(len(images))
         for step in range(1, most + 1):
             losses.append(steps.step())
-            if progress is not None and step % max(1, most // REPORTS) == 0:
-                progress("generator", step, most, float(torch.stack(losses[-100:]).mean()))
+            if options.progress is not None and step % max(1, most // REPORTS) == 0:
+                options.progress("generator", step, most, float(torch.stack(losses[-100:]).mean()))
         return {"generator": float(torch.stack(losses[-100:]).mean())}
 
     def begin(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> Steps:
@@ -85,20 +75,12 @@ class GANModel(GeneratorModel):
         gan, spec = SingleGAN(networks or self.networks), self.settings.spec
         return GANTrainer(gan, spec, device=self.device, precision=self.precision, capturable=capturable)
 
-    def _fit_privately(
-        self,
-        images: Tensor | np.ndarray,
-        labels: Tensor | np.ndarray,
-        rng: torch.Generator,
-        learn: LearnPrivately,
-        replayed: Iterator[Batch] | None,
-    ) -> dict[str, float]:
+    def _fit_privately(self, batches: RealBatches, rng: torch.Generator, learn: LearnPrivately) -> dict[str, float]:
         """The discriminator learns with differential privacy; the generator, which sees no image, through a copy of it.
 
         Before each private step on a batch the generator takes its own, so that both learn in turns as always.
         """
-        settings, random = self.settings, RandomSource(rng, self.device)
-        batches = RealBatches(self, images, labels, rng, replayed)
+        settings, random, images = self.settings, RandomSource(rng, self.device), len(batches.images)
         discriminator = self.networks["discriminator"]
         # private gradients hang on the modules of the discriminator: the generator's must not pass there
         twin = copy.deepcopy(discriminator)
@@ -113,14 +95,14 @@ class GANModel(GeneratorModel):
             return private_rows(trainer, batches.at(index), wanted, random, seeds)
 
         losses = private_losses(discriminator, settings.gan_loss)
-        steps_in_pass = max(1, len(images) // settings.batch_size)
-        passes = -(-settings.steps_on(len(images)) * settings.critic_steps // steps_in_pass)
-        joined = settings.batch_size + (batches.joined if replayed else 0)
+        steps_in_pass = max(1, images // settings.batch_size)
+        passes = -(-settings.steps_on(images) * settings.critic_steps // steps_in_pass)
+        joined = settings.batch_size * (2 if batches.replayed else 1)  # fake images, and replayed ones
         learn(discriminator, losses, batch_of, Schedule(passes, settings.batch_size, settings.lr), joined)
         return {"generator": float("nan")}
 
     @torch.no_grad()
-    def sample(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> Tensor:
+    def sample(self, labels: Array, rng: torch.Generator) -> Tensor:
         labels = check_labels(as_tensor(labels), len(labels), self.target)
         average, random = self.networks["average"].eval(), RandomSource(rng, self.device)
         sampled = []

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
-from polyclinic.generators.base import LabelEmbedding, RandomSource
+from polyclinic.generators.base import LabelEmbedding, ModelSpec, RandomSource
 from polyclinic.generators.gan.adversarial import AdversarialGenerator, GANLoss, LossName, gan_loss
 from polyclinic.generators.gan.model import GANModel
 from polyclinic.generators.gan.networks import (
@@ -96,12 +96,8 @@ class GAN(AdversarialGenerator):
             )
         return self
 
-    def build(
-        self, *, channels: int, size: int, target: Target, seed: int, device: str = "cpu", precision: str = "fp32"
-    ) -> GANModel:
-        return GANModel(
-            self, channels=channels, size=size, target=target, seed=seed, device=device, precision=precision
-        )
+    def model_for(self, spec: ModelSpec) -> GANModel:
+        return GANModel(self, spec)
 
     def dp_obstacle(self) -> str | None:
         if self.discriminator_norm == "spectral":

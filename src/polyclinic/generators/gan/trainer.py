@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
 from polyclinic.federation.collaborators import Batch
-from polyclinic.generators.base import RandomSource, as_tensor, check_labels
+from polyclinic.generators.base import Array, RandomSource, as_tensor, check_labels
 from polyclinic.generators.gan.adversarial import GANLoss, gradient_penalty
 from polyclinic.generators.gan.networks import LARGEST_GROUP, update_spectral_norms
 from polyclinic.tasks import Target
@@ -247,8 +246,8 @@ class RealBatches:
     def __init__(
         self,
         model: GANModel,
-        images: Tensor | np.ndarray,
-        labels: Tensor | np.ndarray,
+        images: Array,
+        labels: Array,
         rng: torch.Generator,
         replayed: Iterator[Batch] | None = None,
     ) -> None:
@@ -256,7 +255,6 @@ class RealBatches:
         self.images = model.on_device(model.accept_images(images))
         self.labels = model.on_device(check_labels(as_tensor(labels), len(images), model.target))
         self._order = index_batches(self.labels.cpu(), model.settings, rng)
-        self.joined = model.settings.batch_size
 
     def next(self) -> tuple[Tensor, Tensor]:
         return self.at(next(self._order))

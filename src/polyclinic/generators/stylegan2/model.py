@@ -6,10 +6,9 @@ Written from the papers. Images of any size from 28 px on: inside, their side is
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -19,7 +18,10 @@ from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import (
-    Progress,
+    PLAIN,
+    Array,
+    FitOptions,
+    ModelSpec,
     RandomSource,
     as_tensor,
     check_labels,
@@ -34,7 +36,6 @@ from polyclinic.generators.stylegan2.networks import Discriminator, SiteDiscrimi
 from polyclinic.generators.stylegan2.training import BETAS, Steps
 from polyclinic.randomness import device_rng, seed_of, torch_rng
 from polyclinic.tasks import Target
-from polyclinic.training.generator_loop import LearnPrivately
 
 SAMPLED_AT_ONCE = 64
 LARGEST_SIDE = 1024
@@ -81,12 +82,8 @@ class StyleGAN2(AdversarialGenerator):
 
     summary: ClassVar[str] = "StyleGAN2 with adaptive augmentation, conditional; the good one"
 
-    def build(
-        self, *, channels: int, size: int, target: Target, seed: int, device: str = "cpu", precision: str = "fp32"
-    ) -> StyleGAN2Model:
-        return StyleGAN2Model(
-            self, channels=channels, size=size, target=target, seed=seed, device=device, precision=precision
-        )
+    def model_for(self, spec: ModelSpec) -> StyleGAN2Model:
+        return StyleGAN2Model(self, spec)
 
     def dp_obstacle(self) -> str | None:
         return (
@@ -146,15 +143,13 @@ class Controls(nn.Module):
 class StyleGAN2Model(AdversarialModel):
     """Networks `generator`, `average` (samples come from it), `discriminator`, and `controls`."""
 
-    def __init__(
-        self, settings: StyleGAN2, *, channels: int, size: int, target: Target, seed: int, device: str, precision: str
-    ) -> None:
-        shape = settings.shape(channels, size, target)
-        made = initial_networks(lambda: _networks(shape), seed_of(seed, "generator"))
-        super().__init__(made, channels=channels, size=size, target=target, device=device)
+    def __init__(self, settings: StyleGAN2, spec: ModelSpec) -> None:
+        shape = settings.shape(spec.channels, spec.size, spec.target)
+        made = initial_networks(lambda: _networks(shape), seed_of(spec.seed, "generator"))
+        super().__init__(made, channels=spec.channels, size=spec.size, target=spec.target, device=spec.device)
         if self.device.type == "cuda":
             self.networks.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.settings, self.precision, self.inner = settings, precision, shape.size
+        self.settings, self.precision, self.inner = settings, spec.precision, shape.size
 
     @property
     def average(self) -> StyleGenerator:
@@ -163,23 +158,14 @@ class StyleGAN2Model(AdversarialModel):
 
     # --- learning -----------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        images: Tensor | np.ndarray,
-        labels: Tensor | np.ndarray,
-        rng: torch.Generator,
-        *,
-        replayed: Iterator[Batch] | None = None,
-        progress: Progress | None = None,
-        private: Mapping[str, LearnPrivately] | None = None,
-    ) -> dict[str, float]:
-        if private:
+    def fit(self, images: Array, labels: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> dict[str, float]:
+        if options.private:
             raise BadInput(str(self.settings.dp_obstacle()))
-        steps = self.begin(self.accept_images(images), as_tensor(labels), rng, replayed=replayed)
+        steps = self.begin(self.accept_images(images), as_tensor(labels), rng, replayed=options.replayed)
         for number in range(1, self.settings.steps + 1):
             steps.step()
-            if progress is not None and number % max(1, self.settings.steps // REPORTS) == 0:
-                progress("generator", number, self.settings.steps, float(steps.loss))
+            if options.progress is not None and number % max(1, self.settings.steps // REPORTS) == 0:
+                options.progress("generator", number, self.settings.steps, float(steps.loss))
         return {"generator": float(steps.loss), "augmentation": float(self.networks["controls"].get_buffer("p"))}
 
     def begin(
@@ -222,7 +208,7 @@ class StyleGAN2Model(AdversarialModel):
     # --- making -------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def sample(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> Tensor:
+    def sample(self, labels: Array, rng: torch.Generator) -> Tensor:
         labels = check_labels(as_tensor(labels), len(labels), self.target)
         network, random = self.average.eval(), RandomSource(rng, self.device)
         made = []

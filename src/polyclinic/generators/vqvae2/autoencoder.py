@@ -1,20 +1,166 @@
 """The two-level autoencoder of VQ-VAE-2 (Razavi et al. 2019): a network from images to codes and back.
 
-Nothing here adds in place, keeps statistics of a batch or calls a module twice, so per-sample gradients (Opacus)
-can follow it. Upsampling is a convolution and a shuffle of pixels: Opacus has no fast path for transposed
-convolutions.
+Each level has a codebook: the nearest of K vectors stands for each latent vector. Nothing here adds in place, keeps
+statistics of a batch or calls a module twice, so per-sample gradients (Opacus) can follow it. Upsampling is a
+convolution and a shuffle of pixels: Opacus has no fast path for transposed convolutions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.generators.vqvae2.codebook import Codebook, Learning, Moved, Quantised
+if TYPE_CHECKING:
+    from polyclinic.generators.vqvae2.model import VQVAE2
+
+Learning = Literal["ema", "gradient"]
+
+DECAY = 0.99  # of the moving averages
+DEAD = 0.05  # a code is dead when it is chosen less often than this share of an even spread
+REVIVED = 0.1  # the share a code starts with when it is moved: not much more, so that it soon moves again if unused
+
+
+class Quantised(NamedTuple):
+    """codes int64 [B, h, w]; vectors [B, D, h, w] with the gradient passed straight through to the latents;
+    codebook and commitment losses [B] of each image, means over its latent numbers."""
+
+    codes: Tensor
+    vectors: Tensor
+    codebook: Tensor
+    commitment: Tensor
+
+
+class Moved(NamedTuple):
+    """A step of the moving averages: latents [n, D] and the codes [n] that they chose, the vectors [K, D] before it,
+    and which codes [K] are dead after it."""
+
+    rows: Tensor
+    codes: Tensor
+    before: Tensor
+    dead: Tensor
+
+
+class Codebook(nn.Module):
+    """K vectors of D numbers. With `learning="gradient"` the codebook loss moves them (the paper's loss; an
+    `nn.Embedding`, for which Opacus has per-sample gradients); with "ema" they are running means of the latents
+    that chose them, which `move` and `revive` move after each step."""
+
+    counts: Tensor
+    sums: Tensor
+
+    def __init__(self, size: int, width: int, learning: Learning) -> None:
+        super().__init__()
+        self.learning = learning
+        self.vectors = nn.Embedding(size, width)
+        if learning == "ema":
+            self.vectors.weight.requires_grad_(False)
+            self.register_buffer("counts", torch.zeros(size))
+            self.register_buffer("sums", torch.zeros(size, width))
+
+    @property
+    def size(self) -> int:
+        return self.vectors.num_embeddings
+
+    @property
+    def started(self) -> bool:
+        """Whether the running means have begun; a gradient codebook has none to begin."""
+        return self.learning == "gradient" or bool(self.counts.any())
+
+    def nearest(self, latents: Tensor) -> Tensor:
+        """The code nearest to each latent vector: [B, D, h, w] -> int64 [B, h, w]."""
+        with torch.autocast(latents.device.type, enabled=False):
+            vectors = self.vectors.weight.detach().float()
+            rows = latents.detach().float().movedim(1, -1)
+            # |z - e|^2 less |z|^2, which is the same for every code
+            return (vectors.square().sum(1) - 2 * rows @ vectors.T).argmin(-1)
+
+    def lookup(self, codes: Tensor) -> Tensor:
+        """The vectors of codes: [B, h, w] -> [B, D, h, w]."""
+        return self.vectors(codes).movedim(-1, 1).contiguous()
+
+    def forward(self, latents: Tensor) -> Quantised:
+        latents = latents.float()
+        codes = self.nearest(latents)
+        vectors = self.vectors(codes).movedim(-1, 1)
+        if not (latents.is_cuda and latents.is_contiguous(memory_format=torch.channels_last)):
+            vectors = vectors.contiguous()  # else channels are last in them, too
+        codebook = (latents.detach() - vectors).square().mean((1, 2, 3))
+        commitment = (vectors.detach() - latents).square().mean((1, 2, 3))
+        return Quantised(codes, latents + (vectors - latents).detach(), codebook, commitment)
+
+    # --- learning without gradients ---------------------------------------------------------------
+
+    @torch.no_grad()
+    def start(self, latents: Tensor, rng: torch.Generator) -> None:
+        """Put the codes where the first latents [B, D, h, w] lie, so that all of them have a chance of being chosen."""
+        self.vectors.weight.copy_(draw_vectors(latents, self.size, rng))
+        if self.learning == "ema":
+            # from zero, the few codes chosen first would take all the weight and the others never come to life
+            self.counts.fill_(1)
+            self.sums.copy_(self.vectors.weight)
+
+    @torch.no_grad()
+    def move(self, latents: Tensor, codes: Tensor) -> Moved:
+        """One step of the moving averages; asks a GPU for no number, so that it can be recorded."""
+        rows = latents.detach().float().movedim(1, -1).flatten(0, -2)
+        counts, sums = sums_of_each(rows, codes.flatten(), self.size)
+        self.counts.lerp_(counts, 1 - DECAY)
+        self.sums.lerp_(sums, 1 - DECAY)
+        before = self.vectors.weight.detach().clone()
+        self.vectors.weight.copy_(self.sums / self.counts[:, None])
+        return Moved(rows, codes.flatten(), before, self.counts < DEAD * len(rows) / self.size)
+
+    @torch.no_grad()
+    def revive(self, moved: Moved, rng: torch.Generator) -> None:
+        """Put dead codes to latents, the likelier the farther those lie from the code that they had chosen."""
+        dead, rows, even = moved.dead.nonzero().flatten(), moved.rows, len(moved.rows) / self.size
+        if len(dead):
+            away = (rows - moved.before[moved.codes]).square().sum(1).double().cpu() + 1e-12
+            places = torch.multinomial(away, len(dead), replacement=len(dead) > len(rows), generator=rng)
+            self.counts[dead] = REVIVED * even
+            self.sums[dead] = REVIVED * even * rows[places.to(rows.device)]
+            self.vectors.weight.copy_(self.sums / self.counts[:, None])
+
+    @torch.no_grad()
+    def revive_unasked(self, moved: Moved, rng: torch.Generator) -> None:
+        """The same by a generator of the GPU, which is not asked for a number: the step can be recorded."""
+        dead, rows, even = moved.dead, moved.rows, len(moved.rows) / self.size
+        away = (rows - moved.before[moved.codes]).square().sum(1) + 1e-12
+        # the largest of these are draws without replacement, each row as likely as it is far away
+        race = away / torch.empty_like(away).exponential_(generator=rng)
+        places = race.topk(min(self.size, len(rows))).indices
+        turn = (dead.cumsum(0) - 1).clamp(min=0) % len(places)
+        self.counts.masked_fill_(dead, REVIVED * even)
+        self.sums.copy_(torch.where(dead[:, None], REVIVED * even * rows[places[turn]], self.sums))
+        self.vectors.weight.copy_(self.sums / self.counts[:, None])
+
+
+def sums_of_each(rows: Tensor, codes: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Of rows [n, D] and their codes [n]: how many rows each code has [size], and their sum [size, D].
+
+    A product with one-hot rows: unlike scattered additions, the same every time on a GPU.
+    """
+    chosen = (codes[:, None] == torch.arange(size, device=rows.device)).to(rows.dtype)
+    return chosen.sum(0), chosen.T @ rows
+
+
+def draw_vectors(latents: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """`count` of the latent vectors [B, D, h, w] at random, [count, D]; each at most once while there are enough."""
+    rows = latents.detach().float().movedim(1, -1).flatten(0, -2)
+    order = torch.randperm(len(rows), generator=rng).repeat(-(-count // len(rows)))[:count]
+    return rows[order.to(rows.device)]
+
+
+def used_share(codes: Tensor, size: int) -> float:
+    """Which share of `size` codes occurs at all in `codes`."""
+    return len(codes.unique()) / size
+
+
+# --- layers ---------------------------------------------------------------------------------------
 
 
 class Residual(nn.Module):
@@ -28,8 +174,6 @@ class Residual(nn.Module):
         self.conv2 = nn.Conv2d(channels // 2, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        if suits_a_gpu(x, (self.conv1, self.conv2)):
-            return x + convolved(self.conv2, self.relu2(convolved(self.conv1, self.relu1(x))))
         return x + self.conv2(self.relu2(self.conv1(self.relu1(x))))
 
 
@@ -66,62 +210,6 @@ def double(channels: int, out: int) -> list[nn.Module]:
     return [conv, nn.PixelShuffle(2)]
 
 
-#: a GPU's tensor cores take channels in groups of so many; with three, or twelve, convolutions are slow
-GROUPED = 8
-
-
-def through(layers: nn.Sequential, x: Tensor) -> Tensor:
-    """The layers one after another; of images with channels last, on a GPU, in the way that suits it there.
-
-    Not so in private learning: Opacus follows calls of whole modules.
-    """
-    if not suits_a_gpu(x, layers):
-        return layers(x)
-    for layer in layers:
-        if isinstance(layer, nn.Conv2d):
-            x = convolved(layer, x)
-        elif isinstance(layer, nn.PixelShuffle):
-            x = shuffled(x)
-        else:
-            x = layer(x)
-    return x
-
-
-def suits_a_gpu(x: Tensor, layers: Iterable[nn.Module]) -> bool:
-    """Whether to compute in the way that suits a GPU: the result is the same up to rounding. Private learning watches
-    layers by hooks, which they must not be passed by; images of one channel have both layouts."""
-    laid_out = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last)
-    return laid_out and not any(layer._forward_hooks for layer in layers)
-
-
-def convolved(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """A convolution; with channels of zeros on both sides, so that their numbers are multiples of GROUPED."""
-    assert conv.bias is not None, "all convolutions here have one"
-    if conv.in_channels < GROUPED and conv.stride == (2, 2) and conv.kernel_size == (4, 4):
-        y = halved(conv, x)
-        return y + conv.bias.to(y.dtype)[:, None, None]
-    more, others = -conv.in_channels % GROUPED, -conv.out_channels % GROUPED
-    x = F.pad(x, (0, 0, 0, 0, 0, more)) if more else x
-    weight = F.pad(conv.weight, (0, 0, 0, 0, 0, more, 0, others)) if more or others else conv.weight
-    y = F.conv2d(x, weight, None, conv.stride, conv.padding)[:, : conv.out_channels]
-    return y + conv.bias.to(y.dtype)[:, None, None]
-
-
-def halved(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """A convolution of 4 x 4 pixels with a stride of 2, as one of 2 x 2 cells of four pixels: few channels are slow."""
-    x, weight = F.pixel_unshuffle(F.pad(x, (1, 1, 1, 1)), 2), F.pixel_unshuffle(conv.weight, 2)
-    more = -x.shape[1] % (2 * GROUPED)
-    x = F.pad(x, (0, 0, 0, 0, 0, more)).contiguous(memory_format=torch.channels_last)
-    return F.conv2d(x, F.pad(weight, (0, 0, 0, 0, 0, more)))
-
-
-def shuffled(x: Tensor) -> Tensor:
-    """`nn.PixelShuffle(2)` that leaves channels last."""
-    batch, channels, height, width = x.shape
-    cells = x.reshape(batch, channels // 4, 2, 2, height, width).permute(0, 4, 2, 5, 3, 1)
-    return cells.reshape(batch, 2 * height, 2 * width, channels // 4).permute(0, 3, 1, 2)
-
-
 class Pass(NamedTuple):
     """What one pass of images [B, C, H, W] through the autoencoder gives."""
 
@@ -139,20 +227,9 @@ class Autoencoder(nn.Module):
     sizes than multiples of that are padded inside with copies of the border, and cropped back.
     """
 
-    def __init__(
-        self,
-        *,
-        channels: int,
-        size: int,
-        width: int,
-        blocks: int,
-        code_width: int,
-        top_codes: int,
-        bottom_codes: int,
-        learning: Learning,
-        cell: int = 4,
-    ) -> None:
+    def __init__(self, settings: VQVAE2, channels: int, size: int) -> None:
         super().__init__()
+        width, blocks, code_width, cell = settings.width, settings.blocks, settings.code_width, settings.cell
         self.size, self.ratio = size, 2 * cell
         self.encode_bottom = nn.Sequential(
             *down(channels, width, cell),
@@ -163,12 +240,12 @@ class Autoencoder(nn.Module):
             *halve(width, width), nn.Conv2d(width, width, 3, padding=1), *residuals(width, blocks)
         )
         self.to_top = nn.Conv2d(width, code_width, 1)
-        self.top_codebook = Codebook(top_codes, code_width, learning)
+        self.top_codebook = Codebook(settings.top_codes, code_width, settings.codebook)
         self.decode_top = nn.Sequential(
             nn.Conv2d(code_width, width, 3, padding=1), *residuals(width, blocks), *double(width, code_width)
         )
         self.to_bottom = nn.Conv2d(width + code_width, code_width, 1)
-        self.bottom_codebook = Codebook(bottom_codes, code_width, learning)
+        self.bottom_codebook = Codebook(settings.bottom_codes, code_width, settings.codebook)
         self.lift_top = nn.Sequential(*double(code_width, code_width))
         self.decode_bottom = nn.Sequential(
             nn.Conv2d(2 * code_width, width, 3, padding=1),
@@ -218,19 +295,15 @@ class Autoencoder(nn.Module):
 
     def _quantised(self, images: Tensor) -> tuple[Tensor, Quantised, Tensor, Quantised]:
         """Latents and what stands for them: of the top level, then of the bottom level, which sees the top's codes."""
-        coarse = through(self.encode_bottom, self._padded(images) * 2 - 1)
-        top_latents = self._latents(self.to_top, through(self.encode_top, coarse))
+        coarse = self.encode_bottom(self._padded(images) * 2 - 1)
+        top_latents = self.to_top(self.encode_top(coarse))
         top = self.top_codebook(top_latents)
-        joined = torch.cat([coarse, through(self.decode_top, top.vectors)], 1)
-        bottom_latents = self._latents(self.to_bottom, joined)
+        joined = torch.cat([coarse, self.decode_top(top.vectors)], 1)
+        bottom_latents = self.to_bottom(joined)
         return top_latents, top, bottom_latents, self.bottom_codebook(bottom_latents)
 
-    @staticmethod
-    def _latents(conv: nn.Conv2d, x: Tensor) -> Tensor:
-        return convolved(conv, x) if suits_a_gpu(x, (conv,)) else conv(x)
-
     def _images(self, top: Tensor, bottom: Tensor) -> Tensor:
-        decoded = through(self.decode_bottom, torch.cat([through(self.lift_top, top), bottom], 1))
+        decoded = self.decode_bottom(torch.cat([self.lift_top(top), bottom], 1))
         return (decoded[..., : self.size, : self.size] + 1) / 2
 
     def _padded(self, images: Tensor) -> Tensor:

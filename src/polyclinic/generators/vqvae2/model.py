@@ -5,36 +5,35 @@ The autoencoder alone is enough to replay images whose codes are kept; the prior
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Literal, cast
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
-from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import (
+    PLAIN,
+    Array,
     CodedModel,
     Codes,
+    FitOptions,
     Generator,
-    Progress,
+    ModelSpec,
     as_tensor,
     check_labels,
     count,
     initial_networks,
 )
 from polyclinic.generators.latent_space import CodeSpace
-from polyclinic.generators.vqvae2.autoencoder import Autoencoder, losses, noise_images
-from polyclinic.generators.vqvae2.codebook import Learning, Moved, used_share
+from polyclinic.generators.vqvae2.autoencoder import Autoencoder, Learning, Moved, losses, noise_images, used_share
 from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
 from polyclinic.metrics.images import pooled_psnr
 from polyclinic.randomness import device_rng, seed_of, torch_rng
-from polyclinic.tasks import Target
-from polyclinic.training.generator_loop import LearnPrivately, Rows, Schedule, descend, own_dropout, steps_are_recorded
+from polyclinic.training.generator_loop import Objective, Rows, Schedule, descend, own_dropout, steps_are_recorded
 
 LEVELS = ("top", "bottom")
 NO_PRIOR = "generator.prior_epochs: without a prior nothing can be sampled; set it above 0"
@@ -79,12 +78,8 @@ class VQVAE2(Generator):
     summary: ClassVar[str] = "two-level autoencoder with discrete codes, and a PixelCNN prior over them"
     has_codes: ClassVar[bool] = True
 
-    def build(
-        self, *, channels: int, size: int, target: Target, seed: int, device: str = "cpu", precision: str = "fp32"
-    ) -> VQVAE2Model:
-        return VQVAE2Model(
-            self, channels=channels, size=size, target=target, seed=seed, device=device, precision=precision
-        )
+    def model_for(self, spec: ModelSpec) -> VQVAE2Model:
+        return VQVAE2Model(self, spec)
 
     def sampling_obstacle(self) -> str | None:
         return None if self.prior_epochs else NO_PRIOR
@@ -102,17 +97,19 @@ class VQVAE2Model(CodedModel):
     """`autoencoder` and `prior` are its networks; whoever trains them otherwise (with differential privacy, say)
     takes them, with the per-image losses in `autoencoder.losses` and `prior.negative_log_likelihoods`."""
 
-    def __init__(
-        self, settings: VQVAE2, *, channels: int, size: int, target: Target, seed: int, device: str, precision: str
-    ) -> None:
-        made = initial_networks(lambda: networks(settings, channels, size, target), seed_of(seed, "generator"))
-        super().__init__(made, channels=channels, size=size, target=target, device=device)
-        self.settings = settings
-        self.precision = precision
+    def __init__(self, settings: VQVAE2, spec: ModelSpec) -> None:
+        def networks() -> dict[str, nn.Module]:
+            autoencoder = Autoencoder(settings, spec.channels, spec.size)
+            prior = {"prior": Prior(settings, spec.target, autoencoder.grid)} if settings.prior_epochs else {}
+            return {"autoencoder": autoencoder, **prior}
+
+        made = initial_networks(networks, seed_of(spec.seed, "generator"))
+        super().__init__(made, channels=spec.channels, size=spec.size, target=spec.target, device=spec.device)
+        self.settings, self.precision = settings, spec.precision
         self.codebook_sizes = {"top": settings.top_codes, "bottom": settings.bottom_codes}
         if settings.codebook == "gradient":
-            rng = torch_rng(seed, "generator", "codes")
-            self.autoencoder.start(self.on_device(noise_images(START_IMAGES, channels, size, rng)), rng)
+            rng = torch_rng(spec.seed, "generator", "codes")
+            self.autoencoder.start(self.on_device(noise_images(START_IMAGES, spec.channels, spec.size, rng)), rng)
 
     @property
     def autoencoder(self) -> Autoencoder:
@@ -136,32 +133,14 @@ class VQVAE2Model(CodedModel):
 
     # --- learning ---------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        images: Tensor | np.ndarray,
-        labels: Tensor | np.ndarray,
-        rng: torch.Generator,
-        *,
-        replayed: Iterator[Batch] | None = None,
-        progress: Progress | None = None,
-        private: Mapping[str, LearnPrivately] | None = None,
-    ) -> dict[str, float]:
+    def fit(self, images: Array, labels: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> dict[str, float]:
         """The autoencoder on the images, then the prior on their codes (unless `prior_epochs` is 0)."""
-        found = {"autoencoder": self.fit_codes(images, rng, replayed=replayed, progress=progress, private=private)}
+        found = {"autoencoder": self.fit_codes(images, rng, options)}
         if self.settings.prior_epochs:
-            codes = self.encode(images)
-            found["prior"] = self.fit_prior(codes, labels, rng, replayed=replayed, progress=progress, private=private)
+            found["prior"] = self.fit_prior(self.encode(images), labels, rng, options)
         return found
 
-    def fit_codes(
-        self,
-        images: Tensor | np.ndarray,
-        rng: torch.Generator,
-        *,
-        replayed: Iterator[Batch] | None = None,
-        progress: Progress | None = None,
-        private: Mapping[str, LearnPrivately] | None = None,
-    ) -> float:
+    def fit_codes(self, images: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> float:
         images, net, settings = self.near(self.accept_images(images)), self.autoencoder.train(), self.settings
         if not net.top_codebook.started:
             first = torch.randperm(len(images), generator=rng)[:START_IMAGES]
@@ -169,12 +148,12 @@ class VQVAE2Model(CodedModel):
 
         def batch_of(index: Tensor, seeds: Tensor | None = None) -> Rows:
             batch = self.to_unit(images[index.to(images.device)])
-            if replayed is not None:
-                batch = torch.cat([batch, self.on_device(next(replayed)[0])])
+            if options.replayed is not None:
+                batch = torch.cat([batch, self.on_device(next(options.replayed)[0])])
             return (batch,)
 
         def passed(batch: Tensor) -> tuple[Tensor, list[Moved]]:
-            with self._autocast():
+            with self.autocast():
                 made = net(batch)
             return losses(batch, made, settings.commitment), net.move_codebooks(made)
 
@@ -184,8 +163,9 @@ class VQVAE2Model(CodedModel):
             return found
 
         schedule = Schedule(settings.epochs, settings.batch_size, settings.lr, settings.decay, settings.decay_every)
-        if private and "generator" in private:
-            private["generator"](net, losses_of, batch_of, schedule, settings.batch_size if replayed else 0)
+        if "generator" in options.private:
+            joined = settings.batch_size if options.replayed else 0
+            options.private["generator"](net, losses_of, batch_of, schedule, joined)
             return float("nan")
 
         # faster on a GPU; never for private learning, since Opacus computes wrong gradients from this layout
@@ -203,41 +183,35 @@ class VQVAE2Model(CodedModel):
             if drawn is None:
                 net.revive_codes(moved, rng)
 
-        told, draws = _told(progress, "autoencoder"), [drawn] if drawn is not None else []
-        with laid_out(net, layout):
-            return descend(net.parameters(), batch_of, loss_of, len(images), schedule, rng, told, after, draws)
+        objective = Objective(net.parameters(), batch_of, loss_of, after, [drawn] if drawn is not None else [])
+        net.to(memory_format=layout)  # type: ignore[call-overload]
+        try:
+            return descend(objective, len(images), schedule, rng, partial(options.report, "autoencoder"))
+        finally:
+            net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
-    def fit_prior(
-        self,
-        codes: Codes,
-        labels: Tensor | np.ndarray,
-        rng: torch.Generator,
-        *,
-        replayed: Iterator[Batch] | None = None,
-        progress: Progress | None = None,
-        private: Mapping[str, LearnPrivately] | None = None,
-    ) -> float:
+    def fit_prior(self, codes: Codes, labels: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> float:
         """Learn the distribution of codes, given labels; the last mean loss in nats per code, both levels added."""
         labels = check_labels(as_tensor(labels), count(codes), self.target)
         net, settings = self.prior.train(), self.settings
         books = (self.autoencoder.top_codebook, self.autoencoder.bottom_codebook)
         net.know(*(book.vectors.weight.detach() for book in books))
 
-        if not (private and "prior" in private):  # batches by index are taken on the device
+        if "prior" not in options.private:  # batches by index are taken on the device
             codes, labels = {level: self.on_device(codes[level]) for level in LEVELS}, self.on_device(labels)
 
         def batch_of(index: Tensor, seeds: Tensor | None = None) -> Rows:
             batch = [self.on_device(codes[level][index]).long() for level in LEVELS]
             wanted = self.on_device(labels[index])
-            if replayed is not None:
-                images, more = next(replayed)
+            if options.replayed is not None:
+                images, more = next(options.replayed)
                 again = self._codes_of(self.on_device(images))
                 batch = [torch.cat(pair) for pair in zip(batch, again, strict=True)]
                 wanted = torch.cat([wanted, self.on_device(more)])
             return (*batch, wanted)
 
         def losses_of(top: Tensor, bottom: Tensor, wanted: Tensor) -> Tensor:
-            with self._autocast():
+            with self.autocast():
                 logits = net(top, bottom, wanted)
             return negative_log_likelihoods(top, bottom, logits)
 
@@ -247,19 +221,21 @@ class VQVAE2Model(CodedModel):
             return losses_of(*rows).mean(), None
 
         with own_dropout(self.device, rng):
-            if private and "prior" in private:
-                private["prior"](net, losses_of, batch_of, schedule, settings.batch_size if replayed else 0)
+            if "prior" in options.private:
+                joined = settings.batch_size if options.replayed else 0
+                options.private["prior"](net, losses_of, batch_of, schedule, joined)
                 return float("nan")
-            return descend(net.parameters(), batch_of, loss_of, count(codes), schedule, rng, _told(progress, "prior"))
+            objective = Objective(net.parameters(), batch_of, loss_of)
+            return descend(objective, count(codes), schedule, rng, partial(options.report, "prior"))
 
     # --- making images ----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def sample(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> Tensor:
+    def sample(self, labels: Array, rng: torch.Generator) -> Tensor:
         return self.decode(self.sample_codes(labels, rng))
 
     @torch.no_grad()
-    def sample_codes(self, labels: Tensor | np.ndarray, rng: torch.Generator) -> dict[str, Tensor]:
+    def sample_codes(self, labels: Array, rng: torch.Generator) -> dict[str, Tensor]:
         """New codes from the prior, one image for every label."""
         labels, prior = as_tensor(labels), self.prior.eval()
         check_labels(labels, len(labels), self.target)
@@ -268,7 +244,7 @@ class VQVAE2Model(CodedModel):
         return _kept(drawn)
 
     @torch.no_grad()
-    def encode(self, images: Tensor | np.ndarray) -> dict[str, Tensor]:
+    def encode(self, images: Array) -> dict[str, Tensor]:
         self.autoencoder.eval()
         pieces = self.accept_images(images).split(self._chunk)
         return _kept([self._codes_of(self.to_unit(some)) for some in pieces])
@@ -286,7 +262,7 @@ class VQVAE2Model(CodedModel):
         """Which share of each level's codes occurs at all in these."""
         return {level: used_share(codes[level], size) for level, size in self.codebook_sizes.items()}
 
-    def quality(self, images: Tensor | np.ndarray) -> dict[str, float]:
+    def quality(self, images: Array) -> dict[str, float]:
         """How well images come back (psnr, in dB) and which share of the codes they use (usage_top, usage_bottom)."""
         images = self.accept_images(images)
         codes = self.encode(images)
@@ -316,48 +292,6 @@ class VQVAE2Model(CodedModel):
     def _chunk(self) -> int:
         return max(1, CHUNK_PIXELS // self.size**2)
 
-    def _autocast(self) -> contextlib.AbstractContextManager:
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-
-def networks(settings: VQVAE2, channels: int, size: int, target: Target) -> dict[str, nn.Module]:
-    """The autoencoder and, unless it is not to be trained, the prior."""
-    sizes = {"top_codes": settings.top_codes, "bottom_codes": settings.bottom_codes}
-    autoencoder = Autoencoder(
-        channels=channels,
-        size=size,
-        width=settings.width,
-        blocks=settings.blocks,
-        code_width=settings.code_width,
-        learning=settings.codebook,
-        cell=settings.cell,
-        **sizes,
-    )
-    if not settings.prior_epochs:
-        return {"autoencoder": autoencoder}
-    prior = Prior(
-        target=target,
-        grid=autoencoder.grid,
-        code_width=settings.code_width,
-        width=settings.prior_width,
-        layers=settings.prior_layers,
-        dropout=settings.prior_dropout,
-        **sizes,
-    )
-    return {"autoencoder": autoencoder, "prior": prior}
-
-
-@contextlib.contextmanager
-def laid_out(net: nn.Module, layout: torch.memory_format) -> Iterator[None]:
-    """A while in which the kernels of a network's convolutions lie in memory so."""
-    net.to(memory_format=layout)  # type: ignore[call-overload]
-    try:
-        yield
-    finally:
-        net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-
 
 def _kept(pieces: list) -> dict[str, Tensor]:
     """Codes of consecutive pieces of images as they are kept: on the CPU, in two bytes each."""
@@ -365,11 +299,3 @@ def _kept(pieces: list) -> dict[str, Tensor]:
         level: torch.cat(of_level).to("cpu", torch.int16)
         for level, of_level in zip(LEVELS, zip(*pieces, strict=True), strict=True)
     }
-
-
-def _told(progress: Progress | None, stage: str) -> Callable[[int, int, float], None]:
-    def report(done: int, epochs: int, loss: float) -> None:
-        if progress is not None:
-            progress(stage, done, epochs, loss)
-
-    return report

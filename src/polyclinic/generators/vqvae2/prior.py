@@ -8,6 +8,8 @@ Inputs of convolutions are contiguous, because Opacus (1.6) silently computes wr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,6 +17,9 @@ from torch.nn import functional as F
 from polyclinic.generators.base import LabelEmbedding
 from polyclinic.generators.vqvae2.autoencoder import Residual, double
 from polyclinic.tasks import Target
+
+if TYPE_CHECKING:
+    from polyclinic.generators.vqvae2.model import VQVAE2
 
 
 def gate(x: Tensor) -> Tensor:
@@ -169,19 +174,10 @@ class Conditioner(nn.Module):
 class Prior(nn.Module):
     """Codes of both levels given labels: top int64 [B, grid, grid], bottom [B, 2 grid, 2 grid], labels [B]."""
 
-    def __init__(
-        self,
-        *,
-        target: Target,
-        grid: int,
-        top_codes: int,
-        bottom_codes: int,
-        code_width: int,
-        width: int,
-        layers: int,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, settings: VQVAE2, target: Target, grid: int) -> None:
         super().__init__()
+        top_codes, bottom_codes, code_width = settings.top_codes, settings.bottom_codes, settings.code_width
+        width, layers, dropout = settings.prior_width, settings.prior_layers, settings.prior_dropout
         self.top_condition = Conditioner(target, grid, width)
         self.top = PixelCNN(top_codes, code_width, grid, width, layers, dropout)
         self.bottom_condition = Conditioner(target, 2 * grid, width)

@@ -22,7 +22,7 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.generators import CodedModel, GeneratorModel, replay_stream
-from polyclinic.generators.base import even_labels
+from polyclinic.generators.base import FitOptions, even_labels
 from polyclinic.generators.replay_stream import Groups, SiteCodes, from_groups, source_of, to_groups
 from polyclinic.methods.shared import replay_space
 from polyclinic.methods.shared.method import Method, ReplayMethod
@@ -161,12 +161,13 @@ class GenerativeReplay(ReplayMethod):
         old = copy.deepcopy(model)  # line 9
         size, draws = generator_settings(site).batch_size, site.rng("generator replay")
         stream = replay_stream.stream(source(site, old, earlier), size, draws) if generator else None
-        learners, told = private_steps.learners(site, "generator", "prior"), generator_progress(site)
+        learners = private_steps.learners(site, "generator", "prior")
+        options = FitOptions(stream, generator_progress(site), learners)
         if replay_settings(site).codes == "prior":
-            model.fit(images, site.data.train.labels, rng, replayed=stream, progress=told, private=learners)
+            model.fit(images, site.data.train.labels, rng, options)
             return [Parcel("generator", model.state(), privacy=private.record_of(site, "generator", "prior"))]
         model, old = _coded(model), _coded(old)
-        model.fit_codes(images, rng, replayed=stream, progress=told, private=learners)
+        model.fit_codes(images, rng, options)
         codes = {name: encode_again(old, model, of_site) for name, of_site in earlier.items()}
         groups = to_groups({**codes, site.name: encode(site, model)}, model)
         trained = Parcel("generator", model.state(), privacy=private.record_of(site, "generator"))

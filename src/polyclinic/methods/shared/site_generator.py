@@ -25,7 +25,7 @@ from polyclinic.federation.ledger.parcel import Parcel, decode
 from polyclinic.federation.site import Site
 from polyclinic.files import cache_folder, digest_of, lock, make_folder, write_tensors
 from polyclinic.generators import Generator, GeneratorModel, private_tuning
-from polyclinic.generators.base import Progress
+from polyclinic.generators.base import FitOptions, Progress
 from polyclinic.generators.gan.model import GANModel
 from polyclinic.generators.gan.settings import GAN
 from polyclinic.generators.gan.stack import Learner, fit_together
@@ -169,7 +169,9 @@ def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
     tuning = tuning_settings(site)
     told = generator_progress(site)
     if tuning is None:
-        return {f"loss_{name}": value for name, value in model.fit(images, labels, rng, progress=told).items()}
+        return {
+            f"loss_{name}": value for name, value in model.fit(images, labels, rng, FitOptions(progress=told)).items()
+        }
     steps = generator_settings(site).steps_on(len(images))
     return private_tuning.fit(model, images, labels, rng, tuning, steps=steps, progress=told)
 
