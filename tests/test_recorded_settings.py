@@ -17,7 +17,7 @@ from polyclinic import attacks
 from polyclinic.attacks.decoders import FeatureDecoder, LearnedDecoder
 from polyclinic.attacks.membership import DiscriminatorScore, ReferenceGenerators
 from polyclinic.federation.policy import Incoming
-from polyclinic.study.tables import PLAIN, VARIANTS
+from polyclinic.study.study import PLAIN, VARIANTS
 
 RECORDED = Path(__file__).with_name("recorded_settings.json")
 #: of a setting, what is told to people and to machines that fill in forms

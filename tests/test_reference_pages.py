@@ -12,7 +12,7 @@ import pytest
 
 import polyclinic
 from polyclinic.methods import METHODS
-from polyclinic.study.tables import PLAIN, VARIANTS
+from polyclinic.study.study import PLAIN, VARIANTS
 
 BUILDING = Path(__file__).parents[1] / "docs" / "building"
 

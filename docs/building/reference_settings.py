@@ -11,7 +11,7 @@ from schema_words import Schema, cell, code, meaning, table, words
 from polyclinic.cli.list import rows_of
 from polyclinic.settings import Settings
 from polyclinic.study import Study
-from polyclinic.study.tables import PLAIN, VARIANTS
+from polyclinic.study.study import PLAIN, VARIANTS
 
 HEAD = ("setting", "may be", "default", "meaning")
 #: pages of tables that come in variants: file, title, what a variant is called

@@ -11,7 +11,7 @@ from small_audits import DRAWN, SMALL
 from polyclinic.audits import attack_membership, attack_site
 from polyclinic.audits import audit as audit_module
 from polyclinic.study import audit_settings
-from polyclinic.study.audit_settings import Effort
+from polyclinic.study.tables import Effort
 
 FEW = {
     "sites": 1, "releases": 1, "images": 4, "update_steps": 3, "latent_steps": 3, "projected": 4, "projection_steps": 1,

@@ -15,7 +15,7 @@ from polyclinic.audits.recovery import recovery
 from polyclinic.audits.truth import AttackerImages, Truth, attacker_images
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
-from polyclinic.study.audit_settings import Audit
+from polyclinic.study.tables import Audit
 
 SMALL = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}
 

@@ -15,7 +15,7 @@ from polyclinic.audits.audit import audit
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.archive import ATTACKABLE_KINDS, SUM_KINDS
 from polyclinic.study import audit_settings
-from polyclinic.study.audit_settings import Audit
+from polyclinic.study.tables import Audit
 
 MEMBERSHIP = {"loss-threshold", "rmia", "lira", "site-inference", "site-of-update"}
 REFERENCES = {"rmia-generators", "lira-generators"}

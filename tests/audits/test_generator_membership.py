@@ -23,7 +23,7 @@ from polyclinic.generators import VQVAE2, Generator, GeneratorModel
 from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.randomness import numpy_rng, torch_rng
-from polyclinic.study.audit_settings import Audit
+from polyclinic.study.tables import Audit
 from polyclinic.tasks import Target
 
 SIDE = 28

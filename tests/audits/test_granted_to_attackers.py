@@ -24,7 +24,7 @@ from polyclinic.federation.ledger.archive import releases
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import audit_settings
-from polyclinic.study.audit_settings import Audit
+from polyclinic.study.tables import Audit
 
 pytestmark = pytest.mark.usefixtures("hurried")
 

@@ -11,7 +11,7 @@ from polyclinic.audits.audit import build_tools, invert_together
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit
 from polyclinic.errors import BadInput
-from polyclinic.study.audit_settings import EFFORTS
+from polyclinic.study.tables import EFFORTS
 
 SEARCH = {"optimizer": "adam", "iterations": 1, "label": "joint", "start": "uniform"}
 

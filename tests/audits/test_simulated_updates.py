@@ -16,7 +16,7 @@ from polyclinic.federation.ledger.archive import Release, releases
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.models import split
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.study.audit_settings import EFFORTS, Audit
+from polyclinic.study.tables import EFFORTS, Audit
 
 KEPT = {"audit.keep_parcels": 0, "sites.count": 2, "optimizer.batch_size": 2, "optimizer.momentum": 0.0}
 

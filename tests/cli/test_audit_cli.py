@@ -10,7 +10,7 @@ import pytest
 from polyclinic.audits import audit
 from polyclinic.cli import run_app
 from polyclinic.study import audit_settings
-from polyclinic.study.audit_settings import Effort
+from polyclinic.study.tables import Effort
 
 STUDY = """
 [data]

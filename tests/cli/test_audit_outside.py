@@ -22,7 +22,7 @@ from polyclinic.errors import BadInput
 from polyclinic.models import build
 from polyclinic.randomness import torch_rng
 from polyclinic.study import audit_settings
-from polyclinic.study.audit_settings import EFFORTS
+from polyclinic.study.tables import EFFORTS
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from polyclinic.cli import run_app
 from polyclinic.runner.compare import figure as comparison_figure
 from polyclinic.runner.compare.compare import compare
 from polyclinic.study import parse_study
-from polyclinic.study.tables import VARIANTS
+from polyclinic.study.study import VARIANTS
 
 SMALL = """
 [data]

@@ -6,9 +6,9 @@ import pytest
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.study.ignored import RULES, ignored
 from polyclinic.study.reading import default_path, load_default
-from polyclinic.study.tables import PLAIN, VARIANTS, parse_study
+from polyclinic.study.study import PLAIN, VARIANTS, parse_study
+from polyclinic.study.unused import RULES, ignored
 
 REPLAY = ["method.name=cwt-replay"]
 #: by table: settings that are read always, or whose needless use is refused (with the test that shows it)

@@ -9,7 +9,7 @@ import pytest
 from polyclinic.models import BACKBONES, NORMS, find, norm_names
 from polyclinic.models.encoders import ENCODERS
 from polyclinic.privacy.dp_sgd import BATCH_NORM, obstacles
-from polyclinic.study.network import gives_square_map, has_batch_norm, network_obstacle, shape_at
+from polyclinic.study.checks import gives_square_map, has_batch_norm, network_obstacle, shape_at
 
 OWN = [*BACKBONES.builtin, next(iter(ENCODERS.builtin))]
 

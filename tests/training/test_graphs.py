@@ -16,7 +16,7 @@ from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.machine import record_steps
-from polyclinic.study.small_tables import EngineSettings
+from polyclinic.study.tables import EngineSettings
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training.gpu import graphs
 from polyclinic.training.gpu.graphs import WARM_UP, GraphedFunction, GraphedGradients

@@ -16,7 +16,7 @@ from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.attack_sums import FeatureDecoderAttack, HistogramsAttack, SecondMomentsAttack
 from polyclinic.audits.attack_updates import AnalyticInversionAttack, GradientInversionAttack
 from polyclinic.registry import Registry
-from polyclinic.study.audit_settings import Audit
+from polyclinic.study.tables import Audit
 
 #: an audit runs all attacks that fit a parcel's kind, in this order
 ATTACKS: Registry[type[Attack]] = Registry(

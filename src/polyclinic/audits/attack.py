@@ -19,7 +19,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.perceptual import Distance
 from polyclinic.models import Backbone
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.study.audit_settings import Effort
+from polyclinic.study.tables import Effort
 
 
 class PoolScores(NamedTuple):

@@ -23,7 +23,7 @@ from polyclinic.audits.truth import Truth, images_to_start_from
 from polyclinic.audits.verdicts import count_of
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.models.encoders import Encoded
-from polyclinic.study.audit_settings import EFFORTS
+from polyclinic.study.tables import EFFORTS
 
 #: a search for so few images is cheap, and takes more steps
 FEW, FEW_TIMES = 1, 5

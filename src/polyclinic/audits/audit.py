@@ -36,7 +36,7 @@ from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.machine import device_of
 from polyclinic.settings import nearest
 from polyclinic.study import Study
-from polyclinic.study.audit_settings import EFFORTS, Audit
+from polyclinic.study.tables import EFFORTS, Audit
 
 #: (what is being attacked, attacks done, attacks in all)
 Progress = Callable[[str, int, int], None]

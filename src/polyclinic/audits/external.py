@@ -49,7 +49,7 @@ from polyclinic.errors import BadInput
 from polyclinic.extras import picture_if_possible
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.perceptual import Pixels
-from polyclinic.study.audit_settings import EFFORTS, Effort
+from polyclinic.study.tables import EFFORTS, Effort
 
 Json = dict[str, Any]
 FEWEST_MEMBERS = 8  #: images of either kind, below which nobody can tell members

@@ -17,7 +17,7 @@ from polyclinic.models import cuts
 from polyclinic.palette import FAINT, INK, VERDICTS
 from polyclinic.runner.run.run import run
 from polyclinic.study import Study, parse_study
-from polyclinic.study.audit_settings import Audit
+from polyclinic.study.tables import Audit
 
 #: (what is being done, variations done, variations in all)
 Progress = Callable[[str, int, int], None]

@@ -38,7 +38,7 @@ from polyclinic.json_types import JsonObject
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.settings import nearest
 from polyclinic.study import Study
-from polyclinic.study.audit_settings import EFFORTS
+from polyclinic.study.tables import EFFORTS
 
 Kept = Mapping[str, list[Release]]
 #: kinds that a secure sum adds up over sites

@@ -23,7 +23,7 @@ from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.settings import nearest
-from polyclinic.study.audit_settings import Audit
+from polyclinic.study.tables import Audit
 
 if TYPE_CHECKING:
     from polyclinic.audits.attack import Tools

@@ -194,7 +194,7 @@ def images(
 
 
 def _check_budget(budget: str) -> None:
-    from polyclinic.study.audit_settings import EFFORTS
+    from polyclinic.study.tables import EFFORTS
 
     if budget not in EFFORTS:
         raise BadInput(f"--budget: no such choice: '{budget}'; choose quick, standard or thorough")

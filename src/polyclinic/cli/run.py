@@ -43,7 +43,7 @@ def run(
     from polyclinic.runner.run.recorder import Display, LiveFile
     from polyclinic.runner.run.run import default_folder
     from polyclinic.runner.run.run import run as run_study
-    from polyclinic.study.ignored import notice_ignored
+    from polyclinic.study.unused import notice_ignored
 
     sets = [*sets, *(f"engine.{name}={value}" for name, value in (("name", engine), ("address", address)) if value)]
     chosen = chosen_study(study, sets, out if resume else None)

@@ -156,7 +156,7 @@ def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
     """What to say of a study that can run."""
     from polyclinic.runner.run.data_check import check_files, check_images, data_hints
     from polyclinic.study import load_study
-    from polyclinic.study.ignored import notice_ignored
+    from polyclinic.study.unused import notice_ignored
 
     study = load_study(path, sets)
     if study.task.like == "segmentation":

@@ -49,7 +49,7 @@ class MethodLike(Protocol):
 
 
 class StudyLike(Protocol):
-    """A study (`study.tables.Study`), as far as a host and its sites read its tables."""
+    """A study (`study.study.Study`), as far as a host and its sites read its tables."""
 
     @property
     def seed(self) -> int: ...

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyclinic.study.reading import load_run_study, load_study
-    from polyclinic.study.tables import Study, parse_study
+    from polyclinic.study.study import Study, parse_study
 
 __all__ = ["Study", "load_run_study", "load_study", "parse_study"]
 
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(reading, name)
     if name in ("Study", "parse_study"):
-        from polyclinic.study import tables
+        from polyclinic.study import study
 
-        return getattr(tables, name)
+        return getattr(study, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from polyclinic.data.file_source import LabelledSource
 from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.kinds import KINDS
-from polyclinic.federation.operation import Operation
-from polyclinic.federation.sums.settings import FEWEST, MOST_SITES, Federated
 from polyclinic.generators.base import SMALLEST_IMAGE
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
@@ -19,29 +18,24 @@ from polyclinic.models import (
     BACKBONES,
     PUBLIC,
     RANDOM,
+    Backbone,
     Encoded,
     check_public_weights,
     find,
     is_importable,
+    norm_names,
     registry_of,
+    split,
 )
 from polyclinic.models.encoders import ENCODERS
-from polyclinic.privacy.settings import Facts, check_facts
-from polyclinic.registry import PLUGGED, notice_once
+from polyclinic.models.imported import Imported, channels_of
+from polyclinic.privacy.dp_sgd import BATCH_NORM, mixes_samples, obstacles
+from polyclinic.randomness import torch_rng
+from polyclinic.registry import notice_once, reason
 from polyclinic.settings import no_such_choice
-from polyclinic.study.network import (
-    backbone_of,
-    cuts_of,
-    gives_square_map,
-    has_batch_norm,
-    network_obstacle,
-    network_of,
-    try_network,
-    try_private,
-)
 
 if TYPE_CHECKING:
-    from polyclinic.study.tables import Study
+    from polyclinic.study.study import Study
 
 
 def check_task(study: Study) -> None:
@@ -136,20 +130,6 @@ def check_training(study: Study) -> None:
         raise BadInput(
             "method.patience: nothing is scored on validation images; set evaluation.every = 1, or take "
             "method.patience out"
-        )
-
-
-def _check_private_batches(study: Study) -> None:
-    """BadInput if one image would change what others contribute to a private step."""
-    if "mixup" in study.optimizer.augment:
-        raise BadInput(
-            "optimizer.augment: 'mixup' puts two images into one, so that no gradient belongs to one image; take "
-            "'mixup' out under differential privacy"
-        )
-    if study.optimizer.balanced_batches:
-        raise BadInput(
-            "optimizer.balanced_batches: how often an image is drawn would depend on the labels of others; set it to "
-            "false under differential privacy"
         )
 
 
@@ -275,157 +255,91 @@ def check_names_of_sites(study: Study, names: Sequence[str]) -> None:
             raise BadInput(f"{setting}: there is no site '{unknown[0]}'; the sites are {', '.join(names)}")
 
 
-#: kinds of parcel that private training can cover; statistics are empty where it does
-COVERABLE = {"weights", "gradients", "generator", "synthetic-images", "statistics"}
-
-
-def check_privacy(study: Study) -> None:
-    """BadInput if the study wants differential privacy where it cannot be had."""
-    if study.privacy is None:
-        if study.method.traits.trains == "private head":
-            raise BadInput(f"privacy: '{study.method.name}' trains with noise; add the table [privacy]")
-        return
-    parts = [*study.method.traits.private_networks]
-    if study.replay is not None and study.replay.ratio > 0:
-        parts += ["generator", "prior"] if study.replay.codes == "prior" else ["generator"]
-    facts = Facts(
-        study.method.name,
-        parts,
-        study.method.privacy_obstacle(),
-        network_obstacle(study),
-        study.generator.dp_obstacle(),
-        uncovered_kinds(study),
-        study.evaluation.every > 0 or study.evaluation.final != "none",
-        score_obstacle(study),
-    )
-    check_facts(study.privacy, facts)
-    if {"classifier", "encoder"} & set(study.privacy.on):
-        _check_private_batches(study)
-        try_private(study)
-
-
-def score_obstacle(study: Study) -> str | None:
-    """Why scores that leave cannot be noised: a sentence with the cure, or None."""
-    released = operations_of(study.method).items()
-    others = [name for name, found in released if "metrics" in found.releases and name != "evaluate"]
-    if others:
-        return f"privacy.score_noise: '{study.method.name}' releases other scores, too ({others[0]}); leave it out"
-    if not study.task.can_be_noised:
-        return f"privacy.score_noise: scores of '{study.task.name}' cannot be noised; leave it out"
-    if study.privacy is not None and "classifier" not in study.privacy.on:
-        return (
-            "privacy.score_noise: scores of a model without privacy tell of its training images; name 'classifier' in "
-            "privacy.on"
-        )
-    return None
-
-
-def uncovered_kinds(study: Study) -> list[str]:
-    """Kinds of parcel, computed from real images, that a study's sites release and no private training covers."""
-    own = [found for name, found in operations_of(study.method).items() if not hasattr(GenerativeReplay, name)]
-    released = {one for found in own if found.partner != "simulator" for one in found.releases}
-    replays = study.replay is not None and study.replay.ratio > 0 and study.replay.codes != "prior"
-    return sorted((released - COVERABLE) | ({"codes"} if replays else set()))
-
-
 def _fitting(study: Study) -> str:
     """The backbones that can do the study's task."""
     return ", ".join(name for name, kind in BACKBONES.working().items() if kind.dense == study.task.dense)
 
 
-def check_poisoning(study: Study) -> None:
-    """Attackers are simulated; no hospital is asked to be one."""
-    if study.poisoning and isinstance(study.data, AtSites):
-        raise BadInput("[poisoning]: attackers are for simulations, and data.source = 'at-sites' is none; leave it out")
+def backbone_of(study: Study) -> type[Backbone]:
+    return find(study.model.backbone, size=study.data.size, arguments=study.model.arguments)
 
 
-def check_sums(study: Study) -> None:
-    """BadInput if the study's method, sites or defence do not go with the way its answers are added up."""
-    settings = study.federation
-    _check_unused(settings)
-    _check_label_sets(study)
-    if settings.sum == "float":
+def cuts_of(study: Study) -> tuple[str, ...]:
+    return tuple(backbone_of(study).stages)[:-1]
+
+
+def network_of(study: Study) -> Backbone:
+    """The study's network, for a look at its layers; its weights are not needed, and have no memory where possible."""
+    return backbone_of(study).without_weights(study.data.size, study.model.norm)
+
+
+def has_batch_norm(study: Study) -> bool:
+    """Whether the study's network has batch-norm layers."""
+    said = _said_norm_layers(backbone_of(study))
+    return bool(norm_names(network_of(study))) if said is None else said and study.model.norm == "batch"
+
+
+def gives_square_map(study: Study, cut: str) -> bool:
+    """Whether a stage gives a square map for a square image, and no vector. Of the package's networks only encoders
+    that nobody trains end in a vector before the head; anybody else's is asked with an image that has no memory."""
+    kind = backbone_of(study)
+    if _said_norm_layers(kind) is not None:
+        return not issubclass(kind, Encoded)
+    shape = shape_at(study, cut)
+    return len(shape) == 3 and shape[1] == shape[2]
+
+
+def shape_at(study: Study, cut: str) -> tuple[int, ...]:
+    """The shape of what a stage gives for one image of the study."""
+    network, size = network_of(study), study.data.size
+    network.resize_to(study.model.input_size or backbone_of(study).input_side(size), size)
+    front = split(network.eval(), cut)[0]
+    return tuple(front(torch.zeros(1, 1, size, size, device="meta")).shape[1:])
+
+
+def network_obstacle(study: Study) -> str | None:
+    """Why the study's network cannot be trained with differential privacy: a sentence with the cure, or None."""
+    if _said_norm_layers(backbone_of(study)) is None:
+        return next(iter(obstacles(network_of(study))), None)
+    return BATCH_NORM if has_batch_norm(study) else None
+
+
+def _said_norm_layers(kind: type[Backbone]) -> bool | None:
+    """What a backbone of the package says of itself; None for anybody else's, derived from one of ours or not."""
+    return kind.norm_layers if kind.__module__.startswith("polyclinic.") else None
+
+
+def try_network(name: str, kind: type[Backbone], size: int, norm: str) -> None:
+    """BadInput if a plug-in's network cannot be built, or gives a wrong shape: two images are sent through it."""
+    where = f"'{name}' ({BACKBONES.origin(name)})"
+    try:
+        output = kind.without_weights(size, norm).eval()(torch.zeros(2, 1, size, size, device="meta"))
+        shape = tuple(output.shape)
+    except Exception as error:  # whatever a stranger's network does
+        raise BadInput(f"model.backbone: {where} cannot take 1 x {size} x {size} images: {reason(error)}") from None
+    wanted = (2, 2, size, size) if kind.dense else (2, 2)
+    if shape != wanted:
+        raise BadInput(
+            f"model.backbone: {where} gives {shape} for 2 images and 2 outputs, and must give {wanted}; mend its last "
+            "layer, or its `dense`"
+        )
+
+
+def try_private(study: Study) -> None:
+    """BadInput if an importable network cannot be trained with gradients per image: nobody knows before it is tried."""
+    kind = backbone_of(study)
+    if not issubclass(kind, Imported):
         return
-    if study.engine.wire != "exact":
+    from polyclinic.privacy.dp_sgd import try_gradients
+
+    assert study.privacy is not None, "asked for private studies only"
+    size = study.data.size
+    images = torch.rand(2, channels_of(kind), size, size, generator=torch_rng(0, "trial"))
+    network = kind.sample(size, study.model.norm)
+    mixed = mixes_samples(network.eval(), torch.cat([images, 1 - images]))
+    problem = "it mixes the images of a batch" if mixed else try_gradients(network, images, study.privacy.clipping)
+    if problem:
         raise BadInput(
-            f"engine.wire: '{study.engine.wire}' would change the whole numbers of a sum (federation.sum = "
-            f"'{settings.sum}'); set engine.wire = 'exact', or federation.sum = 'float'"
+            f"privacy.on: {kind.name} cannot be trained with gradients per image ({problem[:120]}); choose another "
+            f"network, such as {', '.join(BACKBONES.builtin)}"
         )
-    if obstacle := study.method.sum_obstacle():
-        raise BadInput(obstacle)
-    count = len(study.sites.site_names() or ())
-    if count > MOST_SITES:
-        raise BadInput(f"federation.sum: whole numbers take up to {MOST_SITES:,} sites; set federation.sum = 'float'")
-    if settings.sum == "secure":
-        _check_secure(study, count)
-
-
-def _check_unused(settings: Federated) -> None:
-    for name in ("threshold", "liars"):
-        if settings.sum != "secure" and getattr(settings, name) != getattr(Federated(), name):
-            raise BadInput(f"federation.{name}: is of secure sums; set federation.sum = 'secure', or leave it out")
-
-
-def _check_label_sets(study: Study) -> None:
-    """BadInput where sites know different classes, and the method would make the model unlearn some."""
-    if not study.federation.label_sets:
-        return
-    setting = "federation.label_sets"
-    if study.task.like != "classification":
-        raise BadInput(f"{setting}: {study.task.like} has no classes; take it out")
-    if not study.method.traits.label_sets:
-        raise BadInput(
-            f"{setting}: with '{study.method.name}' a site that does not know a class makes the common model unlearn "
-            "it; choose fedavg, fedprox, gaussian-heads or analytic, or take the classes out of the data"
-        )
-    if study.privacy is not None or "mixup" in study.optimizer.augment or study.replay is not None:
-        raise BadInput(f"{setting}: does not go with [privacy], [replay] or mixup; take one of the two out")
-
-
-def _check_secure(study: Study, count: int) -> None:
-    settings, fraction = study.federation, study.method.fraction
-    asked = max(1, round(fraction * count)) if count else 0
-    if count and asked < FEWEST:
-        raise BadInput(
-            f"federation.sum: a secure sum of {asked} sites would show what a single one sent; take {FEWEST} sites or "
-            "more in each round, or set federation.sum = 'integer'"
-        )
-    if asked and settings.liars >= settings.fewest_of(asked):
-        raise BadInput(
-            f"federation.liars: {settings.liars} of the {settings.fewest_of(asked)} sites that open a sum may not all "
-            "lie; take fewer, or a higher federation.threshold"
-        )
-
-
-def check_kinds(study: Study) -> None:
-    """BadInput if an operation of the method releases what is no kind of parcel, or a plug-in's kind that the policy
-    of simulated sites does not let out. A deployed site has a policy of its own."""
-    allowed = None if isinstance(study.data, AtSites) else study.policy.kinds
-    released = [(name, kind) for name, found in operations_of(study.method).items() for kind in found.releases]
-    for operation, kind in released:
-        if kind not in KINDS:
-            raise BadInput(
-                f"method.name: '{operation}' of '{study.method.name}' releases '{kind}', which is no kind of parcel; "
-                "add a class of it to KINDS of a plug-in, or write one that `polyclinic list kinds` names"
-            )
-        if allowed is not None and kind not in KINDS.builtin and kind not in allowed:
-            raise BadInput(
-                f"policy.kinds: lacks '{kind}', which '{operation}' of '{study.method.name}' releases; add it there"
-            )
-
-
-def operations_of(method: Method) -> dict[str, Operation]:
-    """The operations of a method, by name."""
-    found = {name: getattr(getattr(type(method), name, None), "operation", None) for name in dir(type(method))}
-    return {name: declared for name, declared in found.items() if isinstance(declared, Operation)}
-
-
-def check_attacks() -> None:
-    """BadInput if an attack of a plug-in names no kind of parcel, or one that does not exist: it would never run."""
-    for name, (attack, origin) in PLUGGED["polyclinic.attacks"].items():
-        kinds = getattr(attack, "kinds", None)
-        if not isinstance(kinds, tuple) or not kinds:
-            raise BadInput(f"{origin}: the attack '{name}' lacks kinds, a tuple with the kinds of parcel that it fits")
-        for kind in kinds:
-            if kind not in KINDS:
-                raise BadInput(f"{origin}: kinds of the attack '{name}': {no_such_choice(str(kind), list(KINDS))}")

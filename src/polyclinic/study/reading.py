@@ -26,8 +26,8 @@ from polyclinic.registry import Registry, notice_once
 from polyclinic.run_folder import check_whole
 from polyclinic.settings import GONE, RENAMED
 from polyclinic.study.changes import apply_changes, fit_to_variants, parse_sets
-from polyclinic.study.ignored import notice_other_images
-from polyclinic.study.tables import Study, parse_study
+from polyclinic.study.study import Study, parse_study
+from polyclinic.study.unused import notice_other_images
 from polyclinic.tasks import TASKS
 
 #: settings of the study that comes with the package, by method: every method shall end within two minutes there

@@ -16,7 +16,7 @@ from polyclinic.methods import METHODS, Method
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.settings import Settings, variant
 from polyclinic.study import Study
-from polyclinic.study.tables import PLAIN, VARIANTS
+from polyclinic.study.study import PLAIN, VARIANTS
 from polyclinic.tasks import TASKS
 
 #: the backbone of a template whose method needs an encoder

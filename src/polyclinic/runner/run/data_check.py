@@ -28,7 +28,7 @@ from polyclinic.models.weights_file import nothing_fits
 from polyclinic.runner.run.advice import class_is_site
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study
-from polyclinic.study.network import network_of
+from polyclinic.study.checks import network_of
 
 #: images that `study check` reads
 READ_AT_MOST = 1000

@@ -10,7 +10,7 @@ import sys
 import torch
 
 from polyclinic.errors import BadInput
-from polyclinic.study.small_tables import EngineSettings
+from polyclinic.study.tables import EngineSettings
 
 
 def device_of(name: str) -> str:

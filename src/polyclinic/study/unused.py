@@ -13,7 +13,7 @@ from polyclinic.registry import notice_once
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
-    from polyclinic.study.tables import Study
+    from polyclinic.study.study import Study
 
 
 class Rule(NamedTuple):
