@@ -10,7 +10,7 @@ from small_audits import DRAWN, SMALL
 
 from polyclinic.audits import attack_membership, attack_site
 from polyclinic.audits import audit as audit_module
-from polyclinic.study import audit_settings
+from polyclinic.study import tables as audit_settings
 from polyclinic.study.tables import Effort
 
 FEW = {

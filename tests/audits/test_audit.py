@@ -14,7 +14,7 @@ from polyclinic.audits import ATTACKS
 from polyclinic.audits.audit import audit
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.archive import ATTACKABLE_KINDS, SUM_KINDS
-from polyclinic.study import audit_settings
+from polyclinic.study import tables as audit_settings
 from polyclinic.study.tables import Audit
 
 MEMBERSHIP = {"loss-threshold", "rmia", "lira", "site-inference", "site-of-update"}

@@ -23,7 +23,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.archive import releases
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.study import audit_settings
+from polyclinic.study import tables as audit_settings
 from polyclinic.study.tables import Audit
 
 pytestmark = pytest.mark.usefixtures("hurried")

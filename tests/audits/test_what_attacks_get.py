@@ -25,7 +25,7 @@ from polyclinic.data.parts import prepare
 from polyclinic.federation.ledger.archive import Release, releases
 from polyclinic.metrics.perceptual import Pixels, perceptual_distance
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.study import audit_settings
+from polyclinic.study import tables as audit_settings
 from polyclinic.study.tables import Audit, Effort
 
 KEPT = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4, "optimizer.batch_size": 2}

@@ -9,7 +9,7 @@ import pytest
 
 from polyclinic.audits import audit
 from polyclinic.cli import run_app
-from polyclinic.study import audit_settings
+from polyclinic.study import tables as audit_settings
 from polyclinic.study.tables import Effort
 
 STUDY = """

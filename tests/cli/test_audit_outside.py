@@ -21,7 +21,7 @@ from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.errors import BadInput
 from polyclinic.models import build
 from polyclinic.randomness import torch_rng
-from polyclinic.study import audit_settings
+from polyclinic.study import tables as audit_settings
 from polyclinic.study.tables import EFFORTS
 
 
