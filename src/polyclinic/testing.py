@@ -98,7 +98,7 @@ def study_for(method: type[Method], /, **tables: Any) -> Study:
     wanted |= {key: value for key, value in tables.items() if key not in TABLES or key == "sites"}
     if method.traits.needs_encoder and "backbone" not in tables.get("model", {}):
         wanted["model"] = {**ENCODER, **tables.get("model", {})}
-    if method.traits.needs_privacy:
+    if method.traits.trains == "private head":
         wanted.setdefault("privacy", {"noise_multiplier": 1.0})
     wanted["method"] = {"name": name, **wanted["method"]}
     return Study(**wanted)

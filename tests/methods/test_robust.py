@@ -12,21 +12,20 @@ from polyclinic.methods.shared import aggregation
 from polyclinic.runner.run.run import run
 
 
-def replies(*rows):
+def replies(*rows, samples=()):
     """Sites whose weights are these rows, and a counter of whole numbers."""
-    return [
-        Reply(f"site-{number}", (Parcel("weights", {"w": torch.tensor(row), "n": torch.tensor(number)}),))
-        for number, row in enumerate(rows)
-    ]
+    tensors = [{"w": torch.tensor(row), "n": torch.tensor(number)} for number, row in enumerate(rows)]
+    said = [{"samples": count} for count in samples or [1] * len(rows)]
+    return [Reply(f"site-{n}", (Parcel("weights", *one),)) for n, one in enumerate(zip(tensors, said, strict=True))]
 
 
 BEFORE = {"w": torch.tensor([1.0, 1.0]), "n": torch.tensor(0)}
 #: updates (1, 0), (0, 1), (1, 1) and one that lies, (100, -100)
-SITES = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0], [101.0, -99.0])
+ROWS = ([2.0, 1.0], [1.0, 2.0], [2.0, 2.0], [101.0, -99.0])
 
 
-def aggregate(rule, sites=SITES, counts=None, share=0.25):
-    return aggregation.aggregate(rule, BEFORE, sites, counts or [1.0] * len(sites), share, apart=0.0)
+def aggregate(rule, sites=None, share=0.25):
+    return aggregation.robust_mean(rule, BEFORE, replies(*ROWS) if sites is None else sites, "samples", share, 0.0)
 
 
 def test_median_is_that_of_each_number_by_itself():
@@ -44,7 +43,7 @@ def test_norm_bound_shortens_to_the_median_length_and_counts_images():
     limit = (1 + 2**0.5) / 2
     unit = limit / 2**0.5
     expected = [1 + (1 * 1 + 0 + 1 * unit + 2 * unit) / 5, 1 + (0 + 1 + unit - 2 * unit) / 5]
-    assert aggregate("norm-bound", counts=[1, 1, 1, 2])["w"].tolist() == pytest.approx(expected)
+    assert aggregate("norm-bound", replies(*ROWS, samples=[1, 1, 1, 2]))["w"].tolist() == pytest.approx(expected)
 
 
 def test_multi_krum_drops_the_update_that_is_far_from_the_others():
@@ -152,7 +151,7 @@ def test_clusters_look_at_directions_whatever_the_lengths(rows):
 
 
 def test_numbers_that_were_not_sent_before_count_from_zero():
-    found = aggregation.aggregate("median", {}, SITES[:3], [1.0] * 3, 0.25, 0.0)
+    found = aggregation.robust_mean("median", {}, replies(*ROWS[:3]), "samples", 0.25, 0.0)
     assert found["w"].tolist() == [2.0, 2.0]
     assert found["n"].item() == 1
 

@@ -209,7 +209,7 @@ def test_the_loss_of_moon_by_hand(monkeypatch, mu, last):
         return network
 
     monkeypatch.setattr(plans, "split", lambda model, cut: (model.front, model.rest) if cut == "last" else None)
-    monkeypatch.setattr(Moon, "fit_spec", lambda self, site: plans.FitSpec(3))
+    monkeypatch.setattr(Moon, "fit_spec", lambda self, site, weights: plans.FitSpec(3))
     trainer = SimpleNamespace(
         load=load,
         model=network,

@@ -25,12 +25,8 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Failure
-from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
 from polyclinic.json_types import JsonObject
-from polyclinic.methods.shared.method import Traits
+from polyclinic.methods.shared.method import Federation, Parcel, ParcelRejected, Site, Traits, Weights, operation
 from polyclinic.methods.shared.one_round import ENCODER_TRAITS, RESOLUTION, Moments, OneRound
 from polyclinic.metrics.statistics.shapley import EXACT, Game, exact_shares, leave_one_out, sampled_shares
 from polyclinic.randomness import seed_of

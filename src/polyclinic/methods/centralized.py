@@ -10,12 +10,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.shared import pooling, site_generator
-from polyclinic.methods.shared.method import Method, Traits, all_sites
+from polyclinic.methods.shared.method import Federation, Method, Parcel, Site, Traits, Weights, all_sites, operation
 from polyclinic.training.optimizer import coordinator_optimizer, keep_coordinator_optimizer
 
 
@@ -32,13 +28,8 @@ class Centralized(Method):
     local_epochs: int | None = Field(None, ge=1, description="passes over all images in a round, instead of steps")
 
     summary: ClassVar[str] = "all images in one place (simulation only)"
+    no_privacy: ClassVar[str] = "takes all images away from the sites, which train nothing; choose a federated method"
     traits: ClassVar[Traits] = Traits(batch_norm="average", private_networks=(), takes_frozen_features=True)
-
-    def privacy_obstacle(self) -> str | None:
-        return (
-            "method.name: 'centralized' takes all images away from the sites, which train nothing; "
-            "choose a federated method under differential privacy"
-        )
 
     def needs_generator(self) -> bool:
         return self.images != "real"

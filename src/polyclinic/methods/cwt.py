@@ -15,13 +15,9 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training, reply_checks
 from polyclinic.methods.shared.local_training import LocalWork
-from polyclinic.methods.shared.method import ReplayMethod, Traits
+from polyclinic.methods.shared.method import Federation, Parcel, ReplayMethod, Site, Traits, Weights, operation
 from polyclinic.training.plans import FitSpec
 
 

@@ -14,13 +14,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.cwt import CyclicWeightTransfer
 from polyclinic.methods.shared import generative_replay, local_training
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, replay_settings
+from polyclinic.methods.shared.method import Federation, Parcel, Site, Weights, operation
 from polyclinic.training.plans import FitSpec
 
 

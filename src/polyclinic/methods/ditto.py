@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from polyclinic.federation.federation import Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Work, operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedprox import towards
-from polyclinic.methods.shared.method import Traits
+from polyclinic.methods.shared.method import Parcel, Site, Traits, Weights, Work, operation
 from polyclinic.training import private
 from polyclinic.training.plans import Correction, Fit
 
@@ -36,9 +32,10 @@ class PersonalFedAvg(FedAvg):
         """All of them: each site has a model of its own, beside the common one."""
         return frozenset(model.state_dict())
 
-    def train_common(self, site: Site, weights: Weights) -> Work[Parcel]:
+    @operation("weights", plan=Fit)
+    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         """FedAvg's training of the common model: all of it leaves, and the site's own model is not touched."""
-        fitted = yield Fit(site, weights, self.fit_spec(site))
+        fitted = yield Fit(site, weights, self.fit_spec(site, weights))
         return Parcel("weights", fitted.weights, fitted.metadata, private.record_of(site, "classifier"))
 
 
@@ -50,12 +47,9 @@ class Ditto(PersonalFedAvg):
 
     @operation("weights", plan=Fit)
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
-        parcel = yield from self.train_common(site, weights)
-        spec = replace(
-            self.fit_spec(site),
-            optimizer_group="own optimizer",
-            correction=Correction(towards(self.strength), {"start": weights}),
-        )
+        parcel = yield from super().train(site, weights)
+        near = Correction(towards(self.strength), {"start": weights})
+        spec = replace(self.fit_spec(site, weights), optimizer_group="own optimizer", correction=near)
         fitted = yield Fit(site, site.state.group("local") or site.trainer.initial_local, spec)
         site.state.put("local", fitted.weights)
         return parcel

@@ -10,14 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Work, operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training, reply_checks
-from polyclinic.methods.shared.aggregation import Aggregation, aggregate, average, weight_of
+from polyclinic.methods.shared.aggregation import Aggregation, average, robust_mean
 from polyclinic.methods.shared.local_training import LocalWork
-from polyclinic.methods.shared.method import ReplayMethod, Traits
+from polyclinic.methods.shared.method import Federation, ReplayMethod, Site, State, Traits, Weights, Work, operation
 from polyclinic.training.plans import Fit, FitSpec
 
 
@@ -64,17 +61,11 @@ class FedAvg(LocalWork, ReplayMethod):
             )
         return super().sum_obstacle()
 
-    def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
-        """The next round's weights."""
-        return self.mean_weights(state, replies)
-
-    def mean_weights(self, state: State, replies: Iterable[Reply]) -> dict[str, Tensor]:
-        """The mean of the sites' weights, or what `aggregation` puts in its place."""
+    def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> dict[str, Tensor]:
+        """The next round's weights: the mean of the sites', or what `aggregation` puts in its place."""
         if self.aggregation == "mean":
             return average(replies, self.weighting)
-        answers = list(replies)
-        counts = [weight_of(reply, self.weighting) for reply in answers]
-        return aggregate(self.aggregation, state.weights, answers, counts, self.liars, self.apart)
+        return robust_mean(self.aggregation, state.weights, list(replies), self.weighting, self.liars, self.apart)
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         if call.operation == "train":
@@ -84,8 +75,8 @@ class FedAvg(LocalWork, ReplayMethod):
 
     @operation("weights", plan=Fit)
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
-        return local_training.plan_train(site, weights, self.fit_spec(site))
+        return local_training.plan_train(site, weights, self.fit_spec(site, weights))
 
-    def fit_spec(self, site: Site) -> FitSpec:
-        """How long a site trains, and what it replays."""
+    def fit_spec(self, site: Site, weights: Weights) -> FitSpec:
+        """How a site trains from the round's weights: for how long, with what it replays."""
         return FitSpec(self.steps_at(site), replayed=partial(self.replayed, site))

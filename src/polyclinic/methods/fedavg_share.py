@@ -14,14 +14,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, pooling
-from polyclinic.methods.shared.method import Traits
+from polyclinic.methods.shared.method import Call, Federation, Parcel, Reply, Site, Traits, Weights, operation
 from polyclinic.training.plans import FitSpec
 
 if TYPE_CHECKING:
@@ -33,14 +28,10 @@ class FedAvgShare(FedAvg):
     share: float = Field(0.05, gt=0, le=1, description="share of each site's training images given to all")
 
     summary: ClassVar[str] = "FedAvg after a small share of real images was given to all sites"
-
+    no_privacy: ClassVar[str] = (
+        "gives real images away, which no noise in training covers; choose fedavg or fedavg-replay"
+    )
     traits: ClassVar[Traits] = replace(FedAvg.traits, label_sets=False)
-
-    def privacy_obstacle(self) -> str | None:
-        return (
-            "method.name: 'fedavg-share' gives real images away, which no noise in training covers; "
-            "choose fedavg or fedavg-replay under differential privacy"
-        )
 
     def run(self, federation: Federation) -> Weights:
         federation.once("shared", lambda: self.exchange(federation))

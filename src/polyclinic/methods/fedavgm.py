@@ -14,9 +14,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.federation.call import Reply
-from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.methods.fedavg import FedAvg
+from polyclinic.methods.shared.method import Federation, Reply, State
 
 
 class FedAvgM(FedAvg):
@@ -26,8 +25,8 @@ class FedAvgM(FedAvg):
 
     summary: ClassVar[str] = "FedAvg whose coordinator moves with momentum"
 
-    def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
-        mean = self.mean_weights(state, replies)
+    def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> dict[str, Tensor]:
+        mean = super().combine(federation, state, replies)
         # batch-norm statistics are averaged, not pushed along: momentum could make a variance negative
         learned = [name for name, _ in federation.trainer.model.named_parameters() if name in mean]
         before = getattr(state, "velocity", None) or {name: torch.zeros_like(mean[name]) for name in learned}

@@ -13,16 +13,12 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from polyclinic.federation.call import Reply
-from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Work, operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedprox import towards
 from polyclinic.methods.shared import aggregation, local_training
-from polyclinic.methods.shared.method import Traits
+from polyclinic.methods.shared.method import Federation, Parcel, Reply, Site, State, Traits, Weights, Work, operation
 from polyclinic.training.plans import Correction, Fit
 
 
@@ -34,9 +30,9 @@ class FedDyn(FedAvg):
     summary: ClassVar[str] = "FedAvg with a dynamic regulariser at each site"
     traits: ClassVar[Traits] = replace(FedAvg.traits, weights_stay=False)
 
-    def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
+    def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> dict[str, Tensor]:
         answers = list(replies)
-        mean = self.mean_weights(state, answers)
+        mean = super().combine(federation, state, answers)
         if self.alpha == 0:
             return mean
         learned = [name for name, _ in federation.trainer.model.named_parameters() if name in mean]
@@ -51,7 +47,9 @@ class FedDyn(FedAvg):
         learned = [name for name, _ in site.trainer.model.named_parameters() if name in weights]
         linear = {name: kept.get(name, torch.zeros_like(weights[name])) for name in learned}
         follow = Correction(self._regularise, {"start": weights, "linear": linear})
-        parcel = yield from local_training.plan_train(site, weights, replace(self.fit_spec(site), correction=follow))
+        parcel = yield from local_training.plan_train(
+            site, weights, replace(self.fit_spec(site, weights), correction=follow)
+        )
         moved = {name: parcel.tensors[name] - weights[name] for name in learned}
         site.state.put("linear", {name: linear[name] - self.alpha * moved[name] for name in learned})
         return parcel

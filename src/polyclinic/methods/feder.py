@@ -24,14 +24,12 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Work, operation
-from polyclinic.federation.site import Site
 from polyclinic.federation.traffic import SENT
 from polyclinic.files import write_tensors
 from polyclinic.generators import GeneratorModel, replay_stream
 from polyclinic.methods.shared import local_training, site_generator
 from polyclinic.methods.shared.local_training import LocalWork
-from polyclinic.methods.shared.method import OwnModels, Traits, all_sites
+from polyclinic.methods.shared.method import OwnModels, Site, Traits, Work, all_sites, operation
 from polyclinic.methods.shared.site_generator import FitGenerator, Tensors
 from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.plans import Fit, FitSpec
@@ -58,6 +56,10 @@ class FedER(LocalWork, OwnModels):
     )
 
     summary: ClassVar[str] = "models go from site to site with buffers of synthetic images"
+    no_privacy: ClassVar[str] = (
+        "chooses when to stop training a generator by real images, outside any accountant; take the table [privacy] "
+        "out, or choose fedavg-replay with replay.codes = 'prior'"
+    )
     traits: ClassVar[Traits] = Traits(private_networks=())
     hands_over_models: ClassVar[bool] = True
     trains_on_real_images: ClassVar[bool] = True
@@ -264,12 +266,6 @@ class FedER(LocalWork, OwnModels):
 
     def needs_generator(self) -> bool:
         return True
-
-    def privacy_obstacle(self) -> str | None:
-        return (
-            f"method.name: '{self.name}' chooses when to stop training a generator by real images, outside any "
-            "accountant; take the table [privacy] out, or choose fedavg-replay with replay.codes = 'prior'"
-        )
 
     def check_sites(self, sites: Sequence[str]) -> None:
         if len(sites) < 2:

@@ -15,10 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.federation.call import Reply
-from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.methods.shared.method import Traits
+from polyclinic.methods.shared.method import Federation, Reply, State, Traits
 
 
 class FedOpt(FedAvg):
@@ -34,8 +32,8 @@ class FedOpt(FedAvg):
     summary: ClassVar[str] = "FedAvg whose coordinator takes adaptive steps (Adam, Yogi, Adagrad)"
     traits: ClassVar[Traits] = replace(FedAvg.traits, weights_stay=False)
 
-    def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> Weights:
-        mean = self.mean_weights(state, replies)
+    def combine(self, federation: Federation, state: State, replies: Iterable[Reply]) -> dict[str, Tensor]:
+        mean = super().combine(federation, state, replies)
         learned = [name for name, _ in federation.trainer.model.named_parameters() if name in mean]
         change = {name: mean[name] - state.weights[name] for name in learned}
         before = getattr(state, "momentum", None) or {name: torch.zeros_like(change[name]) for name in learned}

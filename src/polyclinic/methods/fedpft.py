@@ -19,12 +19,8 @@ from torch import Tensor
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.collaborators import Batch
-from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.layers.cohort import check_classes
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
-from polyclinic.methods.shared.method import Traits
+from polyclinic.methods.shared.method import Federation, Parcel, ParcelRejected, Site, Traits, Weights, operation
 from polyclinic.methods.shared.one_round import ENCODER_TRAITS, OneRound, head_shape
 
 LEAST_VARIANCE = 1e-6

@@ -8,13 +8,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from polyclinic.federation.federation import Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Work, operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.methods.shared import local_training
-from polyclinic.training.plans import Correction, Fit
+from polyclinic.methods.shared.method import Site, Weights
+from polyclinic.training.plans import Correction, FitSpec
 
 
 class FedProx(FedAvg):
@@ -23,10 +19,9 @@ class FedProx(FedAvg):
 
     summary: ClassVar[str] = "FedAvg that holds each site near the round's common weights"
 
-    @operation("weights", plan=Fit)
-    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
+    def fit_spec(self, site: Site, weights: Weights) -> FitSpec:
         pull_back = Correction(towards(self.mu), {"start": weights})
-        return local_training.plan_train(site, weights, replace(self.fit_spec(site), correction=pull_back))
+        return replace(super().fit_spec(site, weights), correction=pull_back)
 
 
 def towards(strength: float) -> Callable[..., tuple[Weights, Weights]]:

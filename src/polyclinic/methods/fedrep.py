@@ -7,22 +7,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from polyclinic.federation.federation import Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Work, operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.fedper import FedPer
 from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.method import Parcel, Site, Weights, Work, operation
 from polyclinic.training.plans import Correction, Fit, FitSpec
 
 
 class FedRep(FedPer):
     name: Literal["fedrep"] = "fedrep"  # type: ignore[assignment]
-    head_epochs: int = Field(
-        10,
-        ge=0,
-        description="passes over a site's images in a round that train the head alone, at first",
-    )
+    head_epochs: int = Field(10, ge=0, description="passes over a site's images in a round that train the head, first")
 
     summary: ClassVar[str] = "FedPer that trains the head first and the common layers after it"
 
@@ -34,7 +27,7 @@ class FedRep(FedPer):
             steps = self.head_epochs * site.trainer.steps_in(site.data.train)
             spec = FitSpec(steps, correction=_only(head), optimizer_group="head optimizer", purpose="head batches")
             start = (yield Fit(site, start, spec)).weights
-        rest = replace(self.fit_spec(site), correction=_only(frozenset(start) - head))
+        rest = replace(self.fit_spec(site, weights), correction=_only(frozenset(start) - head))
         return local_training.release(site, (yield Fit(site, start, rest)))
 
 

@@ -20,13 +20,10 @@ from torch import Tensor
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.collaborators import Batch
-from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.code_packing import restore, shrink
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.shared import reply_checks
-from polyclinic.methods.shared.method import Method, Traits, all_sites
+from polyclinic.methods.shared.method import Federation, Method, Site, Traits, Weights, all_sites, operation
 from polyclinic.training import private, private_latents, private_steps
 from polyclinic.training.optimizer import (
     coordinator_optimizer,

@@ -8,12 +8,8 @@ from pydantic import Field
 from torch import nn
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.shared import aggregation, local_training, reply_checks
-from polyclinic.methods.shared.method import Method, Traits
+from polyclinic.methods.shared.method import Federation, Method, Parcel, Site, State, Traits, Weights, operation
 from polyclinic.privacy.epsilon import sampling_rate_for
 from polyclinic.training import private, private_steps
 from polyclinic.training.optimizer import coordinator_optimizer, keep_coordinator_optimizer

@@ -27,10 +27,6 @@ from torch import Tensor
 from polyclinic.data.parts import ImageSet
 from polyclinic.data.pixels import to_uint8
 from polyclinic.federation.call import Reply
-from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Work, operation
-from polyclinic.federation.site import Site
 from polyclinic.generators import GeneratorModel
 from polyclinic.generators.gan.adversarial import AdversarialModel
 from polyclinic.generators.gan.model import GANModel
@@ -44,7 +40,7 @@ from polyclinic.methods.shared.felicia import (
     join_images,
 )
 from polyclinic.methods.shared.gan_site import SiteGANs
-from polyclinic.methods.shared.method import Own, Traits
+from polyclinic.methods.shared.method import Federation, Own, Parcel, Site, State, Traits, Weights, Work, operation
 from polyclinic.methods.shared.site_generator import build_generator
 from polyclinic.methods.shared.training_gans import (
     NETWORKS,

@@ -9,11 +9,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Work, operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.ditto import PersonalFedAvg
+from polyclinic.methods.shared.method import Federation, Site, Weights, Work, operation
 from polyclinic.training.plans import Fit, FitSpec
 
 
@@ -28,10 +25,6 @@ class FineTune(PersonalFedAvg):
         best = federation.observer.best_weights
         federation.ask_all("tune", weights=last if best is None else best)
         return last
-
-    @operation("weights", plan=Fit)
-    def train(self, site: Site, weights: Weights) -> Work[Parcel]:
-        return self.train_common(site, weights)
 
     @operation(plan=Fit)
     def tune(self, site: Site, weights: Weights) -> Work[None]:

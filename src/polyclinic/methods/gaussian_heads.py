@@ -16,13 +16,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.layers.cohort import check_classes, check_more_images_than
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.shared import one_round
-from polyclinic.methods.shared.method import Traits
+from polyclinic.methods.shared.method import Federation, Parcel, ParcelRejected, Site, Traits, Weights, operation
 from polyclinic.methods.shared.one_round import (
     ENCODER_TRAITS,
     RESOLUTION,

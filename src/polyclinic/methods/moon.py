@@ -15,13 +15,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.federation.federation import Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Work, operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training
-from polyclinic.methods.shared.method import Traits
+from polyclinic.methods.shared.method import Parcel, Site, Traits, Weights, Work, operation
 from polyclinic.training.plans import Fit, Reference
 
 
@@ -31,6 +27,9 @@ class Moon(FedAvg):
     temperature: float = Field(0.5, gt=0, description="temperature of the added loss")
 
     summary: ClassVar[str] = "FedAvg that holds each site's representation near the common model's"
+    no_privacy: ClassVar[str] = (
+        "adds a loss of three networks, for which there are no private steps; choose fedprox, scaffold or fedavg"
+    )
     traits: ClassVar[Traits] = replace(
         FedAvg.traits,
         takes_frozen_features=False,
@@ -41,17 +40,11 @@ class Moon(FedAvg):
         label_sets=False,
     )
 
-    def privacy_obstacle(self) -> str | None:
-        return (
-            "method.name: 'moon' adds a loss of three networks, for which there are no private steps; choose fedprox, "
-            "scaffold or fedavg under differential privacy"
-        )
-
     @operation("weights", plan=Fit)
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:
         common = local_training.assemble(site, weights)
         contrast = Reference(site.trainer.model.cuts[-1], [common, site.state.group("last") or common], self._contrast)
-        spec = replace(self.fit_spec(site), reference=contrast if self.mu else None)
+        spec = replace(self.fit_spec(site, weights), reference=contrast if self.mu else None)
         parcel = local_training.release(site, (yield Fit(site, common, spec)))
         site.state.put("last", {**common, **site.state.group("local"), **parcel.tensors})
         return parcel

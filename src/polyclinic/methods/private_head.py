@@ -19,13 +19,10 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
 from polyclinic.federation.sums.open_sum import honest_sites
 from polyclinic.methods.shared import reply_checks
-from polyclinic.methods.shared.method import Method, Own, Traits, all_sites
+from polyclinic.methods.shared.method import Federation, Method, Own, Site, Traits, Weights, all_sites, operation
 from polyclinic.methods.shared.public_basis import is_same_basis, public_basis
 from polyclinic.models import Encoded
 from polyclinic.models.encoders import kept_features

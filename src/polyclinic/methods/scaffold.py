@@ -15,15 +15,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Work, operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, reply_checks
-from polyclinic.methods.shared.aggregation import WeightedMean, count_sites
-from polyclinic.methods.shared.method import Traits
+from polyclinic.methods.shared.aggregation import average, count_sites
+from polyclinic.methods.shared.method import Call, Federation, Parcel, Reply, Site, Traits, Weights, Work, operation
 from polyclinic.training import private
 from polyclinic.training.plans import Correction, Fit
 
@@ -46,32 +41,25 @@ class Scaffold(FedAvg):
     def privacy_obstacle(self) -> str | None:
         if self.option == "II":
             return None
-        return (
-            "method.option: 'I' needs a gradient over all images besides the private steps; "
-            "set method.option = 'II' under differential privacy"
-        )
+        return "method.option: 'I' needs a gradient over all images besides the private steps; set method.option = 'II'"
 
     def sum_obstacle(self) -> str | None:
-        if self.weighting == "samples":
-            return (
-                "method.weighting: scaffold counts sites alike in its control variates, and a sum of whole numbers has "
-                "one weight for all; set method.weighting = 'uniform', or federation.sum = 'float'"
-            )
-        return super().sum_obstacle()
+        if self.weighting == "uniform":
+            return super().sum_obstacle()
+        return (
+            "method.weighting: scaffold counts sites alike in its control variates, and a sum has one weight for all; "
+            "set method.weighting = 'uniform', or federation.sum = 'float'"
+        )
 
     def run(self, federation: Federation) -> Weights:
         weights = federation.initial_weights()
         learned = dict(federation.trainer.model.named_parameters())
-        control = {name: torch.zeros_like(weights[name]) for name in learned}
-        state = federation.state(weights=weights, control=control)
+        state = federation.state(weights=weights, control={name: torch.zeros_like(weights[name]) for name in learned})
         for _ in federation.rounds(self.rounds, state):
             replies = federation.ask_all("train", weights=state.weights, gradients=state.control)
-            mean = self.mean_weights(state, replies)
-            changes = WeightedMean()
-            for reply in replies:
-                changes.add(reply.gradients, 1)
+            mean, changes = self.combine(federation, state, replies), average(replies, "uniform", "gradients")
             share = count_sites(replies) / len(federation.sites)
-            state.control = {name: state.control[name] + share * c for name, c in changes.tensors().items()}
+            state.control = {name: state.control[name] + share * change for name, change in changes.items()}
             state.weights = mean | {name: self._step(state.weights[name], mean[name]) for name in learned}
             federation.evaluate(state.weights)
         return state.weights
@@ -90,26 +78,22 @@ class Scaffold(FedAvg):
     @operation("weights", "gradients", plan=Fit)
     def train(self, site: Site, weights: Weights, gradients: Weights) -> Work[tuple[Parcel, Parcel]]:
         """Trained weights, and how much the site's control variate has changed."""
+        start, trainer = local_training.assemble(site, weights), site.trainer
         own = site.state.group("control") or {name: torch.zeros_like(one) for name, one in gradients.items()}
-        fresh = self._full_gradient(site, weights) if self.option == "I" else None
+        new = dict(own)
+        if self.option == "I":
+            trainer.load(start)
+            new |= local_training.mean_gradient(trainer, trainer.one_pass(site.data.train, site.rng("control")))
         drift = {name: gradients[name] - own[name] for name in gradients}
         nothing = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in gradients.items()}
-        spec = replace(self.fit_spec(site), correction=Correction(_add_drift, {"drift": drift}, nothing))
-        fitted = yield Fit(site, local_training.assemble(site, weights), spec)
+        correction = Correction(_add_drift, {"drift": drift}, nothing)
+        fitted = yield Fit(site, start, replace(self.fit_spec(site, weights), correction=correction))
         parcel, steps = local_training.release(site, fitted), fitted.metadata["steps"]
-        # no step where differential privacy has spent its epsilon: the control stays as it is
-        sums = fitted.state if steps else {}
-        mean = {name: (total / steps).to(own[name].dtype).cpu() for name, total in sums.items()}
-        new = {**own, **(fresh or mean)}
+        if self.option == "II" and steps:  # none is left where differential privacy has spent its epsilon
+            new |= {name: (total / steps).to(own[name].dtype).cpu() for name, total in fitted.state.items()}
         site.state.put("control", new)
         change = {name: new[name] - own[name] for name in own}
         return parcel, Parcel("gradients", change, parcel.metadata, private.record_of(site, "classifier"))
-
-    @staticmethod
-    def _full_gradient(site: Site, weights: Weights) -> dict[str, Tensor]:
-        trainer = site.trainer
-        trainer.load(local_training.assemble(site, weights))
-        return local_training.mean_gradient(trainer, trainer.one_pass(site.data.train, site.rng("control")))
 
 
 def _add_drift(

@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.local_training import LocalWork
-from polyclinic.methods.shared.method import ReplayMethod, Traits
+from polyclinic.methods.shared.method import Federation, ReplayMethod, Site, State, Traits, Weights, operation
 from polyclinic.training.optimizer import (
     coordinator_optimizer,
     keep_coordinator_optimizer,
@@ -32,15 +29,12 @@ class SplitNN(LocalWork, ReplayMethod):
     name: Literal["splitnn"] = "splitnn"
 
     summary: ClassVar[str] = "sites hold the network up to the cut, the coordinator the rest"
+    no_privacy: ClassVar[str] = (
+        "sends activations and labels of real images at every step, which no noise covers; choose fedavg or cwt"
+    )
     traits: ClassVar[Traits] = Traits(
         trains="network in steps", batch_norm="average", private_networks=(), needs_cut=True
     )
-
-    def privacy_obstacle(self) -> str | None:
-        return (
-            "method.name: 'splitnn' sends activations and labels of real images at every step, which no noise in "
-            "training covers; choose fedavg or cwt under differential privacy"
-        )
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.operation import Work, operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.local_training import LocalWork
-from polyclinic.methods.shared.method import Own, OwnModels, Traits
+from polyclinic.methods.shared.method import Federation, Own, OwnModels, Site, Traits, Weights, Work, operation
 from polyclinic.training.plans import Fit, FitSpec
 
 if TYPE_CHECKING:

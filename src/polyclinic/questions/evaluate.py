@@ -15,11 +15,8 @@ from pydantic import Field, model_validator
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
-from polyclinic.methods.shared.method import Method, Traits, all_sites
+from polyclinic.methods.shared.method import Federation, Method, Site, Traits, Weights, all_sites, operation
 from polyclinic.models import read_weights
 from polyclinic.questions.statistics import changes_between, check_told, joined, tell_once, told_about
 

@@ -17,11 +17,8 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.federation import Federation, Weights
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
-from polyclinic.methods.shared.method import Method, Traits, all_sites
+from polyclinic.methods.shared.method import Federation, Method, Site, Traits, Weights, all_sites, operation
 from polyclinic.metrics.statistics.safe import told_cells
 from polyclinic.tasks.task import round_counts
 
@@ -53,6 +50,7 @@ class InspectSites(Method):
     rounds: int = Field(1, ge=1, le=1, description="one round: each site is asked once")
 
     summary: ClassVar[str] = "nothing is trained: the sites tell counts of images, patients and labels"
+    no_privacy: ClassVar[str] = "tells counts, which no noise covers; take the table [privacy] out"
     traits: ClassVar[Traits] = Traits(trains="nothing", private_networks=(), label_sets=True)
     SUMMED: ClassVar[dict[str, str]] = {"survey": "sum"}
 
@@ -62,9 +60,6 @@ class InspectSites(Method):
             told = {reply.site: tables(reply.parcel("statistics").tensors) for reply in federation.ask_all("survey")}
             federation.report("inspect", about_sites(told, federation))
         return state.weights
-
-    def privacy_obstacle(self) -> str | None:
-        return "method.name: 'inspect' tells counts, which no noise covers; take the table [privacy] out"
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         if call.operation != "survey":

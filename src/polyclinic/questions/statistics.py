@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.call import GateRefused, Reply
+from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.scores import was_scored
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.method import Parcel, ParcelRejected, Reply, Site, operation
 from polyclinic.metrics.statistics.intervals import (
     WeightedMetrics,
     classification_metrics,

@@ -34,21 +34,15 @@ def average(replies: Iterable[Reply], weighting: str = "samples", kind: str = "w
 
 def averages(replies: Iterable[Reply], weighting: str, *kinds: str) -> list[dict[str, Tensor]]:
     """The means of several kinds. Replies are taken one by one, so only one of them need be in memory."""
-    means = {kind: WeightedMean() for kind in kinds}
+    means = [WeightedMean() for _ in kinds]
     for reply in replies:
-        weight = weight_of(reply, weighting)
-        for kind, mean in means.items():
-            mean.add(reply.parcel(kind).tensors, weight)
-    return [mean.tensors() for mean in means.values()]
-
-
-def weight_of(reply: Reply, weighting: str) -> int:
-    """By how much a site counts in a mean: its number of images, or 1."""
-    return reply.metadata["samples"] if weighting == "samples" else 1
+        for kind, mean in zip(kinds, means, strict=True):
+            mean.add(reply.parcel(kind).tensors, reply.metadata["samples"] if weighting == "samples" else 1)
+    return [mean.tensors() for mean in means]
 
 
 def count_sites(replies: Iterable[Reply]) -> int:
-    """How many sites replied; a reply of all sites together (`federation.sum`) says of how many it is."""
+    """The number of sites that replied; a reply of all sites together (`federation.sum`) says of how many it is."""
     return sum(int(reply.metadata.get("sites", 1)) for reply in replies)
 
 
@@ -67,31 +61,26 @@ class WeightedMean:
         self._is_joined = False
 
     def add(self, tensors: Mapping[str, Tensor], weight: int) -> None:
+        shapes = {name: (one.dtype, one.shape) for name, one in tensors.items()}
         if not self._shapes:
-            self._shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-        if tensors.keys() != self._shapes.keys():
-            raise WorkFailed(f"the sites sent different tensors: {sorted(tensors.keys() ^ self._shapes.keys())[:3]}")
-        if tensors:
-            self._add({name: tensors[name] for name in self._shapes}, weight)
-        self._weight += weight
-
-    def _add(self, tensors: dict[str, Tensor], weight: int) -> None:
-        if not self._sums:
-            self._is_joined = _lie_on_gpu(tensors.values())
-        if self._is_joined and {name: (one.dtype, one.shape) for name, one in tensors.items()} != self._shapes:
+            self._shapes, self._is_joined = shapes, _lie_on_gpu(tensors.values())
+        if shapes.keys() != self._shapes.keys():
+            raise WorkFailed(f"the sites sent different tensors: {sorted(shapes.keys() ^ self._shapes.keys())[:3]}")
+        if self._is_joined and shapes != self._shapes:
             raise WorkFailed("the sites sent tensors of different shapes or types")
-        found = _joined(tensors) if self._is_joined else tensors
+        terms = _joined(tensors, self._shapes) if self._is_joined else {name: tensors[name] for name in self._shapes}
         if not self._sums:
-            self._sums = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in found.items()}
-        # a product of a float32 and a number of images is exact in float64: the same sums on a GPU as on a CPU
-        torch._foreach_add_(list(self._sums.values()), list(found.values()), alpha=weight)
+            self._sums = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in terms.items()}
+        if terms:
+            # a product of a float32 and a number of images is exact in float64: the same sums on a GPU as on a CPU
+            torch._foreach_add_(list(self._sums.values()), list(terms.values()), alpha=weight)
+        self._weight += weight
 
     def tensors(self) -> dict[str, Tensor]:
         if not self._is_joined:
             return {name: self._mean(name, dtype) for name, (dtype, _) in self._shapes.items()}
         kinds = dict.fromkeys(dtype for dtype, _ in self._shapes.values())
-        means = {dtype: self._mean(str(dtype), dtype) for dtype in kinds}
-        return _parted(means, self._shapes)
+        return _parted({dtype: self._mean(str(dtype), dtype) for dtype in kinds}, self._shapes)
 
     def _mean(self, name: str, dtype: torch.dtype) -> Tensor:
         # by a tensor: a GPU divides by a plain number less exactly
@@ -103,24 +92,22 @@ def _lie_on_gpu(tensors: Iterable[Tensor]) -> bool:
     return all(one.is_cuda for one in tensors)
 
 
-def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _joined(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
     """All numbers of each type in one row, by the type's name."""
-    types = dict.fromkeys(one.dtype for one in tensors.values())
-    return {str(kind): torch.cat([one.flatten() for one in tensors.values() if one.dtype == kind]) for kind in types}
+    ordered = [tensors[name] for name in names]
+    types = dict.fromkeys(one.dtype for one in ordered)
+    return {str(kind): torch.cat([one.flatten() for one in ordered if one.dtype == kind]) for kind in types}
 
 
 def _parted(
     rows: Mapping[torch.dtype, Tensor], shapes: Mapping[str, tuple[torch.dtype, torch.Size]]
 ) -> dict[str, Tensor]:
     """The tensors of these shapes, each with memory of its own, from rows of all numbers of a type."""
-    found: dict[str, Tensor] = {}
+    parts = {name: torch.empty(shape, dtype=kind, device=rows[kind].device) for name, (kind, shape) in shapes.items()}
     for kind, row in rows.items():
-        own = {name: shape for name, (dtype, shape) in shapes.items() if dtype == kind}
-        pieces = row.split([shape.numel() for shape in own.values()])
-        made = [torch.empty(shape, dtype=kind, device=row.device) for shape in own.values()]
-        torch._foreach_copy_([one.flatten() for one in made], list(pieces))
-        found |= dict(zip(own, made, strict=True))
-    return {name: found[name] for name in shapes}
+        own = [one.view(-1) for one in parts.values() if one.dtype == kind]
+        torch._foreach_copy_(own, list(row.split([one.numel() for one in own])))
+    return parts
 
 
 # --- robust rules (`method.aggregation`) --------------------------------------------------------------
@@ -128,35 +115,41 @@ def _parted(
 Aggregation = Literal["mean", "norm-bound", "median", "trimmed-mean", "multi-krum", "clusters"]
 
 
-def aggregate(
+def robust_mean(
     rule: Aggregation,
     before: Mapping[str, Tensor],
     replies: Sequence[Reply],
-    counts: Sequence[float],
-    share: float,
+    weighting: str,
+    liars: float,
     apart: float,
 ) -> dict[str, Tensor]:
-    """The next weights by a robust rule; `share` is the largest share of sites that may lie.
+    """The next weights by a robust rule; `liars` is the largest share of sites that may lie.
 
-    `counts` are the numbers of images by which sites count in `norm-bound`; the other rules count sites alike, since a
-    number that a site says of itself would be one more thing to lie about.
+    `weighting` is for `norm-bound`; the other rules count sites alike, since a number that a site says of itself would
+    be one more thing to lie about.
     """
     if not replies:
         raise WorkFailed("no site has sent weights")
     weights = [reply.weights for reply in replies]
     names = [name for name, tensor in weights[0].items() if tensor.is_floating_point()]
     rows = torch.stack([_flat(one, before, names) for one in weights])
+    most = _liars(len(rows), liars)
     if rule == "norm-bound":
-        update = _weighted(_bounded(rows), counts)
+        counts = [reply.metadata["samples"] if weighting == "samples" else 1 for reply in replies]
+        shares = torch.tensor(counts, dtype=rows.dtype)
+        update = (shares / shares.sum()) @ _bounded(rows)
     elif rule == "median":
         update = _trimmed_mean(rows, (len(rows) - 1) // 2)
     elif rule == "trimmed-mean":
-        update = _trimmed_mean(rows, _liars(len(rows), share))
+        update = _trimmed_mean(rows, most)
     elif rule == "clusters":
         update = rows[larger_cluster(rows, apart)].mean(0)
     else:
-        update = rows[multi_krum(rows, _liars(len(rows), share))].mean(0)
-    return {**_counters(weights, set(names)), **_unflat(update, before, weights[0], names)}
+        update = rows[multi_krum(rows, most)].mean(0)
+    counters = WeightedMean()
+    for one in weights:
+        counters.add({name: tensor for name, tensor in one.items() if name not in names}, 1)
+    return {**counters.tensors(), **_unflat(update, before, weights[0], names)}
 
 
 def multi_krum(rows: Tensor, liars: int) -> Tensor:
@@ -184,15 +177,11 @@ def larger_cluster(rows: Tensor, apart: float) -> Tensor:
         parts[a] += parts.pop(b)
     if len(parts) == 1 or float(alike[parts[0]][:, parts[1]].max()) >= apart:
         return torch.arange(len(rows))
-    return torch.tensor(sorted(_longest(parts)))
-
-
-def _longest(parts: list[list[int]]) -> list[int]:
-    return max(parts, key=len)
+    return torch.tensor(sorted(sorted(parts, key=len, reverse=True)[0]))
 
 
 def _liars(sites: int, share: float) -> int:
-    """How many of the sites may lie: always fewer than half of them."""
+    """The number of sites that may lie: always fewer than half of them."""
     return min(int(share * sites), (sites - 1) // 2)
 
 
@@ -201,11 +190,6 @@ def _bounded(rows: Tensor) -> Tensor:
     lengths = rows.norm(dim=1, keepdim=True)
     limit = lengths.quantile(0.5)
     return rows * (limit / lengths.clamp(min=torch.finfo(rows.dtype).tiny)).clamp(max=1)
-
-
-def _weighted(rows: Tensor, counts: Sequence[float]) -> Tensor:
-    weights = torch.tensor(counts, dtype=rows.dtype)
-    return (weights / weights.sum()) @ rows
 
 
 def _trimmed_mean(rows: Tensor, liars: int) -> Tensor:
@@ -231,10 +215,3 @@ def _unflat(
         start = before[name].double().cpu() if name in before else 0
         found[name] = (start + piece.reshape(like[name].shape)).to(like[name].dtype).to(like[name].device)
     return found
-
-
-def _counters(weights: Sequence[Mapping[str, Tensor]], floats: set[str]) -> dict[str, Tensor]:
-    mean = WeightedMean()
-    for one in weights:
-        mean.add({name: tensor for name, tensor in one.items() if name not in floats}, 1)
-    return mean.tensors()

@@ -11,17 +11,14 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.call import Reply
 from polyclinic.federation.collaborators import TrainerLike
-from polyclinic.federation.federation import Federation
-from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.base import initial_networks
 from polyclinic.generators.gan.adversarial import AdversarialGenerator, confusion_loss, site_cross_entropy
 from polyclinic.generators.gan.networks import OfEachClass, update_spectral_norms
 from polyclinic.generators.gan.trainer import centred
 from polyclinic.methods.shared import utility
-from polyclinic.methods.shared.method import Method, all_sites
+from polyclinic.methods.shared.method import Federation, Method, Parcel, Reply, all_sites
 from polyclinic.models import Backbone
 from polyclinic.randomness import seed_of
 from polyclinic.training.gpu.graphs import GraphedFunction

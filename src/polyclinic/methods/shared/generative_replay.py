@@ -18,14 +18,11 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
 from polyclinic.generators import CodedModel, GeneratorModel, replay_stream
 from polyclinic.generators.base import FitOptions, even_labels
 from polyclinic.generators.replay_stream import Groups, SiteCodes, from_groups, source_of, to_groups
 from polyclinic.methods.shared import replay_space
-from polyclinic.methods.shared.method import Method, ReplayMethod
+from polyclinic.methods.shared.method import Federation, Method, Parcel, ReplayMethod, Weights, operation
 from polyclinic.methods.shared.site_generator import build_generator, generator_progress, generator_settings
 from polyclinic.settings import Settings
 from polyclinic.training import private, private_steps

@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.federation import Federation, State, Weights
+from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.federation.operation import Operation, Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training
@@ -28,6 +28,26 @@ if TYPE_CHECKING:
     from polyclinic.generators import Generator
     from polyclinic.models import Backbone
     from polyclinic.training.batches import ReplayedBatches
+
+#: the words that a method is written in
+__all__ = [
+    "Call",
+    "Federation",
+    "Method",
+    "Own",
+    "OwnModels",
+    "Parcel",
+    "ParcelRejected",
+    "ReplayMethod",
+    "Reply",
+    "Site",
+    "State",
+    "Traits",
+    "Weights",
+    "Work",
+    "all_sites",
+    "operation",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +115,8 @@ class Method(Settings):
     summary: ClassVar[str]
     #: what it can do and what it needs
     traits: ClassVar[Traits] = Traits()
+    #: why it never goes with differential privacy, and the cure; nothing where it may
+    no_privacy: ClassVar[str] = ""
     #: operations whose answers the coordinator needs the "mean" of only, which is the model that is scored and that the
     #: next round begins with, or the "sum", or the "secure sum" where nothing else protects them (`federation.sum`)
     SUMMED: ClassVar[Mapping[str, str]] = {}
@@ -142,7 +164,7 @@ class Method(Settings):
 
     def privacy_obstacle(self) -> str | None:
         """Why the method, as it is set, cannot go with differential privacy: a sentence with the cure, or None."""
-        return None
+        return f"method.name: '{self.name}' {self.no_privacy}" if self.no_privacy else None
 
     def sum_obstacle(self) -> str | None:
         """Why the sites' answers, as the method is set, cannot be added up (`federation.sum`): a sentence with the

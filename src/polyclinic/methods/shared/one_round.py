@@ -21,13 +21,10 @@ from torch.nn import functional as F
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.federation import Federation
 from polyclinic.federation.layers.cohort import check_classes, check_more_images_than
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import operation
-from polyclinic.federation.site import Site
 from polyclinic.methods.shared import one_round
-from polyclinic.methods.shared.method import Method, Traits, all_sites
+from polyclinic.methods.shared.method import Federation, Method, Site, Traits, all_sites, operation
 from polyclinic.models import Encoded
 from polyclinic.models.encoders import kept_features
 from polyclinic.randomness import torch_rng
@@ -200,6 +197,8 @@ class OneRound(Method):
     )
     SUMMED: ClassVar[dict[str, str]] = {"give_sums": "sum"}
 
+    no_privacy: ClassVar[str] = "sends exact sums of features; choose private-head, which takes private steps"
+
     @field_validator("rounds", mode="before")
     @classmethod
     def _one(cls, written: Any) -> int:
@@ -239,12 +238,6 @@ class OneRound(Method):
         signs = projection(head_shape(federation)[0], self.numbers)
         slopes = head[1:] if signs is None else signs @ head[1:]
         return {"fc.weight": slopes.T.float().contiguous(), "fc.bias": head[0].float()}
-
-    def privacy_obstacle(self) -> str | None:
-        return (
-            f"method.name: '{self.name}' sends exact sums of features; choose private-head, which trains the head in "
-            "private steps"
-        )
 
     @operation("statistics")
     def give_sums(self, site: Site) -> Parcel:

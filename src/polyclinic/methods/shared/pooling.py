@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
-from polyclinic.federation.call import Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.methods.shared.method import Parcel, ParcelRejected, Reply
 
 if TYPE_CHECKING:
     from polyclinic.federation.federation import Federation

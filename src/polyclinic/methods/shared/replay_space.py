@@ -18,11 +18,10 @@ from torch import Tensor
 from polyclinic.data.pixels import to_uint8
 from polyclinic.data.plots import coloured, contact_sheet, label_words
 from polyclinic.federation.collaborators import TrainerLike
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.site import Site
 from polyclinic.generators import CodedModel, GeneratorModel, probe
 from polyclinic.generators.replay_stream import ReplaySource
 from polyclinic.methods.shared import replay_space
+from polyclinic.methods.shared.method import Parcel, Site
 from polyclinic.methods.shared.public_basis import PHANTOMS, pictures
 from polyclinic.metrics.images import pooled_psnr
 

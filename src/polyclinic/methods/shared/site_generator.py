@@ -19,10 +19,7 @@ from polyclinic.data.cache import code_digest
 from polyclinic.data.parts import ImageSet
 from polyclinic.data.plots import contact_sheet, label_words
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import Reply
-from polyclinic.federation.federation import Federation
-from polyclinic.federation.ledger.parcel import Parcel, decode
-from polyclinic.federation.site import Site
+from polyclinic.federation.ledger.parcel import decode
 from polyclinic.files import cache_folder, digest_of, lock, make_folder, write_tensors
 from polyclinic.generators import Generator, GeneratorModel, private_tuning
 from polyclinic.generators.base import FitOptions, Progress
@@ -30,6 +27,7 @@ from polyclinic.generators.gan.model import GANModel
 from polyclinic.generators.gan.settings import GAN
 from polyclinic.generators.gan.stack import Learner, fit_together
 from polyclinic.generators.private_tuning import PrivateTuning
+from polyclinic.methods.shared.method import Federation, Parcel, Reply, Site
 from polyclinic.methods.shared.training_gans import batch_rows, stackable
 from polyclinic.progress import tell
 from polyclinic.randomness import seeded

@@ -21,10 +21,9 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.data.plots import contact_sheet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.collaborators import TrainerLike
-from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.site import Site, SiteState
+from polyclinic.federation.site import SiteState
 from polyclinic.generators.base import GeneratorModel, as_tensor, check_labels
+from polyclinic.methods.shared.method import Federation, Parcel, Site, Weights
 from polyclinic.methods.shared.site_generator import uniform_labels
 from polyclinic.metrics.distribution import NEIGHBOURS, precision_recall
 from polyclinic.metrics.images import principal_components
