@@ -2,23 +2,20 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
-from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods import fedpft
 from polyclinic.methods.feddyn import FedDyn
-from polyclinic.methods.fedpft import FedPFT, Mixture
+from polyclinic.methods.fedpft import FedPFT
 from polyclinic.methods.fedprox import FedProx
 from polyclinic.methods.fedreplay import FedReplay
 from polyclinic.methods.moon import Moon
 from polyclinic.methods.private_head import PrivateHead, clipped_sum
 from polyclinic.methods.scaffold import Scaffold
-from polyclinic.methods.shared import local_training, replay_space
-from polyclinic.methods.shared.aggregation import WeightedMean, larger_cluster, multi_krum
+from polyclinic.methods.shared import local_training
 from polyclinic.randomness import torch_rng
 from polyclinic.training.plans import Fitted
 
@@ -100,122 +97,15 @@ def test_scaffold_adds_the_drift_and_takes_the_mean_gradient(before, wanted):
     assert change.tensors["w"].tolist() == [3 - first[0], 1 - first[1]]
 
 
-@pytest.mark.parametrize(("option", "says"), [("I", True), ("II", False)])
-def test_scaffold_under_privacy_and_in_whole_numbers(option, says):
-    assert (Scaffold(option=option).privacy_obstacle() is not None) is says
-    assert "set method.weighting = 'uniform'" in Scaffold(weighting="samples").sum_obstacle()
-    assert Scaffold(weighting="uniform").sum_obstacle() is None
-
-
 def test_weights_of_classes_are_inverse_to_their_frequency():
     assert local_training.class_weights(torch.tensor([0, 0, 0, 2]), 3).tolist() == pytest.approx([4 / 6, 0, 2])
     assert local_training.class_weights(torch.tensor([1.0, 1.0]), 2).tolist() == [0, 1]
 
 
-def test_means_of_different_tensors_are_refused():
-    mean = WeightedMean()
-    mean.add({name: torch.ones(1) for name in "abcd"}, 1)
-    with pytest.raises(WorkFailed, match=r"different tensors: \['a', 'b', 'c'\]$"):
-        mean.add({}, 1)
-
-
 # --- aggregation
 
 
-def test_multi_krum_counts_the_nearest_neighbours():
-    rows = torch.tensor([[0.0], [1.0], [2.0], [4.0], [5.0], [100.0]])
-    # with one liar each has 6 - 1 - 2 = 3 neighbours: 21, 10, 9, 21, 35, much
-    assert multi_krum(rows, 1).tolist() == [0, 1, 2, 3, 4]
-    assert multi_krum(rows, 3).tolist() == [0, 1, 2]
-    assert multi_krum(rows[:2], 2).tolist() == [0]
-
-
-def test_the_larger_part_is_kept_where_updates_point_apart():
-    rows = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [1.0, -0.1]])
-    assert larger_cluster(rows, 0.0).tolist() == [0, 1, 3]
-    assert larger_cluster(rows, -1.0).tolist() == [0, 1, 2, 3]
-    assert larger_cluster(rows[:1], 0.0).tolist() == [0]
-    assert larger_cluster(rows[1:3], 0.0).tolist() == [0], "the first on a tie"
-
-
 # --- FedPFT
-
-
-def test_a_step_of_expectation_maximisation_by_hand():
-    rows = torch.tensor([[0.0], [1.0], [9.0], [10.0]]).double()
-    found = fedpft.fit(rows, 2, 1, torch_rng("fit"))
-    start = rows[torch.randperm(4, generator=torch_rng("fit"))[:2]]
-    variance = rows.var(0, correction=0)
-    share = (-0.5 * (rows - start.T).square() / variance).softmax(1)
-    sizes = share.sum(0)
-    means = (share.T @ rows).flatten() / sizes
-    own = (share * (rows - means).square()).sum(0) / sizes
-    torch.testing.assert_close(found.shares, sizes / 4)
-    torch.testing.assert_close(found.means.flatten(), means)
-    torch.testing.assert_close(found.variances.flatten(), (own * sizes + 2 * variance) / (sizes + 2))
-
-
-def test_components_of_few_images_are_joined(monkeypatch):
-    tried = []
-
-    def fit(rows, components, iterations, rng):
-        tried.append((len(rows), components))
-        share = torch.full((components,), 1 / components)
-        if components == 3:
-            share = torch.tensor([0.1, 0.4, 0.5])
-        return Mixture(share, torch.zeros(components, 1), torch.ones(components, 1))
-
-    monkeypatch.setattr(fedpft, "fit", fit)
-    monkeypatch.setattr(fedpft, "check_classes", lambda own: None)
-    monkeypatch.setattr(FedPFT, "features", lambda self, own: np.zeros((64, 1), np.float32))
-    labels = np.array([0] * 36 + [1] * 28)
-    own = SimpleNamespace(
-        data=SimpleNamespace(train=SimpleNamespace(labels=labels)),
-        trainer=SimpleNamespace(target=SimpleNamespace(classes=("a", "b", "c"))),
-        min_cohort=8,
-        rng=torch_rng,
-    )
-    found = FedPFT(components=5).give_mixtures(own)
-    assert tried == [(36, 3), (36, 2), (28, 2)]  # of 36 images a tenth are fewer than 8
-    assert found.metadata == {"samples": 64, "counts": [36, 28, 0]}
-    assert set(found.tensors) == {f"{n}/{part}" for n in (0, 1) for part in ("shares", "means", "variances")}
-    own.min_cohort, tried[:] = 30, []
-    FedPFT(components=5).give_mixtures(own)
-    assert tried == [(36, 1), (28, 1)]
-    own.min_cohort, tried[:] = 0, []
-    FedPFT(components=2).give_mixtures(own)
-    assert tried == [(36, 2), (28, 2)]
-
-
-def head_federation():
-    model = torch.nn.Linear(1, 1)
-    optimizer = SimpleNamespace(batch_size=2, make=lambda parameters, number: torch.optim.SGD(parameters, lr=0.5))
-    trained = []
-
-    def train(batches, steps, optimizer, model):
-        for (rows, _), _ in zip(batches, range(steps), strict=True):
-            trained.append(rows.flatten().tolist())
-        model.weight.data[:] = torch.tensor([[1.0], [-1.0]])
-        model.bias.data[:] = torch.tensor([0.5, 0.0])
-
-    trainer = SimpleNamespace(device=torch.device("cpu"), optimizer=optimizer, train=train, model=model)
-    return SimpleNamespace(trainer=trainer, rng=torch_rng, trained=trained)
-
-
-def test_a_head_is_trained_on_features_of_unit_variance(monkeypatch):
-    monkeypatch.setattr(fedpft, "head_shape", lambda federation: (1, 2))
-    monkeypatch.setattr(FedPFT, "linear_head", lambda self, federation, head: head)
-    federation = head_federation()
-    features = torch.tensor([[1.0], [3.0], [5.0], [7.0], [9.0]]).double()
-    head = FedPFT(passes=3).train_head(federation, features, torch.tensor([0, 0, 1, 1, 1]))
-    assert len(federation.trained) == 6, "three passes of two batches each"
-    assert all(len(rows) == 2 for rows in federation.trained)
-    spread = 8**0.5
-    assert {round(x, 3) for rows in federation.trained for x in rows} <= {
-        round(x / spread, 3) for x in (-4, -2, 0, 2, 4)
-    }
-    torch.testing.assert_close(head[1], torch.tensor([1.0, -1.0]).double() / spread)
-    torch.testing.assert_close(head[0], torch.tensor([0.5 - 5 / spread, 5 / spread]).double())
 
 
 def test_numbers_of_images_agree(monkeypatch):
@@ -246,28 +136,6 @@ def test_who_trains_the_encoder():
     assert sorted(drawn) == ["a", "b", "c"]
     place = int(torch.randint(3, (1,), generator=torch_rng("encoder site")))
     assert drawn[0] == federation.sites[place]
-
-
-@pytest.mark.parametrize(("sources", "asked"), [((3, 3), True), ((3, 2), False), ((5,), False), ((3, 4, 900), True)])
-def test_a_probe_asks_for_the_site_where_enough_replay(monkeypatch, sources, asked):
-    groups = []
-    monkeypatch.setattr(replay_space, "real_and_replayed", lambda *given, **more: (1, 2))
-    monkeypatch.setattr(replay_space.probe, "real_or_replayed", lambda *given, **more: {"auc": 0.75})
-
-    def which_site(found, rng, device):
-        groups.append([len(one) for one in found.values()])
-        return {"accuracy": 0.5, "chance": 0.25}
-
-    monkeypatch.setattr(replay_space.probe, "which_site", which_site)
-    by_site = {
-        str(n): SimpleNamespace(labels=range(count), images=lambda chosen, rng: chosen)
-        for n, count in enumerate(sources)
-    }
-    own = SimpleNamespace(rng=torch_rng, trainer=SimpleNamespace(device="cpu"))
-    found = replay_space.probe_images(own, None, by_site, sampled=False)
-    assert float(found.tensors["real_or_replayed_auc"]) == 0.75
-    assert ("which_site_accuracy" in found.tensors) is asked
-    assert groups == ([[min(count, 400) for count in sources]] if asked else [])
 
 
 # --- MOON and private heads

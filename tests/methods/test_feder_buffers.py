@@ -16,7 +16,6 @@ from polyclinic.generators import private_tuning, replay_stream
 from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.methods import feder
-from polyclinic.methods.feder import mean_prediction
 from polyclinic.methods.shared import site_generator
 from polyclinic.metrics.distribution import Extractor
 from polyclinic.metrics.perceptual import Pixels
@@ -239,8 +238,3 @@ def test_real_institutions_score_no_ensemble(go, monkeypatch):
     """Nobody there has all models; figures of something else must not take its name."""
     monkeypatch.setattr(InProcess, "simulation", False)
     assert set(go("feder-a").metrics) == {"test", "mean", "per_site"}
-
-
-def test_probabilities_of_one_logit_are_averaged_too():
-    logits = torch.randn(3, 5, 1)
-    assert torch.allclose(mean_prediction(logits, values=False).sigmoid(), logits.sigmoid().mean(0), atol=1e-6)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from polyclinic.data.partitions.label_skew import SubgroupBias
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
@@ -25,7 +24,7 @@ from polyclinic.privacy.account import EVERYTHING
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run
-from polyclinic.study import Study, load_study
+from polyclinic.study import Study
 from polyclinic.tasks import Target
 
 GAN = {"generator.name": "gan", "generator.width": 2, "generator.latent": 4, "generator.batch_size": 8}
@@ -272,27 +271,6 @@ def test_tuning_is_not_for_it(felicia):
 
 
 # --- the examples -------------------------------------------------------------------------------------
-
-ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("felicia_*.toml"))
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_is_a_valid_study_that_the_guide_names(example):
-    assert load_study(example).method.name == "felicia"
-    assert f"`{example.name}`" in (ROOT / "docs" / "felicia.md").read_text(encoding="utf-8")
-
-
-def test_the_example_of_skin_lesions_has_the_papers_numbers():
-    study = load_study(ROOT / "examples" / "felicia_skin.toml")
-    sites = study.sites
-    assert isinstance(sites, SubgroupBias)
-    assert (study.data.test_total_per_class, study.method.images, study.model.backbone) == (
-        200,
-        400,
-        "cnn-64-128-64-32",
-    )
-    assert (sites.per_class, round(sites.share * sites.per_class), sites.others) == (300, 10, "remainder")
 
 
 # --- privacy ------------------------------------------------------------------------------------------

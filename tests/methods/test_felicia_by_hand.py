@@ -7,11 +7,9 @@ import torch
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import carry_out
 from polyclinic.methods import felicia
 from polyclinic.methods.felicia import Felicia
-from polyclinic.methods.shared import training_gans, utility
-from polyclinic.methods.shared.felicia import CentralDiscriminator, ImagesOfSites
+from polyclinic.methods.shared.felicia import ImagesOfSites
 
 
 class Central:
@@ -115,39 +113,6 @@ def test_weights_come_down_every_few_steps_and_all_images_are_learnt_once(centra
     assert federation.asked[0][1]["central"] is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "sites", "kind"),
-    [
-        ({}, 2, "synchronous"),
-        ({"schedule": "local"}, 2, "local"),
-        ({"weight": 0.0}, 2, "alone"),
-        ({}, 1, "alone"),
-    ],
-)
-@pytest.mark.parametrize(("every", "weighed"), [(0, [5]), (2, [2, 4, 5]), (5, [5]), (1, [1, 2, 3, 4, 5])])
-def test_schedules_and_rounds_in_which_images_are_evaluated(monkeypatch, settings, sites, kind, every, weighed):
-    done, at = [], []
-    for name in ("synchronous_round", "local_round"):
-        monkeypatch.setattr(Felicia, name, lambda self, federation, state, name=name: done.append(name[:-6]))
-    monkeypatch.setattr(utility, "ask_utility", lambda federation, operation, others: at.append(len(done)) or len(at))
-    told = {}
-    federation = Coordinator(asked=[], evaluate=lambda: None, report=told.__setitem__)
-    federation.sites = ("a", "b")[:sites]
-    federation.ask_all = lambda operation: done.append("alone") if operation == "train_alone" else None
-    Felicia(rounds=5, weigh_every=every, **settings).run(federation)
-    assert done == [kind] * 5
-    assert at == weighed
-    assert told == {"worth": list(range(1, len(weighed) + 1))}
-
-
-@pytest.mark.parametrize(("share", "sites", "shared"), [(True, 2, True), (True, 1, False), (False, 2, False)])
-def test_images_are_collected_where_sites_share_them(monkeypatch, share, sites, shared):
-    monkeypatch.setattr(felicia, "images_of_others", lambda replies: {"others": len(replies)})
-    federation = Coordinator(asked=[])
-    federation.sites = ("a", "b")[:sites]
-    assert Felicia(share_images=share).collect_images(federation) == ({"others": 2} if shared else {})
-
-
 # --- at the sites -----------------------------------------------------------------------------------
 
 
@@ -172,35 +137,6 @@ def sites_of(*names):
     return [SimpleNamespace(name=name, rng=lambda purpose: None, generator=generator) for name in names]
 
 
-@pytest.mark.parametrize(("sent", "count"), [(None, 3 * 4), (7, 7)])
-@pytest.mark.parametrize("names", [("b",), ("a", "b")])
-def test_some_steps_are_taken_locally_and_images_are_sent(monkeypatch, sent, count, names):
-    made, stepped = [], []
-
-    def gans_of(self, group, steps, purpose):
-        made.append((GANs([site.name for site in group]), steps, purpose))
-        return made[-1][0]
-
-    monkeypatch.setattr(Felicia, "gans_of", gans_of)
-    monkeypatch.setattr(Felicia, "received", lambda self, site, central, sites: Received(central, sites))
-    monkeypatch.setattr(Felicia, "local_step", lambda self, gans, group, central, known, step: stepped.append(step))
-    monkeypatch.setattr(Felicia, "parcel_of", lambda self, site, own: (site.name, own))
-    monkeypatch.setattr(training_gans, "stackable", lambda sites: [list(sites)])
-    monkeypatch.setattr(felicia, "classes_take_turns", lambda group: True)
-    monkeypatch.setattr(felicia, "adversarial_settings", lambda site: site.generator)
-    method = Felicia(sent=sent)
-    found = carry_out([method.train_locally(site, 6, 3, ["a", "b"], {"w": 1}) for site in sites_of(*names)])
-    assert stepped == [6, 7, 8]
-    assert [(steps, purpose) for _, steps, purpose in made] == [(3, "gan from 6")]
-    assert found == [(name, (name, count)) for name in names]
-
-
-class Received(SimpleNamespace):
-    def __init__(self, central, sites):
-        assert (central, sites) == ({"w": 1}, 2)
-        super().__init__(expect_turns=lambda turns: None)
-
-
 def test_a_local_step_has_lambda_times_the_gradient_of_the_mean():
     gans, central = GANs(["b", "a"]), Central()
     method = Felicia(weight=6.0, warm_up=3)
@@ -214,13 +150,3 @@ def test_a_local_step_has_lambda_times_the_gradient_of_the_mean():
     assert found.shape == fake.shape
     assert set(found.flatten().tolist()) == {6.0 * 4 / 2}, "over the two images of a site"
     assert central.seen == ((4, 1, 4, 4), [1, 1, 0, 0], [1, 1, 0, 0], [0, 1, 2, 3])
-
-
-def test_another_site_is_drawn_alike_even_of_one():
-    draw = CentralDiscriminator.other_sites
-    rng = torch.Generator().manual_seed(0)
-    assert draw(SimpleNamespace(towards="other", sites=1), torch.zeros(4, dtype=torch.long), rng).tolist() == [0] * 4
-    drawn = draw(SimpleNamespace(towards="other", sites=4), torch.full((400,), 3), rng)
-    counts = torch.bincount(drawn, minlength=4).tolist()
-    assert counts[3] == 0
-    assert min(counts[:3]) > 90

@@ -86,14 +86,6 @@ def test_a_private_batch_is_as_large_as_the_study_says(made, monkeypatch, privat
     assert found.rows == rows
 
 
-def test_a_step_of_the_discriminator_takes_six_tensors(made):
-    found, _ = made(["a"])
-    steps = []
-    found.trainer.discriminator_step = lambda *given: steps.append((*given[:3], *given[3]))
-    found._discriminator_updates(range(12))
-    assert steps == [(0, 1, 2, 3, 4, 5), (6, 7, 8, 9, 10, 11)]
-
-
 @pytest.mark.parametrize(("names", "private"), [("a", False), ("a", True), ("ab", False)])
 @pytest.mark.parametrize(("count", "batches"), [(3, 1), (4, 2), (7, 3)])
 def test_samples_are_made_in_batches_until_there_are_enough(made, names, private, count, batches):

@@ -9,9 +9,8 @@ import torch
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.files import write_tensors
-from polyclinic.methods.shared import aggregation, local_training, site_generator, training_gans
+from polyclinic.methods.shared import aggregation, site_generator, training_gans
 from polyclinic.methods.shared.gan_site import SiteGANs, _of_member
-from polyclinic.methods.shared.method import Method
 from polyclinic.methods.shared.training_gans import STEPS, SiteGANInHalves
 from polyclinic.questions import statistics
 from polyclinic.questions.evaluate import second_model
@@ -73,17 +72,6 @@ def test_classes_take_turns_where_a_batch_has_each_as_often(gans):
     assert not turns([gans(), gans("b", labels=(0,))])
 
 
-def test_as_many_images_are_sampled_as_asked_for():
-    batches = iter([(None, torch.tensor([n, n, n])) for n in range(9)])
-    steps = SimpleNamespace(batches=batches, make=lambda labels, noise: labels.reshape(-1, 1, 1, 1).expand(-1, 1, 4, 4))
-    own = SimpleNamespace(steps=steps, noise=None, _cropped=lambda images: images[..., :2, :2])
-    [found] = SiteGANInHalves.sample(own, 7)
-    assert (found.labels.tolist(), tuple(found.images.shape)) == ([0, 0, 0, 1, 1, 1, 2], (7, 1, 2, 2))
-    assert next(batches)[1].tolist() == [3, 3, 3]
-    [three] = SiteGANInHalves.sample(own, 3)
-    assert three.labels.tolist() == [4, 4, 4]
-
-
 def test_gradients_have_zeros_at_the_border_that_was_cut_off():
     given = []
     steps = SimpleNamespace(generator_half=lambda fake, labels, gradient: given.append(gradient))
@@ -143,19 +131,6 @@ def test_a_private_step_has_the_further_loss_if_there_is_one(further):
 
 
 # --- models that are kept, read and joined
-
-
-def test_a_site_keeps_the_released_model_where_it_wants_one(monkeypatch):
-    monkeypatch.setattr(local_training, "assemble", lambda site, weights, own: {**weights, **site.local})
-    kept = []
-    site = SimpleNamespace(keep_model=kept.append, local={})
-    Method.keep_model(None, site, {"w": 1})
-    Method.keep_model(None, site)
-    site.local = {"own": 2}
-    Method.keep_model(None, site)
-    assert kept == [{"w": 1}, {"own": 2}]
-    site.keep_model = None
-    Method.keep_model(None, site, {"w": 1})
 
 
 def test_a_second_model_is_of_the_same_network(tmp_path):

@@ -247,28 +247,6 @@ def test_products_a_little_larger_than_squares_allow_are_refused():
 # --- a round ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rule", "fitted"), [("lda", "linear"), ("fisher", "linear"), ("naive-bayes", "bayes"), ("qda", "quadratic")]
-)
-def test_the_rule_says_which_head_follows_from_the_sums(monkeypatch, rule, fitted):
-    scored, own = [], gaussian_heads.GaussianHeads
-    monkeypatch.setattr(gaussian_heads, "naive_bayes", lambda *sums: {"bayes": sums})
-    monkeypatch.setattr(gaussian_heads, "quadratic", lambda *sums: {"quadratic": sums})
-    monkeypatch.setattr(own, "collect", lambda self, federation: "sums")
-    monkeypatch.setattr(own, "collect_by_class", lambda self, federation: ("of", "classes"))
-    monkeypatch.setattr(own, "head_of", lambda self, sums: f"head of {sums}")
-    monkeypatch.setattr(own, "linear_head", lambda self, federation, head: {"linear": head})
-    federation = SimpleNamespace(
-        initial_weights=dict,
-        state=lambda **values: SimpleNamespace(**values),
-        rounds=lambda count, state: range(count),
-        evaluate=scored.append,
-    )
-    found = own(rule=rule).run(federation)
-    assert found == {fitted: "head of sums" if fitted == "linear" else ("of", "classes")}
-    assert scored == [found]
-
-
 @pytest.mark.parametrize(("rule", "few", "refused"), [("qda", 3, True), ("qda", 4, False), ("naive-bayes", 3, False)])
 def test_sums_of_each_class_are_of_its_images(monkeypatch, rule, few, refused):
     """Sums of products of three features need four images of a class."""

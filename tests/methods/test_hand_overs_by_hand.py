@@ -10,10 +10,8 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.operation import carry_out
-from polyclinic.methods.feder import FedER
 from polyclinic.methods.fedreplay import FedReplay, _batches, _counts, _pooled
-from polyclinic.methods.shared import generative_replay, pooling, replay_space, site_generator
+from polyclinic.methods.shared import generative_replay, pooling
 from polyclinic.questions.inspect import InspectSites
 from polyclinic.randomness import torch_rng
 
@@ -93,12 +91,6 @@ def test_shared_images_have_labels_and_masks():
         checked(shared(masks={}), dense=True)
 
 
-def test_images_of_two_parts_follow_each_other():
-    one, other = (ImageSet(np.full((1, 1, 2, 2), n, np.uint8), np.array([n])) for n in (1, 2))
-    both = pooling.union(one, other)
-    assert (both.labels.tolist(), both.images[:, 0, 0, 0].tolist(), both.masks) == ([1, 2], [1, 2], None)
-
-
 # --- replay
 
 
@@ -107,15 +99,6 @@ def test_a_site_that_cannot_train_the_generator_is_named():
     federation = SimpleNamespace(ask=lambda *given, **more: failed, once=lambda name, make: make())
     with pytest.raises(WorkFailed, match="site 'north' could not train the generator: no room"):
         generative_replay.train_generator_at(federation, "north", {})
-
-
-def test_figures_of_replay_have_four_digits():
-    told = {}
-    federation = SimpleNamespace(
-        once=lambda name, make: {"psnr": torch.tensor(20.123456)}, report=lambda name, value: told.update({name: value})
-    )
-    generative_replay.distribute(federation, {})
-    assert told == {"replay": {"psnr": 20.1235}}
 
 
 def distributed(**changes):
@@ -171,40 +154,6 @@ def test_what_is_asked_follows_from_the_study(changes, operations):
 # --- alone, or as a stack
 
 
-def test_a_generator_of_one_site_is_trained_alone(monkeypatch):
-    monkeypatch.setattr(site_generator, "train_generator", lambda site: site.name)
-    monkeypatch.setattr(site_generator, "_train_stack", lambda sites: ["stacked"] * len(sites))
-    part = SimpleNamespace(images=np.zeros((3, 1, 28, 32), np.uint8))
-    sites = [
-        SimpleNamespace(name=name, data=SimpleNamespace(train=part), trainer=SimpleNamespace(stacked="always"))
-        for name in ("a", "b")
-    ]
-    assert site_generator._train_group(sites[:1]) == ["a"]
-    assert site_generator._train_group(sites) == ["stacked"] * 2
-    sides = []
-    monkeypatch.setattr(site_generator, "stacking_gans_pays", lambda count, side: sides.append((count, side)))
-    for site in sites:
-        site.trainer.stacked = "auto"
-    assert site_generator._train_group(sites) == ["a", "b"]
-    assert sides == [(2, 32)]
-
-
-def test_sites_adapt_to_the_newest_model_where_they_are_told_so(monkeypatch):
-    turns = []
-    monkeypatch.setattr("polyclinic.methods.feder.queue_of", lambda site: site.name != "idle")
-    monkeypatch.setattr(FedER, "take_turn", lambda self, site, newest: turns.append((site.name, newest)))
-
-    def train(self, site, buffer):
-        yield from ()
-        return {"steps": len(site.name)}
-
-    monkeypatch.setattr(FedER, "train", train)
-    sites = [SimpleNamespace(name=name) for name in ("a", "idle", "bb")]
-    found = carry_out([FedER().adapt(site, newest) for site, newest in zip(sites, [True, True, False], strict=True)])
-    assert [one and one.metadata for one in found] == [{"steps": 1}, None, {"steps": 2}]
-    assert turns == [("a", True), ("bb", False)]
-
-
 # --- inspect
 
 
@@ -235,30 +184,6 @@ def test_a_site_counts_its_images():
 
 
 # --- what is looked at of replay
-
-
-class Coded:
-    """Codes that come back one brighter; samples are all 9."""
-
-    def encode(self, images):
-        return {"codes": images}
-
-    def decode(self, codes):
-        return codes["codes"] + 1
-
-    def sample(self, labels, rng):
-        return torch.full((len(labels), 1, 2, 2), 9)
-
-
-@pytest.mark.parametrize(("sampled", "coded", "value"), [(True, True, 9), (False, True, 4), (False, False, 9)])
-def test_real_images_stand_beside_samples_or_what_came_back(monkeypatch, sampled, coded, value):
-    pixels = np.full((500, 1, 2, 2), 3, np.uint8)
-    monkeypatch.setattr(replay_space.replay_space, "learned", lambda own: pixels)
-    monkeypatch.setattr(replay_space, "CodedModel", Coded if coded else int)
-    part = SimpleNamespace(labels=np.zeros(500, np.int64))
-    own = SimpleNamespace(data=SimpleNamespace(train=part), rng=torch_rng)
-    real, replayed = replay_space.real_and_replayed(own, Coded(), sampled=sampled)
-    assert (len(real), len(replayed), int(replayed.max())) == (400, 400, value)
 
 
 @pytest.mark.parametrize(("own", "wanted"), [(True, ["a", "b"]), (False, ["b"])])
@@ -296,20 +221,3 @@ def test_replayed_batches_are_a_share_of_real_ones(monkeypatch, ratio, batch, im
     assert next(found.stream) == ("latents of images" if latents else "images", size)
     site.replay_settings = generative_replay.Replay(ratio=0.05)
     assert generative_replay.replayed(site) is None, "less than half an image is none"
-
-
-@pytest.mark.parametrize("private", [True, False])
-def test_accounts_are_opened_where_the_primary_model_is_private(monkeypatch, private):
-    opened = []
-    module = "polyclinic.methods.fedreplay.private_latents"
-    monkeypatch.setattr(f"{module}.open_accounts", lambda federation, counts: opened.append(counts) or "accounts")
-    sent = {"a/latents": torch.ones(3, 1), "a/targets": torch.zeros(3)}
-    federation = SimpleNamespace(
-        once=lambda name, make: sent if name == "latents" else {},
-        trainer=SimpleNamespace(privacy=SimpleNamespace(on=("primary",)) if private else None),
-        initial_weights=dict,
-        state=lambda **values: SimpleNamespace(**values),
-        rounds=lambda count, state: [],
-    )
-    FedReplay().run(federation)
-    assert opened == ([{"a": 3}] if private else [])

@@ -10,14 +10,12 @@ import torch
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.methods import METHODS
 from polyclinic.methods.analytic import PENALTIES, best_penalty, solve, within_training
 from polyclinic.methods.fedpft import FedPFT, Mixture, fit
 from polyclinic.methods.private_head import PrivateHead, clipped_sum
 from polyclinic.methods.shared import one_round
 from polyclinic.methods.shared.one_round import RESOLUTION
 from polyclinic.randomness import numpy_rng, torch_rng
-from polyclinic.registry import Notice, forget_notices
 
 # --- ridge regression -------------------------------------------------------------------------------
 
@@ -213,16 +211,3 @@ def test_an_image_without_a_finite_gradient_adds_nothing(patients, wrong):
 
 
 # --- one round --------------------------------------------------------------------------------------
-
-
-def test_other_rounds_than_one_are_told_of_and_not_used():
-    forget_notices()
-    with pytest.warns(Notice, match=r"method\.rounds: 'analytic' has one round, so 2 is not used"):
-        assert METHODS["analytic"](rounds=2).rounds == 1
-    forget_notices()
-
-
-@pytest.mark.filterwarnings("error")
-def test_one_round_is_not_told_of():
-    forget_notices()
-    assert METHODS["analytic"](rounds=1).rounds == 1

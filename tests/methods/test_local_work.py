@@ -9,9 +9,6 @@ from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS
 from polyclinic.training.loop import Trainer
 
-pytestmark = pytest.mark.usefixtures("no_contact_sheets")
-
-
 #: 64 training images at 2 sites: 32 each, four batches of 8 in a pass
 EQUAL = {
     "data": {"samples": 80, "validation": 0.0, "test": 0.2},
@@ -20,6 +17,8 @@ EQUAL = {
 }
 LOCAL = ("standalone", "fedavg", "fedprox", "fedavgm", "cwt", "splitnn")
 MADE = {"generator": {"name": "dcgan", "width": 2, "latent": 4, "steps": 1, "batch_size": 8}, "tuning": {"on": False}}
+
+pytestmark = pytest.mark.usefixtures("no_contact_sheets")
 
 
 def tables_of(method: str) -> dict:
@@ -123,10 +122,3 @@ def test_batch_sizes_of_unknown_sites_are_refused(tiny_run):
         tiny_run({"name": "fedavg"}, **EQUAL, optimizer={"batch_sizes": {"north": 4}})
     with pytest.raises(BadInput, match=r"optimizer\.batch_sizes\.north: .*greater than or equal to 1"):
         tiny_run({"name": "fedavg"}, **EQUAL, optimizer={"batch_sizes": {"north": 0}})
-
-
-def test_studies_without_batch_sizes_are_written_as_before(study_of):
-    assert "batch_sizes" not in study_of({"name": "fedavg"}).as_tables()["optimizer"]
-    assert study_of({"name": "fedavg"}, optimizer={"batch_sizes": {"site-1": 4}}).as_tables()["optimizer"][
-        "batch_sizes"
-    ] == {"site-1": 4}

@@ -16,9 +16,8 @@ from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 from polyclinic.methods import METHODS
-from polyclinic.methods.shared import aggregation, local_training
+from polyclinic.methods.shared import aggregation
 from polyclinic.study import parse_study
-from polyclinic.training.plans import Score
 
 
 def lines_of(result, site: str) -> list[dict]:
@@ -27,13 +26,6 @@ def lines_of(result, site: str) -> list[dict]:
 
 def kinds_of(result) -> set[str]:
     return {line["kind"] for site in result["data"]["counts"] for line in lines_of(result, site)}
-
-
-def test_the_registry_knows_the_methods_of_the_design():
-    assert set(METHODS) >= {"standalone", "centralized", "fedsgd", "fedavg", "fedprox", "fedavgm", "fedbn"}
-    assert set(METHODS) >= {"fedavg-share", "cwt", "splitnn"}
-    assert all(name == METHODS[name].model_fields["name"].default for name in METHODS)
-    assert all(METHODS[name].summary for name in METHODS)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +105,6 @@ def test_momentum_of_the_coordinator_by_hand():
     state.weights = method.combine(coordinator, state, sent)
     assert state.weights["weight"].item() == -0.5  # v = 0.5 * 1 + 0, w = 0 - 0.5
     assert state.weights["running_var"].item() == 0.25  # statistics have no momentum
-
-
-def test_class_weights_let_every_class_of_a_site_count_alike():
-    found = local_training.class_weights(torch.tensor([0, 0, 0, 2]), classes=3)
-    assert found.tolist() == pytest.approx([4 / (3 * 2), 0.0, 4 / (1 * 2)])
 
 
 # --- what leaves, and what does not -------------------------------------------------------------------
@@ -221,20 +208,3 @@ def test_selection_works_where_each_site_has_its_own_model(tiny_run, method):
     result = tiny_run({"name": method, "rounds": 3}, evaluation={"every": 1, "select": "best"})
     assert 1 <= result["selected"]["round"] <= 3
     assert result["model"] == "one of each site"
-
-
-def test_sites_score_in_one_pass_only_if_weights_and_split_are_the_same():
-    trainer = SimpleNamespace(state=lambda: {"w": 1})
-    sites = [SimpleNamespace(trainer=trainer, state=SimpleNamespace(group=lambda name: {})) for _ in range(2)]
-    weights = {"w": torch.ones(1)}
-
-    def one_model(*sites, weights=weights, other=weights):
-        return Score._of_one_model([Score(sites[0], None, weights, None), Score(sites[1], None, other, None)])
-
-    assert one_model(*sites)
-    assert not one_model(*sites, other=dict(weights))
-    assert not one_model(*sites, weights={}, other={})
-    sites[1].state.group = {"local": {}, "best": {"w": 1}}.get
-    assert not one_model(*sites), "a site has a part of its own"
-    other = SimpleNamespace(trainer=SimpleNamespace(state=trainer.state), state=sites[0].state)
-    assert not one_model(sites[0], other)

@@ -16,7 +16,7 @@ from polyclinic.methods import analytic, feder
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import one_round, pooling
 from polyclinic.methods.shared.one_round import OneRound, moments
-from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer, start_optimizer
+from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
 
 # --- the ensemble of all sites' models ----------------------------------------------------------------
 
@@ -102,30 +102,6 @@ def test_the_mean_of_models_is_that_of_values_or_of_chances(label_range, cases, 
 
 
 # --- what an optimiser keeps --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("same", "privacy", "group", "own"),
-    [
-        (True, None, "optimizer", True),
-        (True, "private", "optimizer", False),
-        (True, None, "second", False),
-        (False, None, "optimizer", False),
-    ],
-)
-def test_the_trainers_own_model_has_its_own_parameters_unless_training_is_private(same, privacy, group, own):
-    model, made = nn.Linear(1, 1), []
-    optimizer = SimpleNamespace(make=lambda *given: made.append(given) or "made", keep_state=False)
-    trainer = SimpleNamespace(
-        model=model if same else nn.Linear(1, 1),
-        privacy=privacy,
-        parameters=lambda: "own",
-        optimizer=optimizer,
-        kept="kept",
-    )
-    assert start_optimizer(SimpleNamespace(trainer=trainer, round=3), model, group) == "made"
-    [(parameters, number, kept)] = made
-    assert (parameters == "own", number, kept) == (own, 3, "kept" if own else None)
 
 
 def test_the_state_of_an_optimiser_comes_back_under_its_names():

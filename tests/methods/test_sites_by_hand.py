@@ -9,16 +9,15 @@ import torch
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import carry_out
-from polyclinic.methods.analytic import Analytic
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.fedavg_share import FedAvgShare
 from polyclinic.methods.fedpft import _received
 from polyclinic.methods.private_head import PrivateHead
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.standalone import Standalone
-from polyclinic.questions.inspect import InspectSites, in_bins
+from polyclinic.questions.inspect import InspectSites
 from polyclinic.randomness import torch_rng
 from polyclinic.training import private
 from polyclinic.training.plans import Score
@@ -82,10 +81,6 @@ def test_intensities_lie_in_sixteenths_of_255():
     assert sent["missing"].tolist() == [0]
 
 
-def test_values_of_a_small_range_have_bins_too():
-    assert in_bins(np.array([0.0, 0.05, 0.1]), 0.0, 0.1).tolist() == [0, 8, 15]
-
-
 @pytest.mark.parametrize(
     ("ranks", "best"), [([(0.5,), (0.7,), (0.6,)], 1), ([(0.5,), (0.5,)], 0), ([None, (0.1,), None], 1)]
 )
@@ -98,24 +93,6 @@ def test_a_site_alone_selects_its_best_round(ranks, best):
     assert state["best"] == {"w": best}
     Standalone._select(SimpleNamespace(trainer=SimpleNamespace(task=None), state=state), {})
     assert state["best"] == {"w": len(ranks) - 1}, "without validation images the last one"
-
-
-@pytest.mark.parametrize(
-    ("split", "own", "selects"),
-    [
-        ("validation", "current", True),
-        ("validation", "best", False),
-        ("test", "current", False),
-        ("test", "none", False),
-    ],
-)
-def test_a_site_alone_selects_by_scores_of_its_current_model_on_validation_images(monkeypatch, split, own, selects):
-    selected = []
-    monkeypatch.setattr(Method, "score", lambda self, site, part, weights, own: {"sums": 1})
-    monkeypatch.setattr(Standalone, "_select", lambda self, site, sums: selected.append(sums))
-    data = SimpleNamespace(validation=[1], test=[1])
-    assert Standalone().score(SimpleNamespace(data=data), getattr(data, split), {}, own) == {"sums": 1}
-    assert selected == ([{"sums": 1}] if selects else [])
 
 
 # --- one pass over all sites ------------------------------------------------------------------------
@@ -178,12 +155,6 @@ def test_otherwise_each_is_scored_alone(monkeypatch, weights, states):
     assert loaded == []
 
 
-def test_sites_with_trainers_of_their_own_are_scored_alone(monkeypatch):
-    sites, _ = scoring_sites(monkeypatch, {"a": 1, "b": 2})
-    sites[1].trainer = SimpleNamespace(**vars(sites[0].trainer))
-    assert scores(sites) == [{"alone": 1}, {"alone": 2}]
-
-
 @pytest.mark.parametrize(
     ("method", "changes", "may"),
     [
@@ -202,12 +173,6 @@ def test_one_model_without_masks_is_scored_for_all_sites(method, changes, may):
 
 
 # --- replies that are refused -----------------------------------------------------------------------
-
-
-def test_sums_over_validation_images_need_some():
-    data = SimpleNamespace(validation=ImageSet(np.zeros((0, 1, 1, 1), np.uint8), np.zeros(0)))
-    with pytest.raises(ParcelRejected, match=r"no validation images, of which method\.worth wants sums"):
-        Analytic(worth=True).give_held_out_sums(SimpleNamespace(data=data))
 
 
 @pytest.mark.parametrize("count", [True, -1, 1.0, "1"])

@@ -9,29 +9,12 @@ from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods import fedpft
 from polyclinic.methods.centralized import Centralized
-from polyclinic.methods.fedavgm import FedAvgM
 from polyclinic.methods.feder import FedER
-from polyclinic.methods.fedopt import FedOpt
 from polyclinic.methods.fedpft import FedPFT, Mixture
 from polyclinic.methods.shared import pooling
 from polyclinic.randomness import torch_rng
 
 # --- coordinators -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rate", [1.0, 0.25, 2.0])
-def test_momentum_moves_from_the_weights_before(rate):
-    """w - rate (beta v + (w - mean))."""
-    before, mean, velocity = torch.tensor([1.0, 5.0]), torch.tensor([3.0, 4.0]), torch.tensor([0.5, -2.0])
-    wanted = before - rate * (0.5 * velocity + (before - mean))
-    found = FedAvgM(beta=0.5, server_lr=rate)._step(mean, before - mean, velocity)
-    assert found.tolist() == pytest.approx(wanted.tolist())
-
-
-def test_squares_of_yogi_move_towards_new_ones_and_stay_where_they_are_reached():
-    squares = FedOpt(server_optimizer="yogi", beta2=0.75)._squares
-    before, new = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([4.0, 1.0, 0.5])
-    assert squares(before, new).tolist() == [1 + 0.25 * 4, 1, 1 - 0.25 * 0.5]
 
 
 @pytest.mark.parametrize(("settings", "steps"), [({}, 5), ({"local_epochs": 3}, 15), ({"steps": 7}, 7)])

@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.methods import METHODS
 
 #: a round of each way to answer: weights, weights with control variates, gradients and statistics, whole sums
 SUMMED = [
@@ -49,11 +48,6 @@ def test_the_ledger_says_in_which_sum_a_parcel_left(tiny_run):
     assert {"masked", "shares", "keys"} <= set(by_kind)
 
 
-def test_every_method_that_sums_has_an_operation_that_is_added_up():
-    for name, method in METHODS.working().items():
-        assert all(method.operation_named(one) for one in method.SUMMED), name
-
-
 @pytest.mark.parametrize(
     ("method", "tables", "sentence"),
     [
@@ -78,12 +72,6 @@ def test_what_cannot_be_summed_in_secret_is_refused_with_the_cure(study_of, meth
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert any(word in str(refusal.value) for word in ("set ", "choose ", "take ", "leave "))
-
-
-def test_a_study_without_the_table_is_written_as_before(study_of):
-    assert "federation" not in study_of({"name": "fedavg"}).as_tables()
-    again = study_of({"name": "fedavg"}, federation={"sum": "secure"}).as_tables()
-    assert again["federation"]["sum"] == "secure"
 
 
 def test_numbers_that_do_not_fit_are_refused_with_the_cure(tiny_run):

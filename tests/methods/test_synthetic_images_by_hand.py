@@ -9,10 +9,8 @@ import torch
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import Reply
 from polyclinic.methods.shared import replay_space, site_generator
 from polyclinic.methods.shared.replay_space import Limits
-from polyclinic.methods.shared.site_generator import FitGenerator
 from polyclinic.randomness import torch_rng
 
 # --- latents as bytes ---------------------------------------------------------------------------------
@@ -42,17 +40,6 @@ def test_a_channel_has_a_tenth_of_the_median_deviation_at_least():
     assert (still.high - still.low).flatten().tolist() == pytest.approx([12e-6] * 3, rel=0.2)
 
 
-def test_latents_become_bytes_in_pieces(monkeypatch):
-    limits = Limits(torch.full((1, 1, 1), -1.0), torch.full((1, 1, 1), 3.0))
-    latents = np.array([-1.0, 3.0, 1.0, -9.0, 9.0], np.float32).reshape(5, 1, 1, 1)
-    found = limits.to_bytes(latents)
-    assert found.flatten()[[0, 1, 3, 4]].tolist() == [0, 255, 0, 255]
-    assert int(found[2]) in (127, 128)
-    assert limits.to_latents(torch.tensor([0.0, 0.25, 1.0])).flatten().tolist() == [-1.0, 0.0, 3.0]
-    monkeypatch.setattr(replay_space, "PIECE", 2)
-    assert torch.equal(limits.to_bytes(latents), found)
-
-
 def test_limits_come_from_sixteen_grey_phantoms_of_each_kind():
     seen = []
 
@@ -65,37 +52,6 @@ def test_limits_come_from_sixteen_grey_phantoms_of_each_kind():
     assert (images.shape, images.dtype) == ((64, 3, 32, 32), np.uint8)
     assert (images == images[:, :1]).all()
     assert limits.low.shape == (3, 1, 1)
-
-
-def site_of_latents(space):
-    loaded = []
-    trainer = SimpleNamespace(load=loaded.append, latents=lambda images: images.astype(np.float32) / 100)
-    train = ImageSet(np.full((2, 1, 4, 4), 100, np.uint8), np.zeros(2))
-    state = SimpleNamespace(group=lambda name: name)
-    settings = SimpleNamespace(space=space)
-    data = SimpleNamespace(train=train)
-    return SimpleNamespace(trainer=trainer, data=data, state=state, replay_settings=settings, cache={}), loaded
-
-
-def test_latents_and_their_limits_are_computed_once(monkeypatch):
-    computed = []
-
-    def public_limits(trainer, shape):
-        computed.append(shape)
-        return Limits(torch.zeros(1, 1, 1), torch.full((1, 1, 1), 2.0))
-
-    monkeypatch.setattr(replay_space, "public_limits", public_limits)
-    site, loaded = site_of_latents("latents")
-    found = replay_space.learned(site)
-    assert int(found.max()) in (127, 128)  # 1 between 0 and 2
-    assert replay_space.learned(site) is found
-    assert replay_space.shape_of(site) == (1, 4, 4)
-    assert replay_space.limits_of(site) is replay_space.limits_of(site)
-    assert computed == [(1, 4, 4)]
-    assert set(loaded) == {replay_space.FRONT}
-    plain, loaded = site_of_latents("images")
-    assert replay_space.learned(plain) is plain.data.train.images
-    assert (loaded, plain.cache) == ([], {})
 
 
 # --- how good replay is -------------------------------------------------------------------------------
@@ -198,47 +154,6 @@ def test_sites_are_told_apart_where_two_have_images_enough(monkeypatch, replayed
 # --- generators of several sites ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("gan", "tuning", "stacked"), [(True, None, True), (True, "tuning", False), (False, None, False)]
-)
-def test_gans_without_tuning_are_trained_together(monkeypatch, gan, tuning, stacked):
-    kept = []
-    monkeypatch.setattr(site_generator, "generator_settings", lambda site: 1 if gan else "other")
-    monkeypatch.setattr(site_generator, "GAN", int)
-    monkeypatch.setattr(site_generator, "tuning_settings", lambda site: tuning)
-    monkeypatch.setattr(site_generator, "_train_gans", lambda sites: [(f"stacked {one}", {}) for one in sites])
-    monkeypatch.setattr(FitGenerator, "as_if_alone", lambda plan: plan.keep(f"alone {plan.site}"))
-    plans = [FitGenerator(name, lambda model, name=name: kept.append((name, model)), False) for name in ("a", "b")]
-    FitGenerator.carry_out(plans)
-    word = "stacked" if stacked else "alone"
-    assert kept == [("a", f"{word} a"), ("b", f"{word} b")]
-
-
-@pytest.mark.parametrize(
-    ("given", "shape", "seed"),
-    [
-        ({}, (3, 8, 10), 5),
-        ({"with_masks": True}, (4, 8, 10), 5),
-        ({"shape": (2, 4, 4)}, (2, 4, 4), 5),
-        ({"seed": 0}, (3, 8, 10), 0),
-        ({"seed": 9, "with_masks": True, "shape": (2, 4, 4)}, (3, 4, 4), 9),
-    ],
-)
-def test_a_generator_is_built_for_the_sites_images_or_what_it_learns(monkeypatch, given, shape, seed):
-    built = []
-    settings = SimpleNamespace(build_for=lambda *args, **more: built.append((*args, more)))
-    monkeypatch.setattr(site_generator, "generator_settings", lambda site: settings)
-    monkeypatch.setattr(site_generator.private, "is_private", lambda site, part: site.name == "private")
-    train = ImageSet(np.zeros((1, 3, 8, 10), np.uint8), np.zeros(1))
-    trainer = SimpleNamespace(target="target", device="cpu", precision="bf16")
-    site = SimpleNamespace(name="open", data=SimpleNamespace(train=train), trainer=trainer, seed=5)
-    for site.name in ("open", "private"):
-        site_generator.build_generator(site, **given)
-    assert [one[0] for one in built] == [shape] * 2
-    assert [one[2]["seed"] for one in built] == [seed] * 2
-    assert [one[2]["precision"] for one in built] == ["bf16", "fp32"]
-
-
 # --- buffers ------------------------------------------------------------------------------------------
 
 
@@ -252,29 +167,6 @@ def test_a_generator_of_pairs_learns_masks_as_a_last_channel():
     assert found[:, :, 0, 0].tolist() == [[7, 7, 7, 0], [7, 7, 7, 255]]
     site.trainer.task.dense = False
     assert site_generator.training_images(site) is train.images
-
-
-def test_a_label_of_no_known_range_is_zero():
-    nothing = SimpleNamespace(classes=(), label_range=None)
-    assert site_generator.uniform_labels(3, np.array([]), nothing, torch_rng("x")).tolist() == [0.0] * 3
-    shifted = SimpleNamespace(classes=(), label_range=(-4.0, -2.0))
-    drawn = site_generator.uniform_labels(200, np.array([]), shifted, torch_rng("x"))
-    assert -4 <= float(drawn.min()) < -3.9
-    assert -2.1 < float(drawn.max()) <= -2
-
-
-def test_figures_of_generators_are_told_by_site_with_five_digits(monkeypatch):
-    told, warned = {}, []
-    monkeypatch.setattr(
-        site_generator.private_tuning, "warning_about", lambda found: "no gain" if found["loss"] > 1 else None
-    )
-    federation = SimpleNamespace(report=lambda name, value: told.update({name: value}), warn=warned.append)
-    replies = [
-        Reply(site, (site_generator.figures_parcel({"loss": loss}),)) for site, loss in (("a/1", 0.1234567), ("b", 2.0))
-    ]
-    site_generator.report_generators(federation, site_generator.figures_of(replies))
-    assert told == {"generators": {"a/1": {"loss": 0.12346}, "b": {"loss": 2.0}}}
-    assert warned == ["site 'b': no gain"]
 
 
 class State(dict):
@@ -300,20 +192,3 @@ def test_a_buffer_is_compressed_once_and_kept_so(monkeypatch):
         WorkFailed, match="site 'north' has no buffer to hand over: it could not prepare one in round 0"
     ):
         site_generator.own_parcel(SimpleNamespace(name="north", state=State(), cache={}))
-
-
-@pytest.mark.parametrize("tuning", [None, "tuning"])
-def test_a_generator_is_fitted_in_phases_where_the_study_has_tuning(monkeypatch, tuning):
-    train = ImageSet(np.zeros((6, 1, 4, 4), np.uint8), np.arange(6))
-    task = SimpleNamespace(dense=False)
-    site = SimpleNamespace(data=SimpleNamespace(train=train), trainer=SimpleNamespace(task=task), rng=torch_rng)
-    settings = SimpleNamespace(steps_on=lambda images: 10 * images)
-    monkeypatch.setattr(site_generator, "tuning_settings", lambda own: tuning)
-    monkeypatch.setattr(site_generator, "generator_settings", lambda own: settings)
-    monkeypatch.setattr(site_generator, "generator_progress", lambda own: None)
-    monkeypatch.setattr(
-        site_generator.private_tuning, "fit", lambda model, *given, steps, progress: {"steps": steps, "in": given[3]}
-    )
-    model = SimpleNamespace(fit=lambda images, labels, rng, progress: {"g": float(len(labels))})
-    found = site_generator.fit(site, model)
-    assert found == ({"loss_g": 6.0} if tuning is None else {"steps": 60, "in": "tuning"})

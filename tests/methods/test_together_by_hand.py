@@ -6,144 +6,19 @@ import pytest
 import torch
 from test_feder_buffers import MASKS, site_with
 
-from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import Reply
-from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.methods.ditto import Ditto
-from polyclinic.methods.fedrep import FedRep
-from polyclinic.methods.shared import site_generator, training_gans
-from polyclinic.methods.shared.felicia import shared_images
-from polyclinic.questions import evaluate
-from polyclinic.questions.evaluate import EvaluateOnly
+from polyclinic.methods.shared import site_generator
 from polyclinic.tasks import Target
-from polyclinic.training.optimizer import start_optimizer
-from polyclinic.training.plans import Fitted
 
 # --- own models beside a common one -----------------------------------------------------------------
-
-
-class State(dict):
-    def group(self, name):
-        return self.get(name, {})
-
-    def put(self, name, tensors):
-        self[name] = dict(tensors)
-
-
-def personal_site(name, **groups):
-    trainer = SimpleNamespace(
-        device=torch.device("cpu"),
-        model=None,
-        initial_local={"w": f"first of {name}"},
-        local_names=("head",),
-        privacy=None,
-    )
-    return SimpleNamespace(name=name, trainer=trainer, state=State(groups))
-
-
-def test_the_own_model_of_ditto_is_held_near_the_common_one(monkeypatch):
-    monkeypatch.setattr(Ditto, "steps_at", lambda self, own: 2)
-    monkeypatch.setattr("polyclinic.methods.ditto.private.record_of", lambda *_: None)
-    for own, start in [(personal_site("a"), "first of a"), (personal_site("b", local={"w": "own of b"}), "own of b")]:
-        common = {"w": torch.tensor(2.0)}
-        work = Ditto(strength=0.5).train(own, common)
-        assert next(work).start is common
-        second = work.send(Fitted({"w": torch.tensor(3.0)}, {"samples": 4}, {}))
-        assert second.start == {"w": start}
-        assert second.spec.optimizer_group == "own optimizer"
-        ones, correction = {"w": torch.ones(()), "other": torch.ones(())}, second.spec.correction
-        now = {"w": torch.tensor(6.0), "other": torch.tensor(6.0)}
-        found, _ = correction.change(ones, now, correction.given, {})
-        assert {name: float(one) for name, one in found.items()} == {"w": 1 + 0.5 * (6 - 2), "other": 1}
-        with pytest.raises(StopIteration) as stopped:
-            work.send(Fitted({"w": "trained"}, {}, {}))
-        assert float(stopped.value.value.tensors["w"]) == 3
-        assert own.state["local"] == {"w": "trained"}
-
-
-@pytest.mark.parametrize("epochs", [0, 3])
-def test_the_head_of_fedrep_is_trained_first_and_the_rest_after_it(monkeypatch, epochs):
-    monkeypatch.setattr(FedRep, "steps_at", lambda self, own: 2)
-    monkeypatch.setattr(FedRep, "head_names", lambda self, model: frozenset({"head"}))
-    own = personal_site("a", local={"head": torch.tensor(7.0)})
-    own.trainer.initial_local, own.trainer.steps_in, own.data = {}, lambda part: 5, SimpleNamespace(train=None)
-    work, ones = FedRep(head_epochs=epochs).train(own, {"front": torch.tensor(1.0)}), {"front": 1, "head": 1}
-    plan = next(work)
-    assert {name: float(one) for name, one in plan.start.items()} == {"front": 1, "head": 7}
-    if epochs:
-        assert (plan.spec.steps, plan.spec.purpose) == (15, "head batches")
-        assert set(plan.spec.correction.change(ones, {}, {}, {})[0]) == {"head"}
-        plan = work.send(Fitted({"front": torch.tensor(1.0), "head": torch.tensor(8.0)}, {}, {}))
-        assert float(plan.start["head"]) == 8
-    assert set(plan.spec.correction.change(ones, {}, {}, {})[0]) == {"front"}
 
 
 # --- optimisers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("other", "privacy", "group", "own"),
-    [
-        (False, None, "optimizer", True),
-        (True, None, "optimizer", False),
-        (False, "private", "optimizer", False),
-        (False, None, "head optimizer", False),
-    ],
-)
-def test_an_optimiser_is_kept_for_the_trainers_own_network_only(other, privacy, group, own):
-    """Under privacy, for another network or beside another optimiser there is one of its own."""
-    model = torch.nn.Linear(1, 1)
-    trainer = SimpleNamespace(
-        model=torch.nn.Linear(1, 1) if other else model,
-        privacy=privacy,
-        parameters=lambda: ["of the trainer"],
-        kept="kept",
-        optimizer=SimpleNamespace(make=lambda parameters, *more: (list(parameters), *more), keep_state=False),
-    )
-    parameters, number, kept = start_optimizer(SimpleNamespace(trainer=trainer, round=4), model, group)
-    assert number == 4
-    assert kept == ("kept" if own else None)
-    assert len(parameters) == (1 if own else 2)
-
-
 # --- models that were brought -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("against", [None, "second.safetensors"])
-def test_two_models_are_asked_about_where_a_second_one_was_brought(monkeypatch, against):
-    asked, told, scored = [], {}, []
-    monkeypatch.setattr(evaluate, "second_model", lambda file, first: (file, first))
-    monkeypatch.setattr(evaluate, "joined", lambda replies, classes: (replies, classes))
-    federation = SimpleNamespace(
-        initial_weights=lambda: "first",
-        state=lambda **given: SimpleNamespace(**given),
-        rounds=lambda count, state: range(1, count + 1),
-        ask_all=lambda operation, **given: asked.append((operation, given)) or ["reply"],
-        trainer=SimpleNamespace(target=SimpleNamespace(classes=("x", "y"))),
-        report=told.__setitem__,
-        evaluate=scored.append,
-    )
-    assert EvaluateOnly(by=("sex",), against=against).run(federation) == "first"
-    more = {} if against is None else {"against": (against, "first")}
-    assert asked == [("give_intervals", {"weights": "first", "by": ["sex"], **more})]
-    assert told == {"safe_statistics": (["reply"], ("x", "y"))}
-    assert scored == ["first"]
-
-
 # --- images -----------------------------------------------------------------------------------------
-
-
-def test_an_image_without_a_label_is_not_shared():
-    reply = Reply("north", (Parcel("synthetic-images", {"images": torch.zeros(1, 1, 2, 2, dtype=torch.uint8)}),))
-    with pytest.raises(WorkFailed, match="site 'north': it shares no uint8 images with a label each"):
-        shared_images(reply)
-
-
-def test_gans_of_a_stack_have_images_of_one_shape(monkeypatch):
-    monkeypatch.setattr(training_gans, "batch_rows", lambda site: 8)
-    images = torch.zeros(5, 3, 16, 24)
-    site = SimpleNamespace(data=SimpleNamespace(train=SimpleNamespace(images=images)), state={})
-    assert training_gans._shape(site) == ((3, 16, 24), 8, 0)
 
 
 @pytest.fixture

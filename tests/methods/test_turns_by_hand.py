@@ -5,14 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import carry_out
-from polyclinic.methods.feder import FedER, queue_of, random_ring
-from polyclinic.methods.felicia import _share_of_step
+from polyclinic.methods.feder import FedER, queue_of
 from polyclinic.methods.shared.felicia import (
-    CentralDiscriminator,
     images_of_others,
     join_images,
     labels_of,
@@ -24,26 +21,6 @@ from polyclinic.randomness import torch_rng
 @pytest.mark.parametrize(("share", "real", "synthetic"), [(0.5, 8, 8), (1.0, 8, 0), (0.25, 4, 12), (0.8, 10, 2)])
 def test_the_share_of_real_images_in_a_batch(share, real, synthetic):
     assert FedER(real_share=share).synthetic_images(real) == synthetic
-
-
-def test_images_that_a_turn_has_seen_are_counted(monkeypatch):
-    monkeypatch.setattr(FedER, "steps_at", lambda self, site: 3)
-    trainer = SimpleNamespace(optimizer=SimpleNamespace(batch_size=8))
-    site = SimpleNamespace(trainer=trainer, data=SimpleNamespace(train=range(100)))
-
-    def nothing(site, weights, spec):
-        yield from ()
-
-    def seen(method, buffer):
-        return carry_out([method.train(site, buffer)])[0]
-
-    monkeypatch.setattr("polyclinic.methods.feder.local_training.plan_train", nothing)
-    assert seen(FedER(real_share=8 / 13), {}) == {"steps": 3, "real_images": 24, "synthetic_images": 15}
-    site.data.train = range(6)
-    assert seen(FedER(), None) == {"steps": 3, "real_images": 18, "synthetic_images": 0}
-    monkeypatch.setattr(FedER, "trains_on_real_images", False)
-    monkeypatch.setattr(FedER, "own_images", lambda self, site: range(6))
-    assert seen(FedER(), None) == {"steps": 3, "real_images": 0, "synthetic_images": 18}
 
 
 def federation_of(sites=("a", "b", "c"), fails=()):
@@ -132,17 +109,6 @@ def test_the_oldest_model_comes_first_or_the_newest_alone():
     assert (float(other.state["local/w"]), queue_of(other)) == (3, [])
 
 
-def test_nobody_follows_itself():
-    ring = random_ring(("a", "b", "c", "d"), torch_rng("ring"))
-    assert sorted(first for first, _ in ring) == sorted(second for _, second in ring) == ["a", "b", "c", "d"]
-    assert all(first != second for first, second in ring)
-    after = dict(ring)
-    assert after[after[after[after["a"]]]] == "a"
-    with pytest.raises(BadInput, match="give it two sites or more"):
-        FedER().check_sites(("a",))
-    FedER().check_sites(("a", "b"))
-
-
 # --- FELICIA
 
 
@@ -191,22 +157,3 @@ def test_everybody_gets_the_images_of_all_others():
             shared_images(reply("a", wrong, torch.tensor([0])))
     with pytest.raises(WorkFailed, match="it shares no uint8 images with a label each"):
         shared_images(reply("a", torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0])))
-
-
-def test_every_image_is_seen_in_one_of_the_steps():
-    site = torch.tensor([0, 0, 1, 0, 1, 1])
-    parts = [_share_of_step(site, place, 2) for place in (0, 1)]
-    assert parts[0].tolist() == [True, False, True, True, False, True]
-    assert torch.equal(parts[0], ~parts[1])
-    three = torch.tensor([0, 1, 1, 1, 2, 2])
-    assert _share_of_step(three, 0, 2).tolist() == [True, True, False, True, True, False]
-
-
-def test_another_site_is_never_the_own_one():
-    site = torch.tensor([0, 1, 2] * 50)
-    draw = CentralDiscriminator.other_sites
-    drawn = draw(SimpleNamespace(towards="other", sites=3), site, torch_rng("others"))
-    assert bool((drawn != site).all())
-    assert set(drawn[site == 1].tolist()) == {0, 2}
-    assert draw(SimpleNamespace(towards="away", sites=3), site, torch_rng("others")) is site
-    assert draw(SimpleNamespace(towards="other", sites=2), torch.tensor([0, 1]), torch_rng("x")).tolist() == [1, 0]

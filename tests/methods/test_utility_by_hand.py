@@ -10,7 +10,6 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import utility
-from polyclinic.randomness import torch_rng
 
 # --- which network is released ------------------------------------------------------------------------
 
@@ -123,15 +122,6 @@ def test_a_training_set_that_the_study_names_is_released_where_it_is_there(monke
     }
 
 
-@pytest.mark.parametrize(("count", "sampled"), [(None, 5), (2, 2)])
-def test_as_many_images_are_sampled_as_there_are_real_ones_unless_a_number_is_given(count, sampled):
-    train = ImageSet(np.zeros((5, 1, 2, 2), np.uint8), np.zeros(5, np.int64))
-    target = SimpleNamespace(classes=("a", "b"))
-    site = SimpleNamespace(data=SimpleNamespace(train=train), trainer=SimpleNamespace(target=target), rng=torch_rng)
-    model = SimpleNamespace(sample=lambda labels, rng: torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8))
-    assert len(utility.sample_part(site, model, count)) == sampled
-
-
 # --- test metrics -------------------------------------------------------------------------------------
 
 
@@ -192,7 +182,3 @@ def test_networks_of_every_training_set_are_tried_at_all_sites():
     }
     del states["north"]["released"]
     assert utility.test_tables(federation, "try")["north"]["released"] == ""
-
-
-def test_figures_of_a_round_have_five_digits():
-    assert utility.ask_utility(federation_with({}), "evaluate") == {"round": 3, "sites": {"a": {"auc": 0.12346}}}

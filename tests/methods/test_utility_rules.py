@@ -63,35 +63,6 @@ def test_coverage_needs_more_images_than_neighbours():
     assert utility.measure_coverage(site, noise(enough)) == {}
 
 
-@pytest.mark.parametrize(("classes", "rows"), [(("a", "b"), 4), ((), 2), (tuple("abcde"), 10), (tuple("abcdef"), 10)])
-def test_a_sheet_shows_up_to_eight_images_of_five_classes(monkeypatch, tmp_path, classes, rows):
-    drawn = []
-    monkeypatch.setattr(utility, "contact_sheet", lambda *given: drawn.append(given))
-    part = images(np.arange(70) % 7 if classes else np.linspace(0, 1, 70))
-    target = SimpleNamespace(classes=classes)
-    site = SimpleNamespace(
-        name="north", trainer=SimpleNamespace(target=target), data=SimpleNamespace(train=part), folder=tmp_path
-    )
-    utility.draw_sheet(site, part)
-    [(shown, name, _, title)] = drawn
-    assert (len(shown), name) == (rows, tmp_path / "samples.png")
-    assert all(len(row) == 8 for row in shown.values())
-    for number, name in enumerate(classes[:5]):  # an image's brightness is its place, and every seventh is of a class
-        assert set((shown[f"real {name}"][:, 0, 0, 0] % 7).tolist()) == {number}
-    assert ("; the first 5 of 6 classes" in title) is (len(classes) == 6)
-
-
-def test_labels_are_drawn_from_the_classes_that_a_site_has():
-    target = SimpleNamespace(classes=("a", "b", "c"), label_range=None)
-    found = site_generator.uniform_labels(300, np.array([0, 2, 2]), target, torch_rng("labels"))
-    assert set(found.tolist()) == {0, 2}
-    assert 110 < int((found == 0).sum()) < 190
-    ages = SimpleNamespace(classes=(), label_range=(10.0, 30.0))
-    drawn = site_generator.uniform_labels(300, np.array([]), ages, torch_rng("ages"))
-    assert 10 <= float(drawn.min()) < 11
-    assert 29 < float(drawn.max()) < 30
-
-
 def test_masks_of_a_buffer_are_the_last_channel():
     made = torch.zeros(2, 2, 3, 3, dtype=torch.uint8)
     made[0, 1] = 128
@@ -111,35 +82,6 @@ def test_masks_of_a_buffer_are_the_last_channel():
         assert len(sheets) == 1
     assert buffer["images"].shape == (2, 1, 3, 3)
     assert buffer["masks"].float().mean((1, 2)).tolist() == [1, 0]
-
-
-def test_the_sheet_of_a_buffer_has_real_images_of_the_same_labels(monkeypatch, tmp_path):
-    drawn = []
-    monkeypatch.setattr(site_generator, "contact_sheet", lambda rows, *rest: drawn.append((rows, rest)))
-    train = images([0, 1, 1, 0], masks=np.ones((4, 4, 4), np.uint8))
-    train.masks[:, 0] = 0
-    site = SimpleNamespace(
-        name="north",
-        folder=tmp_path,
-        data=SimpleNamespace(train=train),
-        trainer=SimpleNamespace(target=SimpleNamespace(classes=("no", "yes"), unit="")),
-    )
-    made = torch.zeros(20, 1, 4, 4, dtype=torch.uint8)
-    site_generator._draw_sheet(site, {"images": made, "labels": torch.ones(20, dtype=torch.int64)})
-    rows, (name, words, title) = drawn[0]
-    assert list(rows) == ["real", "synthetic"]
-    assert (len(rows["synthetic"]), name, words) == (12, tmp_path / "synthetic.png", ["yes"] * 12)
-    assert rows["real"][:2, 0, 0, 0].tolist() == [1, 2], "in their order, each once"
-    assert title.startswith("north: 12 of 20 synthetic images")
-    masks = torch.ones(20, 4, 4, dtype=torch.uint8)
-    masks[:, 0] = 0
-    site_generator._draw_sheet(site, {"images": made, "labels": torch.ones(20), "masks": masks})
-    rows = drawn[1][0]
-    assert list(rows) == ["real", "real mask", "synthetic", "synthetic mask"]
-    assert set(rows["real mask"].unique().tolist()) == {0, 255}
-    assert set(rows["synthetic mask"].unique().tolist()) == {0, 255}
-    assert rows["real mask"].shape == (4, 1, 4, 4)
-    assert rows["synthetic mask"].shape == (12, 1, 4, 4)
 
 
 @pytest.mark.parametrize(
