@@ -8,39 +8,11 @@ import torch
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods import fedpft
-from polyclinic.methods.centralized import Centralized
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.fedpft import FedPFT, Mixture
-from polyclinic.methods.shared import pooling
 from polyclinic.randomness import torch_rng
 
 # --- coordinators -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("settings", "steps"), [({}, 5), ({"local_epochs": 3}, 15), ({"steps": 7}, 7)])
-def test_centralized_training_is_one_pass_unless_more_is_said(monkeypatch, settings, steps):
-    taken = []
-    trainer = SimpleNamespace(
-        load=lambda weights: torch.nn.Linear(1, 1),
-        train=lambda batches, steps, optimizer, mixing: taken.append(steps),
-        batches=lambda images, rng: None,
-        steps_in=lambda images: 5,
-        weights=dict,
-        optimizer=SimpleNamespace(make=lambda parameters, number: None, keep_state=False),
-    )
-    monkeypatch.setattr(pooling, "pooled_images", lambda given: "images")
-    federation = SimpleNamespace(
-        trainer=trainer,
-        once=lambda name, work: {},
-        state=lambda **given: SimpleNamespace(**given),
-        initial_weights=dict,
-        rounds=lambda count, state: range(1, count + 1),
-        rng=torch_rng,
-        round=1,
-        evaluate=lambda weights: None,
-    )
-    Centralized(rounds=2, **settings).run(federation)
-    assert taken == [steps, steps]
 
 
 # --- FedPFT -----------------------------------------------------------------------------------------
