@@ -15,6 +15,6 @@ def kit(tmp_path: Path) -> Kit:
 def checked(kit, monkeypatch) -> Kit:
     """The kit of a site that inspects what arrives, as every site does unless its people switch that off. Its secret is
     the same in every run of a test, so that its draws are."""
-    monkeypatch.setattr("polyclinic.federation.open_sites.secrets.token_hex", lambda count: "5e" * count)
+    monkeypatch.setattr("polyclinic.federation.host.secrets.token_hex", lambda count: "5e" * count)
     kit.policy(incoming="on = true")
     return kit

@@ -51,7 +51,7 @@ def named(gradients, layer, inputs):
 @pytest.fixture(autouse=True)
 def known_secret(monkeypatch):
     """The same secret in every run of this test, so that its draws are the same."""
-    monkeypatch.setattr("polyclinic.federation.open_sites.secrets.token_hex", lambda count: "5e" * count)
+    monkeypatch.setattr("polyclinic.federation.host.secrets.token_hex", lambda count: "5e" * count)
 
 
 @pytest.mark.parametrize("shares", ["equal", "random"])

@@ -229,7 +229,7 @@ def test_weights_that_passed_before_are_not_worked_with_while_a_site_looks_on(ch
 def test_old_weights_do_not_make_room_for_others(checked, monkeypatch):
     """A site's own training is measured from the weights that came, not from the last ones of the course."""
     # a site's draws are its own, and some would train far
-    monkeypatch.setattr("polyclinic.federation.open_sites.secrets.token_hex", lambda size: "7" * 2 * size)
+    monkeypatch.setattr("polyclinic.federation.host.secrets.token_hex", lambda size: "7" * 2 * size)
     host, first, _ = after_one_round(checked)
     part = 1.0
     while max(course.movement(mixed(first, shuffled(first), part), first).values()) > 0.14:

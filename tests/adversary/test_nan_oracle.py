@@ -57,7 +57,7 @@ def test_one_image_that_overflows_leaves_the_others_gradients_as_they_are(kit, m
 
 def test_a_refusal_for_nan_tells_one_sentence_and_suspends_every_study_of_the_site(kit, monkeypatch):
     # the same draws in every run: with some orders of the images every unit dies in the first step, and nothing is NaN
-    monkeypatch.setattr("polyclinic.federation.open_sites.secrets.token_hex", lambda count: "5e" * count)
+    monkeypatch.setattr("polyclinic.federation.host.secrets.token_hex", lambda count: "5e" * count)
     host, tell = kit.host(optimizer__lr=3e38), discreet(str(kit.folder))
     with pytest.raises(GateRefused, match="NaN") as refused:
         ask(host, "train", weights=first_weights(host))

@@ -8,7 +8,7 @@ from processes import ForkedWorker
 from run_folders import assert_same_run
 
 from polyclinic.engines import in_process
-from polyclinic.federation.open_sites import OpenSites
+from polyclinic.federation.host import OpenSites
 from polyclinic.runner.run import engines
 from polyclinic.runner.run.run import run
 

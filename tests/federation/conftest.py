@@ -1,6 +1,9 @@
 """A federation whose sites answer by a script."""
 
+from types import SimpleNamespace
+
 import pytest
+from plain_study import plain_study
 from scripted_engine import SITES, Script, weights
 
 from polyclinic.federation.collaborators import FederationSpec
@@ -10,15 +13,18 @@ from polyclinic.federation.ledger.parcel import Expected
 
 @pytest.fixture
 def make(tmp_path):
-    def build(act=lambda call: (), sites=SITES, engine=None, **kwargs):
+    def build(act=lambda call: (), sites=SITES, engine=None, method=None, backbones=None, **settings):
+        course = {name: settings.pop(name) for name in ("fraction", "patience") if name in settings}
+        if course:
+            method = SimpleNamespace(operation_named=lambda name: None, check_reply=lambda *reply: None, **course)
         spec = FederationSpec(
+            study=plain_study(method, seed=1, **settings),
             sites=sites,
-            seed=1,
             folder=tmp_path,
             initial_weights=weights,
             expected={"weights": Expected.like("weights", weights(), partial=True)},
             trainer=None,
-            **kwargs,
+            backbones=backbones or {},
         )
         return Federation(spec, engine or Script(act))
 

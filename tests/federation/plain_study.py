@@ -7,11 +7,13 @@ from polyclinic.federation.ledger.key_ring import SeedKeys
 from polyclinic.federation.site import Kit
 from polyclinic.federation.sums.settings import Federated
 
+ENGINE = {"wire": "exact", "durable": False, "on_failure": "continue", "quorum": 0.5, "checkpoint_every": 1}
 
-def plain_study(method=None, *, seed=0, wire="exact", durable=False, federation=None, **tables):
-    """What a host and its sites read of a study; tables that are not given are not there."""
+
+def plain_study(method=None, *, seed=0, federation=None, **tables):
+    """What is read of a study; tables that are not given are not there. Settings of the engine are given by name."""
+    engine = SimpleNamespace(**{name: tables.pop(name, value) for name, value in ENGINE.items()})
     given = {**dict.fromkeys(("defence", "poisoning", "generator", "tuning", "replay")), **tables}
-    engine = SimpleNamespace(wire=wire, durable=durable)
     return SimpleNamespace(method=method, seed=seed, engine=engine, federation=federation or Federated(), **given)
 
 

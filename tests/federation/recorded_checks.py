@@ -38,7 +38,7 @@ ROOM = "polyclinic.federation"
 
 #: where each concern of a site is looked up, in the words of the lists of layers
 CONCERNS: dict[str, str] = {
-    "name": f"{ROOM}.open_sites:OpenSites.refuse_other_names",
+    "name": f"{ROOM}.host:OpenSites.refuse_other_names",
     "approval": "recorded_checks:approved",
     "stopped": f"{ROOM}.layers.stopped:Suspensions.refuse_while_any",
     "call": f"{ROOM}.layers.calls:TakenCall.arriving",

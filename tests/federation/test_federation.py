@@ -6,7 +6,7 @@ from scripted_engine import SITES, failing, weights
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply, sort_payload
-from polyclinic.federation.collaborators import Faults, Observer
+from polyclinic.federation.collaborators import Observer
 from polyclinic.federation.ledger.parcel import Parcel
 
 
@@ -85,7 +85,7 @@ def test_a_parcel_that_is_not_expected_is_its_sites_failure(make):
 
 
 def test_a_site_cannot_answer_for_another(make):
-    federation = make(faults=Faults(quorum=0.25))
+    federation = make(quorum=0.25)
     federation.engine.call = lambda calls: [Reply("a", (Parcel("weights", weights()),)) for _ in calls]
     assert [reply.site for reply in federation.ask_all("train")] == ["a"]
     assert [failure["site"] for failure in federation.failures] == ["b", "c", "d"]
@@ -160,7 +160,7 @@ def test_forward_fails_where_one_of_the_two_does(make):
 
 @pytest.mark.parametrize(("silent", "named"), [("a", "a"), ("c", "c"), ("ac", "a")])
 def test_a_site_that_tells_no_key_is_named_and_nothing_leaves_the_source(make, silent, named):
-    federation = make(lambda call: (Parcel("latents", {}),), faults=Faults(quorum=0.25))
+    federation = make(lambda call: (Parcel("latents", {}),), quorum=0.25)
     answer = federation.engine._answer
     federation.engine._answer = lambda call: (
         Failure(call.site, call.operation, "no key") if call.site in silent else answer(call)
@@ -229,7 +229,7 @@ def test_what_a_simulator_hands_out_is_not_counted(make):
 
 
 def test_every_sum_of_the_summary_adds_up(make):
-    federation = make(failing("b"), faults=Faults(quorum=0.1))
+    federation = make(failing("b"), quorum=0.1)
     for number in range(3):
         federation.ask_all("train", weights=weights(number))
         federation.ask("c", "finish", gradients=weights(number))

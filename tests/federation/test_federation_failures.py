@@ -9,7 +9,7 @@ from scripted_engine import SITES, Script, failing, weights
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.collaborators import Faults, Observer
+from polyclinic.federation.collaborators import Observer
 from polyclinic.federation.federation import _is_tensors
 from polyclinic.federation.site import SitePosition
 
@@ -58,9 +58,9 @@ def test_after_the_last_round_all_sites_are_asked_again(make):
 def test_at_least_the_quorum_must_be_left(make, sites, quorum, may_fail):
     names = tuple(f"s{k}" for k in range(sites))
     if may_fail:
-        federation = make(failing(*names[:may_fail]), names, faults=Faults(quorum=quorum))
+        federation = make(failing(*names[:may_fail]), names, quorum=quorum)
         assert len(federation.ask_all("train")) == sites - may_fail
-    federation = make(failing(*names[: may_fail + 1]), names, faults=Faults(quorum=quorum))
+    federation = make(failing(*names[: may_fail + 1]), names, quorum=quorum)
     with pytest.raises(WorkFailed, match=rf"site 's{may_fail}' failed in round 0 \(train\): s{may_fail} is down"):
         federation.ask_all("train")
 
@@ -83,11 +83,11 @@ def test_failures_of_a_round_add_up_over_its_operations(make):
 
 
 def test_one_failure_is_enough_where_the_study_says_stop(make):
-    federation = make(failing("c"), faults=Faults("stop", 0.1))
+    federation = make(failing("c"), on_failure="stop", quorum=0.1)
     with pytest.raises(WorkFailed, match=r"'c'.*engine.on_failure = 'stop'"):
         federation.ask_all("train")
     with pytest.raises(WorkFailed):
-        make(failing("c"), faults=Faults("stop", 0.1)).ask("c", "train")
+        make(failing("c"), on_failure="stop", quorum=0.1).ask("c", "train")
 
 
 def test_a_failure_is_false_and_a_reply_is_true(make):

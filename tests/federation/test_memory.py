@@ -12,11 +12,10 @@ from plain_study import plain_study
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.collaborators import Faults, FederationSpec
+from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.host import SiteHost
+from polyclinic.federation.host import OpenSites, SiteHost, room_for_states
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.open_sites import OpenSites, room_for_states
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import HostSpec, SiteState
@@ -54,15 +53,14 @@ class Counting:
 
 @pytest.fixture
 def federation_with(tmp_path):
-    def make(engine, faults=None):
+    def make(engine, **settings):
         spec = FederationSpec(
+            study=plain_study(**settings),
             sites=SITES,
-            seed=0,
             folder=tmp_path,
             initial_weights=dict,
             expected={},
             trainer=None,
-            faults=faults or Faults(),
         )
         return Federation(spec, engine)
 
@@ -98,10 +96,10 @@ def test_ask_each_gives_what_ask_all_gives(federation_with):
     assert [r.site for r in each.ask_each("train")] == [s for s in SITES if s not in ("s3", "s5")]
 
 
-@pytest.mark.parametrize("faults", [Faults("stop"), Faults("continue", quorum=0.9)])
+@pytest.mark.parametrize("faults", [{"on_failure": "stop"}, {"quorum": 0.9}])
 def test_all_sites_are_heard_before_the_round_stops(federation_with, faults):
     engine = Counting(failing=("s0", "s7"))
-    federation = federation_with(engine, faults)
+    federation = federation_with(engine, **faults)
     heard = []
     with pytest.raises(WorkFailed, match="site 's7' failed"):
         heard.extend(reply.site for reply in federation.ask_each("train"))

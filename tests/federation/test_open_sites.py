@@ -9,8 +9,8 @@ import torch
 from plain_study import kit_of, plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.federation.host import OpenSites
 from polyclinic.federation.ledger.parcel import ParcelRejected
-from polyclinic.federation.open_sites import OpenSites
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import HostSpec, Site, SitePosition, SiteState, state_path, version_of
 
@@ -25,7 +25,8 @@ def sites_in(folder, privacy=None, **changes):
         "policy": Policy(),
         "expected": {},
     }
-    return OpenSites(HostSpec(**{**spec, **changes}))
+    found = HostSpec(**{**spec, **changes})
+    return OpenSites(found, deployed=found.policy.deployed)
 
 
 def deployed(**settings):
@@ -84,7 +85,8 @@ def test_the_epsilon_that_was_approved_with_the_study_holds_at_a_deployed_site(t
 
 def test_a_site_without_differential_privacy_has_no_target(tmp_path):
     sites = sites_in(tmp_path, policy=deployed())
-    assert sites._target("a", SimpleNamespace()) is None
+    sites.get("a")
+    assert sites.gates["a"].target is None
 
 
 def test_a_site_that_goes_on_from_before_its_ledger_is_put_back(tmp_path):

@@ -12,9 +12,9 @@ from run_folders import history, result
 
 from polyclinic.data import parts
 from polyclinic.engines.in_process import InProcess
+from polyclinic.federation.host import OpenSites
 from polyclinic.federation.ledger.image_codec import pack
 from polyclinic.federation.ledger.parcel import SEALED
-from polyclinic.federation.open_sites import OpenSites
 from polyclinic.methods.feder import FedER, random_ring
 from polyclinic.runner.run import engines
 from polyclinic.runner.run.recorder import Display

@@ -16,7 +16,7 @@ from polyclinic.cli.tables import print_result
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.open_sites import secret_in
+from polyclinic.federation.host import secret_in
 from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.privacy import account as records
 from polyclinic.privacy.account import Account

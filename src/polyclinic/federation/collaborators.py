@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.layers.replies import ChecksReplies
 from polyclinic.federation.ledger.key_ring import KeyRing
 from polyclinic.federation.ledger.parcel import Expected
 from polyclinic.federation.ledger.wire import Encoding
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.federation.federation import Federation
     from polyclinic.federation.layers.defence import Defence, Poisoning
+    from polyclinic.federation.operation import Operation
     from polyclinic.models import Backbone
     from polyclinic.privacy.settings import Privacy
     from polyclinic.tasks import Target, Task
@@ -37,8 +37,8 @@ Batch = tuple[Tensor, Tensor]
 
 
 class MethodLike(Protocol):
-    """What a host uses of a method (`methods.shared.method.Method`), besides its operations, which it looks up by
-    their names."""
+    """What a host and a federation use of a method (`methods.shared.method.Method`), besides its operations, which they
+    look up by their names."""
 
     @property
     def name(self) -> str: ...
@@ -46,6 +46,8 @@ class MethodLike(Protocol):
     def rounds(self) -> int: ...
     @property
     def traits(self) -> Any: ...
+    def operation_named(self, name: str) -> Operation | None: ...
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None: ...
 
 
 class StudyLike(Protocol):
@@ -72,10 +74,16 @@ class StudyLike(Protocol):
 
 
 class EngineLike(Protocol):
-    """The `[engine]` table: how numbers travel, and whether what is saved survives a loss of power."""
+    """The `[engine]` table: how numbers travel, what happens when a site fails, and how states are saved."""
 
     @property
     def wire(self) -> Encoding: ...
+    @property
+    def on_failure(self) -> Literal["continue", "stop"]: ...
+    @property
+    def quorum(self) -> float: ...
+    @property
+    def checkpoint_every(self) -> int: ...
     @property
     def durable(self) -> bool: ...
 
@@ -218,50 +226,29 @@ class Observer:
         """Take over what `memory` gave, and the best weights."""
 
 
-@dataclass(frozen=True)
-class Faults:
-    """What happens when a site fails: the round goes on with at least `quorum` of the sites, or stops."""
-
-    on_failure: Literal["continue", "stop"] = "continue"
-    quorum: float = 0.5
-
-
 @dataclass(frozen=True, kw_only=True)
 class FederationSpec:
     """What a federation consists of."""
 
+    study: StudyLike
     sites: tuple[str, ...]
-    seed: int
     #: the run folder
     folder: Path
     initial_weights: Callable[[], dict[str, Tensor]]
     #: what parcels of each kind must look like
     expected: Mapping[str, Expected]
-    #: whose operations the sites answer; without it, replies are checked by their kinds only
-    method: ChecksReplies | None = None
-    #: channels, height and width of the images
-    image_shape: tuple[int, ...] = ()
     #: the coordinator's own trainer, for methods in which it trains as well
     trainer: TrainerLike
-    faults: Faults = Faults()
-    #: rounds between checkpoints; 0 for none
-    checkpoint_every: int = 1
-    #: the share of the sites that take part in a round, and the rounds without a better score after which a run stops
-    fraction: float = 1.0
-    patience: int | None = None
+    #: channels, height and width of the images
+    image_shape: tuple[int, ...] = ()
     #: the networks of sites that have another one, by site
     backbones: Mapping[str, str] = field(default_factory=dict)
-    #: the study's tables [generator] and [replay]
-    generator: Settings | None = None
-    replay_settings: Settings | None = None
     #: the coordinator's keys in a deployed run
     keys: KeyRing | None = None
     #: where the coordinator's weights lie
     device: str = "cpu"
-    #: how what the sites send is added up, and the name of the run in secure sums
-    federated: Federated = field(default_factory=Federated)
-    run_name: str = ""
-    #: whether what a checkpoint has saved survives a loss of power
-    durable: bool = False
-    #: how numbers of parcels travel
-    wire: Encoding = "exact"
+
+    @property
+    def run_name(self) -> str:
+        """The name of the run in secure sums: the masks of a simulated one follow from the seed, wherever it lies."""
+        return self.folder.name if self.keys else f"seed {self.study.seed}"

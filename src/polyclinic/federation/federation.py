@@ -49,7 +49,8 @@ class Federation:
     def __init__(self, spec: FederationSpec, engine: Engine, observer: Observer | None = None) -> None:
         self.engine = engine
         self.sites = spec.sites
-        self.seed = spec.seed
+        study, method = spec.study, spec.study.method
+        self.seed = study.seed
         self.round = 0
         self.traffic = Traffic()
         self.coverage = Coverage()
@@ -58,18 +59,16 @@ class Federation:
         self.initial_weights = spec.initial_weights
         self.trainer = spec.trainer
         self.backbones = dict(spec.backbones)
-        self.generator = spec.generator
-        self.replay_settings = spec.replay_settings
+        self.generator, self.replay_settings = study.generator, study.replay
         self.observer = observer or Observer()
         self._folder = spec.folder
-        self._checkpoint = Checkpoint(spec.folder / "checkpoint", durable=spec.durable)
+        self._checkpoint = Checkpoint(spec.folder / "checkpoint", durable=study.engine.durable)
         self.expected = spec.expected
-        self.replies = ReplyCheck(spec.method)
-        self.sums = CoordinatorSums(spec.federated, spec.run_name, spec.method)
+        self.replies = ReplyCheck(method)
+        self.sums = CoordinatorSums(study.federation, spec.run_name, method)
         self.image_shape = spec.image_shape
-        self._faults, self._wire = spec.faults, spec.wire
-        self._every = spec.checkpoint_every
-        self._fraction, self._patience = spec.fraction, spec.patience
+        self._settings, self._every = study.engine, study.engine.checkpoint_every
+        self._fraction, self._patience = getattr(method, "fraction", 1.0), getattr(method, "patience", None)
         #: the sites that take part in this round; all of them before the first and after the last
         self.chosen = spec.sites
         self.weights_device = spec.device
@@ -174,10 +173,10 @@ class Federation:
         counted: bool = True,
         by_site: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Iterator[Reply | Failure]:
-        parcels, arguments = sort_payload(payload, self._wire)
+        parcels, arguments = sort_payload(payload, self._settings.wire)
         calls = []
         for site in sites:
-            of_site, more = sort_payload((by_site or {}).get(site, {}), self._wire)
+            of_site, more = sort_payload((by_site or {}).get(site, {}), self._settings.wire)
             all_parcels, all_arguments = {**parcels, **of_site}, {**arguments, **more}
             anchor = self.heads.anchor(site)
             calls.append(Call(site, operation, self.round, all_parcels, all_arguments, to, anchor))
@@ -223,14 +222,14 @@ class Federation:
             self.failures.append({"round": self.round, **vars(failure)})
             self.observer.failed(failure)
         # a share just above a whole number is rounding: 0.07 * 100 is 7.000000000000001
-        needed = max(1, math.ceil(self._faults.quorum * len(self.chosen) - 1e-9))
+        needed = max(1, math.ceil(self._settings.quorum * len(self.chosen) - 1e-9))
         left = len(set(self.chosen) - self._out)
-        if failures and (self._faults.on_failure == "stop" or left < needed):
+        if failures and (self._settings.on_failure == "stop" or left < needed):
             last = failures[-1]
             raise WorkFailed(
                 f"site '{last.site}' failed in round {self.round} ({last.operation}): {last.reason}; "
                 f"{left} of {len(self.chosen)} sites are left and {needed} are needed "
-                f"(engine.on_failure = '{self._faults.on_failure}', engine.quorum = {self._faults.quorum})"
+                f"(engine.on_failure = '{self._settings.on_failure}', engine.quorum = {self._settings.quorum})"
             )
 
     # --- rounds, state, resume --------------------------------------------------------------------

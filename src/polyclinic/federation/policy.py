@@ -128,6 +128,20 @@ class Policy(Settings):
         "number is added up too, or method.weighting = 'uniform'",
     )
 
+    def refusal_of(self, kind: str) -> str:
+        """Why a kind of parcel may not leave; empty where it may."""
+        if kind == "real-images" and self.deployed:
+            return "real images never leave a deployed site, whatever its policy lists"
+        if kind in self.kinds:
+            return ""
+        where = "policy.toml of its kit" if self.deployed else "policy.kinds of the study"
+        return f"the site's policy does not let this kind out (it allows {', '.join(self.kinds)}); add it to {where}"
+
+    @property
+    def salts(self) -> bool:
+        """Whether a line about a secret between two sites is salted: who guesses the secret could confirm it."""
+        return self.deployed
+
     def delta_for(self, images: int) -> float:
         """The delta at which a site with so many training images counts epsilon."""
         return self.max_delta if self.max_delta is not None else default_delta(images)

@@ -107,8 +107,8 @@ class Site:
     `trainers` are the trainers of all networks that the study's sites have. `secret` goes into the noise of
     differential privacy, so that nobody who knows the seed can draw it, and into all other draws as `policy.draws`
     says; a simulated site has none, and its noise is the same in every run. `keys` are the sealing keys that it has and
-    knows. `unknown_classes` are those of the study that the site does not know (`federation.label_sets`). `sum_secrets`
-    are those of a secure sum in progress; they are never written to disk. `kit` is what a deployed site's people have.
+    knows. `sum_secrets` are those of a secure sum in progress; they are never written to disk. `kit` is what a deployed
+    site's people have.
     """
 
     name: str
@@ -125,7 +125,6 @@ class Site:
     round: int = 0
     secret: str = ""
     keys: KeyRing = field(default_factory=lambda: SeedKeys(0))
-    unknown_classes: tuple[int, ...] = ()
     kit: Kit | None = None
 
     @cached_property
@@ -158,6 +157,12 @@ class Site:
     @property
     def replay_settings(self) -> Settings | None:
         return self.study.replay
+
+    @cached_property
+    def unknown_classes(self) -> tuple[int, ...]:
+        """Classes of the study, by number, that the site does not know (`federation.label_sets`)."""
+        known = self.study.federation.label_sets.get(self.name)
+        return () if known is None else tuple(n for n, c in enumerate(self.trainer.target.classes) if c not in known)
 
     @property
     def own_draws(self) -> bool:
@@ -246,10 +251,6 @@ class HostSpec:
     archive: ParcelArchive | None = None
     #: all settings of the study that results depend on, as JSON
     result_settings_json: str = ""
-    #: the name of the run in secure sums
-    run_name: str = ""
-    #: classes, by number, that a site does not know
-    unknown_classes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     #: has operations that every method of the study has, besides the method's own
     more_operations: tuple[object, ...] = ()
     #: of a deployed site; None where all sites of a simulation live in one folder
@@ -258,3 +259,13 @@ class HostSpec:
     @property
     def method(self) -> MethodLike:
         return self.study.method
+
+    @property
+    def run_name(self) -> str:
+        """The name of the run in secure sums, as the coordinator has it (`FederationSpec`)."""
+        return self.folder.name if self.kit else f"seed {self.study.seed}"
+
+    @cached_property
+    def key_ring(self) -> KeyRing:
+        """The keys of the sites: a simulated one's follow from the seed."""
+        return self.kit.keys if self.kit else SeedKeys(self.study.seed)

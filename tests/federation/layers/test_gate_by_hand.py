@@ -209,7 +209,6 @@ LARGE = PAYS_FROM // 4
         (LARGE - 1, {}, {"by_reference": True}, False),
         (LARGE, {}, {}, False),
         (LARGE, {}, {"by_reference": True, "seal": lambda parcel: parcel}, False),
-        (LARGE, {"deployed": True}, {"by_reference": True}, False),
         (LARGE, {"max_bytes": 10**9}, {"by_reference": True}, False),
     ],
 )

@@ -94,8 +94,8 @@ def make(tmp_path):
             expected={"weights": Expected.like("weights", {"w": SECRET})},
         )
         spec = FederationSpec(
+            study=plain_study(),
             sites=SITES,
-            seed=0,
             folder=tmp_path,
             initial_weights=dict,
             expected={"weights": Expected.like("weights", {"w": SECRET})},

@@ -20,7 +20,7 @@ from polyclinic.federation.site import Site, SiteState
 from polyclinic.federation.sums.settings import Federated, Floor
 from polyclinic.federation.sums.site_sums import SiteSums
 
-RUN = "a run"
+RUN = "seed 1"
 
 
 class Adding:
@@ -105,15 +105,12 @@ class Company:
 
     def federation(self) -> Federation:
         spec = FederationSpec(
+            study=plain_study(Adding(), seed=1, federation=self.settings),
             sites=tuple(self.answers),
-            seed=1,
             folder=next(iter(self.sites.values())).folder,
             initial_weights=dict,
             expected={},
             trainer=None,
-            method=Adding(),
-            federated=self.settings,
-            run_name=RUN,
         )
         found = Federation(spec, self)
         found.round = 1

@@ -187,15 +187,15 @@ class Gate:
             digest=parcel.digest,
             to=to,
             privacy=None if parcel.privacy is None else dict(parcel.privacy),
-            salted=self.policy.deployed and to != COORDINATOR,
+            salted=self.policy.salts and to != COORDINATOR,
             sum=_sum_of(parcel),
             wire=parcel.wire,
         )
 
     def _may_write_soon(self, parcels: Sequence[Parcel]) -> bool:
-        """Whether lines may wait for digests: those of large parcels of a simulated site, which has no budget."""
+        """Whether lines may wait for digests: those of large parcels, where no budget counts them."""
         large = any(parcel.tensor_bytes >= PAYS_FROM for parcel in parcels)
-        return large and not self.policy.deployed and not self.budget.is_limited
+        return large and not self.budget.is_limited
 
     def _write_down_soon(self, parcel: Parcel, round: int, operation: str, to: str) -> None:
         """Write the line of a parcel that does not leave this process, when its digest is there."""
@@ -212,12 +212,8 @@ class Gate:
         )
 
     def _check_policy(self, kind: str) -> None:
-        if kind == "real-images" and self.policy.deployed:
-            raise GateRefused("real images never leave a deployed site, whatever its policy lists")
-        if kind not in self.policy.kinds:
-            allowed = ", ".join(self.policy.kinds)
-            where = "policy.toml of its kit" if self.policy.deployed else "policy.kinds of the study"
-            raise GateRefused(f"the site's policy does not let this kind out (it allows {allowed}); add it to {where}")
+        if refusal := self.policy.refusal_of(kind):
+            raise GateRefused(refusal)
 
     def check_numbers(self, parcel: Parcel) -> None:
         """GateRefused for a parcel whose numbers may not leave, before they become whole numbers of a sum or are

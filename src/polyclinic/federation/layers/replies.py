@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from polyclinic.federation.operation import Operation
 from polyclinic.tasks.task import MOST_IMAGES
 
 if TYPE_CHECKING:
+    from polyclinic.federation.collaborators import MethodLike
     from polyclinic.federation.federation import Federation
 
 #: numbers in a parcel's metadata that methods count with, and the largest that is believed
@@ -68,17 +69,10 @@ def counted(federation: Federation, call: Call, reply: Reply) -> None:
         federation.coverage.note(call.site, parcel)
 
 
-class ChecksReplies(Protocol):
-    """What is used of a method (`methods.shared.method.Method`)."""
-
-    def operation_named(self, name: str) -> Operation | None: ...
-    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None: ...
-
-
 class ReplyCheck:
     """Remembers what each site said of itself, so that it cannot say another thing later."""
 
-    def __init__(self, method: ChecksReplies | None, said: Mapping[str, float] | None = None) -> None:
+    def __init__(self, method: MethodLike | None, said: Mapping[str, float] | None = None) -> None:
         self._method = method
         self.said = dict(said or {})
 

@@ -28,8 +28,8 @@ from polyclinic.federation.sums.settings import MOST_SITES, Federated
 from polyclinic.federation.sums.site_sums import BOX, MASKED, SHARES
 
 if TYPE_CHECKING:
+    from polyclinic.federation.collaborators import MethodLike
     from polyclinic.federation.federation import Federation
-    from polyclinic.federation.layers.replies import ChecksReplies
 
 #: the name under which a method gets the reply of all sites together
 ALL_SITES = "all sites"
@@ -40,7 +40,7 @@ Ask = Callable[[Sequence[str]], Iterator[Reply]]
 class CoordinatorSums:
     """Adds up what sites send, as the table [federation] says."""
 
-    def __init__(self, settings: Federated, run: str, method: ChecksReplies | None) -> None:
+    def __init__(self, settings: Federated, run: str, method: MethodLike | None) -> None:
         self.settings, self.run, self._adds = settings, run, settings.in_whole_numbers
         self._method, self._summed = method, getattr(method, "SUMMED", {})
 

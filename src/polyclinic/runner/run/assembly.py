@@ -19,7 +19,7 @@ from polyclinic import plugins
 from polyclinic.data.labels import unknown_classes, without_classes
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.collaborators import Faults, FederationSpec
+from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.ledger.archive import ParcelArchive
 from polyclinic.federation.ledger.key_ring import KeyRing
@@ -211,7 +211,7 @@ class Assembly:
             graphs=record_steps(study.engine, device),
             stacked="never" if study.engine.reproducible or study.federation.label_sets else study.engine.stacked,
             weights_stay=self.weights_device != "cpu",
-            bounded_scores=self.policy is not None and self.policy.deployed and self.policy.scores == "coarse",
+            bounded_scores=self.policy is not None and self.policy.scores == "coarse",
             metric=study.evaluation.metric,
             frozen_features=study.method.traits.takes_frozen_features and (study.replay is None or study.in_latents),
         )
@@ -246,34 +246,18 @@ class Assembly:
 
     def federation_spec(self, trainer: Trainer) -> FederationSpec:
         """What the coordinator works with; `trainer` is its own."""
-        study = self.study
         return FederationSpec(
+            study=self.study,
             sites=self.prepared.names,
-            seed=study.seed,
             folder=self.folder,
             initial_weights=lambda: {name: t.to(self.weights_device) for name, t in self.initial_weights().items()},
             device=self.weights_device,
             expected=self.expected,
-            method=study.method,
             image_shape=self.image_shape,
             trainer=trainer,
-            faults=Faults(study.engine.on_failure, study.engine.quorum),
-            checkpoint_every=study.engine.checkpoint_every,
-            durable=study.engine.durable,
-            wire=study.engine.wire,
-            fraction=study.method.fraction,
-            patience=study.method.patience,
             backbones=self.backbones,
-            generator=study.generator,
-            replay_settings=study.replay,
             keys=self.keys,
-            federated=study.federation,
-            run_name=self._run_name(deployed=self.keys is not None),
         )
-
-    def _run_name(self, *, deployed: bool) -> str:
-        """What secure sums call the run: the masks of a simulated one follow from the seed, wherever it lies."""
-        return self.folder.name if deployed else f"seed {self.study.seed}"
 
     def open_images(self, site: str) -> SiteData:
         """A site's images; without those for testing where the study is not to be tested."""
@@ -310,9 +294,7 @@ class Assembly:
             first_weights=self.first_weights,
             archive=ParcelArchive(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
             result_settings_json=self.result_settings_json,
-            unknown_classes=self.unknown_classes,
             more_operations=more_operations(self.study, self.first_weights),
-            run_name=self._run_name(deployed=self.policy is not None and self.policy.deployed),
         )
 
     def _simulated_policy(self) -> Policy:
