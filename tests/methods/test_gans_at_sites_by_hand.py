@@ -9,9 +9,8 @@ import torch
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.files import write_tensors
-from polyclinic.methods.shared import aggregation, site_generator, training_gans
-from polyclinic.methods.shared.gan_site import SiteGANs, _of_member
-from polyclinic.methods.shared.training_gans import STEPS, SiteGANInHalves
+from polyclinic.methods.shared import site_generator, training_gans
+from polyclinic.methods.shared.training_gans import STEPS
 from polyclinic.questions import statistics
 from polyclinic.questions.evaluate import second_model
 
@@ -72,64 +71,6 @@ def test_classes_take_turns_where_a_batch_has_each_as_often(gans):
     assert not turns([gans(), gans("b", labels=(0,))])
 
 
-def test_gradients_have_zeros_at_the_border_that_was_cut_off():
-    given = []
-    steps = SimpleNamespace(generator_half=lambda fake, labels, gradient: given.append(gradient))
-    model = SimpleNamespace(size=2, device="cpu")
-    own = SimpleNamespace(steps=steps, model=model, fake=torch.zeros(1, 1, 4, 4), labels=None)
-    SiteGANInHalves._generator_step(own, torch.ones(1, 1, 2, 2))
-    assert given[0][0, 0].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0] * 4, [0] * 4]
-    own.fake = torch.zeros(1, 1, 4, 4)
-    SiteGANInHalves._generator_step(own, None)
-    assert given[1] is None
-    assert SiteGANInHalves._cropped(own, torch.zeros(1, 1, 4, 4)).shape == (1, 1, 2, 2)
-
-
-def member(name):
-    return SimpleNamespace(site=SimpleNamespace(name=name))
-
-
-def test_a_site_that_dropped_out_goes_on_without_the_further_loss():
-    both = SimpleNamespace(members=[member("a"), member("b")], device="cpu")
-    both._stack = lambda each: SiteGANs._stack(both, each)
-    assert SiteGANs._gradient(both, {}) is None
-    found = SiteGANs._gradient(both, {"b": torch.ones(2)})
-    assert found.tolist() == [[0, 0], [1, 1]]
-    alone = SimpleNamespace(members=[member("a")])
-    assert SiteGANs._stack(alone, [torch.ones(2)]).tolist() == [1, 1]
-    assert [len(SiteGANs._each(one, torch.zeros(2, 3), torch.zeros(2))) for one in (both, alone)] == [2, 1]
-
-
-def test_the_state_of_a_stacked_optimiser_is_taken_apart_and_put_together():
-    groups = [{"0/step": torch.tensor(4.0), "0/mean": torch.tensor([n])} for n in (1.0, 2.0)]
-    both = SiteGANs._stacked(None, groups)
-    assert (float(both["0/step"]), both["0/mean"].tolist()) == (4, [[1], [2]])
-    assert SiteGANs._stacked(None, groups[:1]) is groups[0]
-    second = _of_member(both, 1)
-    assert (float(second["0/step"]), second["0/mean"].tolist()) == (4, [2])
-
-
-@pytest.mark.parametrize("further", [True, False])
-def test_a_private_step_has_the_further_loss_if_there_is_one(further):
-    steps = []
-    trainer = SimpleNamespace(
-        generate=lambda noise, wanted: ("images of", noise, wanted),
-        generator_step=lambda *given: steps.append(given),
-    )
-    own = SimpleNamespace(
-        private=True,
-        trainer=trainer,
-        members=[SimpleNamespace(draw_noise=lambda: "noise")],
-        _private_steps=lambda: steps.append("private"),
-        _wanted=lambda: "labels",
-        _generator_draws=lambda: "draws",
-    )
-    gradient = (lambda fake, wanted, draws: ("gradient", draws)) if further else None
-    SiteGANs.local_step(own, gradient, "more")
-    fake = ("images of", "noise", "labels")
-    assert steps == ["private", (fake, "labels", "draws", ("gradient", "more") if further else None)]
-
-
 # --- models that are kept, read and joined
 
 
@@ -140,16 +81,6 @@ def test_a_second_model_is_of_the_same_network(tmp_path):
     for other in ({"w": torch.zeros(3)}, {"w": torch.zeros(2).double()}, {"v": torch.zeros(2)}):
         with pytest.raises(BadInput, match="has other tensors than the first model"):
             second_model(str(file), other)
-
-
-def test_rows_of_a_type_are_joined_and_parted():
-    tensors = {"a": torch.tensor([[1.0, 2.0]]), "n": torch.tensor(3), "b": torch.tensor([4.0])}
-    rows = aggregation._joined(tensors)
-    assert {name: row.tolist() for name, row in rows.items()} == {"torch.float32": [1, 2, 4], "torch.int64": [3]}
-    shapes = {name: (one.dtype, one.shape) for name, one in tensors.items()}
-    found = aggregation._parted({torch.float32: rows["torch.float32"], torch.int64: rows["torch.int64"]}, shapes)
-    assert list(found) == ["a", "n", "b"]
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
 def test_a_generator_of_the_cache_is_not_trained_again(monkeypatch, tmp_path):

@@ -109,19 +109,6 @@ def test_what_comes_back_from_codes_is_measured_and_shown(replayed):
     assert title == "north: the first 10 of 20 training images, and what replays them"
 
 
-def test_of_samples_nothing_is_measured(replayed):
-    site, drawn = replayed
-    assert replay_space.measure(site, Coded(), sampled=True).tensors == {}
-    assert list(drawn[0][0]) == ["real", "reconstructed", "top codes", "sampled"]
-    uncoded = SimpleNamespace(sample=Coded().sample)
-    assert replay_space.measure(site, uncoded, sampled=False).tensors == {}
-    assert list(drawn[1][0]) == ["real"]
-    site.replay_settings = SimpleNamespace(space="latents")
-    site.cache = {replay_space.LATENTS: torch.zeros(20, 1, 2, 2, dtype=torch.uint8)}
-    replay_space.measure(site, Coded(), sampled=True)
-    assert len(drawn) == 2, "nobody can look at latents"
-
-
 @pytest.mark.parametrize(
     ("counts", "groups"),
     [((3, 3), [3, 3]), ((3,), None), ((3, 2), None), ((500, 3, 401), [400, 3, 400])],

@@ -36,25 +36,6 @@ def test_synthetic_images_are_used_where_validation_says_they_helped(scores, mar
         assert utility.choose_by_validation({name: network(score) for name, score in scores.items()}) == chosen
 
 
-@pytest.mark.parametrize(
-    ("scores", "validation", "best"),
-    [((1, 5, 3, 5, 2), 4, 2), ((5, 1, 1, 1, 1), 4, 1), ((1, 2, 3, 4, 5), 4, 5), ((), 0, 5)],
-)
-def test_a_network_is_kept_as_it_was_at_its_best_check(monkeypatch, scores, validation, best):
-    """The first of equals; the last of all where there is nothing to score."""
-    steps, given = [], iter(scores)
-    monkeypatch.setattr(utility, "score", lambda trainer, part: float(next(given)))
-    trainer = SimpleNamespace(
-        batches=lambda train, rng: "batches",
-        train=lambda batches, some, optimizer: steps.append(some),
-        weights=lambda: {"checks": torch.tensor(len(steps))},
-    )
-    found = utility.train_network(trainer, None, None, [0] * validation, 10, None)
-    assert steps == [2] * 5
-    assert int(found.weights["checks"]) == best
-    assert found.score == (max(scores) if scores else 0.0)
-
-
 def test_training_sets_have_those_of_other_sites_where_they_came():
     def part(*labels):
         return ImageSet(np.zeros((len(labels), 1, 2, 2), np.uint8), np.array(labels))
@@ -76,50 +57,6 @@ class Kept(dict):
 
     def put(self, name, tensors):
         self[f"group {name}"] = tensors
-
-
-def trained_twice(monkeypatch, first, second):
-    """A site that trains in two rounds; what it was told to know in each."""
-    rounds, known = iter((first, second)), []
-
-    def train_networks(site, sets, steps, kept):
-        known.append({name: one.score for name, one in kept.items()})
-        return {name: network(score) for name, score in next(rounds).items()} | dict(kept)
-
-    monkeypatch.setattr(utility, "train_networks", train_networks)
-    monkeypatch.setattr(utility, "training_sets", lambda *given: {})
-    site = SimpleNamespace(state=Kept(), data=SimpleNamespace(train=None))
-    selection = utility.Selection(steps=10)
-    found = [utility.train_and_keep(site, None, selection) for _ in range(2)]
-    return site, known, found[1]
-
-
-def test_the_best_network_of_all_rounds_is_kept_and_real_images_are_learnt_once(monkeypatch):
-    first, second = {"real": 0.5, "synthetic": 0.7, "augmented": 0.4}, {"synthetic": 0.6, "augmented": 0.8}
-    site, known, found = trained_twice(monkeypatch, first, second)
-    assert known == [{}, {"real": 0.5}]
-    assert {name: one.score for name, one in found.items()} == {"synthetic": 0.7, "augmented": 0.8, "real": 0.5}
-    assert float(site.state["score-synthetic"]) == 0.7
-    assert float(site.state.group("diet-augmented")["w"]) == pytest.approx(0.8)
-
-
-@pytest.mark.parametrize(
-    ("release", "chosen"), [(None, "augmented"), ("synthetic", "synthetic"), ("augmented-all", "augmented")]
-)
-def test_a_training_set_that_the_study_names_is_released_where_it_is_there(monkeypatch, release, chosen):
-    networks = {"real": network(0.5), "synthetic": network(0.25), "augmented": network(0.75)}
-    monkeypatch.setattr(utility, "train_and_keep", lambda *given: networks)
-    monkeypatch.setattr(utility, "draw_sheet", lambda *given: None)
-    monkeypatch.setattr(utility, "test_score", lambda site, own: float("nan") if own.score == 0.25 else own.score + 1)
-    monkeypatch.setattr(utility, "measure_coverage", lambda *given: {"recall": 0.125})
-    site = SimpleNamespace(state=Kept())
-    found = utility.evaluate(site, None, utility.Selection(steps=1, release=release))
-    assert utility.TRAINING_SETS[int(site.state["released"])] == chosen
-    assert site.state.group("local") == site.state.group("best") == networks[chosen].weights
-    assert {name: float(value) for name, value in found.tensors.items()} == {
-        **{"validation_real": 0.5, "validation_synthetic": 0.25, "validation_augmented": 0.75},
-        **{"test_real": 1.5, "test_augmented": 1.75, "recall": 0.125},
-    }
 
 
 # --- test metrics -------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ import torch
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.methods.shared import site_generator, utility
-from polyclinic.randomness import torch_rng
+from polyclinic.methods.shared import utility
 
 
 def images(labels, **more):
@@ -32,12 +31,6 @@ def test_a_score_is_larger_where_it_is_better_and_ties_go_by_the_loss():
     assert np.isnan(utility.test_score(site, utility.TrainedNetwork({}, 0.0)))
     site.data.test = images([1])
     assert utility.test_score(site, utility.TrainedNetwork({}, 0.0)) == 0.5
-
-
-def test_steps_are_cut_into_even_parts():
-    assert utility._even_parts(10, 5) == [2] * 5
-    assert utility._even_parts(7, 5) == [1, 2, 1, 2, 1]
-    assert utility._even_parts(2, 5) == [1, 1]
 
 
 def test_a_subset_keeps_what_is_known_of_each_image():
@@ -63,27 +56,6 @@ def test_coverage_needs_more_images_than_neighbours():
     assert utility.measure_coverage(site, noise(enough)) == {}
 
 
-def test_masks_of_a_buffer_are_the_last_channel():
-    made = torch.zeros(2, 2, 3, 3, dtype=torch.uint8)
-    made[0, 1] = 128
-    made[1, 1] = 127
-    site = SimpleNamespace(
-        trainer=SimpleNamespace(task=SimpleNamespace(dense=True), target=SimpleNamespace(classes=("x",))),
-        data=SimpleNamespace(train=SimpleNamespace(labels=np.zeros(1))),
-        rng=torch_rng,
-    )
-    model = SimpleNamespace(sample=lambda labels, rng: made)
-    sheets = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(site_generator, "_draw_sheet", lambda *given: sheets.append(given))
-        buffer = site_generator.draw_buffer(site, model, 2)
-        assert len(sheets) == 1
-        site_generator.draw_buffer(site, SimpleNamespace(sample=lambda labels, rng: made[:0]), 0)
-        assert len(sheets) == 1
-    assert buffer["images"].shape == (2, 1, 3, 3)
-    assert buffer["masks"].float().mean((1, 2)).tolist() == [1, 0]
-
-
 @pytest.mark.parametrize(
     "tensors",
     [{}, {"images": torch.zeros(2, 1, 4, 4)}, {"images": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)}],
@@ -103,24 +75,3 @@ def test_images_of_others_have_labels(count):
         utility.received_part(site, others)
     found = utility.received_part(site, {**others, "labels": torch.arange(count)})
     assert found.labels.tolist() == list(range(count))
-
-
-def test_every_network_begins_at_the_first_step_of_the_schedule(monkeypatch):
-    made, begun = [], []
-    initial = torch.nn.Linear(1, 1)
-    optimizer = SimpleNamespace(make=lambda parameters, number: made.append(number) or "optimizer")
-    trainer = SimpleNamespace(load=lambda weights: initial, initial_local={}, optimizer=optimizer)
-    site = SimpleNamespace(
-        trainer=trainer, data=SimpleNamespace(validation="validation"), lasting_rng=lambda name: torch_rng(name)
-    )
-
-    def train(trainer, optimizer, part, validation, steps, rng):
-        begun.append((part, validation, steps, int(torch.randint(1000, (), generator=rng))))
-        return part
-
-    monkeypatch.setattr(utility, "train_network", train)
-    found = utility.train_networks(site, {"real": 1, "synthetic": 2, "augmented": 3}, 50, {"real": "known"})
-    assert found == {"real": "known", "synthetic": 2, "augmented": 3}
-    assert made == [1, 1]
-    assert [one[:3] for one in begun] == [(2, "validation", 50), (3, "validation", 50)]
-    assert begun[0][3] == begun[1][3], "all from the same seed"
