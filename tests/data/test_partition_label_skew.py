@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scipy.stats import ks_2samp
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.labels import mean_ks
+from polyclinic.data.labels import label_histograms, mean_ks, pairwise_ks
 from polyclinic.data.partitions import PARTITIONS, assign_to_sites
 from polyclinic.errors import BadInput
 
@@ -141,3 +142,46 @@ def test_a_hundred_thousand_images_take_seconds():
     data = labelled(ages(100_000))
     parts = assign_to_sites(LabelSkew(count=10, target_ks=0.5), data, {"train": np.arange(100_000)}, seed=0)
     assert ks_of(data, parts) == pytest.approx(0.5, abs=0.02)
+
+
+# --- The Kolmogorov-Smirnov statistic between sites, against arithmetic done by hand
+
+
+def test_two_classes_differ_by_their_shares():
+    sites = {"a": np.array([0, 0, 0, 1]), "b": np.array([0, 1, 1, 1]), "c": np.array([0, 0, 1, 1])}
+    expected = [[0, 0.5, 0.25], [0.5, 0, 0.25], [0.25, 0.25, 0]]
+    np.testing.assert_allclose(pairwise_ks(sites), expected)
+    assert mean_ks(sites) == pytest.approx((0.5 + 0.25 + 0.25) / 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1.0, 2.0], [3.0, 9.0], 1),
+        ([1.0, 3.0], [2.0, 4.0], 0.5),  # cumulative shares at 1, 2, 3, 4: 1/2, 1/2, 1, 1 against 0, 1/2, 1/2, 1
+        ([0, 1, 2], [2, 1, 0], 0),
+    ],
+)
+def test_the_largest_gap_counts(first, second, expected):
+    assert mean_ks({"a": np.array(first), "b": np.array(second)}) == expected
+    assert mean_ks({"only": np.array(first)}) == 0
+
+
+@pytest.mark.parametrize("rounding", [0, 1])
+def test_scipy_agrees(rounding):
+    rng = np.random.default_rng(0)
+    sites = {str(k): rng.normal(k / 2, 1 + k, 50 + 7 * k).round(rounding) for k in range(4)}
+    for i, one in enumerate(sites.values()):
+        for j, other in enumerate(sites.values()):
+            assert pairwise_ks(sites)[i, j] == pytest.approx(ks_2samp(one, other).statistic)
+
+
+def test_histograms_count_classes_or_values_between_edges():
+    assert label_histograms({"a": np.array([0, 2, 2]), "b": np.array([1])}, 3) == {
+        "edges": None,
+        "per_site": {"a": [1, 0, 2], "b": [0, 1, 0]},
+    }
+    found = label_histograms({"a": np.array([0.0, 24.0]), "b": np.array([1.5])}, 0)
+    assert found["edges"] == pytest.approx(list(range(25)))
+    assert found["per_site"]["a"] == [1, *[0] * 22, 1]
+    assert found["per_site"]["b"] == [0, 1, *[0] * 22]

@@ -120,50 +120,8 @@ def test_codes_have_the_colours_of_viridis():
     assert found[0].tolist() == [[68, 1, 84], [253, 231, 37]]
     assert found[1].tolist() == [[33, 145, 140], [70, 23, 104]]  # half way between the first two
     assert coloured(torch.zeros(1, 1, 1, dtype=torch.int64), 1, 4).shape == (1, 3, 4, 4)
-    steps = coloured(torch.arange(9).reshape(1, 3, 3), 9, 3)[0].flatten(1).T.tolist()
-    assert steps == [
-        *([68, 1, 84], [71, 45, 123], [59, 82, 139], [44, 114, 142], [33, 145, 140]),
-        *([40, 174, 128], [94, 201, 98], [173, 220, 48], [253, 231, 37]),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("title", "captions", "size", "left_top"),
-    [
-        ("", [], (126 + 2 * 114, 7 + 114), (126, 7)),
-        ("", ["a", "b"], (126 + 2 * 114, 7 + 18 + 114), (126, 25)),
-        ("one line", ["two words that wrap", "b"], (480, 7 + 18 + 36 + 114), (126, 61)),
-    ],
-)
-def test_a_sheet_has_room_for_its_words(tmp_path, title, captions, size, left_top):
-    """Images of 28 pixels are enlarged four times."""
-    images = np.zeros((2, 1, 28, 28), np.uint8)
-    contact_sheet({"real": images}, tmp_path / "sheet.png", captions, title)
-    sheet = Image.open(tmp_path / "sheet.png")
-    assert sheet.size == size
-    left, top = left_top
-    pixels = np.asarray(sheet)[:, :, 0]
-    assert (pixels[top : top + 112, left : left + 112] == 0).all()
-    assert (pixels[top : top + 112, left + 112 : left + 114] == 255).all()
-    assert (pixels[:top, left : left + 5] > 0).all()
-    if captions:  # above the middle of its image, between the title and the images
-        above = pixels[7 + 18 * bool(title) : top, left + 114 : left + 228] < 128
-        rows, columns = np.nonzero(above)
-        assert abs(columns.mean() - 56) < 5
-        assert abs(rows.mean() - len(above) / 2) < 5
-    words = pixels[top : top + 114, :left] < 128  # the name of the row, in the middle of its height, beside the images
-    rows, columns = np.nonzero(words)
-    assert abs(rows.mean() - 57) < 8
-    assert columns.max() < left - 4
 
 
 def test_a_sheet_of_nothing_is_refused(tmp_path):
     with pytest.raises(BadInput, match="there are no images to show"):
         contact_sheet({"real": np.zeros((0, 1, 8, 8), np.uint8)}, tmp_path / "sheet.png")
-
-
-def test_an_image_is_enlarged_by_its_longer_side(tmp_path):
-    contact_sheet({"real": np.zeros((1, 1, 20, 56), np.uint8)}, tmp_path / "sheet.png")
-    assert Image.open(tmp_path / "sheet.png").size == (126 + 114, 7 + 42)
-    contact_sheet({"real": np.zeros((1, 1, 56, 20), np.uint8)}, tmp_path / "sheet.png")
-    assert Image.open(tmp_path / "sheet.png").size == (126 + 42, 7 + 114)

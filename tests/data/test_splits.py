@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.data.dataset import SPLITS, Dataset, Fold, split
+from polyclinic.data.dataset import SPLITS, Dataset, Fold, balanced, balanced_total, split
+from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
+from polyclinic.study import parse_study
 
 
 def dataset(labels, **columns) -> Dataset:
@@ -74,20 +76,23 @@ def test_images_without_a_split_follow_their_patient():
     assert len(parts["validation"]) == 2
 
 
-def test_a_patient_on_both_sides_of_a_fixed_split_is_refused_by_name():
-    fixed = np.array(["train", "test", "train", "train"])
-    patient = np.array(["ann", "ann", "bob", "eve"])
-    with pytest.raises(BadInput, match=r"1 patients are in more than one split \(for example ann\)"):
-        split(dataset(np.zeros(4, np.int64), split=fixed, patient=patient), validation=0, test=0.5, seed=0)
-
-
-def test_unknown_split_names_and_impossible_shares_are_refused():
-    with pytest.raises(BadInput, match="unknown split 'dev'"):
-        split(dataset([0, 1], split=np.array(["dev", "train"])), validation=0, test=0.5, seed=0)
-    with pytest.raises(BadInput, match="leave nothing to train on"):
-        split(dataset([0, 1] * 9), validation=0.5, test=0.5, seed=0)
-    with pytest.raises(BadInput, match="the test split is empty"):
-        split(dataset([0, 1]), validation=0, test=0.1, seed=0)
+@pytest.mark.parametrize(
+    ("data", "shares", "words"),
+    [
+        (
+            {"split": ["train", "test", "train", "train"], "patient": ["ann", "ann", "bob", "eve"]},
+            (0, 0.5),
+            r"1 patients are in more than one split \(for example ann\)",
+        ),
+        ({"split": ["dev", "train", "", ""]}, (0, 0.5), "unknown split 'dev'"),
+        ({}, (0.5, 0.5), "leave nothing to train on"),
+        ({}, (0, 0.1), "the test split is empty"),
+    ],
+)
+def test_impossible_splits_are_refused(data, shares, words):
+    columns = {name: np.array(values) for name, values in data.items()}
+    with pytest.raises(BadInput, match=words):
+        split(dataset([0, 1, 0, 1], **columns), validation=shares[0], test=shares[1], seed=0)
 
 
 # --- folds --------------------------------------------------------------------------------------------
@@ -158,3 +163,98 @@ PINNED = {
     "validation": [5, 7, 8, 10],
     "test": [11, 12, 14, 17],
 }
+
+
+# --- Balanced test sets: as many images of each class at every site, drawn by address, and nothing else c
+
+
+LABELS = np.array([0] * 30 + [1] * 6 + [0] * 3 + [1] * 11)
+DATA = Dataset(np.zeros((50, 1, 16, 16), np.uint8), LABELS, ("no", "yes"))
+#: at site a 15 and 3 test images of the two classes, at site b 1 and 5
+WHERE = {
+    "a": {"train": np.arange(15), "validation": np.array([], int), "test": np.r_[15:30, 30:33]},
+    "b": {"train": np.r_[33:36, 40:44], "validation": np.array([39]), "test": np.r_[36:37, 44:49]},
+}
+
+
+def counts(where):
+    return {site: np.bincount(LABELS[splits["test"]], minlength=2).tolist() for site, splits in where.items()}
+
+
+def test_as_many_as_of_the_rarest_class_and_the_rest_is_left_out():
+    found = balanced(DATA, WHERE, "equal", 0)
+    assert counts(found) == {"a": [3, 3], "b": [1, 1]}
+    for site, splits in found.items():
+        assert set(splits["test"]) <= set(WHERE[site]["test"])
+        for name in ("train", "validation"):
+            assert splits[name] is WHERE[site][name]
+    again, other = balanced(DATA, WHERE, "equal", 0), balanced(DATA, WHERE, "equal", 1)
+    assert all(np.array_equal(again[site]["test"], found[site]["test"]) for site in found)
+    assert not np.array_equal(other["a"]["test"], found["a"]["test"])
+
+
+def test_a_number_of_each_class_at_a_site_and_at_all_sites_together():
+    assert counts(balanced(DATA, {"a": WHERE["a"]}, 2, 0)) == {"a": [2, 2]}
+    test = np.r_[15:33, 36:37, 44:49]
+    found = balanced_total(DATA, test, 5, 0)
+    assert np.bincount(LABELS[found]).tolist() == [5, 5]
+    assert set(found) <= set(test)
+    assert len(set(found)) == 10
+    assert not np.array_equal(found, balanced_total(DATA, test, 5, 1))
+
+
+VALUES = Dataset(np.zeros((4, 1, 16, 16), np.uint8), np.arange(4, dtype=np.float32), (), unit="years")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "words"),
+    [
+        (lambda: balanced(DATA, {"a": WHERE["a"]}, 4, 0), "site 'a' has 3 test images of class 'yes', and 4"),
+        (lambda: balanced_total(DATA, np.r_[15:33, 36:37, 44:49], 9, 0), "8 test images of class 'yes', and 9"),
+        (
+            lambda: balanced(DATA, {"a": {**WHERE["a"], "test": np.arange(15, 30)}}, "equal", 0),
+            "site 'a' has 0 test images of class 'yes', and 1",
+        ),
+        (lambda: balanced(VALUES, {"a": {"test": np.arange(4)}}, "equal", 0), "the labels are values"),
+    ],
+)
+def test_images_that_are_not_there_are_refused(attempt, words):
+    with pytest.raises(BadInput, match=words):
+        attempt()
+
+
+def test_a_study_has_balanced_test_sets_and_the_same_training_images(tmp_path):
+    def prepared(**more):
+        data = {"source": "fundus-phantom", "size": 28, "samples": 90, "test": 0.4, **more}
+        sites = {"partition": "label-skew", "count": 2, "target_ks": 0.3}
+        study = parse_study({"data": data, "sites": sites, "method": {"name": "fedavg"}})
+        return prepare(study.data, study.sites, cache=tmp_path)
+
+    plain, equal, total = prepared(), prepared(test_per_class="equal"), prepared(test_total_per_class=7)
+    in_all = np.sum([one["test"] for one in total.info["class_counts"].values()], axis=0)
+    assert in_all.tolist() == [7] * len(in_all)
+    assert total.info["digests"]["train"] == plain.info["digests"]["train"]
+    for site in plain.names:
+        before, after = (one.info["class_counts"][site] for one in (plain, equal))
+        assert after["test"] == [min(before["test"])] * len(before["test"])
+        assert {name: after[name] for name in ("train", "validation")} == {
+            n: before[n] for n in ("train", "validation")
+        }
+        labels = open_site(equal.folder, site).test.labels
+        assert np.bincount(labels).tolist() == after["test"]
+    assert plain.info["digests"]["train"] == equal.info["digests"]["train"]
+    with pytest.raises(BadInput, match=r"data\.test_per_class"):
+        prepared(test_per_class="half")
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "most"])
+def test_a_number_that_is_none_is_refused_in_one_sentence(tiny, value):
+    with pytest.raises(BadInput, match=r"^data\.test_per_class: must be a whole number"):
+        tiny("fedavg", {"data.test_per_class": value})
+
+
+@pytest.mark.parametrize("setting", ["test_per_class", "test_total_per_class"])
+def test_values_have_no_classes_to_balance(tiny, setting):
+    hands = {"data.source": "hand-phantom", "task": {"name": "regression"}, f"data.{setting}": 2}
+    with pytest.raises(BadInput, match=rf"^data\.{setting}: the labels of regression are values"):
+        tiny("fedavg", hands)

@@ -125,9 +125,9 @@ def mixed_d(channels: int) -> Mixed:
 
 
 def mixed_e(channels: int, pool: str) -> Mixed:
-    single = [("branch3x3_1", 384), [("branch3x3_2a", 384, (1, 3)), ("branch3x3_2b", 384, (3, 1))]]
-    split = [("branch3x3dbl_3a", 384, (1, 3)), ("branch3x3dbl_3b", 384, (3, 1))]
-    double = [("branch3x3dbl_1", 448), ("branch3x3dbl_2", 384, 3), split]
+    single: Branch = [("branch3x3_1", 384), [("branch3x3_2a", 384, (1, 3)), ("branch3x3_2b", 384, (3, 1))]]
+    split: list[Layer] = [("branch3x3dbl_3a", 384, (1, 3)), ("branch3x3dbl_3b", 384, (3, 1))]
+    double: Branch = [("branch3x3dbl_1", 448), ("branch3x3dbl_2", 384, 3), split]
     return Mixed(channels, [[("branch1x1", 320)], single, double], pool, 192)
 
 
