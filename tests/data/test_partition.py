@@ -77,24 +77,6 @@ class TestNames:
         parts = assign_to_sites(PARTITIONS["iid"](names=("Ulm", "Graz")), dataset(), splits(), 0)
         assert list(parts) == ["Ulm", "Graz"]
 
-    @pytest.mark.parametrize(
-        ("settings", "says"),
-        [
-            ({}, "needs names or count"),
-            ({"names": ("a",), "count": 1}, "not both"),
-            ({"names": ("a", "a")}, "different"),
-            ({"names": ()}, "at least one"),
-            ({"count": 0}, "greater than or equal to 1"),
-        ],
-    )
-    def test_contradictions_are_refused(self, settings, says):
-        with pytest.raises(ValidationError, match=says):
-            PARTITIONS["iid"](**settings)
-
-    def test_a_site_without_training_images_is_named(self):
-        with pytest.raises(BadInput, match="without training images"):
-            assign_to_sites(PARTITIONS["iid"](count=301), dataset(), splits(), 0)
-
 
 class TestIid:
     def test_sizes_are_equal(self):
@@ -122,11 +104,6 @@ class TestQuantity:
         parts = assign_to_sites(PARTITIONS["quantity"](count=3, power=1), dataset(n=660), {"train": np.arange(660)}, 0)
         assert [len(part["train"]) for part in parts.values()] == [360, 180, 120]
 
-    @pytest.mark.parametrize("shares", [(1, 1), (1, 0, 1)])
-    def test_wrong_shares_are_refused(self, shares):
-        with pytest.raises(ValidationError, match="shares"):
-            PARTITIONS["quantity"](count=3, shares=shares)
-
     def test_labels_are_alike(self):
         data = dataset(n=6000)
         parts = assign_to_sites(PARTITIONS["quantity"](count=3), data, {"train": np.arange(6000)}, 0)
@@ -146,22 +123,6 @@ class TestColumn:
         assert list(parts) == ["Ulm", "Berne"]
         assert set(self.data.site[parts["Berne"]["train"]]) == {"Bern"}
 
-    def test_an_unknown_site_is_named_with_the_nearest(self):
-        with pytest.raises(BadInput, match=r"no site 'Grz' \(did you mean 'Graz'\?\)"):
-            assign_to_sites(PARTITIONS["column"](names=("Grz",)), self.data, splits(), 0)
-
-    def test_no_column(self):
-        with pytest.raises(BadInput, match=r"^sites.partition: 'column' needs a site"):
-            assign_to_sites(PARTITIONS["column"](), dataset(), splits(), 0)
-
-    def test_sites_are_not_counted(self):
-        with pytest.raises(ValidationError, match=r'remove the line count = 2; with partition = "column" the data say'):
-            PARTITIONS["column"](count=2)
-
-    def test_two_sites_of_one_name(self):
-        with pytest.raises(BadInput, match=r"^sites.rename"):
-            assign_to_sites(PARTITIONS["column"](rename={"Ulm": "Graz"}), self.data, splits(), 0)
-
 
 class TestDirichlet:
     @pytest.mark.parametrize("classes", [4, 0])
@@ -178,10 +139,6 @@ class TestDirichlet:
         sites = PARTITIONS["dirichlet"](count=4, alpha=0.2, min_size=30)
         parts = assign_to_sites(sites, dataset(), splits(), 0)
         assert min(len(part["train"]) for part in parts.values()) >= 30
-
-    def test_too_much_to_ask_for(self):
-        with pytest.raises(BadInput, match=r"^sites.min_size: .*raise sites.alpha$"):
-            assign_to_sites(PARTITIONS["dirichlet"](count=4, alpha=0.1, min_size=75), dataset(), splits(), 0)
 
     def test_test_parts_follow_the_training_parts(self):
         data = dataset(n=4000, classes=3)
@@ -248,18 +205,6 @@ class TestClusters:
         theirs = np.linalg.svd(centred, full_matrices=False)[2][:50].T
         np.testing.assert_allclose(np.abs(np.sum(ours * theirs, axis=0)), 1, atol=1e-3)
 
-    def test_too_few_images_of_a_class(self):
-        labels = np.zeros(400, dtype=np.int64)
-        labels[:3] = 1
-        data = Dataset(self.data().images, labels, classes=("a", "b"))
-        with pytest.raises(BadInput, match=r"^sites.per_class: class 'b' has 3 images"):
-            assign_to_sites(PARTITIONS["clusters"](count=2), data, {"train": np.arange(400)}, 0)
-
-    def test_equal_images_have_no_clusters(self):
-        data = Dataset(np.zeros((50, 1, 8, 8), np.uint8), np.zeros(50, np.int64), classes=("a",))
-        with pytest.raises(BadInput, match=r"^sites.count: found no 2 clusters in 50 images"):
-            assign_to_sites(PARTITIONS["clusters"](count=2), data, {"train": np.arange(50)}, 0)
-
 
 class TestSubgroupBias:
     """The sites of FELICIA's skin lesions: 300 a class, of which 10 melanoma."""
@@ -312,15 +257,49 @@ class TestSubgroupBias:
             sites = PARTITIONS["subgroup-bias"](count=2, subgroup=names, share=1 / 30, per_class=300)
             assert self.counts(sites) == self.counts(self.sites)
 
-    def test_an_unknown_subgroup(self):
-        sites = PARTITIONS["subgroup-bias"](count=2, subgroup="melanom")
-        with pytest.raises(BadInput, match=r"^sites.subgroup: 'melanom' .*did you mean 'melanoma'"):
-            self.counts(sites)
 
-    def test_a_source_without_subgroups(self):
-        with pytest.raises(BadInput, match="needs classes and sub-groups"):
-            assign_to_sites(self.sites, dataset(), splits(), 0)
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("iid", {}, "needs names or count"),
+        ("iid", {"names": ("a",), "count": 1}, "not both"),
+        ("iid", {"names": ("a", "a")}, "different"),
+        ("iid", {"names": ()}, "at least one"),
+        ("iid", {"count": 0}, "greater than or equal to 1"),
+        ("quantity", {"count": 3, "shares": (1, 1)}, "shares"),
+        ("quantity", {"count": 3, "shares": (1, 0, 1)}, "shares"),
+        ("column", {"count": 2}, "remove the line count = 2"),
+        ("subgroup-bias", {"count": 1, "subgroup": "melanoma"}, "at least two sites"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(name, settings, words):
+    with pytest.raises(ValidationError, match=words):
+        PARTITIONS[name](**settings)
 
-    def test_a_lone_site_is_refused(self):
-        with pytest.raises(ValidationError, match="at least two sites"):
-            PARTITIONS["subgroup-bias"](count=1, subgroup="melanoma")
+
+def one_rare_class():
+    labels = (np.arange(600) < 3).astype(np.int64)
+    return Dataset(dataset().images, labels, classes=("a", "b"))
+
+
+def all_alike():
+    return Dataset(np.zeros((600, 1, 8, 8), np.uint8), np.zeros(600, np.int64), classes=("a",))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "make", "words"),
+    [
+        ("iid", {"count": 301}, dataset, "without training images"),
+        ("column", {"names": ("Grz",)}, everything, r"no site 'Grz' \(did you mean 'Graz'\?\)"),
+        ("column", {}, dataset, "^sites.partition: 'column' needs a site"),
+        ("column", {"rename": {"Ulm": "Graz"}}, everything, "^sites.rename"),
+        ("dirichlet", {"count": 4, "alpha": 0.1, "min_size": 75}, dataset, "^sites.min_size: .*raise sites.alpha$"),
+        ("clusters", {"count": 2}, one_rare_class, "^sites.per_class: class 'b' has "),
+        ("clusters", {"count": 2}, all_alike, "^sites.count: found no 2 clusters in 300 images"),
+        ("subgroup-bias", {"count": 2, "subgroup": "melanom"}, lesions, "'melanom' .*did you mean 'melanoma'"),
+        ("subgroup-bias", {"count": 2, "subgroup": "melanoma"}, dataset, "needs classes and sub-groups"),
+    ],
+)
+def test_data_that_a_partition_cannot_spread_are_refused(name, settings, make, words):
+    with pytest.raises(BadInput, match=words):
+        assign_to_sites(PARTITIONS[name](**settings), make(), splits(), 0)
