@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyclinic.data.dataset import split
 from polyclinic.data.parts import load, open_site, prepare
 from polyclinic.study import load_study
 
@@ -75,57 +74,14 @@ def test_images_are_as_many_as_their_readme_says(opened, name, images, found):
 
 
 @needs_real_data
-def test_skin(opened):
-    data = opened("skin_centres")
-    assert counts(data.site) == {
-        "vidir_modern": 3363,
-        "vidir_molemax": 3954,
-        "rosendahl": 2259,
-        "vienna_dias": 439,
-        "msk4": 819,
-    }
-    assert data.classes == ("MEL", "other")
-    assert counts(data.labels) == {"0": 1328, "1": 10834 - 1328}
-    masks = opened("skin_masks")
-    assert len(masks) == 10015
-    assert masks.masks.max(axis=(1, 2)).mean() > 0.99
+def test_sites_patients_and_masks_are_those_of_the_readme(opened):
     lesions = opened("skin_lesions")
     assert counts(lesions.subgroup) == {"NV": 6705, "MEL": 1113, "BKL": 1099, "BCC": 514}  # as FELICIA states
-
-
-@needs_real_data
-def test_bone_age_and_brain(opened):
-    data = opened("bone_age")
-    assert (len(data), data.labels.min(), data.labels.max(), data.unit) == (6833, 1, 228, "months")
-    data = opened("brain_masks", ("data.keep", None))
-    patients = {name.split()[0][-2:]: len(set(data.patient[data.site == name])) for name in set(data.site)}
+    hands = opened("bone_age")
+    assert (len(hands), hands.labels.min(), hands.labels.max(), hands.unit) == (6833, 1, 228, "months")
+    brains = opened("brain_masks", ("data.keep", None))
+    patients = {name.split()[0][-2:]: len(set(brains.patient[brains.site == name])) for name in set(brains.site)}
     assert patients == {"CS": 16, "DU": 45, "EZ": 1, "FG": 14, "HT": 34}
-    assert np.array_equal(data.masks.any(axis=(1, 2)), data.labels == 1)
-
-
-@needs_real_data
-def test_covid(opened):
-    data = opened("covid", ("data.keep", {"site": list(range(9))}))
-    assert len(data) == 1686
-    assert counts(data.site)["NIH_ChestXray8"] == 1000
-    assert "COVID-19" in data.classes
-    assert not (data.labels[data.site == "NIH_ChestXray8"] == data.classes.index("COVID-19")).any()
-    assert len(opened("covid")) == 686
-
-
-@needs_real_data
-def test_cifar10(opened):
-    data = opened("cifar10")
-    found = counts(np.array(data.classes)[data.labels])
-    assert {name: found[name] for name in ("cat", "deer", "dog", "horse")} == dict.fromkeys(
-        ("cat", "deer", "dog", "horse"), 6000
-    )
-    assert sorted(found.values()) == [500] * 6 + [6000] * 4
-    assert len(split(data, validation=0.1, test=0.2, seed=0)["test"]) == (data.split == "test").sum()
-
-
-@needs_real_data
-def test_omniglot(opened):
-    data = opened("omniglot")
-    assert len(data) == 4840
-    assert (len(data.classes), len(set(data.site)), len(set(data.patient))) == (242, 8, 20)
+    assert np.array_equal(brains.masks.any(axis=(1, 2)), brains.labels == 1)
+    characters = opened("omniglot")
+    assert (len(characters.classes), len(set(characters.site)), len(set(characters.patient))) == (242, 8, 20)

@@ -94,8 +94,11 @@ def test_grey_and_small_images(default: PerceptualDistance, size: int):
     assert min(prepare_images(grey).shape[-2:]) >= 64
 
 
-def test_images_that_are_not_square_keep_their_proportions():
+def test_small_images_are_enlarged_and_keep_their_proportions():
     assert prepare_images(torch.zeros(1, 1, 28, 42)).shape == (1, 3, 64, 96)
+    image = clouds(1, size=32)
+    expected = F.interpolate(image, size=64, mode="bilinear", align_corners=False)
+    torch.testing.assert_close(prepare_images(image)[:, :1], expected)
 
 
 def test_embedding_gives_the_distance_and_its_name(default: PerceptualDistance):
@@ -195,16 +198,13 @@ def test_a_tree_of_arrays_becomes_tensors_in_the_order_of_torch():
     assert tensors["conv0.weight"][4, 3, 1, 2] == kernel[1, 2, 3, 4]
 
 
-def test_a_pickle_that_does_something_is_refused():
+def test_a_pickle_that_does_something_and_another_archive_are_refused(tmp_path: Path):
     class Harmful:
         def __reduce__(self):
             return os.getcwd, ()
 
     with pytest.raises(BadInput, match="do not trust"):
         weights.ArraysOnly(io.BytesIO(pickle.dumps({"a": Harmful()}))).load()
-
-
-def test_another_archive_is_refused_before_it_is_opened(tmp_path: Path):
     (tmp_path / "other.tar.gz").write_bytes(b"not it")
     with pytest.raises(BadInput, match="sha256"):
         weights.get("lpips-alex", source=tmp_path / "other.tar.gz", folder=tmp_path)
@@ -245,20 +245,14 @@ def test_damaged_weights_in_the_cache_are_fetched_again(tmp_path: Path, monkeypa
     assert list(load_file(target)) == ["conv0.weight"]
 
 
-def test_weights_of_the_right_shapes_and_other_numbers_are_refused(tmp_path: Path):
-    zeros = {name: torch.zeros(shape) for name, shape in weights.shapes(weights.ALEXNET).items()}
-    save_file(zeros, tmp_path / "zeros.safetensors")
-    with pytest.raises(BadInput, match="holds other numbers than lpips-alex has"):
-        perceptual_distance("lpips-alex", weights=tmp_path / "zeros.safetensors")
+ZEROS = {name: torch.zeros(shape) for name, shape in weights.shapes(weights.ALEXNET).items()}
 
 
-def test_a_file_of_other_weights_is_refused(tmp_path: Path):
-    save_file({"conv0.weight": torch.zeros(1)}, tmp_path / "some.safetensors")
-    with pytest.raises(BadInput, match="does not hold lpips-alex"):
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [(ZEROS, "other numbers than lpips-alex"), ({"conv0.weight": torch.zeros(1)}, "does not hold lpips-alex")],
+)
+def test_other_weights_are_refused(tmp_path: Path, tensors, words):
+    save_file(tensors, tmp_path / "some.safetensors")
+    with pytest.raises(BadInput, match=words):
         perceptual_distance("lpips-alex", weights=tmp_path / "some.safetensors")
-
-
-def test_enlarging_is_bilinear():
-    image = clouds(1, size=32)
-    expected = F.interpolate(image, size=64, mode="bilinear", align_corners=False)
-    torch.testing.assert_close(prepare_images(image)[:, :1], expected)

@@ -83,11 +83,6 @@ def test_networks_of_monai_that_take_some_images_only(name, size, words):
         find(NETS + name, size=size)
 
 
-def test_vnet_takes_grey_images_only():
-    with pytest.raises(BadInput, match="out channels should be divisible by in_channels"):
-        build(NETS + "VNet", channels=3, outputs=2, size=32)
-
-
 @pytest.mark.parametrize("name", ["Classifier", "UNet", "AttentionUnet", "resnet10", "ViT"])
 def test_which_can_be_trained_with_differential_privacy(name):
     kind = find(NETS + name, size=32, arguments=(CLASSIFIERS | SEGMENTERS)[name])
@@ -130,10 +125,10 @@ def test_what_cannot_be_used_is_said_with_the_cure(target, arguments, words):
 
 
 def test_arguments_that_contradict_the_images_are_refused():
-    with pytest.raises(
-        BadInput, match=r"model\.arguments\.in_channels: is 3, and the study needs 1 channels; leave it out"
-    ):
+    with pytest.raises(BadInput, match=r"model\.arguments\.in_channels: is 3, and the study needs 1"):
         build(NETS + "DenseNet121", channels=1, outputs=2, size=32, arguments={"in_channels": 3})
+    with pytest.raises(BadInput, match="out channels should be divisible by in_channels"):
+        build(NETS + "VNet", channels=3, outputs=2, size=32)
 
 
 class Lines(nn.Sequential):

@@ -68,12 +68,9 @@ def test_wilcoxon_with_ties_counts_all_changes_of_sign():
     expected = np.mean([abs(one - 7.5) >= observed - 7.5 for one in sums])
     assert paired_test(apart, np.zeros(6), test="wilcoxon").p == expected
     assert paired_test([1.0, 2], [1.0, 2], test="wilcoxon").p == 1
-
-
-def test_wilcoxon_of_many_tied_pairs_is_scipys_approximation():
-    apart = np.random.default_rng(1).integers(-3, 5, 60).astype(float)
-    expected = stats.wilcoxon(apart, method="asymptotic").pvalue
-    assert paired_test(apart, np.zeros(60), test="wilcoxon").p == pytest.approx(expected, abs=1e-12)
+    many = np.random.default_rng(1).integers(-3, 5, 60).astype(float)
+    approximate = stats.wilcoxon(many, method="asymptotic").pvalue
+    assert paired_test(many, np.zeros(60), test="wilcoxon").p == pytest.approx(approximate, abs=1e-12)
 
 
 @pytest.mark.parametrize("p", [[0.01, 0.04, 0.03], [0.5, 0.02], [0.2], [0.01, 0.01, 0.9, 0.004]])
@@ -111,11 +108,7 @@ def test_mcnemar_is_statsmodels(only_ours, only_theirs, exact):
             assert mcnemar(*pairs.T, exact=False, correction=correction) == pytest.approx(expected, abs=1e-12)
     expected = statsmodels_mcnemar(table, exact=only_ours + only_theirs <= 25 or exact).pvalue
     assert mcnemar(*pairs.T, exact=exact or None) == pytest.approx(expected, abs=1e-12)
-
-
-def test_mcnemar_of_models_that_agree():
     assert mcnemar([1, 0, 1], [1, 0, 1]) == 1
-    assert mcnemar(np.array([True, False]), np.array([False, True])) == 1
 
 
 def test_methods_against_a_baseline_are_corrected_together():
@@ -170,13 +163,6 @@ def test_test_of_two_models_by_definition():
     assert found.difference == pytest.approx(difference, abs=1e-12)
     assert found.p == pytest.approx(2 * stats.norm.sf(abs(z)), abs=1e-10)
     assert found.low == pytest.approx(difference - 1.959964 * difference / z, abs=1e-6)
-
-
-def test_variance_is_that_of_brunner_and_munzel():
-    scores, _, truth = cases(1)
-    expected = stats.brunnermunzel(scores[truth == 0], scores[truth == 1]).statistic
-    ours = (roc_auc_score(truth, scores) - 0.5) / np.sqrt(delong_variance(scores, truth))
-    assert ours == pytest.approx(expected, abs=1e-9)
 
 
 @settings(max_examples=20, deadline=None)
