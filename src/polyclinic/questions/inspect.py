@@ -8,6 +8,7 @@ learns the totals over all sites only.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
 from polyclinic.methods.shared.method import Federation, Method, Site, Traits, Weights, all_sites, operation
 from polyclinic.metrics.statistics.safe import told_cells
+from polyclinic.questions.statistics import people_of
 from polyclinic.tasks.task import round_counts
 
 if TYPE_CHECKING:
@@ -34,12 +36,6 @@ SIDES = (64, 128, 256, 384, 512, 768, 1024, 2048)
 SPACINGS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0)
 #: KS from which sites are said to differ
 DIFFERENT = 0.5
-#: the figures of docs/choose.md
-MEASURED = (
-    "Measured where labels hardly overlap (bone age in months, KS 0.97; docs/choose.md): all images in one place 10.5, "
-    "fedreplay 10.8, cwt-replay 11.8, analytic 15.8, private-head at epsilon 3 18.2, fedavg 29.2; a model of each site "
-    "alone 36.7."
-)
 #: in a table of counts: not told
 SUPPRESSED = -1
 
@@ -79,7 +75,7 @@ class InspectSites(Method):
         columns."""
         train, least = site.data.train, site.min_cohort
         missing = np.zeros(len(train), bool) if train.columns is None else (np.asarray(train.columns) == "").any(1)
-        splits = [_people(getattr(site.data, name)) for name in SPLITS]
+        splits = [people_of(getattr(site.data, name)) for name in SPLITS]
         counts = {
             "splits": Counted(torch.tensor([len(one) for one in splits]), splits),
             "patients": Counted(torch.tensor([len(np.unique(splits[0]))]), splits[:1]),
@@ -108,14 +104,9 @@ class Counted(NamedTuple):
     people: Sequence[np.ndarray]
 
 
-def _people(part: ImageSet) -> np.ndarray:
-    """Whose each image is; where nobody says, each is of a patient of its own."""
-    return np.arange(len(part)) if part.cases is None else np.asarray(part.cases)
-
-
 def _counted(bins: np.ndarray, size: int, part: ImageSet) -> Counted:
     """The images in each bin, by the bin of each image."""
-    people = [_people(part)[bins == number] for number in range(size)]
+    people = [people_of(part)[bins == number] for number in range(size)]
     return Counted(torch.tensor([len(one) for one in people]), people)
 
 
@@ -162,12 +153,8 @@ def suppressed(counted: Counted, least: int) -> tuple[Tensor, Tensor]:
 
 def tables(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
     """Counts by table, -1 for one that no site told."""
-    found = {}
-    for name, counts in tensors.items():
-        if not name.endswith(" told"):
-            known = tensors[f"{name} told"]
-            found[name] = torch.where(known > 0, counts, SUPPRESSED).tolist()
-    return found
+    names = [name for name in tensors if not name.endswith(" told")]
+    return {name: torch.where(tensors[f"{name} told"] > 0, tensors[name], SUPPRESSED).tolist() for name in names}
 
 
 def about_sites(told: Mapping[str, Mapping[str, list[int]]], federation: Federation) -> dict[str, Any]:
@@ -176,7 +163,8 @@ def about_sites(told: Mapping[str, Mapping[str, list[int]]], federation: Federat
     each = {site: dict(one) for site, one in told.items()}
     distances = _pairwise(each, "labels")
     mean = sum(distances.values()) / len(distances) if distances else None
-    total = {name: _total([one[name] for one in each.values()]) for name in next(iter(each.values()), {})}
+    columns = {name: [one[name] for one in each.values()] for name in next(iter(each.values()), {})}
+    total = {name: np.maximum(rows, 0).sum(0).tolist() for name, rows in columns.items()}
     return {
         "per_site": each if len(each) > 1 or federation.sums.settings.sum != "secure" else {},
         "total": total,
@@ -193,16 +181,8 @@ def about_sites(told: Mapping[str, Mapping[str, list[int]]], federation: Federat
 
 def _pairwise(each: Mapping[str, Mapping[str, list[int]]], table: str) -> dict[str, float]:
     """KS between the histograms of each pair of sites."""
-    names = list(each)
-    return {
-        f"{a} and {b}": round(histogram_ks(each[a][table], each[b][table]), 4)
-        for place, a in enumerate(names)
-        for b in names[place + 1 :]
-    }
-
-
-def _total(columns: list[list[int]]) -> list[int]:
-    return [sum(max(one, 0) for one in column) for column in zip(*columns, strict=True)]
+    pairs = itertools.combinations(each, 2)
+    return {f"{a} and {b}": round(histogram_ks(each[a][table], each[b][table]), 4) for a, b in pairs}
 
 
 def histogram_ks(one: list[int], other: list[int]) -> float:
@@ -225,9 +205,8 @@ def guidance(
     else:
         words.append(
             f"Labels differ (mean KS {mean_ks:.2f}): plain averaging loses much at KS 0.97; try analytic or "
-            "gaussian-heads (one round, only sums leave), or fedreplay where latents may leave."
+            "gaussian-heads (one round, only sums leave), or fedreplay where latents may leave (docs/choose.md)."
         )
-        words.append(MEASURED)
     for name, what in (("intensities", "Intensities"), ("sides", "Sizes of images"), ("spacings", "Pixel spacings")):
         largest = max(_pairwise(each, name).items(), key=lambda one: one[1], default=("", 0.0))
         if largest[1] >= DIFFERENT:

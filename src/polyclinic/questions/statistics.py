@@ -4,10 +4,12 @@ calibration, sub-groups (`metrics/statistics/safe.py`). Studies ask for them wit
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from polyclinic.json_types import JsonObject
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.method import Parcel, ParcelRejected, Reply, Site, operation
 from polyclinic.metrics.statistics.intervals import (
+    Interval,
     WeightedMetrics,
     classification_metrics,
     mean_metrics,
@@ -39,7 +42,7 @@ from polyclinic.metrics.statistics.safe import (
     smallest_class,
     told_cells,
 )
-from polyclinic.metrics.statistics.significance import delong_interval, delong_test
+from polyclinic.metrics.statistics.significance import Difference, delong_interval, delong_test
 from polyclinic.tasks.classification import margins
 from polyclinic.tasks.segmentation import dice
 from polyclinic.tasks.task import MOST_IMAGES
@@ -99,7 +102,9 @@ class SafeStatistics:
         model = local_training.assemble(site, weights, own)
         tensors = told_about(site, part, model)
         first = self.first_weights(site.name)
-        if first is not None and not _same(first, model) and first.keys() == model.keys():
+        if first is None or first.keys() != model.keys():
+            return Parcel("statistics", tensors)
+        if not all(torch.equal(first[name].cpu(), model[name].cpu()) for name in model):
             tensors |= changes_between(site, part, model, first)
         return Parcel("statistics", tensors)
 
@@ -118,17 +123,15 @@ def tell_once(site: Site, weights: Weights, *question: str) -> None:
 
 def told_about(site: Site, part: ImageSet, weights: Weights, by: Sequence[str] = ()) -> dict[str, Tensor]:
     """Intervals of all metrics, DeLong's of a binary AUC, the calibration, and the same metrics of sub-groups."""
-    least, scored = site.min_cohort, score(site, part, weights)
+    least, scored, labels = site.min_cohort, score(site, part, weights), np.asarray(part.labels)
     found = told_intervals(scored, part, least)
-    labels = np.asarray(part.labels)
     if scored.probabilities is not None:
         bins, right = calibration_counts(scored.probabilities, labels, least, part.cases)
-        people = _people(part)
-        counts = np.array([len(np.unique(people[labels == one])) for one in range(scored.probabilities.shape[1])])
-        found |= {"bins": torch.from_numpy(bins), "right": torch.from_numpy(right)}
-        found[CLASSES] = torch.from_numpy((counts >= max(least, 1)).astype(np.int64))
+        classes = [people_of(part)[labels == one] for one in range(scored.probabilities.shape[1])]
+        enough = [int(len(np.unique(some)) >= max(least, 1)) for some in classes]
+        found |= {"bins": torch.from_numpy(bins), "right": torch.from_numpy(right), CLASSES: torch.tensor(enough)}
     if scored.ranks is not None:
-        found |= _delong(scored.ranks, labels, part, least)
+        found |= _delong("auc by DeLong", partial(delong_interval, scored.ranks, labels), scored, part, least)
     for column in by:
         found |= _subgroups(site, part, weights, column)
     return found
@@ -137,9 +140,8 @@ def told_about(site: Site, part: ImageSet, weights: Weights, by: Sequence[str] =
 def told_intervals(scored: Scored, part: ImageSet, least: int, prefix: str = "") -> dict[str, Tensor]:
     paired = prefix == CHANGE
     told = safe_intervals(scored.metrics, len(part), part.cases, least, scored.bounds, paired=paired)
-    of_classes = scored.probabilities is not None
-    small = of_classes and smallest_class(np.asarray(part.labels), part.cases) < least
-    left_out = (*NOT_TOLD, *(OF_CLASSES if small else ()))
+    small = scored.probabilities is not None and smallest_class(np.asarray(part.labels), part.cases) < least
+    left_out = (*NOT_TOLD, *OF_CLASSES) if small else NOT_TOLD
     return {prefix + name: _row(one) for name, one in told.items() if name not in left_out}
 
 
@@ -152,18 +154,12 @@ def changes_between(site: Site, part: ImageSet, weights: Weights, before: Weight
         first, second = now.metrics(draws), then.metrics(draws)
         return {name: first[name] - second[name] for name in first}
 
-    bounds = {name: 2 * bound for name, bound in (now.bounds or {}).items()}
-    both = replace(now, metrics=differences, bounds={name: bounds.get(name, 2.0) for name in now.metrics(_all(part))})
+    bounds = {name: 2 * (now.bounds or {}).get(name, 1.0) for name in now.metrics(np.ones((1, len(part))))}
+    both = replace(now, metrics=differences, bounds=bounds)
     found = told_intervals(both, part, least, CHANGE)
-    enough = _patients(part) >= max(FEWEST, least) and smallest_class(np.asarray(part.labels), part.cases) >= least
-    if now.ranks is not None and then.ranks is not None and enough:
-        try:
-            test = delong_test(now.ranks, then.ranks, np.asarray(part.labels))
-        except BadInput:  # too few of a class
-            return found
-        bound = 2 * (now.bounds or {})["auc"]
-        told = rounded_interval((test.difference, test.low, test.high), bound, _patients(part), least, paired=True)
-        found |= {f"{CHANGE}auc by DeLong": _row(told)} if np.isfinite(told).all() else {}
+    if now.ranks is not None and then.ranks is not None:
+        ranks, labels = (now.ranks, then.ranks), np.asarray(part.labels)
+        found |= _delong(f"{CHANGE}auc by DeLong", partial(delong_test, *ranks, labels), both, part, least)
     return found
 
 
@@ -193,8 +189,7 @@ def _dice_of_patients(trainer: Any, part: ImageSet) -> np.ndarray:
     for output, target in trainer.outputs(part):
         predicted, true = trainer.task.predictions(output, trainer.target)[:, None] > 0.5, target > 0.5
         areas.append(torch.stack([mask.sum((1, 2, 3)) for mask in (predicted & true, predicted, true)], 1).cpu())
-    patients = _people(part)
-    _, first, member = np.unique(patients, return_index=True, return_inverse=True)
+    _, first, member = np.unique(people_of(part), return_index=True, return_inverse=True)
     sums = np.zeros((len(first), 3))
     np.add.at(sums, member.reshape(-1), torch.cat(areas).numpy())
     found = np.full(len(part), np.nan)
@@ -202,17 +197,18 @@ def _dice_of_patients(trainer: Any, part: ImageSet) -> np.ndarray:
     return found
 
 
-def _delong(ranks: np.ndarray, labels: np.ndarray, part: ImageSet, least: int) -> dict[str, Tensor]:
-    """The AUC with DeLong's interval; nothing of too few patients."""
-    if _patients(part) < max(FEWEST, least) or smallest_class(labels, part.cases) < least:
+def _delong(
+    name: str, find: Callable[[], Interval | Difference], scored: Scored, part: ImageSet, least: int
+) -> dict[str, Tensor]:
+    """The value and ends that `find` gives, rounded; nothing of too few patients."""
+    patients, bounds = len(np.unique(people_of(part))), scored.bounds or {}
+    if patients < max(FEWEST, least) or smallest_class(np.asarray(part.labels), part.cases) < least:
         return {}
     try:
-        one = delong_interval(ranks, labels)
+        told = rounded_interval(astuple(find())[:3], bounds["auc"], patients, least, paired=name.startswith(CHANGE))
     except BadInput:  # too few of a class
         return {}
-    bound = bounds_of_classes(labels, part.cases)["auc"]
-    told = rounded_interval((one.value, one.low, one.high), bound, _patients(part), least)
-    return {"auc by DeLong": _row(told)} if np.isfinite(told).all() else {}
+    return {name: _row(told)} if np.isfinite(told).all() else {}
 
 
 def _subgroups(site: Site, part: ImageSet, weights: Weights, column: str) -> dict[str, Tensor]:
@@ -222,42 +218,24 @@ def _subgroups(site: Site, part: ImageSet, weights: Weights, column: str) -> dic
     if part.columns is None or column not in names:
         return {}
     values = np.asarray(part.columns)[:, names.index(column)]
-    groups = {str(value): _rows_of(part, np.flatnonzero(values == value)) for value in np.unique(values)}
-    enough = [_patients(some) >= FEWEST for some in groups.values()]
+    groups = {str(value): part.take(values == value) for value in np.unique(values)}
+    people = [people_of(some) for some in groups.values()]
+    enough = [len(np.unique(some)) >= FEWEST for some in people]
     if site.min_cohort:
-        enough = told_cells([_people(some) for some in groups.values()], max(FEWEST, site.min_cohort)).tolist()
-    told = [value for value, tell in zip(groups, enough, strict=True) if tell]
+        enough = told_cells(people, max(FEWEST, site.min_cohort)).tolist()
     found: dict[str, Tensor] = {}
-    for value in told:
-        some = groups[value]
+    for value, some in itertools.compress(groups.items(), enough):
         found |= told_intervals(score(site, some, weights), some, site.min_cohort, f"{column} = {value}: "[:LONGEST])
     return found
 
 
-def _rows_of(part: ImageSet, rows: np.ndarray) -> ImageSet:
-    arrays = {name: array for name, array in vars(part).items() if array is not None}
-    return type(part)(**{name: np.asarray(array)[rows] for name, array in arrays.items()})
-
-
-def _people(part: ImageSet) -> np.ndarray:
-    """Whose each image is; where nobody says, each is of a patient of its own."""
+def people_of(part: ImageSet) -> np.ndarray:
+    """The patient of each image; where nobody says, each is of a patient of its own."""
     return np.arange(len(part)) if part.cases is None else np.asarray(part.cases)
-
-
-def _patients(part: ImageSet) -> int:
-    return len(np.unique(_people(part)))
-
-
-def _all(part: ImageSet) -> np.ndarray:
-    return np.ones((1, len(part)))
 
 
 def _row(one: Sequence[float]) -> Tensor:
     return torch.tensor(one, dtype=torch.float64)
-
-
-def _same(one: Weights, other: Weights) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name].cpu(), other[name].cpu()) for name in one)
 
 
 # --- what the coordinator makes of it -------------------------------------------------------------------
@@ -305,22 +283,19 @@ def joined(replies: Sequence[Reply], classes: Sequence[str] = ()) -> JsonObject:
     names = sorted({name for one in intervals.values() for name in one})
     mean = {name: mean_of_sites({site: one[name] for site, one in intervals.items() if name in one}) for name in names}
     counts = {site: {n: one[n].tolist() for n in HISTOGRAMS if n in one} for site, one in told.items()}
-    few = {site: _untold(one, classes) for site, one in told.items()}
+    notes = []
+    for site, one in told.items():
+        known = one[CLASSES].tolist() if CLASSES in one else []
+        if gone := [name for name, enough in zip(classes, known, strict=False) if not enough]:
+            notes.append(f"site '{site}' has no test image of {', '.join(gone)}, or too few")
     return {
         "columns": ["value", "low", "high", "variance"],
         "per_site": intervals,
         "mean": mean,
         "p_of_change": {name: _p(mean[name]) for name in names if name.startswith(CHANGE)},
         "calibration": counts,
-        "notes": [
-            f"site '{site}' has no test image of {', '.join(gone)}, or too few" for site, gone in few.items() if gone
-        ],
+        "notes": notes,
     }
-
-
-def _untold(tensors: Mapping[str, Tensor], classes: Sequence[str]) -> list[str]:
-    told = tensors[CLASSES].tolist() if CLASSES in tensors else []
-    return [name for name, known in zip(classes, told, strict=False) if not known]
 
 
 def _p(interval: Sequence[float]) -> float:

@@ -68,7 +68,8 @@ class WeightedMean:
             raise WorkFailed(f"the sites sent different tensors: {sorted(shapes.keys() ^ self._shapes.keys())[:3]}")
         if self._is_joined and shapes != self._shapes:
             raise WorkFailed("the sites sent tensors of different shapes or types")
-        terms = _joined(tensors, self._shapes) if self._is_joined else {name: tensors[name] for name in self._shapes}
+        ordered = {name: tensors[name] for name in self._shapes}
+        terms = _joined(ordered) if self._is_joined else ordered
         if not self._sums:
             self._sums = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in terms.items()}
         if terms:
@@ -92,11 +93,10 @@ def _lie_on_gpu(tensors: Iterable[Tensor]) -> bool:
     return all(one.is_cuda for one in tensors)
 
 
-def _joined(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """All numbers of each type in one row, by the type's name."""
-    ordered = [tensors[name] for name in names]
-    types = dict.fromkeys(one.dtype for one in ordered)
-    return {str(kind): torch.cat([one.flatten() for one in ordered if one.dtype == kind]) for kind in types}
+    types = dict.fromkeys(one.dtype for one in tensors.values())
+    return {str(kind): torch.cat([one.flatten() for one in tensors.values() if one.dtype == kind]) for kind in types}
 
 
 def _parted(
