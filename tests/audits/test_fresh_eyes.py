@@ -85,21 +85,21 @@ def test_the_network_that_the_site_was_sent_stays_as_it_was(trained):
 def test_a_search_starts_at_the_attackers_mean_image_where_it_has_images(trained):
     tools, audited = trained
     seen, truth = audited.seen(tools), audited.truth(tools)
-    settings, knowledge, assumed = with_start(AttackPlan(seen), truth)
-    assert settings.start == "given"
-    assert knowledge.start_images.shape == (1, 4, *tools.image_shape)
-    assert "held-out images of the other sites" in assumed[-1]
+    search = with_start(AttackPlan(seen), truth)
+    assert search.settings.start == "given"
+    assert search.knowledge.start_images.shape == (1, 4, *tools.image_shape)
+    assert "held-out images of the other sites" in search.assumed[-1]
     without = replace(tools, threat=tools.threat.model_copy(update={"granted": frozenset()}))
-    assert with_start(AttackPlan(audited.seen(without)), truth)[0].start != "given"
+    assert with_start(AttackPlan(audited.seen(without)), truth).settings.start != "given"
 
 
 def test_after_augmentation_nobody_knows_the_loss_of_the_true_images(trained):
     tools, audited = trained
     seen, truth = audited.seen(tools), audited.truth(tools)
-    plan = AttackPlan(seen)
+    search = with_start(AttackPlan(seen), truth)
     study = tools.assembly.study.with_settings({"optimizer.augment": ["flip"]})
     turned = replace(seen, tools=replace(tools, assembly=replace(tools.assembly, study=study)))
-    assert "augmented" in unfinished(turned, truth, plan.settings(), plan.knowledge(truth), 0.0)
+    assert "augmented" in unfinished(turned, truth, search, torch.zeros(1), 0.0)
 
 
 # --- plants that are no easier than the question --------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyclinic.attacks.membership import rmia
 from polyclinic.audits.attack import Finding
-from polyclinic.audits.attack_membership import WEAKEST, planted_memory, reference_membership
+from polyclinic.audits.attack_membership import WEAKEST, LossMembershipAttack, ReferenceMembershipAttack
 from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.audit import build_tools
 from polyclinic.audits.open_run import open_run
@@ -62,7 +62,7 @@ def sent(tiny, undisturbed, tmp_path_factory):
 
 def test_a_planted_memory_is_weak_and_is_no_copy(sent):
     seen, truth = sent
-    (planted,) = planted_memory(seen, truth)
+    (planted,) = LossMembershipAttack().planted(seen, truth)
     held_out, _ = truth.held_out(1000)
     members, _ = planted.truth.members(1000)
     assert len(members) == len(held_out) // 2
@@ -72,7 +72,7 @@ def test_a_planted_memory_is_weak_and_is_no_copy(sent):
 
 
 def test_reference_models_give_both_scores_with_figures(sent):
-    rmia_found, lira_found = reference_membership(*sent)
+    rmia_found, lira_found = ReferenceMembershipAttack().attack(*sent)
     assert isinstance(rmia_found, Finding)
     assert isinstance(lira_found, Finding)
     assert (rmia_found.attack, lira_found.attack) == ("rmia", "lira")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from polyclinic.audits.external import distances, doubt_about, plant
-from polyclinic.audits.external_files import OutsideImages, Update, UpdateSettings
+from polyclinic.audits.external_files import ImageFolder, Update, UpdateSettings
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 
@@ -45,8 +45,8 @@ def test_images_that_the_site_did_not_use_are_no_evidence(update):
 
 def test_held_out_images_that_were_trained_on_are_left_out():
     pixels = (IMAGES * 255).to(torch.uint8)
-    held = OutsideImages(pixels, torch.arange(4), ("a", "b", "c", "d"))
-    left = held.without(OutsideImages(pixels[1:3], None, ()))
+    held = ImageFolder(pixels, torch.arange(4), ("a", "b", "c", "d"))
+    left = held.without(ImageFolder(pixels[1:3], None, ()))
     assert left.labels.tolist() == [0, 3]
     with pytest.raises(BadInput, match="--held-out: all its images are among those trained on"):
         held.without(held)

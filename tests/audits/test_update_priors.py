@@ -40,9 +40,10 @@ def sent(tiny, undisturbed, hurry):
 def test_statistics_that_left_are_those_of_the_batch(sent):
     seen, truth = sent({"model.backbone": "small-cnn", "optimizer.batch_size": 4}, rounds=1, batch="mini")
     plan = AttackPlan(seen)
-    settings, knowledge, assumed = with_priors(plan, *with_start(plan, truth))
-    assert settings.batch_norm_prior == BATCH_NORM_PRIOR
-    assert "batch-norm statistics" in assumed[-1]
+    search = with_priors(plan, with_start(plan, truth))
+    assert search.settings.batch_norm_prior == BATCH_NORM_PRIOR
+    assert "batch-norm statistics" in search.assumed[-1]
+    knowledge = search.knowledge
     used = truth.images(torch.cat(truth.batches))
     assert float(knowledge.batch_norm_prior(used[None])) < 0.02
     assert float(knowledge.batch_norm_prior(torch.rand_like(used)[None])) > 1
@@ -55,7 +56,7 @@ def test_a_planted_update_has_the_same_company(sent):
     assert made.tensors.keys() == real.tensors.keys()
     assert made.digest != real.digest
     plan = AttackPlan(planted.seen)
-    _, knowledge, _ = with_priors(plan, *with_start(plan, planted.truth))
+    knowledge = with_priors(plan, with_start(plan, planted.truth)).knowledge
     images = planted.truth.images(torch.cat(planted.truth.batches))
     assert float(knowledge.batch_norm_prior(images[None])) < 0.02
 

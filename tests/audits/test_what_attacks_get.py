@@ -160,8 +160,8 @@ def test_membership_is_asked_of_the_model_that_left(opened):
 def test_the_front_of_one_step_is_attacked_with_the_gradients_that_were_sent(opened, monkeypatch):
     given = []
 
-    def caught(seen, truth, chosen, knowledge, assumed, *, has=()):
-        given.append((chosen.label, knowledge.labels))
+    def caught(seen, truth, search, *, has=()):
+        given.append((search.settings.label, search.knowledge.labels))
         return NotTried("gradient-inversion", "caught")
 
     monkeypatch.setattr(attack_split_weights, "invert_and_score", caught)
@@ -181,8 +181,8 @@ def test_the_front_of_one_step_is_attacked_with_the_gradients_that_were_sent(ope
 
 def test_another_truth_changes_no_image_that_latents_or_codes_give_back(opened):
     for method, changes, attack, kind in (
-        ("fedreplay", {}, attack_latents.invert_latents, "latents"),
-        ("cwt-replay", VQVAE2, attack_synthetic.attack_codes, "codes"),
+        ("fedreplay", {}, attack_latents.LatentInversionAttack().attack, "latents"),
+        ("cwt-replay", VQVAE2, attack_synthetic.DecodingAttack().attack, "codes"),
     ):
         tools, (kept, _) = opened(method, changes)
         release = next(one for one in kept if kind in one.kinds)
@@ -198,7 +198,7 @@ def test_activations_of_a_batch_are_inverted_in_training_mode_and_scored_with_th
     tools, (kept, _) = opened("splitnn", {"model.backbone": "small-cnn"}, local_steps=2)
     release = [one for one in kept if one.operation == "forward"][-1]
     seen, truth = of_site(tools, release)
-    (found,) = attack_latents.invert_latents(seen, truth)
+    (found,) = attack_latents.LatentInversionAttack().attack(seen, truth)
     assert isinstance(found, Finding)
     assert "training mode" in found.threat_model
     shown = found.draw.__self__
@@ -209,11 +209,11 @@ def test_activations_of_a_batch_are_inverted_in_training_mode_and_scored_with_th
 @pytest.mark.parametrize(
     ("method", "changes", "attack", "of_kind", "capability"),
     [
-        ("fedreplay", {}, attack_latents.invert_latents, "latents", Capability.LATENTS),
-        ("fedreplay", {}, attack_latents.invert_latents, "latents", Capability.BATCH_NORM_STATISTICS),
-        ("cwt-replay", VQVAE2, attack_synthetic.attack_codes, "codes", Capability.GENERATOR),
-        ("fedavg-replay", DCGAN, attack_synthetic.attack_generator, "generator", Capability.GENERATOR),
-        ("fedavg-replay", DCGAN, attack_synthetic.attack_generator, "generator", Capability.SYNTHETIC_IMAGES),
+        ("fedreplay", {}, attack_latents.LatentInversionAttack().attack, "latents", Capability.LATENTS),
+        ("fedreplay", {}, attack_latents.LatentInversionAttack().attack, "latents", Capability.BATCH_NORM_STATISTICS),
+        ("cwt-replay", VQVAE2, attack_synthetic.DecodingAttack().attack, "codes", Capability.GENERATOR),
+        ("fedavg-replay", DCGAN, attack_synthetic.GeneratorAttack().attack, "generator", Capability.GENERATOR),
+        ("fedavg-replay", DCGAN, attack_synthetic.GeneratorAttack().attack, "generator", Capability.SYNTHETIC_IMAGES),
     ],
 )
 def test_what_is_withheld_is_not_used(opened, method, changes, attack, of_kind, capability):
@@ -239,9 +239,11 @@ def test_copies_are_shown_beside_what_they_copy(tmp_path, channels):
     others = others.clone()
     others[4], others[9] = training[7].flip(-1), training[2]
     found = find_copies(others, training, held_out)
-    pairs = attack_synthetic.closest_pairs(others, training, found, shown=3)
-    shown = {int(found.training.index[row]) for row in found.training.distance.argsort()[:2]}
-    assert shown == {7, 2}
+    near = found.training
+    which = near.distance.argsort()[:2]
+    assert set(near.index[which].tolist()) == {7, 2}
+    turns = near.orientation[which]
+    pairs = attack_synthetic.beside(others[which], training[near.index[which]], ["0.1", "0.2"], turns)
     mirrored = next(n for n, words in enumerate(pairs.captions) if words.endswith("mirrored"))
     assert torch.equal(pairs.rows["made"][mirrored], training[7].flip(-1))
     assert torch.equal(pairs.rows["training"][mirrored], training[7])

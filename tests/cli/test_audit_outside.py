@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from polyclinic.attacks.near_copies import shift
 from polyclinic.audits import external_files as outside_update
-from polyclinic.audits.external_files import OutsideImages, share_classes
+from polyclinic.audits.external_files import ImageFolder, share_classes
 from polyclinic.cli import run_app
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.errors import BadInput
@@ -146,11 +146,11 @@ def test_bad_input_of_an_update_is_named(run, update, tmp_path, changes, words):
 
 
 def test_a_site_may_have_images_of_one_class_only(chests):
-    one = OutsideImages(chests[:2], torch.tensor([0, 0]), ("ill",))
-    both = OutsideImages(chests[:3], torch.tensor([0, 1, 1]), ("healthy", "ill"))
+    one = ImageFolder(chests[:2], torch.tensor([0, 0]), ("ill",))
+    both = ImageFolder(chests[:3], torch.tensor([0, 1, 1]), ("healthy", "ill"))
     first, second = share_classes(one, both, 2)
     assert (first.labels.tolist(), second.labels.tolist()) == ([1, 1], [0, 1, 1])
-    other = OutsideImages(chests[:2], torch.tensor([0, 0]), ("Ill",))
+    other = ImageFolder(chests[:2], torch.tensor([0, 0]), ("Ill",))
     with pytest.raises(BadInput, match=r"name 3 classes \(Ill, healthy, ill\), and the network has 2 outputs"):
         share_classes(other, both, 2)
 

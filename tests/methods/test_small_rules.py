@@ -8,8 +8,6 @@ import torch
 
 from polyclinic.attacks.gradient_inversion.initialisation import _whole
 from polyclinic.attacks.near_copies import brighten
-from polyclinic.audits.sum_layouts import histogram_scores
-from polyclinic.errors import BadInput
 from polyclinic.federation.layers.movement import moved
 from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.site import SitePosition
@@ -60,13 +58,6 @@ def test_chances_of_a_difference_by_hand():
     assert _p((1.0, 1.0, 1.0, 0.0)) == 0.0
     assert _p((1.96, 0.0, 0.0, 1.0)) == pytest.approx(0.05, abs=1e-3)
     assert _p((-1.96, 0.0, 0.0, 1.0)) == pytest.approx(0.05, abs=1e-3)
-
-
-@pytest.mark.parametrize("rounds", [(0, 0), (1, 2)])
-def test_histograms_and_candidates_are_of_the_same_rounds(rounds):
-    histograms, scores = ([torch.ones(2)] * count for count in rounds)
-    with pytest.raises(BadInput, match="one for each round"):
-        histogram_scores(histograms, scores, torch.tensor([0.5]))
 
 
 def test_counts_that_nothing_is_known_of_are_even():

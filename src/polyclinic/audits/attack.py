@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from polyclinic.attacks.attack import AttackSettings, Capability, ThreatModel, Verdict
+from polyclinic.attacks.attack import AttackSettings, Capabilities, Capability, ThreatModel, Verdict
 from polyclinic.audits.truth import Truth, What
 from polyclinic.data.parts import SiteData, open_site
 from polyclinic.federation.ledger.archive import Release
@@ -144,6 +144,10 @@ class Finding:
     question: str = "images"
     doubt: str = ""
 
+    def with_figures(self, figures: Mapping[str, float | int | str]) -> Finding:
+        """The same with more evidence."""
+        return replace(self, verdict=replace(self.verdict, evidence={**self.verdict.evidence, **figures}))
+
 
 #: the question of an attack that was cut off before it could say what it asks
 EVERY_QUESTION = "every"
@@ -164,9 +168,18 @@ def not_granted(
     settings: AttackSettings, seen: Seen, question: str = "images", has: Iterable[Capability] = ()
 ) -> NotTried | None:
     """Why an attack is outside the threat model, if it is; `has`: what the attacker has made itself."""
-    missing = settings.needs - seen.tools.threat.granted - set(has)
+    return lacking(settings.name, settings.needs - set(has), seen, question)
+
+
+def lacking(attack: str, needs: Capabilities, seen: Seen, question: str) -> NotTried | None:
+    """The same of an attack with these needs."""
+    missing = needs - seen.tools.threat.granted
     why = f"the threat model does not grant {', '.join(sorted(missing))}"
-    return NotTried(settings.name, why, question, excluded=True) if missing else None
+    return NotTried(attack, why, question, excluded=True) if missing else None
+
+
+#: what one attack gives for one parcel
+Results = list[Finding | NotTried]
 
 
 @dataclass(frozen=True)
@@ -194,7 +207,7 @@ class Attack(ABC):
     tests: ClassVar[int] = 1  #: how many chances it compares with the audit's level, for each parcel
 
     @abstractmethod
-    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+    def attack(self, seen: Seen, truth: Truth) -> Results:
         """What was found in one parcel, or why it was not tried."""
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:

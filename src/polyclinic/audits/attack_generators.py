@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.attacks.attack import Capability
-from polyclinic.attacks.copies import FEWEST, Copies, CopySearch
+from polyclinic.attacks.copies import FEWEST, CopySearch
 from polyclinic.attacks.membership import NearestSynthetic
 from polyclinic.attacks.near_copies import (
     FOUND,
@@ -23,11 +23,11 @@ from polyclinic.attacks.near_copies import (
     weakest_copies,
 )
 from polyclinic.attacks.projection import Projected, Projection
-from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Seen, Tools, not_granted
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, Tools, not_granted
 from polyclinic.audits.attack_latents import NO_IMAGES, invert_codes, shape_of_latents
 from polyclinic.audits.planting import planted_codes, planted_leaning, planted_within_reach
 from polyclinic.audits.plots import Pairs, histograms
-from polyclinic.audits.recovery import recovery
+from polyclinic.audits.recovery import score_in_order
 from polyclinic.audits.truth import Truth, truth_of_held_out
 from polyclinic.data.pixels import to_uint8
 from polyclinic.errors import BadInput
@@ -37,22 +37,49 @@ from polyclinic.generators.base import even_labels
 from polyclinic.generators.latent_space import LatentSpace
 from polyclinic.generators.replay_stream import from_groups
 from polyclinic.metrics.images import ORIENTATIONS
-from polyclinic.metrics.perceptual import Distance
 from polyclinic.randomness import torch_rng
 
-Results = list[Finding | NotTried]
 #: patients of members and of held-out images, where they are known
 Cases = tuple[np.ndarray, np.ndarray] | None
+NEAR = "near-copies"
+SHOWN = 8  #: pairs of a picture
+VALUES = 8  # labels to choose from, where they are values and none is known
+NO_SAMPLES = "the generator was sent without what draws samples"
+OTHER_SIZE = NotTried("copies", "the parcel holds no images of the study's size", "copies")
 
 
-class GeneratorAttack(Attack):
+class CopiesAttack(Attack):
+    """Looks for copies of training images among synthetic ones, and tells members by the nearest synthetic image."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("synthetic-images",)
+    tests: ClassVar[int] = 2
+
+    def attack(self, seen: Seen, truth: Truth) -> Results:
+        images = sent_images(seen)
+        return [OTHER_SIZE] if images is None else attack_images(seen, truth, images)
+
+    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
+        sent = sent_images(seen)
+        return [] if sent is None else planted_leaning(seen, asked_of_held_out(seen, truth), sent)
+
+
+class GeneratorAttack(CopiesAttack):
     """Samples the generator that was sent and looks for copies and members, also by search in its latent space."""
 
     kinds: ClassVar[tuple[str, ...]] = ("generator",)
     tests: ClassVar[int] = 3
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
-        return attack_generator(seen, truth)
+        if seen.kind == "synthetic-images":  # what was planted in place of samples
+            return super().attack(seen, truth)
+        model = load_generator(seen, seen.parcel.tensors)
+        if isinstance(model, NotTried):
+            return [model]
+        if seen.tools.assembly.study.in_latents:
+            return [NotTried("copies", NO_IMAGES, "copies")]
+        made = sample(seen, model)
+        found: Results = [made] if isinstance(made, NotTried) else attack_images(seen, truth, made)
+        return [*found, attack_by_projection(seen, truth, model)]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
         model = load_generator(seen, seen.parcel.tensors)
@@ -71,33 +98,19 @@ class DecodingAttack(Attack):
     tests: ClassVar[int] = 3
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
-        return attack_codes(seen, truth)
+        decoded = decode(seen)
+        if isinstance(decoded, NotTried):
+            return [decoded]
+        if isinstance(decoded, Coded):
+            return invert_codes(seen, truth, decoded.model, decoded.codes)
+        return [score_decoded(decoded, seen, truth), *attack_images(seen, truth, decoded)]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
         model = model_of_codes(seen)
         return [] if isinstance(model, NotTried) else planted_codes(seen, truth, model)
 
 
-class CopiesAttack(Attack):
-    """Looks for copies of training images among synthetic ones, and tells members by the nearest synthetic image."""
-
-    kinds: ClassVar[tuple[str, ...]] = ("synthetic-images",)
-    tests: ClassVar[int] = 2
-
-    def attack(self, seen: Seen, truth: Truth) -> Results:
-        return attack_synthetic_images(seen, truth)
-
-    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
-        sent = sent_images(seen)
-        return [] if sent is None else planted_leaning(seen, asked_of_held_out(seen, truth), sent)
-
-
-def attack_synthetic_images(seen: Seen, truth: Truth) -> Results:
-    """Attack synthetic images as they were sent."""
-    images = sent_images(seen)
-    if images is None:
-        return [NotTried("copies", "the parcel holds no images of the study's size", "copies")]
-    return attack_images(seen, truth, images)
+# --- what the receiver can look at ----------------------------------------------------------------------
 
 
 def sent_images(seen: Seen) -> Tensor | None:
@@ -108,28 +121,6 @@ def sent_images(seen: Seen) -> Tensor | None:
         return None
     images = torch.cat(sent)
     return images if images.dtype == torch.uint8 else to_uint8(images)
-
-
-def attack_generator(seen: Seen, truth: Truth) -> Results:
-    """Attack what the receiver can sample from a generator, and search its latent space for training images."""
-    if seen.kind == "synthetic-images":  # what was planted in place of samples
-        return attack_synthetic_images(seen, truth)
-    model = load_generator(seen, seen.parcel.tensors)
-    if isinstance(model, NotTried):
-        return [model]
-    if seen.tools.assembly.study.in_latents:
-        return [NotTried("copies", NO_IMAGES, "copies")]
-    return [*attack_samples(seen, truth, model), attack_by_projection(seen, truth, model)]
-
-
-def attack_codes(seen: Seen, truth: Truth) -> Results:
-    """Decode codes of real images with the decoder that was sent, and attack the decoded images."""
-    decoded = decode(seen)
-    if isinstance(decoded, NotTried):
-        return [decoded]
-    if isinstance(decoded, Coded):
-        return invert_codes(seen, truth, decoded.model, decoded.codes)
-    return [score_decoded(decoded, seen, truth), *attack_images(seen, truth, decoded)]
 
 
 @dataclass(frozen=True)
@@ -161,113 +152,6 @@ def model_of_codes(seen: Seen) -> CodedModel | NotTried:
     return model if known else NotTried("decoding", "no decoder of these codes is known")  # type: ignore[return-value]
 
 
-def asked_of_held_out(seen: Seen, truth: Truth) -> Truth | None:
-    """The truth of a plant that is asked about as many images as the budget has."""
-    return truth_of_held_out(truth, seen.tools.effort.candidates)
-
-
-def score_decoded(decoded: Tensor, seen: Seen, truth: Truth) -> Finding:
-    """How close decoded images are to the site's own; codes keep the order of the images."""
-    tools = seen.tools
-    count = min(len(decoded), tools.effort.candidates)
-    found, others = decoded[:count].float() / 255, truth.held_out(tools.effort.candidates)[0].float() / 255
-    result = recovery(
-        found,
-        truth.images(torch.arange(count)),
-        others,
-        in_order=True,
-        distance=tools.distance,
-        device=tools.device,
-        where=f"{seen.where}, decoding",
-    )
-    has = "decoding: the attacker has the codes that a site sent and the generator with its weights; codes keep the "
-    return Finding("decoding", f"{has}order of the images.", result.verdict(tools.level), draw=result.draw)
-
-
-# --- attacks on synthetic images ----------------------------------------------------------------------
-
-
-def attack_samples(seen: Seen, truth: Truth, model: GeneratorModel) -> Results:
-    """Sample from a generator, and attack the samples."""
-    made = sample(seen, model)
-    return [made] if isinstance(made, NotTried) else attack_images(seen, truth, made)
-
-
-def sample(seen: Seen, model: GeneratorModel) -> Tensor | NotTried:
-    """As many uint8 images as the budget asks about, of all labels alike."""
-    labels = even_labels(seen.tools.effort.candidates, model.target)
-    try:
-        return model.sample(labels, torch_rng(seen.tools.seed, "audit", "samples", seen.parcel.digest))
-    except BadInput:
-        return NotTried("copies", "the generator was sent without what draws samples", "copies")
-
-
-def attack_images(seen: Seen, truth: Truth, made: Tensor) -> Results:
-    """Search synthetic images for copies, and infer membership from the nearest one."""
-    count, distance = seen.tools.effort.candidates, seen.tools.distance
-    members, others, cases = truth.members(count)[0], truth.held_out(count)[0], truth.cases(count)
-    if min(len(members), len(others)) < FEWEST:
-        why = f"{len(members)} training and {len(others)} held-out images are fewer than {FEWEST}"
-        return [NotTried("copies", why, "copies"), NotTried("nearest-synthetic", why, "membership")]
-    made = made[torch.randperm(len(made), generator=torch_rng(seen.tools.seed, "audit", "made"))[:count]]
-    return [
-        search_copies(seen, made, members, others, CopySearch(), distance, cases),
-        nearest_membership(seen, made, members, others, NearestSynthetic(), distance, cases),
-    ]
-
-
-def search_copies(
-    seen: Seen, made: Tensor, members: Tensor, others: Tensor, search: CopySearch, distance: Distance, cases: Cases
-) -> Finding | NotTried:
-    if refused := not_granted(search, seen):
-        return refused
-    found = search.run(made, members, others, distance, cases=cases, seed=seen.tools.seed, device=seen.tools.device)
-    distances = {
-        "made, to nearest training image": found.training.distance,
-        "held-out, to nearest training image": found.baseline.distance,
-    }
-    pairs = closest_pairs(made, members, found)
-    title = f"{seen.where}, {search.name}\nCopies: made images that lie nearer to a training image than the limit"
-    draw = histograms(f"{found.features} distance", distances, limit=found.limit, pairs=pairs, title=title)
-    return Finding(search.name, str(search), found.verdict(seen.tools.level), draw=draw, question="copies")
-
-
-def closest_pairs(made: Tensor, members: Tensor, found: Copies, shown: int = 8) -> Pairs:
-    """The made images that lie closest to a training image, as they were made, each above that image."""
-    which = found.training.distance.argsort()[:shown]
-    turns = found.training.orientation[which]
-    how = [ORIENTATIONS[int(turn)].replace(" by", "").replace(" degrees", "°") if turn else "" for turn in turns]
-    distances = [f"{value:.2g}" for value in found.training.distance[which]]
-    return Pairs(
-        {"made": made[which], "training": members[found.training.index[which]]},
-        [f"{distance}\n{words}" for distance, words in zip(distances, how, strict=True)],
-    )
-
-
-def nearest_membership(
-    seen: Seen,
-    made: Tensor,
-    members: Tensor,
-    others: Tensor,
-    attack: NearestSynthetic,
-    distance: Distance,
-    cases: Cases,
-) -> Finding | NotTried:
-    if refused := not_granted(attack, seen, "membership"):
-        return refused
-    found = attack.run(made, members, others, distance, device=seen.tools.device)
-    draw = histograms(
-        f"{found.features} distance to the nearest made image",
-        {"training images": -found.members, "held-out images": -found.others},
-        title=f"{seen.where}, {attack.name}\nMembership: are made images nearer to training images than to others?",
-    )
-    verdict = replace(found, cases=cases).verdict(seen.tools.level)
-    return Finding(attack.name, found.threat_model, verdict, draw=draw, question="membership")
-
-
-# --- building blocks ----------------------------------------------------------------------------------
-
-
 def load_generator(seen: Seen, state: Mapping[str, Tensor]) -> GeneratorModel | NotTried:
     """The study's generator in the state that was sent."""
     tools = seen.tools
@@ -281,7 +165,88 @@ def load_generator(seen: Seen, state: Mapping[str, Tensor]) -> GeneratorModel | 
     return model
 
 
-VALUES = 8  # labels to choose from, where they are values and none is known
+def sample(seen: Seen, model: GeneratorModel) -> Tensor | NotTried:
+    """As many uint8 images as the budget asks about, of all labels alike."""
+    labels = even_labels(seen.tools.effort.candidates, model.target)
+    try:
+        return model.sample(labels, torch_rng(seen.tools.seed, "audit", "samples", seen.parcel.digest))
+    except BadInput:
+        return NotTried("copies", NO_SAMPLES, "copies")
+
+
+def asked_of_held_out(seen: Seen, truth: Truth) -> Truth | None:
+    """The truth of a plant that is asked about as many images as the budget has."""
+    return truth_of_held_out(truth, seen.tools.effort.candidates)
+
+
+# --- attacks on synthetic images ----------------------------------------------------------------------
+
+
+def score_decoded(decoded: Tensor, seen: Seen, truth: Truth) -> Finding:
+    """How close decoded images are to the site's own; codes keep the order of the images."""
+    count = min(len(decoded), seen.tools.effort.candidates)
+    result = score_in_order(seen, truth, decoded[:count].float() / 255, "decoding", used=torch.arange(count))
+    has = "decoding: the attacker has the codes that a site sent and the generator with its weights; codes keep the "
+    return Finding("decoding", f"{has}order of the images.", result.verdict(seen.tools.level), draw=result.draw)
+
+
+def attack_images(seen: Seen, truth: Truth, made: Tensor) -> Results:
+    """Search synthetic images for copies, and infer membership from the nearest one."""
+    count = seen.tools.effort.candidates
+    members, others = truth.members(count)[0], truth.held_out(count)[0]
+    if min(len(members), len(others)) < FEWEST:
+        why = f"{len(members)} training and {len(others)} held-out images are fewer than {FEWEST}"
+        return [NotTried("copies", why, "copies"), NotTried("nearest-synthetic", why, "membership")]
+    made = made[torch.randperm(len(made), generator=torch_rng(seen.tools.seed, "audit", "made"))[:count]]
+    sets = (made, members, others)
+    return [search_copies(seen, sets, truth.cases(count)), nearest_membership(seen, sets, truth.cases(count))]
+
+
+def search_copies(seen: Seen, sets: tuple[Tensor, Tensor, Tensor], cases: Cases) -> Finding | NotTried:
+    """Copies of members among made images; `sets`: made images, members, held-out images."""
+    search, tools, (made, members, _) = CopySearch(), seen.tools, sets
+    if refused := not_granted(search, seen):
+        return refused
+    found = search.run(*sets, tools.distance, cases=cases, seed=tools.seed, device=tools.device)
+    near = found.training
+    which = near.distance.argsort()[:SHOWN]
+    figures = [f"{value:.2g}" for value in near.distance[which]]
+    title = "Copies: made images that lie nearer to a training image than the limit"
+    draw = histograms(
+        f"{found.features} distance",
+        {
+            "made, to nearest training image": near.distance,
+            "held-out, to nearest training image": found.baseline.distance,
+        },
+        limit=found.limit,
+        pairs=beside(made[which], members[near.index[which]], figures, near.orientation[which]),
+        title=f"{seen.where}, {search.name}\n{title}",
+    )
+    return Finding(search.name, str(search), found.verdict(tools.level), draw=draw, question="copies")
+
+
+def nearest_membership(seen: Seen, sets: tuple[Tensor, Tensor, Tensor], cases: Cases) -> Finding | NotTried:
+    """Members told by the nearest made image; sets as above."""
+    attack, tools = NearestSynthetic(), seen.tools
+    if refused := not_granted(attack, seen, "membership"):
+        return refused
+    found = replace(attack.run(*sets, tools.distance, device=tools.device), cases=cases)
+    draw = histograms(
+        f"{found.features} distance to the nearest made image",
+        {"training images": -found.members, "held-out images": -found.others},
+        title=f"{seen.where}, {attack.name}\nMembership: are made images nearer to training images than to others?",
+    )
+    return Finding(attack.name, found.threat_model, found.verdict(tools.level), draw=draw, question="membership")
+
+
+def beside(made: Tensor, training: Tensor, figures: list[str], orientation: Tensor) -> Pairs:
+    """Made images as they were made, each above its training image, with a figure and how it lies on it."""
+    how = [ORIENTATIONS[int(t)].replace(" by", "").replace(" degrees", "°") if t else "" for t in orientation]
+    captions = [f"{figure}\n{words}" for figure, words in zip(figures, how, strict=True)]
+    return Pairs({"made": made, "training": training}, captions)
+
+
+# --- projection -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -293,17 +258,14 @@ class SearchInReach:
     tools: Tools
     choices: Tensor  #: labels to choose from where an image's own is not known
 
-    @property
-    def labelled(self) -> bool:
-        return self.attack.conditional and not self.attack.guessed
-
     def run(self, images: Tensor, labels: Tensor) -> Projected:
         """The closest images that the generator can make."""
+        labelled = self.attack.conditional and not self.attack.guessed
         return self.attack.run(
             self.space,
             images,
             self.tools.distance,
-            labels=labels if self.labelled else None,
+            labels=labels if labelled else None,
             choices=self.choices,
             seed=self.tools.seed,
             device=self.tools.device,
@@ -341,8 +303,7 @@ def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Fin
     return Finding(search.attack.name, found.threat_model, verdict, draw=draw, question="membership")
 
 
-NAME, QUESTION = "near-copies", "copies"
-SHOWN = 8  #: pairs of a picture
+# --- near copies ----------------------------------------------------------------------------------------
 
 
 class NearCopiesAttack(Attack):
@@ -350,9 +311,9 @@ class NearCopiesAttack(Attack):
 
     kinds: ClassVar[tuple[str, ...]] = ("generator", "synthetic-images")
 
-    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-        if refused := not_granted(CopySearch(), seen, QUESTION):
-            return [replace(refused, attack=NAME)]
+    def attack(self, seen: Seen, truth: Truth) -> Results:
+        if refused := not_granted(CopySearch(), seen, "copies"):
+            return [replace(refused, attack=NEAR)]
         made = made_images(seen)
         return [made] if isinstance(made, NotTried) else [search_near_copies(seen, truth, made)]
 
@@ -370,23 +331,19 @@ class NearCopiesAttack(Attack):
 
 def made_images(seen: Seen) -> Tensor | NotTried:
     """Images uint8 that were sent, or that the receiver samples from the generator that was sent."""
-    tools = seen.tools
-    rng = torch_rng(tools.seed, "audit", "near copies", seen.site, seen.round)
     if seen.kind == "synthetic-images":
-        sent = [t for t in seen.parcel.tensors.values() if t.dim() == 4 and tuple(t.shape[1:]) == tools.image_shape]
-        if not sent:
-            return NotTried(NAME, "the parcel holds no images of the study's size", QUESTION)
-        images = torch.cat(sent)
-        return images if images.dtype == torch.uint8 else to_uint8(images)
-    if tools.assembly.study.in_latents:
-        return NotTried(NAME, "the generator makes latents and no images", QUESTION, excluded=True)
+        sent = sent_images(seen)
+        return replace(OTHER_SIZE, attack=NEAR) if sent is None else sent
+    if seen.tools.assembly.study.in_latents:
+        return NotTried(NEAR, "the generator makes latents and no images", "copies", excluded=True)
     model = load_generator(seen, seen.parcel.tensors)
     if isinstance(model, NotTried):
         return model
+    rng = torch_rng(seen.tools.seed, "audit", "near copies", seen.site, seen.round)
     try:
-        return model.sample(even_labels(tools.effort.candidates, model.target), rng)
+        return model.sample(even_labels(seen.tools.effort.candidates, model.target), rng)
     except BadInput:
-        return NotTried(NAME, "the generator was sent without what draws samples", QUESTION)
+        return NotTried(NEAR, NO_SAMPLES, "copies")
 
 
 def search_near_copies(seen: Seen, truth: Truth, made: Tensor) -> Finding | NotTried:
@@ -396,15 +353,15 @@ def search_near_copies(seen: Seen, truth: Truth, made: Tensor) -> Finding | NotT
     held_out = truth.held_out(max(tools.effort.candidates, FEWEST))[0]
     if min(len(training), len(held_out)) < FEWEST:
         why = f"{len(training)} training and {len(held_out)} held-out images are fewer than {FEWEST}"
-        return NotTried(NAME, why, QUESTION)
+        return NotTried(NEAR, why, "copies")
     index = CopyIndex(training, held_out, device=tools.device)
     found = index.search(made, level=tools.level)
     planted = min(PLANTED, max(2, tools.effort.candidates // 10))
-    return finding_of(index, found, made, tools.seed, str(CopySearch()), planted, f"{seen.where}, {NAME}\n")
+    return near_copy_finding(index, found, made, tools.seed, planted=planted, where=f"{seen.where}, {NEAR}\n")
 
 
-def finding_of(
-    index: CopyIndex, found: NearCopies, made: Tensor, seed: int, threat: str, planted: int = PLANTED, where: str = ""
+def near_copy_finding(
+    index: CopyIndex, found: NearCopies, made: Tensor, seed: int, *, planted: int = PLANTED, where: str = ""
 ) -> Finding:
     """The finding; where no copy was found, with the level at which the search stops finding planted ones."""
     verdict, doubt = found.verdict(), ""
@@ -415,22 +372,14 @@ def finding_of(
         verdict = replace(verdict, because=f"{verdict.because}; planted here, {power}", evidence=evidence)
         if power.weakest < FOUND:
             doubt = f"only {power.weakest:.0%} of planted copies are found ({WEAKEST_WORDS}); hold out more images"
-    beyond, shown = int(found.is_copy.sum()), min(SHOWN, len(made))
-    title = f"{where}Near copies: {beyond} of {len(made)} made images are beyond the limit. Below: the nearest {shown}"
+    which = found.strength.argsort(descending=True)[:SHOWN]
+    strengths = [f"{strength:.2f}" for strength in found.strength[which].tolist()]
+    beyond = f"{int(found.is_copy.sum())} of {len(made)} made images are beyond the limit"
     draw = histograms(
         "gap between training and held-out images, as a share of the limit",
         {"made images": found.strength},
         limit=1.0,
-        pairs=strongest_pairs(made, index.training, found),
-        title=title,
+        pairs=beside(made[which], to_uint8(index.training[found.index[which]]), strengths, found.orientation[which]),
+        title=f"{where}Near copies: {beyond}. Below: the nearest {len(which)}",
     )
-    return Finding(NAME, threat, verdict, draw=draw, question=QUESTION, doubt=doubt)
-
-
-def strongest_pairs(made: Tensor, training: Tensor, found: NearCopies, shown: int = SHOWN) -> Pairs:
-    """The made images with the largest gaps, as they were made, each above its training image."""
-    which = found.strength.argsort(descending=True)[:shown]
-    turns = [int(turn) for turn in found.orientation[which]]
-    how = [ORIENTATIONS[turn].replace(" by", "").replace(" degrees", "°") if turn else "" for turn in turns]
-    captions = [f"{strength:.2f}\n{words}" for strength, words in zip(found.strength[which].tolist(), how, strict=True)]
-    return Pairs({"made": made[which], "training": to_uint8(training[found.index[which]])}, captions)
+    return Finding(NEAR, str(CopySearch()), verdict, draw=draw, question="copies", doubt=doubt)

@@ -11,7 +11,7 @@ candidates as the study trains its own, tell which (GAN-Leaks' calibration, with
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -30,7 +30,7 @@ from polyclinic.attacks.membership import (
     score_all,
     shadow_scores,
 )
-from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, PoolScores, Seen, not_granted
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, PoolScores, Results, Seen, not_granted
 from polyclinic.audits.attack_generators import made_images
 from polyclinic.audits.planting import planted_leaning
 from polyclinic.audits.plots import histograms
@@ -51,6 +51,7 @@ PASSES = 20  #: over the planted images, at most
 HALVINGS = 6  #: of the last pass, to stop near the goal
 STEPS = 400  #: of a reference model, at most
 RARE = 0.001  #: the smaller of the two rates of false alarms that are reported
+TOO_FEW = f"fewer than {FEWEST} training or held-out images to compare"
 TITLE = "Membership: the further apart, the better an attacker tells whose images were used"
 
 
@@ -59,24 +60,44 @@ class LossMembershipAttack(Attack):
 
     kinds: ClassVar[tuple[str, ...]] = ("weights",)
 
-    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-        return [loss_membership(seen, truth)]
+    def attack(self, seen: Seen, truth: Truth) -> Results:
+        settings = LossThreshold()
+        if refused := why_not(seen, truth, settings):
+            return [refused]
+        asked = Candidates(seen, truth)
+        losses = score_all(losses_of(seen, sent_model(seen)), asked.images, asked.answers)
+        return [membership_finding(settings.name, str(settings), -losses, asked, seen, "minus the loss of an image")]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
-        return planted_memory(seen, truth)
+        """The sent model, trained further on half of the held-out images until it just remembers them; the same one
+        for all attacks on a parcel."""
+        where = ("memory", seen.site, seen.parcel.digest)
+        if where not in seen.tools.planted:
+            seen.tools.planted.clear()  # of the parcel before
+            seen.tools.planted[where] = plant_memory(seen, truth)
+        return seen.tools.planted[where]
 
 
-class ReferenceMembershipAttack(Attack):
+class ReferenceMembershipAttack(LossMembershipAttack):
     """Compares the model that was sent with reference models (Zarifzadeh et al. 2024; Carlini et al. 2022)."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("weights",)
     tests: ClassVar[int] = 2
 
-    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-        return reference_membership(seen, truth)
+    def attack(self, seen: Seen, truth: Truth) -> Results:
+        """RMIA and LiRA with the same reference models, which are trained as a site trains, on halves of the
+        candidates."""
+        settings = ShadowModels(count=seen.tools.effort.references)
+        if refused := why_not(seen, truth, settings):
+            return [refused]
+        asked = Candidates(seen, truth)
+        observed = -score_all(losses_of(seen, sent_model(seen)), asked.images, asked.answers)
 
-    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
-        return planted_memory(seen, truth)
+        def train(index: Tensor, seed: int) -> Scorer:
+            losses = losses_of(seen, reference_model(seen, asked, index, seed))
+            return lambda images, answers: -losses(images, answers)
+
+        known = shadow_scores(train, asked.images, asked.answers, count=settings.count, seed=seen.tools.seed)
+        return [*beside_references(seen, asked, str(settings), observed, known)]
 
 
 # --- attacks --------------------------------------------------------------------------------------------
@@ -103,41 +124,17 @@ def why_not(seen: Seen, truth: Truth, settings: LossThreshold | ShadowModels) ->
         return NotTried(settings.name, "only a part of the network was sent", "membership")
     if refused := not_granted(settings, seen, "membership"):
         return refused
-    if not Candidates(seen, truth).enough:
-        why = f"fewer than {FEWEST} training or held-out images to compare"
-        return NotTried(settings.name, why, "membership")
-    return None
+    return None if Candidates(seen, truth).enough else NotTried(settings.name, TOO_FEW, "membership")
 
 
-def loss_membership(seen: Seen, truth: Truth) -> Finding | NotTried:
-    """Tell training images from held-out ones by the loss of the model that was sent."""
-    settings = LossThreshold()
-    if refused := why_not(seen, truth, settings):
-        return refused
-    asked = Candidates(seen, truth)
-    losses = score_all(losses_of(seen, sent_model(seen)), asked.images, asked.answers)
-    return membership_finding(settings.name, str(settings), -losses, asked, seen, "minus the loss of an image")
-
-
-def reference_membership(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-    """RMIA and LiRA with the same reference models, which are trained as a site trains, on halves of the candidates."""
-    settings = ShadowModels(count=seen.tools.effort.references)
-    if refused := why_not(seen, truth, settings):
-        return [refused]
-    asked = Candidates(seen, truth)
-    observed = -score_all(losses_of(seen, sent_model(seen)), asked.images, asked.answers)
-
-    def train(index: Tensor, seed: int) -> Scorer:
-        losses = losses_of(seen, reference_model(seen, asked, index, seed))
-        return lambda images, answers: -losses(images, answers)
-
-    shadows, inside = shadow_scores(train, asked.images, asked.answers, count=settings.count, seed=seen.tools.seed)
+def beside_references(
+    seen: Seen, asked: Candidates, threat: str, observed: Tensor, known: tuple[Tensor, Tensor], suffix: str = ""
+) -> Iterator[Finding]:
+    """RMIA and LiRA of scores `observed` [N]; `known`: those of references [S, N], and which of them saw each."""
+    scores, inside = known
     population = torch.arange(len(observed)) >= asked.members
-    by_name = {"rmia": rmia(observed, shadows, population), "lira": lira(observed, shadows, inside)}
-    return [
-        membership_finding(name, str(settings), scores, asked, seen, f"score of {name.upper()}")
-        for name, scores in by_name.items()
-    ]
+    for name, found in (("rmia", rmia(observed, scores, population)), ("lira", lira(observed, scores, inside))):
+        yield membership_finding(f"{name}{suffix}", threat, found, asked, seen, f"score of {name.upper()}")
 
 
 def membership_finding(
@@ -148,7 +145,9 @@ def membership_finding(
     behind = "images in these sums" if seen.kind in SUM_KINDS else "training images"
     result = Memberships(inside, outside, separation(inside, outside), "", threat_model, asked.cases)
     said = result.verdict(seen.tools.level)
-    evidence = {**said.evidence, **rare_hits(inside, outside), **by_class(scores, asked), "level": seen.tools.level}
+    rare = separation(inside, outside, false_alarms=RARE)
+    rare_hits = {"hits_rare": rare.hits, "hits_rare_low": rare.hits_low, "hits_rare_high": rare.hits_high}
+    evidence = {**said.evidence, **rare_hits, **by_class(scores, asked), "level": seen.tools.level}
     return Finding(
         name,
         threat_model,
@@ -156,12 +155,6 @@ def membership_finding(
         draw=histograms(measured, {behind: inside, "held-out images": outside}, title=f"{seen.where}, {name}\n{TITLE}"),
         question="membership",
     )
-
-
-def rare_hits(inside: Tensor, outside: Tensor) -> dict[str, float]:
-    """The share of members found at 0.1 % of false alarms, with its interval."""
-    found = separation(inside, outside, false_alarms=RARE)
-    return {"hits_rare": found.hits, "hits_rare_low": found.hits_low, "hits_rare_high": found.hits_high}
 
 
 def by_class(scores: Tensor, asked: Candidates) -> dict[str, float]:
@@ -229,16 +222,6 @@ def losses_of(seen: Seen, model: Backbone, *, train: bool = False) -> Scorer:
 
 
 # --- power ----------------------------------------------------------------------------------------------
-
-
-def planted_memory(seen: Seen, truth: Truth) -> list[Planted]:
-    """The sent model, trained further on half of the held-out images until it just remembers them; the same one for all
-    attacks on a parcel."""
-    where = ("memory", seen.site, seen.parcel.digest)
-    if where not in seen.tools.planted:
-        seen.tools.planted.clear()  # of the parcel before
-        seen.tools.planted[where] = plant_memory(seen, truth)
-    return seen.tools.planted[where]
 
 
 def plant_memory(seen: Seen, truth: Truth) -> list[Planted]:
@@ -310,41 +293,29 @@ class ReferenceGeneratorsAttack(Attack):
     kinds: ClassVar[tuple[str, ...]] = ("generator", "synthetic-images")
     tests: ClassVar[int] = 2
 
-    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-        return reference_generators(seen, truth)
+    def attack(self, seen: Seen, truth: Truth) -> Results:
+        """RMIA and LiRA with the same reference generators."""
+        tools, settings = seen.tools, ReferenceGenerators(count=seen.tools.effort.references)
+        if refused := not_granted(settings, seen, "membership"):
+            return [refused]
+        if tools.assembly.study.task.dense or tools.assembly.study.in_latents:
+            return [NotTried(settings.name, "the generator makes more or other things than images", "membership")]
+        made = some_made_images(seen)
+        if isinstance(made, NotTried):
+            return [replace(made, attack=settings.name, question="membership")]
+        asked = Candidates(seen, truth)
+        if not asked.enough:
+            return [NotTried(settings.name, TOO_FEW, "membership")]
+        observed = nearness_scores(made, asked.images, tools.distance, device=tools.device)
+        known = scores_of_references(seen, asked, len(made), settings.count)
+        _, words = shortened(tools.assembly.study.generator, len(asked.images) // 2, tools.effort.generator_steps)
+        found = beside_references(seen, asked, str(settings), observed, known, "-generators")
+        return [replace(one, assumed=[words]) for one in found]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
         """The images that were made, each mixed with a held-out image that the reference generators know, too."""
         made, other = some_made_images(seen), truth_of_asked(truth, seen.tools.effort.candidates)
         return [] if isinstance(made, NotTried) or other is None else planted_leaning(seen, other, made)
-
-
-def reference_generators(seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-    """RMIA and LiRA with the same reference generators."""
-    settings = ReferenceGenerators(count=seen.tools.effort.references)
-    if refused := not_granted(settings, seen, "membership"):
-        return [refused]
-    if seen.tools.assembly.study.task.dense or seen.tools.assembly.study.in_latents:
-        return [NotTried(settings.name, "the generator makes more or other things than images", "membership")]
-    made = some_made_images(seen)
-    if isinstance(made, NotTried):
-        return [replace(made, attack=settings.name, question="membership")]
-    asked = Candidates(seen, truth)
-    if not asked.enough:
-        return [NotTried(settings.name, f"fewer than {FEWEST} training or held-out images to compare", "membership")]
-    observed = nearness_scores(made, asked.images, seen.tools.distance, device=seen.tools.device)
-    known = scores_of_references(seen, asked, len(made), settings.count)
-    population = torch.arange(len(observed)) >= asked.members
-    by_name = {
-        "rmia-generators": rmia(observed, known.scores, population),
-        "lira-generators": lira(observed, known.scores, known.inside),
-    }
-    _, words = shortened(seen.tools.assembly.study.generator, len(asked.images) // 2, seen.tools.effort.generator_steps)
-    found = [
-        membership_finding(name, str(settings), scores, asked, seen, f"score of {name.split('-')[0].upper()}")
-        for name, scores in by_name.items()
-    ]
-    return [replace(one, assumed=[words]) for one in found]
 
 
 def some_made_images(seen: Seen) -> Tensor | NotTried:
@@ -356,7 +327,7 @@ def some_made_images(seen: Seen) -> Tensor | NotTried:
     return made[torch.randperm(len(made), generator=rng)[: seen.tools.effort.candidates]]
 
 
-def scores_of_references(seen: Seen, asked: Candidates, samples: int, count: int) -> PoolScores:
+def scores_of_references(seen: Seen, asked: Candidates, samples: int, count: int) -> tuple[Tensor, Tensor]:
     """What reference generators say of the candidates; trained once for a parcel and what is planted beside it."""
     key = ("generators", seen.site, str(seen.round))
     names = [digest(image) for image in asked.images]
@@ -373,7 +344,7 @@ def scores_of_references(seen: Seen, asked: Candidates, samples: int, count: int
         seen.tools.references.clear()  # of the parcel before
         seen.tools.references[key] = known
     rows = [known.place[name] for name in names]
-    return known._replace(scores=known.scores[:, rows], inside=known.inside[:, rows])
+    return known.scores[:, rows], known.inside[:, rows]
 
 
 def reference_scorer(seen: Seen, asked: Candidates, index: Tensor, samples: int, seed: int) -> Scorer:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import Capability, Verdict
 from polyclinic.attacks.membership import score_all
-from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Seen
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, lacking
 from polyclinic.audits.attack_membership import FEWEST, fit, losses_of, sent_model, unsent_names
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.truth import Truth, site_of
@@ -43,11 +43,9 @@ class SiteInferenceAttack(Attack):
     kinds: ClassVar[tuple[str, ...]] = ("weights",)
     tests: ClassVar[int] = 2
 
-    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-        missing = NEEDS - seen.tools.threat.granted
-        if missing:
-            why = f"the threat model does not grant {', '.join(sorted(missing))}"
-            return [NotTried(NAME, why, QUESTION, excluded=True)]
+    def attack(self, seen: Seen, truth: Truth) -> Results:
+        if refused := lacking(NAME, NEEDS, seen, QUESTION):
+            return [refused]
         others = others_images(seen)
         if others is None or seen.sites > 1:
             return [NotTried(NAME, "no other site's images are here to compare with", QUESTION, excluded=True)]
@@ -140,7 +138,7 @@ def gains_by(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:
 # --- findings -------------------------------------------------------------------------------------------
 
 
-def site_findings(seen: Seen, truth: Truth, others: OtherSites) -> list[Finding | NotTried]:
+def site_findings(seen: Seen, truth: Truth, others: OtherSites) -> Results:
     """From which site does an image come, and from which site does the update come?"""
     count, what = seen.tools.effort.candidates, seen.tools.what
     own, theirs = gains(seen, *truth.held_out(count, what)), gains(seen, *others.asked)

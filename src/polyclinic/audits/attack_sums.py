@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.decoders import FeatureDecoder
-from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Seen, not_granted
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, lacking, not_granted
 from polyclinic.audits.attack_membership import FEWEST, WEAKEST, Candidates, membership_finding, unsent_names
 from polyclinic.audits.recovery import Identification, Recovery, correlations, recovery, without_grey
 from polyclinic.audits.sum_layouts import (
@@ -58,15 +58,14 @@ class SecondMomentsAttack(Attack):
 
     kinds: ClassVar[tuple[str, ...]] = ("statistics",)
 
-    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-        if read_sums(seen.parcel) is None or not isinstance(seen.network, Encoded):
+    def attack(self, seen: Seen, truth: Truth) -> Results:
+        sums = read_sums(seen.parcel)
+        if sums is None or not isinstance(seen.network, Encoded):
             return [NotTried(MOMENTS, "the parcel holds no sums of an encoder's features", QUESTION)]
         if refused := why_not(MOMENTS, seen, truth):
             return [refused]
         asked = Candidates(seen, truth)
-        features = torch.from_numpy(np.array(features_of(seen, (asked.images * 255).round().to(torch.uint8))))
-        sums = read_sums(seen.parcel)
-        assert sums is not None, "asked above"
+        features = features_of(seen, (asked.images * 255).round().to(torch.uint8))
         found = membership_finding(
             MOMENTS, threat("sums of features", "encoder"), sums.scores(features, asked.answers), asked, seen,
             "how well an image fits the sums",
@@ -76,16 +75,16 @@ class SecondMomentsAttack(Attack):
         if isinstance(sums, MomentMatrices):
             alone = sums.leverages(features, asked.answers)[: asked.members] > OUTLIER
             figures["outliers"] = int(alone.sum())
-        return [replace(found, verdict=replace(found.verdict, evidence={**found.verdict.evidence, **figures}))]
+        return [found.with_figures(figures)]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
         def make(images: Tensor, answers: Tensor) -> Parcel:
-            return sums_like(seen.parcel, features_of(seen, images), answers)
+            return sums_like(seen.parcel, features_of(seen, images).numpy(), answers)
 
         def score(parcel: Parcel, images: Tensor, answers: Tensor) -> Tensor:
             sums = read_sums(parcel)
             assert sums is not None, "made in this layout"
-            return sums.scores(torch.from_numpy(np.array(features_of(seen, images))), answers)
+            return sums.scores(features_of(seen, images), answers)
 
         return planted_sums("sums of features", seen, truth, make, score)
 
@@ -95,7 +94,7 @@ class HistogramsAttack(Attack):
 
     kinds: ClassVar[tuple[str, ...]] = ("metrics",)
 
-    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+    def attack(self, seen: Seen, truth: Truth) -> Results:
         if histograms_of(seen.parcel) is None:
             return [NotTried(HISTOGRAMS, "the sums hold no histograms of scores", QUESTION)]
         if unsent_names(seen, sent=seen.received("weights")):
@@ -110,7 +109,7 @@ class HistogramsAttack(Attack):
             "minus the empty bins that an image falls into",
         )  # fmt: skip
         figures = {"images_behind": int(seen.parcel.tensors.get("count", torch.tensor(0))), "rounds": len(rounds)}
-        return [replace(found, verdict=replace(found.verdict, evidence={**found.verdict.evidence, **figures}))]
+        return [found.with_figures(figures)]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
         task, target = seen.tools.assembly.study.task, seen.tools.assembly.target
@@ -130,9 +129,8 @@ def threat(what: str, network: str) -> str:
 
 
 def why_not(name: str, seen: Seen, truth: Truth) -> NotTried | None:
-    if missing := NEEDS - seen.tools.threat.granted:
-        why = f"the threat model does not grant {', '.join(sorted(missing))}"
-        return NotTried(name, why, QUESTION, excluded=True)
+    if refused := lacking(name, NEEDS, seen, QUESTION):
+        return refused
     if not Candidates(seen, truth).enough:
         return NotTried(name, f"fewer than {FEWEST} images of either kind to compare", QUESTION)
     return None
@@ -141,13 +139,13 @@ def why_not(name: str, seen: Seen, truth: Truth) -> NotTried | None:
 # --- second moments -------------------------------------------------------------------------------------
 
 
-def features_of(seen: Seen, images: Tensor) -> np.ndarray:
+def features_of(seen: Seen, images: Tensor) -> Tensor:
     """Features [N, k] of images uint8 as the site computes them, projected where the study says so."""
     network = seen.network
     assert isinstance(network, Encoded), "asked before"
     found = kept_features(network.features.encoder(torch.device(seen.tools.device)), images.numpy())
     signs = projection(found.shape[1], getattr(seen.tools.assembly.study.method, "numbers", None))
-    return found if signs is None else project(found, signs)
+    return torch.from_numpy(np.array(found if signs is None else project(found, signs)))
 
 
 # --- histograms -----------------------------------------------------------------------------------------
@@ -176,7 +174,7 @@ def scores_in_round(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:
         own = answers == label
         for rows, histogram in ((own, counts[label, 1]), (~own, counts[label, 0])):
             if bool(rows.any()):
-                total[rows] += histogram_scores([histogram], [found[rows, label]], EDGES)
+                total[rows] += histogram_scores(histogram, found[rows, label], EDGES)
     return total
 
 
@@ -219,7 +217,7 @@ class FeatureDecoderAttack(Attack):
 
     kinds: ClassVar[tuple[str, ...]] = ("statistics",)
 
-    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+    def attack(self, seen: Seen, truth: Truth) -> Results:
         if read_sums(seen.parcel) is None or not isinstance(seen.network, Encoded):
             return []  # nothing to read features out of; the attack on second moments says so
         groups = few_images(seen.parcel) if seen.sites == 1 else []
@@ -234,7 +232,7 @@ class FeatureDecoderAttack(Attack):
         if chosen is None:
             return []
         images, labels, members = chosen
-        features = features_of(seen, images)
+        features = features_of(seen, images).numpy()
         spread = NOISE * features.std(0, keepdims=True)
         noise = torch.randn(members, features.shape[1], generator=torch_rng(seen.tools.seed, "audit", "planted sums"))
         parcel = sums_like(seen.parcel, features[:members] + spread * noise.numpy(), labels[:members])
@@ -255,7 +253,7 @@ def decode_sums(seen: Seen, truth: Truth, groups: Sequence[FewImages]) -> Findin
     own = attacker_images(tools, seen.site, truth)
     if len(own.images) < FEWEST_OWN:
         return NotTried(NAME, f"the attacker has {len(own.images)} images of its own; {FEWEST_OWN} are needed")
-    known = torch.from_numpy(np.array(features_of(seen, (own.images * 255).round().to(torch.uint8))))
+    known = features_of(seen, (own.images * 255).round().to(torch.uint8))
     vectors = torch.cat([group.vectors for group in groups]).float()
     found = settings.decode_vectors(vectors, own.images, known, seed=tools.seed, device=tools.device)
     labels = truth.held_out(tools.effort.candidates)[1]
@@ -266,10 +264,8 @@ def decode_sums(seen: Seen, truth: Truth, groups: Sequence[FewImages]) -> Findin
     result = score_sets(sets, own.held_out, f"{seen.where}, {NAME}")
     verdict = result.verdict(tools.level)
     figures = {"sums_of_few_images": len(groups), "fewest_images": min(group.images for group in groups)}
-    return Finding(
-        NAME, found.threat_model, replace(verdict, evidence={**verdict.evidence, **figures}),
-        [f"the attacker's own: {own.words}"], result.draw, doubt=_doubt(groups, len(sets)),
-    )  # fmt: skip
+    words, doubt = f"the attacker's own: {own.words}", _doubt(groups, len(sets))
+    return Finding(NAME, found.threat_model, verdict, [words], result.draw, doubt=doubt).with_figures(figures)
 
 
 def _doubt(groups: Sequence[FewImages], compared: int) -> str:

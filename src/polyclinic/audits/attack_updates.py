@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,28 +11,20 @@ from torch import Tensor, nn
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion, exact_batch, first_layer
 from polyclinic.attacks.gradient_inversion.initialisation import last_linear
-from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, GaussianPrior, batch_statistics
-from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
+from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, batch_statistics
+from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
-from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Seen, not_granted
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, not_granted
 from polyclinic.audits.planting import Steps, planted_update
-from polyclinic.audits.recovery import recovery
-from polyclinic.audits.run_inversion import invert_and_score, invert_front, is_front
-from polyclinic.audits.truth import Truth, images_to_start_from
+from polyclinic.audits.recovery import score_unordered
+from polyclinic.audits.run_inversion import IMAGES_PRIOR, Search, geiping, invert_and_score, invert_front, is_front
+from polyclinic.audits.truth import FEWEST_OWN, Truth, attacker_images
 from polyclinic.audits.verdicts import count_of
-from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.models.encoders import Encoded
 from polyclinic.study.tables import EFFORTS
 
-#: a search for so few images is cheap, and takes more steps
-FEW, FEW_TIMES = 1, 5
-#: learning rate of a search that starts from images; Geiping et al.'s 0.1 is for one that starts from noise
-FROM_IMAGES = 0.01
-#: weights of the priors beside a cosine distance, tried with seeds that no counted case has (docs/audit.md): public
-#: images, where one image is searched for and where several are, and batch-norm statistics of the very batch
-IMAGE_PRIOR, IMAGES_PRIOR = 1e-4, 1e-3
-BATCH_NORM_PRIOR = 1.0
+BATCH_NORM_PRIOR = 1.0  #: weight of the batch-norm statistics of the very batch, beside a cosine distance
 
 
 class GradientInversionAttack(Attack):
@@ -40,7 +32,7 @@ class GradientInversionAttack(Attack):
 
     kinds: ClassVar[tuple[str, ...]] = ("gradients", "weights")
 
-    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+    def attack(self, seen: Seen, truth: Truth) -> Results:
         return [invert_gradients(seen, truth)]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
@@ -63,44 +55,28 @@ def invert_gradients(seen: Seen, truth: Truth) -> Finding | NotTried:
     if not len(truth.used):
         return NotTried(name, "no image of the site took part (private training draws them at random)")
     plan = AttackPlan(seen)
-    settings, knowledge, assumed = with_priors(plan, *with_start(plan, truth))
-    settings, knowledge, parcels, assumed = with_rounds(plan, settings, knowledge, assumed)
-    return invert_and_score(
-        seen,
-        truth,
-        settings,
-        knowledge,
-        assumed,
-        has={Capability.PRIOR} if settings.start == "given" else (),
-        parcels=parcels,
-        doubt=plan.doubt,
-        labels=plan.true_labels(truth) if plan.exact else None,
-    )
+    search = with_rounds(plan, with_priors(plan, with_start(plan, truth)))
+    return invert_and_score(seen, truth, search, labels=plan.true_labels(truth) if plan.exact else None)
 
 
-def with_start(plan: AttackPlan, truth: Truth) -> tuple[GradientInversion, Knowledge, list[str]]:
+def with_start(plan: AttackPlan, truth: Truth) -> Search:
     """The search as it is planned; from the mean of the attacker's own images, unless the study has another attack."""
-    seen, settings, knowledge = plan.seen, plan.settings(), plan.knowledge(truth)
-    audit = seen.tools.assembly.study.audit
-    chosen = audit is not None and audit.gradient_inversion is not None
-    start = None if chosen else images_to_start_from(seen.tools, seen.site, truth, plan.batch_size)
-    if start is None:
-        return settings, knowledge, plan.assumed
-    weight = IMAGE_PRIOR if plan.batch_size == 1 else IMAGES_PRIOR
-    near = settings.model_copy(update={"start": "given", "lr": FROM_IMAGES, "image_prior": weight})
-    words = f"the search starts at the mean of the attacker's own images, which are its prior as well: {start.words}"
-    known = replace(knowledge, start_images=start.images[None], image_prior=GaussianPrior.of(start.own))
-    return near, known, [*plan.assumed, words]
+    tools = plan.seen.tools
+    search = Search(plan.settings(), plan.knowledge(truth), plan.assumed, (plan.seen.parcel,), plan.doubt)
+    if plan.chosen or Capability.SIMILAR_IMAGES not in tools.threat.granted:
+        return search
+    own = attacker_images(tools, plan.seen.site, truth)
+    if len(own.images) < FEWEST_OWN:
+        return search
+    words = f"the search starts at the mean of the attacker's own images, which are its prior as well: {own.words}"
+    return search.from_images(own.images, tools.seed, words)
 
 
-def with_priors(
-    plan: AttackPlan, settings: GradientInversion, knowledge: Knowledge, assumed: list[str]
-) -> tuple[GradientInversion, Knowledge, list[str]]:
+def with_priors(plan: AttackPlan, search: Search) -> Search:
     """With the batch-norm statistics of the very batch, where they were sent after a single step."""
     seen = plan.seen
-    audit = seen.tools.assembly.study.audit
-    if not plan.exact or plan.steps != 1 or seen.sites > 1 or (audit is not None and audit.gradient_inversion):
-        return settings, knowledge, assumed
+    if not plan.exact or plan.steps != 1 or seen.sites > 1 or plan.chosen:
+        return search
     company = seen.companion("statistics") if seen.kind == "gradients" else seen.parcel
     blank = torch.zeros(plan.batch_size, *seen.tools.image_shape)
     try:
@@ -108,30 +84,27 @@ def with_priors(
     except ValueError:  # batch norm of a single value
         found = None
     if found is None or Capability.BATCH_NORM_STATISTICS not in seen.tools.threat.granted:
-        return settings, knowledge, assumed
-    known = replace(knowledge, batch_norm_prior=BatchNormPrior(seen.network, found))
-    words = "the batch-norm statistics that left with the update are those of its images"
+        return search
     weights = {"batch_norm_prior": BATCH_NORM_PRIOR}
-    if knowledge.image_prior is not None:
+    if search.knowledge.image_prior is not None:
         weights["image_prior"] = IMAGES_PRIOR
-    return settings.model_copy(update=weights), known, [*assumed, words]
+    words = "the batch-norm statistics that left with the update are those of its images"
+    return search.knowing({"batch_norm_prior": BatchNormPrior(seen.network, found)}, weights, words)
 
 
-def with_rounds(
-    plan: AttackPlan, settings: GradientInversion, knowledge: Knowledge, assumed: list[str]
-) -> tuple[GradientInversion, Knowledge, list[Parcel], list[str]]:
+def with_rounds(plan: AttackPlan, search: Search) -> Search:
     """Together with the other kept rounds, where every round was made of the same images by one step."""
     seen = plan.seen
-    rounds = seen.more() if plan.same_images and settings.label != "known" else ()
+    rounds = seen.more() if plan.same_images and search.settings.label != "known" else ()
     alike = [one for one in rounds if one.parcel.tensors.keys() == seen.parcel.tensors.keys()]
-    if not alike or settings.batch_norm_prior:
-        return settings, knowledge, [seen.parcel], assumed
-    known = replace(knowledge, model=[seen.network, *(one.network for one in alike)])
-    if knowledge.start_images is not None:
-        known = replace(known, start_images=knowledge.start_images.expand(1 + len(alike), -1, -1, -1, -1))
+    if not alike or search.settings.batch_norm_prior:
+        return search
+    known: dict[str, Any] = {"model": [seen.network, *(one.network for one in alike)]}
+    if search.knowledge.start_images is not None:
+        known["start_images"] = search.knowledge.start_images.expand(1 + len(alike), -1, -1, -1, -1)
     words = f"{1 + len(alike)} rounds of the same images are searched together"
-    parcels = [seen.parcel, *(one.parcel for one in alike)]
-    return settings.model_copy(update={"joined": True}), known, parcels, [*assumed, words]
+    joined = search.knowing(known, {"joined": True}, words)
+    return replace(joined, parcels=(seen.parcel, *(one.parcel for one in alike)))
 
 
 class AttackPlan:
@@ -159,6 +132,12 @@ class AttackPlan:
         mini = getattr(study.method, "batch", "full") == "mini"
         size = study.optimizer.at_site(self.seen.site).batch_size
         return self.seen.sites * min(size, self.samples) if mini else self.samples
+
+    @property
+    def chosen(self) -> GradientInversion | None:
+        """The study's own attack, if it has one."""
+        audit = self.seen.tools.assembly.study.audit
+        return None if audit is None else audit.gradient_inversion
 
     @property
     def same_images(self) -> bool:
@@ -201,24 +180,14 @@ class AttackPlan:
         return f"{count_of(self.images, 'image')} in {count_of(self.steps, 'step')}"
 
     def settings(self) -> GradientInversion:
-        """The attack that the study has in `[audit.gradient_inversion]`, or else Geiping et al.'s: its cosine does not
-        mind that an update's length says little about its images.
-
-        Their weight of roughness is for 224 px; on small images a hundredth of it gave 8 dB more.
-        """
-        audit = self.seen.tools.assembly.study.audit
-        if audit is not None and audit.gradient_inversion is not None:
-            return audit.gradient_inversion.model_copy(update={"kind": self.seen.kind})
+        """The attack that the study has in `[audit.gradient_inversion]`, or else Geiping et al.'s."""
+        if self.chosen is not None:
+            return self.chosen.model_copy(update={"kind": self.seen.kind})
         labels_known = Capability.LABELS in self.seen.tools.threat.granted and self.exact
         found = "known" if labels_known else "sign" if self.batch_size == 1 else "counts"
         readable = self.seen.tools.assembly.study.task.like == "classification" and self._last_layer_sent()
-        changes = {
-            "kind": self.seen.kind,
-            "iterations": self.seen.tools.effort.update_steps * (FEW_TIMES if self.batch_size <= FEW else 1),
-            "total_variation": 1e-4,
-            "label": found if readable or labels_known else "joint",
-        }
-        return PRESETS["geiping"].model_copy(update=changes)
+        label = found if readable or labels_known else "joint"
+        return geiping(self.seen.tools.effort, self.batch_size, kind=self.seen.kind, label=label)
 
     def _last_layer_sent(self) -> bool:
         """Whether labels can be read off: only from the gradients of the last layer and its bias."""
@@ -274,7 +243,7 @@ class AnalyticInversionAttack(Attack):
 
     kinds: ClassVar[tuple[str, ...]] = ("gradients", "weights")
 
-    def attack(self, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
+    def attack(self, seen: Seen, truth: Truth) -> Results:
         """Nothing where the network begins with another layer: no image can be computed then."""
         settings, tools = AnalyticInversion(kind=seen.kind), seen.tools
         shape, update = tools.image_shape, _update(seen)
@@ -284,17 +253,8 @@ class AnalyticInversionAttack(Attack):
             return [refused]
         found = settings.run(update, seen.network, shape)
         batch = exact_images(update, seen.network)
-        result = recovery(
-            torch.cat([found.inputs, batch]).reshape(-1, *shape),
-            truth.images(truth.used),
-            truth.held_out(tools.effort.candidates)[0].float() / 255,
-            in_order=False,
-            augmentation=tools.assembly.study.optimizer.augment,
-            distance=tools.distance,
-            device=tools.device,
-            own=truth.used < truth.own if seen.sites > 1 else None,
-            where=f"{seen.where}, {settings.name}",
-        )
+        images = torch.cat([found.inputs, batch]).reshape(-1, *shape)
+        result = score_unordered(seen, truth, images, settings.name)
         unexplained = f"{float(found.residual):.1%} of the first layer's gradient is not explained by one image"
         solved = [f"a batch of {len(batch)} images was solved for, and agrees with ReLU"] if len(batch) else []
         assumed = [unexplained, *solved]

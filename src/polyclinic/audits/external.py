@@ -10,28 +10,25 @@ import copy
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Word
-from polyclinic.attacks.copies import FEWEST, CopySearch
+from polyclinic.attacks.attack import NOT_TESTED, Word
+from polyclinic.attacks.copies import FEWEST
 from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion
-from polyclinic.attacks.gradient_inversion.priors import GaussianPrior
-from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.attacks.membership import LossThreshold, NearestSynthetic
 from polyclinic.attacks.near_copies import WEAKEST_WORDS, CopyIndex, weakest_copies
 from polyclinic.audits.attack import Finding
-from polyclinic.audits.attack_generators import finding_of
-from polyclinic.audits.attack_updates import FEW, FEW_TIMES, FROM_IMAGES, IMAGE_PRIOR, IMAGES_PRIOR
+from polyclinic.audits.attack_generators import near_copy_finding
 from polyclinic.audits.audit import write_file
 from polyclinic.audits.external_files import (
-    OutsideImages,
+    ImageFolder,
     Sent,
     Update,
     UpdateSettings,
@@ -42,9 +39,9 @@ from polyclinic.audits.external_files import (
     share_classes,
 )
 from polyclinic.audits.recovery import recovery
-from polyclinic.audits.run_inversion import ENOUGH
-from polyclinic.audits.truth import FEWEST_OWN, start_near
-from polyclinic.audits.verdicts import count_of, gravest, with_doubt
+from polyclinic.audits.run_inversion import ENOUGH, Search, geiping
+from polyclinic.audits.truth import FEWEST_OWN
+from polyclinic.audits.verdicts import CheckedFinding, PowerCheck, count_of, gravest, with_doubt
 from polyclinic.errors import BadInput
 from polyclinic.extras import picture_if_possible
 from polyclinic.federation.ledger.parcel import Parcel
@@ -53,6 +50,8 @@ from polyclinic.study.tables import EFFORTS, Effort
 
 Json = dict[str, Any]
 FEWEST_MEMBERS = 8  #: images of either kind, below which nobody can tell members
+MOST = 64  #: images of a folder that are looked at for a doubt
+BETTER = 0.5  #: what was found explains the update, and the named images do not, where its distance is below this share
 
 
 # --- images -------------------------------------------------------------------------------------------
@@ -73,20 +72,21 @@ def audit_images(
     index = CopyIndex(real.images, others.images)
 
     def search(images: Tensor) -> Finding:
-        return finding_of(index, index.search(images), images, seed, str(CopySearch()))
+        return near_copy_finding(index, index.search(images), images, seed)
 
     begin = time.perf_counter()
-    finding = search(made.images)
-    spoiled = made.images.clone()
-    spoiled[0] = weakest_copies(real.images[:1].float() / 255, seed)[0]
-    check = {} if finding.verdict.leak else _power("near copy", WEAKEST_WORDS, search(spoiled))
-    rows = [_row(finding, [check] if check else [], out, time.perf_counter() - begin)]
+    finding, checks = search(made.images), []
+    if not finding.verdict.leak:
+        spoiled = made.images.clone()
+        spoiled[0] = weakest_copies(real.images[:1].float() / 255, seed)[0]
+        checks = [planted_check("near copy", WEAKEST_WORDS, search(spoiled))]
+    rows = [write_row(finding, checks, out, begin)]
     begin = time.perf_counter()
     members = NearestSynthetic().run(made.images, real.images, others.images, Pixels())
     told = Finding("nearest-synthetic", members.threat_model, members.verdict(), question="membership")
-    rows.append(_row(told, [], out, time.perf_counter() - begin))
+    rows.append(write_row(told, [], out, begin))
     facts = {"synthetic": len(made), "training": len(real), "held_out": len(others), "size": size}
-    return _write(out, {"audited": "images", "budget": budget, **facts}, rows)
+    return write_report(out, {"audited": "images", "budget": budget, **facts}, rows)
 
 
 # --- updates ------------------------------------------------------------------------------------------
@@ -110,28 +110,23 @@ def audit_update(
     `after`: the weights that the site sent, or `Sent(path, "--change")` for their difference to those before.
     `images`: those that the site trained with, for scoring; `held_out`: others, to compare with.
     """
-    effort = EFFORTS[budget]
     true = read_folder(images, "--images", size=settings.size, channels=settings.channels)
-    sent = after if isinstance(after, Sent) else Sent(after)
-    update = open_update(before, sent, model, settings, true)
+    update = open_update(before, after if isinstance(after, Sent) else Sent(after), model, settings, true)
     size, channels = true.images.shape[-1], true.images.shape[1]
     others = read_folder(held_out, "--held-out", size=size, channels=channels).without(true) if held_out else None
-    if others is not None and true.labels is not None and others.labels is not None:
+    labelled = others is not None and true.labels is not None and others.labels is not None
+    if others is not None and labelled:
         true, others = share_classes(true, others, update.outputs)
     held = others.images.float() / 255 if others else torch.zeros(0, *update.shape)
-    truth = true.images.float() / 255
-    rows = []
-    for attack in (invert, compute):
-        row = _attacked(attack, update, truth, held, effort, out, seed, device)
-        rows += [row] if row else []
-    labelled = others is not None and true.labels is not None and others.labels is not None
-    if labelled and min(len(true), len(others)) >= FEWEST_MEMBERS:  # type: ignore[arg-type]
-        rows.append(_membership(update, true, others, out))  # type: ignore[arg-type]
+    asked = Asked(true.images.float() / 255, held, EFFORTS[budget], seed, device)
+    rows = [row for attack in (invert, compute) if (row := attack_update(attack, update, asked, out))]
+    if others is not None and labelled and min(len(true), len(others)) >= FEWEST_MEMBERS:
+        rows.append(membership(update, true, others, out))
     facts = {"model": model, "images": len(true), "held_out": len(held), "settings": settings.model_dump()}
-    return _write(out, {"audited": "update", "budget": budget, **facts}, rows)
+    return write_report(out, {"audited": "update", "budget": budget, **facts}, rows)
 
 
-def open_update(before: Path, sent: Sent, model: str, settings: UpdateSettings, true: OutsideImages) -> Update:
+def open_update(before: Path, sent: Sent, model: str, settings: UpdateSettings, true: ImageFolder) -> Update:
     """The two files, under the names of the network that they are of."""
     first = read_tensors(before, "--before")
     shape = (true.images.shape[1], *true.images.shape[2:])
@@ -146,34 +141,99 @@ def open_update(before: Path, sent: Sent, model: str, settings: UpdateSettings, 
     return Update(network, start, after, settings, shape, outputs)
 
 
-Attack = Callable[[Update, Tensor, Tensor, Effort, int, str], Finding | None]
+@dataclass(frozen=True)
+class Asked:
+    """The true images [N, C, H, W] in [0, 1] and held-out ones [M, ...] of an attack, and what it may cost."""
+
+    truth: Tensor
+    held: Tensor
+    effort: Effort
+    seed: int
+    device: str
 
 
-def _attacked(
-    attack: Attack, update: Update, truth: Tensor, held: Tensor, effort: Effort, out: Path, seed: int, device: str
+def attack_update(
+    attack: Callable[[Update, Asked], Finding | None], update: Update, asked: Asked, out: Path
 ) -> Json | None:
     """One attack on the update; where it finds nothing, the same on the update of one held-out image."""
-    begin = time.perf_counter()
-    found = attack(update, truth, held, effort, seed, device)
+    begin, held = time.perf_counter(), asked.held
+    found = attack(update, asked)
     if found is None:
         return None
-    found = with_doubt(found)
-    checks = []
+    found, checks = with_doubt(found), []
     if not found.verdict.leak and len(held) > 1:
-        planted = plant(update, held[:1])
-        check = attack(planted, held[:1], held[1:], effort, seed, device)
+        check = attack(plant(update, held[:1]), replace(asked, truth=held[:1], held=held[1:]))
         if check is not None:
-            checks = [_power("single image", "one step of plain descent on one held-out image", check)]
+            checks = [planted_check("single image", "one step of plain descent on one held-out image", check)]
     if update.settings.images > 1:  # what is planted is easier than what was asked
         found = replace(found, doubt="the planted leak has one image in one step, and this update has more")
-    return _row(found, checks, out, time.perf_counter() - begin)
+    return write_row(found, checks, out, begin)
 
 
-def _membership(update: Update, true: OutsideImages, others: OutsideImages, out: Path) -> Json:
-    begin = time.perf_counter()
-    network = update.network
+def plant(update: Update, image: Tensor) -> Update:
+    """The update of one step of plain descent on one image [1, C, H, W], of the first class."""
+    network, lr = update.network.eval(), update.settings.lr  # batch norm of one image has no statistics of its own
+    loss = nn.functional.cross_entropy(network(image), torch.zeros(len(image), dtype=torch.int64))
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    moved = {n: update.before[n] - lr * g for (n, _), g in zip(network.named_parameters(), gradients, strict=True)}
+    changes = {"steps": 1, "batch": len(image), "batch_norm": "eval"}
+    return replace(update, after={**update.before, **moved}, settings=update.settings.model_copy(update=changes))
+
+
+def invert(update: Update, asked: Asked) -> Finding:
+    """By a search: from the mean of the attacker's own images where there are some, as in an audit of a run.
+
+    With enough held-out images, every second one is the attacker's own, and the others are compared with."""
+    settings, held = update.settings, asked.held
+    own, compared = (held[::2], held[1::2]) if len(held) >= 2 * FEWEST_OWN else (held[:0], held)
+    search = plan_search(update, asked, own)
+    try:
+        found = search.settings.run(search.parcels, search.knowledge, seed=asked.seed, device=asked.device)
+    except (BadInput, ValueError) as error:
+        raise BadInput(f"--settings: this update cannot be attacked: {error}") from None
+    made = f"{count_of(settings.images, 'image')} in {count_of(settings.steps, 'step')}"
+    where = f"Update of {made}, {search.settings.name}"
+    result = recovery(found.images[0], asked.truth, compared, in_order=False, where=where)
+    verdict = result.verdict()
+    doubt = "" if verdict.leak else doubt_about(update, asked.truth, found.images[0])
+    return Finding(search.settings.name, found.threat_model, verdict, search.assumed, result.draw, doubt=doubt)
+
+
+def plan_search(update: Update, asked: Asked, own: Tensor) -> Search:
+    """The attack, what it knows, and what it takes for granted."""
+    settings = update.settings
+    exact = settings.optimizer == "sgd" and settings.images <= asked.effort.images
+    batch = settings.images if exact else min(settings.images, asked.effort.images)
+    training = LocalTraining(settings.lr)
+    if exact:
+        training = LocalTraining(settings.lr, settings.steps, settings.batch, settings.momentum, settings.weight_decay)
+    label = "sign" if batch == 1 else "counts"
+    attack = geiping(asked.effort, batch, kind="weights", label=label, batch_norm=settings.batch_norm)
+    knowledge = Knowledge(update.network, update.shape, batch_size=batch, classes=update.outputs, training=training)
+    taken = "" if exact else f" are taken for one plain step on {batch}"
+    words = f"{settings.images} images in {settings.steps} steps{taken}"
+    sent = {name: update.after[name] for name, _ in update.network.named_parameters()}
+    search = Search(attack, knowledge, [words], (Parcel("weights", sent),))
+    if not len(own):
+        return search
+    whose = f"the attacker's own images, from whose mean it searches, are {len(own)} of --held-out"
+    return search.from_images(own, asked.seed, whose)
+
+
+def compute(update: Update, asked: Asked) -> Finding | None:
+    """By algebra, where the network begins with a linear layer."""
+    attack = AnalyticInversion(kind="weights")
+    if not attack.fits(update.network, update.shape):
+        return None
+    moved = {name: (update.before[name] - update.after[name])[None] for name, _ in update.network.named_parameters()}
+    found = attack.run(moved, update.network, update.shape)
+    result = recovery(found.inputs.reshape(1, *update.shape), asked.truth, asked.held, in_order=False)
+    return Finding(attack.name, str(attack), result.verdict(), draw=result.draw)
+
+
+def membership(update: Update, true: ImageFolder, others: ImageFolder, out: Path) -> Json:
+    begin, network = time.perf_counter(), copy.deepcopy(update.network).eval()
     network.load_state_dict({**network.state_dict(), **update.after})
-    network.eval()
 
     def losses(images: Tensor, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(network(images), labels, reduction="none")
@@ -183,135 +243,11 @@ def _membership(update: Update, true: OutsideImages, others: OutsideImages, out:
     found = LossThreshold().run(
         losses, true.images, others.images, member_labels=true.labels, other_labels=others.labels
     )
-    network.load_state_dict({**network.state_dict(), **update.before})
     finding = Finding("loss-threshold", found.threat_model, found.verdict(), question="membership")
-    return _row(finding, [], out, time.perf_counter() - begin)
+    return write_row(finding, [], out, begin)
 
 
-# --- what is written ----------------------------------------------------------------------------------
-
-
-def _power(leak: str, words: str, found: Finding) -> Json:
-    return {"leak": leak, "words": words, "found": found.verdict.leak, "evidence": found.verdict.evidence}
-
-
-def _row(finding: Finding, checks: list[Json], out: Path, seconds: float) -> Json:
-    out.mkdir(parents=True, exist_ok=True)
-    picture = out / f"{finding.attack}.png"
-    if finding.draw is not None:
-        with picture_if_possible():
-            finding.draw(picture)
-    earned = checks and all(check["found"] for check in checks) and not finding.doubt
-    word: Word = LEAKS if finding.verdict.leak else WITHSTOOD if earned else NOT_TESTED
-    return {
-        "attack": finding.attack,
-        "question": finding.question,
-        "verdict": word,
-        "words": str(finding.verdict),
-        "doubt": finding.doubt,
-        "evidence": finding.verdict.evidence,
-        "power": checks,
-        "threat_model": finding.threat_model,
-        "assumed": finding.assumed,
-        "picture": picture.name if picture.is_file() else None,
-        "seconds": round(seconds, 1),
-    }
-
-
-def _write(out: Path, facts: Json, rows: list[Json]) -> Json:
-    questions: dict[str, list[Word]] = {}
-    for row in rows:
-        questions.setdefault(row["question"], []).append(row["verdict"])
-    # every attack that asks a question must have power; a leak of any is a leak
-    words: dict[str, Word] = {
-        name: LEAKS if LEAKS in found else WITHSTOOD if set(found) == {WITHSTOOD} else NOT_TESTED
-        for name, found in questions.items()
-    }
-    if facts["audited"] == "update":
-        words.setdefault("membership", NOT_TESTED)  # without labels of both folders it was not asked
-    report = {**facts, "verdict": gravest(list(words.values())), "questions": words, "findings": rows}
-    write_file(out / "audit.json", json.dumps(report, indent=2) + "\n")
-    return report
-
-
-def plant(update: Update, image: Tensor) -> Update:
-    """The update of one step of plain descent on one image [1, C, H, W], of the first class."""
-    network, lr = update.network.train(update.settings.batch_norm == "train"), update.settings.lr
-    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    network.eval()  # batch norm of one image has no statistics of its own
-    loss = nn.functional.cross_entropy(network(image), torch.zeros(len(image), dtype=torch.int64))
-    gradients = torch.autograd.grad(loss, list(network.parameters()))
-    network.load_state_dict(buffers, strict=False)
-    names = [name for name, _ in network.named_parameters()]
-    moved = {n: update.before[n] - lr * g for n, g in zip(names, gradients, strict=True)}
-    changes = {"steps": 1, "batch": len(image), "batch_norm": "eval"}
-    return replace(update, after={**update.before, **moved}, settings=update.settings.model_copy(update=changes))
-
-
-def invert(update: Update, truth: Tensor, held: Tensor, effort: Effort, seed: int, device: str) -> Finding | None:
-    """By a search: from the mean of the attacker's own images where there are some, as in an audit of a run."""
-    settings = update.settings
-    exact = settings.optimizer == "sgd" and settings.images <= effort.images
-    batch = settings.images if exact else min(settings.images, effort.images)
-    own, compared = shared_out(held)
-    attack, knowledge, words = search_plan(update, effort, batch, exact, own, seed)
-    sent = {name: tensor for name, tensor in update.after.items() if name in dict(update.network.named_parameters())}
-    try:
-        found = attack.run([Parcel("weights", sent)], knowledge, seed=seed, device=device)
-    except (BadInput, ValueError) as error:
-        raise BadInput(f"--settings: this update cannot be attacked: {error}") from None
-    made = f"{count_of(settings.images, 'image')} in {count_of(settings.steps, 'step')}"
-    where = f"Update of {made}, {attack.name}"
-    result = recovery(found.images[0], truth, compared, in_order=False, where=where)
-    verdict = result.verdict()
-    doubt = "" if verdict.leak else doubt_about(update, truth, found.images[0])
-    return Finding(attack.name, found.threat_model, verdict, words, result.draw, doubt=doubt)
-
-
-def shared_out(held: Tensor) -> tuple[Tensor, Tensor]:
-    """Held-out images: every second one is the attacker's own, the others are compared with; with few, all are."""
-    return (held[::2], held[1::2]) if len(held) >= 2 * FEWEST_OWN else (held[:0], held)
-
-
-def search_plan(
-    update: Update, effort: Effort, batch: int, exact: bool, own: Tensor, seed: int
-) -> tuple[GradientInversion, Knowledge, list[str]]:
-    """The attack, what it knows, and what it takes for granted."""
-    settings = update.settings
-    training = LocalTraining(settings.lr)
-    if exact:
-        training = LocalTraining(settings.lr, settings.steps, settings.batch, settings.momentum, settings.weight_decay)
-    changes: dict[str, Any] = {
-        "kind": "weights",
-        "iterations": effort.update_steps * (FEW_TIMES if batch <= FEW else 1),
-        "total_variation": 1e-4,
-        "label": "sign" if batch == 1 else "counts",
-        "batch_norm": settings.batch_norm,
-    }
-    knowledge = Knowledge(update.network, update.shape, batch_size=batch, classes=update.outputs, training=training)
-    taken = "" if exact else f" are taken for one plain step on {batch}"
-    words = [f"{settings.images} images in {settings.steps} steps{taken}"]
-    if len(own):
-        changes |= {"start": "given", "lr": FROM_IMAGES, "image_prior": IMAGE_PRIOR if batch == 1 else IMAGES_PRIOR}
-        start = start_near(own, batch, seed)[None]
-        knowledge = replace(knowledge, start_images=start, image_prior=GaussianPrior.of(own))
-        words.append(f"the attacker's own images, from whose mean it searches, are {len(own)} of --held-out")
-    return PRESETS["geiping"].model_copy(update=changes), knowledge, words
-
-
-def compute(update: Update, truth: Tensor, held: Tensor, effort: Effort, seed: int, device: str) -> Finding | None:
-    """By algebra, where the network begins with a linear layer."""
-    attack = AnalyticInversion(kind="weights")
-    if not attack.fits(update.network, update.shape):
-        return None
-    moved = {name: (update.before[name] - update.after[name])[None] for name, _ in update.network.named_parameters()}
-    found = attack.run(moved, update.network, update.shape)
-    result = recovery(found.inputs.reshape(1, *update.shape), truth, held, in_order=False)
-    return Finding(attack.name, str(attack), result.verdict(), draw=result.draw)
-
-
-MOST = 64  #: images of a folder that are looked at
-BETTER = 0.5  #: what was found explains the update, and the named images do not, where its distance is below this share
+# --- doubts: was the update of one image searched to its end, and is it of the images that were named? ------
 
 
 def doubt_about(update: Update, truth: Tensor, found: Tensor) -> str:
@@ -349,3 +285,46 @@ def _nearest(network: nn.Module, image: Tensor, sent: Tensor, outputs: int) -> T
         flat = torch.cat([(torch.zeros_like(one) if g is None else g).flatten() for g, one in pairs])
         found.append(1 - nn.functional.cosine_similarity(flat, sent, dim=0))
     return torch.stack(found).min()
+
+
+# --- what is written ----------------------------------------------------------------------------------
+
+
+def planted_check(leak: str, words: str, found: Finding) -> PowerCheck:
+    return PowerCheck(found.attack, leak, words, found.verdict.leak, found.verdict.evidence)
+
+
+def write_row(finding: Finding, checks: list[PowerCheck], out: Path, begin: float) -> Json:
+    """What audit.json says of a finding, whose picture is drawn."""
+    out.mkdir(parents=True, exist_ok=True)
+    picture = out / f"{finding.attack}.png"
+    if finding.draw is not None:
+        with picture_if_possible():
+            finding.draw(picture)
+    took = time.perf_counter() - begin
+    return {
+        "attack": finding.attack,
+        "question": finding.question,
+        "verdict": CheckedFinding(finding, tuple(checks), took).word,
+        "words": str(finding.verdict),
+        "doubt": finding.doubt,
+        "evidence": finding.verdict.evidence,
+        "power": [{name: getattr(one, name) for name in ("leak", "words", "found", "evidence")} for one in checks],
+        "threat_model": finding.threat_model,
+        "assumed": finding.assumed,
+        "picture": picture.name if picture.is_file() else None,
+        "seconds": round(took, 1),
+    }
+
+
+def write_report(out: Path, facts: Json, rows: list[Json]) -> Json:
+    questions: dict[str, list[Word]] = {}
+    for row in rows:
+        questions.setdefault(row["question"], []).append(row["verdict"])
+    # every attack that asks a question must have power; a leak of any is a leak
+    words: dict[str, Word] = {name: gravest(found) for name, found in questions.items()}
+    if facts["audited"] == "update":
+        words.setdefault("membership", NOT_TESTED)  # without labels of both folders it was not asked
+    report = {**facts, "verdict": gravest(list(words.values())), "questions": words, "findings": rows}
+    write_file(out / "audit.json", json.dumps(report, indent=2) + "\n")
+    return report

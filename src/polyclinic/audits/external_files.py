@@ -167,7 +167,7 @@ MOST = 5000  #: images of one folder
 
 
 @dataclass(frozen=True)
-class OutsideImages:
+class ImageFolder:
     """images uint8 [N, C, H, W]; labels int64 [N], or none where the folder has no folders for classes."""
 
     images: Tensor
@@ -177,23 +177,23 @@ class OutsideImages:
     def __len__(self) -> int:
         return len(self.images)
 
-    def with_classes(self, classes: tuple[str, ...]) -> OutsideImages:
+    def with_classes(self, classes: tuple[str, ...]) -> ImageFolder:
         """The same with labels that count in a longer list of classes."""
         if self.labels is None:
             return self
         places = torch.tensor([classes.index(name) for name in self.classes])
-        return OutsideImages(self.images, places[self.labels], classes)
+        return ImageFolder(self.images, places[self.labels], classes)
 
-    def without(self, trained: OutsideImages) -> OutsideImages:
+    def without(self, trained: ImageFolder) -> ImageFolder:
         """The same without images that were trained on, pixel for pixel: they were not held out."""
         inside = {image.numpy().tobytes() for image in trained.images}
         kept = torch.tensor([image.numpy().tobytes() not in inside for image in self.images], dtype=torch.bool)
         if not kept.any():
             raise BadInput("--held-out: all its images are among those trained on; name images of other patients")
-        return OutsideImages(self.images[kept], None if self.labels is None else self.labels[kept], self.classes)
+        return ImageFolder(self.images[kept], None if self.labels is None else self.labels[kept], self.classes)
 
 
-def share_classes(first: OutsideImages, second: OutsideImages, outputs: int) -> tuple[OutsideImages, OutsideImages]:
+def share_classes(first: ImageFolder, second: ImageFolder, outputs: int) -> tuple[ImageFolder, ImageFolder]:
     """Both with the classes of either, in the order of their names: a site may have images of one class only."""
     classes = tuple(sorted({*first.classes, *second.classes}))
     if len(classes) > outputs:
@@ -204,7 +204,7 @@ def share_classes(first: OutsideImages, second: OutsideImages, outputs: int) -> 
     return first.with_classes(classes), second.with_classes(classes)
 
 
-def read_folder(folder: Path, flag: str, *, size: int | None = None, channels: int | None = None) -> OutsideImages:
+def read_folder(folder: Path, flag: str, *, size: int | None = None, channels: int | None = None) -> ImageFolder:
     """All images below a folder, in the order of their names. Without a size, that of the first image, as a square."""
     if not folder.is_dir():
         raise BadInput(f"{flag}: '{folder}' is no folder; name a folder with images")
@@ -222,9 +222,9 @@ def read_folder(folder: Path, flag: str, *, size: int | None = None, channels: i
     names = [file.relative_to(folder).parts[0] if file.parent != folder else "" for file in files]
     found = tuple(sorted(set(names)))
     if "" in found:
-        return OutsideImages(torch.from_numpy(images), None, ())
+        return ImageFolder(torch.from_numpy(images), None, ())
     labels = torch.tensor([found.index(name) for name in names])
-    return OutsideImages(torch.from_numpy(images), labels, found)
+    return ImageFolder(torch.from_numpy(images), labels, found)
 
 
 def _read(file: Path, flag: str) -> np.ndarray:

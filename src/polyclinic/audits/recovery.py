@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.attacks.attack import Verdict
+from polyclinic.audits.attack import Seen
+from polyclinic.audits.truth import Truth
 from polyclinic.data.pixels import to_uint8
 from polyclinic.metrics.images import MOST_DECIBELS, mean_squared_error, psnr_from_error, ssim, turned
 from polyclinic.metrics.perceptual import Distance, Pixels, embed_all, squared_distances
@@ -149,7 +151,10 @@ def recovery(
     found = found.float().nan_to_num(0.5).clamp(0, 1)
     found[broken] = 0.5  # no image came back; grey points to none of the true ones
     errors, which = _errors(found, candidates, ORIENTATIONS_OF[tuple(sorted({"flip", "turn"} & set(augmentation)))])
-    rows, index = _pair_in_order(found) if in_order else _pair_by_error(errors)
+    if in_order:
+        rows = index = list(range(len(found)))
+    else:
+        rows, index = (places.tolist() for places in linear_sum_assignment(errors.numpy()))
     truth = torch.stack([turned(candidates[i], int(which[m, i])) for m, i in zip(rows, index, strict=True)])
     found = found[rows]
     guess = best_guess(truth, held_out)
@@ -165,6 +170,43 @@ def recovery(
         truth, found, guess, error, guess_error, not in_order, identified, seen, shown, tuple(rows), where,
         bool(len(held_out)),
     )  # fmt: skip
+
+
+def score_unordered(seen: Seen, truth: Truth, found: Tensor, attack: str) -> Recovery:
+    """Images [M, C, H, W] that an attack found in an update, beside those that it was made of, in any order."""
+    tools = seen.tools
+    return recovery(
+        found,
+        truth.images(truth.used),
+        truth.held_out(tools.effort.candidates)[0].float() / 255,
+        in_order=False,
+        augmentation=tools.assembly.study.optimizer.augment,
+        distance=tools.distance,
+        device=tools.device,
+        own=truth.used < truth.own if seen.sites > 1 else None,
+        where=f"{seen.where}, {attack}",
+    )
+
+
+def score_in_order(
+    seen: Seen, truth: Truth, found: Tensor, attack: str, *, used: Tensor | None = None, held_out: Tensor | None = None
+) -> Recovery:
+    """Images that an attack found in latents or codes, which keep the order of the site's images. `used`: indices of
+    these; `held_out`: images [M, C, H, W] to compare with, where some are the attacker's."""
+    tools, mixed = seen.tools, seen.kind == "activations"
+    if used is None:
+        used = truth.batches[0] if mixed else truth.used
+    count = min(len(found), len(used))
+    return recovery(
+        found[:count],
+        truth.images(used[:count]),
+        truth.held_out(tools.effort.candidates)[0].float() / 255 if held_out is None else held_out,
+        in_order=True,
+        augmentation=tools.assembly.study.optimizer.augment if mixed else (),
+        distance=tools.distance,
+        device=tools.device,
+        where=f"{seen.where}, {attack}",
+    )
 
 
 def _perceptual(
@@ -191,16 +233,6 @@ def _errors(found: Tensor, candidates: Tensor, orientations: tuple[int, ...]) ->
     tables = [squared_distances(found.flatten(1), turned(candidates, o).flatten(1)) for o in orientations]
     best = torch.stack(tables).min(0)
     return best.values, torch.tensor(orientations)[best.indices]
-
-
-def _pair_in_order(found: Tensor) -> tuple[list[int], list[int]]:
-    return list(range(len(found))), list(range(len(found)))
-
-
-def _pair_by_error(errors: Tensor) -> tuple[list[int], list[int]]:
-    """Which found image belongs to which candidate; as many pairs as the smaller set has."""
-    rows, columns = linear_sum_assignment(errors.numpy())
-    return rows.tolist(), columns.tolist()
 
 
 def _decibels(error: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ hidden:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,18 +33,15 @@ RANK = 1e-6  #: eigenvalues below this share of the largest are rounding
 OUTLIER = 0.9  #: leverage of a vector that has a direction of its own
 
 
-def leverage(moments: Tensor, vectors: Tensor, penalty: float = 0.0) -> tuple[Tensor, Tensor]:
+def leverage(moments: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Leverage [M] of vectors [M, d] under second moments X'X [d, d], and the share [M] of each that lies outside the
-    space that X spans (0 for a vector of X).
-
-    `penalty`: a share of the largest eigenvalue that is added to all, where moments come with noise.
-    """
+    space that X spans (0 for a vector of X)."""
     if moments.dim() != 2 or moments.shape[0] != moments.shape[1] or moments.shape[0] != vectors.shape[1]:
         raise BadInput(f"moments: {tuple(moments.shape)} is no square of the {vectors.shape[1]} features; give X'X")
     values, axes = torch.linalg.eigh(moments.double())
     known = values > RANK * values[-1].clamp(min=1e-300)
     along = vectors.double() @ axes
-    inside = along[:, known].square() / (values[known] + penalty * values[-1])
+    inside = along[:, known].square() / values[known]
     outside = along[:, ~known].square().sum(1) / along.square().sum(1).clamp(min=1e-300)
     return inside.sum(1), outside
 
@@ -66,25 +63,11 @@ def read_pair(total: Tensor, products: Tensor) -> Tensor:
     return torch.stack([total.double() + apart, total.double() - apart]) / 2
 
 
-def bins_of(scores: Tensor, edges: Tensor) -> Tensor:
-    """The bin [N] of each score [N]; `edges` [K - 1] ascend."""
-    return torch.bucketize(scores.double().contiguous(), edges.double())
-
-
-def histogram_scores(histograms: Sequence[Tensor], candidates: Sequence[Tensor], edges: Tensor) -> Tensor:
-    """Membership scores [M] of candidates from histograms [K] of one label, a round each.
-
-    `candidates`: their scores [M] in each round, by the network of that round. A candidate that falls into an empty bin
-    in any round was not there: it scores the number of such rounds, negative. Ties go to rarer bins.
-    """
-    if len(histograms) != len(candidates) or not histograms:
-        raise BadInput("histograms: give one for each round, with the candidates' scores of that round")
-    total = torch.zeros(len(candidates[0]), dtype=torch.float64)
-    for counts, scores in zip(histograms, candidates, strict=True):
-        found = counts.double()[bins_of(scores, edges)]
-        share = found / counts.double().sum().clamp(min=1)
-        total += torch.where(found > 0, -share, -2.0)
-    return total
+def histogram_scores(counts: Tensor, scores: Tensor, edges: Tensor) -> Tensor:
+    """Membership scores [M] of candidates with `scores` [M] from a histogram [K] of one label, whose `edges` [K - 1]
+    ascend. A candidate that falls into an empty bin was not there; ties go to rarer bins."""
+    found = counts.double()[torch.bucketize(scores.double().contiguous(), edges.double())]
+    return torch.where(found > 0, -found / counts.double().sum().clamp(min=1), -2.0)
 
 
 ALL = -1  #: in place of a class, where sums are over all classes

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.attacks.attack import Capability
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput
@@ -202,30 +201,6 @@ def attacker_images(tools: Tools, site: str, truth: Truth) -> AttackerImages:
         return AttackerImages(held_out[::2], words, held_out[1::2])
     names = PHANTOMS if wanted == "phantoms" else (wanted,)
     return AttackerImages(_of_sources(tools, names, most), f"images of {', '.join(names)}", held_out)
-
-
-@dataclass(frozen=True)
-class Start:
-    """Images [count, C, H, W] to start a search from; the attacker's own [M, C, H, W], and whose these are."""
-
-    images: Tensor
-    own: Tensor
-    words: str
-
-
-def images_to_start_from(tools: Tools, site: str, truth: Truth, count: int) -> Start | None:
-    """Where a search for `count` images begins: at the mean of the attacker's own; None where the threat model grants
-    none, or there are too few.
-
-    A start that looks like an image is worth more than a longer search: 500 steps from here gave 32 dB where 1,000 from
-    noise gave 25 (LeNet-5, one image of 28 px).
-    """
-    if Capability.SIMILAR_IMAGES not in tools.threat.granted:
-        return None
-    own = attacker_images(tools, site, truth)
-    if len(own.images) < FEWEST_OWN:
-        return None
-    return Start(start_near(own.images, count, tools.seed), own.images, own.words)
 
 
 def start_near(own: Tensor, count: int, seed: int) -> Tensor:

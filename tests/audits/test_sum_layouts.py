@@ -51,10 +51,9 @@ def test_scores_of_a_small_site_lie_in_its_histogram():
     rng = torch.Generator().manual_seed(0)
     rounds = [torch.randn(40, generator=rng) for _ in range(2)]  # 20 images that were there, 20 others
     counts = [torch.bucketize(one[:20], edges).bincount(minlength=1024) for one in rounds]
-    once = histogram_scores(counts[:1], rounds[:1], edges)
-    twice = histogram_scores(counts, rounds, edges)
+    once, again = (histogram_scores(one, scores, edges) for one, scores in zip(counts, rounds, strict=True))
+    twice = once + again
     assert auc(once[:20], once[20:]) > 0.9
     assert auc(twice[:20], twice[20:]) >= auc(once[:20], once[20:])
-    merged = [torch.tensor([len(one) // 2]) for one in rounds]  # one wide bin tells nothing
-    flat = histogram_scores(merged, rounds, torch.zeros(0))
+    flat = histogram_scores(torch.tensor([20]), rounds[0], torch.zeros(0))  # one wide bin tells nothing
     assert auc(flat[:20], flat[20:]) == 0.5
