@@ -29,7 +29,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.images import mean_squared_error
 from polyclinic.models import split
-from polyclinic.study.audit_settings import Effort
+from polyclinic.study.tables import Effort
 
 #: a search for so few images is cheap, and takes more steps
 FEW, FEW_TIMES = 1, 5
