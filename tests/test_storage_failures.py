@@ -11,7 +11,7 @@ from polyclinic import cli
 from polyclinic.engines.worker_process import is_storage_failure, storage_failure
 from polyclinic.errors import Damaged, StorageFailed
 from polyclinic.federation.checkpoint import read_manifest
-from polyclinic.federation.ledger.signing import LedgerBroken
+from polyclinic.federation.ledger.ledger import LedgerBroken
 from polyclinic.files import make_folder_durable, read_json, read_tensors, storage_sentence, write_tensors
 from polyclinic.run_folder import check_whole, with_own_digest
 

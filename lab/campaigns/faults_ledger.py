@@ -10,8 +10,7 @@ from pathlib import Path
 from faults_children import Trial, in_child, tail
 from faults_storage import Disk, watch_changes
 
-from polyclinic.federation.ledger.ledger import Ledger
-from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken
+from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken
 
 #: parcels that leave in one recording
 PARCELS = 4

@@ -22,9 +22,9 @@ from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
-from polyclinic.federation.ledger.ledger import GENESIS, Ledger, verify
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected, decode, shortened
-from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.ledger import GENESIS, AnchorFile, Ledger, LedgerBroken, verify
+from polyclinic.federation.ledger.parcel import Parcel, decode, shortened
 from polyclinic.files import digest_of, read_json, read_tensors, write_tensors
 from polyclinic.report.serve.run_files import RunFiles
 from polyclinic.run_folder import DIGESTS, check_whole, note_files

@@ -7,7 +7,7 @@ from polyclinic.data.allowed_paths import check_site_names
 from polyclinic.deployment.kits import check_names
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 
 
 def files(folder):

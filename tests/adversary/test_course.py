@@ -6,7 +6,7 @@ from attacked_site import ask, first_weights
 
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.site import SitePosition
 
 

@@ -5,7 +5,7 @@ from attacked_site import SITE, ask
 
 import polyclinic
 from polyclinic import Study
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.policy import DEFAULT_KINDS, Incoming, Policy
 from polyclinic.methods import METHODS
 from polyclinic.runner.run.assembly import Assembly

@@ -13,8 +13,8 @@ from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.tasks.classification import Classification
 
 

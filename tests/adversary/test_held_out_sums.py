@@ -7,7 +7,7 @@ from polyclinic.deployment.approval_rules import policy_of
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import DataDependentRefusal, GateRefused
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 
 ENCODER = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
 METHOD = {"name": "analytic", "numbers": 4, "worth": True}

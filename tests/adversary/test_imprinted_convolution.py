@@ -8,7 +8,7 @@ from attacked_site import SITE, ask
 
 from polyclinic.attacks.coordinator.crafting import input_of
 from polyclinic.federation.call import DataDependentRefusal
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.training.image_draws import hold_rows_of_few
 
 LAYER = "conv3"

@@ -9,7 +9,8 @@ from polyclinic.deployment.deployed_site import FAILED, discreet
 from polyclinic.federation.call import DataDependentRefusal, Suspended
 from polyclinic.federation.layers import movement as course
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Incoming
 
 PUBLIC = torch.rand(40, 1, 16, 16, generator=torch.Generator().manual_seed(5))

@@ -11,7 +11,7 @@ from polyclinic.federation.call import DataDependentRefusal
 from polyclinic.federation.layers import movement as course
 from polyclinic.federation.layers import movement as returning
 from polyclinic.federation.layers.movement import History
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.policy import Incoming
 from polyclinic.federation.site import SiteState
 from polyclinic.randomness import numpy_rng

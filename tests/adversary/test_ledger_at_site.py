@@ -9,10 +9,11 @@ from attacked_site import KINDS, SITE, ask, first_weights
 
 from polyclinic.cli import run_app
 from polyclinic.federation.call import COORDINATOR, Call, GateRefused
-from polyclinic.federation.ledger.key_ring import KitKeys
+from polyclinic.federation.ledger.keys import KitKeys, sign_anchor
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.ledger import LedgerBroken
 from polyclinic.federation.ledger.ledger_heads import Heads
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.ledger.signing import LedgerBroken, sign_anchor
+from polyclinic.federation.ledger.parcel import Parcel
 
 
 def ledger_of(kit, run="run"):
@@ -62,18 +63,17 @@ def test_budgets_of_other_runs_are_not_reset(kit, attack):
 def test_what_is_written_down_is_on_disk_before_it_leaves(kit, monkeypatch):
     """Order of events: the line and its folder are synced, then the anchor has the head; only then there is a reply."""
     from polyclinic.federation.ledger import ledger
-    from polyclinic.federation.ledger import signing as anchor_file
 
     events = []
     monkeypatch.setattr(ledger, "sync_file", lambda path: events.append((path.name, len(path.read_text().split("\n")))))
     monkeypatch.setattr(ledger, "sync_folder", lambda path: events.append((path.name, None)))
-    write = anchor_file.atomic_write
+    write = ledger.atomic_write
 
     def noted(path, content, **options):
         events.append((path.name, options["durable"]))
         write(path, content, **options)
 
-    monkeypatch.setattr(anchor_file, "atomic_write", noted)
+    monkeypatch.setattr(ledger, "atomic_write", noted)
     reply = train(kit.host())
     # what comes before these are the lines about the study's approval
     assert events[-3:] == [("north.jsonl", 2), ("ledger", None), ("run.json", True)]

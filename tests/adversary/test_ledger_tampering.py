@@ -11,9 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.federation.ledger.key_ring import SeedKeys
-from polyclinic.federation.ledger.ledger import GENESIS, Ledger
-from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken
+from polyclinic.federation.ledger.keys import SeedKeys
+from polyclinic.federation.ledger.ledger import GENESIS, AnchorFile, Ledger, LedgerBroken
 from polyclinic.federation.ledger.verify import Evidence, check_ledger, witnesses_at_site
 
 KEYS = SeedKeys(7)

@@ -6,7 +6,8 @@ from attacked_site import SITE, ask
 
 from polyclinic import attacks
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 
 PUBLIC = torch.rand(40, 1, 16, 16, generator=torch.Generator().manual_seed(5))
 

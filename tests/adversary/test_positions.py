@@ -5,7 +5,7 @@ from attacked_site import PRIVATE, SITE, ask, first_weights
 
 from polyclinic.federation.call import Suspended
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.site import SitePosition
 
 

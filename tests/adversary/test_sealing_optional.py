@@ -6,9 +6,9 @@ from attacked_site import SITE, ask
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.ledger.key_ring import KitKeys
-from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
-from polyclinic.federation.ledger.sealing import public_key, seal
+from polyclinic.federation.ledger.keys import KitKeys, public_key, seal_box
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 
 FEDER = {
     "method": {"name": "feder", "rounds": 2, "buffer": 8},
@@ -63,7 +63,7 @@ def sealed(tmp_path):
         "synthetic-images", {"images": torch.zeros(2, 1, 32, 32, dtype=torch.uint8), "labels": torch.zeros(2)}
     )
     about = {"from": "south", "operation": "hand_over", "kind": "synthetic-images"}
-    box = seal(buffer.encoded, {**about, "to": SITE, "round": 1}, sender=sender.own(""), recipient=mine)
+    box = seal_box(buffer.encoded, {**about, "to": SITE, "round": 1}, sender=sender.own(""), recipient=mine)
     return Parcel(SEALED, {"box": torch.frombuffer(box, dtype=torch.uint8)}, about)
 
 

@@ -5,9 +5,8 @@ import json
 import torch
 from attacked_site import PRIVATE, Kit, ask, first_weights
 
-from polyclinic.federation.ledger.key_ring import PRIVATE_FILE, SIGNING_FILE, KitKeys
+from polyclinic.federation.ledger.keys import PRIVATE_FILE, SIGNING_FILE, KitKeys, public_key, seal_box
 from polyclinic.federation.ledger.ledger import Ledger, verify
-from polyclinic.federation.ledger.sealing import public_key, seal
 
 
 def noise_key(kit, run):
@@ -44,7 +43,7 @@ def test_the_noise_of_the_same_private_study_differs_from_run_to_run(kit):
 
 def test_two_boxes_with_the_same_content_and_two_lines_about_it_differ(kit, tmp_path):
     sender = KitKeys(kit.south).own("")
-    boxes = [seal(b"the same", {}, sender=sender, recipient=public_key(sender)) for _ in range(2)]
+    boxes = [seal_box(b"the same", {}, sender=sender, recipient=public_key(sender)) for _ in range(2)]
     assert boxes[0][:32] != boxes[1][:32]
     assert boxes[0][32:] != boxes[1][32:]
     ledger = Ledger(tmp_path / "north.jsonl")

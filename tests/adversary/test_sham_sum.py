@@ -5,7 +5,8 @@ import pytest
 import torch
 from attacked_site import ask
 
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.sums.open_sum import OpenSum, keep
 
 

@@ -11,7 +11,7 @@ from polyclinic.deployment.deployed_site import FAILED, discreet
 from polyclinic.federation.call import GateRefused, GateRefusedData
 from polyclinic.federation.layers.cohort import fewest_patients, images_in_private_step
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 
 TOO_FEW = "fewer patients are behind it than the 10 that the site's policy wants"
 

@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polyclinic.attacks.attack import Capability, ThreatModel
 from polyclinic.attacks.latent_inversion import LatentInversion, read_latents
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.code_packing import shrink
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.ledger.wire import shrink
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.models import Backbone, build, cuts, initial_weights, split
 from polyclinic.randomness import torch_rng

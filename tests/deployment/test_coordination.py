@@ -13,7 +13,7 @@ from polyclinic.deployment import deployed_site
 from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.coordination import OUTCOME, Coordination, Reach
 from polyclinic.deployment.kits import make_kits
-from polyclinic.federation.ledger.key_ring import KitKeys
+from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.federation.ledger.verify import check_run
 from polyclinic.runner.run.recorder import Display
 from polyclinic.study import load_study

@@ -9,7 +9,7 @@ from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.kits import pin_keys
 from polyclinic.deployment.processes import Participant
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.key_ring import KitKeys
+from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.study import Study
 
 

@@ -12,10 +12,8 @@ from polyclinic.cli import run_app
 from polyclinic.deployment.key_rotation import accept_rotations, rotate_keys
 from polyclinic.deployment.kits import pin_keys
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.key_ring import KitKeys, PublicKeys
-from polyclinic.federation.ledger.ledger import Ledger
-from polyclinic.federation.ledger.sealing import public_key
-from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken, signing_public_key
+from polyclinic.federation.ledger.keys import KitKeys, PublicKeys, public_key, signing_public_key
+from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken
 from polyclinic.files import lock
 
 

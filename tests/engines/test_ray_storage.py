@@ -5,7 +5,7 @@ import pytest
 from polyclinic.engines.ray import RayWorker, SiteActor
 from polyclinic.errors import Damaged, StorageFailed
 from polyclinic.federation.call import Call, Failure
-from polyclinic.federation.ledger.signing import LedgerBroken
+from polyclinic.federation.ledger.ledger import LedgerBroken
 
 
 class Host:

@@ -25,9 +25,9 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.ledger.key_ring import SeedKeys
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.ledger.signing import sign_anchor
+from polyclinic.federation.ledger.keys import SeedKeys, sign_anchor
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.site import Kit
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.run import run
@@ -53,7 +53,7 @@ CONCERNS: dict[str, str] = {
     "model that was scored": f"{ROOM}.layers.scores:ScoredModel.check",
     "reservation": f"{ROOM}.layers.gate:Gate.reserved",
     "unseal": f"{ROOM}.layers.calls:unseal",
-    "expected": f"{ROOM}.ledger.parcel:Expected.check",
+    "expected": f"{ROOM}.ledger.kinds:Expected.check",
     "argument": f"{ROOM}.layers.calls:check_argument",
     "incoming": f"{ROOM}.layers.incoming:Inspection._inspect",
     "archive begins": f"{ROOM}.ledger.archive:ParcelArchive.begins",
@@ -93,7 +93,7 @@ AROUND = ("noted batches", "random shares")
 #: the same for the coordinator, which looks at a reply
 OF_REPLIES: dict[str, str] = {
     "row of a sum": f"{ROOM}.sums.coordinator_sums:CoordinatorSums.check",
-    "expected": f"{ROOM}.ledger.parcel:Expected.check",
+    "expected": f"{ROOM}.ledger.kinds:Expected.check",
     "reply": f"{ROOM}.layers.replies:ReplyCheck._check",
     "head of the ledger": f"{ROOM}.ledger.ledger_heads:Heads.receive",
     "traffic": f"{ROOM}.traffic:Traffic.sent",

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.federation.call import Call, MissingParcel, Reply, base_of, frame_of, pack, unpack
-from polyclinic.federation.ledger.parcel import Expected, Parcel, ParcelRejected
-from polyclinic.federation.ledger.signing import Anchor, Head
+from polyclinic.federation.ledger.keys import Anchor, Head
+from polyclinic.federation.ledger.kinds import Expected, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 
 PARCEL = Parcel("weights", {"w": torch.ones(2)}, {"samples": 3})
 CALL = Call("a", "train", 1, {"weights": PARCEL}, {"split": "test"})

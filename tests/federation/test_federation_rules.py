@@ -19,9 +19,9 @@ from polyclinic.federation.layers.replies import _check_targets, _short
 from polyclinic.federation.ledger import verify as ledger_check
 from polyclinic.federation.ledger.archive import ATTACKABLE_KINDS, is_attackable, is_worth_keeping
 from polyclinic.federation.ledger.budget import EpsilonLimit, OverBudget, Price, Reserved
-from polyclinic.federation.ledger.kinds import KINDS
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.ledger.signing import LedgerBroken
+from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
+from polyclinic.federation.ledger.ledger import LedgerBroken
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.verify import Checked, _unsigned
 from polyclinic.federation.ledger.wire import NotOnWire, _is_described, unpack
 from polyclinic.federation.policy import Policy

@@ -22,9 +22,10 @@ from polyclinic.federation.call import (
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.layers.defence import Poisoning
 from polyclinic.federation.layers.gate import model_bytes
-from polyclinic.federation.ledger.key_ring import SeedKeys
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.ledger.signing import Anchor, AnchorFile, LedgerBroken, sign_anchor
+from polyclinic.federation.ledger.keys import Anchor, SeedKeys, sign_anchor
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.ledger import AnchorFile, LedgerBroken
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import HostSpec

@@ -10,7 +10,7 @@ from plain_study import kit_of, plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.host import OpenSites
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import HostSpec, Site, SitePosition, SiteState, state_path, version_of
 

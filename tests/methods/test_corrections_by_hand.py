@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods import fedpft
 from polyclinic.methods.feddyn import FedDyn
 from polyclinic.methods.fedpft import FedPFT

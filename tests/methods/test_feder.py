@@ -13,8 +13,8 @@ from run_folders import history, result
 from polyclinic.data import parts
 from polyclinic.engines.in_process import InProcess
 from polyclinic.federation.host import OpenSites
-from polyclinic.federation.ledger.image_codec import pack
 from polyclinic.federation.ledger.parcel import SEALED
+from polyclinic.federation.ledger.wire import pack_images
 from polyclinic.methods.feder import FedER, random_ring
 from polyclinic.runner.run import engines
 from polyclinic.runner.run.recorder import Display
@@ -109,7 +109,8 @@ def test_a_buffer_is_drawn_once_and_never_relayed(go):
 def test_a_buffer_is_compressed_once_even_where_sites_are_sent_to_disk(go, monkeypatch):
     packed = []
     monkeypatch.setattr(
-        "polyclinic.federation.ledger.image_codec.pack", lambda images: packed.append(len(images)) or pack(images)
+        "polyclinic.federation.ledger.wire.pack_images",
+        lambda images: packed.append(len(images)) or pack_images(images),
     )
     undisturbed = go(method={"rounds": 3})
     assert packed == [16, 16, 16]

@@ -10,7 +10,8 @@ from torch.distributions import Normal
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.fedpft import FedPFT, Mixture, _is_mixture, _received, fit
 from polyclinic.randomness import torch_rng
 from polyclinic.training.optimizer import Optimizer

@@ -12,7 +12,8 @@ from torch.distributions import MultivariateNormal, Normal
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods import gaussian_heads
 from polyclinic.methods.shared import one_round
 from polyclinic.models.encoders import QuadraticHead

@@ -11,7 +11,8 @@ from torch.distributions import MultivariateNormal
 from torch.nn import functional as F
 
 from polyclinic.federation.call import Call, GateRefusedData, Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods import gaussian_heads
 from polyclinic.methods.shared import one_round
 from polyclinic.methods.shared.one_round import RESOLUTION

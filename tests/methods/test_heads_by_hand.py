@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.analytic import PENALTIES, best_penalty, solve, within_training
 from polyclinic.methods.fedpft import FedPFT, Mixture, fit
 from polyclinic.methods.private_head import PrivateHead, clipped_sum

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from polyclinic.federation.ledger.code_packing import shrink
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.wire import shrink
 from polyclinic.methods.shared import reply_checks
 
 

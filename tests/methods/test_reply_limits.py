@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from polyclinic.federation.call import Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared import one_round, reply_checks
 from polyclinic.methods.shared.one_round import MOST_IMAGES, RESOLUTION

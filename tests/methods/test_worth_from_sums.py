@@ -5,7 +5,8 @@ import json
 import pytest
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.one_round import OneRound
 from polyclinic.runner.compare.worth import worth
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from polyclinic.federation.layers.gate import Gate, RawImages
-from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
 from polyclinic.federation.ledger.ledger import Ledger, verify
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected, decode
+from polyclinic.federation.ledger.parcel import Parcel, decode
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.traffic import Coverage
 from polyclinic.privacy import account as records

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.questions import inspect
 from polyclinic.questions.inspect import Counted, InspectSites
 

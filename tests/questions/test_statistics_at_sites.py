@@ -8,7 +8,8 @@ import torch
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import GateRefused, Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.roc import auc
 from polyclinic.metrics.statistics.significance import delong_interval, delong_test
 from polyclinic.questions.evaluate import EvaluateOnly

@@ -8,7 +8,8 @@ import torch
 from test_statistics_at_sites import binary, part_of, site_of
 
 from polyclinic.federation.call import Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.statistics.significance import delong_test
 from polyclinic.questions.evaluate import EvaluateOnly
 from polyclinic.questions.statistics import changes_between, check_told, joined, score, told_about

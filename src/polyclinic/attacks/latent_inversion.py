@@ -28,8 +28,8 @@ from polyclinic.attacks.scoring import Score, score
 from polyclinic.attacks.solvers.optimizers import Adam
 from polyclinic.attacks.solvers.search import search
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.code_packing import restore
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.ledger.wire import restore
 from polyclinic.metrics.images import digest
 from polyclinic.metrics.perceptual import Distance
 from polyclinic.randomness import torch_rng

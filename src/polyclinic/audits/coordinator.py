@@ -26,7 +26,8 @@ from polyclinic.audits.attack import Tools
 from polyclinic.audits.truth import Truth
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, DataDependentRefusal, GateRefused, Suspended
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study, parse_study
 

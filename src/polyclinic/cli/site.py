@@ -111,8 +111,8 @@ def accept_keys(
 ) -> None:
     """Take the new keys of another site, if its old key vouches for them."""
     from polyclinic.deployment import key_rotation
-    from polyclinic.federation.ledger.key_ring import PUBLIC_FILE
-    from polyclinic.federation.ledger.signing import LedgerBroken
+    from polyclinic.federation.ledger.keys import PUBLIC_FILE
+    from polyclinic.federation.ledger.ledger import LedgerBroken
 
     if not file.is_file():
         raise BadInput(f"{file}: no such file; the site that rotated its keys has it")

@@ -33,10 +33,9 @@ from polyclinic.deployment.approval_rules import (
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Suspended
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.ledger.key_ring import KitKeys
-from polyclinic.federation.ledger.ledger import Ledger, verify
+from polyclinic.federation.ledger.keys import KitKeys
+from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken, verify
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken
 from polyclinic.files import atomic_write, digest_of, lock
 from polyclinic.json_types import JsonObject
 from polyclinic.models import PUBLIC, RANDOM, read_weights

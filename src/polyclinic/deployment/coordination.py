@@ -27,8 +27,8 @@ from polyclinic.engines.nvflare.engine import NVFlare, Patience, Send
 from polyclinic.engines.worker_process import Outcome
 from polyclinic.errors import BadInput, RunPaused, WorkFailed
 from polyclinic.federation.call import pack, unpack
-from polyclinic.federation.ledger.key_ring import KeyRing, KitKeys
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.keys import KeyRing, KitKeys
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.files import PARTIAL, atomic_write
 from polyclinic.run_folder import LOCK, WORKERS, run_lock, write_result, write_run_format
 from polyclinic.runner.run.assembly import Assembly

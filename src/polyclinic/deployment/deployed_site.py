@@ -32,8 +32,8 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.call import DataDependentRefusal, GateRefused, pack
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.layers.stopped import Suspensions
-from polyclinic.federation.ledger.key_ring import KitKeys
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.keys import KitKeys
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import Kit
 from polyclinic.files import atomic_write, lock

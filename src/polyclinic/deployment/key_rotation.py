@@ -26,10 +26,17 @@ from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.kits import KEYS_HEAD
 from polyclinic.deployment.processes import LEFT, is_running
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.key_ring import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE, KitKeys, PublicKeys
-from polyclinic.federation.ledger.ledger import Ledger, verify
-from polyclinic.federation.ledger.sealing import public_key
-from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken, signer_of_line, signing_public_key
+from polyclinic.federation.ledger.keys import (
+    PRIVATE_FILE,
+    PUBLIC_FILE,
+    SIGNING_FILE,
+    KitKeys,
+    PublicKeys,
+    public_key,
+    signer_of_line,
+    signing_public_key,
+)
+from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken, verify
 from polyclinic.files import atomic_write, lock
 
 #: the kinds of the two lines

@@ -33,9 +33,7 @@ from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval_rules import MAX_SCORES, TABLE, ApprovalRules
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.key_ring import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE
-from polyclinic.federation.ledger.sealing import public_key
-from polyclinic.federation.ledger.signing import signing_public_key
+from polyclinic.federation.ledger.keys import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE, public_key, signing_public_key
 from polyclinic.federation.policy import Policy
 from polyclinic.files import atomic_write, make_private
 from polyclinic.runner.run.recorder import Display

@@ -17,8 +17,7 @@ from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.layers.stopped import Suspensions
 from polyclinic.federation.ledger.budget import OverBudget, Price, Spent, price_at
-from polyclinic.federation.ledger.ledger import verify
-from polyclinic.federation.ledger.signing import LedgerBroken
+from polyclinic.federation.ledger.ledger import LedgerBroken, verify
 from polyclinic.federation.policy import Policy
 from polyclinic.files import lock
 from polyclinic.json_types import JsonObject

@@ -23,7 +23,7 @@ from typing import IO, Any
 from polyclinic.errors import BadInput, Damaged, StorageFailed, WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply, pack, unpack
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.ledger.signing import LedgerBroken
+from polyclinic.federation.ledger.ledger import LedgerBroken
 from polyclinic.federation.site import SitePosition
 from polyclinic.files import STORAGE_ERRORS, atomic_write
 from polyclinic.json_types import JsonObject, parse_json

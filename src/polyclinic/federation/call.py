@@ -20,9 +20,9 @@ from torch import Tensor
 
 from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.ledger.kinds import KINDS
-from polyclinic.federation.ledger.parcel import Expected, Parcel, ParcelRejected, decode_all, shortened
-from polyclinic.federation.ledger.signing import Anchor, Head, anchor_from_json, head_from_json
+from polyclinic.federation.ledger.keys import Anchor, Head, anchor_from_json, head_from_json
+from polyclinic.federation.ledger.kinds import KINDS, Expected, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, decode_all, shortened
 from polyclinic.federation.ledger.wire import ROUNDING, Encoding
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply, sort_p
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.collaborators import Engine, FederationSpec, Observer
 from polyclinic.federation.layers.replies import ReplyCheck
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger_heads import Heads
-from polyclinic.federation.ledger.parcel import ParcelRejected
 from polyclinic.federation.site import SitePosition, SiteState, read_state
 from polyclinic.federation.sums.coordinator_sums import Ask, CoordinatorSums
 from polyclinic.federation.traffic import Communication, Coverage, Traffic

@@ -23,9 +23,9 @@ from polyclinic.federation.layers.layer import Parcels, Transaction
 from polyclinic.federation.layers.sealing import KeyExchange
 from polyclinic.federation.layers.stopped import refuse_while_stopped
 from polyclinic.federation.ledger.budget import Budget, EpsilonLimit, price_at
-from polyclinic.federation.ledger.ledger import Ledger
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
-from polyclinic.federation.ledger.signing import AnchorFile
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.ledger import AnchorFile, Ledger
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation, work_at
 from polyclinic.federation.site import HostSpec, Site, SitePosition, read_state, state_path, version_of
 from polyclinic.federation.sums.settings import floor_of

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from polyclinic.federation.ledger.key_ring import KeyRing, SeedKeys
-from polyclinic.federation.ledger.parcel import Expected, ParcelRejected
+from polyclinic.federation.ledger.keys import KeyRing, SeedKeys
+from polyclinic.federation.ledger.kinds import Expected, ParcelRejected
 from polyclinic.federation.policy import Policy
 from polyclinic.files import read_tensors
 from polyclinic.randomness import torch_rng

@@ -64,7 +64,7 @@ class Received(NamedTuple):
 
     @classmethod
     def of(cls, call: Call, parcel: Parcel) -> Received:
-        digest = parcel.digest_soon() if parcel.kind == "weights" else None
+        digest = parcel.digest_soon if parcel.kind == "weights" else None
         return cls(call.site, call.operation, parcel.content, parcel.size, digest)
 
 

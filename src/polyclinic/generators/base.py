@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
-from polyclinic.federation.ledger.code_packing import Codes
+from polyclinic.federation.ledger.wire import Codes
 from polyclinic.generators.latent_space import LatentSpace
 from polyclinic.randomness import seeded
 from polyclinic.settings import Settings

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
-from polyclinic.federation.ledger.code_packing import pack, unpack
+from polyclinic.federation.ledger.wire import pack_codes, unpack_codes
 from polyclinic.generators.base import CodedModel, Codes, GeneratorModel, count, select
 from polyclinic.tasks import Task
 from polyclinic.training.augmentation import augment
@@ -166,7 +166,9 @@ def to_groups(by_site: Mapping[str, SiteCodes], model: CodedModel) -> Groups:
     sizes = model.codebook_sizes
     groups: Groups = {
         "codes": {
-            f"{site}/{level}": pack(one.codes[level], sizes[level]) for site, one in by_site.items() for level in sizes
+            f"{site}/{level}": pack_codes(one.codes[level], sizes[level])
+            for site, one in by_site.items()
+            for level in sizes
         },
         "labels": {site: one.labels for site, one in by_site.items()},
     }
@@ -180,7 +182,7 @@ def from_groups(groups: Mapping[str, Mapping[str, Tensor]], model: CodedModel) -
     by_site = {}
     for site, labels in sorted(groups["labels"].items()):  # in memory and from a file alike
         codes = {
-            level: unpack(groups["codes"][f"{site}/{level}"], size, (len(labels), *grids[level]))
+            level: unpack_codes(groups["codes"][f"{site}/{level}"], size, (len(labels), *grids[level]))
             for level, size in model.codebook_sizes.items()
         }
         by_site[site] = SiteCodes(codes, labels, groups.get("masks", {}).get(site))

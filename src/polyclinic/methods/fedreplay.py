@@ -20,8 +20,9 @@ from torch import Tensor
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.collaborators import Batch
-from polyclinic.federation.ledger.code_packing import restore, shrink
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.ledger.wire import restore, shrink
 from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.method import Federation, Method, Site, Traits, Weights, all_sites, operation
 from polyclinic.training import private, private_latents, private_steps

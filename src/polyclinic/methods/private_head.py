@@ -19,7 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.sums.open_sum import honest_sites
 from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.method import Federation, Method, Own, Site, Traits, Weights, all_sites, operation

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.local_training import LocalWork
 from polyclinic.methods.shared.method import Federation, ReplayMethod, Site, State, Traits, Weights, operation

@@ -15,7 +15,8 @@ from pydantic import Field, model_validator
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.method import Federation, Method, Site, Traits, Weights, all_sites, operation
 from polyclinic.models import read_weights
 from polyclinic.questions.statistics import changes_between, check_told, joined, tell_once, told_about

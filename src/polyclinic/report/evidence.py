@@ -25,8 +25,8 @@ from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.parts import SiteData, open_site, prepare
 from polyclinic.data.plots import mosaic
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.ledger.ledger import verify
-from polyclinic.federation.ledger.signing import LedgerBroken, check_head, head_from_json
+from polyclinic.federation.ledger.keys import head_from_json
+from polyclinic.federation.ledger.ledger import LedgerBroken, check_head, verify
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.report.metric_names import IN_UNIT
 from polyclinic.run_folder import FINISHED, check_whole

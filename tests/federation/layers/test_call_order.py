@@ -17,8 +17,9 @@ from polyclinic.federation.layers.call_order import (
     check_scores,
 )
 from polyclinic.federation.layers.calls import RoundOfStudy
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import Ledger
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 
 

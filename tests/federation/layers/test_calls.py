@@ -9,7 +9,8 @@ from torch import nn
 from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.layers.calls import OwnArguments, TakenByHospital, TakenCall
 from polyclinic.federation.layers.layer import Transaction
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 
 

@@ -6,7 +6,7 @@ from one_site import FIRST, LAST, LIMITS, Asked, changed, inspect, make_check, m
 
 from polyclinic.federation.call import DataDependentRefusal
 from polyclinic.federation.layers.movement import History
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.policy import Incoming
 from polyclinic.federation.site import SiteState
 

@@ -10,7 +10,8 @@ import torch
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.layers.replies import ReplyCheck
-from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.tasks.classification import Classification
 from polyclinic.tasks.task import Target

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from plain_study import plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
@@ -14,11 +15,10 @@ from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.layers.calls import ExpectedForm
-from polyclinic.federation.ledger import sealing
-from polyclinic.federation.ledger.key_ring import SeedKeys
-from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.keys import OVERHEAD, SeedKeys, public_key
+from polyclinic.federation.ledger.kinds import KINDS, Expected
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Incoming, Policy
 from polyclinic.federation.site import HostSpec
@@ -144,7 +144,7 @@ def test_accounts_see_kind_size_and_privacy(make, tmp_path):
         (sent,) = (row[4] for row in counted if row[:4] == ["a", "sent", kind, "hand_over"])
         (received,) = (row[4] for row in counted if row[:4] == ["b", "received", kind, "take"])
         assert sent == received
-        assert len(plain[kind].encoded) + sealing.OVERHEAD < sent < len(plain[kind].encoded) + 600
+        assert len(plain[kind].encoded) + OVERHEAD < sent < len(plain[kind].encoded) + 600
     lines = [line for line in verify(tmp_path / "ledger" / "a.jsonl") if line["operation"] == "hand_over"]
     assert [(line["kind"], line["to"], line["digest"]) for line in lines] == [
         (kind, "b", parcel.digest) for kind, parcel in plain.items()
@@ -279,8 +279,8 @@ def test_what_is_inside_is_checked_like_any_parcel(make):
 
 def test_a_swapped_key_is_refused(make, tmp_path):
     """A coordinator that gives 'a' its own key in the name of 'b' could read what is for 'b'."""
-    mine = sealing.X25519PrivateKey.generate()
-    false = torch.tensor(list(sealing.public_key(mine)), dtype=torch.uint8)
+    mine = X25519PrivateKey.generate()
+    false = torch.tensor(list(public_key(mine)), dtype=torch.uint8)
 
     def swap(call):
         if call.operation != "take_keys" or call.site != "a":

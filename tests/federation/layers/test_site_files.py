@@ -17,9 +17,9 @@ from polyclinic.federation.layers.cohort import images_in_generator_step, patien
 from polyclinic.federation.layers.layer import Transaction
 from polyclinic.federation.layers.scores import ScoredModel, was_scored
 from polyclinic.federation.layers.sealing import TAKEN, BoxFile, KeyExchange, asked_in_state, seal, unseal
-from polyclinic.federation.ledger import sealing
-from polyclinic.federation.ledger.key_ring import KitKeys, PublicKeys, SeedKeys
-from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
+from polyclinic.federation.ledger.keys import KitKeys, PublicKeys, SeedKeys, seal_box
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site, SiteState
 
@@ -96,7 +96,7 @@ def test_a_box_holds_what_is_written_on_it(make):
     about = {"from": "a", "operation": "hand_over", "kind": "latents"}
     keys = Pinned(0)
     bound = {**about, "to": "b", "round": 2}
-    box = sealing.seal(PLAIN.encoded, bound, sender=keys.own("a"), recipient=keys.public("b"))
+    box = seal_box(PLAIN.encoded, bound, sender=keys.own("a"), recipient=keys.public("b"))
     false = Parcel(SEALED, {"box": torch.frombuffer(box, dtype=torch.uint8)}, about)
     assert refusal(make("b"), false) == "a parcel of kind 'weights' came under the name of 'latents'"
 
@@ -153,8 +153,7 @@ def test_a_key_is_32_bytes(make, key):
 def test_a_box_can_follow_from_a_seed():
     keys = SeedKeys(0)
     both = [
-        sealing.seal(b"x", {}, sender=keys.own("a"), recipient=keys.public("b"), drawn=keys.own("drawn"))
-        for _ in range(2)
+        seal_box(b"x", {}, sender=keys.own("a"), recipient=keys.public("b"), drawn=keys.own("drawn")) for _ in range(2)
     ]
     assert both[0] == both[1]
     assert bytes(both[0][:32]) == keys.public("drawn")

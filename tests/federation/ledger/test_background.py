@@ -22,13 +22,13 @@ def always(monkeypatch):
 
 def test_a_large_parcel_is_digested_by_the_thread(always):
     one, other = (Parcel("weights", {"a": torch.arange(5.0)}) for _ in range(2))
-    assert one.digest_soon().result() == other._digest_now() == one.digest
+    assert one.digest_soon.result() == other._digest_now() == one.digest
 
 
 def test_a_small_parcel_is_digested_at_once():
     small = Parcel("weights", {"a": torch.arange(5.0)})
-    assert small.digest_soon().done()
-    assert small.digest_soon().result() == small.digest
+    assert small.digest_soon.done()
+    assert small.digest_soon.result() == small.digest
 
 
 def test_a_tensor_that_is_changed_meanwhile_is_found(always, monkeypatch):
@@ -36,7 +36,7 @@ def test_a_tensor_that_is_changed_meanwhile_is_found(always, monkeypatch):
     monkeypatch.setattr(parcel, "BACKGROUND", held)
     held.submit(hold.wait, [])
     changed = Parcel("weights", {"a": torch.zeros(5)})
-    digest = changed.digest_soon()
+    digest = changed.digest_soon
     changed.tensors["a"].add_(1)
     hold.set()
     with pytest.raises(WorkFailed, match="'a' of a parcel of kind 'weights' was changed after"):

@@ -21,9 +21,8 @@ from polyclinic.federation.ledger.budget import (
     tells_something,
 )
 from polyclinic.federation.ledger.kinds import KINDS
-from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.ledger.signing import AnchorFile, LedgerBroken
 from polyclinic.federation.policy import Policy
 from polyclinic.files import lock
 

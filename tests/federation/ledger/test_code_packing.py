@@ -10,47 +10,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger import code_packing
-from polyclinic.federation.ledger.code_packing import bits_for, pack, restore, shrink, unpack
+from polyclinic.federation.ledger import wire
+from polyclinic.federation.ledger.wire import bits_for, pack_codes, restore, shrink, unpack_codes
 
 
 @given(st.data(), st.integers(1, 2**15), st.integers(0, 200))
 def test_codes_come_back_from_ceil_log2_k_bits(data: st.DataObject, size: int, numbers: int):
     values = data.draw(st.lists(st.integers(0, size - 1), min_size=numbers, max_size=numbers))
     codes = torch.tensor(values, dtype=torch.int16)
-    packed = pack(codes, size)
+    packed = pack_codes(codes, size)
     assert packed.numel() == math.ceil(numbers * max(1, math.ceil(math.log2(size))) / 8)
-    assert torch.equal(unpack(packed, size, (numbers,)), codes)
+    assert torch.equal(unpack_codes(packed, size, (numbers,)), codes)
 
 
 def test_many_codes_are_packed_piece_by_piece_as_if_at_once(monkeypatch: pytest.MonkeyPatch):
     codes = torch.randint(300, (7, 5, 5), generator=torch.Generator().manual_seed(0)).to(torch.int16)
-    at_once = pack(codes, 300)
-    monkeypatch.setattr(code_packing, "CHUNK", 16)
-    assert torch.equal(pack(codes, 300), at_once)
-    assert torch.equal(unpack(at_once, 300, (7, 5, 5)), codes)
+    at_once = pack_codes(codes, 300)
+    monkeypatch.setattr(wire, "CHUNK", 16)
+    assert torch.equal(pack_codes(codes, 300), at_once)
+    assert torch.equal(unpack_codes(at_once, 300, (7, 5, 5)), codes)
 
 
 def test_pieces_end_with_a_byte_whatever_the_bits_of_a_code():
-    assert code_packing.CHUNK % 8 == 0
+    assert wire.CHUNK % 8 == 0
 
 
 def test_bits_by_hand():
     assert [bits_for(size) for size in (1, 2, 3, 4, 5, 512, 513)] == [1, 1, 2, 2, 3, 9, 10]
     # 1 and 2 in two bits each, lowest bit first: 10 01 0000
-    assert pack(torch.tensor([1, 2]), 4).tolist() == [0b10010000]
+    assert pack_codes(torch.tensor([1, 2]), 4).tolist() == [0b10010000]
 
 
 @pytest.mark.parametrize(
     ("words", "work"),
     [
-        ("run from 0 to 4, but the codebook has 4", lambda: pack(torch.tensor([4, 0]), 4)),
-        ("run from -1 to 3, but the codebook has 4", lambda: pack(torch.tensor([3, -1]), 4)),
-        ("4 bytes are not 4 codes of 2 bits", lambda: unpack(torch.zeros(4, dtype=torch.uint8), 4, (4,))),
-        ("1 bytes are not 4 codes of 2 bits", lambda: unpack(torch.zeros(1, dtype=torch.int8), 4, (4,))),
-        ("1 bytes are not 4 codes of 2 bits", lambda: unpack(torch.zeros(1, 1, dtype=torch.uint8), 4, (4,))),
-        ("not 9 codes of 2 bits", lambda: unpack(torch.zeros(2, dtype=torch.uint8), 4, (9,))),
-        ("hold code 3", lambda: unpack(torch.tensor([0xFF], dtype=torch.uint8), 3, (4,))),
+        ("run from 0 to 4, but the codebook has 4", lambda: pack_codes(torch.tensor([4, 0]), 4)),
+        ("run from -1 to 3, but the codebook has 4", lambda: pack_codes(torch.tensor([3, -1]), 4)),
+        ("4 bytes are not 4 codes of 2 bits", lambda: unpack_codes(torch.zeros(4, dtype=torch.uint8), 4, (4,))),
+        ("1 bytes are not 4 codes of 2 bits", lambda: unpack_codes(torch.zeros(1, dtype=torch.int8), 4, (4,))),
+        ("1 bytes are not 4 codes of 2 bits", lambda: unpack_codes(torch.zeros(1, 1, dtype=torch.uint8), 4, (4,))),
+        ("not 9 codes of 2 bits", lambda: unpack_codes(torch.zeros(2, dtype=torch.uint8), 4, (9,))),
+        ("hold code 3", lambda: unpack_codes(torch.tensor([0xFF], dtype=torch.uint8), 3, (4,))),
         ("not finite", lambda: shrink(torch.tensor([[float("nan")]]), "int8")),
     ],
 )

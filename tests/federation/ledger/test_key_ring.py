@@ -4,9 +4,7 @@ import pytest
 
 from polyclinic.deployment.kits import pin_keys
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.key_ring import KitKeys, PublicKeys, SeedKeys
-from polyclinic.federation.ledger.sealing import public_key
-from polyclinic.federation.ledger.signing import signing_public_key
+from polyclinic.federation.ledger.keys import KitKeys, PublicKeys, SeedKeys, public_key, signing_public_key
 
 
 def test_the_keys_of_simulated_sites_follow_from_the_seed_and_the_name():

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.federation.ledger import layout
+from polyclinic.federation.ledger import parcel as parcels
 from polyclinic.federation.ledger.parcel import Parcel
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
-TENSORS = st.dictionaries(st.text(max_size=6), st.tuples(st.sampled_from(list(layout.TYPES)), SHAPES), max_size=6)
+TENSORS = st.dictionaries(st.text(max_size=6), st.tuples(st.sampled_from(list(parcels.TYPES)), SHAPES), max_size=6)
 
 
 def encoded_copy(parcel: Parcel) -> bytes:
@@ -54,7 +54,7 @@ def test_compressed_images_are_digested_as_they_travel():
 
 
 def test_a_safetensors_that_writes_another_header_is_digested_by_its_bytes(monkeypatch):
-    monkeypatch.setattr(layout, "_is_as_installed", lambda: False)
+    monkeypatch.setattr(parcels, "_is_as_installed", lambda: False)
     parcel = Parcel("weights", {"a": torch.ones(3)})
     assert parcel.digest == hashlib.sha256(encoded_copy(parcel)).hexdigest()
     assert "encoded" in vars(parcel)

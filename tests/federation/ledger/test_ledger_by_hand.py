@@ -6,19 +6,16 @@ import json
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from polyclinic.federation.ledger.ledger import Ledger, verify
-from polyclinic.federation.ledger.signing import (
+from polyclinic.federation.ledger.keys import (
     Anchor,
-    AnchorFile,
     Head,
-    LedgerBroken,
     anchor_from_json,
-    check_head,
     head_from_json,
     is_countersigned,
     sign_anchor,
     signing_public_key,
 )
+from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken, check_head, verify
 
 OLD, NEW, FOREIGN = (Ed25519PrivateKey.from_private_bytes(bytes([number] * 32)) for number in (1, 2, 3))
 

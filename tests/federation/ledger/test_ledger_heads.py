@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.ledger.key_ring import SeedKeys
+from polyclinic.federation.ledger.keys import Head, SeedKeys, is_countersigned, sign_line
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger_heads import RECEIVED_FILE, Heads, read_received
-from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
-from polyclinic.federation.ledger.signing import Head, is_countersigned, sign_line
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 
 KEYS = SeedKeys(3)
 PARCEL = Parcel("weights", {"w": torch.ones(2)})

@@ -2,7 +2,7 @@
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from polyclinic.federation.ledger.signing import sign_line, signer_of_line, signing_public_key
+from polyclinic.federation.ledger.keys import sign_line, signer_of_line, signing_public_key
 
 
 def test_a_signature_in_other_letters_is_not_the_one_that_was_written():

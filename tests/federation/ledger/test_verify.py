@@ -6,10 +6,17 @@ import json
 import pytest
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.ledger.key_ring import PUBLIC_FILE, SIGNING_FILE, PublicKeys, SeedKeys
-from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.keys import (
+    PUBLIC_FILE,
+    SIGNING_FILE,
+    Anchor,
+    PublicKeys,
+    SeedKeys,
+    sign_anchor,
+    signing_public_key,
+)
+from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken
 from polyclinic.federation.ledger.ledger_heads import RECEIVED_FILE, read_received
-from polyclinic.federation.ledger.signing import Anchor, AnchorFile, LedgerBroken, sign_anchor, signing_public_key
 from polyclinic.federation.ledger.verify import (
     Evidence,
     Witness,

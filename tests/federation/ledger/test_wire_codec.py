@@ -15,7 +15,8 @@ from hypothesis.extra.numpy import arrays
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger import wire as wire_codec
 from polyclinic.federation.ledger.budget import size_tells_something
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected, decode, decode_all, digest_of, shortened
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, decode, decode_all, digest_of, shortened
 from polyclinic.federation.ledger.wire import SMALLEST
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -176,7 +177,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked():
 
 def test_the_parcels_of_a_message_are_bounded_together(monkeypatch):
     one = shortened(Parcel("weights", {"w": torch.rand(100, 100)}), "int8").encoded
-    monkeypatch.setattr("polyclinic.federation.ledger.parcel.MESSAGE_LIMIT", 60_000)
+    monkeypatch.setattr("polyclinic.federation.ledger.kinds.MESSAGE_LIMIT", 60_000)
     assert len(decode_all([one])) == 1  # 40 kB, once it is read
     with pytest.raises(ParcelRejected, match="the limit is"):
         decode_all([one, one])

@@ -13,8 +13,9 @@ from plain_study import plain_study
 from polyclinic.federation.call import Call, Failure, GateRefused, Reply
 from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.ledger.key_ring import SeedKeys
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.keys import SeedKeys
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site, SiteState
 from polyclinic.federation.sums.settings import Federated, Floor

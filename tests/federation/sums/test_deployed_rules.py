@@ -9,7 +9,8 @@ from company import Company
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.layers.calls import without_samples
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import SiteState
 from polyclinic.federation.sums.open_sum import honest_sites, known

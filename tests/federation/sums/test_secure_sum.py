@@ -12,7 +12,8 @@ from company import Company
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, GateRefused
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.sums import masks
 from polyclinic.federation.sums.coordinator_sums import Unmasking
 from polyclinic.federation.sums.masks import Context

@@ -8,7 +8,8 @@ from company import Company
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.sums import masks
 from polyclinic.federation.sums.open_sum import changed, known
 from polyclinic.federation.sums.settings import Federated

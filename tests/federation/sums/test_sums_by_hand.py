@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.sums import coordinator_sums, site_sums
 from polyclinic.federation.sums.coordinator_sums import CoordinatorSums, Total

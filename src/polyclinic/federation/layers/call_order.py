@@ -17,8 +17,9 @@ from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
 from polyclinic.federation.layers.sealing import asked_in_state
 from polyclinic.federation.ledger.budget import SCORES
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import Ledger, verify
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation
 from polyclinic.files import atomic_write
 

@@ -200,7 +200,7 @@ class Gate:
     def _write_down_soon(self, parcel: Parcel, round: int, operation: str, to: str) -> None:
         """Write the line of a parcel that does not leave this process, when its digest is there."""
         self.ledger.append_soon(
-            parcel.digest_soon(),
+            parcel.digest_soon,
             round=round,
             operation=operation,
             kind=parcel.kind,

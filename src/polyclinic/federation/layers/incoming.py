@@ -35,7 +35,8 @@ from polyclinic.federation.call import DataDependentRefusal, LooksOn
 from polyclinic.federation.layers import movement
 from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
 from polyclinic.federation.layers.movement import Figure, History, Returns, Weights, refuse
-from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.randomness import seeded, torch_rng
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import COORDINATOR, Call, Reply
-from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import Operation
 from polyclinic.tasks.task import MOST_IMAGES
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.call import Call
-from polyclinic.federation.ledger import sealing
-from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected, decode
+from polyclinic.federation.ledger.keys import KEY_BYTES, SealBroken, open_box, public_key, seal_box
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED, Parcel, decode
 from polyclinic.federation.operation import operation
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
@@ -38,13 +39,13 @@ class KeyExchange:
     @operation("keys")
     def give_key(self, site: Site) -> Parcel:
         """The site's public key; its private one stays."""
-        return Parcel("keys", {site.name: _tensor(sealing.public_key(site.keys.own(site.name)))})
+        return Parcel("keys", {site.name: _tensor(public_key(site.keys.own(site.name)))})
 
     @operation("keys")
     def take_keys(self, site: Site, keys: Mapping[str, Tensor]) -> Parcel:
         """Compare the public keys of all sites with those on the site's ring; the keys that it agrees to."""
         for name, key in keys.items():
-            if key.dtype != torch.uint8 or tuple(key.shape) != (sealing.KEY_BYTES,):
+            if key.dtype != torch.uint8 or tuple(key.shape) != (KEY_BYTES,):
                 raise ParcelRejected(f"what came as the key of site '{name}' is none")
             if site.keys.public(name) != _bytes(key):
                 raise ParcelRejected(f"the key of site '{name}' is not the one that site '{site.name}' has for it")
@@ -61,7 +62,7 @@ def seal(site: Site, parcel: Parcel, call: Call) -> Parcel:
     if key is None:
         raise ParcelRejected(f"site '{site.name}' has no key of '{call.to}', for whom the parcel is")
     bound = {**about, "to": call.to, "round": call.round}
-    box = sealing.seal(parcel.encoded, bound, sender=site.keys.own(site.name), recipient=key)
+    box = seal_box(parcel.encoded, bound, sender=site.keys.own(site.name), recipient=key)
     return Parcel(SEALED, {"box": _tensor(box)}, about, parcel.privacy)
 
 
@@ -78,8 +79,8 @@ def unseal(site: Site, parcel: Parcel, call: Call) -> Parcel:
     bound = {**about, "to": site.name, "round": call.round}
     try:
         mine = site.keys.own(site.name)
-        plain = sealing.unseal(box.cpu().contiguous().numpy().data, bound, recipient=mine, sender=key)
-    except sealing.SealBroken as broken:
+        plain = open_box(box.cpu().contiguous().numpy().data, bound, recipient=mine, sender=key)
+    except SealBroken as broken:
         raise ParcelRejected(f"the sealed {about['kind']} of site '{about['from']}' do not open: {broken}") from broken
     _take_once(site, box, str(about["from"]), call)
     found = decode(plain)
@@ -95,8 +96,8 @@ def _take_once(site: Site, box: Tensor, sender: str, call: Call) -> None:
     A coordinator can put the state back, so a deployed site also keeps a file of boxes, which nobody puts back. A box
     in it is taken again only for the same call in the same state, after an interruption: that gives the same answer.
     """
-    drawn = box[: sealing.KEY_BYTES].cpu().reshape(1, -1)
-    taken = site.state.get(TAKEN, torch.zeros(0, sealing.KEY_BYTES, dtype=torch.uint8))
+    drawn = box[:KEY_BYTES].cpu().reshape(1, -1)
+    taken = site.state.get(TAKEN, torch.zeros(0, KEY_BYTES, dtype=torch.uint8))
     now = asked_in_state(site, call) if site.secret else ""
     first = BoxFile(site.folder / BOXES).first_use(_bytes(drawn).hex(), now) if site.secret else ""
     if bool((taken == drawn).all(1).any()) or first != now:

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
-from polyclinic.federation.ledger.ledger import verify
+from polyclinic.federation.ledger.ledger import AnchorFile, verify
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.ledger.signing import AnchorFile
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.traffic import PUBLIC
 from polyclinic.files import atomic_write, lock

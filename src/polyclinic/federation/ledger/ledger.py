@@ -1,7 +1,10 @@
 """The ledger: an append-only, hash-chained, signed record of every parcel that left a site.
 
 Each line names its predecessor's digest and has the site's signature, so a line that is changed, removed, inserted or
-forged is found by `verify`. Lines missing at the end are found by the ledger's anchor (`anchor_file.py`).
+forged is found by `verify`. Lines missing at the end are found by the ledger's anchor: a deployed site keeps the heads
+of its ledgers in a second place, outside the run folders, and works no more until a person has put back a ledger that
+does not fit. Else its budgets would begin anew.
+
 A run that was killed and resumed repeats the work after its last checkpoint and so sends the same bytes again;
 a release that is already on record is not written twice, and the ledger of a resumed run equals that of an
 undisturbed one.
@@ -14,25 +17,24 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from polyclinic.federation.ledger.signing import (
+from polyclinic.federation.ledger.keys import (
     Anchor,
-    AnchorFile,
     Head,
-    LedgerBroken,
-    check_head,
+    anchor_from_json,
+    head_from_json,
     sign_line,
     signer_of_line,
     signing_public_key,
 )
-from polyclinic.files import append, make_folder_durable, sync_file, sync_folder
-from polyclinic.json_types import JsonObject
+from polyclinic.files import append, atomic_write, make_folder_durable, sync_file, sync_folder
+from polyclinic.json_types import JsonObject, parse_json
 
 GENESIS = "0" * 64
 #: what every line tells of what left: who can rewrite a chain can write anything into it
@@ -298,3 +300,53 @@ def _address(line: JsonObject) -> tuple:
 def _identity(line: JsonObject) -> tuple:
     """Two releases with the same identity let the same bytes out, to the same receiver, in the same round."""
     return (line["round"], line["operation"], line["kind"], line["digest"], line["to"])
+
+
+class LedgerBroken(Exception):  # noqa: N818
+    """A ledger that does not hold. Names the file and the line."""
+
+
+class AnchorFile:
+    """The anchor of one ledger: the head as the site last wrote it, and the last one that the coordinator signed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.head: Head | None = None
+        self.countersigned: Anchor | None = None
+        if path.exists():
+            self._read()
+
+    def keep(self, head: Head | None = None, countersigned: Anchor | None = None) -> None:
+        """Write down a head, a counter-signed one, or both; on disk when this returns."""
+        self.head = head or self.head
+        self.countersigned = countersigned or self.countersigned
+        make_folder_durable(self.path.parent)
+        content = {"head": self.head, "countersigned": self.countersigned}
+        atomic_write(self.path, json.dumps(content) + "\n", private=True, durable=True)
+
+    def check(self, ledger: Path, digests: Sequence[str]) -> None:
+        """LedgerBroken unless a ledger with these digests of lines has all that the anchor has seen."""
+        for head in (self.head, self.countersigned):
+            if head is not None:
+                check_head(head, ledger, digests, f"the anchor {self.path}")
+
+    def _read(self) -> None:
+        try:
+            content: Mapping[str, Any] = parse_json(self.path.read_text(encoding="utf-8"))
+            head, countersigned = content["head"], content["countersigned"]
+            self.head = None if head is None else head_from_json(head)
+            self.countersigned = None if countersigned is None else anchor_from_json(countersigned)
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerBroken(f"{self.path}: is damaged; put it back from a backup") from error
+
+
+def check_head(head: Head | Anchor, ledger: Path, digests: Sequence[str], witness: str) -> None:
+    """LedgerBroken unless the ledger has come as far as this head; `witness` says who knows of it."""
+    if len(digests) < head.lines:
+        missing = "is missing" if digests else "is missing, the ledger is empty or gone"
+        raise LedgerBroken(
+            f"{ledger}, line {len(digests) + 1}: {missing}; {witness} says {head.lines} lines; "
+            "put the ledger back from a backup"
+        )
+    if digests[head.lines - 1] != head.digest:
+        raise LedgerBroken(f"{ledger}, line {head.lines}: is not the line that {witness} has seen")

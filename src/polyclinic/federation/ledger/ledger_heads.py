@@ -13,9 +13,9 @@ from typing import Any
 
 from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.ledger.key_ring import KeyRing
-from polyclinic.federation.ledger.parcel import SEALED, Parcel, ParcelRejected
-from polyclinic.federation.ledger.signing import Anchor, Head, anchor_from_json, sign_anchor, signer_of_line
+from polyclinic.federation.ledger.keys import Anchor, Head, KeyRing, anchor_from_json, sign_anchor, signer_of_line
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.ledger.verify import RECEIVED_FILE, read_received
 from polyclinic.json_types import JsonObject
 

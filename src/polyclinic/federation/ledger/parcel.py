@@ -3,104 +3,156 @@
 The encoding is one safetensors file whose header carries the kind and the metadata as JSON. Its bytes are
 exactly what a wire would carry, so its length is what communication is measured by. Images may be compressed in it,
 losslessly; who makes or opens a parcel sees only tensors.
+
+safetensors writes a header and then the tensors, sorted by type and name. Who knows the header knows the size, and can
+digest the tensors where they lie (`Layout`): a file of 45 MB need not be put together for that.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.ledger import image_codec
 from polyclinic.federation.ledger import wire as wire_codec
-from polyclinic.federation.ledger.background import BACKGROUND, PAYS_FROM
-from polyclinic.federation.ledger.kinds import KINDS
-from polyclinic.federation.ledger.layout import Layout, digest_of_file, layout_of
+from polyclinic.federation.ledger.background import BACKGROUND, PAYS_FROM, pieces_of_gpu
+from polyclinic.federation.ledger.kinds import KINDS, MESSAGE_LIMIT, ParcelRejected
 from polyclinic.federation.ledger.wire import ROUNDING, Encoding
 from polyclinic.files import contiguous_cpu_copies, decode_tensors
 from polyclinic.json_types import JsonMapping, JsonObject
 
-#: not a kind of its own: the form in which a parcel of any kind goes from site to site (`key_exchange.py`)
+#: types of tensors in the order in which safetensors writes them, and the names it gives them
+TYPES = {
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float32: "F32",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_PLACES = {dtype: place for place, dtype in enumerate(TYPES)}
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+#: name, type and shape of each tensor
+Shapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+
+
+class Layout(NamedTuple):
+    """How tensors lie in a file: the same for all parcels of one network."""
+
+    shapes: Shapes
+    #: bytes of all tensors
+    size: int
+    #: names of the tensors of floating-point numbers that hold any
+    floats: tuple[str, ...]
+    #: names in the order in which safetensors writes the tensors; None where a type is not known
+    order: tuple[str, ...] | None
+    #: what its header says of them, as JSON
+    entries: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether types are known, and the installed version of safetensors writes them as this module does."""
+        return self.order is not None and _is_as_installed()
+
+    def in_order(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """The tensors in the order in which safetensors writes them."""
+        assert self.order is not None
+        return [tensors[name] for name in self.order]
+
+    def header(self, metadata: Mapping[str, str]) -> bytes:
+        """What safetensors writes before the tensors."""
+        entries = "," + self.entries[1:] if self.shapes else "}"
+        text = (_json({"__metadata__": dict(metadata)})[:-1] + entries).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    return _layout(tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()))
+
+
+@functools.lru_cache(maxsize=32)
+def _layout(shapes: Shapes) -> Layout:
+    """Found once for all parcels of one network."""
+    size = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in shapes)
+    floats = tuple(name for name, dtype, shape in shapes if dtype.is_floating_point and 0 not in shape)
+    if not all(dtype in TYPES for _, dtype, _ in shapes):
+        return Layout(shapes, size, floats, None)
+    entries, start = {}, 0
+    for name, dtype, shape in sorted(shapes, key=lambda one: (_PLACES[one[1]], one[0])):
+        end = start + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        start = end
+    return Layout(shapes, size, floats, tuple(entries), _json(entries))
+
+
+def digest_of_file(start: bytes, tensors: Sequence[Tensor]) -> str:
+    """SHA-256 of a file of this header and these tensors, which come `in_order`."""
+    hasher = hashlib.sha256(start)
+    if any(tensor.is_cuda for tensor in tensors):
+        for piece in pieces_of_gpu(tensors):
+            hasher.update(piece.numpy().data)
+    else:
+        for tensor in tensors:
+            hasher.update(_array(tensor).data)
+    return hasher.hexdigest()
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """A tensor's numbers, one after the other. NumPy does not know every type."""
+    if tensor.dtype not in (torch.float32, torch.int64):
+        return _bytes(tensor).numpy()
+    found = tensor.detach() if tensor.requires_grad else tensor
+    return (found if found.is_contiguous() else found.contiguous()).numpy()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+@functools.cache
+def _is_as_installed() -> bool:
+    """Whether the installed safetensors writes the header that is built here; another version might not."""
+    sample = {f"{name}é": torch.zeros(3, 1).to(dtype) for dtype, name in TYPES.items()}
+    sample |= {"b": torch.zeros(()), "a": torch.zeros(0, 2)}
+    metadata = {"of": '{"a": "\x01\n\\é"}'}
+    layout = layout_of(sample)
+    data = b"".join(bytes(_bytes(tensor).numpy()) for tensor in layout.in_order(sample))
+    return layout.header(metadata) + data == save(sample, metadata)
+
+
+#: not a kind of its own: the form in which a parcel of any kind goes from site to site (`layers/sealing.py`)
 SEALED = "sealed"
 
 HEADER_LIMIT = 16 * 2**20
 _METADATA_KEY = "parcel"
 _canonical_json = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 #: what reading broken tensors raises; KeyError for a dtype that torch does not have
-_UNREADABLE = (SafetensorError, KeyError, image_codec.NotPictures, wire_codec.NotOnWire)
-
-
-class ParcelRejected(Exception):  # noqa: N818
-    """Bytes or tensors that are not what the receiver expects. Says what was wrong with which tensor."""
-
-
-#: bytes of the tensors of all parcels of one message, once they are read
-MESSAGE_LIMIT = 4 * 2**30
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a receiver accepts: a kind, and where it knows them, every tensor's dtype and shape.
-
-    With `tensors` given, a parcel must hold exactly those names (a part of them with `partial`). Without it
-    any names and shapes pass, up to `max_bytes` in all.
-    """
-
-    kind: str
-    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] | None = None
-    partial: bool = False
-    max_bytes: int = MESSAGE_LIMIT
-
-    @classmethod
-    def like(cls, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> Expected:
-        """The same names, dtypes and shapes as `tensors`."""
-        return cls(kind, {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}, partial)
-
-    def check(self, parcel: Parcel) -> None:
-        """Raise ParcelRejected unless the parcel is what is expected."""
-        if parcel.kind != self.kind:
-            raise ParcelRejected(f"a parcel of kind '{parcel.kind}' came where '{self.kind}' was expected")
-        if parcel.tensor_bytes > self.max_bytes:
-            raise ParcelRejected(f"a parcel of {parcel.tensor_bytes} bytes is above the limit of {self.max_bytes}")
-        if self.tensors is not None:
-            self._check_tensors(self.tensors, parcel)
-
-    def _check_tensors(self, expected: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], parcel: Parcel) -> None:
-        tensors = parcel.tensors
-        if not (tensors.keys() <= expected.keys() if self.partial else tensors.keys() == expected.keys()):
-            unknown = sorted(set(tensors) - set(expected))
-            missing = [] if self.partial else sorted(set(expected) - set(tensors))
-            raise ParcelRejected(f"{self.kind}: unexpected tensors {unknown[:3]}, missing tensors {missing[:3]}")
-        for name, dtype, shape in parcel.layout.shapes:
-            if (dtype, shape) != expected[name]:
-                found, wanted = f"{dtype} {tuple(shape)}", "{} {}".format(*expected[name])
-                raise ParcelRejected(f"{self.kind}: tensor '{name}' is {found}, expected {wanted}")
-
-
-@dataclass(frozen=True)
-class OneOf(Expected):
-    """A parcel that is any of several: weights of one of the networks that a study's sites have."""
-
-    choices: tuple[Expected, ...] = ()
-
-    def check(self, parcel: Parcel) -> None:
-        refusals = []
-        for choice in self.choices:
-            try:
-                return choice.check(parcel)
-            except ParcelRejected as refusal:
-                refusals.append(refusal)
-        raise refusals[0]
+_UNREADABLE = (SafetensorError, KeyError, wire_codec.NotPictures, wire_codec.NotOnWire)
 
 
 @dataclass(frozen=True)
@@ -167,7 +219,7 @@ class Parcel:
     @cached_property
     def encoded(self) -> bytes:
         """The bytes of the parcel; the same tensors and metadata always give the same bytes."""
-        travelling = {**self.tensors, **{name: image_codec.pack(images) for name, images in self._packed.items()}}
+        travelling = {**self.tensors, **{name: wire_codec.pack_images(images) for name, images in self._packed.items()}}
         travelling |= vars(self).get("_on_wire", (None, {}))[1]
         return save(contiguous_cpu_copies(travelling), {_METADATA_KEY: self._description})
 
@@ -183,14 +235,11 @@ class Parcel:
         Of a shortened parcel it is that of the numbers which its receiver finds, and of how they travelled: another
         build of zlib makes other bytes of the same numbers, and a run may be resumed on another machine.
         """
-        return self._future.result() if "_future" in vars(self) else self._digest_now()
-
-    def digest_soon(self) -> Future[str]:
-        """The digest; that of a large parcel is computed beside other work. Nobody may change the tensors meanwhile."""
-        return self._future
+        return self.digest_soon.result() if "digest_soon" in vars(self) else self._digest_now()
 
     @cached_property
-    def _future(self) -> Future[str]:
+    def digest_soon(self) -> Future[str]:
+        """The digest; that of a large parcel is computed beside other work. Nobody may change the tensors meanwhile."""
         tensors = list(self.tensors.values())
         if "digest" in vars(self) or self.tensor_bytes < PAYS_FROM:
             future: Future[str] = Future()
@@ -248,7 +297,7 @@ class Parcel:
     @cached_property
     def _packed(self) -> dict[str, Tensor]:
         """The images that travel compressed."""
-        return {name: self.tensors[name] for name in self.compressed if image_codec.can_pack(self.tensors[name])}
+        return {name: self.tensors[name] for name in self.compressed if wire_codec.can_pack_images(self.tensors[name])}
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
@@ -264,7 +313,7 @@ def shortened(parcel: Parcel, encoding: Encoding, base: Mapping[str, Tensor] | N
 
     `base`: tensors that sender and receiver both have, for differences.
     """
-    if encoding == "exact" or parcel.kind not in wire_codec.KINDS or "_on_wire" in vars(parcel):
+    if encoding == "exact" or parcel.kind not in wire_codec.SHORTENED or "_on_wire" in vars(parcel):
         return parcel
     blobs, told = wire_codec.pack(parcel.tensors, encoding, base or {})
     if not blobs:
@@ -298,13 +347,8 @@ def decode_all(blobs: Iterable[bytes], base: Mapping[str, Tensor] | None = None)
     return found
 
 
-def decode(
-    data: bytes,
-    expected: Expected | None = None,
-    base: Mapping[str, Tensor] | None = None,
-    most: int | None = None,
-) -> Parcel:
-    """The parcel that `data` encodes, or ParcelRejected; checked against `expected` where it is given.
+def decode(data: bytes, base: Mapping[str, Tensor] | None = None, most: int = MESSAGE_LIMIT) -> Parcel:
+    """The parcel that `data` encodes, or ParcelRejected.
 
     `base`: the tensors that differences are to be added to, as in `shortened`. `most`: bytes of its tensors.
     """
@@ -317,21 +361,15 @@ def decode(
         raise ParcelRejected("the bytes are safetensors, but not a parcel: kind or metadata are missing") from error
     if not isinstance(kind, str) or not isinstance(metadata, dict) or not isinstance(privacy, dict | None):
         raise ParcelRejected("a parcel's kind must be text, its metadata and its privacy tables")
-    if on_wire is not None and kind not in wire_codec.KINDS:
+    if on_wire is not None and kind not in wire_codec.SHORTENED:
         raise ParcelRejected(f"{kind} never travels shortened")
-    limit = Expected(kind).max_bytes if expected is None else expected.max_bytes
-    limit = limit if most is None else min(limit, most)
-    if expected is not None and len(data) > expected.max_bytes + HEADER_LIMIT:
-        raise ParcelRejected(f"a parcel of {len(data)} bytes is above the limit of {expected.max_bytes}")
     try:
-        tensors = _uncompressed(decode_tensors(data), compressed, limit)
+        tensors = wire_codec.unpack_all_images(decode_tensors(data), compressed, most)
         if on_wire is not None:
-            tensors |= wire_codec.unpack(tensors, on_wire, limit - sum(one.nbytes for one in tensors.values()), base)
+            tensors |= wire_codec.unpack(tensors, on_wire, most - sum(one.nbytes for one in tensors.values()), base)
         parcel = Parcel(kind, tensors, metadata, privacy, tuple(compressed))
     except _UNREADABLE as error:
         raise ParcelRejected(f"the tensors of the parcel cannot be read: {error}") from error
-    if expected is not None:
-        expected.check(parcel)
     if on_wire is not None:
         vars(parcel)["_on_wire"] = (on_wire["encoding"], {}, on_wire["tensors"])
     vars(parcel)["encoded"] = data  # what came is what counts, and need not be encoded again to be counted
@@ -350,20 +388,6 @@ def _header(data: bytes) -> JsonObject:
     if not isinstance(header, dict):
         raise ParcelRejected("the bytes are not a parcel: the header is not a table")
     return header
-
-
-def _uncompressed(tensors: dict[str, Tensor], shapes: object, limit: int) -> dict[str, Tensor]:
-    """The tensors with the images that were compressed as they were, up to `limit` bytes of them."""
-    if not isinstance(shapes, dict) or not all(_is_shape(shape) for shape in shapes.values()):
-        raise ParcelRejected("a parcel's compressed images must come with their shapes")
-    size = sum(math.prod(shape) for shape in shapes.values())
-    if size > limit:
-        raise ParcelRejected(f"a parcel of {size} bytes is above the limit of {limit}")
-    return {**tensors, **{name: image_codec.unpack(tensors[name], shape) for name, shape in shapes.items()}}
-
-
-def _is_shape(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 4 and all(type(side) is int and side >= 0 for side in value)
 
 
 def _refuse_constant(name: str) -> None:

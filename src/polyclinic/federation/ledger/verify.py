@@ -14,16 +14,17 @@ from typing import Any, Protocol
 
 from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.ledger.key_ring import PUBLIC_FILE, SIGNING_FILE, KitKeys, PublicKeys, SeedKeys
-from polyclinic.federation.ledger.ledger import verify
-from polyclinic.federation.ledger.signing import (
+from polyclinic.federation.ledger.keys import (
+    PUBLIC_FILE,
+    SIGNING_FILE,
     Anchor,
-    AnchorFile,
-    LedgerBroken,
+    KitKeys,
+    PublicKeys,
+    SeedKeys,
     anchor_from_json,
-    check_head,
     is_countersigned,
 )
+from polyclinic.federation.ledger.ledger import AnchorFile, LedgerBroken, check_head, verify
 from polyclinic.json_types import JsonObject, parse_json
 from polyclinic.run_folder import check_whole
 

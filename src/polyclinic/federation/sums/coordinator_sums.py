@@ -18,8 +18,9 @@ from torch import Tensor
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
-from polyclinic.federation.ledger import sealing
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.keys import public_key
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.sums.masks import SHARE_BYTES, Context, add_masks, combine_shares, pair_secret, sign_of
 from polyclinic.federation.sums.open_sum import SIGNATURE_BYTES
@@ -232,7 +233,7 @@ class Unmasking:
     def _pairs(self, gone: str, secret: bytes | None) -> Iterator[tuple[bytes, int]]:
         """The masks that a site which dropped out left in the others' answers."""
         key = X25519PrivateKey.from_private_bytes(secret) if secret else None
-        if key is None or sealing.public_key(key) != self.context.keys[gone]:
+        if key is None or public_key(key) != self.context.keys[gone]:
             raise WorkFailed(f"the shares of the mask key of site '{gone}' do not fit; a site lied about them")
         for site in self.answered:
             yield pair_secret(key, self.context.keys[site]), -sign_of(site, gone, self.context.keys)

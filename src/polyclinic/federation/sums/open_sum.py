@@ -21,13 +21,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from pydantic import Field
 
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.sums.masks import Context
 from polyclinic.files import atomic_write
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
-    from polyclinic.federation.ledger.key_ring import KeyRing
+    from polyclinic.federation.ledger.keys import KeyRing
     from polyclinic.federation.site import Site
 
 #: where a site's state keeps it

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 
 #: largest whole number that one site may add
 LARGEST = 2**53

@@ -21,8 +21,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 from polyclinic.federation.call import COORDINATOR, GateRefused, GateRefusedData
-from polyclinic.federation.ledger import sealing
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.keys import KEY_BYTES, OVERHEAD, SealBroken, open_box, public_key, seal_box
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.sums.masks import SHARE_BYTES, add_masks, pair_secret, sign_of, split_secret
 from polyclinic.federation.sums.open_sum import (
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 MASKED, SHARES = "masked", "shares"
 #: bytes of the two shares that a site seals for another one, and of their box
 TWO_SHARES = 2 * SHARE_BYTES
-BOX = TWO_SHARES + sealing.OVERHEAD
+BOX = TWO_SHARES + OVERHEAD
 
 
 class SiteSums:
@@ -76,7 +77,7 @@ class SiteSums:
             label=secrets.token_hex(8) if site.secret else "",
         )
         keep(site, begun)
-        return Parcel("keys", {site.name: _tensor(sealing.public_key(begun.private_key))})
+        return Parcel("keys", {site.name: _tensor(public_key(begun.private_key))})
 
     @operation(SHARES)
     def give_shares(self, site: Site, keys: Mapping[str, Tensor], sum_of: str) -> Parcel:
@@ -217,7 +218,7 @@ class SiteSums:
             raise ParcelRejected(f"a sum of '{sum_of}' has begun in round {site.round}; there is one of each")
 
     def _check_keys(self, site: Site, found: OpenSum, public: Mapping[str, bytes]) -> None:
-        if public.get(site.name) != sealing.public_key(found.private_key):
+        if public.get(site.name) != public_key(found.private_key):
             raise ParcelRejected(f"the mask keys that came do not have that of site '{site.name}'")
         pinned = {name: site.keys.public(name) for name in public}
         if len(set(pinned.values())) < len(pinned):
@@ -252,16 +253,16 @@ class SiteSums:
         about = _about(found, site.name, name)
         drawn = X25519PrivateKey.from_private_bytes(draw(site, "box", name, found.operation))
         sender = site.keys.own(site.name)
-        return _tensor(sealing.seal(of_key + of_seed, about, sender=sender, recipient=recipient, drawn=drawn))
+        return _tensor(seal_box(of_key + of_seed, about, sender=sender, recipient=recipient, drawn=drawn))
 
     def _open_box(self, site: Site, found: OpenSum, sender: str, box: Tensor) -> bytes:
         key = site.keys.public(sender)
         try:
             if key is None or box.dtype != torch.uint8 or tuple(box.shape) != (BOX,):
-                raise sealing.SealBroken("it is none")
+                raise SealBroken("it is none")
             about = _about(found, sender, site.name)
-            return sealing.unseal(box.numpy().tobytes(), about, recipient=site.keys.own(site.name), sender=key)
-        except sealing.SealBroken as error:
+            return open_box(box.numpy().tobytes(), about, recipient=site.keys.own(site.name), sender=key)
+        except SealBroken as error:
             raise ParcelRejected(
                 f"the box of shares of site '{sender}' does not open: {error}, or made for a sum of other keys"
             ) from None
@@ -299,7 +300,7 @@ def _open_parcels(summand: Summand, released: Sequence[Parcel]) -> tuple[Parcel,
 
 
 def _key_bytes(name: str, key: Tensor) -> bytes:
-    if key.dtype != torch.uint8 or tuple(key.shape) != (sealing.KEY_BYTES,):
+    if key.dtype != torch.uint8 or tuple(key.shape) != (KEY_BYTES,):
         raise ParcelRejected(f"what came as the mask key of site '{name}' is none")
     return key.numpy().tobytes()
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, State, Weights
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation, Work, operation
 from polyclinic.federation.site import Site
 from polyclinic.methods.shared import local_training

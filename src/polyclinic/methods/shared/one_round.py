@@ -22,7 +22,8 @@ from torch.nn import functional as F
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.layers.cohort import check_classes, check_more_images_than
-from polyclinic.federation.ledger.parcel import Parcel, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import one_round
 from polyclinic.methods.shared.method import Federation, Method, Site, Traits, all_sites, operation
 from polyclinic.models import Encoded

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.layers.replies import LARGEST_GROWTH, SMALL
-from polyclinic.federation.ledger.parcel import Expected, ParcelRejected
+from polyclinic.federation.ledger.kinds import Expected, ParcelRejected
 from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ SMALL_LATENT = 1.0
 
 
 def check_latents(federation: Federation, encoder: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> None:
-    """ParcelRejected for latents, as `code_packing.shrink` packs them, that the encoder gives for no image: a site that
+    """ParcelRejected for latents, as `wire.shrink` packs them, that the encoder gives for no image: a site that
     multiplies its latents by a million would rule the training on all. The coordinator tries images of its own."""
     most = LARGEST_FACTOR * _largest_of_trials(federation, encoder) + SMALL_LATENT
     for name in (name for name in sent if name.endswith("latents")):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from polyclinic.errors import BadInput, RunPaused, WorkFailed
 from polyclinic.federation.federation import Federation, Weights
-from polyclinic.federation.ledger.parcel import ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.methods import Method
 from polyclinic.plugins import foreign_modules
 from polyclinic.questions.evaluate import EvaluateOnly
