@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,9 +119,10 @@ def test_every_method_has_a_page(name):
 def test_the_tutorials_plugin_runs(tmp_path, monkeypatch):
     """The method of the tutorial equals FedAvg with one site, as the tutorial says."""
     text = (ROOT / "docs" / "tutorials" / "add_method.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    code, check = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (settings,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "median.py").write_text(code)
+    (tmp_path / "test_median.py").write_text(check)
     (tmp_path / "study.toml").write_text(settings)
     monkeypatch.chdir(tmp_path)
     one = ["sites.count=1", "data.samples=80", "method.rounds=1", "engine.device=cpu", "engine.workers=1"]
@@ -128,6 +131,7 @@ def test_the_tutorials_plugin_runs(tmp_path, monkeypatch):
     assert ours["weights_sha256"] == fedavg["weights_sha256"]
     several = [*one, "sites.count=3"]
     assert polyclinic.run(polyclinic.load_study(Path("study.toml"), several), "three")["method"] == "fed-median"
+    subprocess.run([sys.executable, "-m", "pytest", "-q", "test_median.py"], check=True)
 
 
 @pytest.mark.parametrize("page", ["tutorials/first_study.md", "tutorials/three_hospitals.md", "../README.md"])

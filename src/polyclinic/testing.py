@@ -130,7 +130,7 @@ def _check_equalities(study: Study, first: Result, folder: Path, workers: bool) 
 
 def _check_gate(study: Study, first: Result, folder: Path) -> None:
     name = study.method.name
-    operations = [getattr(getattr(study.method, one, None), "operation", None) for one in dir(type(study.method))]
+    operations = [getattr(getattr(type(study.method), one, None), "operation", None) for one in dir(type(study.method))]
     declared = {kind for operation in operations if operation for kind in operation.releases}
     released = {line["kind"] for lines in _ledgers(first).values() for line in lines}
     assert released <= declared | ALWAYS, f"{name}: {sorted(released - declared - ALWAYS)} left, which nothing declares"
