@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 from schema_words import Schema, cell, code, meaning, table, words
 
-from polyclinic.cli.list import rows_of
+from polyclinic.cli.plugins import rows_of
 from polyclinic.settings import Settings
 from polyclinic.study import Study
 from polyclinic.study.study import PLAIN, VARIANTS

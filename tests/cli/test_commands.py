@@ -15,8 +15,8 @@ from json_schemas import errors
 from processes import ForkedProgram
 
 from polyclinic.cli import run_app
+from polyclinic.runner.compare import compare
 from polyclinic.runner.compare import figure as comparison_figure
-from polyclinic.runner.compare.compare import compare
 from polyclinic.study import parse_study
 from polyclinic.study.study import VARIANTS
 

@@ -9,7 +9,7 @@ import pytest
 from test_registry import install
 
 from polyclinic.cli import run_app
-from polyclinic.cli.list import KINDS
+from polyclinic.cli.plugins import KINDS
 
 EVERYTHING = Path(__file__).parents[1] / "plugin_everything.py"
 

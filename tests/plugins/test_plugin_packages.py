@@ -18,7 +18,7 @@ from test_registry import install
 import polyclinic
 from polyclinic import plugins
 from polyclinic.cli import run_app
-from polyclinic.cli.new_plugin import write_plugin
+from polyclinic.cli.plugins import write_plugin
 from polyclinic.errors import BadInput
 from polyclinic.registry import GROUPS
 from polyclinic.runner.predict import model_file

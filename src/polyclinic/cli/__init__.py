@@ -48,7 +48,7 @@ def _note_interrupts() -> None:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         _interrupted.append(number)
-        if not _imports(frame):
+        if IMPORT not in _files(frame):
             signal.default_int_handler(number, frame)
         elif not _works(frame):
             os.write(2, f"{KEPT}\n".encode())
@@ -59,30 +59,20 @@ def _note_interrupts() -> None:
 
 
 def _files(frame: FrameType | None) -> list[str]:
-    """The files of a stack, the innermost first."""
-    found = []
-    while frame is not None:
-        found.append(frame.f_code.co_filename)
-        frame = frame.f_back
-    return found
-
-
-def _imports(frame: FrameType | None) -> bool:
-    """Whether something is being imported."""
-    return IMPORT in _files(frame)
+    """The files of a stack, the outermost first."""
+    return [] if frame is None else [one.f_code.co_filename for one, _ in traceback.walk_stack(frame)][::-1]
 
 
 def _works(frame: FrameType | None) -> bool:
-    """Whether others than the command line wait for what is being imported."""
+    """True where others than the command line wait for what is being imported."""
     files = _files(frame)
-    outermost = len(files) - 1 - files[::-1].index(IMPORT)
-    waiting = [Path(file) for file in files[outermost:]]
+    waiting = [Path(file) for file in files[: files.index(IMPORT)]]
     return any(one.is_relative_to(ROOMS) and one.parent != CLI and one.stem != "__main__" for one in waiting)
 
 
 def _interrupt_after_import() -> None:
     main = threading.main_thread().ident
-    while main is not None and _imports(sys._current_frames().get(main)):
+    while main is not None and IMPORT in _files(sys._current_frames().get(main)):
         time.sleep(0.02)
     if main is not None and hasattr(signal, "pthread_kill"):
         signal.pthread_kill(main, signal.SIGINT)  # ends a wait as well; interrupt_main does not
@@ -107,10 +97,8 @@ def _run_app(arguments: list[str]) -> int:
         if code == INTERRUPTED:  # what typer makes of Ctrl-C by itself, without a word
             return _say(KEPT, 1)
         return code if isinstance(code, int) else 0
-    except BadInput as error:
-        return _say(str(error), 2)
-    except WorkFailed as error:
-        return _say(str(error), 1)
+    except (BadInput, WorkFailed) as error:
+        return _say(str(error), 2 if isinstance(error, BadInput) else 1)
     except ModuleNotFoundError as error:  # of an extra
         if (words := missing_sentence(error.name or "")) is None:
             raise
@@ -124,16 +112,11 @@ def _run_app(arguments: list[str]) -> int:
     except Exception as error:
         # typer's own complaints about flags and arguments know how to put themselves
         if hasattr(error, "format_message"):
-            return _say(f"{error.format_message()} (`{_command_of(error)} --help` lists commands and flags)", 2)
+            path = str(getattr(getattr(error, "ctx", None), "command_path", "polyclinic")).removesuffix(" default")
+            return _say(f"{error.format_message()} (`{path} --help` lists commands and flags)", 2)
         if type(error).__name__ == "Abort" or _interrupted:
             return _say(KEPT, 1)
         raise
-
-
-def _command_of(error: Exception) -> str:
-    """The command that a complaint is about, as it is written."""
-    path = getattr(getattr(error, "ctx", None), "command_path", "polyclinic")
-    return str(path).removesuffix(" default")
 
 
 def _say(text: str, code: int) -> int:

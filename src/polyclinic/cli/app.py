@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
 from polyclinic import __version__
 from polyclinic.cli import (
     audit,
-    bench,
     compare,
     data,
-    deploy_questions,
+    deploy,
     doctor,
     evaluate,
-    export,
-    forgetting,
     ledger,
+    plugins,
     predict,
     privacy,
     report,
@@ -24,12 +24,8 @@ from polyclinic.cli import (
     site,
     study,
     tune,
-    weights,
-    worth,
 )
-from polyclinic.cli.groups import Commands, SentencesGroup
-from polyclinic.cli.list import list_entries
-from polyclinic.cli.new_plugin import new_plugin
+from polyclinic.cli.groups import Commands
 
 app = typer.Typer(
     cls=Commands,
@@ -54,25 +50,24 @@ def _main(
     """Hospitals train medical-imaging models together without sharing their images."""
 
 
-app.command("run")(run.run)
-app.command("list")(list_entries)
-app.command("new-plugin")(new_plugin)
-app.command("compare")(compare.compare)
-app.command("tune")(tune.tune)
-app.command("forgetting")(forgetting.forgetting)
-app.add_typer(audit.app, name="audit")
-app.command("predict")(predict.predict)
-app.command("evaluate")(evaluate.evaluate)
-app.command("worth")(worth.worth)
-app.command("export")(export.export)
-app.command("privacy")(privacy.privacy)
-app.command("bench")(bench.bench)
-app.command("doctor")(doctor.doctor)
-app.command("serve")(serve.serve)
-app.add_typer(report.app, name="report")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(deploy_questions.app, name="deploy", cls=SentencesGroup)  # that of deploy.py, with the questions
-app.add_typer(site.app, name="site", cls=SentencesGroup)
-app.add_typer(study.app, name="study", cls=SentencesGroup)
-app.add_typer(data.app, name="data", cls=SentencesGroup)
-app.add_typer(weights.app, name="weights", cls=SentencesGroup)
+# in the order of `polyclinic --help`: single commands, then groups
+commands: dict[str, Callable[..., None]] = {
+    "run": run.run,
+    "list": plugins.list_entries,
+    "new-plugin": plugins.new_plugin,
+    "compare": compare.compare,
+    "tune": tune.tune,
+    "forgetting": evaluate.forgetting,
+    "predict": predict.predict,
+    "evaluate": evaluate.evaluate,
+    "worth": evaluate.worth,
+    "export": predict.export,
+    "privacy": privacy.privacy,
+    "bench": doctor.bench,
+    "doctor": doctor.doctor,
+    "serve": serve.serve,
+}
+for name, command in commands.items():
+    app.command(name)(command)
+for group in (audit.app, report.app, ledger.app, deploy.app, site.app, study.app, data.app, data.weights_app):
+    app.add_typer(group)

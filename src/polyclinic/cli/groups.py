@@ -21,9 +21,8 @@ class SentencesGroup(TyperGroup):
     """A group whose help shows the whole first sentence of each command, on as many lines as it takes."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        names = [
-            name for name in self.list_commands(ctx) if name not in self.commands or not self.commands[name].hidden
-        ]
+        hidden = {name for name, command in self.commands.items() if command.hidden}
+        names = [name for name in self.list_commands(ctx) if name not in hidden]
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.sentence(name)) for name in names])
 
@@ -32,15 +31,20 @@ class SentencesGroup(TyperGroup):
         return self.commands[name].get_short_help_str(limit=10_000)
 
 
+def group_of(name: str, help: str) -> typer.Typer:
+    """A group of commands."""
+    return typer.Typer(name=name, help=help, cls=SentencesGroup, no_args_is_help=True)
+
+
 class Commands(SentencesGroup):
     """Our commands, and those that installed packages add by entry points; these are imported when they are used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        ours = super().list_commands(ctx)
-        for name in sorted(set(points_of(COMMANDS)) & set(ours)):
-            who = distribution_of(points_of(COMMANDS)[name][0])
+        ours, theirs = super().list_commands(ctx), points_of(COMMANDS)
+        for name in sorted(set(theirs) & set(ours)):
+            who = distribution_of(theirs[name][0])
             notice_once(f"{who}: its command '{name}' is ignored, as polyclinic has one; give it another name")
-        return [*ours, *sorted(set(points_of(COMMANDS)) - set(ours))]
+        return [*ours, *sorted(set(theirs) - set(ours))]
 
     def sentence(self, name: str) -> str:
         if name in self.commands:
@@ -88,7 +92,7 @@ class UnnamedCommand(TyperCommand):
 
 
 class DefaultCommand(SentencesGroup):
-    """What is no name of a command goes to the command `default`. A folder called like one is written ./verify."""
+    """A group in which all that is no name of a command goes to the command `default`: a folder is written ./verify."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = not args or args[0] in self.commands or args[0] == "--help"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ HELP = """Check the ledgers of a run, and say what left each site.
 `polyclinic ledger RUN` sums up; with --lines it prints every line. Write ./verify for a folder named verify.
 """
 MORE = "`polyclinic ledger RUN --help` lists the options without a command's name."
-app = typer.Typer(cls=DefaultCommand, help=HELP, epilog=MORE)
+app = typer.Typer(name="ledger", cls=DefaultCommand, help=HELP, epilog=MORE)
 
 RUN = typer.Argument(..., help="A run folder (at a site, KIT/runs/NAME), or one ledger file.")
 KEYS = typer.Option(None, help="The file site_keys.toml with the sites' public keys, where RUN is not in a kit.")
@@ -37,10 +36,7 @@ def summary(
     from polyclinic.federation.ledger.verify import check_run
 
     ledgers = check_run(run, keys)
-    if lines:
-        show_lines(ledgers)
-    else:
-        show_summary(ledgers)
+    (show_lines if lines else show_summary)(ledgers)
 
 
 @app.command()
@@ -74,20 +70,16 @@ def show(
 
 
 def sentence_about(site: str, checked: Checked) -> str:
-    """What is known about a ledger that holds."""
-    count = len(checked.lines)
+    """A sentence about a ledger that holds."""
+    count, signed = len(checked.lines), checked.signatures_checked
     words = [f"{site}: {count} lines, each follows the one before it"]
     if checked.unsigned:
         many = "all" if checked.unsigned == count else f"the first {checked.unsigned}"
         words.append(f"{many} are unsigned (written by an older version): nobody can tell whether they were rewritten")
     if checked.unsigned < count:
-        words.append(
-            "signatures are right" if checked.signatures_checked else "signatures were not checked; name --keys"
-        )
-    if checked.seen:
-        words.append(f"records outside the ledger confirm {checked.seen} lines")
-    else:
-        words.append("nothing outside the ledger says how many lines it must have")
+        words.append("signatures are right" if signed else "signatures were not checked; name --keys")
+    known = f"records outside the ledger confirm {checked.seen} lines"
+    words.append(known if checked.seen else "nothing outside the ledger says how many lines it must have")
     if checked.countersigned:
         words.append(f"{checked.countersigned} are counter-signed by the coordinator")
     if checked.not_received:
@@ -112,25 +104,20 @@ def show_summary(ledgers: Mapping[str, Checked]) -> None:
 
     from polyclinic.cli.tables import human_bytes, table_of
 
-    unsigned = [site for site, checked in ledgers.items() if checked.unsigned]
-    rows: list[tuple[str, str, int, str]] = []
+    rows = []
     for site, checked in ledgers.items():
-        sizes: Counter[str] = Counter()
-        counts: Counter[str] = Counter()
-        for line in checked.lines:
-            sizes[line["kind"]] += line["bytes"]
-            counts[line["kind"]] += 1
-        rows += [(site, kind, counts[kind], human_bytes(sizes[kind])) for kind in sorted(sizes)]
-    title = "what left each site (all chains hold)"
-    console = Console()
+        for kind in sorted({line["kind"] for line in checked.lines}):
+            sizes = [line["bytes"] for line in checked.lines if line["kind"] == kind]
+            rows.append((site, kind, len(sizes), human_bytes(sum(sizes))))
+    title, console = "what left each site (all chains hold)", Console()
     console.print(table_of(("site", "kind", "parcels", "bytes"), rows, words=("kind",), title=title))
-    if unsigned:
+    if unsigned := [site for site, checked in ledgers.items() if checked.unsigned]:
         console.print(f"unsigned lines, written by an older version: {', '.join(unsigned)}", soft_wrap=True)
 
 
 # --- plain sentences for a data protection officer: what left, to whom, and what protects it -----------
 
-#: what a sentence calls a kind, where its name says too little
+#: the words of a sentence for a kind whose name says too little
 WORDS = {
     "weights": "weights of a model",
     "gradients": "gradients (the change that its images ask of a model)",
@@ -151,7 +138,7 @@ WORDS = {
 
 
 def sentences(lines: Sequence[JsonObject]) -> list[str]:
-    """What a ledger says: what left, how often, to whom; what differential privacy covers and what not."""
+    """Sentences of a ledger: what left, how often, to whom; what differential privacy covers and what not."""
     from polyclinic.files import human_bytes
 
     sent = [line for line in lines if line["bytes"]]
@@ -162,7 +149,7 @@ def sentences(lines: Sequence[JsonObject]) -> list[str]:
 
 
 def refusals(run: Path) -> list[str]:
-    """What was refused: at a site, by its own log of all runs; in a simulation, by the result of the run."""
+    """Refusals of the gate: at a site, by its own log of all runs; in a simulation, by the result of the run."""
     from polyclinic.data.own_images import find_kit
     from polyclinic.run_folder import read_result
 
@@ -218,18 +205,12 @@ def _protection(lines: Sequence[JsonObject]) -> Iterator[str]:
         epsilon = (line["privacy"] or {}).get("epsilon")
         spent.add(line["kind"], line["bytes"], line["privacy"], float("inf") if epsilon is None else epsilon)
     last = records[-1]
-    yield (
-        f"Differential privacy: epsilon {spent.epsilon:.4g} in all at delta {last['delta']:g} "
-        f"(accountant {last['accountant']}). It covers {_listed(last, 'covers')}."
-    )
+    total = f"epsilon {spent.epsilon:.4g} in all at delta {last['delta']:g} (accountant {last['accountant']})"
+    yield f"Differential privacy: {total}. It covers {'; '.join(last['covers']) or 'nothing'}."
     if last["does_not_cover"]:
-        yield f"It does not cover {_listed(last, 'does_not_cover')}."
+        yield f"It does not cover {'; '.join(last['does_not_cover'])}."
     if bare:
         yield f"No epsilon holds for: {', '.join(WORDS.get(kind, kind) for kind in bare)}."
-
-
-def _listed(record: Mapping[str, Sequence[str]], name: str) -> str:
-    return "; ".join(record[name]) or "nothing"
 
 
 def _acts(lines: Sequence[JsonObject]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`polyclinic predict`: what a released model says about images."""
+"""`polyclinic predict`: what a released model says about images; `polyclinic export`: the model for other programs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from polyclinic.cli.run import PLUGIN
+from polyclinic.cli.run import ALLOW_IMPORT, ENSEMBLE, PLUGIN, SITE
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
     from polyclinic.runner.predict.predict import Prediction, Predictor
-
-ALLOW_IMPORT = typer.Option(
-    [], "--allow-import", help="A module that the model's network or plug-in may be imported from; may be repeated."
-)
 
 
 def predict(
@@ -29,10 +25,8 @@ def predict(
     images: list[Path] = typer.Argument(
         ..., help="Images (PNG, JPEG, DICOM, NIfTI, ..., an npz file) or folders with images."
     ),
-    site: str = typer.Option(None, help="The site whose model is used, where each site has its own model."),
-    ensemble: bool = typer.Option(
-        False, "--ensemble", help="Use the models of all sites: the mean of their predictions."
-    ),
+    site: str = SITE,
+    ensemble: bool = ENSEMBLE,
     out: Path = typer.Option(None, help="Write a CSV file here instead of printing it."),
     masks: Path = typer.Option(
         None, help="Segmentation: write masks in the images' own size into this folder (PNG, NIfTI, DICOM SEG)."
@@ -50,6 +44,7 @@ def predict(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each image instead of CSV."),
 ) -> None:
     """Say what a released model sees in images: class and probabilities, a value, or a mask."""
+    from polyclinic.runner.predict.masks import write_masks
     from polyclinic.runner.predict.predict import load_predictor, other_kind
 
     if as_json and out is not None:
@@ -61,7 +56,12 @@ def predict(
         raise BadInput("--masks: this model does not draw masks; leave it out")
     if masks is not None and predictor.card.graham:
         raise BadInput("--masks: this model's preparation (graham) moves pixels, so masks fit no image; leave it out")
-    skipped = SkippedFiles()
+    skipped: list[Path] = []
+
+    def skip(file: Path, reason: str) -> None:
+        skipped.append(file)
+        typer.echo(f"{file}: {reason}; skipped", err=True)
+
     # all of them before anything is written: with --strict an unreadable image must not leave half a file
     found = list(
         predictor.predict(
@@ -69,13 +69,13 @@ def predict(
             coverage=coverage,
             specificity=specificity,
             slices=slices,  # type: ignore[arg-type]
-            on_bad_file=None if strict else skipped,
+            on_bad_file=None if strict else skip,
         )
     )
     if not found:
-        raise BadInput(f"images: none of the {len(skipped.files)} files can be read; name other files")
+        raise BadInput(f"images: none of the {len(skipped)} files can be read; name other files")
     if masks is not None:
-        _write(masks, lambda: _write_masks(found, masks))
+        _write(masks, lambda: write_masks(found, masks))
     if any(one.frame is not None and one.file.suffix.lower() != ".npz" for one in found):
         say_other_slices(slices, predictor.card.slices)
     _say_what_is_missing(predictor, coverage, model, site)
@@ -90,19 +90,8 @@ def predict(
         sys.stdout.write(_csv(rows))
 
 
-class SkippedFiles:
-    """Names each file that cannot be read, on stderr, and keeps it."""
-
-    def __init__(self) -> None:
-        self.files: list[Path] = []
-
-    def __call__(self, file: Path, reason: str) -> None:
-        self.files.append(file)
-        typer.echo(f"{file}: {reason}; skipped", err=True)
-
-
 def _say_what_is_missing(predictor: Predictor, coverage: float, model: Path, site: str | None) -> None:
-    """Why the table has no sets or intervals, on stderr."""
+    """Say on stderr why the table has no sets or intervals."""
     from polyclinic.runner.evaluate.calibration import case_count
     from polyclinic.runner.predict.predict import why_no_set
 
@@ -112,7 +101,7 @@ def _say_what_is_missing(predictor: Predictor, coverage: float, model: Path, sit
 
 
 def say_other_slices(asked: str | None, trained: object) -> None:
-    """That a model sees slices unlike those of its training, once, on stderr."""
+    """Say once on stderr that a model sees slices unlike those of its training."""
     if asked == "all" and trained != "all":
         which = "the middle slice of each volume" if trained == "middle" else f"slices {trained} of each volume"
         typer.echo(
@@ -122,7 +111,7 @@ def say_other_slices(asked: str | None, trained: object) -> None:
         )
 
 
-def _write(target: Path, write: Callable[[], None]) -> None:
+def _write(target: Path, write: Callable[[], object]) -> None:
     try:
         write()
     except OSError as error:
@@ -149,7 +138,27 @@ def _csv(rows: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _write_masks(found: list[Prediction], folder: Path) -> None:
-    from polyclinic.runner.predict.masks import write_masks
+def export(
+    run: Path = typer.Argument(..., help="The folder of a finished run, or its model.safetensors."),
+    to: str = typer.Option(..., "--to", help="The format: onnx, torchscript or monai-bundle."),
+    out: Path = typer.Option(None, help="A new folder; by default exported/<format> in the run folder."),
+    images: list[Path] = typer.Option(
+        [], "--images", help="Images, or a folder, to compare predictions on; drawn ones if not given. May be repeated."
+    ),
+    site: str = SITE,
+    ensemble: bool = ENSEMBLE,
+    plugins: list[str] = PLUGIN,
+    allow_import: list[str] = ALLOW_IMPORT,
+) -> None:
+    """Write a released model as ONNX, TorchScript or a MONAI bundle, with its preparation and its model card."""
+    from polyclinic.runner.export import export as library
 
-    write_masks(found, folder)
+    done = library.export(
+        run, to, out, images=images, site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import
+    )
+    agreement = done.agreement
+    typer.echo(f"{done.file}: written; model_card.md and preparation/ lie beside it")
+    typer.echo(
+        f"predictions agree to {max(agreement.largest_difference, agreement.each_alone):.1e} on {agreement.what} "
+        f"(allowed: {agreement.tolerance:g})"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,124 +38,100 @@ def privacy(
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of sentences."),
 ) -> None:
     """Say what epsilon training with differential privacy spends, and what that covers."""
-    kind = _accountant(accountant)
+    if accountant not in ("rdp", "prv"):
+        raise BadInput(f"--accountant: no such accountant: '{accountant}'; choose rdp or prv")
     if samples is None and curve is None:
         raise BadInput("--samples: missing; give the number of training images of the site")
-    found: JsonObject = {}
-    if samples is not None:
-        found = _figures(samples, batch, noise, epochs, delta, kind, target_epsilon)
+    for flag, value in (("--noise", noise), ("--epochs", epochs), ("--target-epsilon", target_epsilon)):
+        if value is not None and not 0 < value < float("inf"):
+            why = " (without noise there is no privacy)" if flag == "--noise" else ""
+            raise BadInput(f"{flag} {value:g}: must be a number above 0{why}")
+    plan = Plan(batch, noise, epochs, delta, accountant, target_epsilon)  # type: ignore[arg-type]
+    found: JsonObject = {} if samples is None else plan.figures(samples)
     if curve is not None:
-        chosen = _sizes(sizes, samples)
-        found |= _draw(curve, chosen, batch=batch, noise=noise, epochs=epochs, accountant=kind)
+        found |= {"curve": str(plan.draw(curve, _sizes(sizes, samples)))}
     typer.echo(json_format.dumps(found) if json else "\n".join(_sentences(found)))
 
 
-def _figures(
-    samples: int,
-    batch: int,
-    noise: float | None,
-    epochs: float | None,
-    delta: float | None,
-    accountant: Accountant,
-    target: float | None,
-) -> JsonObject:
-    """Everything that can be said from what was given, as plain values."""
-    from polyclinic.privacy.epsilon import (
-        compute_epsilon,
-        default_delta,
-        noise_for,
-        sampling_rate_for,
-        steps_for,
-        steps_in,
-    )
+@dataclass(frozen=True)
+class Plan:
+    """Training with differential privacy, as far as it is given."""
 
-    if target is None and (noise is None or epochs is None):
-        missing = "--noise" if noise is None else "--epochs"
-        raise BadInput(f"{missing}: missing; give it, or --target-epsilon to have it found")
-    if noise is None and epochs is None:
-        raise BadInput("--target-epsilon: give --noise to have the epochs found, or --epochs to have the noise found")
-    _check("--noise", noise)
-    _check("--epochs", epochs)
-    _check("--target-epsilon", target)
-    sampling_rate = sampling_rate_for(samples, batch)
-    delta = delta if delta is not None else default_delta(samples)
-    found: JsonObject = {"samples": samples, "batch": batch, "sampling_rate": sampling_rate}
-    found |= {"delta": delta, "accountant": accountant}
-    steps = steps_in(epochs, samples, batch) if epochs is not None else None
-    if noise is not None and epochs is not None:
-        found |= {"noise": noise, "epochs": epochs, "steps": steps}
-        found["epsilon"] = compute_epsilon(sampling_rate, noise, steps or 0, delta, accountant)
-    if target is not None:
-        found["target_epsilon"] = target
-    if target is not None and epochs is not None:
-        found["noise_for_target"] = {"noise": noise_for(target, sampling_rate, steps or 1, delta, accountant)}
-        found["noise_for_target"] |= {"epochs": epochs, "steps": steps}
-    if target is not None and noise is not None:
-        allowed = steps_for(target, sampling_rate, noise, delta, accountant)
-        whole = math.floor(allowed * sampling_rate * 100) / 100
-        found["epochs_for_target"] = {"epochs": whole, "steps": allowed, "noise": noise}
-    return found | {"covers": [COVERS], "does_not_cover": list(DOES_NOT_COVER)}
+    batch: int
+    noise: float | None
+    epochs: float | None
+    delta: float | None
+    accountant: Accountant
+    target: float | None
 
+    def figures(self, samples: int) -> JsonObject:
+        """Everything that can be said from what was given, as plain values."""
+        from polyclinic.privacy.epsilon import (
+            compute_epsilon,
+            default_delta,
+            noise_for,
+            sampling_rate_for,
+            steps_for,
+            steps_in,
+        )
 
-def _draw(
-    path: Path,
-    sizes: list[int],
-    *,
-    batch: int,
-    noise: float | None,
-    epochs: float | None,
-    accountant: Accountant,
-) -> dict[str, str]:
-    from polyclinic.privacy.epsilon import draw_curves as draw
+        noise, epochs, target = self.noise, self.epochs, self.target
+        if target is None and (noise is None or epochs is None):
+            missing = "--noise" if noise is None else "--epochs"
+            raise BadInput(f"{missing}: missing; give it, or --target-epsilon to have it found")
+        if noise is None and epochs is None:
+            cure = "give --noise to have the epochs found, or --epochs to have the noise found"
+            raise BadInput(f"--target-epsilon: {cure}")
+        rate = sampling_rate_for(samples, self.batch)
+        delta = self.delta if self.delta is not None else default_delta(samples)
+        found: JsonObject = {"samples": samples, "batch": self.batch, "sampling_rate": rate}
+        found |= {"delta": delta, "accountant": self.accountant}
+        steps = steps_in(epochs, samples, self.batch) if epochs is not None else 0
+        if noise is not None and epochs is not None:
+            found |= {"noise": noise, "epochs": epochs, "steps": steps}
+            found["epsilon"] = compute_epsilon(rate, noise, steps, delta, self.accountant)
+        if target is not None:
+            found["target_epsilon"] = target
+        if target is not None and epochs is not None:
+            needed = noise_for(target, rate, steps or 1, delta, self.accountant)
+            found["noise_for_target"] = {"noise": needed, "epochs": epochs, "steps": steps}
+        if target is not None and noise is not None:
+            allowed = steps_for(target, rate, noise, delta, self.accountant)
+            whole = math.floor(allowed * rate * 100) / 100
+            found["epochs_for_target"] = {"epochs": whole, "steps": allowed, "noise": noise}
+        return found | {"covers": [COVERS], "does_not_cover": list(DOES_NOT_COVER)}
 
-    _check("--noise", noise)
-    _check("--epochs", epochs)
-    settings: JsonObject = {"epochs": round(epochs or 300) or 1, "noise": noise if noise is not None else 0.7}
-    if path.suffix.lower() != ".png":
-        raise BadInput(f"--curve {path}: must end in .png")
-    try:
-        draw(path, sizes, batch_size=batch, accountant=accountant, **settings)
-    except OSError as error:
-        raise BadInput(f"--curve {path}: cannot be written: {error.strerror}; name another file") from None
-    return {"curve": str(path)}
+    def draw(self, path: Path, sizes: list[int]) -> Path:
+        """Draw epsilon against epochs for several numbers of images."""
+        from polyclinic.privacy.epsilon import draw_curves
+
+        epochs, noise = round(self.epochs or 300) or 1, self.noise if self.noise is not None else 0.7
+        if path.suffix.lower() != ".png":
+            raise BadInput(f"--curve {path}: must end in .png")
+        try:
+            draw_curves(path, sizes, batch_size=self.batch, accountant=self.accountant, epochs=epochs, noise=noise)
+        except OSError as error:
+            raise BadInput(f"--curve {path}: cannot be written: {error.strerror}; name another file") from None
+        return path
 
 
 def _sentences(found: JsonObject) -> list[str]:
     lines = []
-    name = str(found.get("accountant", "")).upper()
+    name, at_delta = str(found.get("accountant", "")).upper(), f"at delta {found.get('delta', 0):.3g}"
     if "epsilon" in found:
         lines.append(
-            f"epsilon {found['epsilon']:.4g} at delta {found['delta']:.3g} ({name}) for {found['steps']} steps: "
+            f"epsilon {found['epsilon']:.4g} {at_delta} ({name}) for {found['steps']} steps: "
             f"{found['epochs']:g} epochs of {found['samples']} images in batches of {found['batch']} on average, "
             f"noise {found['noise']:g}."
         )
-    if "noise_for_target" in found:
-        one = found["noise_for_target"]
-        lines.append(
-            f"epsilon {found['target_epsilon']:g} at delta {found['delta']:.3g} ({name}): noise {one['noise']:.4g} "
-            f"for {one['epochs']:g} epochs ({one['steps']} steps)."
-        )
-    if "epochs_for_target" in found:
-        one = found["epochs_for_target"]
-        lines.append(
-            f"epsilon {found['target_epsilon']:g} at delta {found['delta']:.3g} ({name}): {one['epochs']:.2f} epochs "
-            f"({one['steps']} steps) with noise {one['noise']:g}."
-        )
+    reached = f"epsilon {found.get('target_epsilon', 0):g} {at_delta} ({name}):"
+    if one := found.get("noise_for_target"):
+        lines.append(f"{reached} noise {one['noise']:.4g} for {one['epochs']:g} epochs ({one['steps']} steps).")
+    if one := found.get("epochs_for_target"):
+        lines.append(f"{reached} {one['epochs']:.2f} epochs ({one['steps']} steps) with noise {one['noise']:g}.")
     if lines:
         lines.append(f"It covers {COVERS}. It does not cover {'; nor '.join(DOES_NOT_COVER)}.")
     return [*lines, f"drawn in {found['curve']}"] if "curve" in found else lines
-
-
-def _check(flag: str, value: float | None) -> None:
-    if value is not None and not 0 < value < float("inf"):
-        why = " (without noise there is no privacy)" if flag == "--noise" else ""
-        raise BadInput(f"{flag} {value:g}: must be a number above 0{why}")
-
-
-def _accountant(name: str) -> Accountant:
-    if name == "rdp" or name == "prv":
-        return "rdp" if name == "rdp" else "prv"
-    raise BadInput(f"--accountant: no such accountant: '{name}'; choose rdp or prv")
 
 
 def _sizes(text: str, samples: int | None) -> list[int]:

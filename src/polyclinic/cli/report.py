@@ -15,7 +15,7 @@ HELP = """Write a report of a run or a comparison: one HTML file that opens offl
 `polyclinic report RUN` writes RUN/report.html. Write ./verify for a folder named verify.
 """
 MORE = "`polyclinic report RUN --help` lists the options without a command's name."
-app = typer.Typer(cls=DefaultCommand, help=HELP, epilog=MORE)
+app = typer.Typer(name="report", cls=DefaultCommand, help=HELP, epilog=MORE)
 
 
 @app.command(UNNAMED, hidden=True, cls=UnnamedCommand)

@@ -18,6 +18,11 @@ STUDY = typer.Argument(
 )
 SET = typer.Option([], "--set", metavar="TABLE.SETTING=VALUE", help="Change a setting of the study; may be repeated.")
 
+SITE = typer.Option(None, help="The site whose model is used, where each site has its own model.")
+ENSEMBLE = typer.Option(False, "--ensemble", help="Use the models of all sites: the mean of their predictions.")
+ALLOW_IMPORT = typer.Option(
+    [], "--allow-import", help="A module that the model's network or plug-in may be imported from; may be repeated."
+)
 PLUGIN = typer.Option(
     [],
     "--plugin",

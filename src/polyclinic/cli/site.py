@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from polyclinic.cli.groups import group_of
 from polyclinic.errors import BadInput, WorkFailed
 
 if TYPE_CHECKING:
     from polyclinic.deployment.approval import Approvals
 
-app = typer.Typer(
-    help="Decide which studies run at this site, and see what left (for hospitals).", no_args_is_help=True
-)
+app = group_of("site", "Decide which studies run at this site, and see what left (for hospitals).")
 
 KIT = typer.Option(Path(), "--kit", "-k", help="The kit of the site; by default the folder you are in.")
 RUN = typer.Argument(..., help="The name of the run, as `site pending` shows it.")

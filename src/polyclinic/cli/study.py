@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from polyclinic.cli.groups import group_of
 from polyclinic.cli.run import SET
 from polyclinic.errors import BadInput
 from polyclinic.extras import need
@@ -14,7 +15,7 @@ from polyclinic.files import check_place
 #: where a study with every setting says which images it is for
 PLACEHOLDER = '"path/to/your/images"'
 
-app = typer.Typer(help="Write and check studies.", no_args_is_help=True)
+app = group_of("study", "Write and check studies.")
 
 
 @app.command("new")
@@ -55,17 +56,16 @@ def new(
     ),
 ) -> None:
     """Write a study for your own images (--for), one with every setting and what it means, or a paper's (--preset)."""
+    chosen = any(one is not None for one in (method, source, partition, task))
+    hints = {"site": site, "patient": patient, "images": images_name, "label": label}
     if images is not None:
-        others = (method, source, partition, task, preset)
-        if any(one is not None for one in others) or phantom or scale != 1 or list_presets:
+        if chosen or preset is not None or phantom or scale != 1 or list_presets:
             raise BadInput("--for: what lies there decides; leave the other flags out, and change the study it writes")
-        hints = {"site": site, "patient": patient, "images": images_name, "label": label}
         new_for(images, path, hints, force=force)
         return
-    if site:
-        raise BadInput("--site: goes with --for; without it write sites into the study")
-    if given := [flag for flag, value in (("patient", patient), ("images", images_name), ("label", label)) if value]:
-        raise BadInput(f"--{given[0]}: goes with --for; without it write data.{given[0]} into the study")
+    if given := [flag for flag, value in hints.items() if value]:
+        written = "sites" if given[0] == "site" else f"data.{given[0]}"
+        raise BadInput(f"--{given[0]}: goes with --for; without it write {written} into the study")
     from polyclinic.study.preset import preset as preset_text
     from polyclinic.study.preset import preset_names, summary_of
 
@@ -75,26 +75,18 @@ def new(
         return
     if preset is None and (phantom or scale != 1):
         raise BadInput("--scale and --phantom go with --preset; `polyclinic study new --list-presets` names them")
-    if preset is not None and any(one is not None for one in (method, source, partition, task)):
+    if preset is not None and chosen:
         raise BadInput("--preset: has a method, a source, a partition and a task of its own; leave these flags out")
     if preset is not None:
         text = preset_text(preset, scale=scale, phantom=phantom).replace("STUDY", str(path))
     else:
-        text = template_text(method or "fedavg", source or "fundus-phantom", partition, task)
+        from polyclinic.study.template import first_task, template
+
+        source = source or "fundus-phantom"
+        # masks have no labels by which sites could differ
+        usual = "iid" if (task or first_task(source)) == "segmentation" else "label-skew"
+        text = template(method=method or "fedavg", source=source, partition=partition or usual, task=task)
     write_new(path, text, force=force)
-
-
-def template_text(method: str, source: str, partition: str | None, task: str | None) -> str:
-    """A study with every setting."""
-    from polyclinic.study.template import first_task, template
-
-    partition = partition or usual_partition(task or first_task(source))
-    return template(method=method, source=source, partition=partition, task=task)
-
-
-def usual_partition(task: str) -> str:
-    """How sites differ in a study that does not say; masks have no labels by which they could."""
-    return "iid" if task == "segmentation" else "label-skew"
 
 
 def new_for(images: Path, path: Path, hints: dict[str, str], *, force: bool = False) -> None:
@@ -153,7 +145,7 @@ def check(
 
 
 def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
-    """What to say of a study that can run."""
+    """Sentences about a study that can run."""
     from polyclinic.runner.run.data_check import check_files, check_images, data_hints
     from polyclinic.study import load_study
     from polyclinic.study.unused import notice_ignored

@@ -1,4 +1,4 @@
-"""Tables in the terminal: results of a run, what sites told before training, verdicts of an audit.
+"""Tables in the terminal: results of a run, answers of sites before training, verdicts of an audit.
 
 Tables of an audit fit into 80 columns without breaking a word: names stand as they are, and only sentences are wrapped.
 """
@@ -24,14 +24,23 @@ from polyclinic.runner.run.result_display import few_images, image_counts
 if TYPE_CHECKING:
     from polyclinic.runner.run.result import Result
 
+Rows = Iterable[Sequence[Any] | None]
 
-def table_of(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, words: Sequence[str] = (), **look: Any) -> Table:
-    """A table with figures on the right, but for the first column and those of `words`; `look` is rich's."""
+
+def table_of(columns: Sequence[str], rows: Rows, *, words: Sequence[str] = (), whole: int = 0, **look: Any) -> Table:
+    """A table with figures on the right, but for the first column and those of `words`; `look` is rich's.
+
+    The first `whole` columns are never wrapped. A row that is None is a line across.
+    """
     table = Table(**look)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 or column in words else "right", overflow="fold")
+        justify: Any = "left" if number == 0 or column in words else "right"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=number < whole)
     for row in rows:
-        table.add_row(*map(str, row))
+        if row is None:
+            table.add_section()
+        else:
+            table.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in row))
     return table
 
 
@@ -48,19 +57,14 @@ def print_result(result: Result, shown: Sequence[str] = ()) -> None:
         metrics, images = {"test": scored["pooled"], **scored}, "validation"
     names = [name for name in metrics["test"] if name != "loss"]
     counts = image_counts(result.values, images)
-    table = Table(title=f"{result['method']}, {images} images")
-    table.add_column("")
-    for name in ["images", *names]:
-        table.add_column(name, justify="right")
-    table.add_row("all sites together", _sum(counts), *_cells(metrics["test"], names))
-    guessed = result.values.get("without_images")
-    table.add_row("mean over sites", "", *_cells(metrics["mean"], names), end_section=not guessed)
-    if guessed:
-        table.add_row("a guess without images", "", *_cells(guessed, names), end_section=True)
-    for site, own in metrics["per_site"].items():
-        table.add_row(site, str(counts.get(site, "-")), *_cells(own, names))
+    rows: list[Any] = [("all sites together", sum(counts.values()) if counts else "-", *_cells(metrics["test"], names))]
+    rows.append(("mean over sites", "", *_cells(metrics["mean"], names)))
+    if guessed := result.values.get("without_images"):
+        rows.append(("a guess without images", "", *_cells(guessed, names)))
+    rows.append(None)
+    rows += [(site, counts.get(site, "-"), *_cells(own, names)) for site, own in metrics["per_site"].items()]
     console = Console()
-    console.print(table)
+    console.print(table_of(("", "images", *names), rows, title=f"{result['method']}, {images} images"))
     if few := few_images(counts, list(metrics["per_site"])):
         console.print(f"note: {few}", highlight=False, soft_wrap=True)
     carried = human_bytes(result["communication"]["total_bytes"])
@@ -88,7 +92,7 @@ def print_warnings(console: Console, warnings: Sequence[str], shown: Sequence[st
 
 
 def replay_sentence(found: Mapping[str, float]) -> str:
-    """How well images came back, how many codes they used, and what a probe could tell."""
+    """Quality of replayed images, codes that they used, and what a probe could tell."""
     words = []
     if "psnr" in found:
         words.append(f"replayed images came back at {found['psnr']:.1f} dB")
@@ -103,16 +107,12 @@ def replay_sentence(found: Mapping[str, float]) -> str:
 
 
 def privacy_sentence(privacy: JsonMapping) -> str:
-    """What was spent at most, what that covers and what it does not."""
+    """Epsilon that was spent at most, what that covers and what it does not."""
     return (
         f"epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g} ({privacy['accountant'].upper()}) at site "
         f"'{privacy['site']}', the most of any; covers {', '.join(privacy['covers'])}; "
         f"does not cover {'; '.join(privacy['does_not_cover'])}"
     )
-
-
-def _sum(counts: Mapping[str, int]) -> str:
-    return str(sum(counts.values())) if counts else "-"
 
 
 def _cells(metrics: JsonMapping, names: list[str]) -> list[str]:
@@ -122,17 +122,17 @@ def _cells(metrics: JsonMapping, names: list[str]) -> list[str]:
 # --- what sites told before training -------------------------------------------------------------------
 
 PAIRS = 3  #: of sites, that differ most, for which the KS is printed; a picture and --json have all
-#: what the histograms are of
+#: names of the histograms
 WORDS = {"labels": "labels", "intensities": "intensities", "sides": "image sizes", "spacings": "pixel spacings"}
 
 
 def show_inspection(found: JsonMapping, title: str, picture: Path | None) -> None:
-    """What sites told before training, as tables, sentences and a picture."""
+    """Answers of sites before training, as tables, sentences and a picture."""
     classes, console = found["classes"], Console()
     names = classes or [f"bin {number + 1}" for number in range(len(found["total"]["labels"]))]
     told = {**found["per_site"], "all": found["total"]}
     rows = [(site, *map(_cell, [*one["splits"], *one["patients"], *one["labels"]])) for site, one in told.items()]
-    look = {"title": f"{title}: what the sites tell", "caption": "-: not told (too few patients)"}
+    look: Any = {"title": f"{title}: what the sites tell", "caption": "-: not told (too few patients)"}
     console.print(table_of(("site", "train", "validation", "patients", *names), rows, title_justify="left", **look))
     console.print(_of_images(found))
     of_labels = {"labels": found["pairwise_ks"]} if len(classes) != 1 else {}  # masks without labels have one class
@@ -162,7 +162,7 @@ def _of_images(found: JsonMapping) -> Table:
 
 
 def bin_names(edges: Sequence[float]) -> list[str]:
-    """What to call the bins between edges, with those below and above all."""
+    """Names of the bins between edges, with those below and above all."""
     between = [f"{low:g}-{high:g}" for low, high in itertools.pairwise(edges)]
     return [f"<{edges[0]:g}", *between, f">={edges[-1]:g}"]
 
@@ -195,7 +195,7 @@ def show_verdicts(report: Mapping[str, Any], run: Path) -> None:
     if "coordinator" in report:
         console.print(coordinator_table(report["coordinator"]))
     for kind, verdict in report["verdicts"].items():
-        for words in (*attacks_of(kind, verdict), *gaps_of(kind, verdict)):
+        for words in attacks_of(kind, verdict):
             console.print(Text(words))
     for kind, verdict in report["verdicts"].items():
         for picture in verdict.get("pictures", []):
@@ -206,23 +206,15 @@ def show_verdicts(report: Mapping[str, Any], run: Path) -> None:
 def verdict_table(report: Mapping[str, Any], width: int = 80) -> Table:
     """A row for each kind and question; the kind stands in its first row."""
     title = f"{report['method']}: what the parcels give away (budget {report['budget']})"
-    rows = {kind: list(_rows(kind, of_kind)) for kind, of_kind in report["verdicts"].items()}
-    table = Table(title=title, box=box.SIMPLE_HEAD)
     names = ("kind", "attacked", "question", "verdict")
-    for column in names:
-        table.add_column(column, no_wrap=True)
-    table.add_column("why", overflow="fold")
-    letters = _letters_left(names, [row for of_kind in rows.values() for row in of_kind], width)
-    for of_kind in rows.values():
-        for number, (*cells, why) in enumerate(of_kind):
-            table.add_row(*cells, shorten(why, LINES * letters), end_section=number + 1 == len(of_kind))
-    return table
-
-
-def _letters_left(names: tuple[str, ...], rows: list[tuple[Any, ...]], width: int) -> int:
-    """Of a line, for the sentence beside columns that are as wide as their longest entry (and two blanks)."""
-    widest = [max(len(str(cell)) for cell in column) for column in zip(names, *(row[:-1] for row in rows), strict=True)]
-    return max(FEWEST_LETTERS, width - sum(widest) - 2 * (len(names) + 1) - 2)
+    rows = [row for kind, of_kind in report["verdicts"].items() for row in (*_rows(kind, of_kind), None)]
+    # letters of a line for the sentence, beside columns that are as wide as their longest entry (and two blanks)
+    cells = [row[:-1] for row in rows if row]
+    widest = [max(len(str(cell)) for cell in column) for column in zip(names, *cells, strict=True)]
+    letters = max(FEWEST_LETTERS, width - sum(widest) - 2 * (len(names) + 1) - 2)
+    shown = [row and (*row[:-1], shorten(row[-1], LINES * letters)) for row in rows]
+    columns = (*names, "why")
+    return table_of(columns, shown, words=columns, whole=len(names), title=title, box=box.SIMPLE_HEAD)
 
 
 def _rows(kind: str, of_kind: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -236,43 +228,33 @@ def _rows(kind: str, of_kind: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def attacks_of(kind: str, of_kind: Mapping[str, Any]) -> Iterator[str]:
-    """Which attacks asked which question, and what they cost."""
-    asked = of_kind.get("questions", {})
-    done = [
-        f"{name}: {', '.join(one['attacks'])} ({one['seconds']:.0f} s)" for name, one in asked.items() if one["attacks"]
-    ]
+    """Attacks by question, with what they cost, and attacks that were not tried."""
+    asked = {name: one for name, one in of_kind.get("questions", {}).items() if one["attacks"]}
+    done = [f"{name}: {', '.join(one['attacks'])} ({one['seconds']:.0f} s)" for name, one in asked.items()]
     if done:
         yield f"{kind}, attacks: {'; '.join(done)}"
     if of_kind.get("released"):
         yield f"{kind}: the released model was attacked, too"
-
-
-def gaps_of(kind: str, of_kind: Mapping[str, Any]) -> Iterator[str]:
-    if of_kind["not_tried"]:
+    if of_kind.get("not_tried"):
         yield f"{kind}, not tried: {'; '.join(of_kind['not_tried'])}"
 
 
 def threat_table(report: Mapping[str, Any]) -> Table:
-    """Who attacks: what it holds and knows, and what it lacks."""
-    table = Table(title="the attacker", show_header=False, box=box.SIMPLE)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for row in report["threat_table"]:
-        table.add_row(*row)
-    return table
+    """The attacker: what it holds and knows, and what it lacks."""
+    look = {"title": "the attacker", "show_header": False, "box": box.SIMPLE}
+    return table_of(("", ""), report["threat_table"], words=("",), whole=1, **look)
 
 
 def coordinator_table(found: Mapping[str, Any]) -> Table:
     """What crafted weights got back from a site, without and with its incoming check."""
-    title = f"a coordinator that chooses the weights: {found['verdict']}"
-    table = Table(title=title, caption=found["why"], box=box.SIMPLE_HEAD)
-    for column in ("attack", "incoming check", "images back", "other images named", "PSNR, dB"):
-        table.add_column(column, no_wrap=column == "attack")
+    columns = ("attack", "incoming check", "images back", "other images named", "PSNR, dB")
+    rows = []
     for row in found["rows"]:
         back = "stopped" if row["stopped"] else f"{row['identified']} of {row['of']}"
-        psnr = "-" if row["psnr"] is None else f"{row['psnr']:.1f}"
-        table.add_row(row["attack"], "on" if row["checked"] else "off", back, str(row["by_chance"]), psnr)
-    return table
+        checked = "on" if row["checked"] else "off"
+        rows.append((row["attack"], checked, back, row["by_chance"], _figure(row["psnr"], 1)))
+    look = {"title": f"a coordinator that chooses the weights: {found['verdict']}", "caption": found["why"]}
+    return table_of(columns, rows, words=columns, whole=1, box=box.SIMPLE_HEAD, **look)
 
 
 def _word(word: str) -> Text:
@@ -281,9 +263,7 @@ def _word(word: str) -> Text:
 
 def shorten(words: str, most: int) -> str:
     """The first words of a long sentence."""
-    if len(words) <= most:
-        return words
-    return words[: most - 4].rsplit(" ", 1)[0] + " ..."
+    return words if len(words) <= most else words[: most - 4].rsplit(" ", 1)[0] + " ..."
 
 
 def show_grid(report: Mapping[str, Any], run: Path) -> None:
@@ -305,16 +285,15 @@ def _figure(value: float | None, digits: int) -> str:
 
 
 def show_findings(report: Mapping[str, Any], out: Path) -> None:
-    """What was found in an update or in images of other programs: a row for each attack."""
-    table = Table(title=f"{report['audited']}: {report['verdict']}", box=box.SIMPLE_HEAD)
-    for column in ("question", "attack", "verdict", "seconds"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("why", overflow="fold")
+    """Findings in an update or in images of other programs: a row for each attack."""
+    rows: list[Any] = []
     for row in report["findings"]:
         power = " ".join(f"Planted: {c['words']}: {'found' if c['found'] else 'missed'}." for c in row["power"])
         why = f"{row['words']} {row['doubt']} {power}".strip()
-        table.add_row(row["question"], row["attack"], row["verdict"], f"{row['seconds']:.0f}", why, end_section=True)
-    Console().print(table)
+        rows += [(row["question"], row["attack"], row["verdict"], f"{row['seconds']:.0f}", why), None]
+    title = f"{report['audited']}: {report['verdict']}"
+    columns = ("question", "attack", "verdict", "seconds", "why")
+    Console().print(table_of(columns, rows, words=columns, whole=4, title=title, box=box.SIMPLE_HEAD))
     for row in report["findings"]:
         if row["picture"]:
             typer.echo(f"{row['attack']}: {out / row['picture']}")

@@ -61,23 +61,21 @@ def tune(
 def print_table(found: JsonObject) -> None:
     """A row for each trial; a star marks what is chosen."""
     from rich.console import Console
-    from rich.table import Table
 
+    from polyclinic.cli.tables import table_of
     from polyclinic.runner.compare.compare import words_of
     from polyclinic.runner.compare.tune import sentence
 
-    seeds = found["budget"]["seeds"]
-    over = f", mean over {seeds} seeds" if seeds > 1 else ""
-    table = Table(title=f"{found['metric']} on validation images ({found['better']} is better){over}")
-    table.add_column("method", no_wrap=True)
-    table.add_column("settings")
-    for name in (found["metric"], "loss", "chosen"):
-        table.add_column(name, justify="right")
+    rows = []
     for row in found["trials"]:
         settings = words_of(row["settings"]) or "as in the study"
         star = "*" if found["methods"][row["method"]].get("chosen") == row["settings"] else ""
         cells = (f"{row['score']:.4f}", f"{row['loss']:.4f}") if "score" in row else ("failed", "-")
-        table.add_row(row["method"], settings, *cells, star)
-    Console().print(table)
+        rows.append((row["method"], settings, *cells, star))
+    seeds = found["budget"]["seeds"]
+    over = f", mean over {seeds} seeds" if seeds > 1 else ""
+    title = f"{found['metric']} on validation images ({found['better']} is better){over}"
+    columns = ("method", "settings", found["metric"], "loss", "chosen")
+    Console().print(table_of(columns, rows, words=("settings",), whole=1, title=title))
     if "privacy" in found:
         typer.echo(sentence(found["privacy"]))
