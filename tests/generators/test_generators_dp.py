@@ -63,21 +63,3 @@ def test_prior(target: Target):
         return negative_log_likelihoods(top[which], bottom[which], logits).mean()
 
     check(make(target).prior.train(), loss_of, 3)
-
-
-def test_a_private_step_with_the_privacy_engine():
-    model = make(CLASSES)
-    net = model.autoencoder.train()
-    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
-    images = torch.rand(12, 1, 30, 30, generator=torch.Generator().manual_seed(0))
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images), batch_size=4)
-    before = model.state()
-    engine = opacus.PrivacyEngine(accountant="rdp")
-    private, optimizer, _ = engine.make_private(
-        module=net, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
-    )
-    losses(images[:4], private(images[:4]), 0.25).mean().backward()
-    optimizer.step()
-    assert engine.get_epsilon(1e-3) > 0
-    moved = [name for name, value in model.state().items() if not torch.equal(value, before[name])]
-    assert "autoencoder.bottom_codebook.vectors.weight" in moved

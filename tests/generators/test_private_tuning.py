@@ -23,7 +23,6 @@ from polyclinic.generators.private_tuning import (
     until_it_stays,
     warning_about,
 )
-from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.metrics.distribution import frechet_distance, kernel_distance
 from polyclinic.metrics.perceptual import Pixels
 
@@ -230,23 +229,6 @@ def test_steps_of_a_gan_are_those_of_its_fit():
         steps.step()
     first, second = whole.state(), stepped.state()
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_stylegan2_is_tuned_the_same_way():
-    model = build(StyleGAN2(width=2, latent=8, batch_size=8))
-    images, labels = data()
-    settings = TUNING.model_copy(
-        update={"check_every": 1, "most_steps": 1, "most_tuning_steps": 2, "distance": "pixels", "growth": 1e6}
-    )
-    assert fit(model, images, labels, rng(), settings, extractor=COARSE)["phase2_steps"] == 2
-
-
-def test_the_meter_uses_the_same_noise_each_time_and_at_most_so_many_images():
-    images, labels = data()
-    meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"), COARSE)
-    model = build()
-    assert meter(model) == meter(model)
-    assert len(meter.real) == 20
 
 
 def test_figures_of_a_meter_are_of_the_sets_that_they_name():

@@ -56,14 +56,6 @@ def test_which_site_made_an_image():
     assert found["chance"] == 0.4
 
 
-def test_the_same_draws_give_the_same_figures_and_leave_the_global_state_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(probe, "STEPS", 3)
-    before = torch.get_rng_state()
-    one, two = (real_or_replayed(pictures(30, 0), pictures(30, 5), rng(3)) for _ in range(2))
-    assert one == two
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_pairs_stay_on_one_side_of_a_fold_and_large_groups_are_thinned():
     count = probe.PER_GROUP + 20
     numbers = torch.arange(count).reshape(-1, 1, 1, 1).expand(-1, 1, 28, 28)

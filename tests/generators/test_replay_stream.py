@@ -8,16 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.generators.replay_stream import Buffer, FromCodes, FromSamples, fill, stream
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
-from polyclinic.models import build
-from polyclinic.tasks import Classification, Segmentation, Target
-from polyclinic.training.batches import ReplayedBatches
-from polyclinic.training.loop import Trainer, TrainerSpec
-from polyclinic.training.optimizer import Optimizer
+from polyclinic.tasks import Segmentation, Target
 
 TARGET = Target(classes=("a", "b"))
 LABELS = torch.arange(10) % 2
@@ -78,20 +73,6 @@ def test_samples_are_new_each_time_and_a_buffer_of_them_is_not(model):
     buffer = fill(source, rng(1))
     drawn, _ = take(stream(buffer, 10, rng(2)), 2)
     assert torch.equal(drawn[:10].flatten(1).sum(1).sort().values, drawn[10:].flatten(1).sum(1).sort().values)
-
-
-def test_batches_fit_a_trainer_and_train_its_model(model, images):
-    net = build("small-cnn", channels=1, outputs=2, size=28)
-    trainer = Trainer(net, TrainerSpec(task=Classification(), target=TARGET, optimizer=Optimizer(batch_size=4)))
-    real = trainer.batches(ImageSet(images.numpy(), LABELS.numpy()), rng(1))
-    replayed = stream(FromCodes(model, model.encode(images), LABELS), 4, rng(2), task=trainer.task)
-    mixed = ReplayedBatches(replayed, 4).join(real)
-    batch, targets = next(mixed)
-    assert batch.shape == (8, 1, 28, 28)
-    assert targets.dtype == torch.int64
-    assert batch.dtype == torch.float32
-    assert 0 <= batch.min() <= batch.max() <= 1
-    trainer.train(mixed, 2, torch.optim.SGD(net.parameters(), 0.01))
 
 
 def test_replayed_images_have_the_grey_values_of_real_ones_and_are_augmented_like_them(model, images):

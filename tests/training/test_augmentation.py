@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import torch
 from test_loop import TARGET, make_trainer, numbered, rng
+from torch import nn
 from torch.nn import functional as F
 
+from polyclinic.data.parts import ImageSet
+from polyclinic.errors import WorkFailed
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training import augmentation
 from polyclinic.training.augmentation import AUGMENTATIONS, augment, mix
+from polyclinic.training.image_draws import dropout_by_row, image_names, image_seeds, joined_seeds
 from polyclinic.training.optimizer import Optimizer
 
 EACH = tuple(kind for kind in AUGMENTATIONS if kind != "mixup")
@@ -56,13 +60,6 @@ def test_masks_follow_their_images(kinds):
     wrong = ((changed[:, 0] > 0.5).to(torch.uint8) != moved).sum((1, 2))
     assert int(wrong.max()) <= 20
     assert len({tuple(mask.flatten().tolist()) for mask in moved}) > 3
-
-
-@pytest.mark.parametrize("kind", GREY)
-def test_grey_values_leave_masks_alone(kind):
-    images = pictures(5)
-    masks = (images[:, 0] > 0.5).to(torch.uint8)
-    assert torch.equal(augment(images, masks, (kind,), rng())[1], masks)
 
 
 def test_brightness_and_contrast_by_hand(monkeypatch):
@@ -176,3 +173,59 @@ def test_warm_up_rises_evenly_and_then_the_schedule_begins():
     assert [step.lr_in(number) for number in (1, 2, 3, 4, 5)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
     cosine = Optimizer(lr=1.0, warmup=1, schedule="cosine").over(3)
     assert [cosine.lr_in(number) for number in (1, 2, 3)] == pytest.approx([0.5, 1.0, 0.5])
+
+
+IMAGES = np.random.default_rng(0).integers(0, 255, (6, 1, 4, 4), dtype=np.uint8)
+LABELS = np.arange(6) % 2
+
+
+def test_an_images_name_does_not_depend_on_the_others():
+    names = image_names(ImageSet(IMAGES, LABELS))
+    kept = [0, 1, 3, 4, 5]
+    assert image_names(ImageSet(IMAGES[kept], LABELS[kept])) == [names[place] for place in kept]
+    assert image_names(ImageSet(IMAGES, 1 - LABELS)) != names
+    assert len(set(names)) == 6
+
+
+def test_seeds_belong_to_the_image_and_the_address():
+    names = image_names(ImageSet(IMAGES, LABELS))
+    seeds = image_seeds(names, torch.tensor([4, 2]), 0, "north", 1)
+    assert seeds.tolist() == image_seeds(names, torch.tensor([2, 4]), 0, "north", 1).flip(0).tolist()
+    assert not set(seeds.tolist()) & set(image_seeds(names, torch.tensor([4, 2]), 0, "north", 2).tolist())
+    assert joined_seeds(3, 0, "north").tolist()[:2] == joined_seeds(2, 0, "north").tolist()
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.Dropout2d(0.5)])
+def test_dropout_by_row_is_the_same_in_any_company_and_keeps_the_mean(layer):
+    network, rows = nn.Sequential(layer), torch.ones(400, 8, 3, 3)
+    seeds = torch.arange(400)
+    with dropout_by_row(network, seeds):
+        together = network(rows)
+    with dropout_by_row(network, seeds[7:8]):
+        assert torch.equal(network(rows[7:8])[0], together[7])
+    assert set(together.unique().tolist()) == {0.0, 2.0}
+    assert float(together.mean()) == pytest.approx(1.0, abs=0.1)
+    if isinstance(layer, nn.Dropout2d):
+        assert bool((together == together[:, :, :1, :1]).all())
+    assert not torch.equal(network(rows), together)  # afterwards torch draws again
+    network.eval()
+    with dropout_by_row(network, seeds):
+        assert torch.equal(network(rows), rows)
+
+
+def test_two_layers_and_two_passes_drop_differently():
+    network, rows = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)), torch.ones(4, 64)
+    with dropout_by_row(network, torch.arange(4)):
+        first, second = network[0](rows), network[0](rows)
+        other = network[1](rows)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+def test_dropout_over_anything_but_images_is_refused():
+    network = nn.Sequential(nn.Flatten(0, 1), nn.Dropout(0.5))
+    with (
+        pytest.raises(WorkFailed, match="drops numbers of 12 rows where a batch has 4 images"),
+        dropout_by_row(network, torch.arange(4)),
+    ):
+        network(torch.ones(4, 3, 5))

@@ -88,12 +88,6 @@ def test_epochs_of_recorded_steps_are_the_epochs(gpu, settings):
     assert len(steps.step.graphs) == 1
 
 
-def test_rounds_with_other_learning_rates_end_elsewhere(gpu):
-    """The graph takes the round's own: it is not the one of the recording."""
-    falling, constant = (make_trainer(recorded=True, decay_every=every) for every in (2, 0))
-    assert trained(falling)[0] != trained(constant)[0]
-
-
 @pytest.mark.parametrize("most", [1, 2, 3, 32])
 def test_an_epoch_longer_than_the_table_is_launched_in_parts(gpu, monkeypatch, most):
     monkeypatch.setattr(graphs, "MOST_STEPS", most)

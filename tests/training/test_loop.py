@@ -75,11 +75,6 @@ def test_each_pass_is_a_new_permutation():
     assert first != second != list(range(10))
 
 
-def test_images_left_out_of_one_pass_have_their_chance_in_another():
-    batches = make_trainer(batch_size=4).batches(numbered(7), rng())
-    assert {n for batch in seen(batches, 12) for n in batch} == set(range(7))
-
-
 def test_batches_are_noted_while_somebody_asks_for_it():
     trainer, part = make_trainer(batch_size=2), numbered(6)
     batches = trainer.batches(part, rng())
@@ -88,15 +83,6 @@ def test_batches_are_noted_while_somebody_asks_for_it():
         during = seen(batches, 2)
     seen(batches, 1)
     assert [index.tolist() for index in noted] == during
-
-
-def test_batches_depend_on_the_generator_alone():
-    part = numbered(9)
-    torch.manual_seed(0)
-    first = seen(make_trainer().batches(part, rng(1)), 5)
-    torch.manual_seed(1)
-    assert seen(make_trainer().batches(part, rng(1)), 5) == first
-    assert seen(make_trainer().batches(part, rng(2)), 5) != first
 
 
 def test_a_batch_holds_images_in_0_to_1_with_their_own_labels():
@@ -288,14 +274,6 @@ def test_evaluation_equals_counting_by_hand():
     assert float(sums["loss"]) == pytest.approx(float(F.cross_entropy(output, labels, reduction="sum")), rel=1e-5)
     metrics = trainer.task.finish(sums)
     assert metrics["accuracy"] == pytest.approx(float((output.argmax(1) == labels).float().mean()))
-
-
-def test_evaluation_neither_trains_nor_shuffles():
-    part, trainer = numbered(10), make_trainer(augment=("flip", "turn"))
-    before = trainer.weights()
-    first, second = trainer.evaluate(part), trainer.evaluate(part)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.weights().items())
 
 
 def test_large_parts_are_evaluated_in_pieces_that_add_up():

@@ -156,12 +156,3 @@ def test_sites_with_a_loss_of_their_own_are_not_stacked(stacks, special, monkeyp
         monkeypatch.setattr(stacking, "is_worthwhile", lambda members: False)
     assert Fit.carry_out([plan(8, 8, start=0), plan(8, 8, start=1, **special)]) == ["alone 0", "alone 1"]
     assert stacks == []
-
-
-def test_a_stack_that_fails_says_so_and_leaves_the_sites_to_themselves(stacks, monkeypatch):
-    def fail(self, *given, **more):
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr(Stack, "train", fail)
-    with pytest.warns(UserWarning, match=r"engine\.stacked: sites train one after the other, more slowly: no memory"):
-        assert Fit.carry_out([plan(8, 8, start=0), plan(8, 8, start=1)]) == ["alone 0", "alone 1"]

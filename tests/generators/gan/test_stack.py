@@ -6,23 +6,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pretended_gpu import pretend_gpu
+from small_gans import make, rng, squares
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.generators import GENERATORS
-from polyclinic.generators.base import RandomSource, initial_networks
+from polyclinic.generators.base import FitOptions, RandomSource, initial_networks
+from polyclinic.generators.gan import model as gan_model
 from polyclinic.generators.gan.settings import GAN
-from polyclinic.generators.gan.stack import StackedGAN, StackedNetworks
+from polyclinic.generators.gan.stack import Learner, StackedGAN, StackedNetworks, fit_together
 from polyclinic.generators.gan.trainer import GANTrainer, SingleGAN
 from polyclinic.tasks import Target
+from polyclinic.training.gpu.graphs import WARM_UP
 from polyclinic.training.gpu.stacked_layers import double_stacked, halve_stacked
 
 TWO = Target(classes=("dark", "bright"))
 CPU = torch.device("cpu")
-
-
-def rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def gan(name: str = "dcgan", **changes) -> GAN:
@@ -119,3 +119,50 @@ def test_stacked_gans_learn_what_each_learns_alone(name, as_products):
         found = stack.state(member)
         for part, tensor in networks.state_dict().items():
             torch.testing.assert_close(found[part], tensor, rtol=1e-2, atol=2e-4, msg=part)
+
+
+def learner(place: int, name: str, told: list, **changes) -> Learner:
+    settings = GENERATORS[name](**{"width": 2, "latent": 4, "batch_size": 4, **changes})
+    model = settings.build(channels=1, size=28, target=TWO, seed=place)
+    rng = torch.Generator().manual_seed(place)
+    count = 8 + 4 * place  # a larger site takes more steps
+    images = torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=rng).numpy()
+    return Learner(model, images, (torch.arange(count) % 2).numpy(), rng, lambda *one: told.append((place, *one)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gan", {"critic_steps": 2}),
+        ("dcgan", {"discriminator_norm": "spectral", "augment": True, "labels": "even"}),
+    ],
+)
+def test_a_stack_learns_what_each_learns_alone(name, changes, monkeypatch):
+    monkeypatch.setattr("polyclinic.generators.gan.settings.PASSES", 2)
+    told: list = []
+    alone, stacked = ([learner(place, name, told, **changes) for place in (0, 1, 2)] for _ in range(2))
+    wanted = [one.model.fit(one.images, one.labels, one.rng, FitOptions(progress=one.progress)) for one in alone]
+    reports, _ = sorted(told), told.clear()
+    found = fit_together(stacked)
+    assert [entry[:4] for entry in sorted(told)] == [entry[:4] for entry in reports]
+    for a, b in zip(wanted, found, strict=True):
+        assert b["generator"] == pytest.approx(a["generator"], rel=1e-3)
+    for a, b in zip(alone, stacked, strict=True):
+        for key, value in b.model.state().items():
+            torch.testing.assert_close(value, a.model.state()[key], rtol=1e-2, atol=1e-4, msg=key)
+
+
+@pytest.mark.parametrize("name", ["gan", "dcgan", "wgan-gp"])
+def test_recorded_steps_are_the_same(name, monkeypatch):
+    images, labels = squares(12)
+    ends = []
+    for recorded in (False, True):
+        if recorded:
+            pretend_gpu(monkeypatch)
+            monkeypatch.setattr(gan_model, "steps_are_recorded", lambda parameters: True)
+        made = make(name, steps=WARM_UP + 2)
+        losses = made.fit(images, labels, rng())
+        ends.append((losses, made.state()))
+    (loss, plain), (other, found) = ends
+    assert other == pytest.approx(loss)
+    assert all(torch.equal(plain[name], found[name]) for name in plain)

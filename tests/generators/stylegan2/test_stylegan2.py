@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from small_stylegan2 import build, rng
 
 from polyclinic.errors import BadInput
-from polyclinic.generators import GENERATORS
 from polyclinic.generators.base import FitOptions, RandomSource
-from polyclinic.generators.stylegan2.ada import _colours, augmented, recoloured
+from polyclinic.generators.stylegan2.ada import augmented
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.privacy.dp_sgd import mixes_samples, obstacles
 from polyclinic.tasks import Target
@@ -117,54 +114,6 @@ def stepping(**settings):
     return model.begin(images, torch.arange(16) % 2, rng())
 
 
-def test_a_gpu_computes_the_same(monkeypatch):
-    """Images and scores; a step with all regularisers runs (its gradients: test_stylegan2_steps.py)."""
-    model, labels = build(), torch.arange(4) % 2
-    w, seen = torch.randn(4, 8, generator=rng()), torch.randn(4, 1, 32, 32, generator=rng())
-    judge = model.networks["discriminator"]
-    here = (model.images_of(w, model.fixed_noises()), judge(seen, labels))
-    monkeypatch.setattr("polyclinic.generators.stylegan2.layers.uses_gpu_kernels", lambda x: True)
-    there = (model.images_of(w, model.fixed_noises()), judge(seen, labels))
-    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(here, there, strict=True))
-    steps = stepping()
-    steps.step()
-    assert all(bool(tensor.isfinite().all()) for tensor in steps.networks.state_dict().values())
-
-
-def test_regularisers_act_now_and_then(monkeypatch):
-    steps, acted = stepping(), []
-    monkeypatch.setattr(steps, "_flatten", lambda *_: acted.append(("r1", steps.taken)))
-    monkeypatch.setattr(steps, "_even_out", lambda *_: acted.append(("path", steps.taken)))
-    for _ in range(18):
-        steps.step()
-    assert [at for what, at in acted if what == "r1"] == [0, 16]
-    assert [at for what, at in acted if what == "path"] == [0, 4, 8, 12, 16]
-
-
-def test_r1_flattens_the_discriminator_at_real_images():
-    def slope(steps):
-        images = next(steps.batches)[0].requires_grad_()
-        (gradient,) = torch.autograd.grad(steps.discriminator(images, torch.arange(8) % 2).sum(), images)
-        return float(gradient.square().sum())
-
-    steps = stepping(gamma=100.0)
-    before = slope(steps)
-    for _ in range(10):
-        steps._flatten(*next(steps.batches))
-    assert slope(steps) < before / 2
-
-
-def test_path_length_moves_towards_what_is_usual():
-    steps = stepping()
-    labels = torch.arange(8) % 2
-    steps._even_out(labels)
-    first = float(steps.controls.get_buffer("path_length"))
-    assert first > 0
-    for _ in range(5):
-        steps._even_out(labels)
-    assert float(steps.controls.get_buffer("path_length")) > first
-
-
 def test_gamma_follows_the_sizes_unless_it_is_given():
     assert stepping().gamma(8) == pytest.approx(0.0002 * 32**2 / 8)
     assert stepping(gamma=3.0).gamma(8) == 3.0
@@ -210,49 +159,6 @@ def test_no_augmentation_at_the_start_and_some_of_it_later():
     assert 0.2 < changed[0.1] < 0.8 < changed[0.9]
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_augmentation_has_gradients_and_changes_no_shape(channels):
-    images = torch.rand(4, channels, 16, 16, generator=rng()).requires_grad_()
-    seen = augmented(images, torch.tensor(1.0), random())
-    assert seen.shape == images.shape
-    seen.sum().backward()
-    assert float(images.grad.abs().sum()) > 0
-
-
-def test_colours_by_hand():
-    images = torch.rand(1, 3, 2, 2)
-    swap = torch.eye(4)[[1, 0, 2, 3]][None]
-    assert torch.allclose(recoloured(images, swap), images[:, [1, 0, 2]])
-    brighter = torch.eye(4)[None].clone()
-    brighter[:, :3, 3] = 0.25
-    assert torch.allclose(recoloured(images[:, :1], brighter), images[:, :1] + 0.25)
-    doubled_contrast = torch.diag(torch.tensor([2.0, 2.0, 2.0, 1.0]))[None]
-    assert torch.allclose(recoloured(images[:, :1], doubled_contrast), 2 * images[:, :1])
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_mask_behind_the_image_has_no_colour(channels):
-    images, mask = torch.randn(4, channels, 8, 8, generator=rng()), torch.randn(4, 1, 8, 8, generator=rng(1))
-    matrix = torch.randn(4, 4, 4, generator=rng(2))
-    found = recoloured(torch.cat([images, mask], 1), matrix)
-    assert torch.equal(found[:, -1:], mask)
-    assert torch.equal(found[:, :-1], recoloured(images, matrix))
-    both = augmented(torch.cat([images, mask], 1), torch.tensor(1.0), random())
-    assert both.shape == (4, channels + 1, 8, 8)
-
-
-def test_colours_stay_where_nothing_is_chosen():
-    found = _colours(torch.zeros(5, 3, 4, 4), torch.tensor(0.0), random())
-    assert torch.allclose(found, torch.eye(4).expand(5, 4, 4), atol=1e-6)
-
-
-def test_greys_stay_grey_in_colour_images():
-    """Hue and saturation turn about the axis of greys."""
-    grey = torch.rand(20, 1, 8, 8, generator=rng()).expand(-1, 3, -1, -1)
-    seen = augmented(grey, torch.tensor(1.0), random())
-    assert float((seen - seen.mean(1, keepdim=True)).abs().max()) < 1e-4
-
-
 # --- settings ----------------------------------------------------------------------------------------
 
 
@@ -281,8 +187,3 @@ def test_bad_images_are_refused():
         build(2000)
     with pytest.raises(BadInput, match="labels run from"):
         build(steps=1).fit(torch.zeros(8, 1, 28, 28, dtype=torch.uint8), torch.full((8,), 5), rng())
-
-
-def test_the_registry_knows_it():
-    assert GENERATORS["stylegan2"] is StyleGAN2
-    assert math.isclose(StyleGAN2().lr, 0.0025)

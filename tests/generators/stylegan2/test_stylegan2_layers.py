@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from small_stylegan2 import TWO, build, rng
 from torch.nn import functional as F
 
+from polyclinic.generators.stylegan2.ada import _colours, _moves, augmented, recoloured
 from polyclinic.generators.stylegan2.layers import Conv, Finish, Linear, StyledConv, blur, doubled, swept
 from polyclinic.generators.stylegan2.networks import GROUP, Spread, StyleGAN2Shape, StyleGenerator
 
@@ -35,16 +37,6 @@ def test_a_product_with_bands_is_the_filter(side, before, after):
     x = noise(2, 3, side, side)
     assert torch.allclose(swept(x, side + before + after - 3, before), blur(x, before, after))
     assert torch.allclose(swept(noise(2, 3, 8, 8), 4, 1, stride=2), blur(noise(2, 3, 8, 8), 1, 1)[..., ::2, ::2])
-
-
-def test_sizes_change_by_two_and_flat_images_stay_flat():
-    flat = torch.ones(1, 1, 8, 8)
-    half = Conv(1, 1, 1, down=True)
-    with torch.no_grad():
-        half.weight.fill_(1.0)
-    assert half(flat).shape == (1, 1, 4, 4)
-    assert torch.allclose(half(flat)[..., 1:-1, 1:-1], torch.ones(1, 1, 2, 2))
-    assert torch.allclose(doubled(flat), torch.ones(1, 1, 16, 16))
 
 
 @pytest.mark.parametrize(
@@ -94,35 +86,6 @@ def test_weighting_channels_is_weighting_weights():
         expected.append(F.conv2d(image[None], weight, padding=1))
     made, factors = layer(x, w)
     assert torch.allclose(made * factors, torch.cat(expected), atol=1e-7)
-
-
-def test_demodulation_keeps_the_variance_whatever_the_style():
-    layer = StyledConv(32, 32, 3, 4)
-    x = torch.randn(16, 32, 16, 16, generator=rng())
-    layer.requires_grad_(False)
-    for size in (0.1, 1.0, 10.0):
-        made, factors = layer(x, size * torch.randn(16, 4, generator=rng(2)))
-        out = made * factors
-        assert 0.8 < float(out[..., 2:-2, 2:-2].var()) < 1.2
-
-
-def test_an_enlarging_convolution_doubles_the_side_and_keeps_the_mean():
-    layer = StyledConv(1, 1, 3, 2, up=True, demodulate=False)
-    with torch.no_grad():
-        layer.weight.fill_(1.0)
-        layer.style.weight.zero_()
-    out, _ = layer(torch.ones(1, 1, 6, 6), torch.zeros(1, 2))
-    assert out.shape == (1, 1, 12, 12)
-    assert torch.allclose(out[..., 3:-3, 3:-3], torch.full((1, 1, 6, 6), 9 * layer.scale), atol=1e-5)
-
-
-def test_layers_learn_at_one_speed():
-    wide, narrow = Linear(400, 300), Linear(4, 300)
-    for layer in (wide, narrow):
-        out = layer(torch.randn(2000, layer.weight.shape[1], generator=rng())).detach()
-        assert 0.6 < float(out.std()) < 1.6
-        assert 0.7 < float(layer.weight.detach().std()) < 1.3
-    assert Conv(3, 4, 3, down=True)(torch.zeros(1, 3, 8, 8)).shape == (1, 4, 4, 4)
 
 
 @pytest.mark.parametrize("speed", [1.0, 0.1])
@@ -187,3 +150,106 @@ def test_every_layer_gets_its_style():
     styles = torch.randn(1, 8, 8, generator=rng()).requires_grad_()
     network(styles, noises).sum().backward()
     assert bool((styles.grad.abs().sum(2) > 0).all())
+
+
+class Known:
+    """All draws of a kind are one number."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, normal, uniform, integer):
+        self.numbers = {"normal": float(normal), "uniform": float(uniform), "integer": int(integer)}
+        self.bounds = []
+
+    def normal(self, *shape):
+        return torch.full(shape, self.numbers["normal"])
+
+    def uniform(self, *shape):
+        return torch.full(shape, self.numbers["uniform"])
+
+    def integers(self, bound, *shape):
+        self.bounds.append(bound)
+        return torch.full(shape, self.numbers["integer"])
+
+
+def scaled(x, y):
+    return np.diag([x, y, 1.0])
+
+
+def turned(quarters):
+    cos, sin = math.cos(quarters * math.pi / 2), math.sin(quarters * math.pi / 2)
+    return np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
+
+
+def moved(x, y):
+    return np.array([[1, 0, x], [0, 1, y], [0, 0, 1.0]])
+
+
+def test_all_moves_by_hand():
+    """Flip, quarter turn, two of 32 pixels, larger by 2^0.2, a turn, stretched, a turn, a quarter of half a side."""
+    known = Known(normal=1, uniform=0.75, integer=1)
+    [found] = _moves(torch.zeros(1, 1, 32, 32), torch.tensor(1.0), known)
+    assert known.bounds == [2, 4], "flipped or not; turned by none to three quarters"
+    size = 2**0.2
+    wanted = scaled(-1, 1) @ turned(1) @ moved(0.125, 0.125) @ scaled(size, size) @ turned(1)
+    wanted = wanted @ scaled(size, 1 / size) @ turned(1) @ moved(0.25, 0.25)
+    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-5)
+
+
+def test_shifts_are_of_whole_pixels():
+    [found] = _moves(torch.zeros(1, 1, 32, 32), torch.tensor(1.0), Known(normal=0, uniform=0.55, integer=0))
+    turn = turned(0.2)
+    np.testing.assert_allclose(found.numpy(), turn @ turn, atol=1e-5)  # 0.1 * 0.125 of a side is less than a pixel
+
+
+def test_of_two_turns_one_happens_as_often_as_another_change():
+    """With p = 1/2 each turn has 1 - sqrt(1/2) = 0.29: a draw of 0.4 makes all changes but turns by any angle."""
+    [found] = _moves(torch.zeros(1, 1, 32, 32), torch.tensor(0.5), Known(normal=0, uniform=0.4, integer=1))
+    shift = round(-0.2 * 0.125 * 32) * 2 / 32
+    np.testing.assert_allclose(found.numpy(), scaled(-1, 1) @ turned(1) @ moved(shift, shift), atol=1e-5)
+    [found] = _moves(torch.zeros(1, 1, 32, 32), torch.tensor(0.5), Known(normal=1, uniform=0.6, integer=1))
+    np.testing.assert_allclose(found.numpy(), np.eye(3), atol=1e-6)
+
+
+def test_all_colours_by_hand():
+    """Brighter by 0.2, contrast 2^0.5, luma inverted, a quarter turn of hue, twice the saturation."""
+    known = Known(normal=1, uniform=0.75, integer=1)
+    [found] = _colours(torch.zeros(1, 3, 4, 4), torch.tensor(1.0), known).numpy()
+    assert known.bounds == [2]
+    grey = found @ [0.3, 0.3, 0.3, 1]
+    np.testing.assert_allclose(grey, [*[-math.sqrt(2) * 0.5] * 3, 1], atol=1e-5)
+    hue = found @ [1, -1, 0, 0]  # a quarter turn about the axis of greys
+    np.testing.assert_allclose(hue, [*(2 * math.sqrt(2 / 3) * np.array([1, 1, -2])), 0], atol=1e-5)
+
+
+def test_a_grey_image_has_no_hue_and_no_saturation():
+    for channels in (1, 2):
+        [found] = _colours(torch.zeros(1, channels, 4, 4), torch.tensor(1.0), Known(normal=1, uniform=0.75, integer=0))
+        wanted = math.sqrt(2) * np.eye(4)[:3] + np.sqrt(2) * 0.2 * np.eye(4)[3]
+        np.testing.assert_allclose(found.numpy(), [*wanted, [0, 0, 0, 1]], atol=1e-5)
+
+
+def test_without_a_choice_colours_stay():
+    [found] = _colours(torch.zeros(1, 3, 4, 4), torch.tensor(0.5), Known(normal=1, uniform=0.75, integer=1))
+    np.testing.assert_allclose(found.numpy(), np.eye(4), atol=1e-6)
+
+
+def test_a_mask_stays_and_grey_takes_the_mean_of_the_colours():
+    matrix = torch.tensor([[[1.0, 2, 3, 0.1], [0, 1, 0, 0.2], [0, 0, 1, 0.3], [0, 0, 0, 1]]])
+    images = torch.rand(1, 4, 2, 2, generator=torch.Generator().manual_seed(0))
+    colour = recoloured(images, matrix)
+    torch.testing.assert_close(colour[:, 3], images[:, 3])
+    torch.testing.assert_close(colour[0, 0], images[0, 0] + 2 * images[0, 1] + 3 * images[0, 2] + 0.1)
+    torch.testing.assert_close(colour[0, 2], images[0, 2] + 0.3)
+    grey = recoloured(images[:, :2], matrix)
+    torch.testing.assert_close(grey[:, 1], images[:, 1])
+    torch.testing.assert_close(grey[:, 0], images[:, 0] * (6 + 1 + 1) / 3 + 0.2)
+
+
+@pytest.mark.parametrize(("p", "changed"), [(0.0, False), (1.0, True)])
+def test_nothing_happens_without_a_chance(p, changed):
+    images = torch.linspace(-1, 1, 64).reshape(1, 1, 8, 8)
+    found = augmented(images, torch.tensor(p), Known(normal=0, uniform=0.5, integer=1))
+    assert torch.equal(found, images) is not changed
+    if changed:  # flipped, a quarter turned, and with inverted luma
+        torch.testing.assert_close(found[0, 0], -images[0, 0].T, atol=1e-4, rtol=0)

@@ -97,15 +97,6 @@ def test_what_is_learned_about_a_code_holds_for_codes_that_look_alike():
     assert (after[1] / before[1]).item() > 1.2 * (after[2] / before[2]).item()
 
 
-def test_labels_and_top_codes_change_what_is_likely():
-    net = prior()
-    top, bottom = torch.zeros(1, 3, 3, dtype=torch.long), torch.zeros(1, 6, 6, dtype=torch.long)
-    one, two = net(top, bottom, torch.tensor([0])), net(top, bottom, torch.tensor([1]))
-    assert not torch.allclose(one[0], two[0])
-    assert not torch.allclose(one[1], two[1])
-    assert not torch.allclose(one[1], net(top + 1, bottom, torch.tensor([0]))[1])
-
-
 def test_ages_are_embedded_smoothly():
     embed = LabelEmbedding(AGES, 8)
     near, far = embed(torch.tensor([100.0, 101.0])), embed(torch.tensor([100.0, 180.0]))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from polyclinic.methods import METHODS
 from polyclinic.models import build
 from polyclinic.models.encoders import Encoder, kept_features
 from polyclinic.runner.run.run import run
@@ -120,8 +119,3 @@ def test_features_of_an_image_do_not_depend_on_others(tmp_path):
     nothing = kept_features(front, images[:0].numpy(), tmp_path)  # of a site without test images
     assert nothing.shape == (0, *front.features(images).shape[1:])
     assert kept_features(front, images[:0].numpy(), tmp_path).shape == nothing.shape  # out of the file
-
-
-def test_methods_that_need_images_do_not_take_features():
-    without = {"cwt-replay", "fedavg-replay", "fedreplay", "feder", "felicia", "splitnn", "moon"}
-    assert not any(METHODS[name].traits.takes_frozen_features for name in without - {"cwt-replay", "fedavg-replay"})
