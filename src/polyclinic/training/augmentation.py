@@ -53,16 +53,9 @@ class Changes:
     @classmethod
     def joined(cls, some: Sequence[Changes]) -> Changes:
         """The changes of several batches, drawn for the same kinds, as those of one."""
-        flips, turns, affine, grey_values = (
-            _joined([getattr(one, name) for one in some]) for name in ("flips", "turns", "affine", "grey_values")
-        )
-        noise = tuple(itertools.chain.from_iterable(one.noise for one in some))
-        return cls(flips, turns, affine, grey_values, noise)
-
-
-def _joined(drawn: Sequence[Tensor | None]) -> Tensor | None:
-    known = [one for one in drawn if one is not None]
-    return torch.cat(known) if known else None
+        names = [name for name in ("flips", "turns", "affine", "grey_values") if getattr(some[0], name) is not None]
+        tensors = {name: torch.cat([getattr(one, name) for one in some]) for name in names}
+        return cls(**tensors, noise=tuple(itertools.chain.from_iterable(one.noise for one in some)))
 
 
 def augment(
@@ -91,14 +84,22 @@ def augment(
 
 def draw_changes(count: int, kinds: tuple[str, ...], draws: Draws) -> Changes:
     """Draw for so many images, on the CPU."""
-    shape, grey = {"crop", "rotate"} & set(kinds), {"brightness", "contrast", "noise"} & set(kinds)
-    return Changes(
-        _flips(count, draws) if "flip" in kinds else None,
-        _turns(count, draws) if "turn" in kinds else None,
-        _affine(count, kinds, draws) if count and shape else None,
-        _uniform(count, 3, draws, "grey values") if count and grey else None,
-        _noise_seeds(count, draws) if count and "noise" in kinds else (),
-    )
+    flips = turns = affine = grey_values = None
+    noise: tuple[tuple[int, int], ...] = ()
+    if "flip" in kinds:
+        flips = draws % 2 == 1 if isinstance(draws, Tensor) else torch.rand(count, generator=draws) < 0.5
+    if "turn" in kinds:
+        turns = draws // 2 % 4 if isinstance(draws, Tensor) else torch.randint(4, (count,), generator=draws)
+    if count and {"crop", "rotate"} & set(kinds):
+        affine = _affine(count, kinds, draws)
+    if count and {"brightness", "contrast", "noise"} & set(kinds):
+        grey_values = _uniform(count, 3, draws, "grey values")
+    if count and "noise" in kinds:
+        if isinstance(draws, Tensor):
+            noise = tuple((1, seed) for seed in draws.tolist())
+        else:
+            noise = ((count, int(torch.randint(2**62, (), generator=draws))),)
+    return Changes(flips, turns, affine, grey_values, noise)
 
 
 def mix(images: Tensor, targets: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -109,20 +110,12 @@ def mix(images: Tensor, targets: Tensor, draws: torch.Generator) -> tuple[Tensor
     seed = int(torch.randint(2**62, (), generator=draws))
     share = torch.from_numpy(numpy_rng(seed, "mixup").beta(MIXUP_ALPHA, MIXUP_ALPHA, len(images)))
     other = torch.randperm(len(images), generator=draws).to(images.device, non_blocking=True)
-    return tuple(_between(one, one[other], share) for one in (images, targets))  # type: ignore[return-value]
 
+    def between(first: Tensor) -> Tensor:
+        weight = share.to(first, non_blocking=True).reshape(-1, *(1 for _ in first.shape[1:]))
+        return weight * first + (1 - weight) * first[other]
 
-def _between(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
-    weight = share.to(first, non_blocking=True).reshape(-1, *(1 for _ in first.shape[1:]))
-    return weight * first + (1 - weight) * second
-
-
-def _flips(count: int, draws: Draws) -> Tensor:
-    return draws % 2 == 1 if isinstance(draws, Tensor) else torch.rand(count, generator=draws) < 0.5
-
-
-def _turns(count: int, draws: Draws) -> Tensor:
-    return draws // 2 % 4 if isinstance(draws, Tensor) else torch.randint(4, (count,), generator=draws)
+    return between(images), between(targets)
 
 
 def _uniform(count: int, numbers: int, draws: Draws, purpose: str) -> Tensor:
@@ -162,22 +155,15 @@ def _grey_values(images: Tensor, kinds: tuple[str, ...], values: Tensor, noise: 
     if "brightness" in kinds:
         images = images + MOST_BRIGHTNESS * drawn[:, 1]
     if "noise" in kinds:
-        images = images + MOST_NOISE * (drawn[:, 2] + 1) / 2 * _noise_like(images, noise)
+        like = images[:1]
+        parts = [
+            torch.randn(
+                (rows, *like.shape[1:]),
+                generator=device_rng(like.device, seed, "noise"),
+                dtype=like.dtype,
+                device=like.device,
+            )
+            for rows, seed in noise
+        ]
+        images = images + MOST_NOISE * (drawn[:, 2] + 1) / 2 * torch.cat(parts)
     return images.clamp(0, 1)
-
-
-def _noise_seeds(count: int, draws: Draws) -> tuple[tuple[int, int], ...]:
-    if isinstance(draws, Tensor):
-        return tuple((1, seed) for seed in draws.tolist())
-    return ((count, int(torch.randint(2**62, (), generator=draws))),)
-
-
-def _noise_like(images: Tensor, seeds: Sequence[tuple[int, int]]) -> Tensor:
-    """Standard normal numbers in the shape of the images, drawn on their device."""
-    parts = [_normal(images, rows, seed) for rows, seed in seeds]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _normal(like: Tensor, rows: int, seed: int) -> Tensor:
-    rng = device_rng(like.device, seed, "noise")
-    return torch.randn((rows, *like.shape[1:]), dtype=like.dtype, device=like.device, generator=rng)

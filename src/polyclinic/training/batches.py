@@ -124,12 +124,12 @@ class ImageFetcher:
     def forget_weights(self) -> None:
         """Other weights may have been loaded into the network."""
         if self._frozen is not None:
-            self._frozen.forget_weights()
+            self._frozen.front = None
 
     def fetch(self, part: ImageSet, index: np.ndarray, *, augmented: bool) -> Fetched:
         """The images at `index`, on the device."""
-        if self._takes_features(augmented):
-            rows = self._rows(self.latents(part.images), index)
+        if self._frozen is not None and not augmented:
+            rows = self._rows(self._frozen.of(part.images), index)
         elif self._images is None:
             rows = torch.from_numpy(part.images[index]).float().div_(255)
         else:
@@ -139,15 +139,13 @@ class ImageFetcher:
 
     def image_size(self, part: ImageSet, *, augmented: bool) -> int:
         """Numbers of one image as it is fetched: its pixels, or what the frozen layers give for it."""
-        return int((self.latents(part.images) if self._takes_features(augmented) else part.images)[0].size)
+        features = self._frozen is not None and not augmented
+        return int((self.latents(part.images) if features else part.images)[0].size)
 
     def latents(self, images: np.ndarray) -> np.ndarray:
         """What the frozen layers give for images uint8 [N, C, H, W]: float32 [N, c, h, w], kept where that can be."""
         assert self._frozen is not None, "the study's checks want frozen layers (model.freeze)"
         return self._frozen.of(images)
-
-    def _takes_features(self, augmented: bool) -> bool:
-        return self._frozen is not None and not augmented
 
     def _rows(self, array: np.ndarray, index: np.ndarray) -> Tensor:
         if self._images is None:
@@ -253,19 +251,16 @@ class FrozenFeatures:
 
     def __init__(self, model: Backbone, device: torch.device) -> None:
         self.model, self.device = model, device
-        self._front: FrozenFront | None = None
+        self.front: FrozenFront | None = None  # None where other weights may have been loaded
         self._known: dict[tuple[str | None, int], np.ndarray] = {}
-
-    def forget_weights(self) -> None:
-        """Other weights may have been loaded into the network."""
-        self._front = None
 
     def of(self, images: np.ndarray) -> np.ndarray:
         """Features float32 [N, ...] of images uint8 [N, C, H, W]; the network then takes them in the images' place."""
-        if self._front is None:
+        front = self.front
+        if front is None:
             self.model.frozen_shape = None
-            self._front = FrozenFront(split(self.model, self.model.frozen[-1])[0], self.device, images.shape[1:])
-        front = self._front
+            front = FrozenFront(split(self.model, self.model.frozen[-1])[0], self.device, images.shape[1:])
+            self.front = front
         self.model.frozen_shape = front.shape
         key = (front.identity, id(images))
         if key not in self._known:

@@ -12,7 +12,6 @@ one above all, has their gradient for itself, whatever their shares: it is held 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,14 +42,8 @@ def image_names(images: ImageSet) -> list[str]:
 
 def row_names(*arrays: np.ndarray) -> list[str]:
     """A name for each row of arrays [B, ...] by what is in it, whatever other rows there are."""
-    return [_digest([np.asarray(array[place]) for array in arrays]) for place in range(len(arrays[0]))]
-
-
-def _digest(arrays: list[np.ndarray]) -> str:
-    found = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+    rows = ([np.ascontiguousarray(array[place]).tobytes() for array in arrays] for place in range(len(arrays[0])))
+    return [hashlib.blake2b(b"".join(row), digest_size=16).hexdigest() for row in rows]
 
 
 def image_seeds(names: list[str], index: Tensor, *address: str | int) -> Tensor:
@@ -117,7 +110,7 @@ def draw_shares(count: int, rng: torch.Generator) -> Tensor:
     return torch.empty(count).exponential_(generator=rng)
 
 
-@contextlib.contextmanager
+@contextmanager
 def hold_rows_of_few(model: nn.Module) -> Iterator[None]:
     """A while in which no unit of a dense layer and no channel of a convolution learns from few images of a batch
     alone."""
