@@ -8,23 +8,23 @@ import pytest
 import torch
 from small_tuning import COARSE, TINY, TUNING, build, data, rng
 
-from polyclinic.generators import private_tuning
 from polyclinic.generators.gan.model import TunedSteps
 from polyclinic.generators.private_tuning import (
     Meter,
+    Phases,
     PrivateTuning,
-    TuningSteps,
     fit,
     mean_pairwise,
     measured_steps,
     privacy_loss,
     steps_of,
-    until_it_grows,
-    until_it_stays,
     warning_about,
 )
 from polyclinic.metrics.distribution import frechet_distance, kernel_distance
 from polyclinic.metrics.perceptual import Pixels
+
+pytestmark = pytest.mark.usefixtures("coarse_features")
+
 
 # --- the loss of Eq. 3 -------------------------------------------------------------------------------
 
@@ -93,21 +93,21 @@ class Counting:
 
 def test_phase_one_ends_when_nothing_gets_better_and_keeps_the_best():
     model = Counting([9, 5, 6, 4, 7, 8, 5, 1, 1])
-    assert until_it_stays(model, model, model.meter, TUNING.lengths(), None) == 70
+    assert Phases(model, model, model.meter, TUNING.lengths()).until_it_stays() == 70
     assert model.at == 40  # the fourth measurement, 4, was the best; 30 steps without a better one
     assert set(model.losses) == {None}
 
 
 def test_phase_one_ends_in_any_case():
     model = Counting([9 - k / 100 for k in range(200)])
-    assert until_it_stays(model, model, model.meter, TUNING.lengths()._replace(most_steps=55), None) == 55
+    assert Phases(model, model, model.meter, TUNING.lengths()._replace(most_steps=55)).until_it_stays() == 55
 
 
 def test_phase_two_ends_beyond_the_limit_and_keeps_what_was_within():
     model, loss = Counting([4, 5, 9.9, 10.1, 3]), object()
     told = []
-    taken = until_it_grows(model, model, model.meter, TUNING.lengths(), loss, 10.0, lambda *said: told.append(said))
-    assert (taken.steps, taken.kept_step, model.at) == (40, 30, 30)
+    phases = Phases(model, model, model.meter, TUNING.lengths(), lambda *said: told.append(said))
+    assert (*phases.until_it_grows(loss, 10.0), model.at) == (40, 30, 30)
     assert set(model.losses) == {loss}
     assert [said[1] for said in told] == [1, 2, 5, 10, 20, 30, 40]
     assert [said[3] for said in told][3:] == [4, 5, 9.9, 10.1]
@@ -135,8 +135,8 @@ def test_a_loss_that_is_soon_too_strong_still_gains_something():
             return 1.0 + self.at  # twice the first phase's after one step, beyond 10 after ten
 
     model = Growing([])
-    taken = until_it_grows(model, model, model.meter, PrivateTuning(preset="paper").lengths(), object(), 10.0, None)
-    assert (taken.steps, taken.kept_step, model.at) == (10, 5, 5)
+    phases = Phases(model, model, model.meter, PrivateTuning(preset="paper").lengths())
+    assert (*phases.until_it_grows(object(), 10.0), model.at) == (10, 5, 5)
 
 
 def test_a_tuning_that_gained_nothing_warns():
@@ -149,7 +149,7 @@ def test_a_tuning_that_gained_nothing_warns():
 
 def test_the_mean_distance_is_that_of_all_pairs_of_a_batch():
     images, labels = data()
-    meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"), COARSE)
+    meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"))
     model, distance = build(), Pixels()
     pairs = [
         float(distance(a[None].float() / 255, b[None].float() / 255))
@@ -162,7 +162,7 @@ def test_phase_two_whose_first_step_is_too_far_keeps_phase_one_and_says_so():
     model, (images, labels) = build(), data()
     tuning = {"check_every": 2, "most_steps": 2, "most_tuning_steps": 4, "distance": "pixels", "growth": 1.0}
     loud = TUNING.model_copy(update={**tuning, "alpha": 1e6})
-    found = fit(model, images, labels, rng(), loud, extractor=COARSE)
+    found = fit(model, images, labels, rng(), loud)
     assert (found["kept_step"], found["phase2_steps"]) == (0, 1)
     assert found["phase2_fd"] == found["phase1_fd"]
     assert warning_about(found)
@@ -173,26 +173,22 @@ def test_both_phases_of_a_gan_and_what_is_told_about_them():
     settings = TUNING.model_copy(
         update={"check_every": 2, "most_steps": 4, "most_tuning_steps": 4, "distance": "pixels", "growth": 1e6}
     )
-    found = fit(model, images, labels, rng(), settings, extractor=COARSE)
+    found = fit(model, images, labels, rng(), settings)
     names = ("steps", "fd", "fd_half", "fd_floor", "kid", "kid_floor")
     both = {f"phase{k}_{name}" for k in (1, 2) for name in (*names, "distance")}
     assert set(found) == both | {"kept_step"}
     assert (found["phase1_steps"], found["phase2_steps"], found["kept_step"]) == (4, 4, 4)
     assert found["phase1_fd"] > found["phase1_fd_floor"] > 0
-    plain = fit(build(), images, labels, rng(), settings.model_copy(update={"alpha": 0.0}), extractor=COARSE)
+    plain = fit(build(), images, labels, rng(), settings.model_copy(update={"alpha": 0.0}))
     assert plain == {name: found[name] for name in (f"phase1_{name}" for name in names)}
 
 
 def test_phase_two_may_go_to_growth_times_the_distance_of_phase_one(monkeypatch):
     limits = []
 
-    def noted(model, steps, meter, settings, loss, limit, progress):
-        limits.append(limit)
-        return TuningSteps(0, 0)
-
-    monkeypatch.setattr(private_tuning, "until_it_grows", noted)
+    monkeypatch.setattr(Phases, "until_it_grows", lambda self, loss, limit: limits.append(limit) or (0, 0))
     settings = TUNING.model_copy(update={"most_steps": 2, "distance": "pixels", "growth": 3.0})
-    found = fit(build(), *data(), rng(), settings, extractor=COARSE)
+    found = fit(build(), *data(), rng(), settings)
     assert limits == [pytest.approx(3 * found["phase1_fd"])]
 
 
@@ -233,7 +229,7 @@ def test_steps_of_a_gan_are_those_of_its_fit():
 
 def test_figures_of_a_meter_are_of_the_sets_that_they_name():
     images, labels = data()
-    meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"), COARSE)
+    meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"))
     asked = []
 
     class Model:

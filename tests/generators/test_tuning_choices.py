@@ -43,10 +43,10 @@ def test_the_preset_has_the_papers_choices_and_what_is_written_down_stays():
 
 
 def test_phases_are_as_long_as_the_generators_own_steps_unless_the_table_says_otherwise():
-    assert PrivateTuning().lengths(600) == (120, 600, 60, 120)
-    assert PrivateTuning().lengths(8) == (1, 8, 1, 1)
-    assert PrivateTuning(most_steps=50_000).lengths(600) == (10_000, 50_000, 5000, 500)
-    assert PrivateTuning(preset="paper").lengths(600) == (10_000, 100_000, 100_000, 500)
+    assert PrivateTuning().for_steps(600).lengths() == (120, 600, 60, 120)
+    assert PrivateTuning().for_steps(8).lengths() == (1, 8, 1, 1)
+    assert PrivateTuning(most_steps=50_000).for_steps(600).lengths() == (10_000, 50_000, 5000, 500)
+    assert PrivateTuning(preset="paper").for_steps(600).lengths() == (10_000, 100_000, 100_000, 500)
 
 
 def test_weights_that_are_missing_are_said_before_anything_runs(tmp_path, monkeypatch):
@@ -134,6 +134,7 @@ class OneColourSteps:
         self.optimizer.step()
 
 
+@pytest.mark.usefixtures("coarse_features")
 def test_a_generator_of_somebody_else_takes_part_by_its_trait(tiny):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(GENERATORS, "one-colour", OneColour)
@@ -144,7 +145,7 @@ def test_a_generator_of_somebody_else_takes_part_by_its_trait(tiny):
     images = torch.full((24, 1, 28, 28), 128, dtype=torch.uint8)
     changes = {"check_every": 1, "most_steps": 2, "most_tuning_steps": 5, "distance": "pixels", "growth": 1e9}
     settings = TUNING.model_copy(update={**changes, "alpha": 4.0})
-    assert fit(model, images, torch.arange(24) % 2, rng(), settings, extractor=COARSE)["phase2_steps"] == 5
+    assert fit(model, images, torch.arange(24) % 2, rng(), settings)["phase2_steps"] == 5
     # lr 0.05, two weights: the error 128/255 - 0.3 shrinks by 1 - 0.2 a step, then grows by 1 + 0.2 * 3
     error = (128 / 255 - 0.3) * 0.8**2 * 1.6**5
     level = model.networks["level"](torch.ones(1, 1)).item()

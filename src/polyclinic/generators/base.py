@@ -6,7 +6,6 @@ tensors (`state`, `load`). A generator that works through discrete codes also en
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -157,7 +156,6 @@ class GeneratorModel(ABC):
         self.channels = channels
         self.size = size
         self.target = target
-        self.precision = "fp32"
 
     @abstractmethod
     def fit(self, images: Array, labels: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> dict[str, float]:
@@ -197,11 +195,6 @@ class GeneratorModel(ABC):
             own[name].copy_(tensor)
 
     # --- for subclasses ---------------------------------------------------------------------------
-
-    def autocast(self) -> contextlib.AbstractContextManager:
-        """Of passes, where the study computes in bf16."""
-        enabled = self.precision != "fp32"
-        return torch.autocast(self.device.type, dtype=torch.bfloat16) if enabled else contextlib.nullcontext()
 
     def accept_images(self, images: Array) -> Tensor:
         """Images as a uint8 tensor, or BadInput."""

@@ -8,7 +8,8 @@ factor. Any generator can be trained so that says it is `tunable` and whose mode
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -108,9 +109,13 @@ class PrivateTuning(Settings):
     def _preset(cls, given: Any) -> Any:
         return {**PAPER, **given} if isinstance(given, Mapping) and given.get("preset") == "paper" else given
 
-    def lengths(self, generator_steps: int | None = None) -> Lengths:
-        """How long the phases last; what this table does not say follows from the generator's own number of steps."""
-        most = self.most_steps or generator_steps or USUAL_STEPS
+    def for_steps(self, steps: int | None) -> PrivateTuning:
+        """The same for a generator with so many steps of its own, from which follows what the table does not say."""
+        return self.model_copy(update={"most_steps": self.most_steps or steps})
+
+    def lengths(self) -> Lengths:
+        """How long the phases last."""
+        most = self.most_steps or USUAL_STEPS
         return Lengths(
             patience=self.patience or max(1, most // 5),
             most_steps=most,
@@ -178,10 +183,9 @@ class Meter:
         settings: PrivateTuning,
         rng: torch.Generator,
         device: torch.device,
-        extractor: Extractor | None = None,
     ) -> None:
         chosen = torch.randperm(len(images), generator=rng)[: settings.measured]
-        self.extractor = extractor or features_named(settings.features, device)
+        self.extractor = features_named(settings.features, device)
         self.images, self.labels, self.device = without_mask(images[chosen]), labels[chosen], device
         self.real = self.extractor(self.images)
         # the same noise each time, so that a difference is the model's
@@ -241,29 +245,24 @@ def fit(
     labels: Any,
     rng: torch.Generator,
     settings: PrivateTuning,
-    *,
-    steps: int | None = None,
     progress: Progress | None = None,
-    extractor: Extractor | None = None,
 ) -> dict[str, float]:
     """Train `model` in both phases; how long they took and how far its images are from real ones after each.
 
-    `steps` is the generator's own number of steps, from which the lengths follow that the settings do not say.
     `kept_step` is the step of phase 2 whose generator was kept: 0 where the first one measured was beyond the limit.
     `phase1_distance` and `phase2_distance` are the mean distance that the privacy loss raises.
     """
     images, labels = model.accept_images(images), as_tensor(labels)
-    meter = Meter(images, labels, settings, rng, model.device, extractor)
-    training, lengths = steps_of(model, images, labels, rng), settings.lengths(steps)
-    first = until_it_stays(model, training, meter, lengths, progress)
+    meter = Meter(images, labels, settings, rng, model.device)
+    phases = Phases(model, steps_of(model, images, labels, rng), meter, settings.lengths(), progress)
+    first = phases.until_it_stays()
     found = {"phase1_steps": first, **{f"phase1_{name}": value for name, value in meter.summary(model).items()}}
     if settings.alpha == 0:
         return found
     distance = distance_named(settings.distance, model.device)
     found["phase1_distance"] = meter.mean_distance(model, distance)
-    loss, limit = privacy_loss(settings, distance), settings.growth * found[f"phase1_{meter.figure}"]
-    second = until_it_grows(model, training, meter, lengths, loss, limit, progress)
-    found |= {"phase2_steps": second.steps, "kept_step": second.kept_step}
+    limit = settings.growth * found[f"phase1_{meter.figure}"]
+    found["phase2_steps"], found["kept_step"] = phases.until_it_grows(privacy_loss(settings, distance), limit)
     found |= {f"phase2_{name}": value for name, value in meter.summary(model).items()}
     return found | {"phase2_distance": meter.mean_distance(model, distance)}
 
@@ -286,51 +285,51 @@ def warning_about(figures: Mapping[str, float]) -> str | None:
     return None
 
 
-def until_it_stays(
-    model: GeneratorModel, steps: Steps, meter: Meter, lengths: Lengths, progress: Progress | None
-) -> int:
-    """Phase 1: until `patience` steps brought no better distance; the model is then the best one."""
-    best, best_at, kept = float("inf"), 0, model.state()
-    taken = 0
-    while taken < lengths.most_steps and taken - best_at < lengths.patience:
-        taken += _some_steps(steps, None, min(lengths.check_every, lengths.most_steps - taken))
-        found = meter(model)
-        if progress is not None:
-            progress("generator, phase 1", taken, lengths.most_steps, found)
-        if found < best:
-            best, best_at, kept = found, taken, model.state()
-    model.load(kept)
-    return taken
+@dataclass
+class Phases:
+    """The two phases of a model's training; `meter(model)` is the distance by which they end."""
 
+    model: GeneratorModel
+    steps: Steps
+    meter: Callable[[GeneratorModel], float]
+    lengths: Lengths
+    progress: Progress | None = None
 
-def until_it_grows(
-    model: GeneratorModel,
-    steps: Steps,
-    meter: Meter,
-    lengths: Lengths,
-    loss: ExtraLoss,
-    limit: float,
-    progress: Progress | None,
-) -> TuningSteps:
-    """Phase 2: until the distance is beyond `limit`; the model is then the last one measured within it."""
-    kept, kept_step, taken = model.state(), 0, 0
-    for wanted in measured_steps(lengths.check_every, lengths.most_tuning_steps):
-        taken += _some_steps(steps, loss, wanted - taken)
-        found = meter(model)
-        if progress is not None:
-            progress("generator, phase 2", taken, lengths.most_tuning_steps, found)
-        if found > limit:
-            model.load(kept)
-            break
-        kept, kept_step = model.state(), taken
-    return TuningSteps(taken, kept_step)
+    def until_it_stays(self) -> int:
+        """Phase 1: until `patience` steps brought no better distance; the model is then the best one."""
+        best, best_at, kept = float("inf"), 0, self.model.state()
+        taken, most = 0, self.lengths.most_steps
+        while taken < most and taken - best_at < self.lengths.patience:
+            count = min(self.lengths.check_every, most - taken)
+            taken += count
+            found = self._measured(None, count, ("generator, phase 1", taken, most))
+            if found < best:
+                best, best_at, kept = found, taken, self.model.state()
+        self.model.load(kept)
+        return taken
 
+    def until_it_grows(self, loss: ExtraLoss, limit: float) -> tuple[int, int]:
+        """Phase 2: until the distance is beyond `limit`; the model is then the last one measured within it. Steps that
+        were taken, and the one whose generator was kept; 0 is the generator of phase 1."""
+        kept, kept_step, taken = self.model.state(), 0, 0
+        most = self.lengths.most_tuning_steps
+        for wanted in measured_steps(self.lengths.check_every, most):
+            found = self._measured(loss, wanted - taken, ("generator, phase 2", wanted, most))
+            taken = wanted
+            if found > limit:
+                self.model.load(kept)
+                break
+            kept, kept_step = self.model.state(), taken
+        return taken, kept_step
 
-class TuningSteps(NamedTuple):
-    """Steps that phase 2 took, and the one whose generator was kept; 0 is the generator of phase 1."""
-
-    steps: int
-    kept_step: int
+    def _measured(self, loss: ExtraLoss | None, count: int, done: tuple[str, int, int]) -> float:
+        """The distance after so many steps."""
+        for _ in range(count):
+            self.steps.step(loss)
+        found = self.meter(self.model)
+        if self.progress is not None:
+            self.progress(*done, found)
+        return found
 
 
 def measured_steps(every: int, most: int) -> Iterator[int]:
@@ -342,9 +341,3 @@ def measured_steps(every: int, most: int) -> Iterator[int]:
     yield from itertools.takewhile(lambda step: step < min(every, most), early)
     yield from range(every, most, every)
     yield most
-
-
-def _some_steps(steps: Steps, loss: ExtraLoss | None, count: int) -> int:
-    for _ in range(count):
-        steps.step(loss)
-    return count

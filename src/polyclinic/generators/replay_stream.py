@@ -109,24 +109,11 @@ def stream(
         index = torch.tensor(list(itertools.islice(order, together)))
         made = source.images(index, rng)
         for some, images in zip(index.split(batch_size), made.split(batch_size), strict=True):
-            yield batch(source, some, images, rng, task, tuple(augmentation), torch.device(device))
-
-
-def batch(
-    source: ReplaySource,
-    index: Tensor,
-    images: Tensor,
-    rng: torch.Generator,
-    task: Task | None,
-    augmentation: tuple[str, ...],
-    device: torch.device,
-) -> Batch:
-    """One batch of the stream, from its uint8 images."""
-    pixels = images.to(device, non_blocking=True).float().div_(255)
-    masks = None if source.masks is None else source.masks[index].to(device)
-    pixels, masks = augment(pixels, masks, augmentation, rng)
-    labels = source.labels[index].to(device)
-    return pixels, labels if task is None else task.targets(labels, masks)
+            pixels = images.to(device, non_blocking=True).float().div_(255)
+            masks = None if source.masks is None else source.masks[some].to(device)
+            pixels, masks = augment(pixels, masks, tuple(augmentation), rng)
+            labels = source.labels[some].to(device)
+            yield pixels, labels if task is None else task.targets(labels, masks)
 
 
 def endless_order(images: int, rng: torch.Generator) -> Iterator[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,14 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-@contextmanager
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:
+    """Of passes, where the study computes in bf16."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+@contextlib.contextmanager
 def own_dropout(device: torch.device, rng: torch.Generator) -> Iterator[None]:
     """A while in which dropout, which can draw from torch's global generators only, draws what `rng` says.
 

@@ -100,37 +100,23 @@ class GAN(AdversarialGenerator):
         return GANModel(self, spec)
 
     def dp_obstacle(self) -> str | None:
-        if self.discriminator_norm == "spectral":
-            return (
-                "generator.discriminator_norm: spectral norm divides weights by a number that moves at every step, "
-                "outside clipping and noise; set generator.discriminator_norm = 'group' under differential privacy"
-            )
-        if self.condition == "apart":
-            return (
-                "generator.condition: each class's networks see a part of a batch, and clipping and noise are for "
-                "whole ones; set generator.condition = 'projection' under differential privacy"
-            )
-        if self.penalty:
-            return (
-                "generator.penalty: the gradient penalty is a second derivative, which gradients per image cannot "
-                "follow; set generator.penalty = 0 and generator.loss = 'hinge' under differential privacy"
-            )
-        if self.spread:
-            return (
-                "generator.spread: how much a batch differs mixes its images, so that one changes the gradients of "
-                "all; set generator.spread = false under differential privacy"
-            )
-        if self.balance:
-            return (
-                "generator.balance: batches balanced by class are drawn by the labels, which no account knows of; "
-                "set generator.balance = false under differential privacy"
-            )
-        if self.labels == "real":
-            return (
-                "generator.labels: labels of real images enter the generator without noise; "
-                "set generator.labels = 'even' under differential privacy"
-            )
-        return None
+        found = {
+            "discriminator_norm: spectral norm divides weights by a number that moves at every step, outside clipping "
+            "and noise; set generator.discriminator_norm = 'group'": self.discriminator_norm == "spectral",
+            "condition: each class's networks see a part of a batch, and clipping and noise are for whole ones; set "
+            "generator.condition = 'projection'": self.condition == "apart",
+            "penalty: the gradient penalty is a second derivative, which gradients per image cannot follow; set "
+            "generator.penalty = 0 and generator.loss = 'hinge'": bool(self.penalty),
+            "spread: how much a batch differs mixes its images, so that one changes the gradients of all; set "
+            "generator.spread = false": self.spread,
+            "balance: batches balanced by class are drawn by the labels, which no account knows of; set "
+            "generator.balance = false": self.balance,
+            "labels: labels of real images enter the generator without noise; set generator.labels = 'even'": (
+                self.labels == "real"
+            ),
+        }
+        reason = next((reason for reason, holds in found.items() if holds), None)
+        return reason and f"generator.{reason} under differential privacy"
 
     # --- what methods build from the settings -------------------------------------------------------
 

@@ -10,7 +10,6 @@ since the changes have gradients, the generator learns through them.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -24,6 +23,7 @@ from polyclinic.generators.base import Array, RandomSource, as_tensor, check_lab
 from polyclinic.generators.gan.adversarial import GANLoss, gradient_penalty
 from polyclinic.generators.gan.networks import LARGEST_GROUP, update_spectral_norms
 from polyclinic.tasks import Target
+from polyclinic.training.generator_loop import autocast
 
 if TYPE_CHECKING:
     from polyclinic.generators.gan.model import GANModel
@@ -173,7 +173,7 @@ class GANTrainer:
 
     def generate(self, noise: Tensor, labels: Tensor) -> Tensor:
         """The same from noise [..., B, latent]."""
-        with self.autocast():
+        with autocast(self.device, self.precision):
             return self.networks.generate(noise, labels)
 
     def draw_for_generator(self, random: RandomSource, count: int) -> Tensor | None:
@@ -210,7 +210,7 @@ class GANTrainer:
         return images if draws is None else augment(images, draws)
 
     def score(self, images: Tensor, labels: Tensor) -> Tensor:
-        with self.autocast():
+        with autocast(self.device, self.precision):
             return self.networks.score(images, labels)
 
     def scores(self, parts: list[Tensor], labels: list[Tensor]) -> list[Tensor]:
@@ -222,11 +222,6 @@ class GANTrainer:
             return [self.score(part, known) for part, known in zip(parts, labels, strict=True)]
         together = self.score(torch.cat(parts, -4), torch.cat(labels, -1))
         return list(together.split([part.shape[-4] for part in parts], -1))
-
-    def autocast(self) -> contextlib.AbstractContextManager:
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 # --- batches --------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ compiled ones. On a GPU each kind of step is a CUDA graph, so nothing here asks 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from torch.optim import Adam
 from polyclinic.generators.base import RandomSource
 from polyclinic.generators.stylegan2.ada import augmented
 from polyclinic.generators.stylegan2.networks import GROUP, StyleGenerator
+from polyclinic.training.generator_loop import autocast
 from polyclinic.training.gpu.graphs import GraphedFunction
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Steps:
     def _flatten(self, real: Tensor, labels: Tensor) -> None:
         """R1: the discriminator's gradient at real images, as it sees them, should vanish."""
         seen = self._augment(real).detach().requires_grad_()
-        with self._autocast():
+        with autocast(self.device, self.precision):
             scores = self.discriminator(seen, labels)
         (gradient,) = torch.autograd.grad(scores.float().sum(), seen, create_graph=True)
         penalty = gradient.square().sum((1, 2, 3)).mean()
@@ -173,7 +173,7 @@ class Steps:
         """Path length: a step in the styles should change any image by as much, whatever the style and direction."""
         some = labels[: max(1, len(labels) // 2)]
         styles = self.styles(some)
-        with self._autocast():
+        with autocast(self.device, self.precision):
             images = self.generator.synthesis(styles, self.noises(len(some)))
         direction = self.random.normal(*images.shape) / math.sqrt(images.shape[2] * images.shape[3])
         (gradient,) = torch.autograd.grad((images.float() * direction).sum(), styles, create_graph=True)
@@ -209,7 +209,7 @@ class Steps:
     def make(self, labels: Tensor, noise: RandomSource | None = None) -> Tensor:
         """New images for labels [B]; `noise` is where their noise z comes from, if not from the steps' own source."""
         styles = self.styles(labels, self.settings.style_mixing, noise)
-        with self._autocast():
+        with autocast(self.device, self.precision):
             return self.synthesise(styles, self.noises(len(labels))).float()
 
     def styles(self, labels: Tensor, mixed: float = 0.0, noise: RandomSource | None = None) -> Tensor:
@@ -230,18 +230,13 @@ class Steps:
         return [self.random.normal(count, 1, side, side) for side in self.generator.synthesis.noise_sides]
 
     def _scores(self, images: Tensor, labels: Tensor) -> Tensor:
-        with self._autocast():
+        with autocast(self.device, self.precision):
             return self.discriminate(self._augment(images), labels).float()
 
     def _augment(self, images: Tensor) -> Tensor:
         with torch.autocast(self.device.type, enabled=False):
             seen = augmented(images.float(), self.p, self.random)
         return seen.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else seen
-
-    def _autocast(self) -> contextlib.AbstractContextManager:
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:

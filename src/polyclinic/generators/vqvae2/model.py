@@ -33,7 +33,15 @@ from polyclinic.generators.vqvae2.autoencoder import Autoencoder, Learning, Move
 from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
 from polyclinic.metrics.images import pooled_psnr
 from polyclinic.randomness import device_rng, seed_of, torch_rng
-from polyclinic.training.generator_loop import Objective, Rows, Schedule, descend, own_dropout, steps_are_recorded
+from polyclinic.training.generator_loop import (
+    Objective,
+    Rows,
+    Schedule,
+    autocast,
+    descend,
+    own_dropout,
+    steps_are_recorded,
+)
 
 LEVELS = ("top", "bottom")
 NO_PRIOR = "generator.prior_epochs: without a prior nothing can be sampled; set it above 0"
@@ -153,7 +161,7 @@ class VQVAE2Model(CodedModel):
             return (batch,)
 
         def passed(batch: Tensor) -> tuple[Tensor, list[Moved]]:
-            with self.autocast():
+            with autocast(self.device, self.precision):
                 made = net(batch)
             return losses(batch, made, settings.commitment), net.move_codebooks(made)
 
@@ -211,7 +219,7 @@ class VQVAE2Model(CodedModel):
             return (*batch, wanted)
 
         def losses_of(top: Tensor, bottom: Tensor, wanted: Tensor) -> Tensor:
-            with self.autocast():
+            with autocast(self.device, self.precision):
                 logits = net(top, bottom, wanted)
             return negative_log_likelihoods(top, bottom, logits)
 

@@ -167,11 +167,10 @@ def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
     tuning = tuning_settings(site)
     told = generator_progress(site)
     if tuning is None:
-        return {
-            f"loss_{name}": value for name, value in model.fit(images, labels, rng, FitOptions(progress=told)).items()
-        }
+        losses = model.fit(images, labels, rng, FitOptions(progress=told))
+        return {f"loss_{name}": value for name, value in losses.items()}
     steps = generator_settings(site).steps_on(len(images))
-    return private_tuning.fit(model, images, labels, rng, tuning, steps=steps, progress=told)
+    return private_tuning.fit(model, images, labels, rng, tuning.for_steps(steps), told)
 
 
 def figures_parcel(figures: Mapping[str, float]) -> Parcel:
