@@ -60,24 +60,14 @@ class Measured:
         return f"polyclinic bench --only {self.name.split(',')[0]}"
 
 
-class RoundTimes(Display):
-    """The seconds of each round."""
+class RoundEnds(Display):
+    """The times at which rounds end."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def started(self, *_: Any) -> None:
-        self._begun = time.perf_counter()
+        self.times: list[float] = []
 
     def round_done(self, *_: Any) -> None:
-        now = time.perf_counter()
-        self.seconds.append(now - self._begun)
-        self._begun = now
-
-    @property
-    def median(self) -> float:
-        """Without the first round, which warms up."""
-        return statistics.median(self.seconds[1:])
+        self.times.append(time.perf_counter())
 
 
 def round_seconds(folder: Path, device: str, workers: int = 1) -> float:
@@ -96,10 +86,10 @@ def round_seconds(folder: Path, device: str, workers: int = 1) -> float:
         "evaluation": {"every": 0, "select": "last", "final": "none"},
         "engine": {"checkpoint_every": 0, "workers": workers, "device": device},
     }
-    times = RoundTimes()
+    ends = RoundEnds()
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        run(parse_study(tables), out, display=times, cache=folder / "cache")
-    return times.median
+        run(parse_study(tables), out, display=ends, cache=folder / "cache")
+    return float(np.median(np.diff(ends.times)))  # without the first round, which warms up
 
 
 def bare_seconds(device: str) -> float:
@@ -146,8 +136,8 @@ def generators(folder: Path, device: str) -> list[Measured]:
         model = generator.build(channels=1, size=SIDE, target=TWO, seed=0, device=device)
         fit = partial(model.fit, noise(count, 1), torch.arange(count) % 2)
         seconds = timed(partial(_with_new_draws, fit), repeats=1, device=device)
-        speed = round(count / seconds)
-        rows.append(Measured(f"generators, {name}", f"{name}, {SIDE} px, training", speed, "images/s"))
+        what = f"{name}, {SIDE} px, training"
+        rows.append(Measured(f"generators, {name}", what, round(count / seconds), "images/s"))
     return rows
 
 
@@ -155,19 +145,16 @@ def attacks(folder: Path, device: str) -> list[Measured]:
     targets, steps = 16, 5 * more(device)
     model = with_random_weights(LeNet(channels=1, classes=5, size=16), torch_rng("bench", "weights"))
     truth = torch.rand(targets, 1, 1, 16, 16, generator=torch_rng("bench", "images"))
-    sent = [gradients(model, images, torch.eye(5)[[row % 5]]) for row, images in enumerate(truth)]
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    losses = [cross_entropy(model(images), torch.eye(5)[[row % 5]]) for row, images in enumerate(truth)]
+    sent = zip(*(torch.autograd.grad(loss, parameters) for loss in losses), strict=True)
     simulation = Simulation(prepare_for_attack(model, device=device))
-    observed = {name: torch.stack([one[name] for one in sent]).to(device) for name in simulation.names}
+    observed = {name: torch.stack(own).to(device) for name, own in zip(names, sent, strict=True)}
     objective = Objective(simulation, observed, FreeLabels((5,)), image_shape=(1, 1, 16, 16))
     start = torch.rand(targets, 256 + 5, generator=torch_rng("bench", "start")).to(device)
     seconds = timed(lambda: search(objective, LBFGS(start.clone(), lr=1.0, steps=steps)), repeats=1, device=device)
     what = f"gradient inversion, LeNet, {targets} images at once, L-BFGS steps of an image"
     return [Measured("attacks", what, round(targets * steps / seconds), "steps/s")]
-
-
-def gradients(model: torch.nn.Module, images: Tensor, label: Tensor) -> dict[str, Tensor]:
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    return dict(zip(names, torch.autograd.grad(cross_entropy(model(images), label), parameters), strict=True))
 
 
 def encoders(folder: Path, device: str) -> list[Measured]:
@@ -182,20 +169,26 @@ def _with_new_draws(fit: Callable[[torch.Generator], object]) -> None:
 
 
 PARTS: dict[str, Callable[[Path, str], list[Measured]]] = {
-    "overhead": overhead,
-    "engines": engines,
-    "generators": generators,
-    "attacks": attacks,
-    "encoders": encoders,
+    part.__name__: part for part in (overhead, engines, generators, attacks, encoders)
 }
 
 
 def measure(only: tuple[str, ...] = (), tell: Callable[[Measured], None] = lambda row: None) -> JsonObject:
-    """Measure all parts, or those named; `tell` is called with every row. The figures as JSON."""
+    """Measure all parts, or those named; `tell` is called with every row. The figures as JSON.
+
+    A part whose package is missing is left out with a notice, unless it was asked for.
+    """
     device, rows = device_of("auto"), []
     with tempfile.TemporaryDirectory() as folder, threads(1):  # as a site computes
         for name in only or PARTS:
-            for row in _part(name, Path(folder), device, asked_for=bool(only)):
+            try:
+                found = PARTS[name](Path(folder), device)
+            except BadInput as error:
+                if only:
+                    raise
+                warnings.warn(f"{name} are left out: {error}", Notice, stacklevel=2)
+                continue
+            for row in found:
                 tell(row)
                 rows.append(vars(row) | {"command": row.command})
     return {
@@ -204,17 +197,6 @@ def measure(only: tuple[str, ...] = (), tell: Callable[[Measured], None] = lambd
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine(),
         "rows": rows,
     }
-
-
-def _part(name: str, folder: Path, device: str, *, asked_for: bool) -> list[Measured]:
-    """The rows of a part; none where a package is missing, unless the part was asked for."""
-    try:
-        return PARTS[name](folder, device)
-    except BadInput as error:
-        if asked_for:
-            raise
-        warnings.warn(f"{name} are left out: {error}", Notice, stacklevel=2)
-        return []
 
 
 def more(device: str) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from polyclinic.errors import BadInput
@@ -17,7 +17,7 @@ PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 SECONDS = 30  # that the service gets to begin or to end
 
 
-@contextmanager
+@contextlib.contextmanager
 def mps(folder: Path) -> Iterator[None]:
     """MPS for all processes that are started within, with its files in `folder`; one that runs already is used.
 
@@ -30,31 +30,20 @@ def mps(folder: Path) -> Iterator[None]:
     if control is None:
         raise BadInput(f"--mps: there is no {CONTROL} on this machine; leave --mps out, or install NVIDIA's driver")
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ |= {PIPES: str(folder), LOGS: str(folder)}
-    try:
-        _tell(control, "-d")
-        try:
-            yield
-        finally:
-            _tell(control, text="quit\n")
-    finally:
+    with contextlib.ExitStack() as undone:
         for name in (PIPES, LOGS):
-            del os.environ[name]
+            os.environ[name] = str(folder)
+            undone.callback(os.environ.pop, name)
+        _tell(control, "-d")
+        undone.callback(_tell, control, text="quit\n")
+        yield
 
 
-def _tell(control: str, *flags: str, text: str | None = None) -> None:
+def _tell(control: str, *flags: str, text: str = "") -> None:
     """BadInput where the service answers with an error, or not at all."""
+    # a service keeps its output open, so that only its end could be waited for: it gets none
+    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     try:
-        # a service keeps its output open, so that only its end could be waited for: it gets none
-        subprocess.run(
-            [control, *flags],
-            input=text,
-            stdin=subprocess.DEVNULL if text is None else None,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            timeout=SECONDS,
-            check=True,
-        )
+        subprocess.run([control, *flags], input=text, **nowhere, text=True, timeout=SECONDS, check=True)  # type: ignore[call-overload]
     except (OSError, subprocess.SubprocessError) as error:
         raise BadInput(f"--mps: {CONTROL} did not answer ({error}); leave --mps out") from None

@@ -8,18 +8,16 @@ them anew.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import shutil
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 from polyclinic.errors import Notice
 from polyclinic.json_types import JsonMapping, parse_json
@@ -29,118 +27,76 @@ from polyclinic.study import Study
 FOLDER = "logs"
 #: tables of a study that are logged as settings: they hold no paths and no names of files
 LOGGED_TABLES = ("method", "task", "optimizer", "evaluation")
-
-
 #: what MLflow takes at once
 MOST_METRICS, MOST_PARAMS = 1000, 100
 
 
-class Logger(ABC):
-    """Where curves go. One subclass per package."""
+class Logger(NamedTuple):
+    """An open log: takes the figures of a round, and is closed."""
 
-    package: ClassVar[str]
-    extra: ClassVar[str]
-
-    @abstractmethod
-    def __init__(self, folder: Path, run: str, settings: Mapping[str, str]) -> None:
-        """Begin a log in a folder of its own, which is new."""
-
-    @abstractmethod
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Figures of a round."""
-
-    @abstractmethod
-    def close(self) -> None: ...
+    log: Callable[[Mapping[str, float], int], None]
+    close: Callable[[], None]
 
 
-class TensorBoard(Logger):
-    package, extra = "tensorboard", "logging"
+def tensorboard(folder: Path, run: str, settings: Mapping[str, str]) -> Logger:
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, run: str, settings: Mapping[str, str]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(str(folder))
+    writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in settings.items()))
 
-        self.writer = SummaryWriter(str(folder))
-        self.writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in settings.items()))
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
+    def log(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
-        self.writer.flush()
+            writer.add_scalar(name, value, step)
+        writer.flush()
 
-    def close(self) -> None:
-        self.writer.close()
+    return Logger(log, writer.close)
 
 
-class MLflow(Logger):
-    package, extra = "mlflow", "logging"
+def mlflow(folder: Path, run: str, settings: Mapping[str, str]) -> Logger:
+    # before the import: it would report that it is used
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = os.environ["DO_NOT_TRACK"] = "true"
+    from mlflow.entities import Metric, Param
+    from mlflow.tracking import MlflowClient
 
-    def __init__(self, folder: Path, run: str, settings: Mapping[str, str]) -> None:
-        # before the import: it would report that it is used
-        os.environ["MLFLOW_DISABLE_TELEMETRY"] = os.environ["DO_NOT_TRACK"] = "true"
-        from mlflow.entities import Metric, Param
-        from mlflow.tracking import MlflowClient
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # how it makes its tables
+    home = folder.resolve()
+    client = MlflowClient(tracking_uri=f"sqlite:///{home / 'mlflow.db'}")  # whatever MLFLOW_TRACKING_URI says
+    experiment = client.create_experiment("polyclinic", (home / "artifacts").as_uri())
+    begun = client.create_run(experiment, run_name=run).info.run_id
+    for some in pieces([Param(name, value[:500]) for name, value in settings.items()], MOST_PARAMS):
+        client.log_batch(begun, params=some)
 
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # how it makes its tables
-        # a store of this folder, whatever MLFLOW_TRACKING_URI says
-        home = folder.resolve()
-        self.client = MlflowClient(tracking_uri=f"sqlite:///{home / 'mlflow.db'}")
-        experiment = self.client.create_experiment("polyclinic", (home / "artifacts").as_uri())
-        self.run = self.client.create_run(experiment, run_name=run).info.run_id
-        self.metric = Metric
-        for some in _pieces([Param(name, value[:500]) for name, value in settings.items()], MOST_PARAMS):
-            self.client.log_batch(self.run, params=some)
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
+    def log(values: Mapping[str, float], step: int) -> None:
         now = int(1000 * time.time())
-        metrics = [self.metric(_mlflow_name(name), value, now, step) for name, value in values.items()]
-        for some in _pieces(metrics, MOST_METRICS):
-            self.client.log_batch(self.run, metrics=some)
+        names = ["".join(c if c.isalnum() or c in "_-. /" else "_" for c in name) for name in values]  # all it takes
+        metrics = [Metric(name, value, now, step) for name, value in zip(names, values.values(), strict=True)]
+        for some in pieces(metrics, MOST_METRICS):
+            client.log_batch(begun, metrics=some)
 
-    def close(self) -> None:
-        self.client.set_terminated(self.run)
+    return Logger(log, lambda: client.set_terminated(begun))
 
 
-def _pieces(items: list[Any], size: int) -> Iterator[list[Any]]:
+def pieces(items: list[Any], size: int) -> Iterator[list[Any]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _mlflow_name(name: str) -> str:
-    """MLflow takes letters, digits and a few signs only."""
-    return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
+def wandb(folder: Path, run: str, settings: Mapping[str, str]) -> Logger:
+    import wandb
+
+    off = ("x_disable_stats", "x_disable_meta", "x_disable_machine_info", "disable_git", "silent")
+    nothing = {"host": "not kept", "program": "polyclinic", "username": "", "email": "", "console": "off"}
+    quiet = wandb.Settings(**nothing, save_code=False, x_save_requirements=False, **dict.fromkeys(off, True))
+    place = {"project": "polyclinic", "name": run, "dir": folder}
+    begun = wandb.init(**place, config=dict(settings), mode="offline", settings=quiet)
+    return Logger(lambda values, step: begun.log(dict(values), step=step), begun.finish)
 
 
-class WandB(Logger):
-    package, extra = "wandb", "wandb"
-
-    def __init__(self, folder: Path, run: str, settings: Mapping[str, str]) -> None:
-        import wandb
-
-        nothing_more = wandb.Settings(
-            console="off",
-            disable_git=True,
-            save_code=False,
-            silent=True,
-            host="not kept",
-            program="polyclinic",
-            username="",
-            email="",
-            x_disable_stats=True,
-            x_disable_meta=True,
-            x_disable_machine_info=True,
-            x_save_requirements=False,
-        )
-        self.run = wandb.init(
-            project="polyclinic", name=run, dir=folder, config=dict(settings), mode="offline", settings=nothing_more
-        )
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self.run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self.run.finish()
-
-
-LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+#: by the name of the package: what begins a log in a new folder of its own, and the extra that brings it
+LOGGERS: dict[str, tuple[Callable[[Path, str, Mapping[str, str]], Logger], str]] = {
+    "tensorboard": (tensorboard, "logging"),
+    "mlflow": (mlflow, "logging"),
+    "wandb": (wandb, "wandb"),
+}
 
 
 class Loggers(RoundLog):
@@ -148,22 +104,19 @@ class Loggers(RoundLog):
 
     def __init__(self, study: Study, folder: Path) -> None:
         self.open: dict[str, Logger] = {}
-        settings = _settings(study)
         for name in study.logging.to if study.logging else ():
-            kind = LOGGERS[name]
-            if find_spec(kind.package) is None:
-                _say(
-                    f"logging.to: {name} is not installed, and the run goes on without it; "
-                    f"pip install 'polyclinic[{kind.extra}]'"
-                )
+            begin, extra = LOGGERS[name]
+            if find_spec(name) is None:
+                cure = f"pip install 'polyclinic[{extra}]'"
+                _say(f"logging.to: {name} is not installed, and the run goes on without it; {cure}")
                 continue
-            with self._saying(name):
-                self.open[name] = kind(_new_folder(folder / FOLDER / name), folder.name, settings)
-        self._replay(folder / "history.jsonl")
-
-    def _replay(self, history: Path) -> None:
-        """The rounds before an interruption."""
-        if self.open and history.exists():
+            try:
+                shutil.rmtree(folder / FOLDER / name, ignore_errors=True)
+                (folder / FOLDER / name).mkdir(parents=True)
+                self.open[name] = begin(folder / FOLDER / name, folder.name, _settings(study))
+            except Exception as error:  # a log is not worth a run
+                _say_failed(name, error)
+        if self.open and (history := folder / "history.jsonl").exists():  # the rounds before an interruption
             for text in history.read_text(encoding="utf-8").splitlines():
                 self.round_done(parse_json(text))
 
@@ -183,27 +136,23 @@ class Loggers(RoundLog):
 
     def _each(self, work: Callable[[Logger], None]) -> None:
         for name, logger in list(self.open.items()):
-            with self._saying(name):
+            try:
                 work(logger)
-
-    @contextlib.contextmanager
-    def _saying(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # a log is not worth a run
-            self.open.pop(name, None)
-            _say(f"logging.to: {name} failed and is left out ({' '.join(str(error).split())[:200]}); the run goes on")
+            except Exception as error:
+                del self.open[name]
+                _say_failed(name, error)
 
 
 def figures(line: JsonMapping) -> dict[str, float]:
     """The numbers of a line of the history, by names with slashes."""
-    found = {"communication/total_bytes": float(line["total_bytes"]), "time/seconds": float(line["seconds"])}
     scored: Mapping[str, Any] = line.get("validation") or {}
-    for group in ("pooled", "mean"):
-        found |= {f"validation/{group}/{name}": value for name, value in _numbers(scored.get(group, {}))}
-    for site, metrics in scored.get("per_site", {}).items():
-        found |= {f"validation/site {site}/{name}": value for name, value in _numbers(metrics)}
-    return found
+    groups = {group: scored.get(group, {}) for group in ("pooled", "mean")}
+    groups |= {f"site {site}": metrics for site, metrics in scored.get("per_site", {}).items()}
+    return {
+        "communication/total_bytes": float(line["total_bytes"]),
+        "time/seconds": float(line["seconds"]),
+        **{f"validation/{group}/{name}": value for group, own in groups.items() for name, value in _numbers(own)},
+    }
 
 
 def _numbers(values: Mapping[str, Any]) -> list[tuple[str, float]]:
@@ -216,11 +165,9 @@ def _settings(study: Study) -> dict[str, str]:
     return {"seed": str(study.seed), "model.backbone": study.model.backbone, **known}
 
 
-def _new_folder(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
-
-
 def _say(sentence: str) -> None:
     warnings.warn(sentence, Notice, stacklevel=2)
+
+
+def _say_failed(name: str, error: Exception) -> None:
+    _say(f"logging.to: {name} failed and is left out ({' '.join(str(error).split())[:200]}); the run goes on")
