@@ -16,7 +16,7 @@ from polyclinic.data.plots import _font, coloured, contact_sheet
 from polyclinic.errors import BadInput, Notice
 from polyclinic.extras import EXTRAS, missing_sentence, need, picture_if_possible
 from polyclinic.registry import forget_notices
-from polyclinic.runner.compare import figure as comparison_figure
+from polyclinic.runner.compare import outcome as comparison_figure
 from polyclinic.runner.run.run import assemble
 from polyclinic.tasks import TASKS
 

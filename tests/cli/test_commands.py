@@ -16,7 +16,7 @@ from processes import ForkedProgram
 
 from polyclinic.cli import run_app
 from polyclinic.runner.compare import compare
-from polyclinic.runner.compare import figure as comparison_figure
+from polyclinic.runner.compare import outcome as comparison_figure
 from polyclinic.study import parse_study
 from polyclinic.study.study import VARIANTS
 

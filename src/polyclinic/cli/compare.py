@@ -58,9 +58,8 @@ def compare(
     import json
 
     from polyclinic.runner.compare import compare as comparison
-    from polyclinic.runner.compare import figure as comparison_figure
-    from polyclinic.runner.compare import gpu_sharing
-    from polyclinic.runner.compare.statistics import choose_baseline
+    from polyclinic.runner.compare import outcome
+    from polyclinic.runner.compare.outcome import choose_baseline
     from polyclinic.runner.compare.tune import chosen_settings
 
     check_place(out / "comparison.json")
@@ -75,13 +74,13 @@ def compare(
     every = [entry for planned in groups.values() for entry in planned]
     check_before_any_starts(every, quiet=quiet or as_json)
     failed: dict[Path, str] = {}
-    at_once, sharing = jobs_of(jobs, chosen), gpu_sharing.mps(out / "mps") if mps else contextlib.nullcontext()
+    at_once, sharing = jobs_of(jobs, chosen), comparison.mps(out / "mps") if mps else contextlib.nullcontext()
     with sharing, Bars(every, quiet=quiet or as_json) as bars:
         for group, planned in groups.items():
             failed |= comparison.run_all(planned, out / group, at_once, lambda _: bars.update(every))
-    found = {group: comparison.summarise(planned, against) for group, planned in groups.items()}
+    found = {group: outcome.summarise(planned, against) for group, planned in groups.items()}
     for group, summary in found.items():
-        comparison.write(summary, chosen, out / group)
+        outcome.write(summary, chosen, out / group)
     if as_json:
         typer.echo(json.dumps(found if over else found[""]))
     for group, summary in found.items():
@@ -91,7 +90,7 @@ def compare(
     if any(summary["rows"] for summary in found.values()):
         units = (entry.result["data"].get("unit", "") for entry in every if entry.result)
         with picture_if_possible():
-            comparison_figure.draw(found, chosen.task, out / "comparison.png", next(units, ""))
+            outcome.draw(found, chosen.task, out / "comparison.png", next(units, ""))
         if not as_json:
             runs = "each value's folder has its runs" if over else "the runs"
             picture = " and comparison.png" if (out / "comparison.png").is_file() else ""

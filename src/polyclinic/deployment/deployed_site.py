@@ -38,8 +38,7 @@ from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import Kit
 from polyclinic.files import atomic_write, lock
 from polyclinic.run_folder import ENDS_WITHIN, write_run_format
-from polyclinic.runner.evaluate.calibration import Calibration, calibrate_on
-from polyclinic.runner.evaluate.image_style import looks_of
+from polyclinic.runner.evaluate.calibration import Calibration, calibrate_on, looks_of
 from polyclinic.runner.predict.model_file import card_of, model_file, preparation_of
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.release import digest_of_weights

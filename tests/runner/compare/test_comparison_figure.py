@@ -3,7 +3,7 @@
 import matplotlib.figure
 import pytest
 
-from polyclinic.runner.compare.figure import draw
+from polyclinic.runner.compare.outcome import draw
 from polyclinic.tasks import TASKS
 
 

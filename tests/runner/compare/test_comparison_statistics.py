@@ -10,7 +10,7 @@ from scipy import stats
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.statistics import holm, mean_interval, paired_test
-from polyclinic.runner.compare.statistics import as_csv, choose_baseline, metrics_in, statistics_of
+from polyclinic.runner.compare.outcome import as_csv, choose_baseline, metrics_in, statistics_of
 
 ACCURACY = {"fedavg": [0.80, 0.82, 0.79], "cwt": [0.85, 0.84, 0.86], "moon": [0.81, 0.80, 0.82]}
 

@@ -9,8 +9,7 @@ import pytest
 
 from polyclinic.cli.compare import jobs_of
 from polyclinic.errors import BadInput
-from polyclinic.runner.compare.compare import default_jobs
-from polyclinic.runner.compare.gpu_sharing import CONTROL, LOGS, PIPES, mps
+from polyclinic.runner.compare.compare import CONTROL, LOGS, PIPES, default_jobs, mps
 
 SCRIPT = """#!/bin/sh
 if [ "$1" = "-d" ]; then echo "began in $CUDA_MPS_PIPE_DIRECTORY" >> NOTES; else read word; echo "$word" >> NOTES; fi

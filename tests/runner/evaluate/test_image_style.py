@@ -8,7 +8,7 @@ from polyclinic import predict
 from polyclinic.cli import run_app
 from polyclinic.errors import Notice
 from polyclinic.randomness import numpy_rng
-from polyclinic.runner.evaluate.image_style import Looks, figures, looks_of
+from polyclinic.runner.evaluate.calibration import Looks, figures, looks_of
 from polyclinic.runner.predict.model_file import read_model_file
 
 GREY = Looks(images=10, brightness=(90, 110), contrast=(40, 60), colour=(0, 0))

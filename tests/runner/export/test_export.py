@@ -20,9 +20,8 @@ from PIL import Image
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.runner.export import formats
-from polyclinic.runner.export.bundle import INFERENCE, metadata, write_bundle
 from polyclinic.runner.export.export import check_agreement, drawn_images, export
-from polyclinic.runner.export.preparation import write_preparation
+from polyclinic.runner.export.preparation import INFERENCE, metadata, write_bundle, write_preparation
 from polyclinic.runner.predict.model_file import read_model_file
 from polyclinic.runner.predict.predict import load_predictor
 

@@ -5,11 +5,10 @@ A comparison that was interrupted goes on where it stopped; runs that are finish
 
 from __future__ import annotations
 
-import csv
-import io
+import contextlib
 import json
 import os
-import statistics
+import shutil
 import subprocess
 import sys
 import time
@@ -18,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.one_round import OneRound
 from polyclinic.registry import notice_once
 from polyclinic.run_folder import is_held, read_result
-from polyclinic.runner.compare.statistics import as_csv, choose_baseline, statistics_of
+from polyclinic.runner.compare.outcome import choose_baseline, summarise, write
 from polyclinic.runner.run.recorder import Display
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
@@ -343,51 +341,39 @@ def default_jobs(study: Study) -> int:
     return max(1, (os.cpu_count() or 1) // study.engine.threads)
 
 
-# --- summing up ---------------------------------------------------------------------------------------
+CONTROL = "nvidia-cuda-mps-control"
+#: MPS keeps sockets in its folder, whose paths must be short
+PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+SECONDS = 30  # that the service gets to begin or to end
 
 
-def summarise(planned: list[Entry], baseline: str) -> JsonObject:
-    """`rows`, one for each finished run, `methods`, with mean and standard deviation over seeds and folds, and
-    `statistics`, with intervals and tests against the baseline."""
-    rows = [row_of(entry) for entry in planned if entry.result is not None]
-    methods = {}
-    for method in dict.fromkeys(row["method"] for row in rows):
-        mine = [row for row in rows if row["method"] == method]
-        methods[method] = dict(_spreads(mine))
-    folds = max(entry.fold or 0 for entry in planned) or None
-    tests = statistics_of(rows, baseline, folds)
-    guessed = next((e.result["without_images"] for e in planned if e.result and "without_images" in e.result), None)
-    about = {"without_images": guessed} if guessed else {}
-    return {"methods": methods, "baseline": baseline, "statistics": tests, "rows": rows, **about}
+@contextlib.contextmanager
+def mps(folder: Path) -> Iterator[None]:
+    """MPS for all processes that are started within, with its files in `folder`; one that runs already is used.
+
+    BadInput where this machine has no such service, or it does not begin.
+    """
+    if PIPES in os.environ:
+        yield
+        return
+    control = shutil.which(CONTROL)
+    if control is None:
+        raise BadInput(f"--mps: there is no {CONTROL} on this machine; leave --mps out, or install NVIDIA's driver")
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as undone:
+        for name in (PIPES, LOGS):
+            os.environ[name] = str(folder)
+            undone.callback(os.environ.pop, name)
+        _tell(control, "-d")
+        undone.callback(_tell, control, text="quit\n")
+        yield
 
 
-def row_of(entry: Entry) -> JsonObject:
-    result = entry.result
-    assert result is not None, "summarise only what is finished"
-    row: JsonObject = {"method": entry.method, "seed": entry.seed, **({"fold": entry.fold} if entry.fold else {})}
-    row |= {f"test_{name}": value for name, value in result["metrics"]["test"].items()}
-    row |= {f"mean_{name}": value for name, value in result["metrics"]["mean"].items()}
-    row |= {"total_bytes": result["communication"]["total_bytes"], "seconds": result["timing"]["seconds"]}
-    return row | {"mean_ks": result["heterogeneity"]["mean_ks"], "weights_sha256": result["weights_sha256"]}
-
-
-def _spreads(rows: list[JsonObject]) -> Iterator[tuple[str, dict[str, float]]]:
-    for name, value in rows[0].items():
-        if isinstance(value, str) or name in ("method", "seed", "fold"):
-            continue
-        values = [row[name] for row in rows if name in row]
-        std = statistics.stdev(values) if len(values) > 1 else 0.0
-        yield name, {"mean": statistics.fmean(values), "std": std, "n": len(values)}
-
-
-def write(summary: JsonObject, study: Study, out: Path) -> None:
-    """`comparison.json`, `comparison.csv` with a line for each run, and `comparison_statistics.csv`."""
-    content = {"study": study.as_tables(), "task": study.task.name, "metric": study.task.metric, **summary}
-    atomic_write(out / "comparison.json", json.dumps(content, indent=2) + "\n")
-    columns = list(dict.fromkeys(name for row in summary["rows"] for name in row))
-    text = io.StringIO(newline="")
-    table = csv.DictWriter(text, columns)
-    table.writeheader()
-    table.writerows(summary["rows"])
-    atomic_write(out / "comparison.csv", text.getvalue())
-    atomic_write(out / "comparison_statistics.csv", as_csv(summary))
+def _tell(control: str, *flags: str, text: str = "") -> None:
+    """BadInput where the service answers with an error, or not at all."""
+    # a service keeps its output open, so that only its end could be waited for: it gets none
+    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    try:
+        subprocess.run([control, *flags], input=text, **nowhere, text=True, timeout=SECONDS, check=True)  # type: ignore[call-overload]
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BadInput(f"--mps: {CONTROL} did not answer ({error}); leave --mps out") from None

@@ -15,10 +15,9 @@ from polyclinic import __version__
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_folder
 from polyclinic.randomness import numpy_rng
-from polyclinic.runner.export.bundle import write_bundle
 from polyclinic.runner.export.formats import FORMATS, Format, Predict, refuse_missing
 from polyclinic.runner.export.model_card import model_card
-from polyclinic.runner.export.preparation import write_preparation
+from polyclinic.runner.export.preparation import write_bundle, write_preparation
 from polyclinic.runner.predict.model_file import MODEL, Card
 from polyclinic.runner.predict.predict import Predictor, load_predictor
 from polyclinic.settings import no_such_choice

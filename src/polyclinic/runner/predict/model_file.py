@@ -28,8 +28,7 @@ from polyclinic.json_types import parse_json
 from polyclinic.models import Backbone, build, is_importable, registry_of
 from polyclinic.registry import Registry
 from polyclinic.run_folder import RUN_FORMAT, check_format
-from polyclinic.runner.evaluate.calibration import Calibration
-from polyclinic.runner.evaluate.image_style import Looks
+from polyclinic.runner.evaluate.calibration import Calibration, Looks
 from polyclinic.runner.run.release import digest_of_weights
 from polyclinic.settings import Settings, no_such_choice
 from polyclinic.study import Study

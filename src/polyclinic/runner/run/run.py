@@ -31,10 +31,9 @@ from polyclinic.run_folder import (
     write_result,
     write_run_format,
 )
-from polyclinic.runner.evaluate.calibration import Calibration, calibrations_of
+from polyclinic.runner.evaluate.calibration import Calibration, calibrations_of, looks_of
 from polyclinic.runner.evaluate.case_scores import keep_cases, read_cases
 from polyclinic.runner.evaluate.case_statistics import guessed_scores, statistics_of_cases
-from polyclinic.runner.evaluate.image_style import looks_of
 from polyclinic.runner.predict.model_file import MODEL, card_of, model_file
 from polyclinic.runner.run import advice
 from polyclinic.runner.run.assembly import WEIGHTS, Assembly
