@@ -1,12 +1,62 @@
-"""Small rules of attacks, each by hand: mutants of them lived until these tests were written."""
+"""Rules of all attacks: what each needs and refuses without; and small ones, each by hand."""
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from polyclinic.attacks.attack import verdict_word
-from polyclinic.attacks.coordinator.fishing import Fishing
+from polyclinic import attacks
+from polyclinic.attacks.attack import RECEIVER, Capability, ThreatModel, verdict_word
+from polyclinic.attacks.decoders import LearnedDecoder
 from polyclinic.attacks.gradient_inversion.analytic import _sparse_columns
-from polyclinic.attacks.near_copies import WEAKEST, WEAKEST_WORDS, View, _shifts, _shrink, _window, weakest_copies
+from polyclinic.attacks.membership import DiscriminatorScore
+from polyclinic.attacks.near_copies import _shifts, _shrink, _window
+from polyclinic.errors import BadInput
+
+C = Capability
+LATENT, BASIC = {C.LATENTS, C.ARCHITECTURE}, {C.GRADIENTS, C.ARCHITECTURE, C.BATCH_SIZE}
+
+
+@pytest.mark.parametrize(
+    ("attack", "needs"),
+    [
+        (attacks.GradientInversion(), BASIC),
+        (attacks.GradientInversion(start="given"), BASIC | {C.PRIOR}),
+        (attacks.GradientInversion(label="known"), BASIC | {C.LABELS}),
+        (attacks.GradientInversion(kind="weights"), BASIC - {C.GRADIENTS} | {C.WEIGHTS, C.LOCAL_TRAINING}),
+        (attacks.LatentInversion(), LATENT | {C.BATCH_NORM_STATISTICS}),
+        (attacks.LatentInversion(batch_norm="train"), LATENT),
+        (attacks.PairedDecoder(), {C.LATENTS, C.PAIRED_LATENTS}),
+        (attacks.SurrogateDecoder(), {C.LATENTS, C.SIMILAR_IMAGES}),
+        (LearnedDecoder(), LATENT | {C.SIMILAR_IMAGES}),
+        (attacks.Projection(), {C.GENERATOR, C.CANDIDATES, C.CANDIDATE_LABELS}),
+        (attacks.Projection(guessed=True), {C.GENERATOR, C.CANDIDATES}),
+        (attacks.CopySearch(), {C.SYNTHETIC_IMAGES, C.CANDIDATES}),
+        (attacks.NearestSynthetic(), {C.SYNTHETIC_IMAGES, C.CANDIDATES}),
+        (attacks.LossThreshold(), {C.CLASSIFIER, C.CANDIDATES, C.CANDIDATE_LABELS}),
+        (attacks.ShadowModels(), {C.CLASSIFIER, C.CANDIDATES, C.CANDIDATE_LABELS, C.SIMILAR_IMAGES}),
+        (DiscriminatorScore(), {C.DISCRIMINATOR, C.CANDIDATES, C.CANDIDATE_LABELS}),
+        (attacks.Imprint(), {C.GRADIENTS, C.ARCHITECTURE, C.SIMILAR_IMAGES, C.CHOSEN_WEIGHTS}),
+        (attacks.Fishing(), {C.GRADIENTS, C.ARCHITECTURE, C.SIMILAR_IMAGES, C.CHOSEN_WEIGHTS, C.CANDIDATES}),
+    ],
+)
+def test_an_attack_needs_what_it_declares_and_nothing_else(attack, needs):
+    assert attack.needs == needs
+    attack.check(ThreatModel(granted=frozenset(needs)))
+    for one in needs:
+        with pytest.raises(BadInput, match=f"grant {one}"):
+            attack.check(ThreatModel(granted=frozenset(needs) - {one}))
+        assert one.words in str(attack)
+
+
+def test_a_curious_receiver_is_granted_what_it_has():
+    threat = ThreatModel(granted=["gradients", "labels"])
+    assert threat.granted == {C.GRADIENTS, C.LABELS}
+    with pytest.raises(ValidationError):
+        threat.granted = frozenset()
+    with pytest.raises(ValidationError):
+        ThreatModel(granted=["the truth"])
+    assert ThreatModel().granted == RECEIVER
+    assert "images to start from" in str(ThreatModel()).split("; not ")[1]
 
 
 def test_columns_with_one_more_zero_than_was_asked_for_are_found():
@@ -30,31 +80,11 @@ def test_images_are_compared_at_a_shorter_side_of_32_pixels():
     assert _shrink(torch.rand(1, 1, 16, 20)).shape[-2:] == (16, 20)
 
 
-def test_the_weakest_copy_is_the_one_that_its_words_say():
-    assert WEAKEST == {"shifted": 0.03, "brighter": 0.1, "blurred": 0.01, "noisy": 0.02}
-    for word in ("shifted by 3 %", "brighter by 0.1", "blurred over 1 %", "noise of 0.02"):
-        assert word in WEAKEST_WORDS
-
-
-def test_defaults_of_fishing():
-    assert (Fishing().strength, Fishing().target_class) == (30.0, 0)
-
-
 def test_a_window_leaves_out_what_shifts_may_reach():
     images = torch.arange(48.0).reshape(1, 1, 6, 8)
     assert torch.equal(_window(images, [1, 2], (0, 0), None), images[..., 1:5, 2:6])
     assert torch.equal(_window(images, [1, 2], (-1, 2), None), images[..., 0:4, 4:8])
     assert torch.equal(_window(images, [1, 2], (0, 0), (1, 0)), images[..., 3:5, 2:4])
-
-
-def test_a_plain_view_changes_nothing():
-    assert (View().before, View().after, View().quarter, View().blur) == (0.0, 0.0, None, 0.0)
-
-
-def test_copies_are_planted_by_seed_zero_unless_another_is_given():
-    images = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(weakest_copies(images), weakest_copies(images, 0))
-    assert not torch.equal(weakest_copies(images), weakest_copies(images, 1))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from quick_backbones import QUICK
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyclinic.attacks.attack import Capability, ThreatModel
 from polyclinic.attacks.latent_inversion import LatentInversion, read_latents
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel
@@ -163,13 +162,3 @@ def test_the_encoder_is_left_as_it_was():
     assert front.training
     assert all(parameter.requires_grad for parameter in front.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in front.state_dict().items())
-
-
-def test_what_it_needs_is_checked():
-    attack = LatentInversion()
-    assert attack.needs == {Capability.LATENTS, Capability.ARCHITECTURE, Capability.BATCH_NORM_STATISTICS}
-    attack.check(ThreatModel())
-    local = ThreatModel(granted=ThreatModel().granted - {Capability.BATCH_NORM_STATISTICS})
-    with pytest.raises(BadInput, match="batch-norm-statistics"):
-        attack.check(local)
-    LatentInversion(batch_norm="train").check(local)

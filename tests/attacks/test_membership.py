@@ -12,7 +12,6 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.attacks.attack import RECEIVER, Capability, ThreatModel
 from polyclinic.attacks.membership import (
     DiscriminatorScore,
     LossThreshold,
@@ -26,7 +25,7 @@ from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.metrics.roc import auc_interval, separation
-from polyclinic.randomness import numpy_rng, seed_of, torch_rng
+from polyclinic.randomness import numpy_rng, torch_rng
 
 
 def images(count: int, name: str, size: int = 12) -> Tensor:
@@ -292,37 +291,9 @@ def test_no_other_attack_knows_who_is_a_member_either():
         torch.testing.assert_close(first.others, swapped.members.flip(0), rtol=1e-4, atol=1e-5)
 
 
-def test_who_asks_with_labels_declares_them():
-    for attack in (DiscriminatorScore(), LossThreshold(), ShadowModels()):
-        assert Capability.CANDIDATE_LABELS in attack.needs
-    without = ThreatModel(granted=frozenset(RECEIVER - {Capability.CANDIDATE_LABELS}))
-    with pytest.raises(BadInput, match=r"needs the labels of those that it asks about, .* grant candidate-labels"):
-        LossThreshold().check(without)
-    NearestSynthetic().check(without)
-
-
-def test_attacks_are_checked_against_the_threat_model():
-    NearestSynthetic().check(ThreatModel())
-    with pytest.raises(BadInput, match=r"discriminator with its weights.*grant discriminator"):
-        DiscriminatorScore().check(ThreatModel())
-    with pytest.raises(BadInput, match="grant similar-images"):
-        ShadowModels().check(ThreatModel(granted=RECEIVER - {Capability.SIMILAR_IMAGES}))
-    generous = ThreatModel(granted=frozenset(Capability))
-    for attack in (NearestSynthetic(), DiscriminatorScore(), LossThreshold(), ShadowModels()):
-        attack.check(generous)
-        assert "the attacker has" in str(attack)
-    assert "not the discriminator" in str(ThreatModel())
-    assert Capability.DISCRIMINATOR not in RECEIVER
-
-
 def test_scorers_that_give_no_number_for_each_image_are_refused():
     x, y = images(4, "x"), torch.zeros(4)
     with pytest.raises(BadInput, match="one number for each"):
         LossThreshold().run(lambda a, _: a.mean(), x, x, member_labels=y, other_labels=y)
     with pytest.raises(BadInput, match="labels for 8 images"):
         LossThreshold().run(lambda a, _: a.mean((1, 2, 3)), x, x, member_labels=y, other_labels=y[:2])
-
-
-def test_seeds_have_addresses():
-    assert not torch.equal(shadow_memberships(4, 20, seed=1), shadow_memberships(4, 20, seed=2))
-    assert seed_of(1, "shadow model", 0) != seed_of(1, "shadow model", 1)

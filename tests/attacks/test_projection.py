@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.attack import Capability, ThreatModel
 from polyclinic.attacks.projection import Projected, Projection, Projections
 from polyclinic.errors import BadInput
 from polyclinic.generators.latent_space import CodeSpace, GaussianSpace
@@ -126,18 +125,13 @@ def test_the_label_is_asked_for():
     found = attack.run(space, bright, Pixels(), labels=torch.tensor([1, 0]))
     assert found.distances[0] < 1e-4
     assert found.distances[1] > 0.2
-    assert attack.needs == {Capability.GENERATOR, Capability.CANDIDATES, Capability.CANDIDATE_LABELS}
     with pytest.raises(BadInput, match="conditional = false"):
         attack.run(space, bright, Pixels())
     guessing = attack.model_copy(update={"guessed": True})
     guessed = guessing.run(space, torch.cat([bright, 1 - bright]), Pixels(), choices=torch.tensor([0, 1]))
     assert guessed.distances.max() < 1e-4
-    assert guessing.needs == {Capability.GENERATOR, Capability.CANDIDATES}
     with pytest.raises(BadInput, match="labels to choose from"):
         guessing.run(space, bright, Pixels())
-    stingy = ThreatModel(granted=ThreatModel().granted - {Capability.CANDIDATE_LABELS})
-    with pytest.raises(BadInput, match="grant candidate-labels"):
-        attack.check(stingy)
 
 
 def test_noise_that_is_not_frozen_is_named():

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from inverted import FAST, knowledge
@@ -87,33 +84,6 @@ def test_first_steps_are_those_of_the_papers_loop(lenet, smooth_images, sent):
         assert torch.equal(start, found.start[row])
         image, _ = papers_loop(model, parcel, start, label, 1)
         torch.testing.assert_close(found.images[row], image, rtol=0, atol=1e-8)
-
-
-@pytest.mark.slow
-def test_most_of_eight_real_images_come_back():
-    """LeNet-5 at 28 px, 100 steps of L-BFGS at lr 1, as the papers attack; where they converge, so does their loop."""
-    folder = os.environ.get("POLYCLINIC_DATA")
-    if not folder or not (Path(folder) / "mnist.npz").is_file():
-        pytest.skip("POLYCLINIC_DATA names no folder with mnist.npz")
-    with np.load(Path(folder) / "mnist.npz") as archive:
-        images = torch.from_numpy(archive["test_images"][:8]).float().div(255)[:, None, None]
-        labels = torch.from_numpy(archive["test_labels"][:8]).reshape(8, 1)
-    model = with_random_weights(LeNet(1, 10, 28), torch_rng("real"))
-    gradients = [
-        torch.autograd.grad(cross_entropy(model(i), one_hot(c, 10).float()), list(model.parameters()))
-        for i, c in zip(images, labels, strict=True)
-    ]
-    parcels = [Parcel("gradients", dict(zip(dict(model.named_parameters()), g, strict=True))) for g in gradients]
-    found = GradientInversion(lr=1.0).run(parcels, Knowledge(model, (1, 28, 28), classes=10))
-    good = errors(found, images) < 1e-4
-    assert int(good.sum()) >= 5
-    assert torch.equal(found.labels[good], labels[good])
-    row = int(good.nonzero()[0])
-    rng = torch_rng(0, "gradient inversion", parcels[row].digest, 0)
-    start, label = (draw("transformed-gaussian", 1, shape, rng) for shape in ((1, 28, 28), (10,)))
-    image, theirs = papers_loop(model, parcels[row], start, label, 100)
-    assert float((image - images[row]).square().mean()) < 1e-4
-    assert torch.equal(theirs, labels[row])
 
 
 def test_truth_does_not_change_a_bit(one_image_each):

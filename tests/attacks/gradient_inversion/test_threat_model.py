@@ -7,14 +7,13 @@ import math
 
 import pytest
 import torch
-from inverted import FAST, knowledge
+from inverted import knowledge
 from pydantic import ValidationError
 from torch import nn
 
-from polyclinic.attacks.attack import Capability, ThreatModel
 from polyclinic.attacks.gradient_inversion.initialisation import draw
 from polyclinic.attacks.gradient_inversion.networks import LeNet, with_random_weights
-from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
+from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, cross_entropy
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
@@ -29,34 +28,6 @@ def test_printing_an_attack_prints_its_threat_model():
         "included), the number of images, the batch-norm statistics that the site computed with and the labels of the "
         "images behind a parcel; labels are known, one step on one batch, batch norm (if any) in evaluation mode."
     )
-
-
-def test_needs_follow_the_settings():
-    basic = {Capability.GRADIENTS, Capability.ARCHITECTURE, Capability.BATCH_SIZE}
-    assert GradientInversion().needs == basic
-    assert GradientInversion(start="given").needs == basic | {Capability.PRIOR}
-    update = GradientInversion(kind="weights").needs
-    assert update == basic - {Capability.GRADIENTS} | {Capability.WEIGHTS, Capability.LOCAL_TRAINING}
-
-
-def test_more_than_the_threat_model_grants_is_refused():
-    attack = GradientInversion(label="known", **FAST)
-    with pytest.raises(
-        BadInput, match="needs the labels of the images behind a parcel, which is not granted; grant labels"
-    ):
-        attack.check(ThreatModel())
-    granted = ThreatModel(granted=ThreatModel().granted | {Capability.LABELS})
-    attack.check(granted)
-    assert "images to start from" in str(granted).split("; not ")[1]
-
-
-def test_a_threat_model_is_frozen_and_reads_plain_names():
-    threat = ThreatModel(granted=["gradients", "labels"])
-    assert threat.granted == {Capability.GRADIENTS, Capability.LABELS}
-    with pytest.raises(ValidationError):
-        threat.granted = frozenset()
-    with pytest.raises(ValidationError):
-        ThreatModel(granted=["the truth"])
 
 
 @pytest.mark.parametrize(
@@ -84,12 +55,6 @@ def test_bad_knowledge_is_named(one_image_each, settings, known, says):
 def test_contradictions_are_refused(settings):
     with pytest.raises(ValidationError):
         GradientInversion(**settings)
-
-
-def test_presets_are_the_papers():
-    assert PRESETS["idlg"].label == "sign"
-    assert PRESETS["geiping"].distance == "cosine"
-    assert PRESETS["dlg"].start == "normal"
 
 
 def test_a_fixed_variance_in_both_forms():

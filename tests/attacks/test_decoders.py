@@ -1,4 +1,4 @@
-"""Black-box inversion of latents: decoders without the encoder, what they need, and what they refuse."""
+"""Decoders of latents: with the encoder, with pairs, and with nothing but images."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyclinic.attacks.attack import Capability, ThreatModel
-from polyclinic.attacks.decoders import PairedDecoder, SurrogateDecoder, draw_encoder, principal_maps
+from polyclinic.attacks.decoders import (
+    LearnedDecoder,
+    PairedDecoder,
+    SurrogateDecoder,
+    as_maps,
+    draw_encoder,
+    encode_images,
+    principal_maps,
+)
+from polyclinic.audits.recovery import pick_out
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.randomness import torch_rng
@@ -21,7 +29,7 @@ def images(count: int, name: str) -> Tensor:
     return 0.6 * clouds + 0.4 * torch.linspace(0, 1, 16)
 
 
-def encoder(seed: int = 5) -> nn.Module:
+def drawn(seed: int = 5) -> nn.Module:
     return draw_encoder(1, 2, seed)
 
 
@@ -32,7 +40,7 @@ def encoded(network: nn.Module, pictures: Tensor) -> Tensor:
 
 def test_pairs_give_images_back():
     own, truth = images(128, "own"), images(32, "truth")
-    unknown = encoder()
+    unknown = drawn()
     found = PairedDecoder(**FAST).run(encoded(unknown, truth), own, encoded(unknown, own))
     error = (found.images - truth).square().mean()
     guess = (found.guess - truth).square().mean()
@@ -43,7 +51,7 @@ def test_pairs_give_images_back():
 
 def test_surrogates_give_images_back_without_structure_or_weights():
     own, truth = images(128, "own"), images(64, "truth")
-    found = SurrogateDecoder(**FAST, surrogates=6, components=3).run(encoded(encoder(7), truth), own)
+    found = SurrogateDecoder(**FAST, surrogates=6, components=3).run(encoded(drawn(7), truth), own)
     error = (found.images - truth).square().mean()
     assert float(error) < 0.5 * float((found.guess - truth).square().mean())
     assert "structure and weights of the encoder are unknown" in found.threat_model
@@ -51,7 +59,7 @@ def test_surrogates_give_images_back_without_structure_or_weights():
 
 def test_principal_maps_do_not_know_the_channels_apart():
     """Channels in another order, another sign and size, and a constant: the same maps."""
-    latents, layout = encoded(encoder(), images(16, "own")), torch.linspace(0, 1, 8).expand(8, 8)
+    latents, layout = encoded(drawn(), images(16, "own")), torch.linspace(0, 1, 8).expand(8, 8)
     order = torch.randperm(latents.shape[1], generator=torch_rng("order"))
     signs = 1 - 2 * (torch.arange(latents.shape[1]) % 2)
     sizes = (torch.linspace(0.5, 3, latents.shape[1]) * signs)[:, None, None]
@@ -70,13 +78,6 @@ def test_drawn_encoders_differ_and_have_the_size():
     assert len(kernels) > 1
 
 
-def test_needs_are_declared_and_checked():
-    assert PairedDecoder().needs == {Capability.LATENTS, Capability.PAIRED_LATENTS}
-    assert SurrogateDecoder().needs == {Capability.LATENTS, Capability.SIMILAR_IMAGES}
-    with pytest.raises(BadInput, match="grant paired-latents"):
-        PairedDecoder().check(ThreatModel())
-
-
 def test_what_does_not_fit_is_refused():
     own = images(4, "own")
     with pytest.raises(BadInput, match="are no maps"):
@@ -84,7 +85,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(BadInput, match="by the same encoder"):
         PairedDecoder().run(torch.zeros(2, 3, 4, 4), own, torch.zeros(4, 5, 4, 4))
     with pytest.raises(BadInput, match="an encoder makes maps of 8 x 8"):
-        SurrogateDecoder().run(torch.rand(8, 3, 4, 4), own, encoders=[encoder()])
+        SurrogateDecoder().run(torch.rand(8, 3, 4, 4), own, encoders=[drawn()])
 
 
 def test_a_training_that_broke_is_tried_again_more_slowly(monkeypatch):
@@ -101,3 +102,71 @@ def test_a_training_that_broke_is_tried_again_more_slowly(monkeypatch):
     maps = torch.rand(6, 1, 2, 2, generator=torch_rng("broken decoder"))
     PairedDecoder(lr=0.5)._train([maps], torch.rand(6, 1, 2, 2), 0, "cpu")
     assert rates == [0.5, 0.1, 0.02]
+
+
+LEARN = {"width": 16, "steps": 150, "batch_size": 16, "lr": 5e-3}
+
+
+def clouds(count: int, name: str) -> Tensor:
+    clouds = noise_images(count, 1, 16, torch_rng("learned decoder", name))
+    return 0.6 * clouds + 0.4 * torch.linspace(0, 1, 16)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> nn.Module:
+    """Batch norm in it has running statistics, as a trained network's has."""
+    network = nn.Sequential(draw_encoder(1, 4, 3), nn.BatchNorm2d(draw_encoder(1, 4, 3)[-3].out_channels))
+    network.train()(clouds(64, "statistics"))
+    return network.eval()
+
+
+def test_other_images_are_enough(encoder):
+    own, truth, others = clouds(128, "own"), clouds(24, "truth"), clouds(100, "others")
+    found = LearnedDecoder(**LEARN).decode(encode_images(encoder, truth), encoder, own)
+    guess = (found.guess - truth).square().mean()
+    assert float((found.images - truth).square().mean()) < 0.5 * float(guess)
+    picked = pick_out(found.images, truth, others)
+    assert picked.among == 124
+    assert picked.share > 0.8
+
+
+def test_latents_of_other_images_point_nowhere(encoder):
+    """Under the null, the right one of 124 is picked by chance."""
+    own, truth, others = clouds(64, "own"), clouds(24, "truth"), clouds(100, "others")
+    found = LearnedDecoder(**{**LEARN, "steps": 40}).decode(encode_images(encoder, clouds(24, "else")), encoder, own)
+    assert pick_out(found.images, truth, others).right <= 2
+
+
+def test_vectors_are_decoded_too():
+    """Pooled features have no places; their decoder has to make them up."""
+    torch.manual_seed(0)
+    weights = torch.randn(256, 48, generator=torch_rng("learned decoder", "vectors")) / 16
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(256, 48, bias=False))
+    encoder[1].weight.data = weights.T.contiguous()
+    own, truth = clouds(128, "own"), clouds(24, "truth")
+    vectors = encode_images(encoder, truth)
+    assert as_maps(vectors).shape == (24, 48, 1, 1)
+    found = LearnedDecoder(**{**LEARN, "width": 32}).decode(vectors, encoder, own)
+    assert found.images.shape == truth.shape
+    assert pick_out(found.images, truth, clouds(100, "others")).right >= 2  # by chance 0.2 of 24
+
+
+def test_whole_batches_share_their_statistics(encoder):
+    pictures = clouds(20, "own")
+    assert len(encode_images(encoder, pictures, together=8)) == 16
+    apart, together = encode_images(encoder, pictures[:8]), encode_images(encoder, pictures[:8], together=8)
+    assert not torch.allclose(apart, together, atol=1e-3)
+    assert not encoder.training
+
+
+def test_what_it_needs_is_checked(encoder):
+    own = clouds(8, "own")
+    with pytest.raises(BadInput, match="by the same encoder"):
+        LearnedDecoder(**LEARN).decode(torch.zeros(2, 3, 4, 4), encoder, own)
+
+
+def test_picking_out_by_hand():
+    truth = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).view(2, 1, 1, 2)
+    others = torch.tensor([[0.5, 0.6]]).view(1, 1, 1, 2)
+    assert pick_out(truth * 0.3 + 0.5, truth, others).right == 2
+    assert pick_out(truth.flip(0), truth, others).right == 0

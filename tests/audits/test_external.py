@@ -1,4 +1,4 @@
-"""Updates that others saved: nothing found says nothing where the search had not ended, or other images are named."""
+"""Updates of others: doubts, and whether the images that were named are those trained on."""
 
 from __future__ import annotations
 

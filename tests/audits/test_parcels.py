@@ -1,4 +1,4 @@
-"""Runs that were damaged, and audits that were asked for what is not there: one sentence, and nothing half written."""
+"""Parcels that an audit attacks: which are chosen, the released model, damaged runs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from json_schemas import assert_valid
 
-from polyclinic.audits import ATTACKS
+from polyclinic.audits import ATTACKS, attack_membership
 from polyclinic.audits.audit import audit
+from polyclinic.audits.open_run import open_run
+from polyclinic.audits.parcels import best_round, by_expected_leak, parcels_to_audit, released_models
 from polyclinic.errors import BadInput, WorkFailed
 
 
@@ -122,3 +126,77 @@ def test_an_audit_that_was_stopped_at_once_leaves_everything_as_it_was(folder: P
         audit(folder, progress=stop)
     assert json.loads((folder / "audit.json").read_text())["complete"]  # the earlier one
     assert not list(folder.rglob("*.partial"))
+
+
+STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}
+
+
+@pytest.fixture
+def released(tiny, undisturbed, tmp_path, hurry, monkeypatch):
+    """A run of three rounds, of which sites kept the first and the last; the model is said to be of the second."""
+    hurry(releases=2, candidates=25)
+    monkeypatch.setattr(attack_membership, "PASSES", 2)
+    monkeypatch.setattr("polyclinic.audits.audit._draw_plot", lambda draw, path: False)
+    shutil.copytree(undisturbed(tiny("fedavg", STUDY, rounds=3)).folder, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def say_best(released, round: int) -> None:
+    found = json.loads((released / "result.json").read_text())
+    (released / "result.json").write_text(json.dumps({**found, "selected": {**found["selected"], "round": round}}))
+
+
+def test_the_model_of_a_round_in_between_is_asked_about_members(released):
+    say_best(released, 2)
+    report = audit(released, kinds=["weights"])
+    assert_valid(released)
+    assert [one["round"] for one in report["parcels"]] == [1, 3, 2]
+    released = report["parcels"][-1]
+    assert (released["operation"], released["site"], released["digests"]) == ("released model", "site-1", [])
+    assert {one["attack"] for one in released["findings"]} == {"loss-threshold", "rmia", "lira"}
+    assert {one["question"] for one in released["findings"]} == {"membership"}
+    weights = report["verdicts"]["weights"]
+    assert weights["questions"]["membership"]["parcels"] == 3
+    assert (weights["attacked"], weights["released"]) == (2, 1)  # the model is no parcel that left
+    assert report["level"] == pytest.approx(0.01 / (2 * 7 + 3))  # its tests have their part of the level
+
+
+def test_a_round_that_is_attacked_anyway_is_not_asked_twice(released):
+    assembly, lines = open_run(released)
+    chosen = parcels_to_audit(released, assembly.study, lines, "quick", ("weights",), ())
+    for round, asked in ((1, 0), (2, 1), (3, 0)):
+        say_best(released, round)
+        assert len(released_models(released, assembly, chosen)) == asked
+
+
+def test_a_result_that_cannot_be_read_names_no_round(released):
+    assert best_round(released) is not None
+    (released / "result.json").write_text("{")
+    assert best_round(released) is None
+
+
+def test_figures_by_class_have_intervals(released):
+    report = audit(released, kinds=["weights"])
+    evidence = next(one for one in report["parcels"][0]["findings"] if one["attack"] == "loss-threshold")["evidence"]
+    classes = [name for name in evidence if name.startswith("auc_class_")]
+    for name in classes:
+        label = name.removeprefix("auc_class_")
+        low, hits, high = (evidence[f"hits_class_{label}{end}"] for end in ("_low", "", "_high"))
+        assert low <= hits <= high
+    assert evidence["hits_low"] <= evidence["hits"] <= evidence["hits_high"]
+
+
+def releases(kind: str) -> list[SimpleNamespace]:
+    return [SimpleNamespace(kinds=(kind,), round=number) for number in (1, 4, 7, 10)]
+
+
+def test_of_updates_the_first_and_then_the_last_are_attacked():
+    assert [one.round for one in by_expected_leak(releases("weights"))] == [1, 10, 7, 4]
+
+
+def test_of_a_generator_the_last_ones_are_attacked():
+    assert [one.round for one in by_expected_leak(releases("generator"))] == [10, 7, 4, 1]
+
+
+def test_one_release_is_enough():
+    assert [one.round for one in by_expected_leak(releases("weights")[:1])] == [1]

@@ -1,0 +1,213 @@
+"""Updates: priors, simulated training, first layers, and all gradients of a run together."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
+from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation
+from polyclinic.audits import attack_updates
+from polyclinic.audits.attack import Finding, Seen, Tools
+from polyclinic.audits.attack_updates import (
+    BATCH_NORM_PRIOR,
+    AttackPlan,
+    GradientInversionAttack,
+    invert_gradients,
+    with_priors,
+    with_start,
+)
+from polyclinic.audits.audit import audit, build_tools, invert_together
+from polyclinic.audits.open_run import open_run
+from polyclinic.audits.parcels import parcels_to_audit
+from polyclinic.audits.planting import planted_update
+from polyclinic.audits.run_inversion import is_front, loss_with_gradients
+from polyclinic.audits.truth import Truth
+from polyclinic.data.parts import prepare
+from polyclinic.errors import BadInput
+from polyclinic.federation.ledger.archive import Release, releases
+from polyclinic.metrics.perceptual import Pixels
+from polyclinic.models import BACKBONES, split
+from polyclinic.models.backbone import Backbone
+from polyclinic.runner.run.assembly import Assembly
+from polyclinic.study.tables import EFFORTS, Audit
+
+STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.5, "optimizer.momentum": 0.0}
+
+
+@pytest.fixture
+def sent(tiny, undisturbed, hurry):
+    """`sent(changes, rounds=2)`: the first gradients of site-1 as their receiver sees them, and what is true."""
+    hurry(images=8, releases=2)
+
+    def of_run(changes: dict, **method) -> tuple[Seen, Truth]:
+        folder = undisturbed(tiny("fedsgd", {**STUDY, **changes}, **method)).folder
+        assembly, lines = open_run(folder)
+        audited = parcels_to_audit(folder, assembly.study, lines, "quick", ("gradients",), ("site-1",))[0]
+        tools = build_tools(assembly, "quick", "pixels", "cpu")
+        return audited.seen(tools), audited.truth(tools)
+
+    return of_run
+
+
+def test_statistics_that_left_are_those_of_the_batch(sent):
+    seen, truth = sent({"model.backbone": "small-cnn", "optimizer.batch_size": 4}, rounds=1, batch="mini")
+    plan = AttackPlan(seen)
+    search = with_priors(plan, with_start(plan, truth))
+    assert search.settings.batch_norm_prior == BATCH_NORM_PRIOR
+    assert "batch-norm statistics" in search.assumed[-1]
+    knowledge = search.knowledge
+    used = truth.images(torch.cat(truth.batches))
+    assert float(knowledge.batch_norm_prior(used[None])) < 0.02
+    assert float(knowledge.batch_norm_prior(torch.rand_like(used)[None])) > 1
+
+
+def test_a_planted_update_has_the_same_company(sent):
+    seen, truth = sent({"model.backbone": "small-cnn", "optimizer.batch_size": 4}, rounds=1, batch="mini")
+    (planted,) = planted_update(seen, truth, AttackPlan(seen).steps_to_plant)
+    real, made = seen.companion("statistics"), planted.seen.companion("statistics")
+    assert made.tensors.keys() == real.tensors.keys()
+    assert made.digest != real.digest
+    plan = AttackPlan(planted.seen)
+    knowledge = with_priors(plan, with_start(plan, planted.truth)).knowledge
+    images = planted.truth.images(torch.cat(planted.truth.batches))
+    assert float(knowledge.batch_norm_prior(images[None])) < 0.02
+
+
+def test_rounds_of_all_images_are_searched_together(sent):
+    seen, truth = sent(
+        {"data.samples": 14, "audit.threat_model": ["gradients", "architecture", "batch-size"]}, rounds=3
+    )
+    assert AttackPlan(seen).same_images
+    (found,) = GradientInversionAttack().attack(seen, truth)
+    assert isinstance(found, Finding)
+    assert found.assumed[-1] == "2 rounds of the same images are searched together"
+    assert found.verdict.evidence["images"] == len(truth.used)
+
+
+def test_other_batches_are_not_searched_together(sent):
+    seen, _ = sent({"optimizer.batch_size": 2}, rounds=2, batch="mini")
+    assert not AttackPlan(seen).same_images
+
+
+KEPT = {"audit.keep_parcels": 0, "sites.count": 2, "optimizer.batch_size": 2, "optimizer.momentum": 0.0}
+
+
+def kept(study, undisturbed, operation: str) -> tuple[Seen, Release, Truth]:
+    """The first release of an operation, as an attacker sees it and with what only the site knows."""
+    folder = undisturbed(study).folder
+    assembly = Assembly(study, prepare(study.data, study.sites), folder)
+    tools = Tools(assembly, study.audit.threat, EFFORTS["quick"], Pixels(), 0, "cpu")
+    found = [one for one in releases(folder / "sites" / "site-1" / "kept") if one.operation == operation]
+    data = tools.site_data("site-1")
+    return Seen.of("site-1", found[0], 0, tools), found[0], Truth(found[0].used, data, 0)
+
+
+def unexplained(simulation: Simulation, seen: Seen, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """The squared distance of what was sent from what is simulated, as a share of its squared length."""
+    observed, sent = simulation.observe(seen.parcel.tensors), simulation(images, labels)
+    rest = sum((observed[name] - sent[name]).square().sum() for name in simulation.names)
+    return float(rest / sum(tensor.square().sum() for tensor in observed.values()))
+
+
+def test_masks(tiny, undisturbed):
+    masks = {"data.source": "brain-phantom", "data.samples": 60, "task.name": "segmentation", "model.backbone": "unet"}
+    granted = {"audit.threat_model": [*Audit().threat_model, Capability.LABELS]}
+    study = tiny("fedsgd", {**KEPT, **masks, **granted}, rounds=1, batch="mini")
+    seen, _, truth = kept(study, undisturbed, "gradient")
+    known = attack_updates.AttackPlan(seen).knowledge(truth)
+    simulation = Simulation(prepare_for_attack(known.model), known.loss, names=list(seen.parcel.tensors))
+    images = truth.images(torch.cat(truth.batches))
+    assert unexplained(simulation, seen, images, known.labels[0]) < 1e-8
+    assert unexplained(simulation, seen, images, 1 - known.labels[0]) > 0.1
+
+
+def test_fronts(tiny, undisturbed):
+    study = tiny("splitnn", {**KEPT, "model.backbone": "small-cnn"}, rounds=1, local_steps=1)
+    seen, release, _ = kept(study, undisturbed, "finish")
+    _, _, truth = kept(study, undisturbed, "forward")  # which knows the images of the turn's only step
+    assert is_front(seen)
+    front, _ = split(seen.network, study.cut)
+    names = [name for name, _ in front.named_parameters()]
+    simulation = Simulation(
+        prepare_for_attack(front), loss_with_gradients, names=names, training=LocalTraining(study.optimizer.lr_in(1))
+    )
+    images, sent = truth.images(torch.cat(truth.batches)), release.received("gradients")["activations"]
+    assert unexplained(simulation, seen, images, sent) < 1e-6
+    assert unexplained(simulation, seen, images.flip(0), sent) > 0.01
+
+
+class Perceptron(Backbone):
+    """A network that begins with a linear layer."""
+
+    name: ClassVar[str] = "perceptron"
+    summary: ClassVar[str] = "two linear layers"
+    stages: ClassVar[dict[str, tuple[str, ...]]] = {"hidden": ("flatten", "first", "tanh"), "head": ("last",)}
+
+    def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
+        super().__init__(channels, outputs, size, norm)
+        self.flatten, self.tanh = nn.Flatten(), nn.Tanh()
+        self.first, self.last = nn.Linear(channels * size * size, 8), nn.Linear(8, outputs)
+
+
+@pytest.fixture
+def findings(tiny, undisturbed, monkeypatch, hurry):
+    """`findings("fedsgd", "perceptron")`: what analytic inversion found in one step of one image."""
+    hurry()  # what is computed takes no steps
+    monkeypatch.setitem(BACKBONES, "perceptron", Perceptron)
+
+    def run(method: str, backbone: str, **settings) -> list[dict]:
+        changes = {
+            "audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4, "model.backbone": backbone,
+            "optimizer.batch_size": 1, "optimizer.augment": [],
+        }  # fmt: skip
+        study = tiny(method, changes, **{"rounds": 1, **settings})
+        report = audit(undisturbed(study).folder)
+        found = [one for parcel in report["parcels"] for one in parcel["findings"]]
+        return [one for one in found if one["attack"] == "analytic-inversion"]
+
+    return run
+
+
+@pytest.mark.parametrize(("method", "settings"), [("fedsgd", {"batch": "mini"}), ("fedavg", {"local_steps": 1})])
+def test_one_image_of_a_perceptron_comes_back(findings, method, settings):
+    (found,) = findings(method, "perceptron", **settings)
+    assert found["verdict"] == "leaks"
+    assert found["evidence"]["recovered"] == 1
+    assert found["evidence"]["psnr"] > 60
+    assert found["assumed"][0].startswith("0.0% of the first layer's gradient")
+    assert "linear layer with a bias" in found["threat_model"]
+
+
+@pytest.mark.slow
+def test_a_network_that_begins_with_a_convolution_has_no_such_finding(findings):
+    assert findings("fedsgd", "lenet5", batch="mini") == []
+
+
+SEARCH = {"optimizer": "adam", "iterations": 1, "label": "joint", "start": "uniform"}
+
+
+def test_together_they_end_as_one_by_one(tiny, undisturbed) -> None:
+    changes = {"audit.gradient_inversion": SEARCH, "audit.keep_parcels": 9, "optimizer.batch_size": 1}
+    folder = undisturbed(tiny("fedsgd", {**changes, "sites.count": 1}, rounds=2, batch="mini")).folder
+    found = invert_together(folder)
+    assembly, lines = open_run(folder)
+    tools = build_tools(assembly, "thorough", "pixels", "cpu")
+    wanted = parcels_to_audit(folder, assembly.study, lines, "thorough", ("gradients",), ())
+    alone = [invert_gradients(one.seen(tools), one.truth(tools)).verdict.evidence for one in wanted]
+    assert len(alone) == 2
+    assert found["mse"] == pytest.approx([one["mse"] for one in alone], rel=0.02)  # an audit cuts off what is no colour
+    assert found["ssim"] == pytest.approx([one["ssim"] for one in alone], abs=0.02)
+    assert found["non_converging"] == [bool(one["non_converging"]) for one in alone]
+
+
+def test_gradients_of_many_images_are_refused(tiny, undisturbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EFFORTS, "thorough", dataclasses.replace(EFFORTS["thorough"], images=1))
+    folder = undisturbed(tiny("fedsgd", {"audit.keep_parcels": 1}, rounds=1)).folder
+    with pytest.raises(BadInput, match="one by one"):
+        invert_together(folder)
