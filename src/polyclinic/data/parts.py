@@ -143,15 +143,15 @@ def open_site(folder: Path, site: str) -> SiteData:
     own = f"{folder}/{site}"  # texts, as a study may have a thousand sites, and a Path takes a while
     if not os.path.isdir(own):
         raise BadInput(f"sites: there is no part of '{site}' in '{folder}'; prepare the study's data first")
-    train, validation, test = (_open_part(f"{own}/{name}") for name in SPLITS)
+    parts = []
+    for folder_of_split in (f"{own}/{name}" for name in SPLITS):
+        there = set(os.listdir(folder_of_split))
+        found = {name: _open(f"{folder_of_split}/{file}") for name, file in FILES.items() if file in there}
+        parts.append(ImageSet(**found))
     columns = f"{own}/{COLUMNS}"
     names = tuple(json.loads(Path(columns).read_text(encoding="utf-8"))) if os.path.exists(columns) else ()
+    train, validation, test = parts
     return SiteData(site, train, validation, test, names)
-
-
-def _open_part(folder: str) -> ImageSet:
-    there = set(os.listdir(folder))
-    return ImageSet(**{name: _open(f"{folder}/{file}") for name, file in FILES.items() if file in there})
 
 
 def _open(file: str) -> np.ndarray:
@@ -260,6 +260,12 @@ def _copy(file: Path, array: np.ndarray, index: np.ndarray, change: Change) -> N
 def describe(source: str, dataset: Dataset, where: Spread) -> dict[str, Any]:
     """The facts of `PreparedSites.info`, in plain values."""
     train_labels = {site: np.asarray(dataset.labels[parts["train"]]) for site, parts in where.items()}
+    classes = len(dataset.classes)
+
+    def by_class(parts: dict[str, np.ndarray]) -> dict[str, list[int]]:
+        named = SPLITS if classes else ()
+        return {name: np.bincount(dataset.labels[parts[name]], minlength=classes).tolist() for name in named}
+
     return {
         "source": source,
         "channels": int(dataset.images.shape[1]),
@@ -270,19 +276,12 @@ def describe(source: str, dataset: Dataset, where: Spread) -> dict[str, Any]:
         "has_masks": dataset.masks is not None,
         "columns": list(dataset.column_names),
         "counts": {site: {name: len(parts[name]) for name in SPLITS} for site, parts in where.items()},
-        "class_counts": {site: _class_counts(dataset, parts) for site, parts in where.items()},
+        "class_counts": {site: by_class(parts) for site, parts in where.items()},
         "digests": {name: _digest(dataset, where, name) for name in SPLITS},
         "mean_ks": mean_ks(train_labels),
-        "labels": label_histograms(train_labels, len(dataset.classes)),
+        "labels": label_histograms(train_labels, classes),
         **({"pairwise_ks": pairwise_ks(train_labels).round(4).tolist()} if len(where) <= MOST_PAIRED else {}),
     }
-
-
-def _class_counts(dataset: Dataset, parts: dict[str, np.ndarray]) -> dict[str, list[int]]:
-    if not dataset.classes:
-        return {}
-    count = len(dataset.classes)
-    return {name: np.bincount(dataset.labels[parts[name]], minlength=count).tolist() for name in SPLITS}
 
 
 def _digest(dataset: Dataset, where: Spread, name: str) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # where it is used: not everybody has it
 
 
 import textwrap
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,12 +86,15 @@ def _what_they_hold(axes: Axes, labels: Mapping[str, np.ndarray], classes: Seque
 
 def _stacked_bars(axes: Axes, labels: Mapping[str, np.ndarray], classes: Sequence[str]) -> None:
     """A bar per site, from top to bottom in order, one colour per class."""
+    from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 
+    many = len(classes) > len(SERIES)
+    colours = colormaps["turbo"](np.linspace(0, 1, len(classes))) if many else SERIES[: len(classes)]
     counts = np.array([np.bincount(values, minlength=len(classes)) for values in labels.values()])
     left, places = np.zeros(len(counts)), np.arange(len(counts))
     longest = counts.sum(axis=1).max()
-    for c, (name, colour) in enumerate(zip(classes, class_colours(len(classes)), strict=True)):
+    for c, (name, colour) in enumerate(zip(classes, colours, strict=True)):
         axes.barh(places, counts[:, c], left=left, height=0.72, color=colour, label=name, edgecolor="white")
         for y, (count, start) in enumerate(zip(counts[:, c], left, strict=True)):
             if len(counts) <= MOST_ROWS and count > 0.06 * longest:
@@ -113,11 +116,14 @@ def _stacked_bars(axes: Axes, labels: Mapping[str, np.ndarray], classes: Sequenc
 
 def _ridges(axes: Axes, labels: Mapping[str, np.ndarray], unit: str) -> None:
     """A histogram per site, one above the other, with the median marked and the count named."""
+    from matplotlib import colormaps
+
+    colours = colormaps["viridis"](np.linspace(0.15, 0.85, len(labels)))  # from dark to light
     everything = np.concatenate(list(labels.values()))
     edges = np.histogram_bin_edges(everything, bins=min(40, max(10, int(np.sqrt(len(everything))))))
     heights = [np.histogram(values, edges)[0] / max(1, len(values)) for values in labels.values()]
     tallest = max(height.max() for height in heights)
-    for y, (values, height, colour) in enumerate(zip(labels.values(), heights, site_colours(len(labels)), strict=True)):
+    for y, (values, height, colour) in enumerate(zip(labels.values(), heights, colours, strict=True)):
         base = len(labels) - 1 - y
         top = base + 0.92 * height / tallest
         axes.stairs(top, edges, baseline=base, fill=True, color=colour, alpha=0.9)
@@ -168,20 +174,6 @@ def _what_they_look_like(axes: Axes, samples: Mapping[str, np.ndarray], title: s
     left_out = len(samples) - len(shown)
     some = f" (the first {len(shown)} of {len(samples)} sites)" if left_out else ""
     axes.set_title(title + some, fontsize=12, color=INK, loc="left")
-
-
-def class_colours(count: int) -> list[str] | np.ndarray:
-    """A colour per class: named ones for a few, a colour map for many."""
-    from matplotlib import colormaps
-
-    return list(SERIES[:count]) if count <= len(SERIES) else colormaps["turbo"](np.linspace(0, 1, count))
-
-
-def site_colours(count: int) -> np.ndarray:
-    """A colour per site, from dark to light."""
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](np.linspace(0.15, 0.85, count))
 
 
 # --- contact sheet ------------------------------------------------------------------------------------------
@@ -273,7 +265,8 @@ def contact_sheet(rows: Mapping[str, Images], path: Path, captions: Sequence[str
     left = MARGIN * TEXT
     wide = max(left + pixels.shape[1], NARROWEST if title else 0)
     lines = textwrap.wrap(title, wide // LETTER)
-    words = [_wrapped(one, max(CAPTION, width // LETTER)) for one in captions]
+    fit = partial(textwrap.fill, width=max(CAPTION, width // LETTER), break_long_words=False)
+    words = ["\n".join(map(fit, one.split("\n"))) for one in captions]
     above = TEXT // 2 + LINE * len(lines)
     top = above + LINE * max((one.count("\n") + 1 for one in words), default=0)
     sheet = Image.new("RGB", (wide, top + pixels.shape[0]), "white")
@@ -288,11 +281,6 @@ def contact_sheet(rows: Mapping[str, Images], path: Path, captions: Sequence[str
         place = (left + round((k + 0.5) * width), (above + top) // 2)
         pen.multiline_text(place, one, fill="black", font=font, anchor="mm", align="center")
     sheet.save(path, format="PNG")
-
-
-def _wrapped(words: str, letters: int) -> str:
-    """Lines of at most so many letters; those that are there stay."""
-    return "\n".join(textwrap.fill(line, letters, break_long_words=False) for line in words.split("\n"))
 
 
 def _enlarged(images: Images) -> Images:

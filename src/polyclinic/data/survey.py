@@ -137,7 +137,7 @@ def _survey(path: Path, cases: Cases, labels: Labels, patients: int | None = Non
 
 def _table(file: Path, folder: Path, hints: Hints) -> Survey:
     cases = _completed(cases_in_table(file, folder, hints), IN_TABLES)
-    if cases.has_masks:
+    if "mask" in cases.fields:
         return _survey(file, cases, Labels.masks())
     texts = cases.column("label") or []
     labels = labels_of(texts)

@@ -62,10 +62,6 @@ class Cases:
     is_new: bool = True
     notes: tuple[str, ...] = ()
 
-    @property
-    def has_masks(self) -> bool:
-        return "mask" in self.fields
-
     def files(self) -> list[Path]:
         return [self.folder / row["path"] for row in self.rows]
 
@@ -175,11 +171,17 @@ def paired_masks(path: Path, files: Sequence[Path]) -> Cases | None:
     both = [stem for stem in images if stem in masks]
     if not both:
         return None
-    _refuse_doubles(path, files, [*images.values(), *masks.values()])
+    if lost := sorted(set(files) - {*images.values(), *masks.values()}):  # others have the same key
+        many = "masks lie beside one image" if is_mask(lost[0], path) else "images lie beside one mask"
+        raise BadInput(
+            f"--for {path}: several {many}, such as in {lost[0].parent} ({lost[0].name}); keep the one that belongs to "
+            "it, or add a CSV with the columns path and mask"
+        )
     alone = [images[stem].name for stem in images if stem not in masks]
     many = "image has no mask and is" if len(alone) == 1 else "images have no mask and are"
     notes = (f"{len(alone)} {many} left out, such as {alone[0]}",) if alone else ()
-    rows = [{"path": _below(images[stem], path), "mask": _below(masks[stem], path)} for stem in both]
+    found = {"path": images, "mask": masks}
+    rows = [{name: files[stem].relative_to(path).as_posix() for name, files in found.items()} for stem in both]
     return Cases(path, rows, ("path", "mask"), notes=notes)
 
 
@@ -201,17 +203,6 @@ def _by_folder(top: Path, files: Sequence[Path]) -> Pairs | None:
 
 def _fit(masks: Mapping[str, Path], images: Mapping[str, Path], fewest: int) -> bool:
     return len(masks.keys() & images.keys()) >= max(fewest, len(images) / 2)
-
-
-def _refuse_doubles(top: Path, files: Sequence[Path], used: Sequence[Path]) -> None:
-    """BadInput where files would be lost, because others have the same key."""
-    lost = sorted(set(files) - set(used))
-    if lost:
-        many = "masks lie beside one image" if is_mask(lost[0], top) else "images lie beside one mask"
-        raise BadInput(
-            f"--for {top}: several {many}, such as in {lost[0].parent} ({lost[0].name}); keep the one that belongs to "
-            "it, or add a CSV with the columns path and mask"
-        )
 
 
 def _by(key: Callable[[Path], str], files: Sequence[Path], top: Path) -> Pairs:
@@ -253,7 +244,3 @@ def _above(top: Path, file: Path) -> str:
 
 def _first(top: Path, file: Path) -> str:
     return f"{file.relative_to(top).parts[0]}/{_stem(file)}"
-
-
-def _below(file: Path, top: Path) -> str:
-    return file.relative_to(top).as_posix()

@@ -57,7 +57,8 @@ class Levels:
 def levels_of(top: Path, files: Sequence[Path]) -> Levels | None:
     """The same few names of folders in every folder of `top`: the upper level are sites, the lower one classes, unless
     DICOM headers or the names say that it is the other way round. None where it is no such tree."""
-    parts = [_below_split(file.relative_to(top).parts) for file in files]
+    paths = [file.relative_to(top).parts for file in files]
+    parts = [path[1:] if path[0].lower() in SPLIT_NAMES else path for path in paths]
     if any(len(part) < 3 for part in parts):
         return None
     upper, lower = [part[0] for part in parts], [part[1] for part in parts]
@@ -104,20 +105,17 @@ def hospitals_of(paths: Sequence[str], labels: Sequence[str] | None = None) -> l
         return None
     found = [part[0] for part in parts]
     names = set(found)
+    # a folder for each label, or of its name
+    said = labels and (len(set(zip(found, labels, strict=True))) == len(names) or are_same_names(names, labels))
     rules = (
         2 <= len(names) <= MOST_SITES,
         len(paths) >= FEWEST_AT_A_SITE * len(names),
         not any((NEITHER.match(name) or PACKED.search(name)) and not SITE.search(name) for name in names),
         not all(PATIENT_FOLDER.match(name) for name in names),
         not all(CLASS.match(name) for name in names),  # also where masks are what is learnt, and nothing is a label
-        labels is None or not _say_the_label(found, labels),
+        not said,
     )
     return [safe_name(name) for name in found] if all(rules) else None
-
-
-def _say_the_label(folders: Sequence[str], labels: Sequence[str]) -> bool:
-    """True where each folder holds images of one label only, or has the name of a label."""
-    return len(set(zip(folders, labels, strict=True))) == len(set(folders)) or are_same_names(folders, labels)
 
 
 def tops_of(paths: Sequence[str], sites: Sequence[str] | None = None) -> list[str] | None:
@@ -162,10 +160,6 @@ def some(names: Sequence[str], most: int = 4) -> str:
     """The first few different names."""
     different = sorted(set(names))
     return ", ".join([*different[:most], *(["..."] if len(different) > most else [])])
-
-
-def _below_split(parts: tuple[str, ...]) -> tuple[str, ...]:
-    return parts[1:] if parts[0].lower() in SPLIT_NAMES else parts
 
 
 def _below_packs(path: str) -> tuple[str, ...]:

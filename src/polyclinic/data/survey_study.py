@@ -100,7 +100,10 @@ def study_for(
     found = by_name(found, "patient", hints.patient) if hints.patient else found
     said = [_what(found), *found.notes, *_warnings(found)]
     if found.cases is not None:
-        _refuse_table(table, found.path, force)
+        if table.exists() and table.resolve() == found.path.resolve():
+            raise BadInput(f"{table}: is the table that --for reads; name another study, so that it stays as it is")
+        if table.exists() and not force:
+            raise BadInput(f"{table}: exists already; --force writes it anew, or name another study")
         atomic_write(table, found.cases.as_csv(table.parent.resolve()))
         mend = f"to change a row, change {found.path.name if found.path.is_file() else 'the files'}"
         said.append(f"wrote {table}, which lists them; {mend}, then write both anew with --force")
@@ -124,14 +127,6 @@ def _links_outside(found: Survey) -> bool:
     if found.source == "csv" and found.table is not None:
         return _lie_outside(found.table, found.path.parent)
     return found.source == "folder" and first_outside(images_below(found.path), found.path) is not None
-
-
-def _refuse_table(table: Path, own: Path, force: bool) -> None:
-    """BadInput where a table is there already; the table that was looked at is never written over."""
-    if table.exists() and table.resolve() == own.resolve():
-        raise BadInput(f"{table}: is the table that --for reads; name another study, so that it stays as it is")
-    if table.exists() and not force:
-        raise BadInput(f"{table}: exists already; --force writes it anew, or name another study")
 
 
 def _lie_outside(cases: Cases, folder: Path) -> bool:

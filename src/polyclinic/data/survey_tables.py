@@ -80,7 +80,9 @@ def cases_in_table(file: Path, folder: Path, hints: Hints = Hints()) -> Cases:  
         raise BadInput(
             f"--for {file}: none of the columns {', '.join(table.columns)} looks like a label; name it with --label"
         )
-    kept = {**columns, **_further_columns(table, columns)}
+    # others may be named for sub-groups: by their own names, unless these would mean something else in a new table
+    rest = [name for name in table.columns if name not in columns.values()]
+    kept = {**columns, **{f"other_{name}" if name in ("path", *NAMES) else name: name for name in rest}}
     rows = [{field: row[column] for field, column in kept.items()} for row in table.rows]
     found = [{**row, "path": path} for row, path in zip(rows, fit.paths, strict=True)]
     cases = _without_gaps(found, rows, file, columns)
@@ -159,7 +161,9 @@ def columns_by_name(
         del found["site"]
     if "patient" not in found:
         rest = [plain[name] for name in LIKE_PATIENTS if name in plain and plain[name] not in found.values()]
-        if likely := [name for name in rest if _many_differ(values[name])]:
+        different = {name: set(values[name].tolist()) for name in rest}
+        enough = {name: max(2, FEWEST_PATIENTS * len(values[name])) for name in rest}
+        if likely := [name for name, some in different.items() if "" not in some and len(some) >= enough[name]]:
             found["patient"] = likely[0]
     return found
 
@@ -174,11 +178,6 @@ def _plain(name: str) -> str:
     return name.strip().lower().replace(" ", "_")
 
 
-def _many_differ(cells: np.ndarray) -> bool:
-    different = set(cells.tolist())
-    return "" not in different and len(different) >= max(2, FEWEST_PATIENTS * len(cells))
-
-
 def _named_columns(table: Table, image: str, label: str = "") -> dict[str, str]:
     """Columns by what they hold; a lone column of unknown name is the label, and of label and mask one counts."""
     values = {name: table.column(name) for name in table.columns if name not in (image, label)}
@@ -190,13 +189,6 @@ def _named_columns(table: Table, image: str, label: str = "") -> dict[str, str]:
     if "label" in found and "mask" in found:
         del found["mask" if label else "label"]
     return found
-
-
-def _further_columns(table: Table, columns: Mapping[str, str]) -> dict[str, str]:
-    """Columns that a study may name for sub-groups, by the name they get in a new table: their own, unless it would
-    mean there what they are not."""
-    rest = [name for name in table.columns if name not in columns.values()]
-    return {f"other_{name}" if name in ("path", *NAMES) else name: name for name in rest}
 
 
 # --- rows -----------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def read_table(file: Path, *needed: str) -> Table:
         raise BadInput(f"{file}: holds NUL characters, which no table has; save it again as CSV (UTF-8)")
     if not text.strip():
         raise BadInput(f"{file}: the table is empty; it needs a header")
-    delimiter = _separator(text.splitlines()[0])
+    delimiter = max(",;\t", key=text.splitlines()[0].count)
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
     rows, numbers = [], []
     try:
@@ -117,7 +117,3 @@ def split_names(values: np.ndarray, places: list[str]) -> np.ndarray:
         i = words.index(None)
         raise BadInput(f"{places[i]}: unknown split '{values[i]}'; use train, validation or test")
     return np.array(words, dtype="<U10")
-
-
-def _separator(header: str) -> str:
-    return max(",;\t", key=header.count)

@@ -63,7 +63,8 @@ class Folder(FileSource):
         reader = Reader(self.window, self.slices, self.max_pixels)
         items = [(*item, frame) for item in found for frame in reader.frames(item[2])]
         root = f"{self.location.as_posix()}/"
-        names = [_called(file.as_posix().removeprefix(root), frame) for _, _, file, frame in items]
+        slices = ["" if frame is None else f" slice {frame}" for _, _, _, frame in items]
+        names = [item[2].as_posix().removeprefix(root) + end for item, end in zip(items, slices, strict=True)]
         return Listing(
             picture=lambda i: reader.pixels(items[i][2], items[i][3]),
             spacing=lambda i: reader.spacing(items[i][2]),
@@ -164,7 +165,3 @@ def _refuse_hospitals(top: Path, files: list[Path]) -> None:
 def images_below(folder: Path) -> list[Path]:
     """Every image at any depth, sorted; other files are left alone."""
     return [file for file in map(Path, files_below(folder)) if is_image_name(file)]
-
-
-def _called(file: str, frame: int | None) -> str:
-    return file if frame is None else f"{file} slice {frame}"

@@ -86,7 +86,7 @@ class BrainPhantom(Phantom):
     def load(self) -> Dataset:
         who = np.arange(self.samples) // self.slices
         patients = [self._draw_patient(p) for p in range(who[-1] + 1)]
-        cases = [(patients[p], self._height(i)) for i, p in enumerate(who)]
+        cases = [(patients[p], 1.4 * ((i % self.slices + 0.5) / self.slices - 0.5)) for i, p in enumerate(who)]
         canvas = Canvas(self.size)
         return Dataset(
             images=self.draw_all(cases),
@@ -96,9 +96,6 @@ class BrainPhantom(Phantom):
             patient=who,
             site=np.array([patient.institution.name for patient, _ in cases]),
         )
-
-    def _height(self, index: int) -> float:
-        return 1.4 * ((index % self.slices + 0.5) / self.slices - 0.5)
 
     def _draw_patient(self, number: int) -> Patient:
         rng = numpy_rng(self.seed, self.source, "patient", number)
