@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from polyclinic.cli import run_app
-from polyclinic.data.file_source import FileSource
 from polyclinic.data.parts import prepare
+from polyclinic.data.source import FileSource
 from polyclinic.errors import BadInput
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study, load_study, parse_study

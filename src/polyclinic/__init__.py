@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from polyclinic.audits.audit import audit as audit
     from polyclinic.audits.truth import Truth as Truth
     from polyclinic.data.dataset import Dataset as Dataset
-    from polyclinic.data.file_source import FileSource as FileSource
     from polyclinic.data.partitions.base import Plan as Plan
     from polyclinic.data.partitions.base import Sites as Sites
+    from polyclinic.data.source import FileSource as FileSource
     from polyclinic.data.source import Source as Source
     from polyclinic.errors import BadInput as BadInput
     from polyclinic.errors import WorkFailed as WorkFailed
@@ -87,7 +87,7 @@ _HOMES = {
     "Encoder": "models.encoders",
     "FedAvg": "methods.fedavg",
     "Federation": "federation.federation",
-    "FileSource": "data.file_source",
+    "FileSource": "data.source",
     "Finding": "audits.attack",
     "Generator": "generators.base",
     "GeneratorModel": "generators.base",

@@ -7,8 +7,8 @@ from medical_files import write_nifti
 
 from polyclinic.data.dataset import split
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.file_source import FileSource
 from polyclinic.data.pixels import _inner_disc, graham, scale_radius
+from polyclinic.data.source import FileSource
 from polyclinic.errors import BadInput
 
 pytestmark = pytest.mark.usefixtures("own_cache")

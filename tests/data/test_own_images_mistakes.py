@@ -10,8 +10,8 @@ from polyclinic.cli import run_app
 from polyclinic.data.datasets.folder import Folder
 from polyclinic.data.datasets.npz import Npz
 from polyclinic.data.datasets.table import Csv
-from polyclinic.data.file_source import FileSource
 from polyclinic.data.parts import prepare
+from polyclinic.data.source import FileSource
 from polyclinic.errors import BadInput, Notice
 from polyclinic.runner.run.run import run
 from polyclinic.study import load_run_study, load_study

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.cli import run_app
-from polyclinic.data.file_source import FileSource
 from polyclinic.data.parts import prepare
+from polyclinic.data.source import FileSource
 from polyclinic.errors import BadInput
 from polyclinic.runner.run.run import run
 from polyclinic.study import load_study, parse_study

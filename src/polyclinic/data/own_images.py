@@ -17,10 +17,9 @@ from pydantic import ValidationError
 
 from polyclinic import plugins
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.file_source import DATA_FOLDER
-from polyclinic.data.partitions.simple import Iid
+from polyclinic.data.partitions.base import Iid
 from polyclinic.data.parts import ImageSet, SiteData, open_site, prepare
-from polyclinic.data.source import AtSites, Source
+from polyclinic.data.source import DATA_FOLDER, AtSites, Source
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write, lock
 from polyclinic.settings import nearest, sentences, variant

@@ -33,10 +33,9 @@ from polyclinic.data.cache import (
     entry_lock,
 )
 from polyclinic.data.dataset import SPLITS, Dataset, Fold, balanced, balanced_total, patient_groups, split
-from polyclinic.data.file_source import FileSource
 from polyclinic.data.labels import label_histograms, mean_ks, pairwise_ks
 from polyclinic.data.partitions import Sites, assign_to_sites
-from polyclinic.data.source import Source
+from polyclinic.data.source import FileSource, Source
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_folder, cache_folder, digest_of
 from polyclinic.plugins import code_of, foreign_modules

@@ -20,6 +20,7 @@ from polyclinic.errors import BadInput
 from polyclinic.metrics.images import Images, as_unit, orientations_of, same_shape, turned
 from polyclinic.metrics.networks.efficientnet import efficientnet_lite0
 from polyclinic.metrics.networks.weights import Name, find, read_lpips
+from polyclinic.settings import no_such_choice
 
 DEFAULT = "efficientnet-lite0"
 NAMES = (DEFAULT, *get_args(Name))
@@ -90,9 +91,7 @@ def perceptual_distance(
 ) -> PerceptualDistance:
     """`efficientnet-lite0` (from a package), `lpips-alex` or `lpips-vgg` (fetched before, or a file in `weights`)."""
     if name not in NAMES:
-        raise BadInput(
-            f"perceptual distance: no such choice: '{name}'{suggestion(name, list(NAMES))}; choose one of {', '.join(NAMES)}"
-        )
+        raise BadInput(f"perceptual distance: {no_such_choice(name, list(NAMES))}")
     if name == DEFAULT:
         return PerceptualDistance(efficientnet_lite0()).to(device).eval()
     network, per_channel = read_lpips(name, Path(weights) if weights else find(name))

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from polyclinic.data.file_source import LabelledSource
-from polyclinic.data.source import AtSites
+from polyclinic.data.source import AtSites, LabelledSource
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import SMALLEST_IMAGE
 from polyclinic.methods import METHODS

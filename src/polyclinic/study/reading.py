@@ -11,9 +11,9 @@ from typing import Any
 
 from polyclinic import plugins
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.file_source import DATA_FOLDER
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.data.partitions import PARTITIONS
+from polyclinic.data.source import DATA_FOLDER
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.files import atomic_write

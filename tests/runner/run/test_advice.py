@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyclinic.cli.tables import print_result
-from polyclinic.data.partitions.simple import Column
+from polyclinic.data.partitions.base import Column
 from polyclinic.data.parts import PreparedSites
 from polyclinic.data.source import AtSites
 from polyclinic.methods.analytic import Analytic

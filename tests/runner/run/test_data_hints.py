@@ -6,7 +6,7 @@ import pytest
 
 from polyclinic.cli import run_app
 from polyclinic.data.datasets.table import Csv
-from polyclinic.data.partitions.simple import Column, Iid
+from polyclinic.data.partitions.base import Column, Iid
 from polyclinic.runner.run.data_check import data_hints
 
 HEAD = "path,label,site,patient,age,id,region,number"

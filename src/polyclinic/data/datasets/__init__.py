@@ -19,8 +19,7 @@ from polyclinic.data.datasets.phantoms.skin import SkinPhantom
 from polyclinic.data.datasets.photographs import Ham10000, Isic2019, KaggleRetinopathy
 from polyclinic.data.datasets.radiology import Brats2017, MontgomeryShenzhen, NihChestXray, RsnaBoneAge
 from polyclinic.data.datasets.table import Csv
-from polyclinic.data.file_source import FileSource
-from polyclinic.data.source import AtSites, Source
+from polyclinic.data.source import AtSites, FileSource, Source
 from polyclinic.registry import Registry
 
 #: every source by the name that `data.source` takes: phantoms, your own images, named datasets

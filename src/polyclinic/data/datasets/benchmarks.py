@@ -13,8 +13,8 @@ from pydantic import Field
 
 from polyclinic.data.allowed_paths import safe_names
 from polyclinic.data.archives import Archive, Chain
-from polyclinic.data.file_source import FileSource
 from polyclinic.data.listing import Listing, listing_of_arrays, listing_of_files
+from polyclinic.data.source import FileSource
 from polyclinic.errors import BadInput
 from polyclinic.settings import nearest
 

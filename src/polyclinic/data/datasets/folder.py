@@ -11,10 +11,10 @@ from pydantic import Field
 
 from polyclinic.data.allowed_paths import safe_names
 from polyclinic.data.cache import files_below
-from polyclinic.data.file_source import FileSource
 from polyclinic.data.labels import natural
 from polyclinic.data.listing import Listing
 from polyclinic.data.reading import Reader, Slices, Window, is_image_name
+from polyclinic.data.source import FileSource
 from polyclinic.data.survey_folders import levels_of, some
 from polyclinic.data.tables import SPLIT_NAMES
 from polyclinic.errors import BadInput

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from polyclinic.data.allowed_paths import safe_names
 from polyclinic.data.archives import Archive, Chain, Packed, as_bytes, channels_last
-from polyclinic.data.file_source import LabelledSource
 from polyclinic.data.listing import Listing
+from polyclinic.data.source import LabelledSource
 from polyclinic.data.tables import split_names
 from polyclinic.errors import BadInput
 

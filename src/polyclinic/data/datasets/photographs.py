@@ -8,10 +8,10 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.allowed_paths import safe_names
-from polyclinic.data.file_source import FileSource
 from polyclinic.data.labels import classes_of
 from polyclinic.data.listing import Listing, listing_of_files, places
 from polyclinic.data.pixels import graham
+from polyclinic.data.source import FileSource
 from polyclinic.data.tables import Table, read_table
 from polyclinic.errors import BadInput
 

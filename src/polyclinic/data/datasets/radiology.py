@@ -11,10 +11,10 @@ from PIL import Image
 from pydantic import Field
 
 from polyclinic.data.allowed_paths import safe_names
-from polyclinic.data.file_source import FileSource
 from polyclinic.data.listing import Listing, listing_of_files, places
 from polyclinic.data.pixels import crop_centre
 from polyclinic.data.reading import axial, load_volume, window_to_uint8
+from polyclinic.data.source import FileSource
 from polyclinic.data.tables import Table, read_table
 from polyclinic.errors import BadInput
 

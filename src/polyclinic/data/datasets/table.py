@@ -10,9 +10,9 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.allowed_paths import safe_names
-from polyclinic.data.file_source import LabelledSource
 from polyclinic.data.listing import Listing
 from polyclinic.data.reading import Reader, Slices, Window
+from polyclinic.data.source import LabelledSource
 from polyclinic.data.tables import Table, file_of, read_table, split_names
 from polyclinic.errors import BadInput
 

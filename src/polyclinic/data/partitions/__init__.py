@@ -7,10 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.data.partitions.base import Plan, Sites
+from polyclinic.data.partitions.base import Column, Dirichlet, Iid, Plan, Quantity, Sites
 from polyclinic.data.partitions.clusters import Clusters
 from polyclinic.data.partitions.label_skew import LabelSkew, SubgroupBias
-from polyclinic.data.partitions.simple import Column, Dirichlet, Iid, Quantity
 from polyclinic.errors import BadInput
 from polyclinic.registry import Registry
 

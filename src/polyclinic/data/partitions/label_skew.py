@@ -89,7 +89,7 @@ class SiteAlongLabels:
 class LabelSkew(Sites):
     """The first site has the lowest labels, the last the highest; `target_ks` says how little they overlap.
 
-    Works for classes (on class indices, see `heterogeneity.pairwise_ks`) and for regression labels. The mean
+    Works for classes (on class indices, see `labels.pairwise_ks`) and for regression labels. The mean
     pairwise KS of the training parts is within 0.02 of the target, and their sizes differ by one at most.
     Images of one patient may come to several sites, since labels differ; they never cross a split.
     """

@@ -19,10 +19,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from polyclinic import plugins as plugged
-from polyclinic.data.file_source import FileSource
 from polyclinic.data.pixels import Shape
 from polyclinic.data.reading import Slices, Window
-from polyclinic.data.source import Source
+from polyclinic.data.source import FileSource, Source
 from polyclinic.errors import BadInput
 from polyclinic.json_types import parse_json
 from polyclinic.models import Backbone, build, is_importable, registry_of

@@ -11,16 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from polyclinic.data.dataset import SPLITS
-from polyclinic.data.file_source import FileSource
 from polyclinic.data.labels import MOST_CLASSES, tells_class, to_number
 from polyclinic.data.listing import Listing, problem_of, unreadable
 from polyclinic.data.partitions import PARTITIONS
-from polyclinic.data.partitions.base import Sites
+from polyclinic.data.partitions.base import Column, Sites
 from polyclinic.data.partitions.clusters import Clusters
-from polyclinic.data.partitions.simple import Column
 from polyclinic.data.parts import PreparedSites, prepare, spread
 from polyclinic.data.reading import is_image_name
-from polyclinic.data.source import AtSites, Source
+from polyclinic.data.source import AtSites, FileSource, Source
 from polyclinic.data.survey_folders import are_same_names, institutions_of, one_to_one
 from polyclinic.errors import BadInput
 from polyclinic.models import PUBLIC, RANDOM, WeightsFile, find_weights, is_importable, registry_of

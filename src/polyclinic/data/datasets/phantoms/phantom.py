@@ -14,7 +14,7 @@ from pydantic import Field
 
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.pixels import to_uint8
-from polyclinic.data.source import Source, black_images
+from polyclinic.data.source import SPREAD, Source, black_images
 from polyclinic.randomness import numpy_rng
 
 Numbers = np.ndarray | float
@@ -126,8 +126,6 @@ def paint(image: np.ndarray, colour: np.ndarray, layer: np.ndarray) -> np.ndarra
     return image + (colour[:, None, None] - image) * layer
 
 
-#: settings that say which image goes where and how its site's camera changes it, not how it is drawn
-SPREAD = ("validation", "test", "fold", "test_per_class", "test_total_per_class", "acquisition")
 #: bytes of images; larger sets are drawn again instead of being kept in memory
 MOST_KEPT = 32 * 2**20
 
