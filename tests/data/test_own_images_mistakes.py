@@ -61,28 +61,27 @@ def test_a_column_that_is_not_there_is_one_sentence(scans, capsys, tmp_path):
     assert capsys.readouterr().err == f"{file}: there is no column 'nomask'; it has path, label\n"
 
 
-def test_empty_cells_and_missing_files_are_named_at_once(scans):
-    file = listed(scans, ["benign/0.png,", "nowhere.png,1", "malignant/0.png,0"])
+@pytest.mark.parametrize(
+    ("rows", "settings", "words"),
+    [
+        (
+            ["benign/0.png,", "nowhere.png,1", "malignant/0.png,0"],
+            {},
+            ["1 cell is empty", "row 2: no label", "1 file is not there", "row 3: nowhere.png"],
+        ),
+        (
+            ["benign/0.png,0", "malignant/0.png,", ",1"],
+            {"mask": "nomask", "patient": "who"},
+            ["no columns 'who', 'nomask'", "2 cells are empty", "row 3: no label", "row 4: no path"],
+        ),
+    ],
+)
+def test_columns_cells_and_files_at_fault_are_named_at_once(scans, rows, settings, words):
     with pytest.raises(BadInput) as told:
-        Csv(path=file).listing()
-    assert str(told.value).splitlines() == [
-        f"{file}: 1 cell is empty; fill them or remove the rows:",
-        "  row 2: no label",
-        f"{file}: 1 file is not there; correct the paths or remove the rows:",
-        "  row 3: nowhere.png",
-    ]
-
-
-def test_columns_and_cells_at_fault_are_named_at_once(scans):
-    file = listed(scans, ["benign/0.png,0", "malignant/0.png,", ",1"])
-    with pytest.raises(BadInput) as told:
-        Csv(path=file, mask="nomask", patient="who").listing()
-    assert str(told.value).splitlines() == [
-        f"{file}: there are no columns 'who', 'nomask'; it has path, label",
-        f"{file}: 2 cells are empty; fill them or remove the rows:",
-        "  row 3: no label",
-        "  row 4: no path",
-    ]
+        Csv(path=listed(scans, rows), **settings).listing()
+    lines = str(told.value).splitlines()
+    assert len(lines) == len(words)
+    assert all(word in line for word, line in zip(words, lines, strict=True))
 
 
 @pytest.mark.parametrize("value", [300.0, np.nan])
@@ -127,10 +126,9 @@ def test_regression_without_a_range_names_the_setting(scans, tmp_path):
     file = listed(scans, ["benign/0.png,12", "malignant/0.png,30"])
     study = tmp_path / "study.toml"
     study.write_text(STUDY.replace('"folder"', '"csv"').replace('"scans"', f'"{file}"'))
-    with pytest.raises(BadInput, match=r"^data\.label_range: missing; regression predicts a value"):
-        load_study(study, ["task.name=regression"])
-    with pytest.raises(BadInput, match=r"^data\.label_range: labels are values with it, .* task\.name = 'regression'"):
-        load_study(study, ["data.label_range=[0, 40]"])
+    for settings in (["task.name=regression"], ["data.label_range=[0, 40]"]):
+        with pytest.raises(BadInput, match=r"^data\.label_range: "):
+            load_study(study, settings)
     assert load_study(study, ["task.name=regression", "data.label_range=[0, 40]"]).task.name == "regression"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import nibabel
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 from medical_files import write_dicom
 from PIL import Image
 
+from polyclinic.data import listing as prepare
 from polyclinic.data.parts import open_site, prepare
-from polyclinic.data.pixels import to_uint8
+from polyclinic.data.pixels import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square, to_uint8
 from polyclinic.data.reading import Reader
+from polyclinic.errors import BadInput
 from polyclinic.questions.inspect import SPACINGS, side_bins, spacing_bins
 from polyclinic.study import parse_study
 
@@ -77,3 +80,140 @@ def test_the_spacing_of_a_volume_is_that_of_its_slices(tmp_path):
     assert Reader().spacing(file) == (0.5, 0.75)
     (tmp_path / "broken.dcm").write_bytes(b"no image")
     assert all(math.isnan(one) for one in Reader().spacing(tmp_path / "broken.dcm"))
+
+
+# --- Cropping, padding, colours and masks by hand, and what is said of images that cannot be read
+
+
+def numbered(height, width):
+    return np.arange(height * width, dtype=np.uint8).reshape(height, width)
+
+
+def test_an_oblong_image_is_padded_or_cropped_around_its_middle():
+    pixels = numbered(2, 5)
+    assert make_square(pixels, "squash") is pixels
+    padded = make_square(pixels, "pad")
+    assert padded.shape == (5, 5)
+    np.testing.assert_array_equal(padded[1:3], pixels)
+    assert padded[[0, 3, 4]].max() == 0
+    np.testing.assert_array_equal(make_square(pixels, "crop"), [[1, 2], [6, 7]])
+    tall = make_square(pixels.T, "pad")
+    assert tall.shape == (5, 5)
+    np.testing.assert_array_equal(tall[:, 1:3], pixels.T)
+    colour = np.repeat(pixels[..., None], 3, 2)
+    assert make_square(colour, "pad").shape == (5, 5, 3)
+    square = numbered(3, 3)
+    assert make_square(square, "pad") is square
+
+
+def test_the_middle_of_a_short_edge_is_all_of_it():
+    np.testing.assert_array_equal(crop_centre(numbered(2, 6), 3), numbered(2, 6)[:, 1:4])
+    np.testing.assert_array_equal(crop_centre(numbered(7, 2), 4), numbered(7, 2)[1:5])
+    np.testing.assert_array_equal(crop_centre(numbered(9, 9), 3), numbered(9, 9)[3:6, 3:6])
+
+
+def test_colour_is_where_channels_differ():
+    grey = np.full((2, 2, 3), 9, np.uint8)
+    assert not is_colour(grey)
+    assert not is_colour(grey[..., 0])
+    for channel in (1, 2):
+        differs = grey.copy()
+        differs[0, 0, channel] = 8
+        assert is_colour(differs)
+
+
+def test_an_image_of_the_size_keeps_its_pixels():
+    pixels = numbered(4, 4)
+    np.testing.assert_array_equal(fit_image(pixels, Fit(4), 1), pixels[None])
+    np.testing.assert_array_equal(fit_image(pixels, Fit(4), 3), np.stack([pixels] * 3))
+    assert fit_image(numbered(4, 8), Fit(2), 1).shape == (1, 2, 2)
+    flat = np.full((6, 3), 77, np.uint8)
+    assert set(fit_image(flat, Fit(5), 1).ravel()) == {77}
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "words"),
+    [
+        ((2, 2), float, r"pixels must be uint8 \[H, W\]"),
+        ((4,), np.uint8, r"pixels must be uint8 \[H, W\]"),
+        ((2, 2, 4), np.uint8, r"pixels must be uint8 \[H, W\]"),
+        ((2, 2, 3, 1), np.uint8, r"pixels must be uint8 \[H, W\]"),
+        ((0, 3), np.uint8, "empty"),
+        ((0, 2, 3), np.uint8, "empty"),
+    ],
+)
+def test_other_arrays_are_no_images(shape, kind, words):
+    with pytest.raises(ValueError, match=words):
+        fit_image(np.zeros(shape, kind), Fit(2), 1)
+
+
+def test_a_pixel_is_inside_a_mask_when_most_of_it_is():
+    """Of four pixels that become one, three are inside, or two, or one."""
+    mask = np.zeros((2, 6))
+    mask[0, 0] = mask[0, 1] = mask[1, 0] = 1
+    mask[0, 2] = mask[1, 3] = 5
+    mask[0, 4] = 0.5
+    wide = np.vstack([mask, np.zeros((4, 6))])
+    np.testing.assert_array_equal(fit_mask(wide, Fit(3))[0], [1, 1, 0])  # halves are inside: 127.5 is rounded up
+    np.testing.assert_array_equal(fit_mask(wide, Fit(6)), wide > 0)
+    assert fit_mask(wide, Fit(6)).dtype == np.uint8
+    with pytest.raises(ValueError, match=r"a mask must be \[H, W\]"):
+        fit_mask(np.zeros((2, 2, 1)), Fit(2))
+
+
+def test_no_images_are_said_before_anything_is_made(tmp_path):
+    class Nothing(SimpleNamespace):
+        def __len__(self):
+            return 0
+
+    with pytest.raises(BadInput, match="no images found"):
+        prepare.prepare_images(Nothing(), Fit(2), tmp_path / "prepared")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_mask_that_cannot_be_read_is_a_problem():
+    def broken(number):
+        raise ValueError("no mask")
+
+    for mask, problem in ((None, None), (lambda number: None, None), (broken, ("3", "no mask"))):
+        listing = SimpleNamespace(picture=lambda number: None, mask=mask, name=str)
+        assert prepare.problem_of(listing, 3) == problem
+
+
+def test_images_with_the_same_problem_share_a_line():
+    few = prepare.unreadable([("a.png", "byte 3 is wrong"), ("b.png", "byte 55 is wrong"), ("c.png", "empty")], 9)
+    assert few.splitlines() == [
+        "data.path: 3 of 9 images cannot be read; repair or remove them:",
+        "  a.png: byte 3 is wrong",
+        "  b.png: byte 55 is wrong",
+        "  c.png: empty",
+    ]
+    twenty = [(f"{n}.png", f"byte {n} is wrong") for n in range(21)]
+    assert len(prepare.unreadable(twenty[:20], 30).splitlines()) == 21
+    assert prepare.unreadable(twenty, 30).splitlines()[1:] == ["  21 of 30 images, such as 0.png: byte 0 is wrong"]
+    words = ["".join(chr(97 + int(digit)) for digit in str(n)) for n in range(201)]
+    many = prepare.unreadable([(word, word) for word in words], 300).splitlines()
+    assert len(many) == 202
+    assert many[-1] == "  and 1 more"
+    assert len(prepare.unreadable([(word, word) for word in words[:200]], 300).splitlines()) == 201
+
+
+def test_channels_are_looked_at_in_a_few_images():
+    asked = []
+
+    class Listing(SimpleNamespace):
+        def __len__(self):
+            return 100
+
+        def picture(self, number):
+            asked.append(number)
+            if number == 0:
+                raise OSError("broken")
+            colour = np.zeros((2, 2, 3), np.uint8)
+            colour[0, 0, 0] = number == self.colour
+            return colour
+
+    assert prepare.channels_of(Listing(colour=99), Fit(2)) == 3
+    assert (asked[0], asked[-1], len(asked)) == (0, 99, 24)
+    assert prepare.channels_of(Listing(colour=-1), Fit(2)) == 1
+    assert prepare.channels_of(Listing(colour=99), Fit(2, channels=1)) == 1

@@ -40,12 +40,6 @@ def test_a_folder_for_each_hospital_with_a_folder_for_each_class(tmp_path, capsy
     assert (found["label"], found["site"]) == (set(CLASSES), set(HOSPITALS))
 
 
-def test_names_may_say_that_the_hospitals_are_inside_the_classes(tmp_path):
-    found = survey(draw_tree(tmp_path, CLASSES, HOSPITALS))
-    assert set(found.labels.classes) == set(CLASSES)
-    assert set(found.sites) == set(HOSPITALS)
-
-
 def test_splits_above_hospitals_are_kept(tmp_path, capsys):
     for split in ("train", "test"):
         draw_tree(tmp_path / "scans" / split, HOSPITALS, CLASSES)
@@ -54,10 +48,13 @@ def test_splits_above_hospitals_are_kept(tmp_path, capsys):
     assert (found["split"], found["site"], found["label"]) == ({"train", "test"}, set(HOSPITALS), set(CLASSES))
 
 
-@pytest.mark.parametrize("inside", [("train", "test"), ("left", "right"), ("p001", "p002"), ("a",)])
-def test_other_folders_inside_classes_make_no_sites(tmp_path, inside):
-    found = survey(draw_tree(tmp_path, ("benign", "malignant"), inside))
-    assert (set(found.labels.classes), found.sites) == ({"benign", "malignant"}, {})
+@pytest.mark.parametrize("inside", [("train", "test"), ("left", "right"), ("p001", "p002"), ("a",), HOSPITALS])
+def test_folders_inside_classes_make_sites_where_their_names_are_hospitals(tmp_path, inside):
+    found = survey(draw_tree(tmp_path, CLASSES, inside))
+    assert set(found.labels.classes) == set(CLASSES)
+    assert set(found.sites) == (set(HOSPITALS) if inside == HOSPITALS else set())
+    if "train" not in inside:
+        assert Folder(path=tmp_path).listing().classes == CLASSES
 
 
 def write_dicoms(top, place, institution=lambda hospital: hospital):
@@ -270,9 +267,3 @@ def test_lower_folders_are_classes_and_upper_ones_sites(tmp_path, splits):
     draw(tmp_path.joinpath(*splits[:1]) / "General" / "loose.png")
     with pytest.raises(BadInput, match=r"loose\.png' lies in no folder of a class"):
         Folder(path=tmp_path, class_folders="lower").listing()
-
-
-@pytest.mark.parametrize("inside", [("left", "right"), ("p001", "p002"), HOSPITALS])
-def test_source_folder_takes_plain_classes_as_before(tmp_path, inside):
-    draw_tree(tmp_path, CLASSES, inside, each=1)
-    assert Folder(path=tmp_path).listing().classes == CLASSES

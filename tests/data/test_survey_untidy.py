@@ -248,59 +248,45 @@ def test_values_that_may_stand_for_not_known():
     assert code_notes(["a", "b"]) == ()
 
 
-# --- masks in deep folders ------------------------------------------------------------------------------
+# --- layouts of folders ---------------------------------------------------------------------------------
 
 
-def found_masks(top, pairs):
-    """What is found where these images and masks lie."""
-    for number, name in enumerate(name for pair in pairs for name in pair):
-        draw(top / name, seed=number)
-    return survey(top)
+def masked(names, image, mask):
+    return [path for name in names for path in (image.format(name), mask.format(name))]
 
 
-def test_folders_of_hospitals_inside_of_images_and_masks(tmp_path):
-    names = [f"{site}/{number:03d}.png" for site in ("hospA", "hospB") for number in range(5)]
-    found = found_masks(tmp_path, [(f"images/{name}", f"masks/{name}") for name in names])
-    assert (found.task, found.images, found.sites) == ("segmentation", 10, {"hospA": 5, "hospB": 5})
-    assert all(row["mask"] == row["path"].replace("images", "masks") for row in found.cases.rows)
+SITED = [f"{site}/{number:03d}.png" for site in ("hospA", "hospB") for number in range(5)]
+SCANS = [f"{site}/p{who}/{scan}" for site in ("mercy", "stmary") for who in range(3) for scan in range(2)]
+VISITS = [f"patient{who:02d}/visit{visit}" for who in range(4) for visit in range(2)]
+DAYS = [f"{day}/{time}" for day in ("monday", "tuesday") for time in ("early", "late")]
+KINDS = [f"{kind}/{kind}{number}" for kind in ("benign", "malignant", "normal") for number in range(5)]
+LAYOUTS = {
+    "an ending": (masked(range(4), "{}.png", "{}_mask.png"), 4, {}, None),
+    "a folder each": (masked([f"p{n}/p{n}" for n in range(13)], "{}_flair.png", "{}_seg.png"), 13, {}, 13),
+    "hospitals inside": (masked(SITED, "images/{}", "masks/{}"), 10, {"hospA": 5, "hospB": 5}, None),
+    "the same names": (masked(SCANS, "{}.png", "{}_mask.png"), 12, {"mercy": 6, "stmary": 6}, 6),
+    "visits": (masked(VISITS, "{}/img.png", "{}/img_mask.png"), 8, {}, 4),
+    "visits, other names": (masked(VISITS, "{}/scan.png", "{}/lesion_mask.png"), 8, {}, 4),
+    "no patients": (masked(DAYS, "{}/scan.png", "{}/lesion_mask.png"), 4, {}, None),
+    "classes are no hospitals": (masked(KINDS, "{}.png", "{}_mask.png"), 15, {}, None),
+}
 
 
-def test_patients_of_two_hospitals_with_images_of_the_same_names(tmp_path):
-    folders = [f"{site}/p{patient}" for site in ("mercy", "stmary") for patient in range(3)]
-    pairs = [(f"{folder}/{scan}.png", f"{folder}/{scan}_mask.png") for folder in folders for scan in range(2)]
-    found = found_masks(tmp_path, pairs)
-    assert (found.images, found.sites, found.patients) == (12, {"mercy": 6, "stmary": 6}, 6)
-    assert {row["patient"] for row in found.cases.rows} == set(folders)
-    assert all(row["mask"] == row["path"].replace(".png", "_mask.png") for row in found.cases.rows)
-
-
-def test_files_that_would_be_lost_are_refused(tmp_path):
-    pairs = [(f"{number}.png", f"{number}_mask.png") for number in range(3)]
-    found_masks(tmp_path, pairs)
-    draw(tmp_path / "1_seg.png")
-    with pytest.raises(BadInput, match=r"several masks lie beside one image, such as in .*1_.*; keep the one"):
-        survey(tmp_path)
-
-
-@pytest.mark.parametrize("names", [("img.png", "img_mask.png"), ("scan.png", "lesion_mask.png")])
-def test_visits_of_a_patient_are_no_patients(tmp_path, names):
-    visits = [f"patient{patient:02d}/visit{visit}" for patient in range(4) for visit in range(2)]
-    found = found_masks(tmp_path, [(f"{visit}/{names[0]}", f"{visit}/{names[1]}") for visit in visits])
-    assert (found.images, found.patients, found.sites) == (8, 4, {})
-    assert {row["patient"] for row in found.cases.rows} == {f"patient{number:02d}" for number in range(4)}
-    assert "the folders patient00, patient01, patient02, patient03 are taken for the patients" in found.notes[0]
-
-
-def test_folders_that_need_not_be_patients_leave_the_warning(tmp_path):
-    visits = [f"{day}/{time}" for day in ("monday", "tuesday") for time in ("early", "late")]
-    found = found_masks(tmp_path, [(f"{visit}/scan.png", f"{visit}/lesion_mask.png") for visit in visits])
-    assert (found.images, found.patients) == (4, None)
-
-
-def test_folders_of_classes_are_no_hospitals_of_masks(tmp_path):
-    names = [f"{kind}/{kind}{number}" for kind in ("benign", "malignant", "normal") for number in range(5)]
-    found = found_masks(tmp_path, [(f"{name}.png", f"{name}_mask.png") for name in names])
-    assert (found.images, found.sites, found.patients) == (15, {}, None)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_masks_are_found_beside_their_images(tmp_path, layout):
+    paths, images, sites, patients = LAYOUTS[layout]
+    for number, path in enumerate(paths):
+        draw(tmp_path / path, seed=number)
+    found = survey(tmp_path)
+    assert (found.task, found.images, found.sites, found.patients) == ("segmentation", images, sites, patients)
+    expected = dict(zip(paths[::2], paths[1::2], strict=True))
+    assert {row["path"]: row["mask"] for row in found.cases.rows} == expected
+    if sites and patients:
+        assert {row["patient"] for row in found.cases.rows} == {scan.rpartition("/")[0] for scan in SCANS}
+    if layout == "an ending":
+        draw(tmp_path / "0_seg.png")
+        with pytest.raises(BadInput, match=r"several masks lie beside one image, such as in .*0_.*; keep the one"):
+            survey(tmp_path)
 
 
 def test_an_archive_without_images_is_refused(tmp_path, capsys):
