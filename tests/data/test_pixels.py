@@ -12,7 +12,7 @@ import torch
 from medical_files import write_dicom
 from PIL import Image
 
-from polyclinic.data import listing as prepare
+from polyclinic.data import listing as listings
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.data.pixels import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square, to_uint8
 from polyclinic.data.reading import Reader
@@ -167,7 +167,7 @@ def test_no_images_are_said_before_anything_is_made(tmp_path):
             return 0
 
     with pytest.raises(BadInput, match="no images found"):
-        prepare.prepare_images(Nothing(), Fit(2), tmp_path / "prepared")
+        listings.prepare_images(Nothing(), Fit(2), tmp_path / "prepared")
     assert not list(tmp_path.iterdir())
 
 
@@ -177,11 +177,11 @@ def test_a_mask_that_cannot_be_read_is_a_problem():
 
     for mask, problem in ((None, None), (lambda number: None, None), (broken, ("3", "no mask"))):
         listing = SimpleNamespace(picture=lambda number: None, mask=mask, name=str)
-        assert prepare.problem_of(listing, 3) == problem
+        assert listings.problem_of(listing, 3) == problem
 
 
 def test_images_with_the_same_problem_share_a_line():
-    few = prepare.unreadable([("a.png", "byte 3 is wrong"), ("b.png", "byte 55 is wrong"), ("c.png", "empty")], 9)
+    few = listings.unreadable([("a.png", "byte 3 is wrong"), ("b.png", "byte 55 is wrong"), ("c.png", "empty")], 9)
     assert few.splitlines() == [
         "data.path: 3 of 9 images cannot be read; repair or remove them:",
         "  a.png: byte 3 is wrong",
@@ -189,13 +189,13 @@ def test_images_with_the_same_problem_share_a_line():
         "  c.png: empty",
     ]
     twenty = [(f"{n}.png", f"byte {n} is wrong") for n in range(21)]
-    assert len(prepare.unreadable(twenty[:20], 30).splitlines()) == 21
-    assert prepare.unreadable(twenty, 30).splitlines()[1:] == ["  21 of 30 images, such as 0.png: byte 0 is wrong"]
+    assert len(listings.unreadable(twenty[:20], 30).splitlines()) == 21
+    assert listings.unreadable(twenty, 30).splitlines()[1:] == ["  21 of 30 images, such as 0.png: byte 0 is wrong"]
     words = ["".join(chr(97 + int(digit)) for digit in str(n)) for n in range(201)]
-    many = prepare.unreadable([(word, word) for word in words], 300).splitlines()
+    many = listings.unreadable([(word, word) for word in words], 300).splitlines()
     assert len(many) == 202
     assert many[-1] == "  and 1 more"
-    assert len(prepare.unreadable([(word, word) for word in words[:200]], 300).splitlines()) == 201
+    assert len(listings.unreadable([(word, word) for word in words[:200]], 300).splitlines()) == 201
 
 
 def test_channels_are_looked_at_in_a_few_images():
@@ -213,7 +213,7 @@ def test_channels_are_looked_at_in_a_few_images():
             colour[0, 0, 0] = number == self.colour
             return colour
 
-    assert prepare.channels_of(Listing(colour=99), Fit(2)) == 3
+    assert listings.channels_of(Listing(colour=99), Fit(2)) == 3
     assert (asked[0], asked[-1], len(asked)) == (0, 99, 24)
-    assert prepare.channels_of(Listing(colour=-1), Fit(2)) == 1
-    assert prepare.channels_of(Listing(colour=99), Fit(2, channels=1)) == 1
+    assert listings.channels_of(Listing(colour=-1), Fit(2)) == 1
+    assert listings.channels_of(Listing(colour=99), Fit(2, channels=1)) == 1
