@@ -11,8 +11,9 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.methods.fedreplay import FedReplay, _batches, _counts, _pooled
+from polyclinic.methods.fedreplay import FedReplay, _counts, _pooled
 from polyclinic.methods.shared import generative_replay, pooling
+from polyclinic.methods.shared.local_training import one_pass
 from polyclinic.questions.inspect import InspectSites
 from polyclinic.randomness import torch_rng
 
@@ -38,7 +39,7 @@ def test_latents_of_all_sites_are_pooled_and_mirrored_ones_come_last():
 
 def test_a_pass_has_no_incomplete_batch():
     rows = torch.arange(10.0)
-    found = list(_batches(rows, rows, 4, torch_rng("pass"), torch.device("cpu")))
+    found = list(one_pass(rows, rows, 4, torch_rng("pass"), torch.device("cpu")))
     assert [len(one) for one, _ in found] == [4, 4]
     assert len({float(x) for one, _ in found for x in one}) == 8
     assert all(torch.equal(one, other) for one, other in found)

@@ -35,7 +35,7 @@ def test_a_score_is_larger_where_it_is_better_and_ties_go_by_the_loss():
 
 def test_a_subset_keeps_what_is_known_of_each_image():
     whole = images([0, 1, 2], cases=np.array([7, 8, 9]), subgroup=np.array(["a", "b", "c"]))
-    some = utility.subset(whole, np.array([2, 0]))
+    some = whole.take(np.array([2, 0]))
     assert (some.labels.tolist(), some.cases.tolist(), some.subgroup.tolist()) == ([2, 0], [9, 7], ["c", "a"])
     assert (some.images[:, 0, 0, 0].tolist(), some.masks) == ([2, 0], None)
 

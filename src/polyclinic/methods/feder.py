@@ -30,6 +30,7 @@ from polyclinic.generators import GeneratorModel, replay_stream
 from polyclinic.methods.shared import local_training, site_generator
 from polyclinic.methods.shared.local_training import LocalWork
 from polyclinic.methods.shared.method import OwnModels, Site, Traits, Work, all_sites, operation
+from polyclinic.methods.shared.pooling import pooled_images
 from polyclinic.methods.shared.site_generator import FitGenerator, Tensors
 from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.plans import Fit, FitSpec
@@ -250,9 +251,7 @@ class FedER(LocalWork, OwnModels):
 
     def own_images(self, site: Site) -> ImageSet:
         """What the site trains on as its own: real images, or its own buffer."""
-        return (
-            site.data.train if self.trains_on_real_images else site_generator.buffer_images(site.state.group("buffer"))
-        )
+        return site.data.train if self.trains_on_real_images else pooled_images(site.state.group("buffer"))
 
     @operation("metrics", partner="simulator")
     def evaluate_together(self, site: Site, split: str = "test", **models: Weights) -> Parcel | None:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.layers.cohort import check_classes
+from polyclinic.methods.shared.local_training import one_pass
 from polyclinic.methods.shared.method import Federation, Parcel, ParcelRejected, Site, Traits, Weights, operation
 from polyclinic.methods.shared.one_round import ENCODER_TRAITS, OneRound, head_shape
 
@@ -105,8 +105,7 @@ class FedPFT(OneRound):
         size = min(trainer.optimizer.batch_size, len(rows))
         for number in range(1, self.passes + 1):
             optimizer = trainer.optimizer.make(head.parameters(), number)
-            order = torch.randperm(len(rows), generator=federation.rng(f"batches of pass {number}"))
-            batches = _batches(rows, labels, order, size, trainer.device)
+            batches = one_pass(rows, labels, size, federation.rng(f"batches of pass {number}"), trainer.device)
             trainer.train(batches, len(rows) // size, optimizer, model=head)
         slopes = head.weight.detach().cpu().double().T / scale[:, None]
         offset = head.bias.detach().cpu().double() - mean @ slopes
@@ -172,8 +171,3 @@ def _is_mixture(mixture: Mixture, width: int) -> bool:
     count = len(mixture.shares) if mixture.shares.dim() == 1 else 0
     shapes = mixture.means.shape == mixture.variances.shape == (count, width)
     return count > 0 and shapes and bool((mixture.shares >= 0).all() and (mixture.variances > 0).all())
-
-
-def _batches(rows: Tensor, labels: Tensor, order: Tensor, size: int, device: torch.device) -> Iterator[Batch]:
-    for index in order[: len(order) // size * size].split(size):
-        yield rows[index].to(device), labels[index].to(device)

@@ -10,7 +10,7 @@ With `flips` the latents of mirrored images are sent as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -19,11 +19,10 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.wire import restore, shrink
-from polyclinic.methods.shared import reply_checks
+from polyclinic.methods.shared import local_training, reply_checks
 from polyclinic.methods.shared.method import Federation, Method, Site, Traits, Weights, all_sites, operation
 from polyclinic.training import private, private_latents, private_steps
 from polyclinic.training.optimizer import (
@@ -77,7 +76,7 @@ class FedReplay(Method):
             if private:
                 state.privacy = private_latents.train(federation, state.privacy, rest, (latents, targets), optimizer)
             else:
-                batches = _batches(latents, targets, size, federation.rng("batches"), trainer.device)
+                batches = local_training.one_pass(latents, targets, size, federation.rng("batches"), trainer.device)
                 trainer.train(batches, len(latents) // size, optimizer, model=rest)
             keep_coordinator_optimizer(federation, state, optimizer)
             state.weights = {**encoder, **trainer.weights(rest)}
@@ -208,12 +207,3 @@ def _latents(sent: Weights) -> Tensor:
 def _counts(sent: Weights) -> dict[str, int]:
     """How many latents each site has sent."""
     return {name.rsplit("/", 1)[0]: len(tensor) for name, tensor in sent.items() if name.endswith("/targets")}
-
-
-def _batches(
-    latents: Tensor, targets: Tensor, size: int, rng: torch.Generator, device: torch.device
-) -> Iterator[Batch]:
-    """One shuffled pass, without an incomplete last batch."""
-    order = torch.randperm(len(latents), generator=rng)
-    for index in order[: len(latents) // size * size].split(size):
-        yield latents[index].to(device, non_blocking=True).float(), targets[index].to(device, non_blocking=True)

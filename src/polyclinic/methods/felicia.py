@@ -64,9 +64,7 @@ class Felicia(FeliciaSettings):
     name: Literal["felicia"] = "felicia"
     summary: ClassVar[str] = "sites' GANs, joined by a central discriminator that sees synthetic images only"
     traits: ClassVar[Traits] = Traits(
-        tasks=("classification", "regression"),
-        private_networks=("generator",),
-        trains="network in steps",
+        tasks=("classification", "regression"), private_networks=("generator",), trains="network in steps"
     )
 
     # --- the coordinator --------------------------------------------------------------------------
@@ -144,17 +142,21 @@ class Felicia(FeliciaSettings):
 
     def central_discriminator(self, federation: Federation, state: State, images: Tensor) -> CentralDiscriminator:
         """As it stands; built when the first synthetic images show their shape."""
-        central = self.first_central(federation, images.shape, len(federation.sites))
-        if state.central:
-            central.network.load_state_dict(dict(state.central))
+        central = self.first_central(federation, images.shape, len(federation.sites), state.central)
         restore_optimizer(central.optimizer, state.moments)
         return central
 
-    def first_central(self, at: Federation | Site, images: Sequence[int], sites: int) -> CentralDiscriminator:
-        """As it is in the beginning, the same wherever it is built; `images` is the shape [N, C, H, W]."""
+    def first_central(
+        self, at: Federation | Site, images: Sequence[int], sites: int, weights: Tensors | None = None
+    ) -> CentralDiscriminator:
+        """As it is in the beginning, the same wherever it is built, or with the weights that came; `images` is the
+        shape [N, C, H, W]."""
         settings = adversarial_settings(at)
         how: dict[str, Any] = {"towards": self.towards, "lr": self.central_lr, "per_class": self.is_per_class(settings)}
-        return CentralDiscriminator(settings, at.trainer, images, sites, at.seed, **how)
+        central = CentralDiscriminator(settings, at.trainer, images, sites, at.seed, **how)
+        if weights:
+            central.network.load_state_dict(dict(weights))
+        return central
 
     def gather_images(self, federation: Federation, replies: list[Reply]) -> ImagesOfSites:
         """All sites' images, and the number of the site and the label of each."""
@@ -180,7 +182,12 @@ class Felicia(FeliciaSettings):
     @operation(plan=TrainGAN)
     def train_alone(self, site: Site) -> Work[None]:
         """A round without the central term."""
-        yield TrainGAN(site, partial(self.gans_of, steps=self.steps), self.steps_alone)
+
+        def take_steps(gans: TrainingGANs, sites: Sequence[Site]) -> None:
+            for _ in range(self.steps):
+                gans.local_step()
+
+        yield TrainGAN(site, partial(self.gans_of, steps=self.steps), take_steps)
 
     @operation("synthetic-images", plan=StartGAN, address="begin")
     def start_round(self, site: Site) -> Work[Parcel]:
@@ -199,30 +206,16 @@ class Felicia(FeliciaSettings):
         self, site: Site, begin: int, steps: int, names: list[str], central: Tensors | None = None
     ) -> Work[Parcel]:
         """Some steps with the central discriminator as it came (in the beginning, as everyone builds it); images."""
+
+        def take_steps(gans: TrainingGANs, sites: Sequence[Site]) -> None:
+            received = self.first_central(sites[0], sites[0].data.train.images.shape, len(names), central)
+            received.expect_turns(classes_take_turns(sites))
+            for step in range(begin, begin + steps):
+                self.local_step(gans, sites, received, names, step)
+
         gans = partial(self.gans_of, steps=steps, purpose=f"gan from {begin}")
-        sent = self.sent or steps * adversarial_settings(site).batch_size
-        taken = partial(self.steps_with, begin=begin, steps=steps, names=names, central=central)
-        made = yield TrainGAN(site, gans, taken, sent)
+        made = yield TrainGAN(site, gans, take_steps, self.sent or steps * adversarial_settings(site).batch_size)
         return self.parcel_of(site, made)
-
-    def steps_alone(self, gans: TrainingGANs, sites: Sequence[Site]) -> None:
-        for _ in range(self.steps):
-            gans.local_step()
-
-    def steps_with(
-        self,
-        gans: TrainingGANs,
-        sites: Sequence[Site],
-        *,
-        begin: int,
-        steps: int,
-        names: list[str],
-        central: Tensors | None,
-    ) -> None:
-        received = self.received(sites[0], central, len(names))
-        received.expect_turns(classes_take_turns(sites))
-        for step in range(begin, begin + steps):
-            self.local_step(gans, sites, received, names, step)
 
     def gans_of(self, group: Sequence[Site], steps: int, purpose: str = "gan") -> TrainingGANs:
         """The GANs of some sites, ready for the steps of a round."""
@@ -247,9 +240,8 @@ class Felicia(FeliciaSettings):
             return
         rows, device = gans.rows, central.device
         number = [torch.full((rows,), names.index(site.name), device=device) for site in group]
-        others = [
-            central.other_sites(n, site.rng(f"other owner {step}")) for n, site in zip(number, group, strict=True)
-        ]
+        rngs = [site.rng(f"other owner {step}") for site in group]
+        others = [central.other_sites(own, rng) for own, rng in zip(number, rngs, strict=True)]
         site = torch.cat(number)
 
         def image_gradient(fake: Tensor, labels: Tensor, other: Tensor) -> Tensor:
@@ -259,13 +251,6 @@ class Felicia(FeliciaSettings):
             return (self.weight * gradient / rows).reshape(fake.shape)
 
         gans.local_step(image_gradient, torch.cat(others))
-
-    def received(self, site: Site, central: Tensors | None, sites: int) -> CentralDiscriminator:
-        """The central discriminator as it came down, for its gradients only."""
-        found = self.first_central(site, site.data.train.images.shape, sites)
-        if central:
-            found.network.load_state_dict(dict(central))
-        return found
 
     def parcel_of(self, site: Site, made: SyntheticBatch) -> Parcel:
         """Synthetic images as they travel, with what differential privacy says about them; with the labels that they

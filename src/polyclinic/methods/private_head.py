@@ -66,9 +66,7 @@ class PrivateHead(Method):
 
     summary: ClassVar[str] = "a linear head on a public encoder, trained with differential privacy, step by step"
     traits: ClassVar[Traits] = Traits(
-        tasks=("classification", "regression"),
-        trains="private head",
-        batch_norm="average",
+        tasks=("classification", "regression"), trains="private head", batch_norm="average"
     )
     SUMMED: ClassVar[dict[str, str]] = {"give_gradient": "sum", "give_share_of_sum": "secure sum"}
 
@@ -79,7 +77,6 @@ class PrivateHead(Method):
         model = _encoded(federation.trainer.model)
         zero = torch.zeros(model.outputs, basis["matrix"].shape[1] + 1)
         state = federation.state(step={"head": zero, "velocity": zero, "sum": zero}, averaged=0)
-        weights = self.weights(basis, zero)
         assert federation.trainer.privacy is not None, "the study's checks want the table [privacy]"
         clip = federation.trainer.privacy.max_grad_norm
         in_secret = federation.sums.settings.sum == "secure"
@@ -96,15 +93,11 @@ class PrivateHead(Method):
             state.step, state.averaged = {"head": head, "velocity": velocity, "sum": total}, state.averaged + counts
             if number == self.rounds:  # the mean of the heads is there at the end only
                 federation.evaluate(self.weights(basis, total / state.averaged))
-        if state.averaged:
-            weights = self.weights(basis, state.step["sum"] / state.averaged)
-        return weights
+        return self.weights(basis, state.step["sum"] / max(1, state.averaged))
 
     def hand_out_basis(self, federation: Federation) -> dict[str, Tensor]:
         """The basis, which all sites get."""
-        trainer = federation.trainer
-        encoder = _encoded(trainer.model).features.encoder(trainer.device)
-        basis = public_basis(encoder, self.numbers, whitening=self.whitening, each=self.phantoms)
+        basis = self._basis(federation)
         federation.ask_all("take_basis", statistics={**basis, "sites": torch.tensor(len(federation.sites))})
         return basis
 
@@ -129,9 +122,9 @@ class PrivateHead(Method):
             raise ParcelRejected("the basis that came is not the one of the study's public phantoms")
         site.state.put(BASIS, statistics)
 
-    def _basis(self, site: Site) -> dict[str, Tensor]:
+    def _basis(self, at: Federation | Site) -> dict[str, Tensor]:
         """The basis that the study's phantoms have, as everybody can compute it."""
-        encoder = _encoded(site.trainer.model).features.encoder(site.trainer.device)
+        encoder = _encoded(at.trainer.model).features.encoder(at.trainer.device)
         return public_basis(encoder, self.numbers, whitening=self.whitening, each=self.phantoms)
 
     @operation("gradients")

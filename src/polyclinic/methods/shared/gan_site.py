@@ -25,6 +25,7 @@ from polyclinic.methods.shared.training_gans import (
     STEPS,
     ImageGradient,
     SyntheticBatch,
+    TrainingGANs,
     batch_rows,
     steps_taken,
 )
@@ -39,12 +40,9 @@ if TYPE_CHECKING:
 GRAPH_PAYS = 100  # steps of a round from which on recording a CUDA graph takes less time than it saves
 
 
-class SiteGANs:
-    """Lives for one round in the sites' memories; `keep` puts what was learnt into the sites' states.
-
-    `purpose` names this round's draws. Where the engine records CUDA graphs and a round has many `steps`, a step is
-    launched as one graph.
-    """
+class SiteGANs(TrainingGANs):
+    """Lives for one round in the sites' memories; `purpose` names its draws. Where the engine records CUDA graphs and a
+    round has many `steps`, a step is launched as one graph."""
 
     def __init__(
         self,
@@ -90,17 +88,17 @@ class SiteGANs:
     def advance(self, gradients: Mapping[str, Tensor]) -> list[SyntheticBatch]:
         gradient = self._gradient(gradients)
         if not self.graphed or gradient is None:
-            self._generator_step(gradient)
-            return self.start()
+            return super().advance(gradients)
         before = (gradient, self.noise, self._wanted(), self._generator_draws())
         inputs = [one for _ in range(self.settings.critic_steps) for one in self._discriminator_inputs()]
         self.noise = self._stack([member.draw_noise() for member in self.members])
         step, wanted = self._step("advance", self._recorded_advance), self._wanted()
         return self._each(step(*before, self.noise, wanted, *inputs), wanted)
 
-    def finish(self, gradients: Mapping[str, Tensor]) -> None:
-        self._generator_step(self._gradient(gradients))
-        self.keep()
+    def generator_step(self, gradients: Mapping[str, Tensor]) -> None:
+        fake = self._make_again(self.noise, self._wanted()) if self.graphed else self.fake
+        self.trainer.generator_step(fake, self._wanted(), self._generator_draws(), self._gradient(gradients))
+        self.fake = torch.empty(0)
 
     # --- steps without a coordinator ----------------------------------------------------------------
 
@@ -182,11 +180,6 @@ class SiteGANs:
     def _generator_draws(self) -> Tensor | None:
         each = [self.trainer.draw_for_generator(member.random, len(member.wanted)) for member in self.members]
         return None if each[0] is None else self._stack(each)  # type: ignore[arg-type]
-
-    def _generator_step(self, gradient: Tensor | None) -> None:
-        fake = self._make_again(self.noise, self._wanted()) if self.graphed else self.fake
-        self.trainer.generator_step(fake, self._wanted(), self._generator_draws(), gradient)
-        self.fake = torch.empty(0)
 
     def _make(self) -> Tensor:
         """Fake images, with gradients; a CUDA graph cannot keep those from call to call (`_make_again`)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -67,6 +67,13 @@ def class_weights(labels: Tensor, classes: int) -> Tensor:
     """Weights that let every class a site has count alike: inverse to its frequency there, 0 where it is absent."""
     counts = torch.bincount(labels.long(), minlength=classes).float()
     return torch.where(counts > 0, counts.sum() / (counts.clamp(min=1) * (counts > 0).sum()), 0.0)
+
+
+def one_pass(rows: Tensor, targets: Tensor, size: int, rng: torch.Generator, device: torch.device) -> Iterator[Batch]:
+    """One shuffled pass over rows [N, ...], as float32, without an incomplete last batch."""
+    order = torch.randperm(len(rows), generator=rng)
+    for index in order[: len(rows) // size * size].split(size):
+        yield rows[index].to(device, non_blocking=True).float(), targets[index].to(device, non_blocking=True)
 
 
 # --- how long a site trains ---------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from polyclinic.generators.replay_stream import ReplaySource
 from polyclinic.methods.shared import replay_space
 from polyclinic.methods.shared.method import Parcel, Site
 from polyclinic.methods.shared.public_basis import PHANTOMS, pictures
+from polyclinic.methods.shared.site_generator import figures_parcel
 from polyclinic.metrics.images import pooled_psnr
 
 #: the group of a site's state that has the frozen layers' weights; where its cache has latents and their limits
@@ -116,9 +117,9 @@ def measure(site: Site, model: GeneratorModel, *, sampled: bool) -> Parcel:
     if not replay_space.in_latents(site):  # which nobody can look at
         draw(site, model, images[:SHOWN], replayed[:SHOWN] if sampled else None)
     if sampled or not isinstance(model, CodedModel):
-        return _metrics({})
+        return figures_parcel({})
     in_use = model.usage(model.encode(images))
-    return _metrics(
+    return figures_parcel(
         {"psnr": pooled_psnr(images, replayed, data_range=255)}
         | {f"code_usage_{level}": fraction for level, fraction in in_use.items()}
     )
@@ -152,7 +153,7 @@ def probe_images(site: Site, model: GeneratorModel, by_site: Mapping[str, Replay
             groups[name] = source.images(chosen, rng)
         found = probe.which_site(groups, rng, device=device)
         scores |= {"which_site_accuracy": found["accuracy"], "which_site_chance": found["chance"]}
-    return _metrics(scores)
+    return figures_parcel(scores)
 
 
 def real_and_replayed(site: Site, model: GeneratorModel, *, sampled: bool) -> tuple[Tensor, Tensor]:
@@ -163,7 +164,3 @@ def real_and_replayed(site: Site, model: GeneratorModel, *, sampled: bool) -> tu
     if sampled or not isinstance(model, CodedModel):
         return images, model.sample(part.labels[some].copy(), site.rng("samples"))
     return images, model.decode(model.encode(images))
-
-
-def _metrics(values: Mapping[str, float]) -> Parcel:
-    return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()})

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyclinic.data.cache import code_digest
-from polyclinic.data.parts import ImageSet
 from polyclinic.data.plots import contact_sheet, label_words
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.ledger.parcel import decode
@@ -174,7 +173,7 @@ def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
 
 
 def figures_parcel(figures: Mapping[str, float]) -> Parcel:
-    """The figures of a generator's training, as they leave the site."""
+    """Figures as they leave a site."""
     return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()})
 
 
@@ -236,11 +235,6 @@ def own_parcel(site: Site) -> Parcel:
             site.state[SENT_BUFFER] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
         site.cache["buffer"] = decode(site.state[SENT_BUFFER].numpy().tobytes())
     return site.cache["buffer"]
-
-
-def buffer_images(buffer: Tensors) -> ImageSet:
-    """A buffer as something that a trainer can train on."""
-    return ImageSet(**{name: tensor.numpy() for name, tensor in buffer.items()})
 
 
 def _draw_sheet(site: Site, buffer: Tensors) -> None:

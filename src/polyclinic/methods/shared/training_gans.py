@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -39,34 +40,48 @@ class SyntheticBatch(NamedTuple):
     labels: Tensor  #: [B]
 
 
-class TrainingGANs(Protocol):
-    """GANs of sites in training, for one round: `SiteGANs`, or `SiteGANInHalves`."""
+class TrainingGANs(ABC):
+    """GANs of sites in training, for one round; `keep` puts what was learnt into the sites' states."""
 
     @property
+    @abstractmethod
     def names(self) -> list[str]:
         """The sites, in the order of what `start` and `advance` give."""
 
     @property
+    @abstractmethod
     def rows(self) -> int:
         """Images of a site that a step makes."""
 
+    @abstractmethod
     def start(self) -> list[SyntheticBatch]:
-        """The discriminators' first steps; then every site's first images."""
+        """The discriminators' steps; then every site's next images."""
+
+    @abstractmethod
+    def generator_step(self, gradients: Mapping[str, Tensor]) -> None:
+        """The generators' steps for the images that were made last, with the gradients of a further loss w.r.t. those
+        images, by site, if there are any."""
 
     def advance(self, gradients: Mapping[str, Tensor]) -> list[SyntheticBatch]:
-        """The generators' steps for the images that were made last, with the gradients of a further loss w.r.t. those
-        images, by site, if there are any; then the discriminators' steps, and the next images."""
+        """The generators' steps, the discriminators' steps, and the next images."""
+        self.generator_step(gradients)
+        return self.start()
 
     def finish(self, gradients: Mapping[str, Tensor]) -> None:
         """The generators' last steps of the round."""
+        self.generator_step(gradients)
+        self.keep()
 
+    @abstractmethod
     def local_step(self, image_gradient: ImageGradient | None = None, draws: Tensor | None = None) -> None:
         """The discriminators' steps, then one of the generators, with the gradient of a further loss w.r.t. the fake
         images; `draws` are what `image_gradient` needs besides them."""
 
+    @abstractmethod
     def sample(self, count: int) -> list[SyntheticBatch]:
         """`count` images of every site."""
 
+    @abstractmethod
     def keep(self) -> None:
         """Put networks and optimisers into the sites' states."""
 
@@ -194,8 +209,8 @@ def adversarial_settings(at: Federation | Site) -> AdversarialGenerator:
 COUNTERS = "gan-"  # begins the names of `AdversarialSteps.counters` in a site's state
 
 
-class SiteGANInHalves:
-    """`TrainingGANs` of one site; lives for one round, and `keep` puts what was learnt into the site's state."""
+class SiteGANInHalves(TrainingGANs):
+    """The GAN of one site."""
 
     def __init__(self, site: Site, model: AdversarialModel, *, shared_noise: bool, purpose: str) -> None:
         self.site, self.model = site, model
@@ -225,13 +240,8 @@ class SiteGANInHalves:
         self._discriminate_and_make()
         return [SyntheticBatch(self._cropped(self.fake).detach(), self.labels)]
 
-    def advance(self, gradients: Mapping[str, Tensor]) -> list[SyntheticBatch]:
+    def generator_step(self, gradients: Mapping[str, Tensor]) -> None:
         self._generator_step(gradients.get(self.site.name))
-        return self.start()
-
-    def finish(self, gradients: Mapping[str, Tensor]) -> None:
-        self._generator_step(gradients.get(self.site.name))
-        self.keep()
 
     def local_step(self, image_gradient: ImageGradient | None = None, draws: Tensor | None = None) -> None:
         self._discriminate_and_make()

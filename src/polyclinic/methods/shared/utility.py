@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.federation.site import SiteState
 from polyclinic.generators.base import GeneratorModel, as_tensor, check_labels
 from polyclinic.methods.shared.method import Federation, Parcel, Site, Weights
-from polyclinic.methods.shared.site_generator import uniform_labels
+from polyclinic.methods.shared.site_generator import figures_parcel, uniform_labels
 from polyclinic.metrics.distribution import NEIGHBOURS, precision_recall
 from polyclinic.metrics.images import principal_components
 from polyclinic.randomness import torch_rng
@@ -91,7 +91,7 @@ def evaluate(site: Site, synthetic: ImageSet, selection: Selection, others: Imag
     figures |= {f"test_{name}": test_score(site, network) for name, network in networks.items()}
     figures |= measure_coverage(site, synthetic)
     finite = {name: value for name, value in figures.items() if np.isfinite(value)}
-    return Parcel("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in finite.items()})
+    return figures_parcel(finite)
 
 
 def train_and_keep(
@@ -180,8 +180,8 @@ def test_sums(site: Site, weights: Weights) -> Parcel | None:
     site.trainer.load(weights)
     sums = {f"/{name}": value for name, value in site.trainer.evaluate(part).items()}
     for group in np.unique(part.subgroup) if part.subgroup is not None else []:
-        own = subset(part, np.flatnonzero(part.subgroup == group))
-        sums |= {f"{group}/{name}": value for name, value in site.trainer.evaluate(own).items()}
+        own = site.trainer.evaluate(part.take(part.subgroup == group))
+        sums |= {f"{group}/{name}": value for name, value in own.items()}
     return Parcel("metrics", sums)
 
 
@@ -207,13 +207,6 @@ def draw_sheet(site: Site, synthetic: ImageSet) -> None:
     more = f"; the first 5 of {len(names)} classes" if len(names) > 5 else ""
     title = f"{site.name}: some of {len(site.data.train)} training and {len(synthetic)} synthetic images{more}"
     contact_sheet(rows, site.folder / "samples.png", (), title)
-
-
-def subset(part: ImageSet, index: np.ndarray) -> ImageSet:
-    """Some of the images of a part, with what is known of each."""
-    known = {name: getattr(part, name) for name in ("masks", "cases", "subgroup", "columns")}
-    chosen = {name: None if array is None else array[index] for name, array in known.items()}
-    return replace(part, images=part.images[index], labels=part.labels[index], **chosen)
 
 
 def join(a: ImageSet, b: ImageSet) -> ImageSet:
