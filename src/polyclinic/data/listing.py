@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyclinic.data.archives import Chain
 from polyclinic.data.cache import Progress
 from polyclinic.data.pixels import Fit, fit_image, fit_mask, is_colour
 from polyclinic.data.reading import UNKNOWN_SPACING, Reader
@@ -26,6 +27,8 @@ from polyclinic.files import PARTIAL, atomic_file, atomic_write, make_folder
 
 #: the arrays of a listing that have one entry per image
 PER_IMAGE = ("labels", "patient", "site", "split", "subgroup", "ids", "columns")
+#: what is asked of a listing image by image
+FUNCTIONS = ("picture", "name", "mask", "spacing")
 
 
 @dataclass(frozen=True)
@@ -60,30 +63,25 @@ class Listing:
     def take(self, index: np.ndarray) -> Listing:
         """The listing of the images at `index`, in that order."""
         index = np.asarray(index, dtype=np.int64)
-        picture, name, mask, spacing = self.picture, self.name, self.mask, self.spacing
-        return replace(
-            self,
-            picture=lambda i: picture(int(index[i])),
-            name=lambda i: name(int(index[i])),
-            mask=None if mask is None else lambda i: mask(int(index[i])),
-            spacing=None if spacing is None else lambda i: spacing(int(index[i])),
-            **{key: array[index] for key, array in self.arrays().items()},
-        )
+
+        def at(function: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
+            return None if function is None else lambda i: function(int(index[i]))
+
+        functions = {key: at(getattr(self, key)) for key in FUNCTIONS}
+        arrays = {key: array[index] for key, array in self.arrays().items()}
+        return replace(self, **functions, **arrays)  # type: ignore[arg-type]
 
     def joined(self, other: Listing) -> Listing:
         """This listing and, behind it, another with the same columns."""
         split_at = len(self)
 
-        def of(mine: Callable[[int], Any], others: Callable[[int], Any]) -> Callable[[int], Any]:
-            return lambda i: mine(i) if i < split_at else others(i - split_at)
+        def of(key: str) -> Callable[[int], Any] | None:
+            mine, others = getattr(self, key), getattr(other, key)
+            return None if None in (mine, others) else lambda i: mine(i) if i < split_at else others(i - split_at)
 
-        both: dict[str, Any] = {
-            key: np.concatenate([array, getattr(other, key)]) for key, array in self.arrays().items()
-        }
-        mask = None if self.mask is None or other.mask is None else of(self.mask, other.mask)
-        spacing = None if self.spacing is None or other.spacing is None else of(self.spacing, other.spacing)
-        picture, name = of(self.picture, other.picture), of(self.name, other.name)
-        return replace(self, picture=picture, name=name, mask=mask, spacing=spacing, **both)
+        functions = {key: of(key) for key in FUNCTIONS}
+        arrays = {key: np.concatenate([array, getattr(other, key)]) for key, array in self.arrays().items()}
+        return replace(self, **functions, **arrays)  # type: ignore[arg-type]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The per-image arrays that there are."""
@@ -114,9 +112,18 @@ def listing_of_files(
     )
 
 
-def listing_of_arrays(images: Sequence[np.ndarray], what: str, **facts: Any) -> Listing:
-    """A listing of images [H, W] or [H, W, 3] that lie in arrays; `what` names the file or folder."""
-    return Listing(picture=lambda i: images[i], name=lambda i: f"{what} image {i}", **facts)
+def listing_of_parts(
+    what: str, parts: Sequence[tuple[str, np.ndarray, np.ndarray]], classes: tuple[str, ...]
+) -> Listing:
+    """A listing of (split, images [N, H, W] or [N, H, W, 3], labels [N]) that lie in arrays; `what` names them."""
+    images = Chain([pixels for _, pixels, _ in parts])
+    return Listing(
+        picture=lambda i: images[i],
+        name=lambda i: f"{what} image {i}",
+        labels=np.concatenate([labels for *_, labels in parts]).astype(np.int64),
+        classes=classes,
+        split=np.repeat([split for split, *_ in parts], images.lengths),
+    )
 
 
 def places(table: Table, files: Sequence[Path]) -> list[str]:

@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.allowed_paths import safe_names
-from polyclinic.data.archives import Archive, Chain
-from polyclinic.data.listing import Listing, listing_of_arrays, listing_of_files
+from polyclinic.data.archives import Archive
+from polyclinic.data.listing import Listing, listing_of_files, listing_of_parts
 from polyclinic.data.source import FileSource
 from polyclinic.errors import BadInput
 from polyclinic.settings import nearest
@@ -22,6 +22,7 @@ from polyclinic.settings import nearest
 
 
 PARTS = {"train": "train", "t10k": "test"}
+DIGITS = tuple(str(digit) for digit in range(10))
 
 
 class Mnist(FileSource):
@@ -39,15 +40,11 @@ class Mnist(FileSource):
         path/t10k-images-idx3-ubyte.gz, path/t10k-labels-idx1-ubyte.gz       (unpacked is fine)"""
 
     def listing(self) -> Listing:
-        images = Chain([read_idx(self._file(part, "images-idx3")) for part in PARTS])
-        labels = np.concatenate([read_idx(self._file(part, "labels-idx1")) for part in PARTS])
-        return listing_of_arrays(
-            images,
-            str(self.location),
-            labels=labels.astype(np.int64),
-            classes=tuple(str(digit) for digit in range(10)),
-            split=np.repeat(list(PARTS.values()), images.lengths),
-        )
+        parts = [
+            (split, read_idx(self._file(part, "images-idx3")), read_idx(self._file(part, "labels-idx1")))
+            for part, split in PARTS.items()
+        ]
+        return listing_of_parts(str(self.location), parts, DIGITS)
 
     def _file(self, part: str, what: str) -> Path:
         name = f"{part}-{what}-ubyte"
@@ -133,15 +130,10 @@ def read_names(file: Path, count: int) -> tuple[str, ...]:
 
 def _listing(path: Path, parts: list[np.ndarray], column: int, classes: tuple[str, ...]) -> Listing:
     """The last part is the official test set."""
-    images = Chain([part[:, -PIXELS:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for part in parts])
+    images = [part[:, -PIXELS:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for part in parts]
     splits = ["train"] * (len(parts) - 1) + ["test"]
-    return listing_of_arrays(
-        images,
-        str(path),
-        labels=np.concatenate([part[:, column] for part in parts]).astype(np.int64),
-        classes=classes,
-        split=np.repeat(splits, images.lengths),
-    )
+    labels = [part[:, column] for part in parts]
+    return listing_of_parts(str(path), list(zip(splits, images, labels, strict=True)), classes)
 
 
 # --- SVHN -----------------------------------------------------------------------------------------------------
@@ -162,15 +154,8 @@ class Svhn(FileSource):
         path/train_32x32.mat, path/test_32x32.mat"""
 
     def listing(self) -> Listing:
-        parts = [read_digits(self.location / f"{name}_32x32.mat") for name in ("train", "test")]
-        images = Chain([pixels for pixels, _ in parts])
-        return listing_of_arrays(
-            images,
-            str(self.location),
-            labels=np.concatenate([labels for _, labels in parts]),
-            classes=tuple(str(digit) for digit in range(10)),
-            split=np.repeat(["train", "test"], images.lengths),
-        )
+        parts = [(name, *read_digits(self.location / f"{name}_32x32.mat")) for name in ("train", "test")]
+        return listing_of_parts(str(self.location), parts, DIGITS)
 
 
 def read_digits(file: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -285,16 +270,17 @@ class MedMnist(FileSource):
 
     def listing(self) -> Listing:
         archive = Archive(self._file())
-        images = Chain([_middle_slices(archive[f"{name}_images"]) for name in SPLITS])
-        labels = np.concatenate([archive[f"{name}_labels"] for name in SPLITS])
-        labels, classes = self._classes(labels.astype(np.int64))
-        return Listing(
-            picture=lambda i: images[i],
-            name=lambda i: f"{self.subset} image {i}",
-            labels=labels,
-            classes=classes,
-            split=np.repeat(list(SPLITS.values()), images.lengths),
-        )
+        classes, finding = CLASSES[self.subset], None
+        if self.subset == "chestmnist":
+            if self.finding not in classes:
+                raise BadInput(f"data.finding: there is no '{self.finding}'; choose one of {', '.join(classes)}")
+            classes, finding = ("other", self.finding), classes.index(self.finding)
+        parts = []
+        for name, split in SPLITS.items():
+            labels = archive[f"{name}_labels"]
+            labels = labels.reshape(-1) if finding is None else labels[:, finding]
+            parts.append((split, _middle_slices(archive[f"{name}_images"]), labels))
+        return listing_of_parts(self.subset, parts, classes)
 
     def _file(self) -> Path:
         if self.subset not in CLASSES:
@@ -309,14 +295,6 @@ class MedMnist(FileSource):
             if file.is_file():
                 return file
         raise BadInput(f"data.path: '{self.location}' has no {self.subset}.npz (nor one of _64, _128, _224)")
-
-    def _classes(self, labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-        classes = CLASSES[self.subset]
-        if self.subset != "chestmnist":
-            return labels.reshape(-1), classes
-        if self.finding not in classes:
-            raise BadInput(f"data.finding: there is no '{self.finding}'; choose one of {', '.join(classes)}")
-        return labels[:, classes.index(self.finding)], ("other", self.finding)
 
 
 def _middle_slices(images: np.ndarray) -> np.ndarray:
