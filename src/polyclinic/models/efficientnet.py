@@ -40,27 +40,10 @@ class PublicInput(nn.Module):
         return (images.expand(-1, 3, -1, -1) * 255 - 127) / 128
 
 
-class EfficientNetLite0(Backbone):
-    """Cut `blockN` lies after the N-th block, `stem` before the first; block 1, 3, 5, 11 and 16 end a level."""
+class PublicBackbone(Backbone):
+    """A network with the stem and the sixteen blocks, whose public weights are those of the package."""
 
-    name: ClassVar[str] = "efficientnet-lite0"
-    summary: ClassVar[str] = "EfficientNet-Lite0, 3.4 million parameters: has public weights (ImageNet)"
     norm_layers: ClassVar[bool | None] = True
-    stages: ClassVar[dict[str, tuple[str, ...]]] = {
-        "stem": ("public_input", "conv_stem", "bn0", "relu0"),
-        **{f"block{number}": (f"block{number}",) for number in range(1, BLOCKS + 1)},
-        "head": ("conv_head", "bn1", "relu1", "avgpool", "flatten", "fc"),
-    }
-
-    def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
-        super().__init__(channels, outputs, size, norm)
-        add_encoder(self, norm)
-        self.conv_head = nn.Conv2d(320, VECTOR_WIDTH, 1, bias=False)
-        self.bn1 = norm_layer(norm, VECTOR_WIDTH, EPS)
-        self.relu1 = nn.ReLU6()
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.flatten = nn.Flatten()
-        self.fc = nn.Linear(VECTOR_WIDTH, outputs)
 
     @classmethod
     def public_weights(cls) -> WeightsFile:
@@ -77,19 +60,40 @@ class EfficientNetLite0(Backbone):
     def input_side(cls, size: int) -> int:
         return max(size, SMALLEST_SIDE)
 
+    def add_encoder(self, norm: str) -> None:
+        """Make the stem and the blocks."""
+        self.public_input = PublicInput()
+        self.conv_stem = SameConv2d(3, 32, 3, 2, bias=False)
+        self.bn0 = norm_layer(norm, 32, EPS)
+        self.relu0 = nn.ReLU6()
+        for number, block in enumerate(make_blocks(partial(norm_layer, norm, eps=EPS)), start=1):
+            self.add_module(f"block{number}", block)
+
+
+class EfficientNetLite0(PublicBackbone):
+    """Cut `blockN` lies after the N-th block, `stem` before the first; block 1, 3, 5, 11 and 16 end a level."""
+
+    name: ClassVar[str] = "efficientnet-lite0"
+    summary: ClassVar[str] = "EfficientNet-Lite0, 3.4 million parameters: has public weights (ImageNet)"
+    stages: ClassVar[dict[str, tuple[str, ...]]] = {
+        "stem": ("public_input", "conv_stem", "bn0", "relu0"),
+        **{f"block{number}": (f"block{number}",) for number in range(1, BLOCKS + 1)},
+        "head": ("conv_head", "bn1", "relu1", "avgpool", "flatten", "fc"),
+    }
+
+    def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
+        super().__init__(channels, outputs, size, norm)
+        self.add_encoder(norm)
+        self.conv_head = nn.Conv2d(320, VECTOR_WIDTH, 1, bias=False)
+        self.bn1 = norm_layer(norm, VECTOR_WIDTH, EPS)
+        self.relu1 = nn.ReLU6()
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.fc = nn.Linear(VECTOR_WIDTH, outputs)
+
     @classmethod
     def default_cut(cls) -> str:
         return "block5"
-
-
-def add_encoder(network: Backbone, norm: str) -> None:
-    """Give a network the stem and the sixteen blocks."""
-    network.public_input = PublicInput()
-    network.conv_stem = SameConv2d(3, 32, 3, 2, bias=False)
-    network.bn0 = norm_layer(norm, 32, EPS)
-    network.relu0 = nn.ReLU6()
-    for number, block in enumerate(make_blocks(partial(norm_layer, norm, eps=EPS)), start=1):
-        network.add_module(f"block{number}", block)
 
 
 WIDTHS = (16, 24, 40, 80)  # of the decoder's levels, from the finest to the coarsest
@@ -106,12 +110,11 @@ def decoder(inputs: int, width: int, norm: str) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class UNetEfficientNetLite0(Backbone):
+class UNetEfficientNetLite0(PublicBackbone):
     """Cut `block1` lies after the first block, at half the side: its output is all that the rest needs."""
 
     name: ClassVar[str] = "unet-efficientnet-lite0"
     summary: ClassVar[str] = "U-Net on EfficientNet-Lite0, 3.8 million parameters: segmentation from public weights"
-    norm_layers: ClassVar[bool | None] = True
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
         "stem": ("public_input", "conv_stem", "bn0", "relu0"),
         "block1": ("block1",),
@@ -121,24 +124,12 @@ class UNetEfficientNetLite0(Backbone):
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__(channels, outputs, size, norm)
-        add_encoder(self, norm)
+        self.add_encoder(norm)
         below = LEVEL_CHANNELS[-1]
         for level in range(len(WIDTHS), 0, -1):
             self.add_module(f"decoder{level}", decoder(below + LEVEL_CHANNELS[level - 1], WIDTHS[level - 1], norm))
             below = WIDTHS[level - 1]
         self.final_conv = nn.Conv2d(below, outputs, 1)
-
-    @classmethod
-    def public_weights(cls) -> WeightsFile:
-        return EfficientNetLite0.public_weights()
-
-    @classmethod
-    def own_name(cls, name: str) -> str:
-        return EfficientNetLite0.own_name(name)
-
-    @classmethod
-    def input_side(cls, size: int) -> int:
-        return EfficientNetLite0.input_side(size)
 
     @classmethod
     def default_cut(cls) -> str:
@@ -157,9 +148,6 @@ class UNetEfficientNetLite0(Backbone):
         x = levels.pop()
         for name in DECODING:
             skip = levels.pop()
-            x = self.get_submodule(name)(torch.cat([_enlarged(x, skip.shape[-2:]), skip], 1))
+            enlarged = F.interpolate(x, tuple(skip.shape[-2:]), mode="nearest")
+            x = self.get_submodule(name)(torch.cat([enlarged, skip], 1))
         return F.interpolate(self.get_submodule("final_conv")(x), scale_factor=2.0, mode="bilinear")
-
-
-def _enlarged(x: Tensor, shape: torch.Size) -> Tensor:
-    return F.interpolate(x, tuple(shape), mode="nearest")
