@@ -1,13 +1,17 @@
-"""Digests and lines that are made beside training are the same as those made at once, and complete when read."""
+"""Size and digest of a parcel: without its bytes, beside training, and complete when read."""
 
+import hashlib
 import threading
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.layers import gate
 from polyclinic.federation.ledger import background, parcel
+from polyclinic.federation.ledger import parcel as parcels
 from polyclinic.federation.ledger.background import Background
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel
@@ -25,12 +29,6 @@ def test_a_large_parcel_is_digested_by_the_thread(always):
     assert one.digest_soon.result() == other._digest_now() == one.digest
 
 
-def test_a_small_parcel_is_digested_at_once():
-    small = Parcel("weights", {"a": torch.arange(5.0)})
-    assert small.digest_soon.done()
-    assert small.digest_soon.result() == small.digest
-
-
 def test_a_tensor_that_is_changed_meanwhile_is_found(always, monkeypatch):
     hold, held = threading.Event(), Background(1)
     monkeypatch.setattr(parcel, "BACKGROUND", held)
@@ -41,16 +39,6 @@ def test_a_tensor_that_is_changed_meanwhile_is_found(always, monkeypatch):
     hold.set()
     with pytest.raises(WorkFailed, match="'a' of a parcel of kind 'weights' was changed after"):
         digest.result()
-
-
-def test_who_adds_more_than_may_wait_waits(monkeypatch):
-    monkeypatch.setattr(background, "MOST_WAITING", 100)
-    held, order = Background(1), []
-    first = held.submit(lambda: order.append("first"), [torch.zeros(20)])
-    held.submit(lambda: order.append("second"), [torch.zeros(20)])
-    assert first.done()
-    held.submit(lambda: None, []).result()
-    assert order == ["first", "second"]
 
 
 def test_lines_that_wait_for_digests_are_those_of_lines_written_at_once(tmp_path):
@@ -84,3 +72,46 @@ def test_settling_waits_for_all_and_leaves_errors_to_whoever_asks():
     held.settle()
     assert [one.result() for one in right] == list(range(5))
     assert isinstance(wrong.exception(), ZeroDivisionError)
+
+
+SHAPES = st.lists(st.integers(0, 4), max_size=3)
+TENSORS = st.dictionaries(st.text(max_size=6), st.tuples(st.sampled_from(list(parcels.TYPES)), SHAPES), max_size=6)
+
+
+def encoded_copy(parcel: Parcel) -> bytes:
+    """The bytes of an equal parcel, so that this one stays without."""
+    return Parcel(parcel.kind, parcel.tensors, parcel.metadata, parcel.privacy, parcel.compressed).encoded
+
+
+@settings(max_examples=60, deadline=None)
+@given(TENSORS, st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False), max_size=2))
+def test_size_and_digest_are_those_of_the_bytes(described, metadata):
+    tensors = {name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in described.items()}
+    if "__metadata__" in tensors:
+        return
+    parcel = Parcel("weights", tensors, metadata)
+    data = encoded_copy(parcel)
+    assert parcel.size == len(data)
+    assert parcel.digest == hashlib.sha256(data).hexdigest()
+    assert "encoded" not in vars(parcel)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"turned": torch.arange(12.0).reshape(3, 4).t()},
+        {"last": torch.arange(24.0).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)},
+        {"whole": (shared := torch.arange(6.0)), "part": shared[:2], "same": shared},
+    ],
+)
+def test_it_does_not_matter_how_tensors_lie_in_memory(tensors):
+    parcel = Parcel("weights", tensors, privacy={"epsilon": 1.0})
+    data = encoded_copy(parcel)
+    assert (parcel.size, parcel.digest) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_a_safetensors_that_writes_another_header_is_digested_by_its_bytes(monkeypatch):
+    monkeypatch.setattr(parcels, "_is_as_installed", lambda: False)
+    parcel = Parcel("weights", {"a": torch.ones(3)})
+    assert parcel.digest == hashlib.sha256(encoded_copy(parcel)).hexdigest()
+    assert "encoded" in vars(parcel)

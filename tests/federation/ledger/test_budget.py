@@ -10,7 +10,7 @@ from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.cohort import cohort
 from polyclinic.federation.layers.gate import Gate, RawImages
-from polyclinic.federation.ledger.budget import Budget, Spent
+from polyclinic.federation.ledger.budget import Budget
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel
@@ -81,33 +81,6 @@ def test_a_resumed_run_may_send_the_same_again(tmp_path):
     release(again, weights(1.0))
     assert again.ledger.position.lines == 1
     assert "bytes would have left" in refusal(again, weights(1.0))  # a second time is new
-
-
-def test_epsilon_is_what_the_last_record_says(tmp_path):
-    gate = gate_of(tmp_path, max_epsilon=3.0)
-    release(gate, weights(1.0, privacy=record(1.0, 10)))
-    release(gate, weights(2.0, privacy=record(2.9, 20)))
-    assert "epsilon 3.1 would be spent, and the site's policy allows 3" in refusal(
-        gate, weights(3.0, privacy=record(3.1, 30))
-    )
-
-
-def test_epsilon_of_several_runs_adds_up(tmp_path):
-    release(gate_of(tmp_path, "a", max_epsilon=3.0), weights(1.0, privacy=record(2.0, 10)))
-    gate = gate_of(tmp_path, "b", ["a"], max_epsilon=3.0)
-    release(gate, weights(1.0, privacy=record(1.0, 10)))
-    assert "epsilon 3.5 would be spent" in refusal(gate, weights(2.0, privacy=record(1.5, 15)))
-
-
-def test_a_run_that_was_put_back_does_not_get_its_epsilon_back(tmp_path):
-    """A coordinator that asks a site to forget and train again cannot have both for the price of one."""
-    gate = gate_of(tmp_path, max_epsilon=3.0)
-    release(gate, weights(1.0, privacy=record(2.0, 20)))
-    assert "epsilon 3.5 would be spent" in refusal(gate, weights(2.0, privacy=record(1.5, 10)))
-    spent = Spent()
-    for epsilon, steps in ((2.0, 20), (1.0, 10), (1.8, 15), (0.5, 5)):
-        spent.add("weights", 1, record(epsilon, steps), epsilon)
-    assert spent.epsilon == pytest.approx(2.0 + 1.8 + 0.5)
 
 
 def test_a_run_that_was_put_back_and_trained_as_long_or_longer_is_charged_for_both(tmp_path):

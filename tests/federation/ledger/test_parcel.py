@@ -74,7 +74,9 @@ def a_parcel() -> Parcel:
 @given(parcels)
 @settings(max_examples=200, deadline=None)
 def test_any_parcel_comes_back_with_the_same_bits(parcel):
-    assert content(decode(parcel.encoded)) == content(parcel)
+    back = decode(parcel.encoded)
+    assert content(back) == content(parcel)
+    assert list(back.tensors) == list(parcel.tensors) == sorted(parcel.tensors)  # in one order, encoded or not
 
 
 @given(parcels, st.randoms())
@@ -86,13 +88,6 @@ def test_bytes_do_not_depend_on_the_order_of_names(parcel, random):
     other = Parcel(parcel.kind, {n: parcel.tensors[n] for n in names}, {k: parcel.metadata[k] for k in keys})
     assert other.encoded == parcel.encoded
     assert other.digest == parcel.digest == hashlib.sha256(parcel.encoded).hexdigest()
-
-
-@given(parcels)
-@settings(max_examples=50, deadline=None)
-def test_names_come_in_one_order_encoded_or_not(parcel):
-    """A method that walks over names must do the same whether the engine skipped the copy or not."""
-    assert list(decode(parcel.encoded).tensors) == list(parcel.tensors) == sorted(parcel.tensors)
 
 
 def test_tensors_that_share_memory_are_all_sent():
@@ -130,8 +125,9 @@ def test_garbage_is_rejected(data):
 @settings(max_examples=200, deadline=None)
 def test_a_parcel_cut_short_anywhere_is_rejected(data):
     encoded = a_parcel().encoded
-    with pytest.raises(ParcelRejected):
-        decode(encoded[: data.draw(st.integers(0, len(encoded) - 1))])
+    for wrong in (encoded[: data.draw(st.integers(0, len(encoded) - 1))], encoded + b"x", save({"a": torch.zeros(2)})):
+        with pytest.raises(ParcelRejected):
+            decode(wrong)
 
 
 @given(st.data())
@@ -142,11 +138,6 @@ def test_a_changed_byte_is_rejected_or_read_as_plain_tensors(data):
     encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(ParcelRejected):
         assert isinstance(decode(bytes(encoded)), Parcel)
-
-
-def test_trailing_bytes_are_rejected():
-    with pytest.raises(ParcelRejected):
-        decode(a_parcel().encoded + b"x")
 
 
 class Detonator:
@@ -237,11 +228,6 @@ def test_a_dtype_that_torch_does_not_have_is_rejected():
             decode(with_header(json.dumps(header).encode(), bytes(header["a"]["data_offsets"][1])))
 
 
-def test_safetensors_that_are_no_parcel_are_rejected():
-    with pytest.raises(ParcelRejected, match="not a parcel"):
-        decode(save({"a": torch.zeros(2)}))
-
-
 # --- what the receiver expects ------------------------------------------------------------------------
 
 LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.int64)}
@@ -269,9 +255,6 @@ def test_what_the_receiver_does_not_expect_is_rejected(parcel, message):
     for came in (parcel, decode(parcel.encoded)):  # where the engine skipped the copy, and where not
         with pytest.raises(ParcelRejected, match=message):
             expected.check(came)
-
-
-def test_a_part_is_accepted_only_where_parts_are():
     Expected.like("weights", LIKE, partial=True).check(changed(b=None))
     with pytest.raises(ParcelRejected):
         Expected.like("weights", LIKE, partial=True).check(changed(c=torch.zeros(1)))

@@ -276,10 +276,3 @@ def test_what_is_done_no_longer_waits():
     held._waiting.append((done, 10))
     last = held.submit(lambda: None, [])
     assert [future for future, _ in held._waiting] == [last]
-
-
-@pytest.mark.parametrize(("cores", "threads"), [(None, 1), (1, 1), (2, 1), (3, 2), (4, 3), (5, 4), (6, 4), (64, 4)])
-def test_a_core_is_left_for_training(monkeypatch, cores, threads):
-    monkeypatch.setattr(background.os, "cpu_count", lambda: cores)
-    assert Background().threads == threads
-    assert Background(7).threads == 7
