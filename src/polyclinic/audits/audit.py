@@ -154,7 +154,7 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Cloc
         findings.append(written)
     return {
         "site": audited.who,
-        "sites": list(audited.parts),
+        "sites": audited.sites,
         "round": release.round,
         "operation": release.operation,
         "kind": audited.kind_that_left,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +45,8 @@ Kept = Mapping[str, list[Release]]
 SUMMED = ("gradients", "weights")
 #: kinds that come out of a generator
 FROM_GENERATOR = ("generator", "codes", "synthetic-images")
+#: attacks on the released model
+MEMBERSHIP = ("loss-threshold", "reference-models")
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,10 @@ class AuditedParcel:
     def attacks(self) -> tuple[str, ...]:
         """Names of the attacks to run, where not all that fit the kind make sense; empty: all."""
         return ()
+
+    @property
+    def sites(self) -> list[str]:
+        return list(self.parts)
 
     @property
     def digests(self) -> list[str]:
@@ -212,10 +218,10 @@ def parcels_to_audit(
 def other_releases(kept: Kept, group: Mapping[str, Release], lines: LedgerLines) -> tuple[Release, ...]:
     """What else the site kept of the same operation, held against its ledger as well."""
     ((site, release),) = group.items()
-    found = [one for one in kept[site] if one.operation == release.operation and one.name != release.name]
+    found = tuple(one for one in kept[site] if one.operation == release.operation and one.name != release.name)
     for one in found:
         check_against_ledger(site, one, lines.get(site, []))
-    return tuple(found)
+    return found
 
 
 def releases_at_once(kept: Kept, group: Mapping[str, Release], lines: LedgerLines) -> dict[str, Release]:
@@ -321,9 +327,8 @@ def check_against_ledger(site: str, release: Release, lines: list[JsonObject]) -
     for kind, digest in release.left:
         if (release.round, release.operation, kind, digest) not in left:
             raise WorkFailed(f"site '{site}': {release.folder} says of {kind} what its ledger does not; it was changed")
-    for file, kind, digest in (
-        zip(release.files, release.kinds, release.digests, strict=True) if not release.left else ()
-    ):
+    as_they_are = () if release.left else zip(release.files, release.kinds, release.digests, strict=True)
+    for file, kind, digest in as_they_are:
         if (release.round, release.operation, kind, digest) not in left:
             raise WorkFailed(f"site '{site}': {file} is not what its ledger says left; it was changed since")
     try:
@@ -339,52 +344,32 @@ def _check_names(flag: str, given: tuple[str, ...], known: list[str]) -> None:
             raise BadInput(f"{flag}: no such choice: '{name}'{nearest(name, known)}; choose from {', '.join(known)}")
 
 
-MEMBERSHIP = ("loss-threshold", "reference-models")
-
-
 @dataclass(frozen=True)
 class ReleasedModel(AuditedParcel):
-    """The model of a run, asked about the images of one site."""
-
-    file: Path = Path()
-    round: int = 0
-    of_site: str = ""
-    parts: dict[str, Any] = field(default_factory=dict)
-    number: int = 0
-
-    @property
-    def site(self) -> str:
-        return self.of_site
-
-    @property
-    def release(self) -> Any:
-        return SimpleNamespace(name=f"released-{self.round:05d}", round=self.round, operation="released model")
-
-    @cached_property
-    def parcel(self) -> Parcel:
-        return Parcel("weights", load_file(self.file), {})
-
-    @property
-    def kind_that_left(self) -> str:
-        return "weights"
-
-    @property
-    def who(self) -> str:
-        return self.of_site
+    """The model of a run, asked about the images of one site. It is no parcel that left: no site and no digest."""
 
     @property
     def name(self) -> str:
-        return f"{self.of_site}, the released model (round {self.round})"
+        return f"{self.site}, the released model (round {self.release.round})"
 
     @property
     def attacks(self) -> tuple[str, ...]:
         return MEMBERSHIP
 
+    @property
+    def sites(self) -> list[str]:
+        return []
+
+    @property
+    def digests(self) -> list[str]:
+        return []
+
     def seen(self, tools: Tools) -> Seen:
-        return Seen(self.of_site, self.parcel, (self.parcel,), lambda kind: {}, max(1, self.round), 0, tools)
+        parcel = self.parcel
+        return Seen(self.site, parcel, (parcel,), lambda kind: {}, max(1, self.release.round), 0, tools)
 
     def truth(self, tools: Tools) -> Truth:
-        return Truth([], tools.site_data(self.of_site), tools.seed)
+        return Truth([], tools.site_data(self.site), tools.seed)
 
 
 def released_models(folder: Path, assembly: Assembly, chosen: Sequence[AuditedParcel]) -> list[ReleasedModel]:
@@ -397,11 +382,13 @@ def released_models(folder: Path, assembly: Assembly, chosen: Sequence[AuditedPa
     if best in {one.release.round for one in asked}:
         return []  # what its sites sent in that round is attacked, which tells more
     try:
-        load_file(file)
+        parcels = [Parcel("weights", load_file(file), {})]
     except (OSError, SafetensorError):
         return []
-    sites = dict.fromkeys(one.site for one in asked)
-    return [ReleasedModel(file=file, round=best, of_site=site) for site in sites]
+    released: Any = SimpleNamespace(
+        name=f"released-{best:05d}", round=best, operation="released model", left=(), parcels=parcels
+    )
+    return [ReleasedModel({site: released}, 0) for site in dict.fromkeys(one.site for one in asked)]
 
 
 def best_round(folder: Path) -> int | None:
