@@ -245,20 +245,16 @@ def pairwise_ks(labels_by_site: Mapping[str, np.ndarray]) -> np.ndarray:
     shares. For more classes it is taken on class indices: natural where classes are ordered (grades); where
     they are not, its size depends on the order in which they are listed, and only its zero does not.
     """
-    cumulative = _cumulative_shares(list(labels_by_site.values()))
+    labels = list(labels_by_site.values())
+    values, which = np.unique(np.concatenate(labels), return_inverse=True)
+    counts = np.zeros((len(labels), len(values)))
+    np.add.at(counts, (np.repeat(np.arange(len(labels)), [len(each) for each in labels]), which), 1)
+    # the share of each site's labels at or below each value that occurs anywhere, [K, values]
+    cumulative = np.cumsum(counts, axis=1) / np.maximum(1, counts.sum(axis=1, keepdims=True))
     table = np.zeros((len(cumulative), len(cumulative)))
     for i in range(1, len(cumulative)):
         table[i, :i] = table[:i, i] = np.abs(cumulative[:i] - cumulative[i]).max(axis=1)
     return table
-
-
-def _cumulative_shares(labels: list[np.ndarray]) -> np.ndarray:
-    """Share of each site's labels at or below each value that occurs anywhere, float64 [K, values]."""
-    values, which = np.unique(np.concatenate(labels), return_inverse=True)
-    site = np.repeat(np.arange(len(labels)), [len(each) for each in labels])
-    counts = np.zeros((len(labels), len(values)))
-    np.add.at(counts, (site, which), 1)
-    return np.cumsum(counts, axis=1) / np.maximum(1, counts.sum(axis=1, keepdims=True))
 
 
 def label_histograms(labels_by_site: Mapping[str, np.ndarray], classes: int) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progres
     with atomic_folder(folder) as scratch:
         for done, (site, parts) in enumerate(where.items(), start=1):
             for name in SPLITS:
-                camera = Camera(data, site, name)
+                camera = Camera((data.seed, "style", site), data.acquisition, name)
                 _write_part(scratch / site / name, dataset, parts[name], camera)
             if dataset.column_names:
                 (scratch / site / COLUMNS).write_text(json.dumps(dataset.column_names), encoding="utf-8")
@@ -214,27 +214,20 @@ def spread(dataset: Dataset, data: Source, sites: Sites) -> Spread:
 
 @dataclass(frozen=True)
 class Camera:
-    """The camera of one site, which changes the images of one split on their way to its part; by default not at all."""
+    """The camera of one site, which changes the images of one split on their way to its part; not at all where its
+    `strength` is 0. `address` names the site's random draws."""
 
-    data: Source
-    site: str
+    address: tuple[str | int, ...]
+    strength: float
     split: str
 
     def images(self, images: np.ndarray, start: int) -> np.ndarray:
         """The images from number `start` of the part on, as this site's camera would have taken them."""
-        return apply_styles(images, self._address, self._strength, split=f"{self.split} {start}")
+        return apply_styles(images, self.address, self.strength, split=f"{self.split} {start}")
 
     def masks(self, masks: np.ndarray, start: int) -> np.ndarray:
         """Masks, cropped as their images are."""
-        return crop_masks(masks, self._address, self._strength) if self._strength else masks
-
-    @property
-    def _address(self) -> tuple[str | int, ...]:
-        return (self.data.seed, "style", self.site)
-
-    @property
-    def _strength(self) -> float:
-        return self.data.acquisition
+        return crop_masks(masks, self.address, self.strength) if self.strength else masks
 
 
 def _write_part(folder: Path, dataset: Dataset, index: np.ndarray, camera: Camera) -> None:

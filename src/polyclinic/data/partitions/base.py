@@ -71,18 +71,6 @@ def cuts(shares: np.ndarray, total: int) -> np.ndarray:
     return np.rint(np.cumsum(shares)[:-1] * total).astype(np.int64)
 
 
-def slices(names: Sequence[str], ordered: np.ndarray, shares: np.ndarray) -> dict[str, np.ndarray]:
-    """Consecutive parts of `ordered` in the given shares, one per name, each sorted."""
-    parts = np.split(ordered, cuts(shares, len(ordered)))
-    return {name: np.sort(part) for name, part in zip(names, parts, strict=True)}
-
-
-def equal_slices(names: Sequence[str], ordered: np.ndarray) -> dict[str, np.ndarray]:
-    """Consecutive parts of `ordered`, equally large but for one image, one per name, each sorted."""
-    parts = np.array_split(ordered, len(names))
-    return {name: np.sort(part) for name, part in zip(names, parts, strict=True)}
-
-
 def deal_patients(
     names: Sequence[str], index: np.ndarray, patient: np.ndarray, shares: np.ndarray, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
@@ -147,9 +135,9 @@ class RandomShares:
         rng = numpy_rng(*address)
         if dataset.patient is not None:
             return deal_patients(self.names, index, dataset.patient[index], self.shares, rng)
-        if np.allclose(self.shares, 1 / len(self.names)):
-            return equal_slices(self.names, rng.permutation(index))
-        return slices(self.names, rng.permutation(index), self.shares)
+        equal, ordered = np.allclose(self.shares, 1 / len(self.names)), rng.permutation(index)
+        where = len(self.names) if equal else cuts(self.shares, len(ordered))  # equal but for one image
+        return {name: np.sort(part) for name, part in zip(self.names, np.array_split(ordered, where), strict=True)}
 
 
 class Iid(Sites):
