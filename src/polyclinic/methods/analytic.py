@@ -27,7 +27,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.call import Failure
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.shared.method import Federation, Parcel, ParcelRejected, Site, Traits, Weights, operation
-from polyclinic.methods.shared.one_round import ENCODER_TRAITS, RESOLUTION, Moments, OneRound
+from polyclinic.methods.shared.one_round import RESOLUTION, Moments, OneRound
 from polyclinic.metrics.statistics.shapley import EXACT, Game, exact_shares, leave_one_out, sampled_shares
 from polyclinic.randomness import seed_of
 
@@ -55,7 +55,7 @@ class Analytic(OneRound):
     )
 
     summary: ClassVar[str] = "one round: sites send sums of features of a public encoder, the head follows from them"
-    traits: ClassVar[Traits] = replace(ENCODER_TRAITS, tasks=("classification", "regression"))
+    traits: ClassVar[Traits] = replace(OneRound.traits, tasks=("classification", "regression"))
 
     def run(self, federation: Federation) -> Weights:
         state = federation.state(weights=federation.initial_weights())

@@ -21,7 +21,7 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.layers.cohort import check_classes
 from polyclinic.methods.shared.local_training import one_pass
 from polyclinic.methods.shared.method import Federation, Parcel, ParcelRejected, Site, Traits, Weights, operation
-from polyclinic.methods.shared.one_round import ENCODER_TRAITS, OneRound, head_shape
+from polyclinic.methods.shared.one_round import OneRound, head_shape
 
 LEAST_VARIANCE = 1e-6
 IMAGES_A_COMPONENT = 10  # fewer would be single images under another name
@@ -60,7 +60,7 @@ class FedPFT(OneRound):
     passes: int = Field(30, ge=1, description="passes of the coordinator over the drawn features")
 
     summary: ClassVar[str] = "one round: sites send mixtures of Gaussians of each class's features, which are sampled"
-    traits: ClassVar[Traits] = replace(ENCODER_TRAITS, label_sets=False)
+    traits: ClassVar[Traits] = replace(OneRound.traits, label_sets=False)
     SUMMED: ClassVar[dict[str, str]] = {}
 
     def run(self, federation: Federation) -> Weights:

@@ -18,9 +18,8 @@ from torch import Tensor
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.layers.cohort import check_classes, check_more_images_than
 from polyclinic.methods.shared import one_round
-from polyclinic.methods.shared.method import Federation, Parcel, ParcelRejected, Site, Traits, Weights, operation
+from polyclinic.methods.shared.method import Federation, Parcel, ParcelRejected, Site, Weights, operation
 from polyclinic.methods.shared.one_round import (
-    ENCODER_TRAITS,
     RESOLUTION,
     OneRound,
     check_samples,
@@ -40,7 +39,6 @@ class GaussianHeads(OneRound):
     )
 
     summary: ClassVar[str] = "one round: classes are Gaussians of an encoder's features, from class sums and products"
-    traits: ClassVar[Traits] = ENCODER_TRAITS
     SUMMED: ClassVar[dict[str, str]] = {**OneRound.SUMMED, "give_class_sums": "sum"}
 
     @model_validator(mode="after")

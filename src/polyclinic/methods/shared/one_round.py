@@ -140,11 +140,7 @@ def full(triangle: Tensor, width: int) -> Tensor:
 
 def checked(tensors: Mapping[str, Tensor], site: str, width: int, outputs: int, most: int = MOST_IMAGES) -> Moments:
     """What a site sent as moments of at most so many images; WorkFailed where it is something else."""
-    wanted = {
-        "products": ((width + 1) * (width + 2) // 2,),
-        "cross": (width + 1, outputs),
-        "squares": (outputs,),
-    }
+    wanted = {"products": ((width + 1) * (width + 2) // 2,), "cross": (width + 1, outputs), "squares": (outputs,)}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor.dtype == torch.int64}
     if found != wanted or len(tensors) != len(wanted):
         raise WorkFailed(f"site '{site}' sent sums of another form than {wanted}; it must run the same study")
@@ -175,14 +171,6 @@ def _below(products: Tensor, first: Tensor, second: Tensor) -> bool:
 # --- a method of one round ----------------------------------------------------------------------------
 
 IMAGES_A_CLASS = 10  # sums over fewer are close to single images
-#: of all methods that fit a head on an encoder in one round
-ENCODER_TRAITS = Traits(
-    tasks=("classification",),
-    trains="head",
-    batch_norm="average",
-    private_networks=(),
-    label_sets=True,
-)
 
 
 class OneRound(Method):
@@ -196,8 +184,11 @@ class OneRound(Method):
         description="project the features of an image to so many numbers, by fixed random signs that are the same in "
         "every study; all features if not given",
     )
-    SUMMED: ClassVar[dict[str, str]] = {"give_sums": "sum"}
 
+    traits: ClassVar[Traits] = Traits(
+        tasks=("classification",), trains="head", batch_norm="average", private_networks=(), label_sets=True
+    )
+    SUMMED: ClassVar[dict[str, str]] = {"give_sums": "sum"}
     no_privacy: ClassVar[str] = "sends exact sums of features; choose private-head, which takes private steps"
 
     @field_validator("rounds", mode="before")
@@ -323,19 +314,15 @@ def warn_of_small_sites(federation: Federation, counts: dict[str, int], width: i
 def warn_of_small_classes(federation: Federation, counts: dict[str, Tensor]) -> None:
     """Say which sites have a class of few images, from the counts of each class: the sum of one is itself."""
     small = [site for site, each in counts.items() if bool(((each > 0) & (each < IMAGES_A_CLASS)).any())]
+    cure = "" if federation.sums.settings.sum == "secure" else "set federation.sum = 'secure', "
     if small:
         federation.warn(
             f"{_names(small)}: sums over a class of fewer than {IMAGES_A_CLASS} images are sent, close to the features "
-            f"of single images; {_secure(federation)}merge rare classes (data.merge), or leave the site out"
+            f"of single images; {cure}merge rare classes (data.merge), or leave the site out"
         )
 
 
 FEWER = "choose an encoder with fewer features (or a smaller method.numbers)"
-
-
-def _secure(federation: Federation) -> str:
-    """The first cure, unless it is taken already."""
-    return "" if federation.sums.settings.sum == "secure" else "set federation.sum = 'secure', "
 
 
 def _names(sites: Sequence[str]) -> str:
