@@ -16,7 +16,7 @@ from polyclinic.errors import BadInput
 from polyclinic.models.backbone import NORMS, Backbone, join, norm_names, split, statistics_names
 from polyclinic.models.efficientnet import EfficientNetLite0, UNetEfficientNetLite0
 from polyclinic.models.encoders import ENCODERS, Encoded, encoded
-from polyclinic.models.imported import imported, is_importable
+from polyclinic.models.imported import imported
 from polyclinic.models.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
 from polyclinic.models.small_networks import CNN32x64x128, CNN64x128x64x32, LeNet5, SmallCNN
 from polyclinic.models.unets import UNet, UNet512
@@ -103,6 +103,11 @@ def build(
     if freeze is not None:
         network.freeze(freeze)
     return network
+
+
+def is_importable(backbone: str) -> bool:
+    """True for a backbone that is named by its place, `package.module:callable`."""
+    return ":" in backbone
 
 
 def find(backbone: str, *, size: int, arguments: Mapping[str, Any] | None = None) -> type[Backbone]:

@@ -101,11 +101,6 @@ def _imported(target: str, arguments: str, size: int) -> type[Backbone]:
     return type(make.__name__, (Imported,), facts)
 
 
-def is_importable(name: str) -> bool:
-    """True for a backbone that is named by its place, `package.module:callable`."""
-    return ":" in name
-
-
 def check_allowed(target: str) -> None:
     """BadInput at a deployed site whose people have not listed the network's module."""
     module = target.partition(":")[0]
