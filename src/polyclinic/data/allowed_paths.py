@@ -18,20 +18,26 @@ SAFE = re.compile(r"\w(?:[\w .+()-]{0,98}[\w+)-])?")
 COORDINATOR = "coordinator"
 
 
-def refuse_unsafe_name(name: str) -> None:
-    """Letters, digits, _ and, inside the name, also space . + - ( ); nothing a path could be made of."""
-    if not SAFE.fullmatch(name):
-        raise BadInput(
-            f"sites: '{name}' cannot be the name of a site; "
-            "use at most 100 letters, digits, '_', '-', '.' or spaces, starting with a letter or digit"
-        )
+class FolderName(str):
+    """A name that becomes a folder, of a site or a run: letters, digits, _ and, inside the name, also space . + - ( );
+    BadInput for anything else, such as what a path could be made of."""
+
+    __slots__ = ()
+
+    def __new__(cls, name: str) -> FolderName:
+        if not SAFE.fullmatch(name):
+            raise BadInput(
+                f"sites: '{name}' cannot be the name of a site; "
+                "use at most 100 letters, digits, '_', '-', '.' or spaces, starting with a letter or digit"
+            )
+        return super().__new__(cls, name)
 
 
 def check_site_names(names: Iterable[str]) -> None:
     """Refuses unsafe names, and names that a file system without upper case would take for one."""
     seen: dict[str, str] = {}
     for name in names:
-        refuse_unsafe_name(name)
+        FolderName(name)
         refuse_coordinator(name)
         other = seen.setdefault(name.casefold(), name)
         if other != name:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from polyclinic.data.acquisition import apply_styles, crop_masks
-from polyclinic.data.allowed_paths import check_site_names, refuse_unsafe_name
+from polyclinic.data.allowed_paths import FolderName, check_site_names
 from polyclinic.data.cache import (
     PACKAGE,
     Progress,
@@ -138,8 +138,7 @@ def prepare(
 
 def open_site(folder: Path, site: str) -> SiteData:
     """The arrays of one site; touches no file outside `folder`/`site`."""
-    refuse_unsafe_name(site)
-    own = f"{folder}/{site}"  # texts, as a study may have a thousand sites, and a Path takes a while
+    own = f"{folder}/{FolderName(site)}"  # texts, as a study may have a thousand sites, and a Path takes a while
     if not os.path.isdir(own):
         raise BadInput(f"sites: there is no part of '{site}' in '{folder}'; prepare the study's data first")
     parts = []

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from polyclinic.data.allowed_paths import refuse_unsafe_name
+from polyclinic.data.allowed_paths import FolderName
 from polyclinic.deployment.approval_rules import (
     BY_RULE,
     NOT_ABOUT_IMAGES,
@@ -101,8 +101,7 @@ class Approvals:
 
     def request(self, run: str, study: Study, version: str) -> Request:
         """Note a study that came; BadInput if another study came under this name before."""
-        refuse_unsafe_name(run)
-        digest = study_digest(study)
+        run, digest = FolderName(run), study_digest(study)
         if len(json.dumps(study.as_tables(), default=str)) > LONGEST:
             raise NameTaken(f"the study is longer than the {LONGEST} characters that a site takes; shorten it")
         with self._locked():
@@ -119,8 +118,7 @@ class Approvals:
 
     def find(self, run: str) -> Request | None:
         """The study that came under this name."""
-        refuse_unsafe_name(run)
-        file = self.folder / run / "request.json"
+        file = self.folder / FolderName(run) / "request.json"
         return Request(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
     def named(self, run: str) -> Request:

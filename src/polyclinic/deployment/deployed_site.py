@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from polyclinic import __version__
-from polyclinic.data.allowed_paths import refuse_unsafe_name
+from polyclinic.data.allowed_paths import FolderName
 from polyclinic.data.own_images import load_site_plugins, only_site_plugins, own_data, own_source
 from polyclinic.data.parts import ImageSet, PreparedSites
 from polyclinic.data.source import AtSites
@@ -62,8 +62,7 @@ def relay_of(job_spec: dict[str, Any], site: str, kit: Path) -> Relay:
             "install the same version on both"
         )
     end_with(os.getppid())  # who kills NVFlare's process at a site means the site
-    run = job_spec["run"]
-    refuse_unsafe_name(run)
+    run = FolderName(job_spec["run"])
     approvals = Approvals(kit, site)
     with only_site_plugins(kit / "runs" / run):
         study = parse_study(job_spec["study"])
@@ -135,20 +134,18 @@ def held_run(worker_spec: dict[str, Any], wait: float = ENDS_WITHIN) -> Iterator
 
     A process that was killed takes a moment to end, for which the next one waits.
     """
-    refuse_unsafe_name(worker_spec["run"])
-    runs = Path(worker_spec["kit"]) / "runs"
+    runs, run = Path(worker_spec["kit"]) / "runs", FolderName(worker_spec["run"])
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        with lock(runs / f".{worker_spec['run']}.lock", wait=wait):
+        with lock(runs / f".{run}.lock", wait=wait):
             yield
     except TimeoutError:
-        raise BadInput(f"another process of this site works on run '{worker_spec['run']}'; stop that one") from None
+        raise BadInput(f"another process of this site works on run '{run}'; stop that one") from None
 
 
 def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     """In the child process: the host of this one site."""
-    kit, site, run = Path(worker_spec["kit"]), worker_spec["site"], worker_spec["run"]
-    refuse_unsafe_name(run)
+    kit, site, run = Path(worker_spec["kit"]), worker_spec["site"], FolderName(worker_spec["run"])
     load_site_plugins(kit / "local" / "site.toml")
     study = parse_study(worker_spec["study"])
     if not isinstance(study.data, AtSites):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from polyclinic.data.allowed_paths import refuse_unsafe_name
+from polyclinic.data.allowed_paths import FolderName
 from polyclinic.federation.call import Call, LooksOn, Reply, may_depend_on_images
 from polyclinic.federation.layers import DEPLOYED, SIMULATED, Inspection, Kinds, Layer
 from polyclinic.federation.layers.gate import Gate, RawImages
@@ -319,8 +319,7 @@ class OpenSites:
                 del self._caching[name]
 
     def open(self, name: str) -> Site:
-        spec = self.spec
-        refuse_unsafe_name(name)
+        spec, name = self.spec, FolderName(name)
         position = self._positions.setdefault(name, SitePosition())
         state = read_state(spec.folder, name, position)
         data = spec.open_data(name)
