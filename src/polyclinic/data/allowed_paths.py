@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NewType
 
 import numpy as np
 
@@ -18,26 +19,26 @@ SAFE = re.compile(r"\w(?:[\w .+()-]{0,98}[\w+)-])?")
 COORDINATOR = "coordinator"
 
 
-class FolderName(str):
-    """A name that becomes a folder, of a site or a run: letters, digits, _ and, inside the name, also space . + - ( );
-    BadInput for anything else, such as what a path could be made of."""
+#: a name that becomes a folder, of a site or a run; a plain text in a random address
+FolderName = NewType("FolderName", str)
 
-    __slots__ = ()
 
-    def __new__(cls, name: str) -> FolderName:
-        if not SAFE.fullmatch(name):
-            raise BadInput(
-                f"sites: '{name}' cannot be the name of a site; "
-                "use at most 100 letters, digits, '_', '-', '.' or spaces, starting with a letter or digit"
-            )
-        return super().__new__(cls, name)
+def folder_name(name: str) -> FolderName:
+    """The name, if it has letters, digits, _ and, inside, also space . + - ( ); BadInput for anything else, such as
+    what a path could be made of."""
+    if not SAFE.fullmatch(name):
+        raise BadInput(
+            f"sites: '{name}' cannot be the name of a site; "
+            "use at most 100 letters, digits, '_', '-', '.' or spaces, starting with a letter or digit"
+        )
+    return FolderName(name)
 
 
 def check_site_names(names: Iterable[str]) -> None:
     """Refuses unsafe names, and names that a file system without upper case would take for one."""
     seen: dict[str, str] = {}
     for name in names:
-        FolderName(name)
+        folder_name(name)
         refuse_coordinator(name)
         other = seen.setdefault(name.casefold(), name)
         if other != name:

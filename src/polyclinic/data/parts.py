@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from polyclinic.data.acquisition import apply_styles, crop_masks
-from polyclinic.data.allowed_paths import FolderName, check_site_names
+from polyclinic.data.allowed_paths import check_site_names, folder_name
 from polyclinic.data.cache import (
     PACKAGE,
     Progress,
@@ -138,7 +138,7 @@ def prepare(
 
 def open_site(folder: Path, site: str) -> SiteData:
     """The arrays of one site; touches no file outside `folder`/`site`."""
-    own = f"{folder}/{FolderName(site)}"  # texts, as a study may have a thousand sites, and a Path takes a while
+    own = f"{folder}/{folder_name(site)}"  # texts, as a study may have a thousand sites, and a Path takes a while
     if not os.path.isdir(own):
         raise BadInput(f"sites: there is no part of '{site}' in '{folder}'; prepare the study's data first")
     parts = []

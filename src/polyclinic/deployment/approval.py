@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from polyclinic.data.allowed_paths import FolderName
+from polyclinic.data.allowed_paths import folder_name
 from polyclinic.deployment.approval_rules import (
     BY_RULE,
     NOT_ABOUT_IMAGES,
@@ -101,7 +101,7 @@ class Approvals:
 
     def request(self, run: str, study: Study, version: str) -> Request:
         """Note a study that came; BadInput if another study came under this name before."""
-        run, digest = FolderName(run), study_digest(study)
+        run, digest = folder_name(run), study_digest(study)
         if len(json.dumps(study.as_tables(), default=str)) > LONGEST:
             raise NameTaken(f"the study is longer than the {LONGEST} characters that a site takes; shorten it")
         with self._locked():
@@ -118,7 +118,7 @@ class Approvals:
 
     def find(self, run: str) -> Request | None:
         """The study that came under this name."""
-        file = self.folder / FolderName(run) / "request.json"
+        file = self.folder / folder_name(run) / "request.json"
         return Request(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
     def named(self, run: str) -> Request:

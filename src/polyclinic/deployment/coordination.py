@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from polyclinic.data.allowed_paths import FolderName
+from polyclinic.data.allowed_paths import folder_name
 from polyclinic.data.own_images import load_site_plugins
 from polyclinic.data.parts import PreparedSites
 from polyclinic.data.source import AtSites
@@ -72,7 +72,7 @@ def in_words(approvals: Mapping[str, str]) -> list[str]:
 
 def coordinate(job_spec: dict[str, Any], reach: Reach, kit: Path, job: Path) -> Coordination:
     """Prepare the run that a job is for. `kit` is the server's folder, `job` the one that its owner can fetch."""
-    run = FolderName(job_spec["run"])
+    run = folder_name(job_spec["run"])
     load_site_plugins(kit / "local" / "site.toml")  # the server's people list theirs, too
     folder, keys = kit / "runs" / run, KitKeys(kit / "local")
     return Coordination(parse_study(job_spec["study"]), folder, job_spec["resume"], reach, job, keys)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from polyclinic import __version__
-from polyclinic.data.allowed_paths import FolderName
+from polyclinic.data.allowed_paths import folder_name
 from polyclinic.data.own_images import load_site_plugins, only_site_plugins, own_data, own_source
 from polyclinic.data.parts import ImageSet, PreparedSites
 from polyclinic.data.source import AtSites
@@ -62,7 +62,7 @@ def relay_of(job_spec: dict[str, Any], site: str, kit: Path) -> Relay:
             "install the same version on both"
         )
     end_with(os.getppid())  # who kills NVFlare's process at a site means the site
-    run = FolderName(job_spec["run"])
+    run = folder_name(job_spec["run"])
     approvals = Approvals(kit, site)
     with only_site_plugins(kit / "runs" / run):
         study = parse_study(job_spec["study"])
@@ -134,7 +134,7 @@ def held_run(worker_spec: dict[str, Any], wait: float = ENDS_WITHIN) -> Iterator
 
     A process that was killed takes a moment to end, for which the next one waits.
     """
-    runs, run = Path(worker_spec["kit"]) / "runs", FolderName(worker_spec["run"])
+    runs, run = Path(worker_spec["kit"]) / "runs", folder_name(worker_spec["run"])
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with lock(runs / f".{run}.lock", wait=wait):
@@ -145,7 +145,7 @@ def held_run(worker_spec: dict[str, Any], wait: float = ENDS_WITHIN) -> Iterator
 
 def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     """In the child process: the host of this one site."""
-    kit, site, run = Path(worker_spec["kit"]), worker_spec["site"], FolderName(worker_spec["run"])
+    kit, site, run = Path(worker_spec["kit"]), worker_spec["site"], folder_name(worker_spec["run"])
     load_site_plugins(kit / "local" / "site.toml")
     study = parse_study(worker_spec["study"])
     if not isinstance(study.data, AtSites):

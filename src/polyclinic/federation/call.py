@@ -21,7 +21,7 @@ from torch import Tensor
 from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.ledger.keys import Anchor, Head, anchor_from_json, head_from_json
-from polyclinic.federation.ledger.kinds import KINDS, Expected, ParcelRejected
+from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel, decode_all, shortened
 from polyclinic.federation.ledger.wire import ROUNDING, Encoding
 
@@ -122,11 +122,6 @@ class Reply:
         head = header.get("head")
         head = None if head is None else _from_json(head_from_json, head)
         return cls(header["site"], tuple(decode_all(blobs, base)), head)
-
-    def check(self, expected: Mapping[str, Expected]) -> None:
-        """ParcelRejected unless every parcel is what the receiver expects of its kind."""
-        for parcel in self.parcels:
-            expected.get(parcel.kind, Expected(parcel.kind)).check(parcel)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from polyclinic.data.allowed_paths import FolderName
+from polyclinic.data.allowed_paths import folder_name
 from polyclinic.federation.call import Call, LooksOn, Reply, may_depend_on_images
 from polyclinic.federation.layers import DEPLOYED, SIMULATED, Inspection, Kinds, Layer
 from polyclinic.federation.layers.gate import Gate, RawImages
@@ -319,7 +319,7 @@ class OpenSites:
                 del self._caching[name]
 
     def open(self, name: str) -> Site:
-        spec, name = self.spec, FolderName(name)
+        spec, name = self.spec, folder_name(name)
         position = self._positions.setdefault(name, SitePosition())
         state = read_state(spec.folder, name, position)
         data = spec.open_data(name)

@@ -201,7 +201,7 @@ def test_a_round_begins_with_weights_that_were_scored_in_the_round_before(scored
     sentence = "^the weights that came for 'train' in round 2 are not those that were scored in round 1$"
     with pytest.raises(ParcelRejected, match=sentence):
         scored.check(call(2, value=5.0))
-    assert len(ScoredWeights(scored.path)._known()["1"]) == 2
+    assert len(ScoredWeights(scored.path).read()["1"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_rounds_that_were_left_out_after_scores(scored, begun, rounds_scored, ro
         with pytest.raises(GateRefused, match=f"^the rounds after {left_out} scored ones were left out, and 3 may be$"):
             scored.check_left_out(call(round), WHOLE)
     scored.check_left_out(call(round), Course(10, 0.9))  # 3 + 2 may be
-    assert ScoredWeights(scored.path)._known().get("begun", []) == [str(number) for number in begun]
+    assert ScoredWeights(scored.path).read().get("begun", []) == [str(number) for number in begun]
 
 
 # --- scores of a round ----------------------------------------------------------------------------------

@@ -118,10 +118,8 @@ DEPLOYED = Lists(
 
 #: what the coordinator does with a reply, before the method sees it; a refusal is the failure of that site
 COORDINATOR = (
-    replies.own_name,
-    replies.row_of_sum,
-    replies.expected_form,
-    replies.checked,
-    replies.head_of_ledger,
-    replies.counted,
+    replies.own_name,  # the site that was asked has answered
+    replies.checked,  # a row of a sum; or kinds, form, numbers, and what the method wants
+    replies.head_of_ledger,  # which goes on from the one that is known
+    replies.counted,  # bytes, and privacy
 )

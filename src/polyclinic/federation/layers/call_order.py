@@ -10,18 +10,16 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from polyclinic.federation.call import Call, GateRefused
-from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
+from polyclinic.federation.layers.layer import Layer, Notes, Parcels, Transaction
 from polyclinic.federation.layers.sealing import asked_in_state
 from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation
-from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import MethodLike
@@ -146,59 +144,45 @@ def digest_of_call(site: Site, call: Call) -> str:
     return hashlib.sha256(json.dumps([asked_in_state(site, call), parcels]).encode()).hexdigest()
 
 
-class AnsweredCalls:
-    """The digests of the calls that a site answered in each round, in a file that nobody puts back."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+class AnsweredCalls(Notes):
+    """The digests of the calls that a site answered in each round."""
 
     def has(self, call: Call, asked: str) -> bool:
-        return asked in self._known().get(_key(call), [])
+        return asked in self.read().get(_key(call), [])
 
     def times(self, call: Call) -> int:
         """How many different calls of this operation were answered in this round."""
-        return len(self._known().get(_key(call), []))
+        return len(self.read().get(_key(call), []))
 
     def repeated(self) -> int:
         """How many calls were answered of which the same operation had been answered in the same round before."""
-        return sum(len(digests) - 1 for digests in self._known().values())
+        return sum(len(digests) - 1 for digests in self.read().values())
 
     def ended_before(self, round: int) -> bool:
         """Whether a model was scored twice in an earlier round, as happens when a run is over."""
-        found = ((key.split()[:2], len(digests)) for key, digests in self._known().items())
+        found = ((key.split()[:2], len(digests)) for key, digests in self.read().items())
         return any(name == EVALUATE and int(number) < round and times > 1 for (number, name), times in found)
 
     def note(self, call: Call, asked: str) -> None:
-        """The site answers this call; on disk when this returns."""
-        known = self._known()
-        if asked not in known.setdefault(_key(call), []):
-            known[_key(call)].append(asked)
-            atomic_write(self.path, json.dumps(known), private=True, durable=True)
-
-    def _known(self) -> dict[str, list[str]]:
-        return dict(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else {}
+        """The site answers this call."""
+        self.add(_key(call), asked)
 
 
 def _key(call: Call) -> str:
     return f"{call.round} {call.operation} {call.to}"
 
 
-class ScoredWeights:
-    """The digests of the weights that a site scored in each round, in a file: the next round must begin with them."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+class ScoredWeights(Notes):
+    """The digests of the weights that a site scored in each round: the next round must begin with them."""
 
     def note(self, call: Call) -> None:
         """The site has released scores of the weights that came with a call."""
-        known = self._known()
-        if "weights" in call.parcels and call.parcels["weights"].digest not in known.get(str(call.round), []):
-            known.setdefault(str(call.round), []).append(call.parcels["weights"].digest)
-            atomic_write(self.path, json.dumps(known), private=True, durable=True)
+        if "weights" in call.parcels:
+            self.add(str(call.round), call.parcels["weights"].digest)
 
     def check(self, call: Call) -> None:
         """ParcelRejected for weights to begin a round with that are not those scored in the round before it."""
-        scored = self._known().get(str(call.round - 1), [])
+        scored = self.read().get(str(call.round - 1), [])
         if scored and "weights" in call.parcels and call.parcels["weights"].digest not in scored:
             raise ParcelRejected(
                 f"the weights that came for '{call.operation}' in round {call.round} are not those that were scored in "
@@ -206,25 +190,19 @@ class ScoredWeights:
             )
 
     def begin(self, call: Call) -> None:
-        """A round begins at the site; on disk when this returns."""
-        known = self._known()
-        if str(call.round) not in known.setdefault(BEGUN, []):
-            known[BEGUN].append(str(call.round))
-            atomic_write(self.path, json.dumps(known), private=True, durable=True)
+        """A round begins at the site."""
+        self.add(BEGUN, str(call.round))
 
     def check_left_out(self, call: Call, course: Course) -> None:
         """GateRefused where too many rounds were left out after scores: nobody compares what is scored then with what
         is trained next."""
-        known = self._known()
+        known = self.read()
         begun = {int(number) for number in known.pop(BEGUN, [])} | {call.round}
         left_out = [number for number in map(int, known) if number + 1 < call.round and number + 1 not in begun]
         if len(left_out) > course.left_out:
             raise GateRefused(
                 f"the rounds after {len(left_out)} scored ones were left out, and {course.left_out} may be"
             )
-
-    def _known(self) -> dict[str, list[str]]:
-        return dict(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else {}
 
 
 #: in the file of scored weights: the rounds that began at the site

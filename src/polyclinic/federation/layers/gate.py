@@ -122,16 +122,18 @@ class Gate:
         for parcel in parcels:
             try:
                 self._check_policy(parcel.kind)
-                self._check_cohort(cohort)
+                if cohort is not None and cohort < (wanted := self.policy.min_cohort):
+                    raise GateRefused(f"fewer patients are behind it than the {wanted} that the site's policy wants")
                 check_finite(parcel)
                 self._check_raw(parcel)
                 check_encodes(parcel)
             except GateRefused as refusal:
                 kept = f"site '{self.site}' kept back {parcel.kind} of '{operation}'"
                 raise type(refusal)(f"{kept}: {refusal}") from None
-        if by_reference and not seal and self._may_write_soon(parcels):
+        large = any(parcel.tensor_bytes >= PAYS_FROM for parcel in parcels)
+        if by_reference and large and not seal and not self.budget.is_limited:
             for parcel in parcels:
-                self._write_down_soon(parcel, round, operation, to)
+                self.ledger.append_soon(parcel.digest_soon, **_line(parcel, parcel.size, round, operation, to))
             return tuple(parcels)
         leaving = tuple(seal(parcel) if seal else parcel for parcel in parcels)
         with self.budget.locked():  # no other run of this site may spend between the check and the charge
@@ -179,37 +181,8 @@ class Gate:
             self.budget.spend(parcel.kind, size, parcel.privacy)
             if self.target:
                 self.target.spend(parcel.privacy)
-        self.ledger.append(
-            round=round,
-            operation=operation,
-            kind=parcel.kind,
-            bytes=size,
-            digest=parcel.digest,
-            to=to,
-            privacy=None if parcel.privacy is None else dict(parcel.privacy),
-            salted=self.policy.salts and to != COORDINATOR,
-            sum=_sum_of(parcel),
-            wire=parcel.wire,
-        )
-
-    def _may_write_soon(self, parcels: Sequence[Parcel]) -> bool:
-        """Whether lines may wait for digests: those of large parcels, where no budget counts them."""
-        large = any(parcel.tensor_bytes >= PAYS_FROM for parcel in parcels)
-        return large and not self.budget.is_limited
-
-    def _write_down_soon(self, parcel: Parcel, round: int, operation: str, to: str) -> None:
-        """Write the line of a parcel that does not leave this process, when its digest is there."""
-        self.ledger.append_soon(
-            parcel.digest_soon,
-            round=round,
-            operation=operation,
-            kind=parcel.kind,
-            bytes=parcel.size,
-            to=to,
-            privacy=None if parcel.privacy is None else dict(parcel.privacy),
-            sum=_sum_of(parcel),
-            wire=parcel.wire,
-        )
+        line, salted = _line(parcel, size, round, operation, to), self.policy.salts and to != COORDINATOR
+        self.ledger.append(digest=parcel.digest, salted=salted, **line)
 
     def _check_policy(self, kind: str) -> None:
         if refusal := self.policy.refusal_of(kind):
@@ -221,11 +194,6 @@ class Gate:
         check_finite(parcel)
         self._check_raw(parcel)
 
-    def _check_cohort(self, cohort: int | None) -> None:
-        if cohort is not None and cohort < self.policy.min_cohort:
-            wanted = self.policy.min_cohort
-            raise GateRefused(f"fewer patients are behind it than the {wanted} that the site's policy wants")
-
     def _check_raw(self, parcel: Parcel) -> None:
         if parcel.kind == "real-images":
             return
@@ -234,9 +202,13 @@ class Gate:
                 raise GateRefusedData(f"tensor '{name}' holds images of the site itself")
 
 
-def _sum_of(parcel: Parcel) -> Any:
-    """The secure sum that a parcel belongs to, which the site itself has written on it; None for any other."""
-    return parcel.metadata.get("sum") if parcel.kind in ("masked", "shares") else None
+def _line(parcel: Parcel, size: int, round: int, operation: str, to: str) -> dict[str, Any]:
+    """What a line of the ledger says of a parcel, but for its digest; also the secure sum that it belongs to, which the
+    site itself has written on it."""
+    privacy = None if parcel.privacy is None else dict(parcel.privacy)
+    of_sum = parcel.metadata.get("sum") if parcel.kind in ("masked", "shares") else None
+    about = {"round": round, "operation": operation, "kind": parcel.kind, "bytes": size, "to": to}
+    return {**about, "privacy": privacy, "sum": of_sum, "wire": parcel.wire}
 
 
 def check_finite(parcel: Parcel) -> None:

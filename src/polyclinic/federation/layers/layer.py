@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -13,6 +15,7 @@ from polyclinic.federation.call import Call
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation, signature_of
 from polyclinic.federation.site import Site, SiteState
+from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
     from polyclinic.federation.host import SiteHost
@@ -72,6 +75,23 @@ class OwnLayers(Layer):
 
 
 Parcels = tuple[Parcel, ...]
+
+
+class Notes:
+    """Lists of texts by name, in a file of a deployed site that no coordinator puts back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[str, list[str]]:
+        return dict(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else {}
+
+    def add(self, name: str, text: str) -> None:
+        """Note a text under a name, once; on disk when this returns."""
+        known = self.read()
+        if text not in known.setdefault(name, []):
+            known[name].append(text)
+            atomic_write(self.path, json.dumps(known), private=True, durable=True)
 
 
 class Transaction:

@@ -10,11 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
-from torch import Tensor
-
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import COORDINATOR, Call, Reply
-from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.kinds import Expected, ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import Operation
 from polyclinic.tasks.task import MOST_IMAGES
@@ -40,22 +38,15 @@ def own_name(federation: Federation, call: Call, reply: Reply) -> None:
         raise ParcelRejected(f"answered in the name of site '{reply.site}'")
 
 
-def row_of_sum(federation: Federation, call: Call, reply: Reply) -> None:
-    """What is added up is a row of whole numbers."""
+def checked(federation: Federation, call: Call, reply: Reply) -> None:
+    """What is added up is a row of whole numbers. Anything else has the form that is expected of its kind, the
+    operation can have released it, and the method can use it."""
     if federation.sums.covers(call.operation):
         federation.sums.check(call, reply)
-
-
-def expected_form(federation: Federation, call: Call, reply: Reply) -> None:
-    """Anything else has the form that is expected of its kind."""
-    if not federation.sums.covers(call.operation):
-        reply.check(federation.expected)
-
-
-def checked(federation: Federation, call: Call, reply: Reply) -> None:
-    """The operation can have released it, and the method can use it."""
-    if not federation.sums.covers(call.operation):
-        federation.replies.check(federation, call, reply)
+        return
+    for parcel in reply.parcels:
+        federation.expected.get(parcel.kind, Expected(parcel.kind)).check(parcel)
+    federation.replies.check(federation, call, reply)
 
 
 def head_of_ledger(federation: Federation, call: Call, reply: Reply) -> None:
@@ -95,30 +86,24 @@ class ReplyCheck:
             _ = parcel.size  # ValueError for what no parcel can carry, such as NaN beside the tensors
         for parcel in opened:
             self._check_counts(call, parcel)
-            _check_tensors(parcel, call.parcels.get(parcel.kind.replace("-", "_")))
-        if self._method:
-            self._check_content(federation, call, reply, opened)
-
-    def _check_content(self, federation: Federation, call: Call, reply: Reply, opened: list[Parcel]) -> None:
-        for parcel in opened:
-            if parcel.kind in ("labels", "masks"):
+            _check_tensors(parcel, call)
+            if self._method and parcel.kind in ("labels", "masks"):
                 _check_targets(federation, parcel)
-        if call.operation == "evaluate":
+        if self._method and call.operation == "evaluate":
             self._check_scores(federation, call, opened)
-        assert self._method
-        try:
-            self._method.check_reply(federation, call, reply)
-        except WorkFailed as error:  # what the method would have stopped for is the failure of one site
-            raise ParcelRejected(str(error)) from None
+        self._check_use(federation, call, reply)
 
     def check_sum(self, federation: Federation, call: Call, reply: Reply) -> None:
         """ParcelRejected for the mean or sum of all sites that cannot be one: masks that do not cancel, for example."""
         for parcel in reply.parcels:
-            _check_tensors(parcel, call.parcels.get(parcel.kind.replace("-", "_")))
+            _check_tensors(parcel, call)
+        self._check_use(federation, call, reply)
+
+    def _check_use(self, federation: Federation, call: Call, reply: Reply) -> None:
         if self._method:
             try:
                 self._method.check_reply(federation, call, reply)
-            except WorkFailed as error:
+            except WorkFailed as error:  # what the method would have stopped for is the failure of one site
                 raise ParcelRejected(str(error)) from None
 
     def _check_counts(self, call: Call, parcel: Parcel) -> None:
@@ -127,17 +112,13 @@ class ReplyCheck:
                 value = parcel.metadata[name]
                 if not _is_number(value) or not 0 <= value <= most or (name == "samples" and not value):
                     raise ParcelRejected(f"{parcel.kind}: {name} = {_short(value)} is no number up to {most}")
-                if name == "samples":
-                    self._check_said(f"{call.site}/{call.operation}/{name}", value, f"{parcel.kind}: {name}")
+                about = f"{call.site}/{call.operation}/{name}"
+                if name == "samples" and value != (before := self.said.setdefault(about, value)):
+                    raise ParcelRejected(f"{parcel.kind}: {name} = {value}, and the site said {before} before")
         if "loss" in parcel.metadata:
             loss = parcel.metadata["loss"]
             if not _is_number(loss) or not abs(loss) < math.inf:
                 raise ParcelRejected(f"{parcel.kind}: loss = {_short(loss)} is no finite number")
-
-    def _check_said(self, about: str, value: float, words: str) -> None:
-        before = self.said.setdefault(about, value)
-        if value != before:
-            raise ParcelRejected(f"{words} = {value}, and the site said {before} before")
 
     def _check_scores(self, federation: Federation, call: Call, parcels: list[Parcel]) -> None:
         """Sums of scores that no set of images can have, or that are of another number of images than before."""
@@ -196,9 +177,9 @@ def _check_kinds(name: str, declared: Operation, reply: Reply) -> None:
             raise ParcelRejected(f"no parcel of kind '{missing[0]}' came for '{name}'")
 
 
-def _check_tensors(parcel: Parcel, sent: Parcel | None) -> None:
+def _check_tensors(parcel: Parcel, call: Call) -> None:
     """ParcelRejected for numbers that are not finite, and for weights that are far larger than those that were sent."""
-    norms = parcel.norms
+    norms, sent = parcel.norms, call.parcels.get(parcel.kind.replace("-", "_"))
     before = sent.norms if parcel.kind == "weights" and sent is not None else {}
     for name, norm in norms.items():
         if not norm < math.inf:  # NaN too
@@ -217,25 +198,18 @@ def _check_targets(federation: Federation, parcel: Parcel) -> None:
     for name, values in parcel.tensors.items():
         if values.numel() == 0:
             continue
-        low, high = _range_of(values)
+        low, high = (float(one) for one in values.aminmax())
         if parcel.kind == "masks":
             if not 0 <= low <= high <= 1:
                 raise ParcelRejected(f"masks: tensor '{name}' has values from {low:g} to {high:g}; masks have 0 and 1")
-        elif task.like == "classification" and not _are_classes(values, low, high, len(target.classes)):
+        elif task.like == "classification" and (
+            values.is_floating_point() or not 0 <= low <= high < len(target.classes)
+        ):
             raise ParcelRejected(f"labels: tensor '{name}' names other classes than 0 to {len(target.classes) - 1}")
-
-
-def _are_classes(values: Tensor, low: float, high: float, classes: int) -> bool:
-    return not values.is_floating_point() and 0 <= low <= high < classes
 
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _range_of(values: Tensor) -> tuple[float, float]:
-    low, high = values.aminmax()
-    return float(low), float(high)
 
 
 def _short(value: object) -> str:

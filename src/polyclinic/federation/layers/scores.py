@@ -6,19 +6,16 @@ would learn from the difference of the two.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
+from polyclinic.federation.layers.layer import Layer, Notes, Parcels, Transaction
 from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import signature_of
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.traffic import PUBLIC
-from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
     from polyclinic.federation.call import Call
@@ -77,12 +74,13 @@ class ScoredOnce(Layer):
             ScoredModel(transaction).note(transaction.call)
 
 
-class ScoredModel:
+class ScoredModel(Notes):
     """Digests of the models that a site told figures of its test images about, by kind of parcel."""
 
     def __init__(self, transaction: Transaction) -> None:
         site, releases = transaction.site, transaction.declared.releases
-        self._path, self._local = site.folder / TESTED, bool(site.trainer.local_names)
+        super().__init__(site.folder / TESTED)
+        self._local = bool(site.trainer.local_names)
         kinds = [kind for kind in (SCORES, STATISTICS) if kind in releases]
         self._kind = kinds[0] if kinds and transaction.splits == ("test",) else None
         own = signature_of(transaction.work).parameters.get("own")
@@ -91,7 +89,7 @@ class ScoredModel:
     def check(self, call: Call) -> None:
         """GateRefused where figures of the other kind were told about another model."""
         other = STATISTICS if self._kind == SCORES else SCORES
-        told = _known(self._path).get(other, []) if self._kind else []
+        told = self.read().get(other, []) if self._kind else []
         if told and self._model(call) not in told:
             raise GateRefused(
                 f"'{call.operation}' came for another model than the one whose {other} of test images were told in "
@@ -99,11 +97,9 @@ class ScoredModel:
             )
 
     def note(self, call: Call) -> None:
-        """The site tells figures of this model; on disk when this returns."""
-        known = _known(self._path)
-        if self._kind and self._model(call) not in known.setdefault(self._kind, []):
-            known[self._kind].append(self._model(call))
-            atomic_write(self._path, json.dumps(known), private=True, durable=True)
+        """The site tells figures of this model."""
+        if self._kind:
+            self.add(self._kind, self._model(call))
 
     def _model(self, call: Call) -> str:
         """The weights that came, and which part of its own the site adds to them, where it has one."""
@@ -113,8 +109,4 @@ class ScoredModel:
 
 def was_scored(site: Site) -> bool:
     """Whether scores of the site's test images were told in this run, as they are when it is over."""
-    return bool(_known(site.folder / TESTED).get(SCORES))
-
-
-def _known(path: Path) -> dict[str, list[str]]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    return bool(Notes(site.folder / TESTED).read().get(SCORES))

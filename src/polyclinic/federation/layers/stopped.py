@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyclinic.data.allowed_paths import FolderName
+from polyclinic.data.allowed_paths import folder_name
 from polyclinic.federation.call import Suspended
 from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
 from polyclinic.files import atomic_write
@@ -65,7 +65,7 @@ class Suspensions:
             raise Suspended(f"study '{one.study}' is suspended since {one.since}: {one.reason}")
 
     def _file(self, study: str) -> Path:
-        return self.folder / f"{FolderName(study)}.json"
+        return self.folder / f"{folder_name(study)}.json"
 
 
 def refuse_while_stopped(kit: Kit) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polyclinic.data.allowed_paths import FolderName, safe_name
+from polyclinic.data.allowed_paths import folder_name, safe_name
 from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonObject
 
@@ -128,7 +128,7 @@ class Jobs:
             return [job.name for job in working if job.kind == "run"]
 
     def _new_folder(self, name: str, *, exact: bool) -> Path:
-        name = FolderName(name)
+        name = folder_name(name)
         home = self.folder if self.folder.name == "runs" else self.folder / "runs"
         if home.is_symlink():
             raise BadInput("runs: is a symbolic link, and nothing is written through one; serve the folder it leads to")
