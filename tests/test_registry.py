@@ -138,10 +138,7 @@ def test_a_plugin_module_may_be_an_entry_point_as_well(site_packages):
         ("x = 1", "has none of the dicts METHODS"),
         ("1 / 0", "cannot be loaded: ZeroDivisionError"),
         ("METHODS = {'mine': 3}", "'mine' in methods is no subclass of Method"),
-        (
-            "from polyclinic import FedAvg\nMETHODS = {'cwt': FedAvg}",
-            "'cwt' in methods is taken already",
-        ),
+        ("from polyclinic import FedAvg\nMETHODS = {'cwt': FedAvg}", "'cwt' in methods is taken already"),
         ("def f(:", "cannot be loaded: SyntaxError"),
     ],
 )

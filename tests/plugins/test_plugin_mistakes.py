@@ -79,11 +79,7 @@ def test_a_mistake_in_a_plugin_is_one_sentence(tmp_path, content, words):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (
-            '{"head": ("flatten", "linear")}',
-            '{"head": ("flatten", "lines")}',
-            r"cannot take 1 x 16 x 16 .*lines",
-        ),
+        ('{"head": ("flatten", "linear")}', '{"head": ("flatten", "lines")}', r"cannot take 1 x 16 x 16 .*lines"),
         ("nn.Linear(channels * size * size, outputs)", "nn.Linear(channels * size * size, 5)", r"gives \(2, 5\) for 2"),
         ("    stages: ClassVar", "    parts: ClassVar", r"'one-layer' in backbones lacks stages; define it"),
         ("    kinds: ClassVar", "    fits: ClassVar", r"'looking' in attacks lacks kinds; define it"),
@@ -115,18 +111,8 @@ def test_a_source_or_a_partition_that_was_edited_makes_other_images(study, plugi
 @pytest.mark.parametrize(
     ("old", "new", "error", "words"),
     [
-        (
-            "images.astype(np.uint8)",
-            "images",
-            WorkFailed,
-            r"'squares' of a plug-in cannot be loaded: ValueError",
-        ),
-        (
-            "index[k :: len(self.names)]",
-            "index",
-            BadInput,
-            r"'in-turn' assigns an image twice",
-        ),
+        ("images.astype(np.uint8)", "images", WorkFailed, r"'squares' of a plug-in cannot be loaded: ValueError"),
+        ("index[k :: len(self.names)]", "index", BadInput, r"'in-turn' assigns an image twice"),
         ("index[k :: len(self.names)]", "np.array([k])", BadInput, r"assigns an image twice, or one of another split"),
     ],
 )

@@ -141,8 +141,7 @@ def test_networks_that_are_built_in_refuse_arguments(tiny):
 
 
 @pytest.mark.parametrize(
-    ("method", "brief"),
-    [("fedavg", []), ("cwt-replay", ["generator.epochs = 8"]), ("felicia", ["method.steps = 40"])],
+    ("method", "brief"), [("fedavg", []), ("cwt-replay", ["generator.epochs = 8"]), ("felicia", ["method.steps = 40"])]
 )
 def test_the_study_of_the_package_trains_generators_briefly_and_says_so(method, brief, capsys, recwarn):
     study = load_default([f"method.name={method}"])

@@ -70,8 +70,7 @@ class Evaluation(Settings):
 
     every: int = Field(1, ge=0, description="rounds between scores on validation images; 0 for none")
     select: Literal["best", "last"] = Field(
-        "best",
-        description="release the model of the round with the best validation score, or of the last round",
+        "best", description="release the model of the round with the best validation score, or of the last round"
     )
     metric: str | None = Field(
         None,
@@ -98,8 +97,7 @@ class EngineSettings(Settings):
 
     name: Literal["in-process", "ray", "nvflare"] = Field("in-process", description="what carries calls to sites")
     workers: int | Literal["auto"] = Field(
-        "auto",
-        description="worker processes (ray: actors) for sites that train at once; auto takes more where it pays",
+        "auto", description="worker processes (ray: actors) for sites that train at once; auto takes more where it pays"
     )
     address: str | None = Field(None, description="ray: address of a cluster to join; without one, Ray starts here")
     gpus: float | None = Field(
@@ -111,8 +109,7 @@ class EngineSettings(Settings):
         "auto", description="arithmetic of training; auto is bf16 on a GPU and fp32 on a CPU"
     )
     graphs: Literal["auto"] | bool = Field(
-        "auto",
-        description="on a GPU: record a training step as a CUDA graph and replay it; auto does so where it pays",
+        "auto", description="on a GPU: record a training step as a CUDA graph and replay it; auto does so where it pays"
     )
     stacked: Literal["auto", "always", "never"] = Field(
         "auto",
@@ -126,9 +123,7 @@ class EngineSettings(Settings):
         " and on a GPU sums without a fixed order; slower",
     )
     deadline: float | None = Field(
-        None,
-        gt=0,
-        description="seconds a site may take for one operation; sites run in worker processes then",
+        None, gt=0, description="seconds a site may take for one operation; sites run in worker processes then"
     )
     silence: float = Field(
         60.0, gt=0, description="nvflare: seconds without a sign of life after which a site counts as lost"
@@ -137,8 +132,7 @@ class EngineSettings(Settings):
         86400.0, ge=0, description="nvflare: seconds to wait for the people of the sites to approve the study"
     )
     on_failure: Literal["continue", "stop"] = Field(
-        "continue",
-        description="when a site fails: go on with the others, or stop (a stopped run can be resumed)",
+        "continue", description="when a site fails: go on with the others, or stop (a stopped run can be resumed)"
     )
     quorum: float = Field(0.5, gt=0, le=1, description="share of the sites that must be left for a round to go on")
     checkpoint_every: int = Field(1, ge=0, description="rounds between checkpoints; 0 for none")

@@ -88,12 +88,7 @@ def test_pictures_get_pictures_whatever_their_names(tmp_path):
     names = ["a b.png", "ä;=1+1.jpg", "no-suffix", "two.dots.png"]
     found = [SimpleNamespace(file=Path("x") / name, frame=None, mask=blob(30, 20)) for name in names]
     written = write_masks(found, tmp_path / "new" / "masks")
-    assert [file.name for file in written] == [
-        "a b.png",
-        "ä;=1+1.png",
-        "no-suffix.png",
-        "two.dots.png",
-    ]
+    assert [file.name for file in written] == ["a b.png", "ä;=1+1.png", "no-suffix.png", "two.dots.png"]
     assert np.array_equal(np.asarray(Image.open(written[0])) > 0, blob(30, 20))
 
 

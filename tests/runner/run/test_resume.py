@@ -126,10 +126,7 @@ def test_killed_while_the_result_is_written(killable, name):
         case.resume_and_check(case.killed_at(point))
 
 
-@pytest.mark.parametrize(
-    "what",
-    ["study.toml.partial", "study.toml", "history.jsonl", "ledger/site-1.jsonl"],
-)
+@pytest.mark.parametrize("what", ["study.toml.partial", "study.toml", "history.jsonl", "ledger/site-1.jsonl"])
 def test_killed_while_a_resumed_run_begins(killable, what):
     """After a torn line in the middle of round 3, the next run dies while it puts its files in order."""
     case = killable("parallel")

@@ -26,13 +26,7 @@ from polyclinic.runner.compare.outcome import choose_baseline, summarise, write
 from polyclinic.runner.run.recorder import Display
 from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
-from polyclinic.study.changes import (
-    apply_changes,
-    fit_to_variants,
-    is_default_generator,
-    method_has_table,
-    parse_sets,
-)
+from polyclinic.study.changes import apply_changes, fit_to_variants, is_default_generator, method_has_table, parse_sets
 from polyclinic.study.reading import unknown_elsewhere
 
 #: of a cross-validation; every method and seed runs once for each

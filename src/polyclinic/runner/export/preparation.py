@@ -210,11 +210,7 @@ INFERENCE = {
     "batch_size": 8,
     "network": "$torch.jit.load(@bundle_root + '/models/model.ts')",
     "preprocessing": {"_target_": "scripts.predictions.Prepare"},
-    "dataset": {
-        "_target_": "Dataset",
-        "data": "$predictions.items(@dataset_dir)",
-        "transform": "@preprocessing",
-    },
+    "dataset": {"_target_": "Dataset", "data": "$predictions.items(@dataset_dir)", "transform": "@preprocessing"},
     "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": "@batch_size", "num_workers": 0},
     "inferer": {"_target_": "SimpleInferer"},
     "run": ["$predictions.write(@dataloader, @network, @inferer, @output_dir)"],

@@ -288,12 +288,7 @@ BETWEEN = " | "
 
 
 def readings_of(
-    card: Card,
-    task: Task,
-    calibration: Calibration | None,
-    outputs: Tensor,
-    coverage: float,
-    specificity: float | None,
+    card: Card, task: Task, calibration: Calibration | None, outputs: Tensor, coverage: float, specificity: float | None
 ) -> list[dict[str, Any]]:
     """A row for each image of a batch; an empty one where the model draws masks."""
     _check(task, calibration, coverage, specificity)
