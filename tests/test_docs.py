@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import typer.main
+from PIL import Image
 
 import polyclinic
+from polyclinic.cli import run_app
+from polyclinic.cli.app import app
+from polyclinic.cli.groups import UNNAMED, DefaultCommand
+from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.methods import METHODS
 from polyclinic.registry import GROUPS, registry_of
@@ -140,3 +150,114 @@ def test_studies_on_pages_are_studies(page, tmp_path):
     study = next(block for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[method]" in block)
     (tmp_path / "study.toml").write_text(study)
     assert polyclinic.load_study(tmp_path / "study.toml").method.name == "fedavg"
+
+
+TOP = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
+COMMAND_PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
+NAMED = r"(?<![\w./-])((?:examples|lab|tests)/[\w./-]+\.(?:py|toml|sh|ipynb))\b"
+COMMANDS = typer.main.get_command(app)
+
+
+def lines_of(page: Path) -> list[str]:
+    """What a reader may type: the lines of blocks of commands, and commands within sentences."""
+    text = page.read_text(encoding="utf-8")
+    blocks = [re.sub(r"\\\n\s*", " ", block) for block in re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.DOTALL)]
+    quoted = re.findall(r"`(polyclinic [^`]+)`", re.sub(r"\n>?\s*", " ", text))
+    return [*(line.strip() for block in blocks for line in block.splitlines()), *quoted]
+
+
+def words_of(line: str) -> list[str]:
+    """The words after `polyclinic`; `[--option]` in a sentence is that option."""
+    return [word.strip("[]") for word in shlex.split(line, comments=True)[1:]]
+
+
+def command_of(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that is meant, and the words after its name."""
+    command, rest = COMMANDS, list(words)
+    while hasattr(command, "commands"):
+        if rest and rest[0] in command.list_commands(None):  # also those of other packages
+            command = command.get_command(None, rest.pop(0))
+        elif isinstance(command, DefaultCommand) and rest:
+            command = command.commands[UNNAMED]
+        else:
+            break
+    return command, rest
+
+
+def is_placeholder(word: str) -> bool:
+    """Whether a word stands for others: `COMMAND`, `init|start`, `--help`."""
+    return word.startswith("-") or "|" in word or word.isupper() or word == "..."
+
+
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=lambda page: page.stem)
+def test_commands_and_options_are_there(page):
+    typed = [line for line in lines_of(page) if line.startswith("polyclinic ")]
+    for line in typed:
+        command, rest = command_of(words_of(line))
+        unknown = hasattr(command, "commands") and rest and not is_placeholder(rest[0])
+        assert not unknown, f"{page.name}: there is no such command: {line}"
+        known = {"--help", *(option for one in command.params for option in (*one.opts, *one.secondary_opts))}
+        for word in rest:
+            option = word.partition("=")[0]
+            fits = not option.startswith("--") or option in {"--", *known}
+            assert fits, f"{page.name}: there is no option {option}: {line}"
+
+
+def test_files_of_the_repository_that_pages_name_are_there():
+    named = {(page, file) for page in COMMAND_PAGES for file in re.findall(NAMED, page.read_text(encoding="utf-8"))}
+    assert len(named) > 50
+    gone = [(page, file) for page, file in named if not (ROOT / file).exists() and "NAME" not in file]
+    assert sorted(f"{page.name}: {file}" for page, file in gone) == []
+
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+SECTION = TEXT.partition("\n## A study\n")[2].partition("\n## ")[0]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", SECTION, re.DOTALL)
+
+
+def draw_images(folder: Path) -> None:
+    """`scans` with a folder per class, and `new_scans`, as PNG files."""
+    data = ChestPhantom(samples=200, size=64).load()
+    for number, (image, label) in enumerate(zip(data.images, data.labels, strict=True)):
+        place = folder / ("new_scans" if number >= 196 else f"scans/{data.classes[label]}")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.asarray(image[0])).save(place / f"{number}.png")
+
+
+@pytest.mark.slow  # a ResNet-18 is trained six times, and attacked
+@pytest.mark.timeout(1800)
+def test_what_readme_says_works_in_this_order(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    draw_images(tmp_path)
+    (study,), (commands,), (code,) = blocks("toml"), blocks("bash"), blocks("python")
+    for long, short in (("rounds = 20\n", "rounds = 1\n"), ("size = 64\n", "size = 32\n")):  # else as it is written
+        assert long in study
+        study = study.replace(long, short)
+    Path("study.toml").write_text(study)
+    typed = [shlex.split(line, comments=True)[1:] for line in commands.splitlines()]
+    assert [words[0] for words in typed] == ["run", "ledger", "audit", "compare", "report", "predict"]
+    for words in typed:
+        capsys.readouterr()
+        assert run_app(words) == 0, (words, capsys.readouterr().err)
+    assert len([line for line in capsys.readouterr().out.splitlines() if "new_scans" in line]) == 4
+    verdicts = json.loads(Path("runs/first/audit.json").read_text())["verdicts"]
+    assert verdicts["weights"]["verdict"] in ("leaks", "withstood", "not tested")
+    assert list(Path("runs/first").rglob("*.png"))  # "with pictures"
+    assert "<html" in Path("runs/first/report.html").read_text(encoding="utf-8")
+    compared = json.loads(Path("runs/compared/comparison.json").read_text())["methods"]
+    assert set(compared) == {"standalone", "fedavg", "cwt", "centralized"}
+    exec(code, {})
+    assert Path("runs/from-python/result.json").exists()
+    first, again = (json.loads(Path(f"runs/{name}/result.json").read_text()) for name in ("first", "from-python"))
+    assert first["weights_sha256"] == again["weights_sha256"]  # "the same model, bit for bit"
+    assert run_app(shlex.split(re.search(r"`polyclinic (run --resume [^`]+)`", SECTION)[1])) == 0
+
+
+def test_the_commands_of_make_are_targets_of_the_makefile():
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
+    typed = re.findall(r"\bmake ([a-z-]+)", TEXT)
+    assert {"demo", "test", "docs"} <= set(typed)
+    assert [name for name in typed if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []

@@ -20,10 +20,21 @@ import polyclinic
 from polyclinic.cli import run_app
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.run_folder import is_held
 from polyclinic.runner.compare import compare
-from polyclinic.runner.compare.compare import entries
-from polyclinic.runner.compare.tune import best_of, choose, chosen_settings, parse_over, plan, summarise, write
+from polyclinic.runner.compare.compare import Entry, entries
+from polyclinic.runner.compare.tune import (
+    best_of,
+    choose,
+    chosen_settings,
+    cost_of_search,
+    parse_over,
+    plan,
+    sentence,
+    summarise,
+    write,
+)
 from polyclinic.runner.run.run import run
 from polyclinic.study import load_study
 
@@ -237,3 +248,36 @@ def test_a_folder_without_a_search_is_refused(tiny, tmp_path, content):
         (tmp_path / "tuning.json").write_text(content)
     with pytest.raises(BadInput, match="name the folder that `polyclinic tune` wrote"):
         chosen_settings(Path(tmp_path))
+
+
+PRIVATE = {"privacy.noise_multiplier": 4.0, "privacy.delta": 1e-5, "optimizer.batch_size": 8}
+
+
+@pytest.fixture
+def entry_of(tiny, undisturbed, tmp_path):
+    def finished(method: str, changes: dict) -> Entry:
+        study = tiny(method, changes, rounds=1)
+        return Entry(method, study.seed, study, undisturbed(study).folder)
+
+    return finished
+
+
+def test_two_private_runs_are_composed(entry_of):
+    runs = [entry_of("fedavg", {**PRIVATE, "optimizer.lr": lr}) for lr in (0.1, 0.01)]
+    cost = cost_of_search(runs)
+    assert cost is not None
+    (spent, _) = (run.result["privacy"] for run in runs)
+    assert cost["runs"] == 2
+    assert cost["delta"] == 1e-5
+    assert spent["epsilon"] < cost["epsilon"] < 2 * spent["epsilon"]
+    one = runs[0].result["data"]["counts"]
+    most = max(
+        compute_epsilon(8 / counts["train"], 4.0, 2 * max(1, counts["train"] // 8), 1e-5) for counts in one.values()
+    )
+    assert cost["epsilon"] == pytest.approx(most, rel=1e-6)
+    assert sentence(cost).startswith(f"privacy: the 2 private runs of this search have spent epsilon {most:.3g}")
+
+
+def test_a_search_without_privacy_costs_nothing(entry_of, tiny, tmp_path):
+    unfinished = Entry("fedavg", 0, tiny("fedavg", PRIVATE), tmp_path / "none")
+    assert cost_of_search([entry_of("fedavg", {}), unfinished]) is None

@@ -1,5 +1,7 @@
 """What runs leave on disk and how they are interrupted: pruned states, workers of a killed run, Ctrl-C at any time."""
 
+from __future__ import annotations
+
 import functools
 import os
 import re
@@ -101,3 +103,16 @@ def test_a_finished_run_with_a_damaged_history_is_not_called_finished(tiny, tmp_
     history.write_bytes(bytes(40) + history.read_bytes()[40:])
     with pytest.raises(Damaged, match=r"history\.jsonl: is damaged"):
         run(None, folder, resume=True)
+
+
+HEAVY = ("matplotlib", "nibabel", "pydicom", "opacus", "monai", "ray", "nvflare", "scipy")
+PROGRAM = f"""
+import sys
+import polyclinic.runner.run.worker
+print(*[name for name in {HEAVY} if name in sys.modules])
+"""
+
+
+def test_a_worker_imports_nothing_that_most_runs_do_without():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from polyclinic.errors import BadInput
 from polyclinic.runner.run.run import run
 from polyclinic.study import load_study, parse_study
 from polyclinic.study.preset import FOLDER, RULES, SMALLEST, preset, preset_names, scaled_number, summary_of
+from polyclinic.study.template import RECIPE, RECIPE_FOR, template
 
 NAMES = preset_names()
 SETTING = re.compile(r"^\w+ = ")
@@ -148,3 +150,24 @@ def test_a_preset_runs_to_its_end_on_phantoms(name, tmp_path):
     result = run(study.with_settings({"engine.workers": 1, "engine.device": "cpu"}), tmp_path / "run")
     assert result.metrics["test"]
     assert result["rounds"] == 1
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "first_model.toml"
+
+
+def tables_of(method: str) -> dict:
+    return tomllib.loads(template(method=method, source="fundus-phantom", partition="label-skew"))
+
+
+@pytest.mark.parametrize("method", RECIPE_FOR)
+def test_a_new_study_has_the_settings_of_the_example(method):
+    example, found = tomllib.loads(EXAMPLE.read_text()), tables_of(method)
+    for table, settings in RECIPE.items():
+        for name, value in settings.items():
+            assert found[table][name] == example[table][name] == value
+
+
+def test_other_methods_keep_their_defaults():
+    found = tables_of("scaffold")
+    assert (found["optimizer"]["name"], found["optimizer"]["lr"]) == ("sgd", 0.01)
+    assert "docs/methods.md" not in template(method="scaffold", source="fundus-phantom", partition="label-skew")

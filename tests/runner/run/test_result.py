@@ -13,7 +13,7 @@ from PIL import Image
 from polyclinic import BadInput, Result
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import Damaged
-from polyclinic.runner.run.result_display import history_rows
+from polyclinic.runner.run.result_display import few_images, history_rows, image_counts
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +142,19 @@ def test_a_damaged_line_of_the_history_is_named(tmp_path, line):
     (tmp_path / "history.jsonl").write_text(line + "\n")
     with pytest.raises(Damaged, match=r"history\.jsonl, line 1"):
         history_rows(tmp_path / "history.jsonl")
+
+
+def test_sites_with_few_images_are_named():
+    known = {"north": {"train": 50, "test": 30}, "west": {"train": 9, "test": 2}, "east": {"train": 5}}
+    counts = image_counts({"data": {"counts": known}}, "test")
+    assert counts == {"north": 30, "west": 2}
+    assert few_images(counts, ["north", "west", "east"]).startswith(
+        "fewer than 10 images at west (2): one image decides"
+    )
+    assert few_images(counts, ["north", "east"]) == ""
+    many = {f"site-{number}": 3 for number in range(8)}
+    assert "site-4 (3) and 3 more sites:" in few_images(many, many)
+
+
+def test_sites_that_keep_their_numbers_are_not_counted():
+    assert image_counts({"data": {}}, "test") == {}
