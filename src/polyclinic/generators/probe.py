@@ -110,14 +110,12 @@ def train_probe(images: Tensor, labels: Tensor, groups: int, rng: torch.Generato
     steps_in_pass = max(1, len(images) // BATCH)
     schedule = Schedule(epochs=-(-STEPS // steps_in_pass), batch_size=BATCH, lr=3e-3)
 
-    def batch_of(index: Tensor) -> tuple[Tensor, Tensor]:
-        index = index.to(images.device)
-        return images[index], labels[index]
-
     def loss_of(some: Tensor, theirs: Tensor) -> tuple[Tensor, None]:
         return F.cross_entropy(net(some.float().div(255)), theirs), None
 
-    descend(Objective(net.parameters(), batch_of, loss_of), len(images), schedule, rng)
+    descend(
+        Objective(net.parameters(), lambda index: (images[index], labels[index]), loss_of), len(images), schedule, rng
+    )
     return net.eval()
 
 

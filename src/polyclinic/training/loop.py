@@ -76,6 +76,8 @@ class Trainer:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
         self._layers = list(self.model.modules())
+        self._state: dict[str, Tensor] = {}  # known as long as all tensors lie in their places
+        self._places: list[int] = []
         self.hooks = hooks_of(self.model)  # the network's own
         self.task = spec.task
         self.target = spec.target
@@ -113,13 +115,18 @@ class Trainer:
         return self.model
 
     def state(self) -> dict[str, Tensor]:
-        """The model's own weights and buffers by name. Where a layer took the place of another, what was made for the
-        former layers, such as a recorded step, is forgotten."""
+        """The model's own weights and buffers by name; nobody may change the dictionary. Where a layer took the place of
+        another, what was made for the former layers, such as a recorded step, is forgotten."""
         layers = list(self.model.modules())
         if layers != self._layers:
             self._layers[:] = layers  # also those of `with_optimizer`
             self.kept.clear()
-        return self.model.state_dict()
+        # a known tensor holds on to its memory, so that another one cannot lie at the same place
+        tensors = (one for layer in layers for held in (layer._parameters, layer._buffers) for one in held.values())
+        places = [one.data_ptr() for one in tensors if one is not None]
+        if places != self._places:
+            self._state, self._places = dict(self.model.state_dict()), places
+        return self._state
 
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """A copy, on the CPU, of all weights and buffers of the model."""

@@ -111,14 +111,13 @@ class Fit:
     def steps(self) -> int:
         return self.spec.steps or self.site.trainer.steps_in(self.part)
 
-    def replayed(self) -> ReplayedBatches | None:
-        return self.spec.replayed() if self.spec.replayed else None
-
     def member(self) -> stacking.Member:
-        return stacking.Member(self.site.trainer, self.part, self.site.rng(self.spec.purpose), self.replayed())
+        replayed = self.spec.replayed() if self.spec.replayed else None
+        return stacking.Member(self.site.trainer, self.part, self.site.rng(self.spec.purpose), replayed)
 
     def alone(self) -> Fitted:
-        site, spec, trainer, replayed = self.site, self.spec, self.site.trainer, self.replayed()
+        site, spec, trainer = self.site, self.spec, self.site.trainer
+        replayed = spec.replayed() if spec.replayed else None
         objective = _with_reference(trainer, spec.reference) if spec.reference else restricted_loss(site)
         model, steps = trainer.load(self.start), self.steps
         optimizer = start_optimizer(site, model, spec.optimizer_group)
@@ -148,8 +147,10 @@ class _Corrector:
 
     def __init__(self, correction: Correction, device: torch.device) -> None:
         self.change = correction.change
-        self.given = {key: _on(device, tensors) for key, tensors in correction.given.items()}
-        self.state: Weights = _on(device, correction.state)
+        self.given = {
+            key: {name: one.to(device) for name, one in tensors.items()} for key, tensors in correction.given.items()
+        }
+        self.state: Weights = {name: one.to(device) for name, one in correction.state.items()}
 
     def __call__(self, model: nn.Module) -> None:
         parameters = dict(model.named_parameters())
@@ -160,13 +161,10 @@ class _Corrector:
             one.grad = changed.get(name)
 
 
-def _on(device: torch.device, tensors: Weights) -> dict[str, Tensor]:
-    return {name: one.to(device) for name, one in tensors.items()}
-
-
 def _with_reference(trainer: TrainerLike, reference: Reference) -> Loss:
     """The task's loss and the added one, of the trainer's network as it will be loaded."""
-    others = [_fixed_front(trainer, weights, reference.cut) for weights in reference.weights]
+    fixed_networks = [copy.deepcopy(trainer.load(weights)).eval() for weights in reference.weights]
+    others = [split(one, reference.cut)[0] for one in fixed_networks]
     front, rest = split(trainer.model.train(), reference.cut)
 
     def loss(images: Tensor, targets: Tensor) -> Tensor:
@@ -178,10 +176,6 @@ def _with_reference(trainer: TrainerLike, reference: Reference) -> Loss:
         return trainer.loss(output, targets) + reference.loss(own, *fixed)
 
     return loss
-
-
-def _fixed_front(trainer: TrainerLike, weights: Weights, cut: str) -> nn.Module:
-    return split(copy.deepcopy(trainer.load(weights)).eval(), cut)[0]
 
 
 def restricted_loss(site: Site) -> Loss | None:

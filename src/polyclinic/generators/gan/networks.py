@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from polyclinic.generators.base import LabelEmbedding
 from polyclinic.models.backbone import norm_layer
 from polyclinic.tasks import Target
-from polyclinic.training.gpu.stacked_layers import AllAtOnce, double_stacked, halve_stacked, in_autocast
+from polyclinic.training.gpu.stacked_layers import AllAtOnce, double_stacked, halve_stacked
 
 #: how a label enters a discriminator: not at all, as one more channel of the image (Mirza and Osindero 2014), or by the
 #: product of its vector and the image's features (Miyato and Koyama 2018); or there are networks of their own for each
@@ -47,16 +47,6 @@ class GANShape(NamedTuple):
 # --- layers -------------------------------------------------------------------------------------------
 
 
-def _halve_stacked(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    images, weight = in_autocast(images, weight)
-    return halve_stacked(images, weight, bias)
-
-
-def _double_stacked(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    images, weight = in_autocast(images, weight)
-    return double_stacked(images, weight, bias)
-
-
 class Down(nn.Conv2d):
     """A convolution that halves the side; `as_products` says how it is computed in a stack of networks, not what."""
 
@@ -72,7 +62,7 @@ class Down(nn.Conv2d):
     def apply_weight(self, images: Tensor, weight: Tensor) -> Tensor:
         if not self.as_products:
             return F.conv2d(images, weight, self.bias, self.stride, self.padding)
-        found = AllAtOnce.apply(_halve_stacked, images, weight, self.bias)
+        found = AllAtOnce.apply(halve_stacked, images, weight, self.bias)
         return found.contiguous() if self.in_order else found
 
 
@@ -88,7 +78,7 @@ class Up(nn.ConvTranspose2d):
     def forward(self, images: Tensor, output_size: list[int] | None = None) -> Tensor:
         if not self.as_products:
             return super().forward(images)
-        found = AllAtOnce.apply(_double_stacked, images, self.weight, self.bias)
+        found = AllAtOnce.apply(double_stacked, images, self.weight, self.bias)
         return found.contiguous() if self.in_order else found
 
 
@@ -236,7 +226,7 @@ class DenseDiscriminator(nn.Module):
 
     def __init__(self, shape: GANShape, condition: Condition, norm: DiscriminatorNorm, outputs: int) -> None:
         super().__init__()
-        self.condition, self.outputs = condition, outputs
+        self.condition = condition
         pixels, wide = shape.channels * shape.size**2, 8 * shape.width
         known = shape.latent if condition == "plane" else 0
         self.body = nn.Sequential(
@@ -286,34 +276,21 @@ class ConvGenerator(nn.Module):
         return torch.tanh(made.float())
 
 
-class ConvDiscriminator(nn.Module):
-    """Images [B, C, H, W] in [-1, 1] and labels [B] to scores [B, outputs], without a bound."""
+class ImageDiscriminator(nn.Module):
+    """Images [B, C, H, W] in [-1, 1] and labels [B] to scores [B, outputs], without a bound: convolutions (`body`), a
+    `head`, and the `label` as the `condition` has it. Images are enlarged to the side `whole` by their border."""
 
-    def __init__(
-        self, shape: GANShape, condition: Condition, norm: DiscriminatorNorm, outputs: int, spread: bool
-    ) -> None:
-        super().__init__()
-        self.condition, self.outputs = condition, outputs
-        side, times = doublings(shape.size)
-        self.missing = side * 2**times - shape.size
-        self.whole = side * 2**times
-        widths = [shape.width * min(2**k, 8) for k in range(times)]
-        layers: list[nn.Module] = []
-        before = shape.channels + (condition == "plane")
-        for place, after in enumerate(widths):
-            wanted = "none" if norm == "group" and place == 0 else norm  # the first one sees pixels as they are
-            layers += [_discriminating(Down(before, after), wanted), nn.LeakyReLU(SLOPE)]
-            before = after
-        self.body = nn.Sequential(*layers)
-        self.spread = MinibatchSpread() if spread else nn.Identity()
-        features = (widths[-1] + spread) * side**2
-        self.head = _head(nn.Linear(features, outputs), norm)
-        if condition != "none":
-            self.label = LabelEmbedding(shape.target, self.whole**2 if condition == "plane" else widths[-1])
+    condition: Condition
+    whole: int
+    body: nn.Module
+    spread: nn.Module
+    head: nn.Module
+    label: nn.Module
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        if self.missing:
-            images = F.pad(images, (0, self.missing, 0, self.missing), mode="replicate")
+        missing = self.whole - images.shape[-1]
+        if missing:
+            images = F.pad(images, (0, missing, 0, missing), mode="replicate")
         if self.condition == "plane":
             plane = self.label(labels).reshape(-1, 1, self.whole, self.whole)
             images = torch.cat([images, plane.to(images.dtype)], 1)
@@ -324,8 +301,29 @@ class ConvDiscriminator(nn.Module):
         return scores.float()
 
 
-def _head(layer: nn.Linear, norm: DiscriminatorNorm) -> nn.Module:
-    return Spectral(layer) if norm == "spectral" else layer
+class ConvDiscriminator(ImageDiscriminator):
+    """A DCGAN's, with its norms."""
+
+    def __init__(
+        self, shape: GANShape, condition: Condition, norm: DiscriminatorNorm, outputs: int, spread: bool
+    ) -> None:
+        super().__init__()
+        side, times = doublings(shape.size)
+        self.condition, self.whole = condition, side * 2**times
+        widths = [shape.width * min(2**k, 8) for k in range(times)]
+        layers: list[nn.Module] = []
+        before = shape.channels + (condition == "plane")
+        for place, after in enumerate(widths):
+            wanted = "none" if norm == "group" and place == 0 else norm  # the first one sees pixels as they are
+            layers += [_discriminating(Down(before, after), wanted), nn.LeakyReLU(SLOPE)]
+            before = after
+        self.body = nn.Sequential(*layers)
+        self.spread = MinibatchSpread() if spread else nn.Identity()
+        features = (widths[-1] + spread) * side**2
+        head = nn.Linear(features, outputs)
+        self.head = Spectral(head) if norm == "spectral" else head
+        if condition != "none":
+            self.label = LabelEmbedding(shape.target, self.whole**2 if condition == "plane" else widths[-1])
 
 
 # --- both ---------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import LabelEmbedding, ModelSpec, RandomSource
@@ -26,6 +25,7 @@ from polyclinic.generators.gan.networks import (
     Condition,
     DiscriminatorNorm,
     GANShape,
+    ImageDiscriminator,
     NoiseWithLabel,
     OfEachClass,
     discriminator_network,
@@ -309,15 +309,14 @@ class PrivGANGenerator(nn.Module):
         return torch.tanh(self.body(first)[..., : self.size, : self.size].float())
 
 
-class PrivGANDiscriminator(nn.Module):
-    """Images [B, C, H, W] in [-1, 1] and labels [B] to scores [B, outputs]: four convolutions, then a dense layer."""
+class PrivGANDiscriminator(ImageDiscriminator):
+    """Four convolutions, then a dense layer."""
 
     def __init__(self, shape: GANShape, condition: Condition, outputs: int) -> None:
         super().__init__()
-        self.condition: Condition = "none" if condition == "apart" else condition
+        self.condition, self.spread = "none" if condition == "apart" else condition, nn.Identity()
         side = -(-shape.size // 2**DOUBLINGS)
         self.whole = side * 2**DOUBLINGS
-        self.missing = self.whole - shape.size
         widths = [shape.channels + (self.condition == "plane"), shape.width, 2 * shape.width, 2 * shape.width]
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise([*widths, 4 * shape.width]):
@@ -327,15 +326,3 @@ class PrivGANDiscriminator(nn.Module):
         self.head = nn.Linear(4 * shape.width * side**2, outputs)
         if self.condition != "none":
             self.label = LabelEmbedding(shape.target, self.whole**2 if condition == "plane" else 4 * shape.width)
-
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        if self.missing:
-            images = F.pad(images, (0, self.missing, 0, self.missing), mode="replicate")
-        if self.condition == "plane":
-            plane = self.label(labels).reshape(-1, 1, self.whole, self.whole)
-            images = torch.cat([images, plane.to(images.dtype)], 1)
-        features = self.body(images)
-        scores = self.head(features.flatten(1))
-        if self.condition == "projection":
-            scores = scores + (features.mean((2, 3)) * self.label(labels)).sum(1, keepdim=True)
-        return scores.float()

@@ -199,6 +199,7 @@ def _batch_norm(layer: nn.BatchNorm2d) -> Callable[[Tensor], Tensor]:
 
 def halve_stacked(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.conv2d(images, weight, bias, stride=2, padding=1)` of each network; weights [M, O, C, 4, 4], even sides."""
+    images, weight = in_autocast(images, weight)
     many, count, _, rows, columns = images.shape
     kernel = weight.permute(0, 3, 4, 2, 1).reshape(many, -1, weight.shape[1])
     found = torch.bmm(_Patches.apply(images), kernel)
@@ -209,6 +210,7 @@ def halve_stacked(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 def double_stacked(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.conv_transpose2d(images, weight, bias, stride=2, padding=1)` of each network, for weights [M, C, O, 4, 4]."""
+    images, weight = in_autocast(images, weight)
     many, count, channels, rows, columns = images.shape
     kernel = weight.permute(0, 1, 3, 4, 2).reshape(many, channels, -1)
     products = torch.bmm(images.permute(0, 1, 3, 4, 2).reshape(many, -1, channels), kernel)
