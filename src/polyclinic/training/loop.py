@@ -115,8 +115,8 @@ class Trainer:
         return self.model
 
     def state(self) -> dict[str, Tensor]:
-        """The model's own weights and buffers by name; nobody may change the dictionary. Where a layer took the place of
-        another, what was made for the former layers, such as a recorded step, is forgotten."""
+        """The model's own weights and buffers by name; nobody may change the dictionary. Where a layer took the place
+        of another, what was made for the former layers, such as a recorded step, is forgotten."""
         layers = list(self.model.modules())
         if layers != self._layers:
             self._layers[:] = layers  # also those of `with_optimizer`
