@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyclinic.attacks.copies import Copies, CopySearch, find_copies
+from polyclinic.attacks.copies import find_copies
 from polyclinic.attacks.membership import NearestSynthetic
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.errors import BadInput
@@ -174,12 +174,6 @@ def test_bad_input_is_named():
         find_copies(good[:, 0], good, good)
     with pytest.raises(BadInput, match="give uint8, or float"):
         find_copies(good, good * torch.nan, good)
-
-
-def test_as_an_attack_it_says_what_it_needs():
-    attack = CopySearch()
-    assert "synthetic images and the images that it asks about" in str(attack)
-    assert isinstance(attack.run(clouds(3, "a"), clouds(20, "b"), clouds(20, "c")), Copies)
 
 
 @pytest.mark.slow

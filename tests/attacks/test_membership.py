@@ -39,11 +39,6 @@ def labels(count: int, name: str) -> Tensor:
 # --- the measure ----------------------------------------------------------------------------------------
 
 
-def test_area_by_hand_with_a_tie():
-    # pairs: 3 > 1, 3 > 2, 2 > 1, 2 = 2
-    assert separation(np.array([3, 2]), np.array([1, 2])).auc == pytest.approx(3.5 / 4)
-
-
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=12), st.lists(st.integers(0, 5), min_size=2, max_size=12))
 def test_area_is_the_librarys_and_turns_around(members: list[int], others: list[int]):
     a, b = np.array(members, float), np.array(others, float)

@@ -170,9 +170,3 @@ def test_bad_input_is_named(sets, index):
 def test_a_mixed_image_has_a_share_of_each():
     images, others = torch.ones(2, 1, 4, 4), torch.full((3, 1, 4, 4), 0.5)
     assert torch.allclose(mix(images, 0.4, others, torch_rng("mixed")), torch.full_like(images, 0.8))
-
-
-def test_levels_of_a_ladder_are_shares_that_grow():
-    for ladder in LADDERS.values():
-        assert list(ladder.levels) == sorted(ladder.levels)
-        assert 0 < ladder.levels[0] <= ladder.levels[-1] <= 1

@@ -151,25 +151,17 @@ class Projection(AttackSettings):
         targets = as_unit(images, "images to project")
         if self.conditional and self.guessed:
             labels = self._guess_labels(space, targets, choices, distance, seed, device)
-        wanted = self._labels(labels, len(targets))
+        if self.conditional and (labels is None or len(labels) != len(targets)):
+            given = "no" if labels is None else str(len(labels))
+            cure = "give one for each, or set conditional = false"
+            raise BadInput(f"attack.conditional: {len(targets)} images have {given} labels; {cure}")
         parts = []
         for rows in torch.arange(len(targets)).split(self.at_once):
-            some = targets[rows].to(device)
-            theirs = None if wanted is None else wanted[rows].to(device)
+            theirs = torch.as_tensor(labels)[rows].to(device) if self.conditional else None
             begin = None if start is None else start[rows].to(device)
-            parts.append(self._search(space, some, theirs, distance, seed, begin))
+            parts.append(self._search(space, targets[rows].to(device), theirs, distance, seed, begin))
         found = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
         return Projected(**found, features=distance.name)
-
-    def _labels(self, labels: Tensor | None, count: int) -> Tensor | None:
-        if not self.conditional:
-            return None
-        if labels is None or len(labels) != count:
-            given = "none" if labels is None else str(len(labels))
-            raise BadInput(
-                f"attack.conditional: {count} images have {given} labels; give one for each, or set conditional = false"
-            )
-        return torch.as_tensor(labels)
 
     def _guess_labels(
         self, space: LatentSpace, targets: Tensor, choices: Tensor | None, distance: Distance, seed: int, device: str
@@ -178,17 +170,13 @@ class Projection(AttackSettings):
         if choices is None or not len(choices):
             raise BadInput("attack.guessed: give the labels to choose from as choices")
         vectors = embed_all(targets, distance, device=device).to(device)
-        points = self._random_points(space, seed).to(device)
+        points = space.draw(self.starts, torch_rng(seed, "projection", "starts")).to(device)  # the same for all
         closest = []
         for label in choices.to(device):
             made = _images_of(space, points, label.expand(len(points)))
             near = squared_distances(vectors, embed_all(made, distance, device=device).to(device))
             closest.append(near.amin(1))
         return choices[torch.stack(closest).argmin(0).to(choices.device)]
-
-    def _random_points(self, space: LatentSpace, seed: int) -> Tensor:
-        """Random points, the same for all targets."""
-        return space.draw(self.starts, torch_rng(seed, "projection", "starts"))
 
     def _search(
         self,
@@ -220,7 +208,7 @@ class Projection(AttackSettings):
         seed: int,
     ) -> Tensor:
         """For each target [N, D] the closest of some points, the same ones for all targets of a label."""
-        points = self._random_points(space, seed).to(targets.device)
+        points = space.draw(self.starts, torch_rng(seed, "projection", "starts")).to(targets.device)
         start = torch.empty(len(targets), points.shape[1], device=targets.device)
         kinds = torch.zeros(len(targets), device=targets.device) if labels is None else labels
         for kind in kinds.unique():

@@ -20,8 +20,6 @@ from polyclinic.metrics.images import mean_squared_error, psnr, ssim
 from polyclinic.palette import FAINT, LIGHT
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from polyclinic.metrics.perceptual import Distance
 
 
@@ -81,9 +79,8 @@ def score_trajectory(images: Tensor, steps: Sequence[int], truth: Tensor, *, win
 
     Images of a batch are paired with the truth as they lie at the last step.
     """
-    last = images[:, -1]
     if truth.shape[1] > 1:
-        order = torch.stack([assignment(f, t) for f, t in zip(last, truth, strict=True)])
+        order = [assignment(f, t) for f, t in zip(images[:, -1], truth, strict=True)]
         images = torch.stack([rows[:, o] for rows, o in zip(images, order, strict=True)])
     kept = [images[:, k].flatten(0, 1)[:, None] for k in range(len(steps))]
     scores = [score(found, truth.flatten(0, 1)[:, None], kept[0], window=window) for found in kept]
@@ -105,19 +102,17 @@ def score(found: Tensor, truth: Tensor, start: Tensor, *, window: int = 7, dista
         )
     several = truth.shape[1] > 1
     if several:
-        order = torch.stack([assignment(f, t) for f, t in zip(found, truth, strict=True)])
-        found = torch.stack([f[o] for f, o in zip(found, order, strict=True)])
-        start = torch.stack([s[o] for s, o in zip(start, order, strict=True)])
+        order = [assignment(f, t) for f, t in zip(found, truth, strict=True)]
+        found, start = (torch.stack([s[o] for s, o in zip(of, order, strict=True)]) for of in (found, start))
     found, truth, start = (images.flatten(0, 1) for images in (found, truth, start))
     error, before = mean_squared_error(found, truth), mean_squared_error(start, truth)
     error = torch.where(error.isfinite(), error, torch.nan)
     failed = non_converging(error, before)
-    ratio = torch.where(error.isnan(), error, psnr(found, truth))
-    similarity = torch.where(error.isnan(), error, ssim(found, truth, window=window))
+    figures = psnr(found, truth), ssim(found, truth, window=window)
+    ratio, similarity = (torch.where(error.isnan(), error, one) for one in figures)
     if distance is None:
         return Score(error, ratio, similarity, failed, several)
-    far = _perceptual(distance, found, truth).to(error)
-    far = torch.where(error.isnan(), error, far)
+    far = torch.where(error.isnan(), error, _perceptual(distance, found, truth).to(error))
     return Score(error, ratio, similarity, failed, several, far, distance.name)
 
 
@@ -217,16 +212,12 @@ def draw_curves(
     for axes, key, words in zip(both, ("mse", "ssim"), ("mean squared error", "SSIM"), strict=True):
         if baseline is not None:
             axes.axhline(baseline[key], color=FAINT, linestyle=":", label="another image at random")
-        _tidy(axes, words)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.grid(True, color=LIGHT.grid, linewidth=0.6)
+        axes.set_xlabel("step")
+        axes.set_ylabel(words)
     both[0].set_yscale("log")
     both[0].legend(frameon=False, fontsize=8)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.savefig(path, dpi=120)
-
-
-def _tidy(axes: Axes, words: str) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(True, color=LIGHT.grid, linewidth=0.6)
-    axes.set_xlabel("step")
-    axes.set_ylabel(words)

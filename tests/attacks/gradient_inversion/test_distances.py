@@ -31,13 +31,11 @@ def test_gaussian_with_a_number():
     plain = (1 - math.exp(-1 / 8)) + (1 - math.exp(-4 / 8)) / 2
     assert gaussian(OBSERVED, 8.0, scaled=False)(SIMULATED).item() == pytest.approx(plain, rel=1e-6)
     assert gaussian(OBSERVED, 8.0)(SIMULATED).item() == pytest.approx(8 * plain, rel=1e-6)
-    alike = (1 - math.exp(-1 / 8)) + (1 - math.exp(-4 / 8))
-    assert gaussian(OBSERVED, 8.0, scaled=False, weighted=False)(SIMULATED).item() == pytest.approx(alike, rel=1e-6)
 
 
 def test_gaussian_scaled_comes_to_the_euclidean_distance():
     """For a wide kernel; this is why its plain form, a thousandth of it, stops L-BFGS by tolerance."""
-    assert gaussian(OBSERVED, 1e6, weighted=False)(SIMULATED).item() == pytest.approx(5.0, rel=1e-5)
+    assert gaussian(OBSERVED, 1e6)(SIMULATED).item() == pytest.approx(1 + 4 / 2, rel=1e-5)
 
 
 def test_gaussian_with_the_layers_variance():

@@ -64,9 +64,8 @@ def gaussian(
     kernel: Kernel = "per-layer",
     factor: float = 1.0,
     scaled: bool = True,
-    weighted: bool = True,
 ) -> Distance:
-    """Sum over layers i = 1, 2, ... of Q_i (1 - exp(-D_i / lambda²)), Q_i = 1/i (or 1, unless `weighted`).
+    """Sum over layers i = 1, 2, ... of Q_i (1 - exp(-D_i / lambda²)), Q_i = 1/i.
 
     `variance` is lambda²: a number (or one for each target, [N]), "var" (the variance of the layer's gradients, SAPAG),
     or "n-var" (n times it, the adaptive Gaussian), the last two multiplied by `factor`. With a number, the sum is
@@ -82,11 +81,8 @@ def gaussian(
     def distance(simulated: Sequence[Tensor]) -> Tensor:
         squares = [squared_distance(s, o) for s, o in zip(simulated, observed, strict=True)]
         squares = squares if kernel == "per-layer" else [sum_of(squares)]
-        terms = []
-        for i, (square, spread) in enumerate(zip(squares, spreads, strict=True)):
-            weight = height / (i + 1) if weighted else height
-            terms.append(-weight * torch.expm1(-square / spread))
-        return sum_of(terms)
+        pairs = enumerate(zip(squares, spreads, strict=True), 1)
+        return sum_of(-(height / i) * torch.expm1(-square / spread) for i, (square, spread) in pairs)
 
     return distance
 

@@ -264,12 +264,12 @@ class Inversion:
         classes = known.classes if known.loss is None else None
         if rule == "joint":
             return FreeLabels(known.label_shape, known.label_form) if classes is None else FreeLabels((classes,))
-        values = self._given_labels(rows) if rule == "known" else self._read_labels(observed, rows)
+        if rule == "known":
+            assert known.labels is not None  # checked before
+            values = known.labels[rows.start : rows.stop].to(self.device)
+        else:
+            values = self._read_labels(observed, rows)
         return FixedLabels(values if classes is None else F.one_hot(values.long(), classes).to(self.settings.dtype))
-
-    def _given_labels(self, rows: range) -> Tensor:
-        assert self.knowledge.labels is not None  # checked before
-        return self.knowledge.labels[rows.start : rows.stop].to(self.device)
 
     def _read_labels(self, observed: dict[str, Tensor], rows: range) -> Tensor:
         """Labels [N, B] from the gradients of the last layer."""
@@ -306,8 +306,8 @@ def _better(best: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tens
     if not best:
         return other
     lower = (other["loss"] < best["loss"]) | (best["loss"].isnan() & ~other["loss"].isnan())
-    chosen = {}
-    for name, values in best.items():
-        mask = lower.view(-1, *(1,) * (values.dim() - 1))
-        chosen[name] = torch.where(mask, other[name], values)
+    chosen = {
+        name: torch.where(lower.view(-1, *(1,) * (values.dim() - 1)), other[name], values)
+        for name, values in best.items()
+    }
     return {**chosen, "evaluations": best["evaluations"] + other["evaluations"]}
