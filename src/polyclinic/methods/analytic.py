@@ -158,7 +158,7 @@ Solve = Callable[[Moments], Tensor]
 
 
 def worth_from_sums(train: Mapping[str, Moments], held_out: Mapping[str, Moments], solve: Solve) -> JsonObject:
-    """What each site adds, from its sums over training images, and those of all over validation images."""
+    """The worth of each site, from its sums over training images, and those of all over validation images."""
     if not any(sums.count for sums in held_out.values()):
         raise BadInput("data.validation: no site has validation images to score; set a share above 0")
     names = list(train)

@@ -56,7 +56,7 @@ class Centralized(Method):
         return state.weights
 
     def collect(self, federation: Federation) -> Weights:
-        """What all sites give: images pooled, and figures of their generators as `site/figure`."""
+        """Tensors that all sites give: images pooled, and figures of their generators as `site/figure`."""
         real = federation.ask_all("give_all") if self.images != "synthetic" else []
         made = federation.ask_all("give_synthetic") if self.images != "real" else []
         return {**pooling.pool([*real, *made]), **site_generator.figures_of(made)}

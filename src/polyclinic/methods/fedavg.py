@@ -78,5 +78,5 @@ class FedAvg(LocalWork, ReplayMethod):
         return local_training.plan_train(site, weights, self.fit_spec(site, weights))
 
     def fit_spec(self, site: Site, weights: Weights) -> FitSpec:
-        """How a site trains from the round's weights: for how long, with what it replays."""
+        """A site's training from the round's weights: for how long, with what it replays."""
         return FitSpec(self.steps_at(site), replayed=partial(self.replayed, site))

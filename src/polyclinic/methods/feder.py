@@ -234,7 +234,7 @@ class FedER(LocalWork, OwnModels):
         return {"steps": steps, "real_images": real, "synthetic_images": steps * (each + more) - real}
 
     def from_buffer(self, site: Site, buffer: Tensors, each: int) -> ReplayedBatches:
-        """What joins the mini-batches of the site's own images: `each` of the buffer."""
+        """Batches of the buffer that join those of the site's own images, `each` images in one."""
         stream = replay_stream.stream(
             replay_stream.Buffer(buffer["images"], buffer["labels"], buffer.get("masks")),
             each,
@@ -250,7 +250,7 @@ class FedER(LocalWork, OwnModels):
         return round(real * (1 - self.real_share) / self.real_share)
 
     def own_images(self, site: Site) -> ImageSet:
-        """What the site trains on as its own: real images, or its own buffer."""
+        """Images that the site trains on as its own: real images, or its own buffer."""
         return site.data.train if self.trains_on_real_images else pooled_images(site.state.group("buffer"))
 
     @operation("metrics", partner="simulator")

@@ -35,7 +35,7 @@ class Mixture(NamedTuple):
     variances: Tensor
 
     def log_densities(self, rows: Tensor) -> Tensor:
-        """Of each component, with its share: [N, K]."""
+        """Log density of each component, with its share: [N, K]."""
         inverse = 1 / self.variances
         crossed = rows @ (self.means * inverse).T
         squares = rows.square() @ inverse.T - 2 * crossed + (self.means.square() * inverse).sum(1)
@@ -43,7 +43,7 @@ class Mixture(NamedTuple):
         return constant - 0.5 * squares
 
     def sample(self, count: int, rng: torch.Generator) -> Tensor:
-        """So many rows, [count, D]."""
+        """Random rows, [count, D]."""
         chosen = torch.multinomial(self.shares, count, replacement=True, generator=rng)
         noise = torch.randn(count, self.means.shape[1], generator=rng, dtype=torch.float64)
         return self.means[chosen] + self.variances[chosen].sqrt() * noise

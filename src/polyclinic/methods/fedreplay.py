@@ -96,7 +96,7 @@ class FedReplay(Method):
         raise WorkFailed(f"site '{site}' could not train the encoder: {reply.reason}; name another method.encoder_site")
 
     def choose(self, federation: Federation) -> list[str]:
-        """Who trains the encoder, and who does in its place if it fails; nobody in the place of a site with a name."""
+        """The site that trains the encoder, and those in its place if it fails; none for a site with a name."""
         if self.encoder_site == "random":
             order = torch.randperm(len(federation.sites), generator=federation.rng("encoder sites")).tolist()
             drawn = torch.randint(len(federation.sites), (1,), generator=federation.rng("encoder site"))
@@ -117,7 +117,7 @@ class FedReplay(Method):
             )
 
     def collect(self, federation: Federation, encoder: Weights) -> Weights:
-        """What all sites send, under the site's name."""
+        """Tensors that all sites send, under the site's name."""
         replies = federation.ask_all("give_latents", weights=encoder)
         return {f"{r.site}/{name}": t for r in replies for parcel in r.parcels for name, t in parcel.tensors.items()}
 
@@ -205,5 +205,5 @@ def _latents(sent: Weights) -> Tensor:
 
 
 def _counts(sent: Weights) -> dict[str, int]:
-    """How many latents each site has sent."""
+    """Latents of each site."""
     return {name.rsplit("/", 1)[0]: len(tensor) for name, tensor in sent.items() if name.endswith("/targets")}

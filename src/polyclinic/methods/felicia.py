@@ -133,15 +133,15 @@ class Felicia(FeliciaSettings):
             _remember(central, state)
 
     def learns(self, step: int) -> bool:
-        """Whether the central discriminator learns in this step; steps count from 0."""
+        """True where the central discriminator learns in this step; steps count from 0."""
         return step >= self.frozen
 
     def acts(self, step: int) -> bool:
-        """Whether generators pay the central term in this step."""
+        """True where generators pay the central term in this step."""
         return step >= self.warm_up
 
     def central_discriminator(self, federation: Federation, state: State, images: Tensor) -> CentralDiscriminator:
-        """As it stands; built when the first synthetic images show their shape."""
+        """The central discriminator as it stands; built when the first synthetic images show their shape."""
         central = self.first_central(federation, images.shape, len(federation.sites), state.central)
         restore_optimizer(central.optimizer, state.moments)
         return central
@@ -149,8 +149,8 @@ class Felicia(FeliciaSettings):
     def first_central(
         self, at: Federation | Site, images: Sequence[int], sites: int, weights: Tensors | None = None
     ) -> CentralDiscriminator:
-        """As it is in the beginning, the same wherever it is built, or with the weights that came; `images` is the
-        shape [N, C, H, W]."""
+        """The central discriminator as it begins, the same wherever it is built, or with the weights that came;
+        `images` is the shape [N, C, H, W]."""
         settings = adversarial_settings(at)
         how: dict[str, Any] = {"towards": self.towards, "lr": self.central_lr, "per_class": self.is_per_class(settings)}
         central = CentralDiscriminator(settings, at.trainer, images, sites, at.seed, **how)
@@ -263,7 +263,7 @@ class Felicia(FeliciaSettings):
         return Parcel("synthetic-images", tensors, {}, privacy, ("images",) if small else ())
 
     def privacy_of(self, site: Site) -> dict[str, Any] | None:
-        """What differential privacy says about the images that the site's generator makes."""
+        """The privacy record of the images that the site's generator makes."""
         privacy = private.record_of(site, "generator")
         return None if privacy is None else {**privacy, "covers": ["images made by the generator"]}
 
@@ -293,7 +293,7 @@ class Felicia(FeliciaSettings):
         return utility.test_sums(site, weights)
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
-        """As for any method; before the first evaluation of its images a site has no network to score."""
+        """Sums as for any method; before the first evaluation of its images a site has no network to score."""
         if own != "none" and not site.state.group("local"):
             return {}
         return super().score(site, part, weights, own)
@@ -304,7 +304,7 @@ class Felicia(FeliciaSettings):
 
 
 def _share_of_step(site: Tensor, place: int, places: int) -> Tensor:
-    """Which images the central discriminator sees in this step: of each site an equal part, every image once."""
+    """Images that the central discriminator sees in a step, bool [N]: of each site an equal part, each once."""
     rank = torch.zeros_like(site)
     for one in site.unique():
         mine = site == one

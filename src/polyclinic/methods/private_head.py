@@ -174,7 +174,7 @@ class PrivateHead(Method):
         return torch.cat([vectors, torch.full((len(vectors), 1), self.bias)], 1)
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
-        """As for any method, from features that are computed once."""
+        """Sums as for any method, from features that are computed once."""
         if len(part) == 0:
             return {}
         trainer = site.trainer

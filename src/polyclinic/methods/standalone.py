@@ -34,7 +34,7 @@ class Standalone(LocalWork, OwnModels):
         yield from local_training.plan_train(site, {}, FitSpec(self.steps_at(site)))
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
-        """As for any method; a site alone also selects its best round alone, by its validation images."""
+        """Sums as for any method; a site alone also selects its best round alone, by its validation images."""
         sums = super().score(site, part, weights, own)
         if part is site.data.validation and own == "current":
             self._select(site, sums)

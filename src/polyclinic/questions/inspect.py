@@ -159,7 +159,7 @@ def tables(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
 
 
 def about_sites(told: Mapping[str, Mapping[str, list[int]]], federation: Federation) -> dict[str, Any]:
-    """What the coordinator learns, and what follows for the choice of a method."""
+    """Counts that the coordinator learns, and what follows for the choice of a method."""
     target = federation.trainer.target
     each = {site: dict(one) for site, one in told.items()}
     distances = _pairwise(each, "labels")
@@ -195,7 +195,7 @@ def histogram_ks(one: list[int], other: list[int]) -> float:
 def guidance(
     each: Mapping[str, Mapping[str, list[int]]], mean_ks: float | None, *, has_labels: bool = True
 ) -> list[str]:
-    """Whether to train together, and with which method, by what was measured (docs/choose.md)."""
+    """Advice on training together, and with which method, by what was measured (docs/choose.md)."""
     words = []
     if not has_labels:  # masks only
         pass

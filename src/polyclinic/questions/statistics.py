@@ -72,7 +72,7 @@ LONGEST = 120
 
 @dataclass(frozen=True)
 class Scored:
-    """What a model says about images of a site. `ranks`: what a binary model ranks images by."""
+    """Metrics of a model on images of a site. `ranks`: what a binary model ranks images by."""
 
     metrics: WeightedMetrics
     ranks: np.ndarray | None = None
@@ -146,7 +146,7 @@ def told_intervals(scored: Scored, part: ImageSet, least: int, prefix: str = "")
 
 
 def changes_between(site: Site, part: ImageSet, weights: Weights, before: Weights) -> dict[str, Tensor]:
-    """How much larger each metric is than that of the model before, on the same cases (paired, by patient), and
+    """Each metric less that of the model before, on the same cases (paired, by patient), and
     DeLong's paired test of two binary AUCs."""
     least, now, then = site.min_cohort, score(site, part, weights), score(site, part, before)
 
@@ -164,7 +164,7 @@ def changes_between(site: Site, part: ImageSet, weights: Weights, before: Weight
 
 
 def score(site: Site, part: ImageSet, weights: Weights) -> Scored:
-    """What a model says about a part of the site's images."""
+    """Metrics of a model on a part of the site's images."""
     trainer: Any = site.trainer
     trainer.load(weights)
     if trainer.task.dense:
@@ -256,7 +256,7 @@ def check_told(tensors: Mapping[str, Tensor], classes: int) -> None:
 
 
 def _plausible(name: str, interval: Sequence[float]) -> bool:
-    """Whether images can have this interval: ends in order around the value, a variance that their distance allows."""
+    """True where images can have this interval: ends around the value, a variance that their distance allows."""
     value, low, high, variance = interval
     most = MOST_OF_LABELS if name.endswith(OF_LABELS) else MOST
     if not max(abs(value), abs(low), abs(high)) <= most:
@@ -267,7 +267,7 @@ def _plausible(name: str, interval: Sequence[float]) -> bool:
 
 
 def _counted(name: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether whole numbers are 0 or 1 of each class, or counts of images: all of a bin, and those that are right."""
+    """True where whole numbers are 0 or 1 of each class, or counts of images: all of a bin, and those right."""
     if name == CLASSES:
         return bool(((tensors[name] == 0) | (tensors[name] == 1)).all())
     bins, right = (tensors.get(one) for one in HISTOGRAMS)
@@ -277,7 +277,7 @@ def _counted(name: str, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def joined(replies: Sequence[Reply], classes: Sequence[str] = ()) -> JsonObject:
-    """What the sites told, of each and of the mean over them, with p values of what differs from zero."""
+    """Statistics of the sites, of each and of the mean over them, with p values of what differs from zero."""
     told = {reply.site: dict(reply.parcel("statistics").tensors) for reply in replies}
     intervals = {site: {n: t.tolist() for n, t in one.items() if t.is_floating_point()} for site, one in told.items()}
     names = sorted({name for one in intervals.values() for name in one})

@@ -1,1 +1,1 @@
-"""What several methods say: local training, averaging, generative replay, buffers, utility."""
+"""Parts that several methods share: local training, averaging, generative replay, buffers, utility."""

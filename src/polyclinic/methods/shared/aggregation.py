@@ -153,7 +153,7 @@ def robust_mean(
 
 
 def multi_krum(rows: Tensor, liars: int) -> Tensor:
-    """Which updates [K, n] are kept, all but `liars` of them: those with the smallest sum of squared distances to
+    """Places of the updates [K, n] that are kept, all but `liars`: those with the smallest sum of squared distances to
     their K - liars - 2 nearest neighbours, at least one."""
     sites = len(rows)
     distances = torch.cdist(rows, rows).square()
@@ -163,7 +163,7 @@ def multi_krum(rows: Tensor, liars: int) -> Tensor:
 
 
 def larger_cluster(rows: Tensor, apart: float) -> Tensor:
-    """Which updates [K, n] are kept: all, or the larger of two parts whose updates point apart (the first on a tie).
+    """Places of the updates [K, n] that stay: all, or the larger of two parts that point apart (the first on a tie).
 
     Joining the two most alike parts again and again until two are left (single linkage) gives the split whose largest
     cosine across it is the smallest of all splits, as the paper asks for.

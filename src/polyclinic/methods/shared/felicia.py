@@ -100,7 +100,7 @@ class FeliciaSettings(Method):
         return self
 
     def is_per_class(self, generator: AdversarialGenerator) -> bool:
-        """Whether there is a central discriminator for each class."""
+        """True where there is a central discriminator for each class."""
         return generator.separates_classes if self.central == "auto" else self.central == "per-class"
 
     def check_generator(self, generator: Generator, task: str) -> None:
@@ -171,7 +171,7 @@ class CentralDiscriminator:
         self._both = GraphedFunction(self._step_and_gradient, name) if trainer.graphs else self._step_and_gradient
 
     def expect_turns(self, turns: bool) -> None:
-        """Whether classes take turns in the images to come: then those of each class are found without sorting."""
+        """Say that classes take turns in the images to come, or not: then those of each are found without sorting."""
         if isinstance(self.network, OfEachClass):
             self.network.in_turns = turns
 

@@ -184,12 +184,12 @@ class GenerativeReplay(ReplayMethod):
 
     @operation("metrics")
     def look_at_replay(self, site: Site) -> Parcel:
-        """How many codes the site's images use and how well they come back; draws the site's contact sheet."""
+        """Codes that the site's images use, and how well they come back; draws the site's contact sheet."""
         return replay_space.measure(site, received(site)[0], sampled=replay_settings(site).codes == "prior")
 
     @operation("metrics")
     def probe_replay(self, site: Site) -> Parcel:
-        """How well a probe tells real from replayed images, and which site made a replayed one."""
+        """Scores of a probe that tells real from replayed images, and which site made a replayed one."""
         model, codes = received(site)
         by_site = {name: source(site, model, {name: of_site}) for name, of_site in codes.items()}
         return replay_space.probe_images(site, model, by_site, sampled=replay_settings(site).codes == "prior")
@@ -216,7 +216,7 @@ def replayed(site: Site) -> ReplayedBatches | None:
 
 
 def replayed_images(site: Site) -> replay_stream.ReplaySource:
-    """What the site replays; put together once, and cached while the site is open."""
+    """Images that the site replays; put together once, and cached while the site is open."""
     if "replay" not in site.cache:
         settings, (model, codes) = replay_settings(site), received(site)
         chosen = {name: of_site for name, of_site in codes.items() if settings.own or name != site.name}
@@ -285,7 +285,7 @@ def _flat(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _groups(flat: Tensors) -> Groups:
-    """What `_flat` was given."""
+    """The inverse of `_flat`."""
     groups: Groups = {}
     for name, tensor in flat.items():
         kind, _, rest = name.partition("/")

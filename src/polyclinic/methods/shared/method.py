@@ -53,7 +53,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What a method can do and needs, as far as its base class, settings and operations do not say so already.
+    """Abilities and needs of a method, as far as its base class, settings and operations do not say so already.
 
     The defaults hold for a method whose sites train with `local_training.train`. A subclass starts from its parent's:
     `traits = replace(FedAvg.traits, label_sets=False)`.
@@ -82,12 +82,12 @@ class Traits:
 
     @property
     def needs_encoder(self) -> bool:
-        """Whether `model.backbone` must be an encoder."""
+        """True where `model.backbone` must be an encoder."""
         return self.trains in ("head", "private head")
 
     @property
     def gradual(self) -> bool:
-        """Whether weights change gradually, so that a site can compare those that come with those before."""
+        """True where weights change gradually, so that a site can compare those that come with those before."""
         return self.trains in ("network", "network in steps")
 
 
@@ -143,20 +143,20 @@ class Method(Settings):
         """BadInput where a setting of the method does not go with the sites that there are."""
 
     def needs_generator(self) -> bool:
-        """Whether sites train the study's generator and hand out what it makes."""
+        """True where sites train the study's generator and hand out what it makes."""
         return False
 
     def tunes_generator(self) -> bool:
-        """Whether that generator is trained in the phases of [tuning], and so not with privacy of its own."""
+        """True where that generator is trained in the phases of [tuning], and so not with privacy of its own."""
         return self.needs_generator() and "generator" not in self.traits.private_networks
 
     @property
     def head(self) -> Literal["linear", "diagonal", "quadratic"]:
-        """What follows an encoder in the method's model (`models.encoders`)."""
+        """The head after an encoder in the method's model (`models.encoders`)."""
         return "linear"
 
     def needs_first_weights(self) -> bool:
-        """Whether the method, as it is set, builds on first weights that are not random (`model.weights`)."""
+        """True where the method, as it is set, builds on first weights that are not random (`model.weights`)."""
         return False
 
     def more_metrics(self, federation: Federation, models: Mapping[str, Weights]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Method(Settings):
 
     @classmethod
     def operation_named(cls, name: str) -> Operation | None:
-        """What the method declares of an operation; None for those of the federation itself."""
+        """The declaration of an operation; None for those of the federation itself."""
         return getattr(getattr(cls, name, None), "operation", None)
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
@@ -205,7 +205,7 @@ class Method(Settings):
 
     @classmethod
     def scores_one_model(cls, trainer: TrainerLike) -> bool:
-        """Whether sites score common weights as they are: they have no part of their own and nothing to select."""
+        """True where sites score common weights as they are: they have no part of their own and nothing to select."""
         return cls.score is Method.score and not trainer.local_names
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:

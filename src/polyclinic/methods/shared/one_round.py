@@ -139,7 +139,7 @@ def full(triangle: Tensor, width: int) -> Tensor:
 
 
 def checked(tensors: Mapping[str, Tensor], site: str, width: int, outputs: int, most: int = MOST_IMAGES) -> Moments:
-    """What a site sent as moments of at most so many images; WorkFailed where it is something else."""
+    """The moments that a site sent, of at most so many images; WorkFailed where it is something else."""
     wanted = {"products": ((width + 1) * (width + 2) // 2,), "cross": (width + 1, outputs), "squares": (outputs,)}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor.dtype == torch.int64}
     if found != wanted or len(tensors) != len(wanted):
@@ -155,7 +155,7 @@ def checked(tensors: Mapping[str, Tensor], site: str, width: int, outputs: int, 
 
 
 def _possible(sums: Moments) -> bool:
-    """Whether squares are those of numbers within the limits, and products no larger than squares allow (Cauchy)."""
+    """True where squares are those of numbers within the limits, and products no larger than squares allow (Cauchy)."""
     matrix = full(sums.products, sums.width + 1).double()
     features, targets = matrix.diag(), sums.squares.double()
     for squares, limit in ((features[1:], LIMIT / RESOLUTION), (targets, LIMIT_OF_TARGETS / TARGET_RESOLUTION)):
@@ -199,7 +199,7 @@ class OneRound(Method):
         return 1
 
     def width(self, federation: Federation) -> int:
-        """How many numbers of an image the sums are about."""
+        """Numbers of an image that the sums are about."""
         features, _ = head_shape(federation)
         return features if self.numbers is None else min(self.numbers, features)
 
@@ -288,7 +288,7 @@ def project(features: np.ndarray, signs: Tensor) -> np.ndarray:
 
 
 def scaled_targets(site: Site) -> Tensor:
-    """What the head is fitted to, float64 [N, T]: one column a class, or the label scaled as the task scales it."""
+    """Targets of the head, float64 [N, T]: one column a class, or the label scaled as the task scales it."""
     trainer, labels = site.trainer, torch.from_numpy(np.array(site.data.train.labels))
     if trainer.task.like == "classification":
         return F.one_hot(labels.long(), len(trainer.target.classes)).double()

@@ -41,7 +41,7 @@ def check_shared(federation: Federation, reply: Reply) -> None:
 
 
 def pool(replies: Sequence[Reply]) -> dict[str, Tensor]:
-    """What several sites released, one after the other: `images`, `labels`, perhaps `masks`; metrics are left out."""
+    """Tensors that several sites released, one after the other: `images`, `labels`, perhaps `masks`; no metrics."""
     sent = [
         {name: t for parcel in reply.parcels if parcel.kind != "metrics" for name, t in parcel.tensors.items()}
         for reply in replies

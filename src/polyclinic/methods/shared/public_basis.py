@@ -56,7 +56,7 @@ def basis_of(features: Tensor, numbers: int, whitening: float) -> dict[str, Tens
 
 
 def is_same_basis(came: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
-    """Whether a basis that came is the one that was computed here, up to a rotation: machines round differently, and
+    """True where a basis that came is the one that was computed here, up to a rotation: machines round differently, and
     so turn directions of nearly the same variance. Clipping and noise are the same for any rotation."""
     if not {"mean", "matrix"} <= came.keys() or came["mean"].shape != own["mean"].shape or came["matrix"].dim() != 2:
         return False

@@ -1,4 +1,4 @@
-"""What a generator learns and replay gives back (`replay.space`): images, or latents of the network's frozen layers.
+"""The space of replay (`replay.space`), which a generator learns: images, or latents of the network's frozen layers.
 
 Generators take images of 256 values. Latents are rounded to 256 steps, channel by channel, between limits that phantoms
 give: they are about no patient, and the same at all sites. The frozen layers are public, so latents can be decoded:
@@ -55,7 +55,7 @@ class Limits:
         return torch.cat([to_uint8((piece - self.low) / (self.high - self.low)) for piece in pieces])
 
     def to_latents(self, unit: Tensor) -> Tensor:
-        """What `to_bytes` was given, up to rounding, from its bytes over 255."""
+        """Latents, up to rounding, from its bytes over 255."""
         low, high = self.low.to(unit.device), self.high.to(unit.device)
         return low + unit * (high - low)
 
@@ -66,7 +66,7 @@ def take_front(site: Site, weights: Mapping[str, Tensor]) -> None:
 
 
 def learned(site: Site) -> np.ndarray | Tensor:
-    """What the generator learns of the site's training images, uint8 [N, C, H, W]."""
+    """The site's training images as the generator learns them, uint8 [N, C, H, W]."""
     if not in_latents(site):
         return site.data.train.images
     if LATENTS not in site.cache:
@@ -141,7 +141,7 @@ def draw(site: Site, model: GeneratorModel, images: Tensor, samples: Tensor | No
 
 
 def probe_images(site: Site, model: GeneratorModel, by_site: Mapping[str, ReplaySource], *, sampled: bool) -> Parcel:
-    """How well a probe tells real from replayed images, and which site (of `by_site`) a replayed one comes from."""
+    """Scores of a probe that tells real from replayed images, and which site (of `by_site`) a replayed one is of."""
     rng, device = site.rng("probe"), str(site.trainer.device)
     pair = real_and_replayed(site, model, sampled=sampled)
     found = probe.real_or_replayed(*pair, rng, paired=not sampled, device=device)

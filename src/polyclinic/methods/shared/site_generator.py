@@ -114,7 +114,7 @@ def new_generator(site: Site) -> GeneratorModel:
 
 
 def training_images(site: Site) -> np.ndarray:
-    """What the generator learns, uint8 [N, C, H, W]: the site's images, for segmentation with their masks behind."""
+    """Images that the generator learns, uint8 [N, C, H, W]: the site's, for segmentation with their masks behind."""
     part = site.data.train
     if not site.trainer.task.dense:
         return np.asarray(part.images)

@@ -175,7 +175,7 @@ def stackable(sites: Sequence[Site]) -> list[list[Site]]:
 
 
 def _shape(site: Site) -> tuple:
-    """What must be the same at all sites of a stack: images, rows of a batch, and steps that were taken."""
+    """Facts that are the same at all sites of a stack: shape of images, rows of a batch, steps that were taken."""
     return (tuple(site.data.train.images.shape[1:]), batch_rows(site), steps_taken(site))
 
 
@@ -187,7 +187,7 @@ def batch_rows(site: Site) -> int:
 
 
 def classes_take_turns(sites: Sequence[Site]) -> bool:
-    """Whether every batch of every site holds all classes in turns (0, 1, 0, 1, ...), each equally often."""
+    """True where every batch of every site holds all classes in turns (0, 1, 0, 1, ...), each equally often."""
     settings, classes = adversarial_settings(sites[0]), len(sites[0].trainer.target.classes)
     if not settings.takes_turns or not classes or settings.batch_size % classes:
         return False

@@ -41,7 +41,7 @@ COVERED = 1000  # images that coverage is measured on
 
 @dataclass(frozen=True)
 class Selection:
-    """How networks are trained and selected; `release`: a training set whose network is always released."""
+    """Training and selection of networks; `release`: a training set whose network is always released."""
 
     steps: int
     margin: float = 0.0
