@@ -8,7 +8,6 @@ import torch
 from scripted_engine import SITES, Script, failing, weights
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import Reply
 from polyclinic.federation.collaborators import Observer
 from polyclinic.federation.federation import _is_tensors
 from polyclinic.federation.site import SitePosition
@@ -88,13 +87,6 @@ def test_one_failure_is_enough_where_the_study_says_stop(make):
         federation.ask_all("train")
     with pytest.raises(WorkFailed):
         make(failing("c"), on_failure="stop", quorum=0.1).ask("c", "train")
-
-
-def test_a_failure_is_false_and_a_reply_is_true(make):
-    federation = make(failing("a"))
-    assert not federation.ask("a", "train")
-    assert federation.ask("b", "train")
-    assert Reply("x", ())
 
 
 # --- state, once, resume -----------------------------------------------------------------------------
@@ -249,10 +241,6 @@ def test_a_run_ends_where_its_patience_does(make):
         federation = make(patience=patience, checkpoint_every=0)
         federation.observer = Waiting()
         assert list(federation.rounds(7, federation.state())) == list(range(1, rounds + 1))
-
-
-def test_nothing_was_scored_counts_as_no_round_without_progress(make):
-    assert Observer().rounds_without_progress(make()) == 0
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,10 @@ from polyclinic.federation.call import COORDINATOR, _opened
 from polyclinic.federation.layers.call_order import course_of
 from polyclinic.federation.layers.cohort import fewest_patients, images_in_private_step
 from polyclinic.federation.layers.defence import Defence
-from polyclinic.federation.layers.gate import _as_bytes
-from polyclinic.federation.layers.replies import _check_targets, _short
+from polyclinic.federation.layers.replies import _check_targets
 from polyclinic.federation.ledger import verify as ledger_check
 from polyclinic.federation.ledger.archive import ATTACKABLE_KINDS, is_attackable, is_worth_keeping
-from polyclinic.federation.ledger.budget import EpsilonLimit, OverBudget, Price, Reserved
+from polyclinic.federation.ledger.budget import EpsilonLimit, OverBudget, Price
 from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
 from polyclinic.federation.ledger.ledger import LedgerBroken
 from polyclinic.federation.ledger.parcel import Parcel
@@ -26,9 +25,8 @@ from polyclinic.federation.ledger.verify import Checked, _unsigned
 from polyclinic.federation.ledger.wire import NotOnWire, _is_described, unpack
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.sums import rows as fixed_point
-from polyclinic.federation.sums.open_sum import OpenSum
 from polyclinic.federation.sums.rows import check_layout, check_open, parcels_of
-from polyclinic.federation.sums.settings import Floor, floor_of
+from polyclinic.federation.sums.settings import floor_of
 from polyclinic.federation.sums.site_sums import _privacy_of
 from polyclinic.tasks.classification import Classification
 from polyclinic.tasks.regression import Regression
@@ -85,12 +83,6 @@ def test_rounds_may_be_left_out_where_not_all_sites_take_part(settings, fraction
 def test_the_floor_of_a_sum_by_the_sites_that_are_known(pinned, policy, floor):
     found = floor_of(Policy(**policy), pinned)
     assert (found.min_sites, found.liars) == floor
-
-
-def test_a_sum_of_which_nothing_else_is_known_has_no_honest_site():
-    fields = OpenSum.model_fields
-    assert (fields["honest"].default, fields["threshold"].default) == (0, 0)
-    assert Floor() == Floor(3, 0)
 
 
 def row_of(numbers, weight=2, expected=0, sites=2):
@@ -162,13 +154,6 @@ def test_size_and_digest_are_the_same_before_and_after_a_parcel_is_encoded():
     before = (parcel.size, parcel.digest)
     other = Parcel("weights", {"w": torch.arange(4.0)}, {"samples": 3})
     assert before == (len(other.encoded), hashlib.sha256(other.encoded).hexdigest()) == (other.size, other.digest)
-
-
-def test_long_values_are_cut_in_a_sentence():
-    assert _short(10**20 - 1) == str(10**20 - 1)
-    assert _short(10**20) == "a number of more than 20 digits"
-    assert _short("x" * 60) == _short("x" * 39) == "'" + "x" * 39 + "..."
-    assert _short("x" * 38) == repr("x" * 38)
 
 
 # --- what is done to a parcel before it leaves ----------------------------------------------------------
@@ -245,12 +230,6 @@ def test_means_of_whole_numbers(weight, mean):
     assert int(fixed_point.from_whole(np.array([12], dtype=np.uint64), weight, 24, torch.int64)) == mean
 
 
-def test_rows_above_one_are_brightness_as_it_is_on_disk():
-    rows = torch.tensor([[0.0, 0.5, 1.0], [0.0, 1.0, 2.0], [-4.0, 300.0, 7.6]])
-    assert _as_bytes(rows).tolist() == [[0, 128, 255], [0, 1, 2], [0, 255, 8]]
-    assert _as_bytes(torch.tensor([[7, 255]], dtype=torch.uint8)).tolist() == [[7, 255]]
-
-
 def test_kinds_that_an_audit_can_attack():
     assert {kind for kind in KINDS.builtin if is_attackable(kind)} == set(ATTACKABLE_KINDS)
     assert not is_attackable("a kind that nobody knows")
@@ -261,12 +240,6 @@ def test_what_is_worth_keeping_of_sums():
     assert is_worth_keeping(Parcel("statistics", {"table": torch.zeros(2, 2)}))
     assert is_worth_keeping(Parcel("metrics", {"counts": counts}))
     assert not is_worth_keeping(Parcel("metrics", {"mean": torch.zeros(5), "count": counts[:1].sum()}))
-
-
-def test_nothing_is_set_aside_or_unsigned_unless_it_is_said():
-    assert Reserved() == (0, 0)
-    checked = Checked([], signatures_checked=True)
-    assert (checked.unsigned, checked.seen, checked.countersigned, checked.not_received) == (0, 0, 0, [])
 
 
 def test_what_the_coordinator_never_received_is_counted(monkeypatch, tmp_path):

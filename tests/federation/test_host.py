@@ -127,20 +127,7 @@ def test_a_deployed_site_with_privacy_notes_what_its_noise_depends_on(tmp_path, 
     assert ("trail" in host.sites.get("a").state) is private
 
 
-def there(host, operation, sites="ab"):
-    replies = host.handle_group([Call(site, operation, 1) for site in sites])
-    return [float(reply.statistics["there"]) for reply in replies]
-
-
 # --- several sites at once --------------------------------------------------------------------------------
-
-
-def test_sites_work_together_where_the_operation_says_how(tmp_path):
-    host = make(tmp_path)
-    assert there(host, "play") == [2.0, 2.0]
-    assert there(host, "play", "a") == [1.0]  # one site works alone
-    assert there(host, "sing") == [2.0, 2.0]
-    assert host.handle(Call("a", "listen", 1)).parcels == ()
 
 
 @pytest.mark.parametrize(
@@ -159,11 +146,6 @@ def test_operations_that_may_work_at_several_sites_at_once(tmp_path, changes, gr
     assert {name: host.is_grouped(name, 2) for name in grouped} == grouped
     assert not host.is_grouped("play", 1)
     assert [host.can_divide(name) for name in grouped] == [True, False, False]
-
-
-def test_a_name_that_is_no_operation(tmp_path):
-    with pytest.raises(LookupError, match="method 'band' has no operation 'may_stack'"):
-        make(tmp_path).is_grouped("may_stack", 2)
 
 
 # --- what leaves ------------------------------------------------------------------------------------------

@@ -77,25 +77,6 @@ def test_an_average_holds_one_reply_while_the_next_is_made(federation_with):
     assert engine.most == 12
 
 
-def test_sites_work_when_their_reply_is_taken(federation_with):
-    engine = Counting()
-    replies = federation_with(engine).ask_each("train")
-    assert engine.asked == []
-    assert next(replies).site == "s0"
-    assert engine.asked == ["s0"]
-    assert [reply.site for reply in replies] == list(SITES[1:])
-
-
-def test_ask_each_gives_what_ask_all_gives(federation_with):
-    engine = Counting(failing=("s3", "s5"))
-    each, at_once = federation_with(engine), federation_with(engine)
-    assert [r.site for r in each.ask_each("train")] == [r.site for r in at_once.ask_all("train")]
-    assert each.failures == at_once.failures
-    assert [failure["site"] for failure in each.failures] == ["s3", "s5"]
-    assert each.communication.rows() == at_once.communication.rows()
-    assert [r.site for r in each.ask_each("train")] == [s for s in SITES if s not in ("s3", "s5")]
-
-
 @pytest.mark.parametrize("faults", [{"on_failure": "stop"}, {"quorum": 0.9}])
 def test_all_sites_are_heard_before_the_round_stops(federation_with, faults):
     engine = Counting(failing=("s0", "s7"))
@@ -192,14 +173,6 @@ def test_room_for_states_is_a_share_of_the_memory_within_bounds(monkeypatch, pag
 
     monkeypatch.setattr("os.sysconf", told)
     assert room_for_states() == room
-
-
-def test_sites_without_state_stay_open_up_to_a_number(tmp_path):
-    host = host_in(tmp_path, kilobytes=1000)
-    host.sites.RESIDENT = 5
-    for site in SITES:
-        host.handle(Call(site, "keep", 1))
-    assert [site.name for site in host.resident()] == list(SITES[-5:])
 
 
 def test_the_size_of_a_state_follows_its_changes():

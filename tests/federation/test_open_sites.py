@@ -83,12 +83,6 @@ def test_the_epsilon_that_was_approved_with_the_study_holds_at_a_deployed_site(t
     assert (held.epsilon if held else None) == found
 
 
-def test_a_site_without_differential_privacy_has_no_target(tmp_path):
-    sites = sites_in(tmp_path, policy=deployed())
-    sites.get("a")
-    assert sites.gates["a"].target is None
-
-
 def test_a_site_that_goes_on_from_before_its_ledger_is_put_back(tmp_path):
     sites = sites_in(tmp_path)
     sites.get("a")
@@ -148,14 +142,6 @@ def test_a_position_is_two_whole_numbers(position):
     SitePosition(7, 9).check()
     with pytest.raises(ParcelRejected, match="two whole numbers"):
         SitePosition(*position).check()
-
-
-def test_nothing_is_saved_of_a_state_that_did_not_change(tmp_path):
-    sites = sites_in(tmp_path)
-    sites.get("a")
-    assert sites.save("a") == SitePosition(0, 0)
-    assert SitePosition() == (0, 0)
-    assert states(tmp_path) == []
 
 
 def test_the_trainer_of_weights_is_that_whose_network_they_fit():

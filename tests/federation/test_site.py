@@ -18,7 +18,7 @@ from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.site import HostSpec, SitePosition, SiteState, read_state, state_path
+from polyclinic.federation.site import HostSpec, SitePosition, SiteState, state_path
 
 
 class Count:
@@ -259,21 +259,6 @@ def test_an_unchanged_state_is_not_written_again(make_host, tmp_path):
     do(host, "a", "draw")
     assert host.save("a") == SitePosition(1, 2)
     assert [path.name for path in (tmp_path / "sites" / "a").iterdir()] == ["state-1.safetensors"]
-
-
-def test_old_versions_go_and_the_referenced_one_stays(make_host, tmp_path):
-    host = make_host()
-    for _ in range(3):
-        do(host, "a", "count")
-        positions = host.checkpoint()
-    do(host, "a", "count")
-    host.checkpoint()
-    folder = tmp_path / "sites" / "a"
-    assert sorted(path.name for path in folder.iterdir()) == [f"state-{v}.safetensors" for v in (1, 2, 3, 4)]
-    host.drop_old_versions(positions)
-    # a newer one is of a round that is done again, and is written anew then
-    assert sorted(path.name for path in folder.iterdir()) == ["state-3.safetensors", "state-4.safetensors"]
-    assert read_state(tmp_path, "a", positions["a"])["sum"] == 3
 
 
 def test_a_state_that_is_gone_is_an_error_not_a_fresh_start(make_host, tmp_path):

@@ -169,16 +169,6 @@ def test_images_that_are_not_own_may_leave(make_gate):
     assert release(make_gate(), Parcel("synthetic-images", {"x": near}))
 
 
-def test_a_black_image_of_the_site_does_not_bar_zeros(make_gate):
-    gate = make_gate(images=(np.concatenate([OWN, np.zeros_like(OWN[:1])]),))
-    assert release(gate, Parcel("weights", {"bias": torch.zeros(SHAPE)}))
-    refused(gate, Parcel("weights", {"bias": as_floats(OWN)}))
-
-
-def test_real_images_leave_as_what_they_are(make_gate):
-    assert release(make_gate(), Parcel("real-images", {"images": torch.from_numpy(OWN)}))
-
-
 # --- several parcels of one operation -----------------------------------------------------------------
 
 
