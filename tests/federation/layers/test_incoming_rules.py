@@ -2,11 +2,15 @@
 
 import pytest
 import torch
-from one_site import FIRST, LAST, LIMITS, Asked, changed, inspect, make_check, make_site
+from one_site import FIRST, LAST, LIMITS, Asked, changed, inspect, make_check, make_site, own
 
 from polyclinic.federation.call import DataDependentRefusal
-from polyclinic.federation.layers.movement import History
+from polyclinic.federation.layers import incoming as inspection
+from polyclinic.federation.layers import movement as course
+from polyclinic.federation.layers.incoming import one_pass
+from polyclinic.federation.layers.movement import History, dominances, lengths
 from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Incoming
 from polyclinic.federation.site import SiteState
 
@@ -137,3 +141,196 @@ def test_one_step_of_adam_moves_every_number_by_its_rate():
     figures = {figure.where: figure for figure in check._steps(site, {"fc.weight": torch.tensor([[3.0, 4.0]] * 2)})}
     assert figures["fc"].value == pytest.approx(0.5 * 2**0.5 / 5)
     assert figures["fc"].limit == LIMITS.step
+
+
+def test_what_arrives_may_be_a_hundred_times_the_longest_so_far():
+    site = make_site()
+    for length in (1.0, 100.0, 50.0, 9_999.0):
+        inspect(site, {"g": torch.tensor([length])}, kind="generator")
+    assert History(site.state).most("generator") == {"g": 9_999.0}
+    with pytest.raises(DataDependentRefusal, match="longer of 'g' is 200, and 100 is the limit"):
+        inspect(site, {"g": torch.tensor([1_999_800.0])}, kind="generator", limits=Incoming(largest=1e9))
+    assert list(lengths({"a": 5.0, "b": 5.0}, {"b": 2.0, "c": 1.0}, LIMITS)) == [("longer", "b", 2.5, 100.0)]
+    assert list(lengths({"a": 5.0}, {"a": 0.0}, LIMITS)) == []
+
+
+def test_a_gradient_of_one_image_is_refused_where_it_is_longer_than_before():
+    site = make_site()
+    single = torch.zeros(4, 3)
+    single[2] = 1.0
+    with pytest.raises(DataDependentRefusal, match="dominance of 'activations' is 1"):
+        inspect(site, {"activations": 1e-3 * single}, kind="gradients")  # the first one, however short
+    inspect(site, {"activations": torch.ones(4, 3)}, kind="gradients")
+    inspect(site, {"activations": single}, kind="gradients")
+    with pytest.raises(DataDependentRefusal, match="dominance of 'activations' is 1"):
+        inspect(site, {"activations": 10 * single}, kind="gradients")
+    inspect(site, {"generated": 10 * single}, kind="generator")  # a generator has no rows of images
+
+
+@pytest.mark.parametrize(
+    ("gradient", "share"),
+    [([[3.0, 4.0], [0.0, 5.0], [5.0, 0.0], [3.0, -4.0]], 0.25), ([[1e-20], [0], [0], [0]], 1.0), ([[0.0]] * 4, 0.0)],
+)
+def test_the_share_of_one_image_in_a_gradient(gradient, share):
+    [figure] = dominances({"g": torch.tensor(gradient)}, LIMITS)
+    assert figure == ("dominance", "g", pytest.approx(share), 0.9)
+
+
+def test_gradients_of_few_images_or_of_none_are_not_of_one_image():
+    assert list(dominances({"few": torch.ones(3, 2), "vector": torch.ones(9), "four": torch.ones(4, 2)}, LIMITS)) == [
+        ("dominance", "four", 0.25, 0.9)
+    ]
+
+
+def test_a_control_variate_moves_weights_by_a_rounds_steps():
+    """The drift is the control that came less the site's own: with both alike nothing moves."""
+    site = make_site()
+    check, history = inspect(site, FIRST), History(site.state)
+    history.take_movement({LAST: 1e-9}, 0.1)  # nothing is rehearsed
+    control = {name: torch.full_like(one, 0.25) for name, one in FIRST.items() if name.startswith(LAST)}
+    figures = {figure.where: figure.value for figure in check._corrected(site, control, history)}
+    last = history.last()
+    reach = 0.1 * one_pass(site)
+    expected = course.movement(course.stepped(last, control, reach, by_sign=False), last)
+    assert figures == pytest.approx({f"{LAST} by the control variate": expected[LAST]})
+    site.state.put("control", control)
+    assert max(figure.value for figure in check._corrected(site, control, history)) < 1e-6
+    assert list(check._corrected(site, {}, history)) == []
+    assert list(check._corrected(site, control, History(SiteState()))) == []
+
+
+def test_a_correction_that_moves_too_far_is_refused_and_others_count_by_their_length():
+    site = make_site()
+    inspect(site, FIRST)
+    control = {f"{LAST}.weight": torch.full_like(FIRST[f"{LAST}.weight"], 1e4)}
+    with pytest.raises(DataDependentRefusal, match=f"moved of '{LAST} by the control variate'"):
+        inspect(site, control, kind="gradients")
+    small = {name: one * 1e-6 for name, one in control.items()}
+    inspect(site, {**small, "other": torch.ones(2)}, kind="gradients")
+    assert set(History(site.state).most("gradients")) == {"other"}
+
+
+@pytest.mark.parametrize(("metadata", "steps"), [({"steps": 3}, 3), ({"steps": 1}, 1), ({}, 2), ({"steps": 0}, 2)])
+def test_own_training_counts_by_its_steps(metadata, steps):
+    """Where it does not say how many, by one pass: 20 images in batches of 8."""
+    site = make_site()
+    check = inspect(site, FIRST)
+    check.note_own(site, [Parcel("weights", changed(), metadata)])
+    assert own(site) == pytest.approx({LAST: steps * course.LONGEST_STEP})
+    assert one_pass(site) == 2
+
+
+def test_own_training_counts_as_far_as_it_moved():
+    site = make_site()
+    inspect(site, FIRST).note_own(site, [Parcel("weights", changed(times=1.1), {"steps": 5})])
+    assert own(site) == pytest.approx({LAST: 0.1}, rel=1e-4)
+    assert History(site.state).most("rate") == {LAST: 0.1}
+
+
+@pytest.mark.parametrize(("name", "by_sign"), [("sgd", False), ("adam", True), ("adamw", True)])
+def test_a_gradient_that_leaves_counts_as_one_step_along_it(name, by_sign):
+    site = make_site(name=name, lr=1e-3)
+    check = inspect(site, FIRST)
+    gradients = {name: torch.full_like(one, 0.5) for name, one in FIRST.items() if name.startswith(LAST)}
+    check.note_own(site, [Parcel("gradients", gradients)])
+    last = History(site.state).last()
+    expected = course.movement(course.stepped(last, gradients, 1e-3, by_sign=by_sign), last)
+    assert own(site) == pytest.approx({LAST: expected[LAST]})
+    check.note_own(site, [Parcel("gradients", {name: one * 1e9 for name, one in gradients.items()})])
+    assert own(site)[LAST] <= course.LONGEST_STEP
+
+
+def test_an_explosion_of_the_loss_counts_as_one_step():
+    site = make_site()
+    inspect(site, FIRST).note_own(site, [Parcel("weights", changed(times=1e5), {"steps": 9})])
+    assert own(site) == {LAST: course.LONGEST_STEP}
+
+
+def test_training_that_ends_in_no_number_moves_nothing():
+    site = make_site()
+    inspect(site, FIRST).note_own(site, [Parcel("weights", changed(times=torch.nan), {"steps": 9})])
+    assert own(site) == {}
+
+
+@pytest.mark.parametrize(("losses", "steps"), [((1.0, 9.99), 4), ((1.0, 10.01), 1), ((1.0, float("nan")), 1)])
+def test_a_loss_up_to_ten_times_the_largest_has_not_exploded(monkeypatch, losses, steps):
+    site, told = make_site(), iter(losses)
+    check = inspect(site, FIRST)
+    monkeypatch.setattr(inspection, "_loss", lambda site, weights: next(told))
+    check.note_own(site, [Parcel("weights", changed(), {"steps": 4})])
+    assert own(site) == pytest.approx({LAST: steps * course.LONGEST_STEP})
+
+
+def test_the_loss_of_some_images_is_the_same_each_time():
+    site = make_site()
+    assert inspection._loss(site, FIRST) == inspection._loss(site, FIRST) < inspection._loss(site, changed(times=50.0))
+
+
+@pytest.mark.parametrize("why", ["nothing arrived", "nothing trained leaves", "another network"])
+def test_nothing_is_remembered_of_what_is_no_training_of_the_sites_network(why):
+    site = make_site()
+    check = make_check(LIMITS)
+    if why != "nothing arrived":
+        inspect(site, FIRST)
+    sent = Parcel("metrics", changed()) if why == "nothing trained leaves" else Parcel("weights", changed())
+    if why == "another network":
+        sent = Parcel("weights", {"other.weight": torch.ones(2, 2)})
+    check.note_own(site, [sent])
+    assert own(site) == {}
+
+
+def test_the_part_of_the_weights_that_stays_at_the_site_counts_as_trained():
+    site = make_site()
+    check = inspect(site, FIRST)
+    site.state.put("local", {name: one for name, one in changed().items() if name.startswith(LAST)})
+    check.note_own(site, [Parcel("weights", {name: one for name, one in FIRST.items() if not name.startswith(LAST)})])
+    assert own(site)[LAST] == pytest.approx(2 * course.LONGEST_STEP)
+
+
+def test_own_movement_is_that_of_the_larger_rate_of_this_round_and_the_last():
+    site = make_site(round=3, decay_every=1, decay=0.1)
+    check, history = make_check(LIMITS), History(site.state)
+    history.take_movement({"fc": 0.4}, lr=0.1)
+    for round, share in ((1, 1.0), (2, 1.0), (3, 0.1), (4, 0.01)):
+        site.round = round
+        assert check._own(site, history) == pytest.approx({"fc": 0.4 * share})
+    assert check._lr(site) == pytest.approx(1e-4)
+    assert check._lr(site, 2) == pytest.approx(0.01)
+
+
+def test_a_learning_rate_of_nothing_can_still_be_divided_by():
+    site = make_site(decay_every=1, decay=1e-300, round=3)
+    assert 0 < make_check(LIMITS, first=None)._lr(site) <= 1e-30
+
+
+# --- weights that others trained, before the site has -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("moved", "known", "rehearsed"), [(0.15, False, False), (0.151, False, True), (9.0, True, False)]
+)
+def test_a_site_rehearses_where_weights_moved_and_it_has_not_trained(moved, known, rehearsed):
+    site = make_site()
+    check, history = inspect(site, FIRST), History(site.state)
+    if known:
+        history.take_movement({"conv1": 1e-3}, 0.1)
+    before = own(site)
+    check._rehearse_before(site, history, {})
+    assert own(site) == before
+    check._rehearse_before(site, history, {"conv1": moved})
+    assert (own(site) != before) is rehearsed
+
+
+def test_a_rehearsal_is_plain_training_in_a_copy_of_the_network():
+    """Also in round 0, before the first: at the rate of the first round."""
+    site, weights = make_site(round=0, decay_every=1, decay=1e-9), changed(times=1.05)
+    held = site.trainer.weights()
+    one, two = (inspection.rehearse(site, weights, steps) for steps in (1, 2))
+    assert all(torch.equal(tensor, held[name]) for name, tensor in site.trainer.weights().items())
+    assert one.keys() == FIRST.keys()
+    first, second = (max(course.movement(after, weights).values()) for after in (one, two))
+    assert 1e-4 < first < second
+    again = inspection.rehearse(site, weights, 1)
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    site.round = 2
+    assert max(course.movement(inspection.rehearse(site, weights, 2), weights).values()) < 1e-6
