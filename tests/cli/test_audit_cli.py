@@ -118,11 +118,6 @@ def test_an_interrupted_audit_says_what_there_is(here, capsys, monkeypatch):
     assert json.loads((here / "out" / "audit.json").read_text()) == report
 
 
-def test_a_threat_model_is_checked_when_the_study_is_read(here, capsys):
-    assert run_app(["run", "study.toml", "--set", 'audit.threat_model=["mind-reading"]', "--out", "out"]) == 2
-    assert "audit.threat_model" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_grid_prints_what_defences_cost(here, capsys):
     sets = ["--set", "audit.keep_parcels=0", "--set", 'audit.defences=["quantise"]']

@@ -86,12 +86,8 @@ def test_json_is_the_result_and_nothing_else(here, capsys):
     captured = capsys.readouterr()
     assert json.loads(captured.out) == json.loads((here / "out" / "result.json").read_text())
     assert captured.err == ""
-
-
-def test_quiet_says_nothing(here, capsys):
-    assert run_app(["run", "study.toml", "--out", "out", "--quiet"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out == captured.err == ""
+    assert run_app(["run", "study.toml", "--out", "quiet", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_second_run_into_the_same_folder_is_refused_and_resume_returns_the_result(here, capsys):
@@ -125,12 +121,6 @@ def test_bad_settings_are_one_sentence_and_leave_no_folder(here, capsys, setting
     assert not (here / "out").exists()
 
 
-def test_a_target_that_cannot_be_reached_leaves_no_folder(here, capsys):
-    impossible = ["--set", "sites.partition=label-skew", "--set", "sites.target_ks=1.0", "--set", "sites.count=4"]
-    assert "sites.target_ks" in fails_with(capsys, 2, ["run", "study.toml", "--out", "out", *impossible])
-    assert not (here / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -143,6 +133,8 @@ def test_a_target_that_cannot_be_reached_leaves_no_folder(here, capsys):
         (["compare", "study.toml", "--methods", "fedavg,cwtt"], "did you mean 'cwt'"),
         (["compare", "study.toml", "--methods", "cwt", "--set", "method.mu=1"], "none of the methods compared"),
         (["compare", "study.toml", "--methods", "cwt", "--folds", "1"], "--folds"),
+        (["compare", "study.toml", "--methods", "cwt", "--baseline", "moon", "--out", "all"], "--baseline moon"),
+        (["run", "study.toml", "--set", "sites.partition=label-skew", "--set", "sites.target_ks=1.0"], "target_ks"),
         (["compare", "study.toml", "--methods", "cwt", "--over", "optimizer.lr"], "table.setting=value,value"),
         (["compare", "study.toml", "--methods", "cwt", "--over", "optimizer.lr=1,1"], "each value only once"),
         (["run", "study.toml", "--set", "data.fold=7/5"], "data.fold: there is no fold 7/5"),
@@ -227,12 +219,7 @@ def test_compare_runs_all_writes_tables_and_goes_on_where_it_stopped(here, capsy
     assert summary["methods"]["cwt"]["test_accuracy"]["n"] == 2
     assert len({row["weights_sha256"] for row in summary["rows"]}) == 4
     rows = list(csv.DictReader((here / "all" / "comparison.csv").open()))
-    assert [(row["method"], row["seed"]) for row in rows] == [
-        ("cwt", "0"),
-        ("cwt", "1"),
-        ("fedprox", "0"),
-        ("fedprox", "1"),
-    ]
+    assert [row["method"] + row["seed"] for row in rows] == ["cwt0", "cwt1", "fedprox0", "fedprox1"]
     fedprox = (here / "all" / "fedprox-seed0" / "study.toml").read_text()
     assert "mu = 0.5" in fedprox
     assert (here / "all" / "comparison.png").read_bytes().startswith(b"\x89PNG")
@@ -242,14 +229,6 @@ def test_compare_runs_all_writes_tables_and_goes_on_where_it_stopped(here, capsy
     again = json.loads((here / "all" / "comparison.json").read_text())
     assert [row["weights_sha256"] for row in again["rows"]] == [row["weights_sha256"] for row in summary["rows"]]
     assert (here / "all" / "cwt-seed0" / "result.json").read_bytes() == kept
-
-
-def test_a_baseline_must_be_among_the_methods_compared(here, capsys):
-    arguments = ["compare", "study.toml", "--methods", "cwt,fedprox", "--baseline", "moon", "--out", "all"]
-    assert "--baseline moon: is not among the methods compared; choose from cwt, fedprox" in fails_with(
-        capsys, 2, arguments
-    )
-    assert not (here / "all").exists()
 
 
 def test_compare_over_values_of_a_setting_has_a_comparison_for_each_and_one_figure(here, capsys, forked, monkeypatch):
@@ -321,25 +300,9 @@ def test_the_ledger_is_summed_up_and_a_forged_line_found(here, capsys):
     assert "was changed" in fails_with(capsys, 1, ["ledger", "out"])
 
 
-def test_help_names_every_command(capsys):
-    assert run_app(["--help"]) == 0
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in ("run", "compare", "forgetting", "study", "data", "ledger"))
-
-
 def test_a_failed_run_does_not_cost_the_comparison_of_the_others(here, capsys, forked):
-    arguments = [
-        "compare",
-        "study.toml",
-        "--methods",
-        "cwt,fedavg",
-        "--out",
-        "all",
-        "--quiet",
-        "--set",
-        "method.rounds=1",
-    ]
-    assert run_app([*arguments, "--set", "fedavg:optimizer.lr=1e30"]) == 1
+    arguments = ["compare", "study.toml", "--methods", "cwt,fedavg", "--out", "all", "--quiet"]
+    assert run_app([*arguments, "--set", "method.rounds=1", "--set", "fedavg:optimizer.lr=1e30"]) == 1
     captured = capsys.readouterr()
     assert "cwt" in captured.out
     assert "fedavg-seed0" in captured.err

@@ -34,12 +34,7 @@ def test_the_doctor_looks_at_everything_and_says_what_to_do(capsys, monkeypatch,
         (("OLDEST_PYTHON", (9, 0)), "Python", "wrong", "install Python 9.0 or newer"),
         (("LEAST_DISK", 1e30), "disk", "wrong", "`polyclinic data clean` empties the cache"),
         (("LEAST_MEMORY", 1e30), "memory", "note", "set engine.workers = 1"),
-        (
-            ("EXTRAS", {"cluster": ("no_such_module", "clusters")}),
-            "extras",
-            "note",
-            r"not installed: cluster: clusters",
-        ),
+        (("EXTRAS", {"cluster": ("no_such_module", "clusters")}), "extras", "note", "not installed: cluster: clusters"),
         (("_is_free", lambda port: False), "ports", "note", "needs another --port"),
         (("_nearest", None), "disk", "wrong", "cannot be looked at: TypeError"),
     ],
@@ -63,26 +58,11 @@ def test_the_doctor_finds_a_cache_and_a_folder_that_cannot_be_written(monkeypatc
     assert doctors.look_at_permissions()[0] == "wrong"
 
 
-@pytest.mark.parametrize(("threads", "words"), [(1, "1 thread, 1 core"), (2, "2 threads, 2 cores")])
-def test_the_doctor_counts_in_words(monkeypatch, threads, words):
-    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
-    monkeypatch.setattr(doctors.os, "cpu_count", lambda: threads)
-    assert doctors.look_at_torch()[1].endswith(f", {words}")
-
-
 def test_help_shows_whole_sentences(capsys):
     for group in ([], ["study"], ["data"], ["deploy"], ["ledger"]):
         assert run_app([*group, "--help"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert "..." not in shown.replace("[ARGS]...", "")
-    assert "Run several methods on one study; a comparison that was interrupted goes on where it stopped." in (
-        " ".join(help_of([], capsys).split())
-    )
-
-
-def help_of(command, capsys):
-    run_app([*command, "--help"])
-    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -121,14 +101,6 @@ def test_ctrl_c_is_told_in_every_command(capsys, monkeypatch):
     monkeypatch.setattr(doctors, "examine", interrupted)
     assert run_app(["doctor"]) == 1
     assert capsys.readouterr().err == "interrupted; what was finished is kept\n"
-
-
-def test_submitting_without_a_deployment_names_the_command_that_makes_one(tmp_path, capsys):
-    study = str(default_path())
-    assert run_app(["deploy", "submit", study, "-d", str(tmp_path / "nowhere")]) == 2
-    assert capsys.readouterr().err == (
-        f"{tmp_path / 'nowhere'}: is no deployment; `polyclinic deploy init {study}` makes one\n"
-    )
 
 
 @pytest.mark.parametrize("code", [0, 3])
