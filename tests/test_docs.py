@@ -89,22 +89,6 @@ def test_the_index_leads_to_every_page():
     assert pages <= set(re.findall(r"\]\(([\w.]+\.md)[)#]", index))
 
 
-def test_no_part_of_the_index_lists_a_page_twice():
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    for part in index.split("\n## ")[2:]:  # the ways through, before them, may meet
-        listed = re.findall(r"^- \[[^]]+\]\(([^)#]+)", part, flags=re.M)
-        assert len(listed) == len(set(listed)), sorted(name for name in listed if listed.count(name) > 1)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_lines_of_prose_are_short(page):
-    """Long lines are for tables, code and a link that cannot be broken."""
-    text = re.sub(r"^ *```.*?^ *```", lambda block: "\n" * block[0].count("\n"), page.read_text(), flags=re.M | re.S)
-    for number, line in enumerate(text.splitlines(), 1):
-        breakable = " " in line.strip() and not line.lstrip().startswith("|")
-        assert len(line) <= LONGEST_LINE or not breakable, f"{page.name}:{number} has {len(line)} characters: {line}"
-
-
 def test_the_navigation_of_the_site_names_pages_that_are_there():
     """Pages of the reference are made when the site is built, and some lie outside docs/."""
     named = re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)

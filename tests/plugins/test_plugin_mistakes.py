@@ -6,7 +6,6 @@ import pytest
 from plugin_studies import TABLES
 
 import polyclinic
-from polyclinic import plugins
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.runner.predict import model_file
@@ -50,30 +49,6 @@ def test_a_model_runs_no_code_that_came_with_it(study, tmp_path, monkeypatch):
 
 
 # --- mistakes in a plug-in ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("import sys\nsys.exit(3)", r"cannot be loaded: SystemExit: 3; mend the file"),
-        ("SOURCE = {}\nMETHODS = {}", r"has a dict SOURCE; did you mean SOURCES\?"),
-        ("ATTACKS = [1]", r"ATTACKS in .* must be a dict of names and classes"),
-        ("METHODS = {3: 4}", r"a key of METHODS in .* is no text"),
-        (
-            "from polyclinic import FedAvg\nMETHODS = {'other': FedAvg}",
-            r"'other' in methods calls itself 'fedavg'; give",
-        ),
-        (
-            "from polyclinic import Source\nclass S(Source): pass\nSOURCES = {'s': S}",
-            r"'s' in sources lacks load; define",
-        ),
-    ],
-)
-def test_a_mistake_in_a_plugin_is_one_sentence(tmp_path, content, words):
-    file = tmp_path / "wrong.py"
-    file.write_text(content)
-    with pytest.raises(BadInput, match=words):
-        plugins.load([str(file)])
 
 
 @pytest.mark.parametrize(
@@ -130,11 +105,6 @@ def test_an_attack_that_gives_no_findings_is_named(study, plugin, tmp_path):
     done = run(Study(plugins=[str(plugin)], **TABLES).with_settings({"method.rounds": 1}), tmp_path / "run")
     with pytest.raises(WorkFailed, match=r"the attack 'looking' \(plug-in .*\) gave None, and must give"):
         polyclinic.audit(done.folder, kinds=["prototypes"])
-
-
-def test_a_plugin_that_is_neither_file_nor_module(tmp_path):
-    with pytest.raises(BadInput, match=r"'\./good' is neither a module, such as my_package\.module, nor a file"):
-        plugins.load(["./good"])
 
 
 def test_a_model_names_only_the_plugins_that_its_network_and_task_come_from(study, plugin, tmp_path):

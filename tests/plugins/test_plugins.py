@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,21 +160,13 @@ def test_a_worker_refuses_a_file_that_was_edited_after_the_run_began(study, plug
         assemble_from(spec)
 
 
-def test_paths_of_plugins_begin_at_the_study(study, plugin, tmp_path, monkeypatch):
-    tables = study.as_tables()
-    assert tables["plugins"] == [str(plugin)]
-    (tmp_path / "study.toml").write_text(study.to_toml().replace(str(plugin), "everything.py"))
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert load_study(Path("../study.toml")).plugins == (str(plugin),)
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
         ("mine.py", "plugins: must be a list of modules and files"),
         (["nowhere.py"], r"plugins: .*nowhere\.py cannot be read"),
         (["no_such_module_at_all"], "plugins: there is no module 'no_such_module_at_all' here"),
+        (["./good"], r"'\./good' is neither a module"),
     ],
 )
 def test_mistakes_in_the_list_are_one_sentence(value, words):

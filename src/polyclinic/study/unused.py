@@ -78,7 +78,7 @@ def _above_zero(table: str, settings: str, decides: str, means: str) -> Rule:
     return Rule(table, tuple(settings.split()), lambda study: getattr(getattr(study, table), decides, 1) > 0, why)
 
 
-#: the settings that have an effect only with others; every other setting is always read (tests/study/test_unused.py)
+#: the settings that have an effect only with others; every other setting is always read
 RULES: tuple[Rule, ...] = (
     *(_with(*row) for row in READ_WITH),
     *(_above_zero(*row) for row in READ_ABOVE_ZERO),

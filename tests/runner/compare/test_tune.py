@@ -207,15 +207,6 @@ def test_a_search_that_was_killed_goes_on_beside_the_run_that_it_left(tiny, tmp_
     assert found["trials"][0]["loss"] == again.metrics["validation"]["pooled"]["loss"]
 
 
-def test_progress_names_the_settings_that_are_tried(tiny, tmp_path):
-    space = {"method.mu": [0.1, 0.01], "optimizer.lr": [0.02]}
-    trials = plan(tiny("fedprox"), space, tmp_path, budget=2)
-    assert [run.words for trial in trials for run in trial.runs] == [
-        "fedprox, seed 0, method.mu=0.1, optimizer.lr=0.02",
-        "fedprox, seed 0, method.mu=0.01, optimizer.lr=0.02",
-    ]
-
-
 def test_the_function_is_the_command(tiny, tmp_path):
     """`polyclinic.tune` of settings that are finished runs nothing again."""
     study = tiny("fedavg", rounds=1)

@@ -119,12 +119,6 @@ def test_errors_of_regression_have_their_unit(tiny, undisturbed):
     assert run.plot("loss").axes[1].get_ylabel() == "loss"
 
 
-def test_the_repr_is_short_and_says_what_matters(result):
-    accuracy = result.metrics["test"]["accuracy"]
-    assert repr(result).startswith(f"Result(fedavg, seed 0, 3 sites; test images: accuracy {accuracy:.3f}")
-    assert len(repr(result)) < 400
-
-
 def test_a_notebook_shows_names_as_texts(result, tmp_path):
     hostile = "<script>alert(1)</script>"
     values = json.loads(json.dumps(result.values))
