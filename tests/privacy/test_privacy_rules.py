@@ -15,7 +15,6 @@ from polyclinic.privacy.dp_sgd import mixes_samples, try_gradients
 from polyclinic.privacy.epsilon import (
     MOST_NOISE,
     MOST_STEPS,
-    ORDERS,
     Mechanism,
     _gaussian,
     _prv,
@@ -29,17 +28,6 @@ from polyclinic.privacy.ghost_clipping import can_follow, laid_out_as
 from polyclinic.privacy.settings import Facts, Privacy, check_facts
 
 # --- settings and pictures ----------------------------------------------------------------------------
-
-
-def test_a_study_that_names_no_noise_has_that_of_the_curves_of_the_paper():
-    """Qu et al. 2022, Fig. 7."""
-    assert (Privacy().noise_multiplier, Privacy().max_grad_norm) == (0.7, 1.0)
-
-
-def test_little_noise_of_scores_is_noise():
-    assert Privacy(score_noise=0.5).score_noise == 0.5
-    with pytest.raises(ValueError, match="score_noise"):
-        Privacy(score_noise=0.0)
 
 
 def test_a_primary_model_cannot_be_private_for_patients_and_others_can():
@@ -69,14 +57,6 @@ def test_points_of_a_curve_are_even_and_begin_after_one_epoch():
 # --- accounts -----------------------------------------------------------------------------------------
 
 
-def test_orders_grow_from_close_to_one_to_a_thousand():
-    assert list(ORDERS) == sorted(set(ORDERS))
-    assert ORDERS[:4] == pytest.approx((1.01, 1.02, 1.05, 1.1))
-    assert set(range(11, 64)) <= set(ORDERS)
-    assert 10.9 in [pytest.approx(one) for one in ORDERS]
-    assert ORDERS[-5:] == (63, 128, 256, 512, 1024)
-
-
 def test_searches_for_steps_and_noise_end():
     assert steps_for(math.inf, 1.0, 1.0, 1e-5) >= MOST_STEPS // 2
     assert (MOST_STEPS, MOST_NOISE) == (100_000_000, 1_000_000.0)
@@ -101,11 +81,6 @@ def test_rates_of_no_images_are_refused(samples, batch):
     with pytest.raises(BadInput, match="both must be at least 1"):
         sampling_rate_for(samples, batch)
     assert (sampling_rate_for(1, 1), sampling_rate_for(8, 2), sampling_rate_for(2, 8)) == (1.0, 0.25, 1.0)
-
-
-def test_a_new_account_has_trained_and_recorded_nothing():
-    account = Account(1e-5)
-    assert (account.trained, account.recorded, account.after, account.steps, account.epsilon) == (0, 0, 0, 0, 0.0)
 
 
 def test_no_steps_leave_an_account_as_it_was():

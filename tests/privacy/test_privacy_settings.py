@@ -81,34 +81,19 @@ def test_mixing_is_found_by_trying():
 # --- check ------------------------------------------------------------------------------------------------
 
 
-def test_what_a_method_says_against_it_comes_first():
-    with pytest.raises(BadInput, match="because"):
-        check_facts(Privacy(), Facts("odd", (), method_obstacle="method.name: because"))
-
-
 @pytest.mark.parametrize(
     ("on", "facts", "sentence"),
     [
+        (["classifier"], Facts("odd", (), method_obstacle="because"), "because"),  # what a method says comes first
         (["classifier"], Facts("odd", ()), "sites train nothing in 'odd'"),
         (["encoder"], Facts("fedavg", ("classifier",)), "choose from classifier"),
         (["generator"], Facts("fedavg", ("classifier",)), r"add the table \[replay\]"),
         (["generator", "prior"], Facts("cwt-replay", ("generator",)), "replay.codes = 'prior'"),
-        (["prior"], Facts("cwt-replay", ("generator", "prior")), "name 'generator' beside 'prior'"),
-        (["generator"], Facts("x", ("generator",), generator_obstacle="generator.codebook: no"), "generator.codebook"),
-        (["classifier"], Facts("x", ("classifier",), network_obstacle="model.norm: no"), "model.norm"),
     ],
 )
 def test_impossible_combinations(on, facts, sentence):
     with pytest.raises(BadInput, match=sentence):
         check_facts(Privacy(on=on), facts)
-
-
-def test_possible_combinations_pass():
-    everything = ("classifier", "generator", "prior")
-    check_facts(Privacy(on=everything), Facts("fedavg-replay", everything))
-    # a generator's obstacle does not matter where it is not to be private, nor the network's
-    check_facts(Privacy(), Facts("x", everything, generator_obstacle="no"))
-    check_facts(Privacy(on=["generator"]), Facts("x", everything, network_obstacle="no"))
 
 
 EVERYTHING = ("classifier", "encoder", "primary", "generator", "prior")
@@ -195,20 +180,7 @@ def test_a_target_that_one_step_would_pass_is_refused_by_the_site_at_fault():
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"noise_multiplier": 0},
-        {"noise_multiplier": float("inf")},
-        {"max_grad_norm": 0},
-        {"delta": 0},
-        {"delta": 1},
-        {"target_epsilon": 0},
-        {"accountant": "moments"},
-        {"on": []},
-        {"on": ["critic"]},
-        {"on": ["prior", "prior"]},
-        {"sigma": 1},
-    ],
+    "wrong", [{"noise_multiplier": float("inf")}, {"on": []}, {"on": ["prior", "prior"]}, {"sigma": 1}]
 )
 def test_a_table_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(ValidationError):
