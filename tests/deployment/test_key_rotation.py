@@ -1,4 +1,4 @@
-"""New keys of a site: the old key vouches for them, and old ledgers stay as good as they were."""
+"""Keys that change hands: rotation, a site that leaves for good, a site that others no longer trust."""
 
 import hashlib
 import json
@@ -9,12 +9,15 @@ import pytest
 import tomli_w
 
 from polyclinic.cli import run_app
+from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.key_rotation import accept_rotations, rotate_keys
 from polyclinic.deployment.kits import pin_keys
+from polyclinic.deployment.processes import Participant
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.keys import KitKeys, PublicKeys, public_key, signing_public_key
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken
 from polyclinic.files import lock
+from polyclinic.study import Study
 
 
 @pytest.fixture
@@ -116,3 +119,99 @@ def test_keys_are_not_rotated_while_a_run_is_at_work(kits, monkeypatch):
     ):
         rotate_keys(kits["north"])
     rotate_keys(kits["north"])
+
+
+@pytest.fixture
+def kit(tmp_path):
+    """The kit of site 'north': its keys, a run that was approved and one that waits."""
+    places = {name: tmp_path / name / "local" for name in ("north", "south", "server")}
+    for place in places.values():
+        place.mkdir(parents=True)
+    pin_keys({name: places[name] for name in ("north", "south")}, places["server"])
+    kit = tmp_path / "north"
+    files = {
+        "startup/fed_client.json": json.dumps({"client": {"fqsn": "north"}}),
+        "startup/client.key": "secret",
+        "startup/client.crt": "public",
+        "local/policy.toml": "",
+        "runs/first/sites/north/noise.key": "secret",
+        "runs/first/model.safetensors": "model",
+        "cache/images.npy": "images",
+    }
+    for name, text in files.items():
+        (kit / name).parent.mkdir(parents=True, exist_ok=True)
+        (kit / name).write_text(text)
+    study = Study(
+        data={"source": "at-sites", "dataset": "scans", "classes": ["clear", "ill"]},
+        sites={"partition": "column", "names": ["north", "south"]},
+        method={"name": "fedavg"},
+    )
+    approvals = Approvals(kit, "north")
+    for run in ("first", "second", "third"):
+        approvals.request(run, study, "1")
+    approvals.decide("first", "approve")
+    approvals.decide("third", "refuse")
+    return kit
+
+
+def test_what_could_act_in_its_name_goes_and_the_proof_stays(kit, capsys):
+    assert run_app(["site", "leave", "--kit", str(kit)]) == 2
+    assert "--yes: missing" in capsys.readouterr().err
+    assert (kit / "startup" / "client.key").exists()
+    assert run_app(["site", "leave", "--yes", "--kit", str(kit)]) == 0
+    told = capsys.readouterr().out
+    gone = ("startup/client.key", "local/sealing.key", "local/signing.key", "runs/first/sites/north/noise.key", "cache")
+    for name in gone:
+        assert f"deleted {kit / name}\n" in told
+        assert not (kit / name).exists()
+    for name in ("startup/client.crt", "local/site_keys.toml", "runs/first/model.safetensors"):
+        assert (kit / name).exists()
+    approvals = Approvals(kit, "north")
+    assert [approvals.state(run) for run in ("first", "second", "third")] == ["revoked", "refused", "refused"]
+    assert approvals.decisions("first")[-1].why == "the site leaves for good"
+    assert approvals.decisions("third")[-1].why == ""
+    with pytest.raises(BadInput, match=r"left for good on .*; to take part again, get a new kit"):
+        Participant.of(kit).start()
+
+
+def test_a_running_site_does_not_leave(kit, capsys, monkeypatch):
+    monkeypatch.setattr("polyclinic.deployment.key_rotation.is_running", lambda folder: folder == kit)
+    assert run_app(["site", "leave", "--yes", "--kit", str(kit)]) == 2
+    assert "site north is running; stop it" in capsys.readouterr().err
+    assert (kit / "startup" / "client.key").exists()
+
+
+def test_nothing_is_sealed_for_a_site_that_is_not_trusted_and_its_old_ledgers_verify(kit, capsys):
+    before = KitKeys(kit / "local").verifying_keys("south")
+    assert KitKeys(kit / "local").public("south") is not None
+    assert run_app(["site", "distrust", "south", "--kit", str(kit)]) == 0
+    assert KitKeys(kit / "local").public("south") is None
+    assert KitKeys(kit / "local").verifying_keys("south") == before
+    assert run_app(["site", "distrust", "south", "--kit", str(kit)]) == 2
+    assert "has no sealing key of this site" in capsys.readouterr().err
+
+
+def test_keys_are_rotated_and_taken_by_others_on_the_old_keys_word(kit, tmp_path, capsys):
+    old = KitKeys(kit / "local").public("north")
+    assert run_app(["site", "rotate-keys", "--kit", str(kit)]) == 0
+    file = kit / "keys" / "rotations" / "ledger" / "north.jsonl"
+    assert f"send {file} to the coordinator" in capsys.readouterr().out
+    for other in ("south", "server"):
+        assert KitKeys(tmp_path / other / "local").public("north") == old
+        for told in ("north: new keys taken", "north: its newest keys are known already"):
+            assert run_app(["site", "accept-keys", str(file), "--kit", str(tmp_path / other)]) == 0
+            assert told in capsys.readouterr().out
+        assert KitKeys(tmp_path / other / "local").public("north") == KitKeys(kit / "local").public("north") != old
+
+
+def test_keys_for_which_the_old_key_does_not_vouch_are_not_taken(kit, tmp_path, capsys):
+    run_app(["site", "rotate-keys", "--kit", str(kit)])
+    thief = tmp_path / "north.jsonl"
+    lines = (kit / "keys" / "rotations" / "ledger" / "north.jsonl").read_text().splitlines()
+    forged = json.loads(lines[0]) | {"signature": "00" * 64}
+    thief.write_text(json.dumps(forged) + "\n")
+    before = (tmp_path / "south" / "local" / "site_keys.toml").read_text()
+    assert run_app(["site", "accept-keys", str(thief), "--kit", str(tmp_path / "south")]) == 1
+    assert "these keys were not taken" in capsys.readouterr().err
+    assert (tmp_path / "south" / "local" / "site_keys.toml").read_text() == before
+    assert run_app(["site", "accept-keys", "gone.jsonl", "--kit", str(tmp_path / "south")]) == 2

@@ -1,8 +1,9 @@
-"""The files of `deploy/` for a hospital's services: what systemd says of the units; their commands exist."""
+"""Files that hospitals get: service units, containers, readmes and certificates of kits; bytes that a study moves."""
 
 from __future__ import annotations
 
 import configparser
+import datetime
 import json
 import re
 import shlex
@@ -11,8 +12,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from polyclinic import __version__
 from polyclinic.cli import run_app
+from polyclinic.cli.app import app
+from polyclinic.deployment.kits import README_OF_ADMIN, README_OF_SERVER, README_OF_SITE, write_readmes
+from polyclinic.deployment.study_in_words import bytes_a_round, traffic_in_words
+from polyclinic.study import Study
 
 FOLDER = Path(__file__).parents[2] / "deploy"
 UNITS = sorted((FOLDER / "systemd").glob("*.service"))
@@ -80,3 +87,76 @@ def test_the_rehearsal_has_the_sites_of_the_tutorial_and_a_command_that_exists(c
     assert sorted(services) == sorted([*sites, "server", "admin"])
     assert all(services[site]["volumes"] == [f"./deployment/sites/{site}:/kit"] for site in sites)
     assert run_app([*services["admin"]["command"][:2], "--help"]) == 0
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("deployment")
+    for kit in ("server", "admin", "sites/graz"):
+        (folder / kit / "startup").mkdir(parents=True)
+        (folder / kit / "readme.txt").write_text("Run start.sh to start the client.")
+    (folder / "admin" / "startup" / "readme.txt").write_text("fl_admin.sh")
+    write_readmes(folder, ("graz",), "fl.example.org:8002")
+    return folder
+
+
+def test_every_kit_has_ours_and_none_of_nvflares(deployment):
+    assert not [file for file in deployment.rglob("*.txt") if file.name == "readme.txt"]
+    for kit in ("server", "admin", "sites/graz"):
+        text = (deployment / kit / "README.txt").read_text()
+        assert "{" not in text
+        assert "private key" in text.lower()
+        assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_sites_readme_names_the_site_the_server_and_the_version(deployment):
+    text = (deployment / "sites" / "graz" / "README.txt").read_text()
+    assert "'graz'" in text
+    assert "fl.example.org:8002" in text
+    assert f"polyclinic[nvflare,segmentation]=={__version__}" in text
+
+
+@pytest.mark.parametrize("text", [README_OF_SITE, README_OF_SERVER, README_OF_ADMIN], ids=["site", "server", "admin"])
+def test_the_commands_exist(text):
+    whole = typer.main.get_command(app)
+    found = re.findall(r"polyclinic ((?:site|deploy) [a-z-]+|ledger)", text)
+    assert found
+    for words in found:
+        command = whole
+        for word in words.split():
+            assert word in command.commands, words
+            command = command.commands[word]
+
+
+def study(method="fedavg", wire="exact"):
+    return Study(
+        data={"source": "at-sites", "channels": 1, "size": 28},
+        sites={"partition": "iid", "names": ["north", "south", "west"]},
+        model={"backbone": "lenet5"},
+        method={"name": method, "rounds": 5},
+        engine={"name": "nvflare", "wire": wire},
+    )
+
+
+def test_a_round_moves_the_model_there_and_back():
+    each = bytes_a_round(study())
+    assert each == 4 * (6 * 26 + 16 * (6 * 25 + 1) + 120 * (400 + 1) + 84 * 121 + 2 * 85)
+    assert traffic_in_words(study()).startswith("each site receives and sends about ")
+    assert "in each of 5 rounds" in traffic_in_words(study())
+
+
+def test_rounded_numbers_are_fewer_bytes():
+    assert bytes_a_round(study(wire="int8")) == bytes_a_round(study()) // 4
+
+
+def test_a_certificate_is_valid_at_a_site_whose_clock_is_an_hour_behind(tmp_path):
+    pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
+    from cryptography import x509
+
+    from polyclinic.deployment.kits import _provision
+
+    _provision(tmp_path, ("north",), "localhost", 8002)
+    files = [tmp_path / "server" / "startup" / "server.crt", tmp_path / "sites" / "north" / "startup" / "rootCA.pem"]
+    behind = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
+    for file in files:
+        assert x509.load_pem_x509_certificate(file.read_bytes()).not_valid_before_utc < behind

@@ -1,11 +1,14 @@
-"""A Ray site whose ledger or state is broken ends the run with a sentence: it would fail in every round."""
+"""Ray without Ray: a site whose files are broken ends the run; an extra that is not installed is named."""
+
+import sys
 
 import pytest
 
 from polyclinic.engines.ray import RayWorker, SiteActor
-from polyclinic.errors import Damaged, StorageFailed
+from polyclinic.errors import BadInput, Damaged, StorageFailed
 from polyclinic.federation.call import Call, Failure
 from polyclinic.federation.ledger.ledger import LedgerBroken
+from polyclinic.runner.run.run import run
 
 
 class Host:
@@ -53,3 +56,10 @@ def test_any_other_failure_is_the_sites(monkeypatch):
     assert isinstance(answer, Failure)
     assert answer.reason == "ValueError: odd"
     assert position is None
+
+
+@pytest.mark.parametrize("engine", ["ray", "nvflare"])
+def test_the_extra_is_named(tiny, tmp_path, monkeypatch, engine):
+    monkeypatch.setitem(sys.modules, engine, None)
+    with pytest.raises(BadInput, match=rf"pip install 'polyclinic\[{engine}\]'"):
+        run(tiny("fedavg", {"engine.name": engine}), tmp_path / "run")

@@ -1,15 +1,25 @@
-"""Any number of worker processes, few sites in memory, growing in mid-run: the same bits and the same ledgers."""
+"""The engine in one process: worker processes, references and groups of sites change nothing in a run."""
+
+from __future__ import annotations
 
 import itertools
+import json
 import os
 
 import pytest
 from processes import ForkedWorker
 from run_folders import assert_same_run
 
+import polyclinic
 from polyclinic.engines import in_process
+from polyclinic.engines.in_process import InProcess
+from polyclinic.federation.call import Call, Failure
 from polyclinic.federation.host import OpenSites
+from polyclinic.federation.layers import gate
+from polyclinic.federation.ledger import background, parcel
+from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.runner.run import engines
+from polyclinic.runner.run.recorder import Recorder
 from polyclinic.runner.run.run import run
 
 KEEP = {"optimizer.keep_state": True}
@@ -113,3 +123,93 @@ def test_workers_started_from_the_command_line_give_the_same_bits(tiny, undistur
     study = tiny(method, settings, rounds=2)
     run(study.with_settings({"engine.workers": 3}), tmp_path / "run")
     assert_same_run(tmp_path / "run", undisturbed(study).folder)
+
+
+@pytest.fixture
+def make_soon(monkeypatch):
+    """Call it, and every parcel counts as a large one: digests and lines are made beside training. Gives a list of the
+    kinds of which lines were made so."""
+
+    def make():
+        waited, append_soon = [], Ledger.append_soon
+        for module in (background, gate, parcel):
+            monkeypatch.setattr(module, "PAYS_FROM", 0)
+
+        def note(ledger, digest, **about):
+            waited.append(about["kind"])
+            append_soon(ledger, digest, **about)
+
+        monkeypatch.setattr(Ledger, "append_soon", note)
+        return waited
+
+    return make
+
+
+def content(folder):
+    """Ledgers, communication, heads and weights of a run."""
+    result = json.loads((folder / "result.json").read_text())
+    ledgers = {path.name: path.read_bytes() for path in sorted((folder / "ledger").iterdir())}
+    return ledgers, result["communication"], result["ledgers"], result["weights_sha256"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "cwt"])
+def test_the_run_folder_is_the_same(tiny, undisturbed, make_soon, tmp_path, method):
+    expected = undisturbed(tiny(method))
+    waited = make_soon()
+    polyclinic.run(tiny(method), tmp_path / "run")
+    assert "weights" in waited
+    assert content(tmp_path / "run") == content(expected.folder)
+
+
+def test_an_interrupted_run_ends_with_the_same_ledgers(tiny, undisturbed, make_soon, tmp_path, monkeypatch):
+    expected, folder = undisturbed(tiny("fedavg")), tmp_path / "run"
+    make_soon()
+    with monkeypatch.context() as patch:
+        rounds = iter([1, 0])
+        patch.setattr(Recorder, "round_done", lambda *_: 1 / next(rounds))
+        with pytest.raises(ZeroDivisionError):
+            polyclinic.run(tiny("fedavg"), folder)
+    polyclinic.run(tiny("fedavg"), folder, resume=True)
+    assert content(folder) == content(expected.folder)
+
+
+class Host:
+    """A host whose sites fail, each with the error that it is given; it notes who is asked alone."""
+
+    GROUPED = 64
+
+    def __init__(self, *errors):
+        self.errors, self.alone = errors, []
+
+    def is_grouped(self, operation, sites):
+        return True
+
+    def can_divide(self, operation):
+        return True
+
+    def handle_group(self, calls):
+        return list(self.errors)
+
+    def handle(self, call):
+        self.alone.append(call.site)
+        raise RuntimeError("alone as well")
+
+
+def ask(host):
+    engine = InProcess(host, ("a", "b"), lambda: None, workers=1, stacked=True)
+    return list(engine.call([Call("a", "train", 1), Call("b", "train", 1)]))
+
+
+def test_what_every_gate_refuses_is_not_worked_at_again():
+    host = Host(ValueError("refused at a"), ValueError("refused at b"))
+    failures = ask(host)
+    assert all(isinstance(one, Failure) for one in failures)
+    assert ["refused at a" in failures[0].reason, "refused at b" in failures[1].reason] == [True, True]
+    assert not host.alone
+
+
+def test_work_that_failed_for_all_is_done_by_each_site_alone():
+    error = RuntimeError("no memory")
+    host = Host(error, error)
+    assert ["alone as well" in one.reason for one in ask(host)] == [True, True]
+    assert host.alone == ["a", "b"]
