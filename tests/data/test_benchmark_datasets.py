@@ -19,6 +19,7 @@ def write_medmnist(file, shape, columns=1, highest=1):
     for name, count in {"train": 4, "val": 2, "test": 2}.items():
         arrays[f"{name}_images"] = np.arange(count * int(np.prod(shape))).reshape(count, *shape).astype(np.uint8)
         arrays[f"{name}_labels"] = np.tile([[0], [highest]], (count // 2, columns)).astype(np.uint8)
+        arrays[f"{name}_labels"][:, :-1] = 0  # of several columns, the last one counts
     np.savez(file, **arrays)
 
 

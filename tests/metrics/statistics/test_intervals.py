@@ -89,12 +89,12 @@ def test_draws_without_positive_cases_do_not_count():
     scores, truth = np.array([0.9, 0.8, 0.3, 0.2, 0.85]), np.array([1, 1, 0, 0, 0])
     said = np.stack([1 - scores, scores], 1)
     metrics = classification_metrics(said, truth, said)
-    found = weighted_bootstrap(
-        lambda weights: {"auc": metrics(weights)["auc"], "never": np.full(len(weights), np.nan)},
-        5,
-        draws=200,
-        kind="percentile",
-    )
+
+    def some(weights):
+        rarely = np.where((weights == 1).all(1), 1.0, np.nan)  # defined for all cases, and for few draws
+        return {"auc": metrics(weights)["auc"], "never": np.full(len(weights), np.nan), "rarely": rarely}
+
+    found = weighted_bootstrap(some, 5, draws=200, kind="percentile")
     assert list(found) == ["auc"]
     assert 0 <= found["auc"].low <= found["auc"].value <= found["auc"].high <= 1
 
