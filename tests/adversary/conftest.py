@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 from attacked_site import Kit
 
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Kit:
+    torch.manual_seed(0)  # the first weights of networks that attacks begin with
     return Kit(tmp_path / "kit")
 
 
