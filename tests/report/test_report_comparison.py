@@ -25,11 +25,8 @@ def comparison(tiny, undisturbed, tmp_path_factory):
     for entry in planned:
         shutil.copytree(undisturbed(entry.study).folder, entry.folder)
     for method, count in (("fedavg", 2), ("standalone", 0)):
-        finding = {
-            "attack": "a",
-            "verdict": "leaks" if count else "withstood",
-            "evidence": {"images": 8, "recovered": count},
-        }
+        verdict = "leaks" if count else "withstood"
+        finding = {"attack": "a", "verdict": verdict, "evidence": {"images": 8, "recovered": count}}
         audit = {"verdicts": {}, "parcels": [{"findings": [finding]}]}
         (out / f"{method}-seed0" / "audit.json").write_text(json.dumps(audit))
     compare.write(compare.summarise(planned, "fedavg"), planned[0].study, out)
@@ -50,10 +47,6 @@ def test_one_picture_has_error_recovered_images_and_bytes(comparison):
     assert "mathdefault" not in drawn
     assert {section.key for section in report.sections} >= {"methods", "by-site", "paired", "again"}
     assert "25%" in " ".join(report.summary)
-
-
-def test_every_chart_of_a_comparison_is_on_the_page(comparison):
-    report = build_report(comparison, images=False)
     page = Page(html_of(report))
     assert page.count("svg") == len(report.charts()) >= 5
     assert page.count("script") == 0
@@ -102,6 +95,7 @@ def test_bad_input_is_one_sentence(arguments, words, copied, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("file", "content"),
     [
+        ("result.json", None),
         ("result.json", "{"),
         ("result.json", "[]"),
         ("result.json", '{"metrics": 3}'),
@@ -112,7 +106,7 @@ def test_bad_input_is_one_sentence(arguments, words, copied, monkeypatch, capsys
     ],
 )
 def test_a_damaged_folder_is_one_sentence_and_nothing_is_written(file, content, copied, capsys):
-    (copied / file).write_text(content)
+    (copied / file).unlink() if content is None else (copied / file).write_text(content)
     fails_with(capsys, ["report", str(copied)])
     assert not (copied / "report.html").exists()
 
@@ -123,8 +117,3 @@ def test_what_fails_while_charts_are_drawn_is_one_sentence_and_nothing_is_writte
     build_report(copied, images=False)
     assert "is damaged or was changed" in fails_with(capsys, ["report", str(copied), "--pdf", "--no-images"])
     assert not list(copied.glob("report.*"))
-
-
-def test_an_unfinished_run_says_how_to_end_it(copied, capsys):
-    (copied / "result.json").unlink()
-    assert "polyclinic run --resume --out" in fails_with(capsys, ["report", str(copied)])

@@ -102,9 +102,7 @@ def test_a_dossier_of_a_killed_swap_comes_back(run_folder, tmp_path):
 @pytest.mark.parametrize(
     ("out", "words"),
     [
-        ("mine", "is no dossier; name another folder"),
-        ("extension", "is no dossier; name another folder"),
-        ("more", "is no dossier; name another folder"),
+        *((name, "is no dossier") for name in ("mine", "extension", "more")),
         ("mine/thesis.txt/below", "is a file, not a folder"),
     ],
 )
@@ -150,13 +148,7 @@ def test_places_and_forms():
     lines = [{"kind": "weights", "bytes": 5}, {"kind": "metrics", "bytes": 1}, {"kind": "weights", "bytes": 7}]
     assert (in_lines(lines, "lines"), in_lines(lines, "sum bytes kind=weights")) == (3, 12)
     assert in_lines(lines, "count kind=weights") == 2
-    assert [in_bytes(count) for count in (0, 999, 1000, 1234567, 5e12)] == [
-        "0 B",
-        "999 B",
-        "1 kB",
-        "1.23 MB",
-        "5e+03 GB",
-    ]
+    assert [in_bytes(n) for n in (0, 999, 1000, 1234567, 5e12)] == ["0 B", "999 B", "1 kB", "1.23 MB", "5e+03 GB"]
     assert shown([], "list") == "nothing"
     for place in ("/x", "/0", "nonsense"):
         with pytest.raises(NoFigure):
@@ -185,8 +177,7 @@ def test_the_commands_write_and_verify(run_folder, tmp_path, capsys):
 
 def test_a_task_of_a_plugin_needs_no_plugin(run_folder, tmp_path):
     """A dossier reads a folder as data: it runs no code that the folder names."""
-    sent = tmp_path / "run"
-    shutil.copytree(run_folder, sent)
+    sent = Path(shutil.copytree(run_folder, tmp_path / "run"))
     card, tensors = read_model_file(sent / "model.safetensors")
     other = card.model_copy(update={"task": {"name": "focal <b>"}, "plugins": {"theirs.py": "0" * 64}})
     (sent / "model.safetensors").write_bytes(model_file(tensors, other))

@@ -121,13 +121,8 @@ def test_only_what_was_started_here_is_stopped(served):
 
 def test_a_stopped_run_goes_on_and_a_finished_one_does_not(served):
     assert served.post("/api/resume", name="runs/second").status_code == 200
-    assert ready(served, "runs/second") == [
-        "run",
-        "--resume",
-        "--out",
-        str(served.folder / "runs" / "second"),
-        "--quiet",
-    ]
+    out = str(served.folder / "runs" / "second")
+    assert ready(served, "runs/second") == ["run", "--resume", "--out", out, "--quiet"]
     assert served.post("/api/resume", name="runs/second").status_code == 400  # at work already
     assert "finished" in served.post("/api/resume", name="runs/first").json()["error"]
 
