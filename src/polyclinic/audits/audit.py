@@ -24,7 +24,7 @@ from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit, released_models
 from polyclinic.audits.sum_layouts import names_of_sums
 from polyclinic.audits.truth import Truth
-from polyclinic.audits.verdicts import FALSE_ALARMS, CheckedFinding, PowerCheck, run_with_power, verdicts
+from polyclinic.audits.verdicts import FALSE_ALARMS, CheckedFinding, run_with_power, verdicts
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.extras import picture_if_possible
@@ -230,7 +230,9 @@ def _finding_json(tested: CheckedFinding, picture: str | None) -> dict[str, Any]
         "verdict": tested.word,
         "words": str(found.verdict),
         "evidence": _figures(found.verdict.evidence),
-        "power": [_check_json(check) for check in tested.power],
+        "power": [
+            {**vars(one), "evidence": _figures(one.evidence), "seconds": round(one.seconds, 1)} for one in tested.power
+        ],
         "doubt": found.doubt,
         "seconds": round(tested.seconds, 1),
         "threat_model": found.threat_model,
@@ -239,18 +241,13 @@ def _finding_json(tested: CheckedFinding, picture: str | None) -> dict[str, Any]
     }
 
 
-def _check_json(check: PowerCheck) -> dict[str, Any]:
-    return {**vars(check), "evidence": _figures(check.evidence), "seconds": round(check.seconds, 1)}
-
-
 def _figures(evidence: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _json_number(value) for name, value in evidence.items()}
 
 
 def _search_json(search: SearchSteps, picture: str | None) -> dict[str, Any]:
-    figures = {"loss": search.loss, "distance": search.distance}
-    rounded = {name: [_json_number(value) for value in values] for name, values in figures.items()}
-    return {"steps": list(search.steps), **rounded, "picture": picture}
+    loss, distance = ([_json_number(value) for value in values] for values in (search.loss, search.distance))
+    return {"steps": list(search.steps), "loss": loss, "distance": distance, "picture": picture}
 
 
 def _json_number(value: Any) -> Any:
@@ -364,15 +361,11 @@ def invert_together(folder: Path, *, device: str = "auto", cache: Path | None = 
     parcels = [plan.seen.parcel for plan in plans]
     settings.check(tools.threat)
     back = settings.run(parcels, known, seed=tools.seed, device=tools.device)
-    found = score(back.images, torch.stack([images_behind(truth) for truth in truths]), back.start)
+    behind = torch.stack([truth.images(torch.cat(truth.batches)) for truth in truths])
+    found = score(back.images, behind, back.start)
     columns = {"mse": found.mse, "psnr": found.psnr, "ssim": found.ssim}
     figures = {name: [None if value != value else value for value in told.tolist()] for name, told in columns.items()}
     return {"attack": str(settings), **figures, "non_converging": found.non_converging.tolist()}
-
-
-def images_behind(truth: Truth) -> torch.Tensor:
-    """The images that a gradient was computed of, [B, C, H, W]."""
-    return truth.images(torch.cat(truth.batches))
 
 
 def check_alike(folder: Path, plans: list[AttackPlan]) -> None:

@@ -90,8 +90,9 @@ def variations(study: Study) -> dict[str, Study]:
     found = {"no defence": plain}
     if "classifier" in study.method.traits.private_networks:  # its sites release updates
         for name in wanted:
-            settings = _settings_on_updates(name, study)
-            found |= {title: plain.with_settings(changed) for title, changed in settings.items()}
+            if name == "secure-sum" and not study.method.SUMMED:
+                continue  # one site after the other: there is nothing to add up
+            found |= {title: plain.with_settings(changed) for title, changed in ON_UPDATES.get(name, {}).items()}
         if "clip-and-noise" in wanted:
             found |= _with_privacy(plain, privacy)
     if "deeper-cut" in wanted and study.method.traits.needs_cut:
@@ -101,12 +102,6 @@ def variations(study: Study) -> dict[str, Study]:
     if len(found) == 1:
         raise BadInput(f"audit.defences: none of {', '.join(wanted)} fits '{study.method.name}'; choose another method")
     return found
-
-
-def _settings_on_updates(name: str, study: Study) -> Mapping[str, dict[str, Any]]:
-    if name == "secure-sum" and not study.method.SUMMED:
-        return {}  # one site after the other: there is nothing to add up
-    return ON_UPDATES.get(name, {})
 
 
 def _with_privacy(plain: Study, privacy: Mapping[str, Any] | None) -> dict[str, Study]:

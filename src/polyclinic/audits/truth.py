@@ -225,7 +225,10 @@ def _of_sources(tools: Tools, names: tuple[str, ...], most: int) -> Tensor:
     channels, *size = tools.image_shape
     found = [_load(name, most // len(names), size[0], tools.seed) for name in names]
     resized = [F.interpolate(images, size=size, mode="bilinear", antialias=True) for images in found]
-    return torch.cat([_in_channels(images, channels) for images in resized])
+    in_channels = [
+        one if one.shape[1] == channels else one.mean(1, keepdim=True).expand(-1, channels, -1, -1) for one in resized
+    ]
+    return torch.cat(in_channels)
 
 
 def _load(name: str, count: int, size: int, seed: int) -> Tensor:
@@ -240,9 +243,3 @@ def _load(name: str, count: int, size: int, seed: int) -> Tensor:
     settings = {field: value for field, value in drawn.items() if field in source.model_fields}
     images = torch.from_numpy(np.array(source.model_validate({"source": name, **settings}).load().images[:count]))
     return images.float() / 255
-
-
-def _in_channels(images: Tensor, channels: int) -> Tensor:
-    if images.shape[1] == channels:
-        return images
-    return images.mean(1, keepdim=True).expand(-1, channels, -1, -1)

@@ -64,7 +64,9 @@ def run_with_power(attack: Attack, seen: Seen, truth: Truth, run: Run) -> list[C
     silent = [one for one in results if isinstance(one, Finding) and not one.verdict.leak and not one.doubt]
     checks = [check for planted in attack.planted(seen, truth) for check in _check(planted, run)] if silent else []
     return [
-        one if isinstance(one, NotTried) else CheckedFinding(one, _of_attack(one.attack, checks), took)
+        one
+        if isinstance(one, NotTried)
+        else CheckedFinding(one, tuple(check for check in checks if check.attack == one.attack), took)
         for one in results
     ]
 
@@ -97,10 +99,6 @@ def _check(planted: Planted, run: Run) -> list[PowerCheck]:
     ]
 
 
-def _of_attack(name: str, checks: Sequence[PowerCheck]) -> tuple[PowerCheck, ...]:
-    return tuple(check for check in checks if check.attack == name)
-
-
 #: kinds that need no attack to be read, or get none: the verdict, and what left
 NOT_ATTACKED: dict[str, tuple[Word, str]] = {
     "real-images": (LEAKS, "real images left the site as they are"),
@@ -123,8 +121,8 @@ def verdicts(parcels: Sequence[JsonMapping], lines: Mapping[str, Sequence[JsonMa
         of_kind = [parcel for parcel in parcels if parcel["kind"] == kind]
         if kind in NOT_ATTACKED and not of_kind:
             word, words = NOT_ATTACKED[kind]
-            said = {"verdict": word, "words": f"{words} ({_times(count)})", "not_tried": []}
-            found[kind] = {"left": count, **said}
+            times = "once" if count == 1 else f"{count} times"
+            found[kind] = {"left": count, "verdict": word, "words": f"{words} ({times})", "not_tried": []}
         else:
             sent = [site for site, of_site in lines.items() if any(line["kind"] == kind for line in of_site)]
             said = _with_other_operations({"left": count, **_verdict_of_attacks(count, of_kind)}, kind, lines, of_kind)
@@ -180,7 +178,7 @@ def _verdict_of_attacks(left: int, parcels: Sequence[JsonMapping]) -> JsonObject
         "words": " ".join(f"{f['attack']}{_in_how_many(f, findings)}: {f['words']}" for f in shown),
         "power": [check for f in shown for check in f["power"]],
         "evidence": {f["attack"]: f["evidence"] for f in shown},
-        "pictures": [path for f in shown for path in _pictures(f)],
+        "pictures": [path for f in shown for path in (f["picture"], f.get("trajectory", {}).get("picture")) if path],
         "not_tried": rest,
     }
 
@@ -259,12 +257,6 @@ def _questions(parcels: Sequence[JsonMapping]) -> list[str]:
 # --- the strongest evidence -----------------------------------------------------------------------------
 
 
-def _pictures(finding: JsonMapping) -> list[str]:
-    """What was drawn: the result, and the steps of the search where they were kept."""
-    drawn = [finding["picture"], finding.get("trajectory", {}).get("picture")]
-    return [path for path in drawn if path]
-
-
 def _strongest_of_each(findings: Sequence[JsonMapping]) -> list[JsonMapping]:
     """Of each attack the finding with the most to show; the first of those that are alike."""
     by_attack: dict[str, JsonMapping] = {}
@@ -283,10 +275,6 @@ def _in_how_many(finding: JsonMapping, findings: Sequence[JsonMapping]) -> str:
     """In how many of several parcels the same attack found a leak; the words are those of one parcel."""
     same = [f["verdict"] == LEAKS for f in findings if f["attack"] == finding["attack"]]
     return f" (leaks in {sum(same)} of {len(same)} parcels; the strongest)" if len(same) > 1 else ""
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def count_of(count: int, noun: str) -> str:
