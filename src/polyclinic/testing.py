@@ -256,7 +256,7 @@ def check_generator(generator: Generator, *, channels: int = 3, size: int = 28) 
     for other, how in ((again, "fitted again from the same seed"), (sent, "loaded from its state")):
         same = torch.equal(made, other.sample(labels, torch_rng("contract", "sample")))
         assert same, f"{generator.name}: {how}, it makes other images"
-    assert generator.dp_obstacle() is None or "\n" not in generator.dp_obstacle()
+    assert "\n" not in (generator.dp_obstacle() or ""), f"{generator.name}: dp_obstacle is more than one sentence"
 
 
 def check_attack(attack: type[Attack], folder: Path, *, cache: Path | None = None) -> list[Finding | NotTried]:
