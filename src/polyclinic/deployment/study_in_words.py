@@ -261,25 +261,18 @@ def new_against(last: JsonObject | None, study: Study) -> list[str]:
 
 #: of the bytes of numbers: what is left of them on the wire
 SHARES = {"exact": 1.0, "delta": 1.0, "fp16": 0.5, "int8": 0.25}
-#: kinds that are as large as the model
-AS_MODEL = frozenset({"weights", "gradients"})
 
 
 def bytes_a_round(study: Study) -> int | None:
     """Bytes that each site receives in a round, and as many that it sends; None for a method that does not send its
     model back and forth in rounds."""
-    if not study.method.traits.gradual or not _releases(study) & AS_MODEL:
+    released = {kind for _, declared, _ in operations_of(study) for kind in declared.releases}
+    if not study.method.traits.gradual or not released & set(AS_LARGE_AS_THE_MODEL):
         return None
     assert isinstance(study.data, AtSites)
     names = study.sites.site_names()
     prepared = PreparedSites(Path(), names, study.data.info(names))
     return int(model_bytes(Assembly(study, prepared, Path()).trainer()) * SHARES[study.engine.wire])
-
-
-def _releases(study: Study) -> set[str]:
-    """The kinds that the method's operations release."""
-    found = (getattr(getattr(study.method, name, None), "operation", None) for name in dir(type(study.method)))
-    return {kind for operation in found if operation is not None for kind in operation.releases}
 
 
 def traffic_in_words(study: Study) -> str:

@@ -128,7 +128,7 @@ def sign_line(key: Ed25519PrivateKey, digest_of_line: str) -> str:
 
 def signer_of_line(keys: Sequence[bytes], digest_of_line: str, signature: object) -> int | None:
     """The place of the public key that signed a line; None if none of them did."""
-    return _signer(keys, LINE + digest_of_line.encode(), signature)
+    return signer_of(keys, LINE + digest_of_line.encode(), signature)
 
 
 def sign_anchor(key: Ed25519PrivateKey, run: str, site: str, head: Head) -> Anchor:
@@ -138,7 +138,7 @@ def sign_anchor(key: Ed25519PrivateKey, run: str, site: str, head: Head) -> Anch
 
 def is_countersigned(keys: Sequence[bytes], run: str, site: str, anchor: Anchor) -> bool:
     """Whether one of the coordinator's keys counter-signed this head of this site in this run."""
-    return _signer(keys, _anchor_text(run, site, anchor.head), anchor.countersignature) is not None
+    return signer_of(keys, _anchor_text(run, site, anchor.head), anchor.countersignature) is not None
 
 
 def head_from_json(value: Any) -> Head:
@@ -162,7 +162,8 @@ def _anchor_text(run: str, site: str, head: Head) -> bytes:
     return ANCHOR + json.dumps([run, site, head.lines, head.digest]).encode()
 
 
-def _signer(keys: Sequence[bytes], message: bytes, signature: object) -> int | None:
+def signer_of(keys: Sequence[bytes], message: bytes, signature: object) -> int | None:
+    """The place of the public key that signed a message (hex digits); None if none of them did."""
     try:
         signed = bytes.fromhex(signature) if isinstance(signature, str) else b""
     except ValueError:

@@ -15,19 +15,17 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from pydantic import Field
 
 from polyclinic.federation.call import GateRefused
+from polyclinic.federation.ledger.keys import signer_of
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.sums.masks import Context
 from polyclinic.files import atomic_write
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
-    from polyclinic.federation.ledger.keys import KeyRing
     from polyclinic.federation.site import Site
 
 #: where a site's state keeps it
@@ -183,7 +181,7 @@ def signature_of(site: Site, found: OpenSum, answered: Iterable[str]) -> bytes:
 def check_agreement(site: Site, found: OpenSum, answered: Iterable[str], signatures: object) -> None:
     """ParcelRejected unless enough of the members signed that these sites answered."""
     text, given = _text(found, answered), signatures if isinstance(signatures, Mapping) else {}
-    signed = sum(_is_signed(site.keys, name, text, given.get(name)) for name in found.members)
+    signed = sum(signer_of(site.keys.verifying_keys(one), text, given.get(one)) is not None for one in found.members)
     if signed < found.threshold:
         raise ParcelRejected(
             f"{signed} of the {found.threshold} sites that are needed have signed who answered; the coordinator told "
@@ -194,19 +192,3 @@ def check_agreement(site: Site, found: OpenSum, answered: Iterable[str], signatu
 def _text(found: OpenSum, answered: Iterable[str]) -> bytes:
     agreed = json.dumps([found.context().sum_id, found.question, sorted(answered)])
     return b"polyclinic sum agreed 1 " + hashlib.sha256(agreed.encode()).digest()
-
-
-def _is_signed(keys: KeyRing, name: str, text: bytes, signature: object) -> bool:
-    try:
-        signed = bytes.fromhex(signature) if isinstance(signature, str) else b""
-    except ValueError:
-        return False
-    return any(_verifies(key, signed, text) for key in keys.verifying_keys(name))
-
-
-def _verifies(key: bytes, signature: bytes, text: bytes) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
