@@ -117,7 +117,8 @@ def test_a_run_is_over_when_a_model_was_scored_twice_in_a_round(answered):
 
 
 def ask(ledger, answered, one=None, declared=TRAIN, asked="new", course=WHOLE, put_back=False):
-    check_once(one or call(), declared, ledger, answered, asked=asked, course=course, put_back=put_back)
+    transaction = SimpleNamespace(call=one or call(), declared=declared, asked=asked)
+    check_once(transaction, ledger, answered, course, put_back=put_back)
 
 
 def test_training_is_answered_once_a_round_and_twice_more_after_interruptions(ledger, answered):

@@ -51,9 +51,9 @@ class CallOrder(Layer):
     def arriving(self, transaction: Transaction) -> None:
         site, call, declared = transaction.site, transaction.call, transaction.declared
         ledger, scored = self.sites.ledgers[call.site], ScoredWeights(site.folder / SCORED)
-        transaction.asked = asked = "" if declared.repeats else digest_of_call(site, call)
+        transaction.asked = "" if declared.repeats else digest_of_call(site, call)
         answered, put_back = AnsweredCalls(site.folder / ANSWERED), call.site in self.sites.put_back
-        check_once(call, declared, ledger, answered, asked=asked, course=self.course, put_back=put_back)
+        check_once(transaction, ledger, answered, self.course, put_back=put_back)
         check_order(call, declared, ledger)
         begins = call.operation in self._begin
         if begins:
@@ -109,20 +109,14 @@ def check_order(call: Call, declared: Operation, ledger: Ledger) -> None:
 
 
 def check_once(
-    call: Call,
-    declared: Operation,
-    ledger: Ledger,
-    answered: AnsweredCalls,
-    *,
-    asked: str,
-    course: Course,
-    put_back: bool = False,
+    transaction: Transaction, ledger: Ledger, answered: AnsweredCalls, course: Course, *, put_back: bool
 ) -> None:
     """GateRefused, before the work, if an operation that a method asks once a round has released something in this one.
 
     Scores have a rule of their own. In a run that was put back, a call that was answered is answered again, the same;
-    other calls are answered REPEATS times more, and ALL_REPEATS times in the whole run. `asked` is the call's digest.
+    other calls are answered REPEATS times more, and ALL_REPEATS times in the whole run.
     """
+    call, declared, asked = transaction.call, transaction.declared, transaction.asked
     if declared.repeats or (put_back and answered.has(call, asked)):
         return
     if put_back and answered.times(call) and answered.repeated() >= ALL_REPEATS:

@@ -84,12 +84,6 @@ def moved(
         yield Figure("moved", layer + how, value, rounds * room)
 
 
-def steps(found: Mapping[str, float], limits: Incoming) -> Iterator[Figure]:
-    """How far one step of a study's optimiser moves the rows of each layer."""
-    for layer, value in found.items():
-        yield Figure("step", layer, value, limits.step)
-
-
 def counted(found: Mapping[str, float], steps: int) -> dict[str, float]:
     """The movement by so many steps of training, as far as it counts."""
     return {layer: min(value, LONGEST_STEP * max(steps, 1)) for layer, value in found.items()}
