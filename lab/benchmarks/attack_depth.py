@@ -109,7 +109,7 @@ def from_gradients(
 
 
 def gradient(model: nn.Module, mode: str, image: Tensor, label: Tensor, device: str) -> Parcel:
-    """What a site would send for one step on one image."""
+    """The update that a site would send for one step on one image."""
     model.train(mode == "train")
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     hot = F.one_hot(label, 2)[None].float().to(device)

@@ -104,7 +104,7 @@ def starts(count: int) -> Tensor:
 
 
 def gradients(model: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
-    """What a site sends for one batch."""
+    """The update that a site sends for one batch."""
     return [g.detach() for g in torch.autograd.grad(cross_entropy(model(images), labels), list(model.parameters()))]
 
 

@@ -179,7 +179,7 @@ def carry_out(
 
 
 def _of_each(text: str, workers: int) -> Counter[str] | None:
-    """How many trials of each kind one worker does."""
+    """Numbers of trials of each kind of one worker."""
     pairs = [part.split("=") for part in text.split(",") if part]
     return Counter({kind: -(-int(count) // workers) for kind, count in pairs}) or None
 

@@ -147,6 +147,6 @@ def damaged_finished(name: str, folder: Path, pictures: Path, out: Path, expecte
 
 
 def _page_says_so(out: Path) -> bool:
-    """Whether a report was written that names what does not hold."""
+    """True where a report was written that names what does not hold."""
     page = out / "report.html"
     return page.exists() and any(word in page.read_text() for word in ("does not hold", "damaged", "is missing"))

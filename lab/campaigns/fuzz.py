@@ -140,7 +140,7 @@ def _strategy(target: Target) -> Any:
 
 
 def merged(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What all batches of all workers found together."""
+    """Findings of all batches of all workers together."""
     inputs, accepted, failures = Counter[str](), Counter[str](), {}
     for one in found:
         inputs.update(one["inputs"])

@@ -49,7 +49,7 @@ REFUSED = "refused before the first round"  #: how a study is named that the che
 
 
 class Seen:
-    """How many figures the check computed, and those that gave an alarm."""
+    """The number of figures that the check computed, and those that gave an alarm."""
 
     def __init__(self) -> None:
         self.figures, self.alarms = 0, []

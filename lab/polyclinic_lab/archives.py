@@ -131,7 +131,7 @@ def fitted(arrays: dict[str, np.ndarray], columns: Columns, rows: np.ndarray, so
 
 
 def facts(study: Study, folder: Path | None = None) -> dict[str, object]:
-    """What the preparation says of a study's parts, from the archives in `folder` or from the whole ones."""
+    """Facts of the preparation about a study's parts, from the archives in `folder` or from the whole ones."""
     before = os.environ["POLYCLINIC_DATA"]
     os.environ["POLYCLINIC_DATA"] = str(folder.resolve()) if folder else before
     try:

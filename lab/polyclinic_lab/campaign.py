@@ -61,7 +61,7 @@ class Task:
 
 @dataclass
 class Judgement:
-    """What `reproduce` says of a claim, when all its runs are there."""
+    """The verdict of `reproduce` on a claim, when all its runs are there."""
 
     claim: Claim
     tasks: list[Task]

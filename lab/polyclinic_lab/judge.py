@@ -129,7 +129,7 @@ def judge(claim: Claim, planned: Planned, out: Path, *, scale: Scale, phantom: b
 
 
 def describe(claim: Claim, rows: list[Row], scale: Scale, *, phantom: bool) -> JsonObject:
-    """What `claim.json` says: the paper's numbers beside ours, the rule, whether it holds."""
+    """The content of `claim.json`: the paper's numbers beside ours, the rule, whether it holds."""
     verdict = claim.rule.judge({(row.label, row.metric): row.values for row in rows})
     numbers = [{"label": n.label, "metric": n.metric, "mean": n.mean, "std": n.std} for n in claim.numbers]
     return {
@@ -166,7 +166,7 @@ def cpu_of_all(entries: list[Entry], measuring: float) -> float | None:
 
 
 def audit_seconds(run: Path) -> float:
-    """How long the attacks on a run took, those of its audit or those of all gradients at once; 0 without any."""
+    """Seconds that the attacks on a run took, those of its audit or those of all gradients at once; 0 without any."""
     audit, together = (read_json(file) if (file := run / name).is_file() else {} for name in (AUDIT, INVERTED))
     findings = [one for parcel in audit.get("parcels", []) for one in parcel["findings"]]
     return sum(float(one.get("seconds") or 0) for one in [*findings, together])

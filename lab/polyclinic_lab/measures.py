@@ -75,7 +75,7 @@ def rows_of(label: str, found: Sequence[Mapping[str, float]]) -> list[Row]:
 
 
 def kept(run: Path, name: str, compute: Callable[[Path], JsonObject]) -> JsonObject:
-    """What was computed of a run before, from its file `name`; computed and written where that is not there."""
+    """Figures of a run, from its file `name`; computed and written where that is not there."""
     file = run / name
     if not file.exists():
         with counted(run, name):
@@ -112,7 +112,7 @@ def models_by_site(result: JsonObject, name: str) -> dict[str, list[float]]:
 
 
 def cluster_gap(run: Path) -> dict[str, float]:
-    """How far apart the models of two sites are on the digits of both."""
+    """Distance of the models of two sites on the digits of both."""
     across = read_result(run)["metrics"].get("across_sites", {})
     means = [statistics.fmean(scores["accuracy"] for scores in own.values()) for own in across.values()]
     return {"gap of accuracy": max(means) - min(means)} if means else {}
@@ -162,7 +162,7 @@ def kinds_that_left(run: Path) -> list[str]:
 
 
 def weights_parcels(run: Path) -> dict[str, float]:
-    """How many parcels with weights the sites' ledgers have."""
+    """The number of parcels with weights in the sites' ledgers."""
     return {"parcels with weights": float(kinds_that_left(run).count("weights"))}
 
 
@@ -239,7 +239,7 @@ def recovered(run: Path) -> dict[str, float]:
 
 
 def _inverted(run: Path) -> dict[str, object]:
-    """What comes back of all kept gradients of a run, and how long that took."""
+    """Images that come back from all kept gradients of a run, and how long that took."""
     from polyclinic.audits.audit import invert_together
 
     begin = time.monotonic()

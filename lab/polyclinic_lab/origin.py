@@ -112,7 +112,7 @@ def _head() -> str:
 
 
 def git(*words: str) -> str:
-    """What git says about this file's folder; empty where there is no git, or no repository."""
+    """The answer of git about this file's folder; empty where there is no git, or no repository."""
     try:
         told = subprocess.run(
             ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=20

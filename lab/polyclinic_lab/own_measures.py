@@ -30,7 +30,7 @@ def one_digest(folders: Folders, scale: str) -> Values:
 
 
 def same_after_kill(run: Path) -> dict[str, float]:
-    """How many different models two runs of a study end in, one of them killed and resumed."""
+    """The number of different models that two runs of a study end in, one of them killed and resumed."""
     again = run.with_name(f"{run.name}-killed")
     if not (again / "result.json").exists():
         with counted(run, "killed and resumed"):

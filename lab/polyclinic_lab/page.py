@@ -46,7 +46,7 @@ def page(folder: Path = RECORDS) -> str:
 
 
 def _counts(kept: Kept, papers: list[str]) -> Iterator[str]:
-    """How many claims of each paper came to each verdict, at both scales."""
+    """Numbers of claims of each paper by verdict, at both scales."""
     columns = [(scale, verdict) for scale in SCALES for verdict in VERDICTS]
     yield f"| | {' | '.join(f'{scale}: {verdict}' for scale, verdict in columns)} |"
     yield "|---" * (len(columns) + 1) + "|"
@@ -69,7 +69,7 @@ def _table(claims: list[Claim], kept: Kept) -> Iterator[str]:
 
 
 def _numbers(claim: Claim, rows: list[JsonObject]) -> str:
-    """What the rule asks about, by metric; what the paper has numbers of, where it has none of those."""
+    """Labels that the rule asks about, by metric; what the paper has numbers of, where it has none of those."""
     sentences = claim.rule.sentences
     asked = dict.fromkeys((one.metric, label) for one in sentences for label in (one.label, one.other))
     theirs = dict.fromkeys((number.metric, number.label) for number in claim.numbers)
@@ -93,7 +93,7 @@ def _verdict(claim: Claim, scale: str, kept: Kept) -> str:
 
 
 def _reasons(kept: Kept) -> Iterator[str]:
-    """What the experiments have shown that look for the reason why a claim did not hold."""
+    """Findings of the experiments that look for the reason why a claim did not hold."""
     yield "## Why some did not hold"
     yield ""
     yield "Experiments that change one thing each, with rules of their own; *yes* means that it is a reason."

@@ -31,7 +31,7 @@ def records(folder: Path = RECORDS) -> Kept:
 
 
 def last_verdict(name: str, kept: Kept, scale: str) -> str:
-    """What came of a claim at a scale, in a few words."""
+    """The outcome of a claim at a scale, in a few words."""
     found = kept.get((name, scale))
     if found is None:
         return "not run"
@@ -40,7 +40,7 @@ def last_verdict(name: str, kept: Kept, scale: str) -> str:
 
 
 def is_stale(found: JsonObject) -> bool:
-    """Whether the claim's studies have changed since the record was made."""
+    """True where the claim's studies have changed since the record was made."""
     claim = CLAIMS[found["claim"]]
     now = {label: list(claim.changes(label, found["scale"], phantom=found["phantom"])) for label in claim.arms}
     return bool(now != found["changes"])

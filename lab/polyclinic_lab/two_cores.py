@@ -19,7 +19,7 @@ FILE = Path(__file__).parents[1] / "two_cores.json"
 
 
 def measured(claim: Claim, planned: Mapping[str, list[Entry]], judged: Path) -> JsonObject | None:
-    """What the runs of a claim say of its minutes; None where no seed has all its runs, or a GPU helped.
+    """Minutes of a claim by its runs; None where no seed has all its runs, or a GPU helped.
 
     Seeds that were not run are taken to cost as much as the others. `judged`: the folder of `claim.json`, which has the
     CPU minutes of a claim without runs.

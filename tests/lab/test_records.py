@@ -39,40 +39,20 @@ def made(monkeypatch: pytest.MonkeyPatch, kept: list[Path], place: Path) -> dict
     return json.loads(file.read_text()) if file.exists() else None
 
 
-def test_a_record_is_made_of_all_folders(
-    kept: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_is_made_of_all_folders_and_says_which_runs_are_missing(kept, tmp_path, monkeypatch) -> None:
+    assert made(monkeypatch, [kept[1]], tmp_path) is None  # without a whole seed there is no record
+    found = made(monkeypatch, [kept[0]], tmp_path)
+    assert (found["missing"], found["ours"][0]["n"]) == (["fedprox, seed 1"], 1)
     found = made(monkeypatch, list(kept), tmp_path)
-    assert found is not None
     assert (found["verdict"], found["missing"], found["ours"][0]["n"]) == ("yes", [], 2)
     assert (found["minutes"]["runs"], found["date"]) == (6.0, "2026-01-02")
     assert (tmp_path / "figures" / "ours-one-site-quick" / "claim.png").exists()
 
 
-def test_a_record_says_which_runs_are_missing(
-    kept: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = made(monkeypatch, [kept[0]], tmp_path)
-    assert found is not None
-    assert (found["missing"], found["ours"][0]["n"]) == (["fedprox, seed 1"], 1)
-
-
-def test_without_a_whole_seed_there_is_no_record(
-    kept: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert made(monkeypatch, [kept[1]], tmp_path) is None
-
-
-def test_the_commit_of_a_rule_is_that_of_an_earlier_record(
-    kept: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_of_a_rule_is_that_of_an_earlier_record(kept, tmp_path, monkeypatch) -> None:
     earlier = {"claim": CLAIM.name, "scale": "full", "rule": CLAIM.rule.words, "rule_commit": "older"}
     (tmp_path / "earlier.json").write_text(json.dumps(earlier))
-    found = made(monkeypatch, list(kept), tmp_path)
-    assert found is not None
-    assert found["rule_commit"] == "older"
+    assert made(monkeypatch, list(kept), tmp_path)["rule_commit"] == "older"
     (tmp_path / "ours-one-site-quick.json").unlink()
     (tmp_path / "earlier.json").write_text(json.dumps(earlier | {"rule": "another one"}))
-    again = made(monkeypatch, list(kept), tmp_path)
-    assert again is not None
-    assert again["rule_commit"] != "older"
+    assert made(monkeypatch, list(kept), tmp_path)["rule_commit"] != "older"

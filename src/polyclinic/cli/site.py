@@ -158,7 +158,7 @@ def distrust(
 
 
 def approvals_of(kit: Path) -> Approvals:
-    """What was decided at the site whose kit this is."""
+    """Decisions of the site whose kit this is."""
     from polyclinic.deployment.site_status import approvals_of as found
 
     return found(kit)

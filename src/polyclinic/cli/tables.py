@@ -246,7 +246,7 @@ def threat_table(report: Mapping[str, Any]) -> Table:
 
 
 def coordinator_table(found: Mapping[str, Any]) -> Table:
-    """What crafted weights got back from a site, without and with its incoming check."""
+    """Images that crafted weights got back from a site, without and with its incoming check."""
     columns = ("attack", "incoming check", "images back", "other images named", "PSNR, dB")
     rows = []
     for row in found["rows"]:

@@ -1,1 +1,1 @@
-"""What people look at instead of reading files: the report of a run, and the local web page (`serve/`)."""
+"""Pages for people, instead of files: the report of a run, and the local web page (`serve/`)."""

@@ -185,7 +185,7 @@ def content_of(path: Path) -> dict[str, Any]:
 
 
 def broken_ledgers(folder: Path) -> dict[str, str]:
-    """What is wrong with the ledgers in a dossier's evidence, by site; nothing where all of them hold."""
+    """Problems of the ledgers in a dossier's evidence, by site; nothing where all of them hold."""
     evidence = folder / EVIDENCE
     return read_ledgers(evidence, content_of(evidence / "result.json"), content_of(evidence / "study.toml")).broken
 

@@ -82,7 +82,7 @@ def sheets_section(run: RunEvidence) -> Section | None:
 
 
 def audit_section(run: RunEvidence) -> Section:
-    """What attacks found in the parcels that left."""
+    """Findings of attacks in the parcels that left."""
     audit, title = run.audit, "What an attacker recovered"
     if audit is None:
         cure = f"`polyclinic audit {run.folder.name}` attacks what left"
@@ -139,7 +139,7 @@ def _pictures(run: RunEvidence, audit: JsonMapping) -> list[Block]:
 
 
 def privacy_section(run: RunEvidence) -> Section:
-    """What epsilon covers, at each site."""
+    """Epsilon at each site, and what it covers."""
     blocks: list[Block] = [Text(privacy_words(run))]
     per_site = (run.result.get("privacy") or {}).get("per_site", {})
     if per_site:
@@ -151,7 +151,7 @@ def privacy_section(run: RunEvidence) -> Section:
 
 
 def privacy_words(run: RunEvidence) -> str:
-    """What epsilon covers and what not."""
+    """A sentence about what epsilon covers and what not."""
     privacy = run.result.get("privacy")
     if not privacy:
         return "There was no differential privacy: no epsilon bounds what can be learnt about one patient."

@@ -62,13 +62,13 @@ DEFINITIONS = {
 
 
 def name_of_images(data: object, source: str) -> str:
-    """What to call a study's images in a title: the name of their file or folder, else of their source."""
+    """Name of a study's images in a title: the name of their file or folder, else of their source."""
     path = data.get("path") if isinstance(data, Mapping) else None
     return (PurePath(path).name if isinstance(path, str) else "") or source
 
 
 def metric_name(name: str) -> str:
-    """What a person calls a metric."""
+    """The name of a metric for people."""
     return METRICS.get(name, name.replace("_", " "))
 
 

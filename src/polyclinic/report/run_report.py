@@ -181,7 +181,7 @@ def _what_left(run: RunEvidence) -> list[str]:
 
 
 def _most(sizes: Mapping[str, int]) -> str:
-    """Who sent most; all where they sent the same."""
+    """The site that sent most; all where they sent the same."""
     most = max(sizes, key=sizes.__getitem__)
     said = {human_bytes(size) for size in sizes.values()}
     if len(sizes) > 1 and len(said) == 1:
@@ -190,7 +190,7 @@ def _most(sizes: Mapping[str, int]) -> str:
 
 
 def _attacked(run: RunEvidence) -> str:
-    """What an attacker recovered; that nothing was tried where no audit was made."""
+    """A sentence about what an attacker recovered, or that nothing was tried where no audit was made."""
     if run.audit is None:
         return "What left was not attacked: `polyclinic audit` on this run says what an attacker could recover."
     verdicts = run.audit.get("verdicts", {})

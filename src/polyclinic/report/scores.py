@@ -255,7 +255,7 @@ def _cell(value: Any) -> Cell:
 
 
 def _forgotten(run: RunEvidence) -> list[Block]:
-    """What each hand-over of a serial method made of each site's images (`polyclinic forgetting`)."""
+    """Scores of each site's images after each hand-over of a serial method (`polyclinic forgetting`)."""
     found = run.forgetting
     if found is None:
         words = "`polyclinic forgetting` on this run shows what each hand-over forgot of other sites."

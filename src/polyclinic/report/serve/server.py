@@ -49,7 +49,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask: the names under which the server may be called, and the secret of those who may."""
+    """Names under which the server may be called, and the secret of those who may ask."""
 
     port: int
     names: tuple[str, ...] = LOOPBACK
