@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyclinic import __version__
-from polyclinic.data.parts import PreparedSites
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.privacy.account import summary
 from polyclinic.run_folder import check_whole
-from polyclinic.runner.predict.model_file import ReleasedModel
-from polyclinic.runner.predict.predict import Prediction, load_predictor
-from polyclinic.runner.predict.predict import predict as predict_files
 from polyclinic.runner.run import result_display
+from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.machine import device_of
 from polyclinic.runner.run.recorder import Recorder
 from polyclinic.runner.run.release import Models, _flat, digest_of_weights
@@ -32,6 +30,9 @@ from polyclinic.tasks.regression import IN_UNITS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from polyclinic.runner.predict.model_file import ReleasedModel
+    from polyclinic.runner.predict.predict import Prediction
 
 #: what a result says of its data, of `PreparedSites.info`
 FACTS = ("source", "counts", "digests", "classes", "unit")
@@ -83,13 +84,16 @@ class Result:
 
         Where each site has a model of its own, name the site. `code`: `plugins` and `allow_import` of
         `polyclinic.predict`, for a model that needs code from outside."""
+        from polyclinic.runner.predict.predict import load_predictor  # here: a run predicts nothing
+
         return load_predictor(self.folder, site=site, **code).model
 
     def predict(self, images: str | Path | Iterable[str | Path], **settings: Any) -> list[Prediction]:
         """What the released model says about files and folders of images; settings are those of
         `polyclinic.predict`."""
-        paths = [images] if isinstance(images, str | Path) else images
-        return predict_files(self.folder, paths, **settings)
+        from polyclinic.runner.predict.predict import predict
+
+        return predict(self.folder, [images] if isinstance(images, str | Path) else images, **settings)
 
     def plot(self, metric: str | None = None) -> Figure:
         """Learning curves, and the released model at each site, as a matplotlib figure; by default of the task's own
@@ -122,14 +126,10 @@ def own_metric(task: str, scores: JsonMapping) -> str:
 
 
 def result_of(
-    study: Study,
-    parts: PreparedSites,
-    federation: Federation,
-    recorder: Recorder,
-    models: Models,
-    metrics: JsonObject,
-    timing: dict[str, float],
+    assembly: Assembly, federation: Federation, recorder: Recorder, models: Models, metrics: JsonObject, started: float
 ) -> JsonObject:
+    """The content of `result.json`; `started`: when the run began, by `time.perf_counter`."""
+    study, parts = assembly.study, assembly.prepared
     return {
         "method": study.method.name,
         "seed": study.seed,
@@ -148,7 +148,10 @@ def result_of(
         "ledgers": federation.heads.summary(),
         **federation.reports,
         "data": {key: parts.info[key] for key in FACTS if key in parts.info},
-        "timing": timing,
+        "timing": {
+            "seconds": round(time.perf_counter() - started, 3),
+            "rounds_seconds": round(recorder.seconds, 3),
+        },
         "environment": environment(study, federation),
         "weights_sha256": digest_of_weights(_flat(models)),
     }

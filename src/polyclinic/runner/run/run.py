@@ -227,8 +227,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     card = card_of(study, parts.info, backbones, digest_of_weights(tensors), calibrations, looks)
     content = model_file(tensors, card)
     atomic_write(folder / MODEL, content, durable=study.engine.durable)
-    timing = {"seconds": round(time.perf_counter() - started, 3), "rounds_seconds": round(recorder.seconds, 3)}
-    result = result_of(study, parts, federation, recorder, models, metrics, timing)
+    result = result_of(assembly, federation, recorder, models, metrics, started)
     known = {site: one.model_dump(mode="json") for site, one in calibrations.items()}
     result |= {"without_images": guessed} if guessed else {}
     return result | {"calibrations": known, "model_sha256": hashlib.sha256(content).hexdigest()}
