@@ -18,7 +18,7 @@ from torch import Tensor
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.json_types import JsonObject
-from polyclinic.privacy import epsilon
+from polyclinic.privacy import dp_sgd, epsilon
 from polyclinic.privacy.account import CODES, COUNTS, ONE_IMAGE, RELEASES, SEED, SEES_LATENTS, Account, record
 from polyclinic.privacy.clipped_sums import ClippedSums
 from polyclinic.privacy.epsilon import Mechanism
@@ -29,7 +29,6 @@ from polyclinic.training.private_steps import losses_by_row
 if TYPE_CHECKING:
     from polyclinic.federation.federation import Federation
     from polyclinic.models import Backbone
-    from polyclinic.privacy import dp_sgd
     from polyclinic.privacy.settings import Privacy
 
 
@@ -54,9 +53,9 @@ def train(
 
     Each site's record goes into the result. Arithmetic is float32, whatever the study computes in.
     """
-    from polyclinic.privacy import dp_sgd
-
-    trainer, privacy, accounts = federation.trainer, _privacy(federation), _accounts(federation, kept)
+    trainer, privacy = federation.trainer, federation.trainer.privacy
+    assert privacy is not None, "the study has the table wherever the primary is private"
+    accounts = _accounts(privacy, kept)
     (inputs, targets), total = latents, len(latents[0])
     size = min(trainer.optimizer.batch_size, total)
     rate = epsilon.sampling_rate_for(total, size)
@@ -99,8 +98,8 @@ def _batches(
         yield some.to(device).float(), wanted.to(device), seeds
 
 
-def _accounts(federation: Federation, kept: JsonObject) -> dict[str, Account]:
-    privacy, found = _privacy(federation), {}
+def _accounts(privacy: Privacy, kept: JsonObject) -> dict[str, Account]:
+    found = {}
     for site, images in kept["images"].items():
         history = [Mechanism(noise, rate, int(steps)) for noise, rate, steps in kept["spent"][site]]
         found[site] = Account(privacy.delta_for(images), privacy.accountant, history)
@@ -114,8 +113,3 @@ def _spent(federation: Federation, site: str) -> list[list[float]]:
         return [[float(one["noise"]), float(one["sampling_rate"]), int(one["steps"])] for one in mechanisms]
     except (KeyError, TypeError, ValueError):
         raise WorkFailed(f"site '{site}' sent a privacy record whose mechanisms cannot be read") from None
-
-
-def _privacy(federation: Federation) -> Privacy:
-    assert federation.trainer.privacy is not None, "the study has the table wherever the primary is private"
-    return federation.trainer.privacy

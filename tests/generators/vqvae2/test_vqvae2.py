@@ -268,9 +268,7 @@ def test_faults_are_named(words: str, work):
 def test_a_code_outside_the_codebook_is_refused_on_either_side(level: str, value: int):
     """The smallest and the largest code are each looked at: one code is wrong, all others are right."""
     model = make()
-    codes = {name: torch.zeros(2, side, side, dtype=torch.int64) for name, side in (("top", 4), ("bottom", 8))}
-    sides = {name: found.shape[1] for name, found in model.encode(blobs(2)).items() if name in codes}
-    codes = {name: torch.zeros(2, side, side, dtype=torch.int64) for name, side in sides.items()}
+    codes = {name: torch.zeros_like(found).long() for name, found in model.encode(blobs(2)).items()}
     model.decode(codes)
     codes[level][0, 0, 0] = value
     with pytest.raises(BadInput, match=f"{level} codes of shape"):
@@ -298,8 +296,7 @@ def test_a_gpu_moves_a_dead_code_to_the_latent_that_is_far_from_its_own() -> Non
     book.counts.fill_(9.0)
     rows = torch.full((200, 1), -50.0)
     rows[17] = 50.0
-    before = torch.full((2, 1), -50.0)
-    moved = Moved(rows, torch.zeros(200, dtype=torch.int64), before, torch.tensor([False, True]))
-    book.revive_unasked(moved, rng())
+    chosen = torch.zeros(200, dtype=torch.int64)
+    book.revive_unasked(Moved(rows, chosen, torch.full((2, 1), -50.0), torch.tensor([False, True])), rng())
     assert book.vectors.weight[1].tolist() == pytest.approx([50.0])
     assert book.counts.tolist() == pytest.approx([9, 10])
