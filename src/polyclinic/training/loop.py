@@ -173,11 +173,11 @@ class Trainer:
     ) -> Batch:
         """The images at `index`, or at several such one after the other, augmented, with their targets, on the device.
         `draws`: see `augment`."""
-        indices = [index] if isinstance(index, Tensor) else index
+        indices, kinds = [index] if isinstance(index, Tensor) else list(index), self.optimizer.augment
         if self._noted is not None:
             self._noted.extend(indices)
-        kinds = self.optimizer.augment
-        images, labels, masks = self.fetcher.fetch(part, torch.cat(list(indices)).numpy(), augmented=bool(kinds))
+        places = indices[0] if len(indices) == 1 else torch.cat(indices)
+        images, labels, masks = self.fetcher.fetch(part, places.numpy(), augmented=bool(kinds))
         if kinds:
             images, masks = augment(images, masks, kinds, draws)
         return images, self.task.targets(labels, masks)

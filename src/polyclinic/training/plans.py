@@ -128,9 +128,13 @@ class Fit:
             # its loss would tell about the images
             steps = private_steps.train(site, steps, optimizer, correct=correct, replayed=replayed)
         else:
-            real = trainer.batches(self.part, site.rng(spec.purpose))
+            batches = trainer.batches(self.part, site.rng(spec.purpose))
+            if replayed is not None:
+                batches = replayed.join(batches)
+            if "mixup" in trainer.optimizer.augment:
+                batches = trainer.mixed(batches, site.rng("mixup"))
             metadata["loss"] = trainer.train(
-                trainer.mixed(replayed.join(real) if replayed else real, site.rng("mixup")),
+                batches,
                 steps,
                 optimizer,
                 class_weights=spec.class_weights,
