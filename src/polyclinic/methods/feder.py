@@ -31,7 +31,7 @@ from polyclinic.methods.shared import local_training, site_generator
 from polyclinic.methods.shared.local_training import LocalWork
 from polyclinic.methods.shared.method import OwnModels, Site, Traits, Work, all_sites, operation
 from polyclinic.methods.shared.pooling import pooled_images
-from polyclinic.methods.shared.site_generator import FitGenerator, Tensors
+from polyclinic.methods.shared.site_generator import FitGenerator, Tensors, training_stream
 from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.plans import Fit, FitSpec
 
@@ -235,15 +235,8 @@ class FedER(LocalWork, OwnModels):
 
     def from_buffer(self, site: Site, buffer: Tensors, each: int) -> ReplayedBatches:
         """Batches of the buffer that join those of the site's own images, `each` images in one."""
-        stream = replay_stream.stream(
-            replay_stream.Buffer(buffer["images"], buffer["labels"], buffer.get("masks")),
-            each,
-            site.rng("buffer batches"),
-            task=site.trainer.task,
-            augmentation=site.trainer.optimizer.augment,
-            device=site.trainer.device,
-        )
-        return ReplayedBatches(stream, each)
+        images = replay_stream.Buffer(buffer["images"], buffer["labels"], buffer.get("masks"))
+        return ReplayedBatches(training_stream(site, images, each, site.rng("buffer batches")), each)
 
     def synthetic_images(self, real: int) -> int:
         """Synthetic images of the buffer that join a mini-batch of `real` images (lambda of Eq. 5)."""

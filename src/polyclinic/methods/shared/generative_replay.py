@@ -23,7 +23,12 @@ from polyclinic.generators.base import FitOptions, even_labels
 from polyclinic.generators.replay_stream import Groups, SiteCodes, from_groups, source_of, to_groups
 from polyclinic.methods.shared import replay_space
 from polyclinic.methods.shared.method import Federation, Method, Parcel, ReplayMethod, Weights, operation
-from polyclinic.methods.shared.site_generator import build_generator, generator_progress, generator_settings
+from polyclinic.methods.shared.site_generator import (
+    build_generator,
+    generator_progress,
+    generator_settings,
+    training_stream,
+)
 from polyclinic.settings import Settings
 from polyclinic.training import private, private_steps
 from polyclinic.training.batches import ReplayedBatches
@@ -201,14 +206,7 @@ def replayed(site: Site) -> ReplayedBatches | None:
     size = round(replay_settings(site).ratio * min(trainer.optimizer.batch_size, len(site.data.train)))
     if size == 0:
         return None
-    stream = replay_stream.stream(
-        replayed_images(site),
-        size,
-        site.rng("replay"),
-        task=trainer.task,
-        augmentation=trainer.optimizer.augment,
-        device=trainer.device,
-    )
+    stream = training_stream(site, replayed_images(site), size, site.rng("replay"))
     if not replay_space.in_latents(site):
         return ReplayedBatches(stream, size)
     limits = replay_space.limits_of(site)

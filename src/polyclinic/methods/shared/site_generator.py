@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -20,7 +20,7 @@ from polyclinic.data.plots import contact_sheet, label_words
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.ledger.parcel import decode
 from polyclinic.files import cache_folder, digest_of, lock, make_folder, write_tensors
-from polyclinic.generators import Generator, GeneratorModel, private_tuning
+from polyclinic.generators import Generator, GeneratorModel, private_tuning, replay_stream
 from polyclinic.generators.base import FitOptions, Progress
 from polyclinic.generators.gan.model import GANModel
 from polyclinic.generators.gan.settings import GAN
@@ -35,7 +35,7 @@ from polyclinic.training import private
 from polyclinic.training.gpu.stacking import has_dropout, stacking_gans_pays
 
 if TYPE_CHECKING:
-    from polyclinic.federation.collaborators import TrainerLike
+    from polyclinic.federation.collaborators import Batch, TrainerLike
 
 
 def build_generator(
@@ -73,6 +73,13 @@ def tuning_settings(site: Site) -> PrivateTuning | None:
     """The study's table [tuning], if its generator is trained in phases."""
     assert isinstance(site.tuning, PrivateTuning | None)
     return site.tuning
+
+
+def training_stream(site: Site, images: replay_stream.ReplaySource, size: int, rng: torch.Generator) -> Iterator[Batch]:
+    """Mini-batches of replayed images as the site's network takes them."""
+    trainer = site.trainer
+    how: dict[str, Any] = {"task": trainer.task, "augmentation": trainer.optimizer.augment, "device": trainer.device}
+    return replay_stream.stream(images, size, rng, **how)
 
 
 def generator_progress(site: Site) -> Progress:
