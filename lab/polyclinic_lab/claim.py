@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from polyclinic.errors import BadInput
-from polyclinic.settings import nearest
+from polyclinic.errors import BadInput, did_you_mean
 from polyclinic_lab.rules import Rule, parse_rule
 
 FOLDER = Path(__file__).parent / "claims"
@@ -154,6 +153,6 @@ CLAIMS = read_claims()
 def find_claim(name: str) -> Claim:
     """The claim of a name; BadInput where there is none."""
     if name not in CLAIMS:
-        hint = nearest(name, list(CLAIMS))
+        hint = did_you_mean(name, list(CLAIMS))
         raise BadInput(f"no such claim: '{name}'{hint}; `polyclinic reproduce --list` shows all")
     return CLAIMS[name]

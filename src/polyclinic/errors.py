@@ -23,3 +23,11 @@ class RunPaused(Exception):  # noqa: N818
 
 class Notice(UserWarning):
     """Something a user should know, in one sentence; the work goes on. Commands print it on stderr."""
+
+
+def did_you_mean(word: str, choices: list[str]) -> str:
+    """A hint for a misspelt word: ` (did you mean 'x'?)`, or nothing."""
+    import difflib  # only who has something to say pays for it
+
+    close = difflib.get_close_matches(word, choices, n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""

@@ -7,13 +7,12 @@ what is wrong with a table into words that name the field and what is allowed.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, did_you_mean
 
 
 class Settings(BaseModel):
@@ -23,12 +22,6 @@ class Settings(BaseModel):
 
 
 S = TypeVar("S", bound=Settings)
-
-
-def nearest(word: str, choices: list[str]) -> str:
-    """A hint for a misspelt word: ` (did you mean 'x'?)`, or nothing."""
-    close = difflib.get_close_matches(word, choices, n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
 
 
 def variant(registry: Mapping[str, type[S]], table: Mapping[str, Any], *, path: str, key: str) -> type[S]:
@@ -43,7 +36,7 @@ def variant(registry: Mapping[str, type[S]], table: Mapping[str, Any], *, path: 
 
 def no_such_choice(word: str, choices: list[str]) -> str:
     """What is said of a name that nobody knows."""
-    return f"no such choice: '{word}'{nearest(word, choices)}; choose one of {', '.join(choices)}"
+    return f"no such choice: '{word}'{did_you_mean(word, choices)}; choose one of {', '.join(choices)}"
 
 
 #: settings that older versions had, and why they went: a study must not name them, a run folder may
@@ -80,7 +73,7 @@ def _sentence(problem: Any, path: str, kind: type[Settings]) -> str:
         if where in RENAMED:
             return f"{where}: is now called '{RENAMED[where]}', as in Opacus; rename it"
         word = str(problem["loc"][-1])
-        return f"{where}: no such setting{nearest(word, allowed)}; choose from {', '.join(allowed)}"
+        return f"{where}: no such setting{did_you_mean(word, allowed)}; choose from {', '.join(allowed)}"
     if problem["type"] == "missing":
         return f"{where}: missing; {_description(kind, problem['loc'])}"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")

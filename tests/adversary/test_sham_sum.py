@@ -7,7 +7,7 @@ from attacked_site import ask
 
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.sums.open_sum import OpenSum, keep
+from polyclinic.federation.sums.site_memory import OpenSum, keep
 
 
 def private_head(kit, how):

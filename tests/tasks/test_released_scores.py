@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyclinic.metrics.roc import auc_from_counts
-from polyclinic.metrics.statistics.safe import step_above
+from polyclinic.metrics.statistics.disclosure import step_above
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks.classification import BINS, Classification, cells_of, loss_in
 from polyclinic.tasks.regression import Regression

@@ -26,7 +26,7 @@ from polyclinic.audits.sum_layouts import names_of_sums
 from polyclinic.audits.truth import Truth
 from polyclinic.audits.verdicts import FALSE_ALARMS, CheckedFinding, run_with_power, verdicts
 from polyclinic.data.own_images import only_site_plugins
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput, WorkFailed, did_you_mean
 from polyclinic.extras import picture_if_possible
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.files import atomic_write
@@ -34,7 +34,6 @@ from polyclinic.metrics.perceptual import NAMES, Distance, Pixels, perceptual_di
 from polyclinic.registry import reason
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.machine import device_of
-from polyclinic.settings import nearest
 from polyclinic.study import Study
 from polyclinic.study.tables import EFFORTS, Audit
 
@@ -96,7 +95,7 @@ def build_tools(assembly: Assembly, budget: str, features: str, device: str, tra
     if any(step < 0 for step in trajectory) or sorted(set(trajectory)) != list(trajectory):
         raise BadInput("--trajectory: give steps in ascending order, each once, from 0 on, such as 0,10,100")
     if features not in FEATURES:
-        hint = nearest(features, list(FEATURES))
+        hint = did_you_mean(features, list(FEATURES))
         raise BadInput(f"--features: no such choice: '{features}'{hint}; choose from {', '.join(FEATURES)}")
     distance: Distance = Pixels() if features == Pixels.name else perceptual_distance(features, device=where)
     granted = (assembly.study.audit or Audit()).threat

@@ -20,7 +20,7 @@ from polyclinic.audits.attack import Seen, Tools
 from polyclinic.audits.open_run import LedgerLines
 from polyclinic.audits.truth import Truth, join, rows_of
 from polyclinic.data.parts import ImageSet, SiteData
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput, WorkFailed, did_you_mean
 from polyclinic.federation.call import Call
 from polyclinic.federation.layers.defence import secure_sum
 from polyclinic.federation.layers.layer import Transaction
@@ -36,7 +36,6 @@ from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.json_types import JsonObject
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.settings import nearest
 from polyclinic.study import Study
 from polyclinic.study.tables import EFFORTS
 
@@ -341,7 +340,9 @@ def check_against_ledger(site: str, release: Release, lines: list[JsonObject]) -
 def _check_names(flag: str, given: tuple[str, ...], known: list[str]) -> None:
     for name in given:
         if name not in known:
-            raise BadInput(f"{flag}: no such choice: '{name}'{nearest(name, known)}; choose from {', '.join(known)}")
+            raise BadInput(
+                f"{flag}: no such choice: '{name}'{did_you_mean(name, known)}; choose from {', '.join(known)}"
+            )
 
 
 @dataclass(frozen=True)

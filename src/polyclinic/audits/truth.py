@@ -19,9 +19,8 @@ from torch.nn import functional as F
 
 from polyclinic.data.datasets import SOURCES
 from polyclinic.data.parts import ImageSet, SiteData
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.randomness import numpy_rng, torch_rng
-from polyclinic.settings import nearest
 from polyclinic.study.tables import Audit
 
 if TYPE_CHECKING:
@@ -233,7 +232,7 @@ def _of_sources(tools: Tools, names: tuple[str, ...], most: int) -> Tensor:
 
 def _load(name: str, count: int, size: int, seed: int) -> Tensor:
     if name not in SOURCES:
-        hint = nearest(name, list(SOURCES))
+        hint = did_you_mean(name, list(SOURCES))
         raise BadInput(
             f"audit.own_images: no such choice: '{name}'{hint}; write auto, other-sites, held-out, phantoms, none or a "
             "source of `polyclinic data list`"

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Literal, SupportsInt
 
 import numpy as np
 
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.randomness import numpy_rng
-from polyclinic.settings import nearest
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet, SiteData
@@ -206,7 +205,7 @@ def unknown_classes(
             raise BadInput(f"{SETTING}: there is no site '{site}'; the sites are {', '.join(sites)}")
         for name in some:
             if name not in classes:
-                hint = nearest(name, list(classes))
+                hint = did_you_mean(name, list(classes))
                 raise BadInput(f"{SETTING}: there is no class '{name}'{hint}; the classes are {', '.join(classes)}")
         if len(set(some)) < 2:
             raise BadInput(f"{SETTING}: site '{site}' must know two classes or more to tell them apart; name them")

@@ -20,9 +20,9 @@ from polyclinic.data.datasets import SOURCES
 from polyclinic.data.partitions.base import Iid
 from polyclinic.data.parts import ImageSet, SiteData, open_site, prepare
 from polyclinic.data.source import DATA_FOLDER, AtSites, Source
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.files import atomic_write, lock
-from polyclinic.settings import nearest, sentences, variant
+from polyclinic.settings import sentences, variant
 
 #: settings by which a study would split images, and which a deployed site does not take from it
 NOT_THE_STUDYS = ("fold", "test_per_class", "test_total_per_class")
@@ -87,7 +87,7 @@ def _table(file: Path, wanted: AtSites) -> dict[str, Any]:
     """The table of a site's file about the images of a study."""
     datasets = read_toml(file).get("datasets", {})
     if wanted.dataset not in datasets:
-        hint = nearest(wanted.dataset, list(datasets))
+        hint = did_you_mean(wanted.dataset, list(datasets))
         raise BadInput(f"{file}: there is no table [datasets.{wanted.dataset}]{hint}; the study asks for it")
     return dict(datasets[wanted.dataset])
 
@@ -201,7 +201,7 @@ def _label_map(file: Path, wanted: AtSites, classes: Sequence[str]) -> dict[str,
         raise BadInput(f"{about}: write the site's class and the study's, such as {{ sick = \"ill\" }}")
     for name in found:
         if name not in classes:
-            raise BadInput(f"{about}: the site has no class '{name}'{nearest(name, list(classes))}; take it out")
+            raise BadInput(f"{about}: the site has no class '{name}'{did_you_mean(name, list(classes))}; take it out")
     return dict(found)
 
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from polyclinic.data.labels import Labels
 from polyclinic.data.reading import Reader
-from polyclinic.errors import BadInput
-from polyclinic.settings import nearest
+from polyclinic.errors import BadInput, did_you_mean
 
 #: folders and endings of names that say that a file is a mask
 MASK_FOLDER = re.compile(
@@ -47,7 +46,7 @@ class Hints:
         names = list(names)
         for flag, name in (("--images", self.images), ("--label", self.label)):
             if name and name not in names:
-                raise BadInput(f"{flag}: {path} has no '{name}'{nearest(name, names)}; it has {', '.join(names)}")
+                raise BadInput(f"{flag}: {path} has no '{name}'{did_you_mean(name, names)}; it has {', '.join(names)}")
 
 
 @dataclass(frozen=True)

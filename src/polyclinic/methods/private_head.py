@@ -21,7 +21,7 @@ from torch import Tensor
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.sums.open_sum import honest_sites
+from polyclinic.federation.sums.site_memory import honest_sites
 from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.method import Federation, Method, Own, Site, Traits, Weights, all_sites, operation
 from polyclinic.methods.shared.public_basis import is_same_basis, public_basis

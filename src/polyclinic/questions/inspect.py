@@ -21,7 +21,7 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.method import Federation, Method, Site, Traits, Weights, all_sites, operation
-from polyclinic.metrics.statistics.safe import told_cells
+from polyclinic.metrics.statistics.disclosure import told_cells
 from polyclinic.questions.statistics import people_of
 from polyclinic.tasks.task import round_counts
 

@@ -1,5 +1,5 @@
 """Statistics that a site computes from its own cases, and tells coarsely: intervals, DeLong's and paired tests,
-calibration, sub-groups (`metrics/statistics/safe.py`). Studies ask for them with `evaluation.statistics`.
+calibration, sub-groups (`metrics/statistics/disclosure.py`). Studies ask for them with `evaluation.statistics`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,7 @@ from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.method import Parcel, ParcelRejected, Reply, Site, operation
-from polyclinic.metrics.statistics.intervals import (
-    Interval,
-    WeightedMetrics,
-    classification_metrics,
-    mean_metrics,
-    regression_metrics,
-)
-from polyclinic.metrics.statistics.safe import (
+from polyclinic.metrics.statistics.disclosure import (
     BINS,
     FEWEST,
     bounds_of_classes,
@@ -41,6 +34,13 @@ from polyclinic.metrics.statistics.safe import (
     safe_intervals,
     smallest_class,
     told_cells,
+)
+from polyclinic.metrics.statistics.intervals import (
+    Interval,
+    WeightedMetrics,
+    classification_metrics,
+    mean_metrics,
+    regression_metrics,
 )
 from polyclinic.metrics.statistics.significance import Difference, delong_interval, delong_test
 from polyclinic.tasks.classification import margins

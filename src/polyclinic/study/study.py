@@ -14,7 +14,7 @@ from polyclinic.data.datasets import own_settings
 from polyclinic.data.partitions import Sites
 from polyclinic.data.pixels import MOST_PIXELS
 from polyclinic.data.source import Source
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.federation.layers.defence import Defence, Poisoning
 from polyclinic.federation.sums.settings import Federated
 from polyclinic.generators import GENERATORS, Generator
@@ -28,7 +28,7 @@ from polyclinic.privacy.settings import Privacy
 from polyclinic.questions import QUESTIONS
 from polyclinic.registry import is_restricted
 from polyclinic.run_folder import STUDY_FORMAT, check_format
-from polyclinic.settings import Settings, nearest, sentences, variant
+from polyclinic.settings import Settings, sentences, variant
 from polyclinic.study.changes import VARIANTS, apply_changes, default_generator, fit_to_variants
 from polyclinic.study.checks import (
     backbone_of,
@@ -197,7 +197,7 @@ def _problems_of_names(tables: Mapping[str, Any]) -> list[str]:
     unknown = [name for name in tables if name not in known]
     missing = [name for name in ("data", "sites", "method") if name not in tables]
     return [
-        *(f"{name}: no such table{nearest(name, known)}; the tables are {', '.join(known)}" for name in unknown),
+        *(f"{name}: no such table{did_you_mean(name, known)}; the tables are {', '.join(known)}" for name in unknown),
         *(f"{name}: the study lacks the table [{name}]; `polyclinic study new` shows one" for name in missing),
     ]
 

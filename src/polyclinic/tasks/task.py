@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.errors import BadInput
-from polyclinic.metrics.statistics.safe import step_above
+from polyclinic.metrics.statistics.disclosure import step_above
 from polyclinic.settings import Settings
 
 Sums = dict[str, Tensor]

@@ -13,8 +13,8 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import SiteState
-from polyclinic.federation.sums.open_sum import honest_sites, known
 from polyclinic.federation.sums.settings import Federated
+from polyclinic.federation.sums.site_memory import honest_sites, known
 from polyclinic.federation.sums.site_sums import draw
 from polyclinic.files import write_tensors
 

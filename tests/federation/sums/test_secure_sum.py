@@ -17,8 +17,8 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.sums import masks
 from polyclinic.federation.sums.coordinator_sums import Unmasking
 from polyclinic.federation.sums.masks import Context
-from polyclinic.federation.sums.open_sum import known
 from polyclinic.federation.sums.settings import Federated
+from polyclinic.federation.sums.site_memory import known
 
 NAMES = ("ann", "bo", "cleo", "di", "emil")
 SECURE, INTEGER = Federated(sum="secure"), Federated(sum="integer")

@@ -11,8 +11,8 @@ from polyclinic.federation.call import Call
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.sums import masks
-from polyclinic.federation.sums.open_sum import changed, known
 from polyclinic.federation.sums.settings import Federated
+from polyclinic.federation.sums.site_memory import changed, known
 from polyclinic.federation.sums.site_sums import draw
 
 NAMES = ("ann", "bo", "cleo", "di", "emil")

@@ -21,9 +21,9 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.sums import coordinator_sums, site_sums
 from polyclinic.federation.sums.coordinator_sums import CoordinatorSums, Total
 from polyclinic.federation.sums.masks import PIECE, Context, add_masks, sign_of
-from polyclinic.federation.sums.open_sum import honest_sites, known
 from polyclinic.federation.sums.rows import TooLarge, check_layout, count_to_whole, summand_of, write_whole
 from polyclinic.federation.sums.settings import Federated, Floor
+from polyclinic.federation.sums.site_memory import honest_sites, known
 from polyclinic.federation.sums.site_sums import SiteSums
 
 NAMES = tuple("abcdefghi")

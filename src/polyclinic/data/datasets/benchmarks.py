@@ -15,8 +15,7 @@ from polyclinic.data.allowed_paths import safe_names
 from polyclinic.data.archives import Archive
 from polyclinic.data.listing import Listing, listing_of_files, listing_of_parts
 from polyclinic.data.source import FileSource
-from polyclinic.errors import BadInput
-from polyclinic.settings import nearest
+from polyclinic.errors import BadInput, did_you_mean
 
 # --- MNIST ----------------------------------------------------------------------------------------------------
 
@@ -284,7 +283,7 @@ class MedMnist(FileSource):
 
     def _file(self) -> Path:
         if self.subset not in CLASSES:
-            hint = nearest(self.subset, list(CLASSES))
+            hint = did_you_mean(self.subset, list(CLASSES))
             raise BadInput(f"data.subset: there is no '{self.subset}'{hint}; choose one of {', '.join(CLASSES)}")
         if self.location.is_file():
             return self.location

@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from polyclinic.data.dataset import Dataset
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.randomness import numpy_rng
-from polyclinic.settings import Settings, nearest
+from polyclinic.settings import Settings
 
 Address = tuple[str | int, ...]
 
@@ -257,7 +257,9 @@ class Column(Sites):
         chosen = self.names or tuple(known)
         for name in (*chosen, *self.rename):
             if name not in known:
-                raise BadInput(f"sites.names: no site '{name}'{nearest(name, known)}; there are {', '.join(known)}")
+                raise BadInput(
+                    f"sites.names: no site '{name}'{did_you_mean(name, known)}; there are {', '.join(known)}"
+                )
         recorded = {self.rename.get(name, name): name for name in chosen}
         if len(recorded) < len(chosen):
             raise BadInput("sites.rename: two sites would have the same name; give each its own")

@@ -11,9 +11,8 @@ from pydantic import Field, model_validator
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.labels import mean_ks
 from polyclinic.data.partitions.base import Address, Sites, StratumShares
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.randomness import numpy_rng
-from polyclinic.settings import nearest
 
 TOLERANCE = 0.02  #: of the mean KS: the paper's splits are given with two digits
 BISECTIONS = 60  #: more than a float has binary digits
@@ -172,7 +171,7 @@ class SubgroupBias(Sites):
         if groups.count(self._chosen(strata)) != 1:
             named = " or ".join(f"'{name}'" for name in self._names())
             raise BadInput(
-                f"sites.subgroup: {named} must be a sub-group of one class{nearest(self._names()[0], groups)}; "
+                f"sites.subgroup: {named} must be a sub-group of one class{did_you_mean(self._names()[0], groups)}; "
                 f"there are {', '.join(groups)}"
             )
         return strata

@@ -23,9 +23,9 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.sums.masks import SHARE_BYTES, Context, add_masks, combine_shares, pair_secret, sign_of
-from polyclinic.federation.sums.open_sum import SIGNATURE_BYTES
 from polyclinic.federation.sums.rows import TAIL, Layout, check_layout, check_open, digest_of_question, parcels_of
 from polyclinic.federation.sums.settings import MOST_SITES, Federated
+from polyclinic.federation.sums.site_memory import SIGNATURE_BYTES
 from polyclinic.federation.sums.site_sums import BOX, MASKED, SHARES
 
 if TYPE_CHECKING:

@@ -26,7 +26,9 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.sums.masks import SHARE_BYTES, add_masks, pair_secret, sign_of, split_secret
-from polyclinic.federation.sums.open_sum import (
+from polyclinic.federation.sums.rows import TAIL, Summand, TooLarge, digest_of_question, summand_of
+from polyclinic.federation.sums.settings import Federated, Floor
+from polyclinic.federation.sums.site_memory import (
     OpenSum,
     at_step,
     changed,
@@ -38,8 +40,6 @@ from polyclinic.federation.sums.open_sum import (
     note_shared,
     signature_of,
 )
-from polyclinic.federation.sums.rows import TAIL, Summand, TooLarge, digest_of_question, summand_of
-from polyclinic.federation.sums.settings import Federated, Floor
 
 if TYPE_CHECKING:
     from polyclinic.federation.call import Call

@@ -27,10 +27,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput, WorkFailed, did_you_mean
 from polyclinic.files import cache_folder, lock, make_folder, write_tensors
 from polyclinic.metrics.networks import inception
-from polyclinic.settings import nearest
 
 # of the images in [-1, 1], as LPIPS takes them
 SHIFT = (-0.030, -0.088, -0.188)
@@ -172,7 +171,9 @@ BY_HAND = f"download {DISTRIBUTION}-{VERSION}.tar.gz elsewhere and name it with 
 def place(name: str, folder: Path | None = None) -> Path:
     """Where weights of this name are kept, whether they are there or not."""
     if name not in NAMES:
-        raise BadInput(f"weights: no such choice: '{name}'{nearest(name, list(NAMES))}; choose {' or '.join(NAMES)}")
+        raise BadInput(
+            f"weights: no such choice: '{name}'{did_you_mean(name, list(NAMES))}; choose {' or '.join(NAMES)}"
+        )
     return cache_folder(folder) / "weights" / f"{name}.safetensors"
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput, WorkFailed, did_you_mean
 from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.one_round import OneRound
@@ -24,7 +24,6 @@ from polyclinic.registry import notice_once
 from polyclinic.run_folder import is_held, read_result
 from polyclinic.runner.compare.outcome import choose_baseline, summarise, write
 from polyclinic.runner.run.recorder import Display
-from polyclinic.settings import nearest
 from polyclinic.study import Study, parse_study
 from polyclinic.study.changes import apply_changes, fit_to_variants, is_default_generator, method_has_table, parse_sets
 from polyclinic.study.reading import unknown_elsewhere
@@ -191,7 +190,7 @@ def parse_methods(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in METHODS:
-            hint = nearest(name, list(METHODS))
+            hint = did_you_mean(name, list(METHODS))
             raise BadInput(f"--methods: no such method: '{name}'{hint}; choose from {', '.join(METHODS)}")
     if not names or len(set(names)) < len(names):
         raise BadInput("--methods: name at least one method, and each only once")
@@ -219,7 +218,7 @@ def _check_has(text: str, method: str, change: str, flag: str) -> None:
     path = change.partition("=")[0].strip()
     if not has_setting(method, path):
         known, setting = list(METHODS[method].model_fields), path.partition(".")[2]
-        hint = nearest(setting, known)
+        hint = did_you_mean(setting, known)
         raise BadInput(f"{flag} {text}: '{method}' has no setting '{setting}'{hint}; choose from {', '.join(known)}")
 
 

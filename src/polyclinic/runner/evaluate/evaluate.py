@@ -10,13 +10,12 @@ from typing import Literal
 import numpy as np
 
 from polyclinic.data.parts import ImageSet, open_site, prepare
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.json_types import JsonObject
 from polyclinic.runner.evaluate.case_scores import Cases, joined_cases
 from polyclinic.runner.evaluate.case_statistics import changes_of, intervals_of, metrics_of, statistics_of_cases
 from polyclinic.runner.evaluate.external_models import GivenModel, Outputs, load_model
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.settings import nearest
 from polyclinic.study import Study
 
 Split = Literal["test", "validation"]
@@ -184,7 +183,7 @@ class LabelMap:
             if where and where not in sites:
                 raise BadInput(f"--label-map {text}: there is no site '{where}'; the sites are {', '.join(sites)}")
             if name not in classes:
-                hint = nearest(name, list(classes))
+                hint = did_you_mean(name, list(classes))
                 raise BadInput(
                     f"--label-map {text}: there is no class '{name}'{hint}; choose from {', '.join(classes)}"
                 )

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from polyclinic.metrics.statistics.intervals import classification_metrics
-from polyclinic.metrics.statistics.safe import (
+from polyclinic.metrics.statistics.disclosure import (
     bounds_of_classes,
     calibration_counts,
     mean_of_sites,
@@ -13,6 +12,7 @@ from polyclinic.metrics.statistics.safe import (
     smallest_class,
     told_cells,
 )
+from polyclinic.metrics.statistics.intervals import classification_metrics
 
 
 def cases(count, seed=0):
