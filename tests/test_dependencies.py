@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
-import sys
 import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
-from monai.networks.blocks import patchembedding
 
 from polyclinic.metrics.networks import efficientnet
 
@@ -59,23 +56,3 @@ def test_the_page_about_dependencies_names_each_one():
     extras = [wanted for extra, wanted in PROJECT["optional-dependencies"].items() if extra != "dev"]
     everything = names(PROJECT["dependencies"]).union(*map(names, extras))
     assert [name for name in sorted(everything) if f"`{name}`" not in page] == []
-
-
-@pytest.mark.parametrize("hidden", [False, True])
-def test_monais_transformers_need_einops(hidden, monkeypatch):
-    """The module that cuts images into patches, loaded once more, with einops and without it."""
-    if hidden:
-        for name in ("einops", "einops.layers", "einops.layers.torch"):
-            monkeypatch.setitem(sys.modules, name, None)
-    spec = importlib.util.spec_from_file_location("patches_of_a_transformer", patchembedding.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    def build() -> object:
-        return module.PatchEmbeddingBlock(1, 16, 8, 24, 2, proj_type="perceptron", spatial_dims=2)
-
-    if hidden:
-        with pytest.raises(Exception, match="einops"):
-            build()
-    else:
-        build()

@@ -31,12 +31,6 @@ def test_an_unknown_part_is_refused(capsys):
     assert "--only: there is no part 'speed'; choose from overhead, engines" in capsys.readouterr().err
 
 
-def test_the_first_time_does_not_count(monkeypatch):
-    clock = iter([0.0, 50.0, 100.0, 103.0, 200.0, 201.0, 300.0, 302.0])
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
-    assert bench.timed(lambda: None, repeats=3, device="cpu") == 2.0
-
-
 def test_a_part_whose_package_is_missing_is_left_out_unless_it_was_asked_for(small, capsys, monkeypatch, tmp_path):
     def without_package(folder, device):
         raise BadInput("the package is missing")

@@ -12,7 +12,7 @@ import matplotlib.image
 import pytest
 
 from polyclinic.cli import run_app
-from polyclinic.privacy.epsilon import POINTS, compute_epsilon, curves
+from polyclinic.privacy.epsilon import compute_epsilon, curves
 from polyclinic.study import parse_study
 
 PAPER = ["privacy", "--samples", "1144", "--batch", "32", "--noise", "0.7", "--epochs", "225", "--delta", "8.7e-4"]
@@ -55,12 +55,6 @@ def test_the_curve_is_drawn(tmp_path, capsys):
     pixels = matplotlib.image.imread(picture)
     assert pixels.shape[1] > 500
     assert pixels[..., :3].std() > 0.05
-
-
-def test_a_curve_of_few_points_begins_after_one_epoch(monkeypatch):
-    monkeypatch.setitem(POINTS, "rdp", 4)
-    [found] = curves([200], epochs=8, batch_size=32, noise=0.7).values()
-    assert [epochs for epochs, _ in found] == [1, 2, 4, 6, 8]
 
 
 def test_the_curves_are_the_accountants_and_fall_with_the_number_of_images():

@@ -61,15 +61,6 @@ def test_many_images_are_done_in_chunks():
 
 
 def test_a_style_has_the_strength_that_is_asked_for():
-    most = SimpleNamespace(uniform=lambda low, high, count: np.full(count, float(high)))
-    style = draw_style(most, 0.5)
-    assert style.gamma == pytest.approx(np.exp(0.225))
-    assert style.contrast == pytest.approx(np.exp(0.175))
-    assert style.colour == pytest.approx([np.exp(0.11)] * 3)
-    assert (style.blur, style.noise, style.vignette, style.crop) == pytest.approx((0.0075, 0.03, 0.3, 0.9))
-    least = SimpleNamespace(uniform=lambda low, high, count: np.full(count, float(low)))
-    assert draw_style(least, 0.5).gamma == pytest.approx(np.exp(-0.225))
-    assert draw_style(least, 0.5).crop == 1
     drawn = []
 
     def uniform(low, high, count):

@@ -13,7 +13,6 @@ from PIL import Image
 from polyclinic.data.allowed_paths import refuse_outside
 from polyclinic.data.archives import Archive, Packed
 from polyclinic.data.datasets import SOURCES
-from polyclinic.data.pixels import check_pixels
 from polyclinic.data.reading import Reader
 from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput
@@ -48,12 +47,6 @@ def test_dicom_and_nifti_are_refused_by_what_they_declare(tmp_path):
             Reader(max_pixels=23).pixels(tmp_path / name)
     with pytest.raises(ValueError, match=r"6 x 4 x 9 voxels, above the limit of 8 x 26"):
         Reader(max_pixels=26).pixels(tmp_path / "a.nii.gz")
-
-
-def test_the_slices_of_a_volume_count_together():
-    check_pixels(10, 10, 100, 8)
-    with pytest.raises(ValueError, match="10 x 10 x 9 voxels"):
-        check_pixels(10, 10, 100, 9)
 
 
 def archive_that_declares(path, shape, content=b"\0" * 8):

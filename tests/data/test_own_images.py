@@ -114,18 +114,6 @@ def test_colour_is_found_and_can_be_chosen(classes):
     assert data.images[3, :, 0, 0].tolist() == [200, 0, 0]
 
 
-@pytest.mark.parametrize(("shape", "bright"), [("squash", 200), ("pad", 100), ("crop", 400)])
-def test_oblong_images_become_square(tmp_path, shape, bright):
-    """20 x 40 pixels with a bright middle half: squashed it fills half, padded a quarter, cropped all."""
-    pixels = np.zeros((20, 40), np.uint8)
-    pixels[:, 10:30] = 200
-    for name in "ab":
-        picture(tmp_path / "x" / name / "p.png", 0)
-        Image.fromarray(pixels).save(tmp_path / "x" / name / "p.png")
-    image = Folder(path=tmp_path / "x", size=20, shape=shape).load().images[0, 0]
-    assert (image > 100).sum() == bright
-
-
 def test_the_source_is_prepared_once_and_again_when_a_file_changes(classes, cache, monkeypatch):
     first = Folder(path=classes, size=16).load()
     assert isinstance(first.images, np.memmap)
@@ -259,17 +247,6 @@ def test_so_many_of_each_class_are_drawn_by_the_seed(table):
     assert draws == {(0, 30), (10, 30), (20, 30)}
     with pytest.raises(BadInput, match="class 1 has only 1 images, not 2"):
         Csv(path=file, size=16, per_class=2).load()
-
-
-def test_missing_and_corrupt_files_are_named_with_their_row(table, tmp_path):
-    (tmp_path / "t" / "scans" / "1.png").write_bytes(b"rubbish")
-    file = table("path,label", "scans/0.png,a", "scans/1.png,b", "scans/nowhere.png,b")
-    with pytest.raises(BadInput) as caught:
-        Csv(path=file, size=16).load()
-    head, corrupt, missing = str(caught.value).splitlines()
-    assert "2 of 3 images" in head
-    assert "row 3 (scans/1.png): cannot identify" in corrupt
-    assert "row 4 (scans/nowhere.png): the file does not exist" in missing
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from PIL import Image
 
 from polyclinic.cli import run_app
 from polyclinic.data.datasets.folder import Folder
-from polyclinic.data.datasets.npz import Npz
 from polyclinic.data.datasets.table import Csv
 from polyclinic.data.parts import prepare
 from polyclinic.data.source import FileSource
@@ -53,14 +52,6 @@ def listed(folder, rows):
     return folder / "cases.csv"
 
 
-def test_a_column_that_is_not_there_is_one_sentence(scans, capsys, tmp_path):
-    file = listed(scans, ["benign/0.png,0", "malignant/0.png,1"])
-    study = tmp_path / "study.toml"
-    study.write_text(STUDY.replace('"folder"', '"csv"').replace('"scans"', '"scans/cases.csv"'))
-    assert run_app(["run", str(study), "--set", "data.mask=nomask", "--out", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err == f"{file}: there is no column 'nomask'; it has path, label\n"
-
-
 @pytest.mark.parametrize(
     ("rows", "settings", "words"),
     [
@@ -82,17 +73,6 @@ def test_columns_cells_and_files_at_fault_are_named_at_once(scans, rows, setting
     lines = str(told.value).splitlines()
     assert len(lines) == len(words)
     assert all(word in line for word, line in zip(words, lines, strict=True))
-
-
-@pytest.mark.parametrize("value", [300.0, np.nan])
-def test_images_with_the_same_problem_are_one_line(tmp_path, value):
-    images = np.full((50, 28, 28), value, dtype=np.float32) + np.arange(50, dtype=np.float32)[:, None, None]
-    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(50) % 2)
-    with pytest.raises(BadInput) as told:
-        Npz(path=tmp_path / "a.npz", size=28).prepared(tmp_path / "cache")
-    head, line = str(told.value).splitlines()
-    assert head == "data.path: 50 of 50 images cannot be read; repair or remove them:"
-    assert line.startswith("  50 of 50 images, such as a.npz image 0: its values run from ")
 
 
 def test_what_is_no_dicom_file_is_not_told_to_use_a_setting_of_python(scans):

@@ -138,12 +138,6 @@ def test_too_few_sites_or_images(count, n):
         assign_to_sites(LabelSkew(count=count), data, {"train": np.arange(n)}, seed=0)
 
 
-def test_a_hundred_thousand_images_take_seconds():
-    data = labelled(ages(100_000))
-    parts = assign_to_sites(LabelSkew(count=10, target_ks=0.5), data, {"train": np.arange(100_000)}, seed=0)
-    assert ks_of(data, parts) == pytest.approx(0.5, abs=0.02)
-
-
 # --- The Kolmogorov-Smirnov statistic between sites, against arithmetic done by hand
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,7 +90,6 @@ def test_digests_are_of_labels_and_images_and_do_not_depend_on_the_sites(tmp_pat
 
 
 #: how a large file is opened
-MAPPED = {"mmap_mode": "r", "allow_pickle": False}
 
 
 def test_a_site_opens_its_own_part_only(tmp_path, sites):
@@ -105,22 +103,6 @@ def test_a_site_opens_its_own_part_only(tmp_path, sites):
     assert np.array_equal(open_site(parts.folder, mine).train.images, before)
     with pytest.raises(BadInput, match="no part of 'site-2'"):
         open_site(parts.folder, others[0])
-
-
-@pytest.mark.parametrize(("room", "name", "options"), [(parts_module, "read_small_array", {}), (np, "load", MAPPED)])
-def test_opening_a_site_touches_no_file_outside_its_folder(room, name, options, tmp_path, sites, monkeypatch):
-    parts = prepare(Drawn(), sites, cache=tmp_path)
-    opened = []
-    real = getattr(room, name)
-    monkeypatch.setattr(
-        room, name, lambda file, *most, **told: (opened.append((file, told)), real(file, *most, **told))[1]
-    )
-    monkeypatch.setattr("polyclinic.data.parts.READ_AT_ONCE", 0 if options else 2**17)
-    open_site(parts.folder, parts.names[0])
-    assert len(opened) == 18
-    for file, told in opened:
-        assert Path(file).resolve().is_relative_to((parts.folder / parts.names[0]).resolve())
-        assert told == options
 
 
 def test_small_files_are_read_at_once_and_large_ones_mapped(tmp_path, sites, monkeypatch):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
-import nibabel
 import numpy as np
 import pytest
 import torch
@@ -15,8 +13,6 @@ from PIL import Image
 from polyclinic.data import listing as listings
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.data.pixels import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square, to_uint8
-from polyclinic.data.reading import Reader
-from polyclinic.errors import BadInput
 from polyclinic.questions.inspect import SPACINGS, side_bins, spacing_bins
 from polyclinic.study import parse_study
 
@@ -72,14 +68,6 @@ def test_bins_of_sizes_and_spacings(part):
     known = np.asarray(part.geometry)[:, 0] == 70
     assert (side_bins(part) == np.where(known, 1, 3)).all()  # 64 to 128, and 256 to 384 pixels
     assert (spacing_bins(part) == np.where(known, 5, len(SPACINGS) + 1)).all()  # 0.5 to 0.75 mm, and unknown
-
-
-def test_the_spacing_of_a_volume_is_that_of_its_slices(tmp_path):
-    file = tmp_path / "head.nii.gz"
-    nibabel.save(nibabel.Nifti1Image(np.zeros((4, 5, 6), np.float32), np.diag([0.5, 0.75, 3.0, 1.0])), file)
-    assert Reader().spacing(file) == (0.5, 0.75)
-    (tmp_path / "broken.dcm").write_bytes(b"no image")
-    assert all(math.isnan(one) for one in Reader().spacing(tmp_path / "broken.dcm"))
 
 
 # --- Cropping, padding, colours and masks by hand, and what is said of images that cannot be read
@@ -161,16 +149,6 @@ def test_a_pixel_is_inside_a_mask_when_most_of_it_is():
         fit_mask(np.zeros((2, 2, 1)), Fit(2))
 
 
-def test_no_images_are_said_before_anything_is_made(tmp_path):
-    class Nothing(SimpleNamespace):
-        def __len__(self):
-            return 0
-
-    with pytest.raises(BadInput, match="no images found"):
-        listings.prepare_images(Nothing(), Fit(2), tmp_path / "prepared")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_mask_that_cannot_be_read_is_a_problem():
     def broken(number):
         raise ValueError("no mask")
@@ -196,24 +174,3 @@ def test_images_with_the_same_problem_share_a_line():
     assert len(many) == 202
     assert many[-1] == "  and 1 more"
     assert len(listings.unreadable([(word, word) for word in words[:200]], 300).splitlines()) == 201
-
-
-def test_channels_are_looked_at_in_a_few_images():
-    asked = []
-
-    class Listing(SimpleNamespace):
-        def __len__(self):
-            return 100
-
-        def picture(self, number):
-            asked.append(number)
-            if number == 0:
-                raise OSError("broken")
-            colour = np.zeros((2, 2, 3), np.uint8)
-            colour[0, 0, 0] = number == self.colour
-            return colour
-
-    assert listings.channels_of(Listing(colour=99), Fit(2)) == 3
-    assert (asked[0], asked[-1], len(asked)) == (0, 99, 24)
-    assert listings.channels_of(Listing(colour=-1), Fit(2)) == 1
-    assert listings.channels_of(Listing(colour=99), Fit(2, channels=1)) == 1

@@ -1,12 +1,9 @@
 """The picture of a study's sites says what the numbers say."""
 
-import matplotlib
 import numpy as np
 import pytest
-import torch
-from PIL import Image, ImageDraw
 
-from polyclinic.data.plots import coloured, contact_sheet, draw, label_words, mosaic, outlined
+from polyclinic.data.plots import contact_sheet, draw, label_words, mosaic, outlined
 from polyclinic.errors import BadInput
 
 
@@ -61,12 +58,6 @@ def test_any_number_of_sites_and_classes(count, tmp_path):
         assert figure.axes[2].get_title(loc="left") == "Training images (the first 12 of 40 sites)"
 
 
-def test_it_leaves_matplotlib_as_it_was(tmp_path):
-    before = dict(matplotlib.rcParams)
-    draw(sites({"a": [0], "b": [1]}), classes=("x", "y"))
-    assert dict(matplotlib.rcParams) == before
-
-
 def test_a_contact_sheet_holds_the_images_in_rows():
     dark, light = np.zeros((2, 1, 4, 4), np.uint8), np.full((1, 1, 4, 4), 200, np.uint8)
     sheet = mosaic([dark, light], gap=1)
@@ -76,12 +67,6 @@ def test_a_contact_sheet_holds_the_images_in_rows():
     assert (sheet[5:9, :4] == 200).all()
     assert (sheet[5:9, 5:9] == 255).all()
     assert (sheet[4] == 255).all()
-
-
-@pytest.mark.parametrize(("count", "classes", "panels"), [(1, 2, 2), (2, 1, 2), (2, 2, 3)])
-def test_a_panel_about_differences_is_where_something_can_differ(count, classes, panels):
-    figure = draw(sites({str(n): [0] * 4 for n in range(count)}), classes=tuple(map(str, range(classes))))
-    assert len(figure.axes) == panels
 
 
 def test_captions_are_names_of_classes_or_values_with_their_unit():
@@ -98,28 +83,6 @@ def test_masks_are_drawn_as_outlines():
     edge = drawn[0, 0] == 255
     assert edge.sum() == 16  # the border of a square of five
     assert not edge[3:6, 3:6].any()
-
-
-def test_a_contact_sheet_says_what_it_shows(tmp_path, monkeypatch):
-    written: list[str] = []
-    write = ImageDraw.ImageDraw.multiline_text
-    monkeypatch.setattr(
-        ImageDraw.ImageDraw,
-        "multiline_text",
-        lambda self, place, text, **more: (written.append(text), write(self, place, text, **more))[1],
-    )
-    images = np.zeros((2, 1, 8, 8), np.uint8)
-    contact_sheet({"real": images}, tmp_path / "sheet.png", ["clear", "ill"], "site-1: 2 of 40 training images")
-    assert written == ["site-1: 2 of 40 training images", "real", "clear", "ill"]
-    contact_sheet({"real": images}, tmp_path / "bare.png")
-    assert Image.open(tmp_path / "bare.png").height < Image.open(tmp_path / "sheet.png").height
-
-
-def test_codes_have_the_colours_of_viridis():
-    found = coloured(torch.tensor([[[0, 16], [8, 1]]]), 17, 2)[0].permute(1, 2, 0)
-    assert found[0].tolist() == [[68, 1, 84], [253, 231, 37]]
-    assert found[1].tolist() == [[33, 145, 140], [70, 23, 104]]  # half way between the first two
-    assert coloured(torch.zeros(1, 1, 1, dtype=torch.int64), 1, 4).shape == (1, 3, 4, 4)
 
 
 def test_a_sheet_of_nothing_is_refused(tmp_path):

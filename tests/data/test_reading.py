@@ -14,8 +14,6 @@ from pydicom.uid import JPEGBaseline8Bit, RLELossless
 from polyclinic.data.reading import (
     Reader,
     _in_window,
-    _index,
-    axial,
     count_slices,
     is_image_name,
     load_volume,
@@ -159,28 +157,12 @@ def test_an_empty_file_is_called_empty(tmp_path):
             Reader().pixels(tmp_path / name)
 
 
-def test_the_middle_slice_or_the_one_asked_for():
-    for count, frame, index in ((4, None, 2), (5, None, 2), (4, 3, 3), (4, -4, -4), (1, 0, 0)):
-        assert _index(frame, count) == index
-    for frame in (4, -5):
-        with pytest.raises(IndexError, match=f"there is no slice {frame}: the volume has 4"):
-            _index(frame, 4)
-
-
 def test_a_window_of_one_value_is_a_step():
     assert _in_window(np.array([9.0, 10.0]), (10.0, 1.0)).tolist() == [0, 255]
     assert _in_window(np.array([-1.0, 0.0, 49.5, 99.0]), (50.0, 100.0)).tolist() == [0, 0, 128, 255]
     assert window_to_uint8(np.array([3.0, 3.0]), 3.0, 3.0).tolist() == [0, 0]
     with pytest.raises(ValueError, match="values that are not numbers"):
         window_to_uint8(np.array([np.inf]), 0, 1)
-
-
-def test_a_slice_is_seen_from_the_feet_face_up():
-    volume = np.arange(2 * 3 * 4).reshape(2, 3, 4)
-    found = axial(volume, 1)
-    assert found.shape == (3, 2)
-    assert found[0].tolist() == [volume[1, 2, 1], volume[0, 2, 1]]
-    assert found[2].tolist() == [volume[1, 0, 1], volume[0, 0, 1]]
 
 
 def test_the_spread_of_a_volume_is_that_of_what_is_not_zero(tmp_path):
@@ -207,6 +189,8 @@ def test_distances_between_columns_come_first(tmp_path):
     film = write_dicom(tmp_path / "b.dcm", np.zeros((2, 2), np.uint8), ImagerPixelSpacing=[2, 3])
     assert Reader().spacing(film) == (3, 2)
     assert np.isnan(Reader().spacing(write_dicom(tmp_path / "c.dcm", np.zeros((2, 2), np.uint8)))).all()
+    (tmp_path / "broken.dcm").write_bytes(b"no image")
+    assert np.isnan(Reader().spacing(tmp_path / "broken.dcm")).all()
     volume = write_nifti(tmp_path / "v.nii", np.zeros((2, 2, 2), np.float32), flips=(2, 3, 5))
     assert Reader().spacing(volume) == (2, 3)
 
@@ -233,13 +217,6 @@ def test_a_colour_dicom_stays_in_colour_as_bytes(tmp_path, kind):
     stored = pixels * (257 if kind is np.uint16 else 1)
     file = write_dicom(tmp_path / "a.dcm", stored.astype(kind), **tags, NumberOfFrames=1)
     assert Reader().pixels(file).tolist() == pixels.tolist()
-
-
-def test_a_frame_of_a_file_without_a_number_of_frames_is_the_only_one(tmp_path):
-    file = write_dicom(tmp_path / "a.dcm", np.array([[0, 100], [200, 255]], np.uint8))
-    assert Reader(max_pixels=4).pixels(file).tolist() == [[0, 100], [200, 255]]
-    with pytest.raises(ValueError, match="pixels"):
-        Reader(max_pixels=3).pixels(file)
 
 
 def test_a_flat_nifti_is_turned_as_its_header_says(tmp_path):

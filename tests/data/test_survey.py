@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import medical_files
 import numpy as np
 import pytest
 from PIL import Image
@@ -10,7 +11,6 @@ from polyclinic.cli import run_app
 from polyclinic.data.datasets.table import Csv
 from polyclinic.data.labels import are_labels, to_number
 from polyclinic.data.survey import survey
-from polyclinic.data.survey_study import study_for
 from polyclinic.errors import BadInput
 from polyclinic.study import load_study
 from polyclinic.study.reading import default_path
@@ -122,22 +122,6 @@ def test_ages_in_a_table_with_a_gap(ages, tmp_path, capsys):
     assert all(line.endswith(",F") for line in lines[1:])
 
 
-def test_the_unit_is_read_from_the_name_of_the_column(ages, tmp_path, capsys):
-    table = ages / "ages.csv"
-    assert "unit =" not in study_for(ages, tmp_path / "a.toml")[0]
-    table.write_text(table.read_text().replace("boneage", "age_months"))
-    study, _ = write_study(ages, tmp_path, capsys)
-    assert study.data.unit == "months"
-
-
-def test_a_further_column_is_not_taken_for_what_its_name_would_mean(ages):
-    table = (ages / "ages.csv").read_text().splitlines()
-    graz = [f"{line},Graz" for line in table[1:]]  # one site alone makes no sites
-    (ages / "ages.csv").write_text("\n".join([f"{table[0]},site", *graz]) + "\n")
-    found = survey(ages)
-    assert (found.cases.fields, found.sites) == (("path", "label", "sex", "other_site"), {})
-
-
 def test_a_table_that_can_be_used_as_it_is(folders, tmp_path, capsys):
     files = sorted(folders.rglob("*.png"))
     rows = [f"{file.relative_to(folders)},{'AB'[i % 2]},{file.parent.name}" for i, file in enumerate(files)]
@@ -148,25 +132,6 @@ def test_a_table_that_can_be_used_as_it_is(folders, tmp_path, capsys):
     assert (study.data.image, study.data.label, study.data.site) == ("file", "diagnosis", "hospital")
     assert study.sites.partition == "column"
     assert not (tmp_path / "out" / "study_cases.csv").exists()
-
-
-def test_an_archive(tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 255, (60, 28, 28), dtype=np.uint8)
-    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(60) % 3, site=np.array(["a", "b"] * 30))
-    study, said = write_study(tmp_path / "a.npz", tmp_path, capsys)
-    assert "60 images of 28 x 28 pixels, 3 classes (0: 20, 1: 20, 2: 20), 2 sites (a: 30, b: 30)" in said
-    assert (study.data.source, study.data.size, study.sites.partition) == ("npz", 28, "column")
-
-
-def test_labels_that_an_archive_lacks_are_said(tmp_path):
-    values = np.arange(60.0)
-    values[[7, 9]] = np.nan
-    np.savez(tmp_path / "a.npz", images=np.zeros((60, 28, 28), np.uint8), labels=values)
-    found = survey(tmp_path / "a.npz")
-    assert found.labels.bounds == (0, 59)
-    (note,) = found.notes
-    assert note.startswith("2 images have no label (image 7: 'nan', counted from 0); take them out of the archive")
 
 
 def test_none_is_a_class_where_many_images_have_it_and_images_without_a_label_are_left_out(tmp_path, capsys):
@@ -301,17 +266,4 @@ def test_patients_of_dicom_files_and_slices_of_volumes_are_found(tmp_path, capsy
 
 def write_dicom(path, *, patient, institution=""):
     """An image of 32 px that names its patient."""
-    from pydicom.dataset import FileDataset, FileMetaDataset
-    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
-
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.7"
-    meta.MediaStorageSOPInstanceUID = generate_uid()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    image = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
-    image.SOPClassUID, image.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
-    image.PatientID, image.Rows, image.Columns, image.SamplesPerPixel = patient, 32, 32, 1
-    image.InstitutionName = institution
-    image.PhotometricInterpretation, image.BitsAllocated, image.BitsStored, image.HighBit = "MONOCHROME2", 8, 8, 7
-    image.PixelRepresentation, image.PixelData = 0, bytes(range(256)) * 4
-    image.save_as(path, enforce_file_format=True)
+    medical_files.write_dicom(path, np.zeros((32, 32), np.uint8), PatientID=patient, InstitutionName=institution)

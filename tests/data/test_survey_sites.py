@@ -82,16 +82,6 @@ def test_institutions_of_dicom_files_in_a_folder_per_class(tmp_path, capsys):
     assert "2 sites" in said
 
 
-def test_institutions_of_dicom_files_that_a_table_lists(tmp_path, capsys):
-    scans = write_dicoms(tmp_path / "scans", lambda site, label: label)
-    files = sorted(scans.rglob("*.dcm"))
-    rows = [f"{file.relative_to(scans)},{file.parent.name}" for file in files]
-    (scans / "cases.csv").write_text("path,label\n" + "\n".join(rows) + "\n")
-    study, said = write_study(scans, tmp_path, capsys)
-    assert "3 sites (" in said
-    assert study.sites.partition == "column"
-
-
 def test_hospitals_are_not_taken_for_classes(tmp_path, capsys):
     scans = write_dicoms(tmp_path / "scans", lambda site, label: site)
     with pytest.raises(BadInput, match="the folders are hospitals, as the InstitutionName of the DICOM files says"):
@@ -125,12 +115,6 @@ def test_an_array_gives_the_sites_of_an_archive(tmp_path, capsys, name):
     study, said = write_study(save(tmp_path / "a.npz", **arrays, patient_id=np.arange(24) // 2), tmp_path, capsys)
     assert "12 patients, 3 sites (a: 8, b: 8, c: 8)" in said
     assert (study.data.site, study.data.group, study.sites.partition) == (name, "patient_id", "column")
-
-
-def test_images_and_labels_of_other_names(tmp_path, capsys):
-    study, _ = write_study(save(tmp_path / "a.npz", X=images(), y=np.arange(24) % 2), tmp_path, capsys)
-    assert (study.data.images, study.data.labels) == ("X", "y")
-    assert 'images = "X"\nlabels = "y"\n' in written(tmp_path)
 
 
 def test_an_archive_without_images_names_what_it_has(tmp_path):

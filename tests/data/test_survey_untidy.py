@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
-from medical_files import write_nifti
 from test_survey import draw, write_dicom, write_study, written
 
 from polyclinic.cli import run_app
 from polyclinic.data.datasets.table import Csv
-from polyclinic.data.labels import Labels, code_notes
+from polyclinic.data.labels import code_notes
 from polyclinic.data.survey import survey
-from polyclinic.data.survey_cases import Hints, Sizes, Survey
+from polyclinic.data.survey_cases import Hints
 from polyclinic.data.survey_folders import hospitals_of, like_names
-from polyclinic.data.survey_study import NO_PATIENTS, _training
+from polyclinic.data.survey_study import NO_PATIENTS
 from polyclinic.errors import BadInput
 from polyclinic.study import load_study
 
@@ -109,37 +106,6 @@ def test_folders_that_look_like_hospitals(paths, labels, sites):
     assert hospitals_of(paths) is None, "too few images for a hospital"
 
 
-@pytest.mark.skipif(find_spec("monai") is None, reason="a study with masks needs it")
-def test_hospitals_above_images_and_masks_of_two_dimensions(tmp_path, capsys):
-    """Two hospitals use the same names; a file of two dimensions is one slice."""
-    for site, count in (("CS", 6), ("DU", 14)):
-        for number in range(count):
-            for kind, end in (("flair", ""), ("tumour", "_seg")):
-                folder = tmp_path / "scans" / f"TCGA-{site}" / kind
-                folder.mkdir(parents=True, exist_ok=True)
-                values = np.random.default_rng(number).integers(0, 2 if end else 255, (40, 40)).astype(np.float32)
-                write_nifti(folder / f"P_{number // 2}_{number}{end}.nii", values)
-    study, said = write_study(tmp_path / "scans", tmp_path, capsys)
-    assert "20 images of 40 x 40 pixels, masks, 2 sites (TCGA-CS: 6, TCGA-DU: 14)" in said
-    assert "all 20 images and their masks can be read" in said
-    assert f"{NO_PATIENTS} a column patient, or give --patient REGEX" in said
-    rows = (tmp_path / "out" / "study_cases.csv").read_text().splitlines()[1:]
-    assert all(row.split(",")[0].split("/")[-3] == row.split(",")[1].split("/")[-3] for row in rows)
-    assert study.method.local_epochs == 10  # 10 images of the middle site make one step
-    file = str(tmp_path / "out" / "study.toml")
-    assert run_app(["study", "new", file, "--for", str(tmp_path / "scans"), "--patient", r"^(P_\d+)_", "--force"]) == 0
-    assert "masks, 7 patients, 2 sites" in capsys.readouterr().out
-    assert load_study(tmp_path / "out" / "study.toml").data.patient == "patient"
-
-
-def test_a_very_small_site_does_not_set_the_pace(tmp_path):
-    for middle, passes in ((62, ""), (31, "\nlocal_epochs = 2  # passes in a round")):
-        sites = {"a": 6, "b": middle, "c": 64}
-        text = _training(Survey(tmp_path, "csv", Labels.masks(), 150, Sizes(), sites=sites))
-        assert ("local_epochs" in text) is bool(passes)
-        assert passes in text
-
-
 # --- tables ---------------------------------------------------------------------------------------------
 
 
@@ -188,16 +154,6 @@ def test_a_label_may_be_named(tmp_path, capsys):
         survey(skin, hints=Hints(label="Devise"))
     assert like_names(["MSK4", "msk-4", "b"]) == ["sites that may be one: MSK4 and msk-4; write them alike if so"]
     assert like_names(["a", "b"]) == []
-
-
-def test_a_table_of_images_elsewhere_can_be_used_as_it_is(tmp_path, capsys):
-    skin = write_findings(tmp_path, lambda number: f"../skin/pictures/{number}.png")
-    (tmp_path / "out").mkdir()
-    table = (skin / "findings.csv").rename(tmp_path / "out" / "own.csv")
-    assert run_app(["study", "new", str(tmp_path / "s.toml"), "--for", str(table)]) == 0
-    assert run_app(["study", "check", str(tmp_path / "s.toml")]) == 0, capsys.readouterr().err
-    assert load_study(tmp_path / "s.toml").data.path == table
-    assert "allow_outside = true  # the table lists images that lie outside" in (tmp_path / "s.toml").read_text()
 
 
 # --- archives -------------------------------------------------------------------------------------------

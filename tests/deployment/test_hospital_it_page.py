@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
 from pathlib import Path
 
-import pytest
 from kit_of_north import came, left, make_kit
 
 from polyclinic.cli import run_app
@@ -54,13 +52,3 @@ def test_what_the_page_says_about_uninstalling_leaves_the_proof(tmp_path, capsys
     assert run_app([str(kit) if word.startswith("/var") else word for word in shlex.split(line)[1:]]) == 0
     assert file.exists()
     assert not list(kit.rglob("*.key"))
-
-
-def test_logs_turn_over_as_the_page_says():
-    config = pytest.importorskip("nvflare.fuel.utils.log_utils", reason="the extra [nvflare] is not installed")
-    file = Path(config.__file__).parent / "log_config.json"
-    files = [one for one in json.loads(file.read_text())["handlers"].values() if "Rotating" in one["class"]]
-    assert len(files) == 4
-    for one in files:
-        assert one["maxBytes"] <= 20 * 1024 * 1024
-        assert one["backupCount"] == 10

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from polyclinic import __version__
 from polyclinic.cli import run_app
 from polyclinic.cli.app import app
 from polyclinic.deployment.kits import README_OF_ADMIN, README_OF_SERVER, README_OF_SITE, write_readmes
@@ -100,22 +99,6 @@ def deployment(tmp_path_factory):
     return folder
 
 
-def test_every_kit_has_ours_and_none_of_nvflares(deployment):
-    assert not [file for file in deployment.rglob("*.txt") if file.name == "readme.txt"]
-    for kit in ("server", "admin", "sites/graz"):
-        text = (deployment / kit / "README.txt").read_text()
-        assert "{" not in text
-        assert "private key" in text.lower()
-        assert max(map(len, text.splitlines())) <= 100
-
-
-def test_a_sites_readme_names_the_site_the_server_and_the_version(deployment):
-    text = (deployment / "sites" / "graz" / "README.txt").read_text()
-    assert "'graz'" in text
-    assert "fl.example.org:8002" in text
-    assert f"polyclinic[nvflare,segmentation]=={__version__}" in text
-
-
 @pytest.mark.parametrize("text", [README_OF_SITE, README_OF_SERVER, README_OF_ADMIN], ids=["site", "server", "admin"])
 def test_the_commands_exist(text):
     whole = typer.main.get_command(app)
@@ -143,10 +126,6 @@ def test_a_round_moves_the_model_there_and_back():
     assert each == 4 * (6 * 26 + 16 * (6 * 25 + 1) + 120 * (400 + 1) + 84 * 121 + 2 * 85)
     assert traffic_in_words(study()).startswith("each site receives and sends about ")
     assert "in each of 5 rounds" in traffic_in_words(study())
-
-
-def test_rounded_numbers_are_fewer_bytes():
-    assert bytes_a_round(study(wire="int8")) == bytes_a_round(study()) // 4
 
 
 def test_a_certificate_is_valid_at_a_site_whose_clock_is_an_hour_behind(tmp_path):

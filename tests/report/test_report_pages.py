@@ -15,7 +15,7 @@ from report_page import Page, change, charts
 from polyclinic.errors import BadInput
 from polyclinic.report.blocks import Picture, Table, Text
 from polyclinic.report.theme import WEB
-from polyclinic.report.write import build_report, explained, html_of, paper_of, parts_of, write_report
+from polyclinic.report.write import build_report, html_of, paper_of, parts_of, write_report
 from polyclinic.runner.evaluate.case_scores import read_cases
 
 OLD = Path(__file__).parents[1] / "data" / "run_format_1" / "finished"
@@ -72,14 +72,6 @@ def test_a_classification_has_all_its_charts_and_says_the_figures_of_the_result(
     assert sum(sum(row[1:]) for row in confusion.rows) == len(cases)
     right = sum(row[i + 1] for i, row in enumerate(confusion.rows))
     assert right / len(cases) == pytest.approx(result["metrics"]["test"]["accuracy"])
-
-
-def test_an_interval_without_width_is_called_none(copied):
-    whole = {"value": 1.0, "low": 1.0, "high": 1.0}
-    change(copied, lambda values: values["metrics"]["intervals"]["pooled"].update(accuracy=whole))
-    words = " ".join(build_report(copied).summary)
-    assert "accuracy 1.000 (too few images for an interval)" in words
-    assert "1.000 to 1.000" not in words
 
 
 @pytest.mark.parametrize(
@@ -285,13 +277,6 @@ def test_the_page_is_whole_has_a_table_behind_every_chart_and_asks_nobody(classi
         assert "mathdefault" not in svg
         assert "$" not in re.sub(r"<[^>]*>", "", svg)
     assert len(text) < 4_000_000
-
-
-def test_terms_are_explained_once_and_commands_are_code():
-    found = explained("AUC and AUC <b>; `polyclinic audit`")
-    assert found.count('class="term"') == 1
-    assert "&lt;b&gt;" in found
-    assert "<code>polyclinic audit</code>" in found
 
 
 def test_hostile_names_stay_texts(copied):

@@ -136,17 +136,6 @@ def test_a_private_method_beside_one_without_privacy_gets_its_table_from_the_cha
     assert found.privacy.noise_multiplier == 2.0
 
 
-def test_long_work_within_a_round_is_told_from_the_runs_log(tiny, tmp_path):
-    (entry,) = entries(tiny("cwt-replay"), ["cwt-replay"], 1, tmp_path, [])
-    assert entry.inner_work == ""
-    (tmp_path / "studies").mkdir()
-    log = tmp_path / "studies" / f"{entry.folder.name}.log"
-    log.write_text("cwt-replay, 3 sites: 0 of 3\n  autoencoder of site-1: 3 of 30, about 54 s left\n")
-    assert entry.inner_work == "autoencoder of site-1: 3 of 30, about 54 s left"
-    log.write_text(log.read_text() + "rounds: 1 of 3\n")
-    assert entry.inner_work == ""
-
-
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])
 def test_a_default_of_the_studys_method_is_not_carried_to_another(tiny, method):
     """FedAvg weighs sites by their images, and these two count them alike, as their papers do."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
-
 import matplotlib.figure
 import pytest
 from scipy import stats
 
-from polyclinic.errors import BadInput
 from polyclinic.metrics.statistics import holm, mean_interval, paired_test
-from polyclinic.runner.compare.outcome import as_csv, choose_baseline, draw, metrics_in, statistics_of
+from polyclinic.runner.compare.outcome import draw, metrics_in, statistics_of
 from polyclinic.tasks import TASKS
 
 ACCURACY = {"fedavg": [0.80, 0.82, 0.79], "cwt": [0.85, 0.84, 0.86], "moon": [0.81, 0.80, 0.82]}
@@ -66,29 +62,6 @@ def test_one_run_a_missing_metric_or_a_failed_baseline_give_no_test():
     assert metrics_in([{"test_auc": 1, "mean_ks": 1, "mean_auc": 1, "seed": 0}]) == ["test_auc", "mean_auc"]
 
 
-def test_csv_has_a_line_for_each_method_and_metric():
-    some = rows(ACCURACY)
-    spread = {"mean": 0.8, "std": 0.01, "n": 3}
-    methods = {method: {"test_accuracy": spread, "mean_ks": spread} for method in ACCURACY}
-    found = statistics_of(some, "fedavg")
-    text = as_csv({"methods": methods, "baseline": "fedavg", "statistics": found, "rows": some})
-    lines = list(csv.DictReader(io.StringIO(text)))
-    assert [(line["method"], line["metric"], line["baseline"]) for line in lines] == [
-        (method, "test_accuracy", "fedavg") for method in ACCURACY
-    ]
-    test = found["cwt"]["test_accuracy"]["against_baseline"]
-    assert (float(lines[1]["p_holm"]), lines[1]["pairs"], lines[0]["p"]) == (test["p_holm"], "3", "")
-    assert float(lines[1]["difference_low"]) == test["low"]
-    assert float(lines[1]["low"]) == found["cwt"]["test_accuracy"]["low"]
-
-
-def test_the_first_method_is_the_baseline_unless_another_is_named():
-    assert choose_baseline(["a", "b"], None) == "a"
-    assert choose_baseline(["a", "b"], "b") == "b"
-    with pytest.raises(BadInput, match=r"--baseline c: is not among the methods compared; choose from a, b"):
-        choose_baseline(["a", "b"], "c")
-
-
 def summary(**means: float) -> dict:
     spread = {"std": 0.5, "n": 3}
     return {"methods": {name: {"test_mae": {"mean": mean, **spread}} for name, mean in means.items()}, "rows": []}
@@ -113,11 +86,3 @@ def test_bars_are_the_means_and_groups_stand_side_by_side(tmp_path, axes):
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["KS 0.02", "KS 0.97"]
     assert axes[0].get_ylabel() == "mae, months, on test images (lower is better)"
     assert axes[0].get_title(loc="left") == "Mean of 3 runs of each method\nlines: ± standard deviation"
-
-
-def test_methods_of_one_comparison_are_named_under_their_bars_beside_a_guess(tmp_path, axes):
-    found = {**summary(fedavg=18.0, cwt=16.0), "without_images": {"mae": 33.0}}
-    draw({"": found}, TASKS["regression"](name="regression"), tmp_path / "comparison.png", "months")
-    assert [label.get_text() for label in axes[0].get_xticklabels()] == ["fedavg", "cwt"]
-    assert [line.get_ydata()[0] for line in axes[0].lines if line.get_linestyle() == "--"] == [33.0]
-    assert axes[0].get_figure().legends == []

@@ -16,12 +16,11 @@ from polyclinic.files import write_tensors
 from polyclinic.methods.analytic import shares_of
 from polyclinic.metrics.statistics.shapley import exact_shares, leave_one_out, sampled_shares
 from polyclinic.models import read_weights
-from polyclinic.questions.inspect import Counted, histogram_ks, suppressed
+from polyclinic.questions.inspect import Counted, suppressed
 from polyclinic.runner.compare.worth import worth
 from polyclinic.runner.evaluate.evaluate import LabelMap, evaluate
 from polyclinic.runner.evaluate.inspect import as_question, draw_inspection, inspect_federated
 from polyclinic.runner.export.export import export
-from polyclinic.runner.run.method import more_operations
 from polyclinic.runner.run.run import run
 
 
@@ -162,13 +161,6 @@ def test_sites_asked_to_evaluate_tell_intervals_and_train_nothing(study, trained
     assert all(sum(one["bins"]) > 0 for one in told["calibration"].values())
 
 
-def test_an_evaluation_does_not_ask_for_statistics_twice(study):
-    """A deployed site tells them once, and would refuse the second question with a warning."""
-    wanted = study.with_settings({"evaluation.statistics": True})
-    assert more_operations(wanted, lambda _: None)
-    assert more_operations(as_question(wanted, "evaluate"), lambda _: None) == ()
-
-
 def test_two_models_are_compared_on_the_same_cases(study, trained, tmp_path, capsys):
     other = tmp_path / "other.safetensors"
     tensors = read_weights(trained.folder / "model.safetensors").tensors
@@ -232,12 +224,6 @@ def test_small_counts_and_their_complements_are_not_told(counts, told):
     found, known = suppressed(Counted(torch.tensor(counts), cells), 5)
     assert found.tolist() == told
     assert [bool(one) for one in known] == [number == count for number, count in zip(told, counts, strict=True)]
-
-
-def test_ks_of_histograms():
-    assert histogram_ks([10, 0], [0, 10]) == 1
-    assert histogram_ks([5, 5], [50, 50]) == 0
-    assert histogram_ks([-1, 10], [5, 5]) == pytest.approx(0.5)
 
 
 def test_the_command_inspects_by_questions(study, tmp_path, capsys):

@@ -238,14 +238,6 @@ def test_a_card_that_does_not_fit_is_one_sentence(joined, tmp_path, change, sent
     assert re.search(sentence, " ".join(capsys.readouterr().err.split()))
 
 
-@pytest.mark.parametrize(
-    ("facts", "most"), [({"size": 512}, 64), ({"size": 1024}, 16), ({"size": 64, "input_size": 2048}, 4)]
-)
-def test_large_images_come_in_smaller_batches(joined, facts, most):
-    predictor = load_predictor(joined.folder)
-    assert replace(predictor, card=predictor.card.model_copy(update=facts))._batch() == most
-
-
 def test_sets_intervals_and_thresholds_stand_in_the_table(joined, pngs, tmp_path, capsys):
     card, tensors = read_model_file(joined.folder / "model.safetensors")
     fitted = Calibration(cases=30, temperature=2.0, quantiles={"0.9": 0.999999}, thresholds={"0.95": 0.0})
@@ -309,10 +301,3 @@ def test_personal_models_want_a_name(tiny, undisturbed):
         load_predictor(folder)
     with pytest.raises(BadInput, match="no model of site 'nobody'"):
         load_predictor(folder, site="nobody")
-
-
-def test_the_card_says_how_images_were_prepared(joined):
-    card = load_predictor(joined.folder).card
-    assert isinstance(card, Card)
-    assert (card.method, card.size, card.channels) == ("fedreplay", 28, 3)
-    assert card.weights_sha256 == joined["weights_sha256"]

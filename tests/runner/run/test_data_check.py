@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from polyclinic.cli import run_app
 from polyclinic.data.datasets.table import Csv
 from polyclinic.data.partitions.base import Column, Iid
 from polyclinic.data.parts import prepare
@@ -68,12 +67,6 @@ def test_files_are_counted_without_being_prepared(tiny, tmp_path, monkeypatch):
     assert check_files(study) == [", ".join(sums)]
 
 
-def test_sites_that_differ_by_their_images_need_the_pixels(tiny):
-    study = tiny("fedavg", {"data.fold": "1/4", "sites": {"partition": "clusters", "count": 2}})
-    counts = prepare(study.data, study.sites).info["counts"].values()
-    assert check_files(study)[0].startswith(f"train images: {sum(own['train'] for own in counts)},")
-
-
 @pytest.mark.parametrize("end", ["pt", "safetensors"])
 def test_the_names_in_a_file_of_weights_are_looked_at(tiny, tmp_path, end):
     fits = weights_of("lenet5", tmp_path / f"fits.{end}", **{"my.own": torch.ones(1)})
@@ -107,17 +100,6 @@ def test_images_that_are_not_here_are_not_counted(tiny, tmp_path):
     fits = weights_of("lenet5", tmp_path / "lenet5.pt")
     said = check_files(tiny("fedavg", {"data": away, "model.weights": fits}))[1]
     assert said == f"{fits}: 10 of 10 tensors have names of lenet5; the run compares their shapes"
-
-
-def test_the_command_says_what_was_found(tiny, tmp_path, capsys):
-    images, labels = np.zeros((40, 28, 28), np.uint8), np.arange(40) % 2
-    np.savez(tmp_path / "a.npz", images=images, labels=labels)
-    data = {"source": "npz", "path": str(tmp_path / "a.npz"), "size": 28, "test_total_per_class": 3}
-    (tmp_path / "study.toml").write_text(tiny("fedavg", {"data": data, "sites.count": 2}).to_toml())
-    assert run_app(["study", "check", str(tmp_path / "study.toml")]) == 0
-    assert capsys.readouterr().out.splitlines()[1].endswith("test images: 6")
-    assert run_app(["study", "check", str(tmp_path / "study.toml"), "--set", "data.test_total_per_class=30"]) == 2
-    assert "data.test_total_per_class: there are" in capsys.readouterr().err
 
 
 HEAD = "path,label,site,patient,age,id,region,number"
@@ -182,13 +164,3 @@ def test_sites_with_very_few_images_are_named(table):
     assert hints(table, Column(partition="column", names=("A", "B"))) == []
     (found,) = hints(table, Column(partition="column"), site="age")
     assert found == "hint: the sites are 19 different numbers; does data.site name the right column?"
-
-
-def test_a_study_with_a_placeholder_says_what_to_edit(tmp_path, capsys):
-    file = str(tmp_path / "s.toml")
-    assert run_app(["study", "new", file, "--source", "csv"]) == 0
-    said = capsys.readouterr().out
-    assert f"write where your images are into data.path, then: polyclinic study check {file}" in said
-    assert "run it with" not in said
-    assert run_app(["study", "new", file, "--force"]) == 0
-    assert f"run it with: polyclinic run {file}" in capsys.readouterr().out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from polyclinic.cli import run_app
 from polyclinic.runner.run import recorder as live
 from polyclinic.runner.run.recorder import FILE, Display, LiveFile
 from polyclinic.runner.run.run import run
@@ -60,19 +59,3 @@ def test_a_run_in_the_way_keeps_its_file(tmp_path):
     (tmp_path / FILE).write_text("another run's")
     LiveFile(tmp_path, Display()).remove()
     assert (tmp_path / FILE).read_text() == "another run's"
-
-
-def test_the_command_leaves_no_file_behind(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    sets = ["data.samples=60", "data.size=28", "method.rounds=1", "engine.workers=1"]
-    tables = {
-        "data": 'source = "fundus-phantom"',
-        "sites": 'partition = "iid"\ncount = 2',
-        "model": 'backbone = "lenet5"',
-    }
-    tables["method"] = 'name = "fedavg"'
-    (tmp_path / "study.toml").write_text("".join(f"[{name}]\n{line}\n" for name, line in tables.items()))
-    flags = [part for one in sets for part in ("--set", one)]
-    assert run_app(["run", "study.toml", "--out", "run", "--quiet", *flags]) == 0
-    assert (tmp_path / "run" / "result.json").exists()
-    assert not (tmp_path / "run" / FILE).exists()

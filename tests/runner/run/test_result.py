@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 
 import numpy as np
@@ -57,18 +56,6 @@ def test_the_history_has_a_row_for_each_round(result):
     assert list(frame["failed"]) == ["", "", ""]
 
 
-def test_without_pandas_it_is_a_list(result, monkeypatch):
-    real = builtins.__import__
-
-    def without_pandas(name, *rest, **more):
-        if name == "pandas":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without_pandas)
-    assert [row["round"] for row in result.history] == [1, 2, 3]
-
-
 def test_rounds_that_were_not_scored_and_sites_that_failed(tmp_path):
     line = {"round": 1, "validation": None, "failed": {"b": "gone", "a": "gone"}, "total_bytes": 5, "seconds": 1.0}
     (tmp_path / "history.jsonl").write_text(json.dumps(line) + "\n")
@@ -113,12 +100,6 @@ def test_the_picture_stands_alone(result):
         result.plot("mae")
 
 
-def test_errors_of_regression_have_their_unit(tiny, undisturbed):
-    run = undisturbed(tiny("fedavg", {"data.source": "hand-phantom", "task.name": "regression"}, rounds=1))
-    assert run.plot().axes[1].get_ylabel() == "mae (months)"
-    assert run.plot("loss").axes[1].get_ylabel() == "loss"
-
-
 def test_a_notebook_shows_names_as_texts(result, tmp_path):
     hostile = "<script>alert(1)</script>"
     values = json.loads(json.dumps(result.values))
@@ -148,7 +129,3 @@ def test_sites_with_few_images_are_named():
     assert few_images(counts, ["north", "east"]) == ""
     many = {f"site-{number}": 3 for number in range(8)}
     assert "site-4 (3) and 3 more sites:" in few_images(many, many)
-
-
-def test_sites_that_keep_their_numbers_are_not_counted():
-    assert image_counts({"data": {}}, "test") == {}

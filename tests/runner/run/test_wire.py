@@ -81,11 +81,6 @@ def test_another_build_of_zlib_resumes_a_run(runs, tmp_path, monkeypatch):
     assert [line["digest"] for line in lines(again)] == [line["digest"] for line in lines(runs["int8"])]
 
 
-def test_rounded_numbers_are_near_the_exact_ones(runs):
-    scores = {wire: result(one)["metrics"]["test"] for wire, one in runs.items()}
-    assert set(scores["int8"]) == set(scores["exact"])
-
-
 @pytest.mark.parametrize("wire", ["int8", "delta"])
 @pytest.mark.slow
 def test_worker_processes_end_in_the_same_bits(runs, wire, tmp_path):
