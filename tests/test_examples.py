@@ -14,7 +14,8 @@ from polyclinic.errors import BadInput
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study, load_study, parse_study
 
-FILES = sorted((Path(__file__).parent.parent / "examples").rglob("*.toml"))
+EXAMPLES = Path(__file__).parent.parent / "examples"
+FILES = sorted(EXAMPLES.rglob("*.toml"))
 #: the line that names the source, and in its comment the phantom
 WORD = re.compile(r'^source = "npz"  # without these images: "([a-z]+-phantom)"$', re.MULTILINE)
 REAL = [file for file in FILES if WORD.search(file.read_text(encoding="utf-8"))]
@@ -81,3 +82,31 @@ def assert_assembles(study: Study, folder: Path) -> None:
     assembly = Assembly(study, parts, folder)
     assert all(parts.info["counts"][site]["train"] for site in parts.names)
     assert assembly.initial_weights().keys() == assembly.build_model(None).state_dict().keys()
+
+
+@pytest.mark.slow
+def test_the_example_of_evaluate(tmp_path, capsys):
+    assert run_app(["run", str(EXAMPLES / "evaluate.toml"), "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    capsys.readouterr()
+    asked = [
+        "evaluate",
+        str(tmp_path / "run"),
+        "--study",
+        str(EXAMPLES / "evaluate.toml"),
+        "--label-map",
+        "north:healthy=-",
+    ]
+    assert run_app(asked) == 0
+    assert "site 'north' has no image of healthy" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_example_of_worth(capsys):
+    assert run_app(["worth", str(EXAMPLES / "worth.toml"), "--retrainings", "7"]) == 0
+    assert "7 runs of the study" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["label_sets", "secure_sum"])
+def test_examples_of_runs(tmp_path, name):
+    assert run_app(["run", str(EXAMPLES / f"{name}.toml"), "--out", str(tmp_path / "run"), "--quiet"]) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import shutil
 import stat
 import time
 from pathlib import Path
@@ -33,7 +32,6 @@ from polyclinic.files import (
     make_private,
     read_json,
     read_tensors,
-    storage_sentence,
     write_tensors,
 )
 from polyclinic.run_folder import check_whole, with_own_digest
@@ -197,11 +195,6 @@ def test_a_full_disk_is_one_sentence_with_the_file_and_the_cure(capsys, monkeypa
     )
 
 
-def test_an_error_without_a_file_is_said_as_well():
-    assert storage_sentence(OSError("odd")) == "odd"
-    assert storage_sentence(IsADirectoryError(21, "Is a directory", "a")) == "a: Is a directory"
-
-
 def test_tensors_that_cannot_be_written_name_their_file(tmp_path):
     (tmp_path / "state.safetensors.partial").mkdir()
     with pytest.raises((StorageFailed, OSError), match="state"):
@@ -267,15 +260,3 @@ def test_a_name_that_no_system_has_is_bad_input(command, tmp_path, capsys):
     arguments = [command[0], long, *command[1:]] if command[0] != "ledger" else [*command, long]
     assert cli.run_app(arguments) == 2
     assert "the name 'xxxxxxxxxxxxxxxxxxxx...' has over 255 bytes; take a shorter one" in capsys.readouterr().err
-
-
-def test_a_damaged_hand_over_is_named(tiny, undisturbed, tmp_path, capsys):
-    done = undisturbed(tiny("cwt", {"sites.count": 2, "evaluation.handovers": "all"}, rounds=2)).folder
-    shutil.copytree(done, tmp_path / "run")
-    first = sorted((tmp_path / "run" / "handovers").rglob("*.safetensors"))
-    assert cli.run_app(["forgetting", str(tmp_path / "run")]) == 0
-    first[0].write_bytes(first[-1].read_bytes())  # whole, and of another turn
-    assert cli.run_app(["forgetting", str(tmp_path / "run")]) == 2
-    first[0].write_bytes(b"junk")
-    assert cli.run_app(["forgetting", str(tmp_path / "run")]) == 2
-    assert "001-site-1.safetensors: is damaged" in capsys.readouterr().err

@@ -41,12 +41,6 @@ def test_a_page_of_variants_has_every_variant_and_setting(building, name):
     assert wanted <= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
 
 
-def test_a_row_says_what_a_setting_may_be(building):
-    page = building("method_parts").settings_of("fedprox")
-    assert "| `mu` | number, at least 0 | `0.001` | strength of the penalty; 0 is FedAvg |" in page
-    assert '| `weighting` | `"samples"` or `"uniform"` | `"samples"` |' in page
-
-
 @pytest.mark.parametrize("name", list(METHODS.builtin))
 def test_what_leaves_names_every_kind_of_every_operation(building, name):
     page = building("method_parts").what_leaves(name)
@@ -54,11 +48,6 @@ def test_what_leaves_names_every_kind_of_every_operation(building, name):
         declared = getattr(getattr(METHODS[name], attribute, None), "operation", None)
         for kind in getattr(declared, "releases", ()):
             assert re.search(rf"^\| `{attribute}` \|.*`{kind}`", page, re.MULTILINE), (attribute, kind)
-
-
-def test_what_goes_between_sites_is_said(building):
-    page = building("method_parts").what_leaves("feder")
-    assert "| `hand_over` | `weights`, `synthetic-images` | another site, sealed |" in page
 
 
 def test_the_page_of_commands_has_every_command_and_option(building):

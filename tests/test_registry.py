@@ -106,15 +106,6 @@ def test_a_plugin_file_adds_names_until_it_is_forgotten(tmp_path):
         METHODS["mine"]
 
 
-def test_a_plugin_file_that_was_edited_takes_the_place_of_the_older_one(tmp_path):
-    file = str(write_method(tmp_path / "mine.py"))
-    old = plugins.load([file])
-    write_method(tmp_path / "mine.py", "other")
-    assert plugins.load([file]) != old
-    assert "mine" not in METHODS
-    assert METHODS["other"]().name == "other"
-
-
 def test_the_code_that_runs_is_the_code_that_was_hashed(tmp_path):
     """Edited within the same second and to the same length: a cached .pyc would still be taken for the file."""
     file = tmp_path / "mine.py"
@@ -123,13 +114,6 @@ def test_the_code_that_runs_is_the_code_that_was_hashed(tmp_path):
         plugins.load([str(file)])
         assert name in METHODS
     assert not (tmp_path / "__pycache__").exists()
-
-
-def test_a_plugin_module_may_be_an_entry_point_as_well(site_packages):
-    write_method(site_packages / "first_package" / "__init__.py")
-    install(site_packages, "first_package", {"polyclinic.methods": "mine = first_package:Mine"})
-    plugins.load(["first_package"])
-    assert METHODS.origin("mine") == "plug-in first_package"
 
 
 @pytest.mark.parametrize(

@@ -13,27 +13,12 @@ from polyclinic.study import tables as audit_settings
 from polyclinic.study.tables import Effort
 
 STUDY = """
-[data]
-source = "fundus-phantom"
-size = 28
-samples = 80
-
-[sites]
-partition = "iid"
-count = 2
-
-[model]
-backbone = "lenet5"
-
-[optimizer]
-batch_size = 8
-
-[method]
-name = "fedavg"
-rounds = 1
-
-[engine]
-workers = 1
+data = { source = "fundus-phantom", size = 28, samples = 80 }
+sites = { partition = "iid", count = 2 }
+model = { backbone = "lenet5" }
+optimizer = { batch_size = 8 }
+method = { name = "fedavg", rounds = 1 }
+engine = { workers = 1 }
 """
 
 

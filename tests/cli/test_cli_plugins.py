@@ -47,14 +47,6 @@ def install(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_the_list_names_the_command_and_its_package_and_imports_nothing(install, capsys):
-    install("greeter", "greet = greeter:greet")
-    assert run_app(["--help"]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["greet"])
-    assert line.split(maxsplit=1)[1] == "A command of greeter 0.1."
-    assert "greeter" not in sys.modules
-
-
 @pytest.mark.parametrize("words", [["greet", "Ada", "--loud"], ["greets", "one", "Ada", "--loud"]])
 def test_a_function_and_a_typer_app_run(install, capsys, words):
     install("greeter", "greet = greeter:greet\ngreets = greeter:app")

@@ -21,24 +21,11 @@ from polyclinic.study import parse_study
 from polyclinic.study.study import VARIANTS
 
 SMALL = """
-[data]
-source = "fundus-phantom"
-size = 28
-samples = 80
-
-[sites]
-partition = "iid"
-count = 2
-
-[optimizer]
-batch_size = 8
-
-[method]
-name = "cwt"
-rounds = 2
-
-[engine]
-workers = 1
+data = { source = "fundus-phantom", size = 28, samples = 80 }
+sites = { partition = "iid", count = 2 }
+optimizer = { batch_size = 8 }
+method = { name = "cwt", rounds = 2 }
+engine = { workers = 1 }
 """
 
 

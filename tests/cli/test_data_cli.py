@@ -83,13 +83,6 @@ def test_inspect_shows_the_spread_of_values(study, capsys):
     assert not (study.parent / "study_sites.png").exists()
 
 
-def test_inspect_counts_classes_where_there_are_too_many_to_name(study, capsys):
-    rows = np.load(study.parent / "a.npz")
-    np.savez(study.parent / "a.npz", images=rows["images"], labels=np.arange(80) % 20, site=rows["site"])
-    assert run_app(["data", "inspect", str(study), "--no-picture"]) == 0
-    assert "classes of 20" in capsys.readouterr().out
-
-
 def test_bad_input_ends_in_one_sentence_and_exit_code_two(study, capsys):
     assert run_app(["data", "inspect", str(study), "--out", "nowhere/x.png"]) == 2
     assert "--out nowhere/x.png: cannot write the picture" in capsys.readouterr().err

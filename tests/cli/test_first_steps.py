@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -51,17 +50,6 @@ def test_help_shows_whole_sentences(capsys):
         assert run_app([*group, "--help"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert "..." not in shown.replace("[ARGS]...", "")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_commands_are_completed_in_each_shell(shell, capsys, monkeypatch):
-    words = {"COMP_WORDS": "polyclinic comp", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "polyclinic comp"}
-    more = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_POLYCLINIC_COMPLETE": f"complete_{shell}"}
-    for name, value in (words | more).items():
-        monkeypatch.setenv(name, value)
-    with contextlib.suppress(SystemExit):
-        run_app([])
-    assert "compare" in capsys.readouterr().out
 
 
 def test_clean_lists_first_and_removes_only_what_is_old(tmp_path, capsys, monkeypatch):

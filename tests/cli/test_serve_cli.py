@@ -26,21 +26,22 @@ def refused(capsys, *arguments):
     return said.err
 
 
-def test_a_folder_that_is_not_there(capsys, tmp_path):
-    assert "there is no such folder" in refused(capsys, tmp_path / "missing")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing"], "there is no such folder"),
+        (["file"], "there is no such folder"),
+        ([".", "--kit", "."], "give one of the two"),
+        (["--kit", "."], "is no kit"),
+        (["--kit", "server"], "is the server's kit"),
+    ],
+)
+def test_folders_that_cannot_be_served(capsys, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    assert "there is no such folder" in refused(capsys, tmp_path / "file")
-
-
-def test_a_folder_and_a_kit_are_two_things(capsys, tmp_path):
-    assert "give one of the two" in refused(capsys, tmp_path, "--kit", tmp_path)
-
-
-def test_a_folder_that_is_no_kit(capsys, tmp_path):
-    assert "is no kit" in refused(capsys, "--kit", tmp_path)
-    (tmp_path / "startup").mkdir()
-    (tmp_path / "startup" / "fed_server.json").write_text("{}")
-    assert "is the server's kit" in refused(capsys, "--kit", tmp_path)
+    (tmp_path / "server" / "startup").mkdir(parents=True)
+    (tmp_path / "server" / "startup" / "fed_server.json").write_text("{}")
+    assert words in refused(capsys, *arguments)
 
 
 def test_an_address_that_cannot_be_used(capsys, tmp_path):

@@ -12,7 +12,6 @@ from PIL import Image
 from polyclinic.data import listing as prepare_module
 from polyclinic.data.dataset import split
 from polyclinic.data.datasets.folder import Folder
-from polyclinic.data.datasets.npz import Npz
 from polyclinic.data.datasets.table import Csv
 from polyclinic.errors import BadInput
 
@@ -270,14 +269,3 @@ def test_a_table_with_a_fault_is_refused_in_one_sentence(table, rows, settings, 
 
 
 # --- written out
-
-
-def test_a_study_with_every_default_written_out_loads_the_same(tmp_path, table, classes):
-    """A run folder holds the resolved study, defaults included; it must mean what the user's few lines meant."""
-    np.savez(tmp_path / "a.npz", images=np.zeros((2, 16, 16), np.uint8), labels=np.arange(2))
-    archived = Npz(path=tmp_path / "a.npz", size=16)
-    listed = Csv(path=table("path,label", "scans/0.png,a", "scans/1.png,b"), size=16)
-    for source in (archived, listed, Folder(path=classes, size=16)):
-        resolved = type(source)(**source.model_dump(mode="json", exclude_none=True))
-        assert resolved == source
-        assert resolved.load().labels.tolist() == source.load().labels.tolist()

@@ -72,17 +72,13 @@ class TestFundus:
 def test_labels_of_hands_chests_brains_and_skin():
     hands = HandPhantom(samples=400, size=28).load()
     assert (hands.labels.dtype, hands.unit, hands.label_range, hands.classes) == (np.float32, "months", (0, 228), ())
-    assert 1 <= hands.labels.min() < 40
-    assert 200 < hands.labels.max() <= 228
     chests = ChestPhantom(samples=300, size=28).load()
     assert (set(chests.site), chests.classes) == ({"scanner-a", "scanner-b"}, ("normal", "tuberculosis"))
-    assert 0.35 < chests.labels.mean() < 0.65
     assert set(ChestPhantom(samples=20, size=28, scanner_b=0).load().site) == {"scanner-a"}
     brains = BrainPhantom(samples=120, size=28, slices=4).load()
     assert len(set(brains.patient)) == 30
     assert len(set(zip(brains.patient.tolist(), brains.site.tolist(), strict=True))) == 30
     np.testing.assert_array_equal(brains.masks.any(axis=(1, 2)), brains.labels == 1)
-    assert 0.2 < brains.labels.mean() < 0.8
     skin = SkinPhantom(samples=400, size=28).load()
     assert skin.classes == ("benign", "malignant")
     for lesion, (its_class, _) in LESIONS.items():

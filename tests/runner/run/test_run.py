@@ -211,6 +211,8 @@ def test_an_interrupted_run_goes_on(tiny, interrupted, fedavg):
         ({"seed": 1}, "seed"),
         ({"policy.kinds": ["weights", "metrics"]}, "policy"),
         ({"engine.threads": 2}, "engine.threads"),
+        ({"engine.precision": "bf16"}, "engine.precision"),
+        ({"engine.device": "auto"}, "engine.device"),
     ],
 )
 def test_a_run_goes_on_only_with_its_own_study(tiny, interrupted, change, table):
@@ -218,12 +220,6 @@ def test_a_run_goes_on_only_with_its_own_study(tiny, interrupted, change, table)
     with pytest.raises(BadInput, match=f"^{table}: "):
         run(tiny("fedavg").with_settings(change), interrupted, resume=True)
     assert ledgers(interrupted) == before
-
-
-@pytest.mark.parametrize("change", [{"engine.precision": "bf16"}, {"engine.device": "auto"}])
-def test_a_run_goes_on_only_with_the_same_arithmetic(tiny, interrupted, change):
-    with pytest.raises(BadInput, match=next(iter(change))):
-        run(tiny("fedavg").with_settings(change), interrupted, resume=True)
 
 
 def test_a_run_may_go_on_with_another_number_of_checkpoints_or_quorum(tiny, interrupted, fedavg):
@@ -259,24 +255,30 @@ def test_two_runs_do_not_work_in_one_folder(interrupted):
     run(None, interrupted, resume=True)
 
 
-def test_a_tampered_ledger_is_named_when_a_run_goes_on(interrupted):
-    path = interrupted / "ledger" / "site-3.jsonl"
-    path.write_text(path.read_text().replace('"kind": "weights"', '"kind": "metrics"', 1))
-    words = r"site 'site-3' .*site-3\.jsonl, line 1: was changed after it was written; bring the file back"
-    with pytest.raises(StorageFailed, match=words):
-        run(None, interrupted, resume=True)
+def change(path, old, new):
+    path.write_text(path.read_text().replace(old, new, 1))
 
 
-def test_the_ledger_of_another_site_stops_a_run_that_goes_on(interrupted):
-    shutil.copy(interrupted / "ledger" / "site-1.jsonl", interrupted / "ledger" / "site-3.jsonl")
-    with pytest.raises(StorageFailed, match=r"site-3\.jsonl, line 1: is not signed by the site's key"):
-        run(None, interrupted, resume=True)
-
-
-def test_a_damaged_study_is_noticed_when_a_run_goes_on(interrupted):
-    path = interrupted / "study.toml"
-    path.write_text(path.read_text().replace("lr = 0.05", "lr = 0.06"))
-    with pytest.raises(Damaged, match=r"study\.toml: is damaged or was changed since the run began"):
+@pytest.mark.parametrize(
+    ("damage", "error", "words"),
+    [
+        (
+            lambda folder: change(folder / "ledger" / "site-3.jsonl", '"kind": "weights"', '"kind": "metrics"'),
+            StorageFailed,
+            r"site 'site-3' .*site-3\.jsonl, line 1: was changed",
+        ),
+        (
+            lambda folder: shutil.copy(folder / "ledger" / "site-1.jsonl", folder / "ledger" / "site-3.jsonl"),
+            StorageFailed,
+            r"site-3\.jsonl, line 1: is not signed by the site's key",
+        ),
+        (lambda folder: change(folder / "study.toml", "lr = 0.05", "lr = 0.06"), Damaged, r"study\.toml: is damaged"),
+    ],
+    ids=["changed line", "ledger of another site", "study"],
+)
+def test_damage_is_named_when_a_run_goes_on(interrupted, damage, error, words):
+    damage(interrupted)
+    with pytest.raises(error, match=words):
         run(None, interrupted, resume=True)
 
 

@@ -17,6 +17,7 @@ from polyclinic import cli
 from polyclinic import run_folder as folder_lock
 from polyclinic.errors import BadInput, Damaged
 from polyclinic.files import lock
+from polyclinic.runner.run import machine
 from polyclinic.runner.run.run import run
 
 SOURCES = Path(polyclinic.__file__).parents[1]
@@ -116,3 +117,16 @@ print(*[name for name in {HEAVY} if name in sys.modules])
 def test_a_worker_imports_nothing_that_most_runs_do_without():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD"])
+def test_what_a_user_chose_for_memory_stays(name, monkeypatch):
+    monkeypatch.setenv(name, "1")
+    assert not machine.keep_freed_memory.__wrapped__()
+
+
+def test_many_processes_keep_no_more_than_a_share_of_the_memory(monkeypatch):
+    values = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * 2**30 // 4096}
+    monkeypatch.setattr(machine.os, "sysconf", values.__getitem__)
+    found = [machine.kept_at_end(processes) for processes in (1, 16, 10_000)]
+    assert found == [machine.KEPT_AT_END, 2**30 // 32, machine.AHEAD]
