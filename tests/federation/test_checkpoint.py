@@ -29,10 +29,6 @@ def folder(tmp_path):
     return tmp_path / "checkpoint"
 
 
-def test_without_a_manifest_there_is_no_checkpoint(folder):
-    assert Checkpoint(folder).load() is None
-
-
 def test_everything_comes_back(folder):
     manifest = Manifest(round=4, plain={"state": {"x": [1, 2.5, None]}}, sites={"s": SitePosition(2, 9)})
     Checkpoint(folder).save(manifest, {"state.w": tensors(1), "once.x": tensors(2)})
@@ -67,23 +63,6 @@ def test_only_sets_that_changed_are_written_again(folder, monkeypatch):
     loaded = {name: resumed.tensors(resumed.load(), name) for name in ("once.large", "state.w")}
     resumed.save(Manifest(round=3), {**loaded, "state.w": tensors(4)})
     assert len(written) == 4
-
-
-def test_before_the_first_checkpoint_there_was_round_0_and_no_site_had_a_state(folder):
-    before = Checkpoint(folder).save(Manifest(round=3, sites={"s": SitePosition(1, 2)}), {})
-    assert (before.round, before.finished, before.files, before.plain, before.sites) == (0, False, {}, {}, {})
-
-
-def test_old_files_go_and_new_ones_stay(folder):
-    checkpoint = Checkpoint(folder)
-    for round in range(5):
-        checkpoint.save(Manifest(round=round), {"state.w": tensors(round), "best": tensors(-round)})
-        # two manifests, and the two sets of tensors of each: the checkpoint before stays
-        assert len(files(folder)) == (6 if round else 3)
-        assert values(Checkpoint(folder), "state.w") == [round] * 3
-    for round in (5, 6):
-        checkpoint.save(Manifest(round=round), {"state.w": tensors(round)})
-    assert len(files(folder)) == 4
 
 
 def test_two_saves_in_one_round_do_not_touch_each_others_files(folder):
@@ -166,24 +145,6 @@ def _kill_at(patch, step):
     patch.setattr(path, "replace", killing_replace)
     patch.setattr(path, "write_bytes", killing_write_bytes)
     patch.setattr(path, "unlink", killing_unlink)
-
-
-def test_partial_files_are_ignored(folder):
-    checkpoint = Checkpoint(folder)
-    checkpoint.save(Manifest(round=1), {"state.w": tensors(1)})
-    (folder / "manifest.json.partial").write_text('{"round": 7, "fi')
-    (folder / "state.w-2-b.safetensors.partial").write_bytes(b"half a file")
-    (folder / "state.w-2-b.safetensors").write_bytes(b"nobody names this one")
-    survivor = Checkpoint(folder)
-    assert survivor.load().round == 1
-    assert values(survivor, "state.w") == [1, 1, 1]
-    survivor.save(Manifest(round=2), {"state.w": tensors(2)})
-    assert values(Checkpoint(folder), "state.w") == [2, 2, 2]
-
-
-def test_a_manifest_is_plain_json_without_tensors(folder):
-    Checkpoint(folder).save(Manifest(round=1, sites={"s": SitePosition(1, 2)}), {"state.w": tensors(1)})
-    assert json.loads((folder / "manifest.json").read_text())["sites"] == {"s": [1, 2]}
 
 
 def damage(path, how):

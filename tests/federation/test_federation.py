@@ -6,7 +6,6 @@ from scripted_engine import SITES, failing, weights
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply, sort_payload
-from polyclinic.federation.collaborators import Observer
 from polyclinic.federation.ledger.parcel import Parcel
 
 
@@ -31,15 +30,6 @@ def test_a_keyword_named_like_a_kind_travels_as_a_parcel(make):
     assert reply
     assert reply.latents["z"].tolist() == [1]
     assert reply.metadata == {"samples": 5}
-
-
-def test_all_sites_are_asked_at_once_and_answer_in_order(make):
-    federation = make(lambda call: (Parcel("metrics", {}, {"site": call.site}),))
-    together = []
-    call = federation.engine.call
-    federation.engine.call = lambda calls: (together.append(len(calls)), call(calls))[1]
-    assert [reply.metadata["site"] for reply in federation.ask_all("evaluate")] == list(SITES)
-    assert together == [4]
 
 
 def test_replies_can_be_taken_one_by_one(make):
@@ -124,40 +114,6 @@ def test_forward_hands_on_what_was_released_unread(make):
     }
 
 
-def test_keys_are_exchanged_before_the_first_parcel_and_not_again(make):
-    federation = make(lambda call: (Parcel("latents", {}),))
-    asked = []
-
-    class Asked(Observer):
-        def asking(self, operation, sites):
-            asked.append(operation)
-
-    federation.observer = Asked()
-    federation.forward("a", "give", "c", "take")
-    federation.forward("b", "give", "d", "take")
-    assert asked == ["give_key", "take_keys", "give", "take", "give", "take"]
-
-
-def test_forward_fails_where_one_of_the_two_does(make):
-    def act(call):
-        if call.operation in broken:
-            raise RuntimeError("no")
-        return (Parcel("latents", {}),)
-
-    broken = {"give"}
-    federation = make(act)
-    failure = federation.forward("a", "give", "c", "take")
-    assert (failure.site, failure.operation) == ("a", "give")
-    assert [call.operation for call in federation.engine.calls] == ["give"]
-
-    broken = {"take"}
-    federation = make(act)
-    assert federation.forward("a", "give", "c", "take").site == "c"
-    before = len(federation.engine.calls)
-    assert federation.forward("b", "give", "c", "take").site == "c"
-    assert len(federation.engine.calls) == before  # nothing leaves 'b' for a site that cannot take it
-
-
 @pytest.mark.parametrize(("silent", "named"), [("a", "a"), ("c", "c"), ("ac", "a")])
 def test_a_site_that_tells_no_key_is_named_and_nothing_leaves_the_source(make, silent, named):
     federation = make(lambda call: (Parcel("latents", {}),), quorum=0.25)
@@ -219,22 +175,3 @@ def test_weights_that_a_site_holds_do_not_travel_again(make):
     federation.ask("a", "train", latents=weights(1))
     federation.ask("a", "train", latents=weights(1))  # other kinds travel each time
     assert received() == 6 * one + 2 * size("latents", weights(1))
-
-
-def test_what_a_simulator_hands_out_is_not_counted(make):
-    federation = make(lambda call: (Parcel("metrics", {}),))
-    federation.ask_all("evaluate", counted=False, weights=weights(1))
-    assert federation.communication.summary(SITES)["received_bytes"] == 0
-    assert federation.communication.summary(SITES)["sent_bytes"] == 4 * size("metrics", {})
-
-
-def test_every_sum_of_the_summary_adds_up(make):
-    federation = make(failing("b"), quorum=0.1)
-    for number in range(3):
-        federation.ask_all("train", weights=weights(number))
-        federation.ask("c", "finish", gradients=weights(number))
-    summary = federation.communication.summary(SITES)
-    assert summary["total_bytes"] > 0
-    for table in ("by_kind", "by_operation", "per_site"):
-        assert sum(summary[table].values()) == summary["total_bytes"]
-    assert summary["sent_bytes"] + summary["received_bytes"] == summary["total_bytes"]

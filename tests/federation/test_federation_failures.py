@@ -1,6 +1,5 @@
 """Sites that fail, what a run keeps, and how it is resumed, as the coordinator half sees them."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,6 @@ from scripted_engine import SITES, Script, failing, weights
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.collaborators import Observer
-from polyclinic.federation.federation import _is_tensors
 from polyclinic.federation.site import SitePosition
 
 # --- failures ----------------------------------------------------------------------------------------
@@ -29,15 +27,6 @@ def test_a_failed_site_sits_out_the_round_and_is_back_in_the_next(make):
     assert asked[0] == asked[1]
     assert asked[0] == [(site, "train") for site in SITES] + [(site, "evaluate") for site in "acd"]
     assert len(federation.failures) == 2
-
-
-def test_after_the_last_round_all_sites_are_asked_again(make):
-    """Else the test images of a site that failed in the last round would silently be missing, or not,
-    depending on whether the run was resumed."""
-    federation = make(failing("b", only=["train"]))
-    for _ in federation.rounds(1, federation.state()):
-        federation.ask_all("train")
-    assert [reply.site for reply in federation.ask_all("evaluate")] == list(SITES)
 
 
 @pytest.mark.parametrize(
@@ -62,23 +51,6 @@ def test_at_least_the_quorum_must_be_left(make, sites, quorum, may_fail):
     federation = make(failing(*names[: may_fail + 1]), names, quorum=quorum)
     with pytest.raises(WorkFailed, match=rf"site 's{may_fail}' failed in round 0 \(train\): s{may_fail} is down"):
         federation.ask_all("train")
-
-
-def test_failures_of_a_round_add_up_over_its_operations(make):
-    down = set()
-
-    def act(call):
-        if call.site in down:
-            raise RuntimeError("down")
-        return ()
-
-    federation = make(act)
-    for site in "ab":
-        down.add(site)
-        federation.ask_all("train")
-    down.add("c")
-    with pytest.raises(WorkFailed, match="1 of 4 sites are left and 2 are needed"):
-        federation.ask_all("evaluate")
 
 
 def test_one_failure_is_enough_where_the_study_says_stop(make):
@@ -197,21 +169,6 @@ def test_sites_are_restored_checkpointed_and_pruned(make):
     assert resumed.events == [("restore", {"a": SitePosition(4, 7)})]
 
 
-def test_old_site_states_are_pruned_only_after_the_checkpoint_is_there(make, tmp_path):
-    engine = Script()
-    there = []
-    engine.prune = lambda positions: there.append((tmp_path / "checkpoint" / "manifest.json").exists())
-    make(engine=engine).save()
-    assert there == [True]
-
-
-def test_no_checkpoints_where_none_are_wanted(make, tmp_path):
-    federation = make(checkpoint_every=0)
-    for _ in federation.rounds(3, federation.state(weights=weights())):
-        pass
-    assert not (tmp_path / "checkpoint").exists()
-
-
 @pytest.mark.parametrize(
     ("every", "simulation", "saved_before", "pruned"),
     [(0, True, False, 3), (0, False, False, 0), (0, True, True, 0), (2, True, False, 2), (4, True, False, 1)],
@@ -259,21 +216,6 @@ def test_a_share_of_the_sites_takes_part_in_a_round(make, fraction, sites):
     assert federation.chosen == SITES
 
 
-def test_a_warning_is_told_once_and_reported(make):
-    told = []
-
-    class Told(Observer):
-        def warned(self, sentence):
-            told.append(sentence)
-
-    federation = make()
-    federation.observer = Told()
-    for sentence in ("one", "two", "one"):
-        federation.warn(sentence)
-    assert told == ["one", "two"]
-    assert federation.reports == {"warnings": ["one", "two"]}
-
-
 def test_a_run_that_goes_on_from_the_checkpoint_before_says_so(make, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         rounds_of(make(), 5, stop=4)
@@ -283,18 +225,6 @@ def test_a_run_that_goes_on_from_the_checkpoint_before_says_so(make, tmp_path):
     assert resumed.round == 2
     [warning] = resumed.reports["warnings"]
     assert warning.endswith("the run goes on from the checkpoint before, of round 2")
-
-
-def test_what_a_resumed_run_did_not_change_is_not_written_again(make, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        rounds_of(make(), 5, stop=3)
-    files = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["files"]
-    resumed = make()
-    resumed.resume()
-    resumed.state(weights=weights(0), seen=[])
-    resumed.once("extra", weights)
-    resumed.save()
-    assert json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["files"] == files
 
 
 def test_the_seconds_of_a_round_are_those_between_its_beginning_and_its_end(make, monkeypatch):
@@ -311,31 +241,7 @@ def test_the_seconds_of_a_round_are_those_between_its_beginning_and_its_end(make
     assert told == [(1, 2, 2.5), (2, 2, 1.0)]
 
 
-def test_what_stays_at_a_real_site_nobody_else_sees(make):
-    engine = Script()
-    federation = make(engine=engine)
-    assert dict(federation.simulated_state("a")) == {}
-    engine.simulation = False
-    with pytest.raises(AssertionError, match="nobody else sees"):
-        federation.simulated_state("a")
-
-
 def test_only_sites_with_the_same_network_take_each_others_weights(make):
     federation = make(backbones={"a": "resnet18", "b": "resnet18", "c": "lenet5"})
     assert [federation.alike("a", other) for other in "abcd"] == [True, True, False, False]
     assert federation.alike("d", "d")
-
-
-def test_sets_of_tensors_and_plain_values_are_told_apart():
-    plain = [{}, {"a": 1}, {"a": torch.ones(1), "b": 2}, [torch.ones(1)], torch.ones(1), None]
-    assert [_is_tensors(value) for value in plain] == [False] * 6
-    assert _is_tensors({"a": torch.ones(1), "b": torch.ones(2)})
-
-
-def test_draws_of_the_coordinator_depend_on_purpose_and_round(make):
-    federation = make()
-    first = torch.rand(3, generator=federation.rng("batches"))
-    assert torch.equal(first, torch.rand(3, generator=make().rng("batches")))
-    assert not torch.equal(first, torch.rand(3, generator=federation.rng("other")))
-    federation.round = 1
-    assert not torch.equal(first, torch.rand(3, generator=federation.rng("batches")))

@@ -1,8 +1,5 @@
 """Small rules of sites and their records, each by hand: mutants of them lived until these tests were written."""
 
-import contextlib
-import hashlib
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,36 +8,23 @@ import torch
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import COORDINATOR, _opened
-from polyclinic.federation.layers.call_order import course_of
 from polyclinic.federation.layers.cohort import fewest_patients, images_in_private_step
 from polyclinic.federation.layers.defence import Defence
 from polyclinic.federation.layers.replies import _check_targets
 from polyclinic.federation.ledger import verify as ledger_check
-from polyclinic.federation.ledger.archive import ATTACKABLE_KINDS, is_attackable, is_worth_keeping
+from polyclinic.federation.ledger.archive import ATTACKABLE_KINDS, is_attackable
 from polyclinic.federation.ledger.budget import EpsilonLimit, OverBudget, Price
 from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
 from polyclinic.federation.ledger.ledger import LedgerBroken
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.ledger.verify import Checked, _unsigned
-from polyclinic.federation.ledger.wire import NotOnWire, _is_described, unpack
-from polyclinic.federation.policy import Policy
+from polyclinic.federation.ledger.verify import Checked
+from polyclinic.federation.ledger.wire import _is_described
 from polyclinic.federation.sums import rows as fixed_point
 from polyclinic.federation.sums.rows import check_layout, check_open, parcels_of
-from polyclinic.federation.sums.settings import floor_of
-from polyclinic.federation.sums.site_sums import _privacy_of
-from polyclinic.tasks.classification import Classification
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.task import Target
 
 RECORD = {"epsilon": 3.0, "delta": 1e-5, "steps": 10}
-
-
-def test_a_line_without_a_signature_after_signed_ones_is_named_by_its_number():
-    signed, unsigned = {"signature": "s"}, {}
-    assert _unsigned(Path("ledger"), [unsigned, unsigned, signed]) == 2
-    assert _unsigned(Path("ledger"), [unsigned]) == 1
-    with pytest.raises(LedgerBroken, match="ledger, line 4: is not signed"):
-        _unsigned(Path("ledger"), [unsigned, signed, signed, unsigned])
 
 
 def test_a_run_may_spend_its_target_up_to_rounding_and_no_more(tmp_path):
@@ -55,34 +39,7 @@ def test_a_run_may_spend_its_target_up_to_rounding_and_no_more(tmp_path):
     assert target._spent.epsilon == 0.0  # what was only asked for is not spent
 
 
-def test_norms_of_tensors_of_several_precisions():
-    tensors = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([6.0, 8.0], dtype=torch.float64)}
-    tensors["c"] = torch.full((10_000,), 60_000.0, dtype=torch.float16)  # their norm is beyond half precision
-    assert Parcel("weights", tensors).norms == pytest.approx({"a": 5.0, "b": 10.0, "c": 59_968 * 100}, rel=1e-3)
-
-
 # --- the course of a study, and sums ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("settings", "fraction", "left_out"), [({}, 1.0, 3), ({"fraction": 0.5}, 0.5, 3 + 8)])
-def test_rounds_may_be_left_out_where_not_all_sites_take_part(settings, fraction, left_out):
-    course = course_of(SimpleNamespace(rounds=10, **settings))
-    assert (course.fraction, course.left_out, course.ends_early) == (fraction, left_out, False)
-    assert [round for round in range(11) if course.may_end_in(round)] == [10]
-    patient = course_of(SimpleNamespace(rounds=10, patience=2))
-    assert patient.may_end_in(1)
-
-
-@pytest.mark.parametrize(
-    ("pinned", "policy", "floor"),
-    [
-        *((0, {}, (3, 0)), (1, {}, (3, 1)), (3, {}, (3, 1)), (6, {}, (4, 1)), (12, {}, (7, 2))),
-        *((12, {"min_sites": 5}, (5, 2)), (12, {"liars": 0}, (7, 0)), (0, {"liars": 4}, (3, 4))),
-    ],
-)
-def test_the_floor_of_a_sum_by_the_sites_that_are_known(pinned, policy, floor):
-    found = floor_of(Policy(**policy), pinned)
-    assert (found.min_sites, found.liars) == floor
 
 
 def row_of(numbers, weight=2, expected=0, sites=2):
@@ -149,13 +106,6 @@ def test_shapes_that_a_message_may_describe(shape, right):
     assert not _is_described({"shape": [1]})
 
 
-def test_size_and_digest_are_the_same_before_and_after_a_parcel_is_encoded():
-    parcel = Parcel("weights", {"w": torch.arange(4.0)}, {"samples": 3})
-    before = (parcel.size, parcel.digest)
-    other = Parcel("weights", {"w": torch.arange(4.0)}, {"samples": 3})
-    assert before == (len(other.encoded), hashlib.sha256(other.encoded).hexdigest()) == (other.size, other.digest)
-
-
 # --- what is done to a parcel before it leaves ----------------------------------------------------------
 
 
@@ -194,14 +144,6 @@ def test_a_private_step_takes_as_many_images_as_its_smallest_rate_says():
 # --- and more of what is sent, kept and counted ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x00" * 7, (9).to_bytes(8, "little") + b"{}", (3).to_bytes(8, "little") + b"{}"]
-)
-def test_a_message_that_is_cut_short_is_called_so(data):
-    with pytest.raises(ParcelRejected, match="the message is cut short"):
-        _opened(data)
-
-
 def test_a_message_of_nothing_but_a_header_is_read():
     assert _opened(bytes([27, *[0] * 7]) + b'{"header":{},"lengths":[1]}') == (27, {}, [1])
     for text in (
@@ -215,16 +157,6 @@ def test_a_message_of_nothing_but_a_header_is_read():
             _opened(bytes([len(text), *[0] * 7]) + text)
 
 
-def test_a_sum_is_private_only_where_all_of_it_is():
-    covered, open_ = (Parcel("weights", {"w": torch.ones(1)}, privacy=privacy) for privacy in (RECORD, None))
-    empty = Parcel("weights", {})
-    assert _privacy_of([covered, empty]) == RECORD
-    assert _privacy_of([covered, open_]) is None
-    assert _privacy_of([open_, covered]) is None
-    assert _privacy_of([empty]) is None
-    assert _privacy_of([]) is None
-
-
 @pytest.mark.parametrize(("weight", "mean"), [(1, 12), (2, 6), (3, 4), (8, 2)])
 def test_means_of_whole_numbers(weight, mean):
     assert int(fixed_point.from_whole(np.array([12], dtype=np.uint64), weight, 24, torch.int64)) == mean
@@ -233,13 +165,6 @@ def test_means_of_whole_numbers(weight, mean):
 def test_kinds_that_an_audit_can_attack():
     assert {kind for kind in KINDS.builtin if is_attackable(kind)} == set(ATTACKABLE_KINDS)
     assert not is_attackable("a kind that nobody knows")
-
-
-def test_what_is_worth_keeping_of_sums():
-    counts = torch.zeros(5, dtype=torch.int64)
-    assert is_worth_keeping(Parcel("statistics", {"table": torch.zeros(2, 2)}))
-    assert is_worth_keeping(Parcel("metrics", {"counts": counts}))
-    assert not is_worth_keeping(Parcel("metrics", {"mean": torch.zeros(5), "count": counts[:1].sum()}))
 
 
 def test_what_the_coordinator_never_received_is_counted(monkeypatch, tmp_path):
@@ -269,32 +194,6 @@ def test_what_the_coordinator_never_received_is_counted(monkeypatch, tmp_path):
         ledger_check._compare(tmp_path / "ledger", "site-1", checked, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "values", "right"),
-    [
-        *(("masks", [0, 1], True), ("masks", [-1, 1], False), ("masks", [0, 2], False), ("masks", [], True)),
-        *(
-            ("labels", [0, 2], True),
-            ("labels", [-1, 2], False),
-            ("labels", [0, 3], False),
-            ("labels", [0.0, 1.0], False),
-        ),
-    ],
-)
-def test_targets_that_a_coordinator_believes(kind, values, right):
-    trainer = SimpleNamespace(task=Classification(), target=Target(classes=("a", "b", "c")))
-    parcel = Parcel(kind, {"t": torch.tensor(values)})
-    with contextlib.nullcontext() if right else pytest.raises(ParcelRejected, match=f"{kind}: tensor 't'"):
-        _check_targets(SimpleNamespace(trainer=trainer), parcel)
-
-
 def test_ages_are_no_classes():
     trainer = SimpleNamespace(task=Regression(), target=Target(label_range=(0.0, 200.0)))
     _check_targets(SimpleNamespace(trainer=trainer), Parcel("labels", {"t": torch.tensor([30.5, 120.0])}))
-
-
-@pytest.mark.parametrize("described", [None, "fp16", [], {}, {"encoding": "zip", "tensors": {}}, {"encoding": [1]}])
-def test_an_encoding_that_nobody_knows_is_called_so(described):
-    with pytest.raises(NotOnWire, match="its encoding is unknown"):
-        unpack({}, described, 10**6, None)
-    assert unpack({}, {"encoding": "fp16", "tensors": {}}, 10**6, None) == {}

@@ -20,7 +20,6 @@ from polyclinic.federation.call import (
     may_depend_on_images,
 )
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.layers.defence import Poisoning
 from polyclinic.federation.layers.gate import model_bytes
 from polyclinic.federation.ledger.keys import Anchor, SeedKeys, sign_anchor
 from polyclinic.federation.ledger.kinds import ParcelRejected
@@ -29,7 +28,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import HostSpec
-from polyclinic.federation.sums.settings import Federated, Floor
+from polyclinic.federation.sums.settings import Federated
 
 NUMBERS = torch.linspace(0, 1, 2048)
 HOSPITAL = Policy(deployed=True, shares="equal", incoming={"on": False})
@@ -155,40 +154,6 @@ def train(host, values=NUMBERS):
     return host.handle(Call("a", "train", 1, {"weights": Parcel("weights", {"w": values})}))
 
 
-@pytest.mark.parametrize(("wire", "rounded"), [("exact", False), ("fp16", True), ("delta", False)])
-def test_numbers_leave_rounded_where_the_wire_does(tmp_path, wire, rounded):
-    left = train(make(tmp_path, wire=wire)).weights["w"]
-    assert torch.equal(left, NUMBERS + 1) is not rounded
-    assert left.tolist() == pytest.approx((NUMBERS + 1).tolist(), abs=1e-3)
-
-
-def test_a_difference_travels_to_the_coordinator_and_holds_the_whole(tmp_path):
-    exact, delta = (train(make(tmp_path / wire, wire=wire)).parcels[0] for wire in ("exact", "delta"))
-    assert delta.size < exact.size
-    assert torch.equal(delta.tensors["w"], exact.tensors["w"])
-
-
-def test_an_attacker_sends_another_update(tmp_path):
-    attack = Poisoning(sites=("a",), attack="scale", factor=10.0)
-    host = make(tmp_path, poisoning=attack)
-    assert torch.allclose(train(host).weights["w"], NUMBERS + 10)
-
-
-def test_a_defence_changes_what_leaves(tmp_path):
-    host = make(tmp_path, defence=lambda parcel, came: Parcel("weights", {"w": came["weights"].tensors["w"]}))
-    assert torch.equal(train(host).weights["w"], NUMBERS)
-
-
-def test_whole_numbers_leave_where_the_study_adds_up(tmp_path):
-    [left] = train(make(tmp_path, federation=Federated(sum="integer")), torch.tensor([0.5])).parcels
-    assert left.tensors["numbers"].tolist() == [1024 * 3 * 2**23, 1024, 0, 1]  # 1.5 times 2^24, of a weight of 1024
-
-
-def test_what_must_come_sealed_is_refused_open(tmp_path):
-    with pytest.raises(ParcelRejected, match="'take' takes what another site sealed, and latents came open"):
-        make(tmp_path).handle(Call("a", "take", 1, {"latents": Parcel("latents", {})}))
-
-
 def test_the_bytes_of_what_is_shared_of_a_model():
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     shared = SimpleNamespace(model=model, local_names=frozenset({"1.running_mean", "1.num_batches_tracked"}))
@@ -228,24 +193,6 @@ class Kept:
         self.given.append((kept, used, address, left))
 
 
-@pytest.mark.parametrize(
-    ("policy", "private", "asked"),
-    [
-        ({"shares": "equal"}, False, []),
-        ({"shares": "random"}, False, ["shares"]),
-        ({"shares": "random"}, True, []),  # differential privacy bounds each share itself
-        ({"shares": "equal", "min_cohort": 1}, False, ["batches"]),
-        ({"shares": "random", "min_cohort": 3}, False, ["batches", "shares"]),
-    ],
-)
-def test_what_is_asked_of_a_trainer_around_the_work(tmp_path, policy, private, asked):
-    privacy = SimpleNamespace(on=(), cover="updates", target_epsilon=None) if private else None
-    trainer = Watched(privacy)
-    host = make(tmp_path, trainer=trainer, policy=Policy(incoming={"on": False}, **policy))
-    assert host.handle(Call("a", "hum", 1)).parcels
-    assert trainer.asked == asked
-
-
 @pytest.mark.parametrize("wire", ["exact", "fp16", "delta", "integer"])
 def test_an_archive_keeps_what_an_attacker_gets_and_how_it_left(tmp_path, wire):
     """The rounded numbers where the wire rounds; else those of the work, and beside them differences or sums."""
@@ -258,14 +205,6 @@ def test_an_archive_keeps_what_an_attacker_gets_and_how_it_left(tmp_path, wire):
     assert (told is None) is (wire in ("exact", "fp16"))
     if told:
         assert told[0].digest == left.digest
-
-
-def test_a_simulated_site_notes_no_scores_and_no_calls(tmp_path):
-    host = make(tmp_path)
-    host.handle(Call("a", "score", 1, {"weights": Parcel("weights", {"w": NUMBERS})}))
-    train(host)
-    assert not (tmp_path / "sites").exists()
-    assert host.sums.floor == Floor(3, 0)  # nothing is pinned in a simulation
 
 
 # --- anchors, and studies that are stopped --------------------------------------------------------------------

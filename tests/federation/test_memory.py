@@ -14,11 +14,11 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.host import OpenSites, SiteHost, room_for_states
+from polyclinic.federation.host import SiteHost, room_for_states
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.site import HostSpec, SiteState
+from polyclinic.federation.site import HostSpec
 from polyclinic.methods.shared import aggregation
 
 SITES = tuple(f"s{k}" for k in range(12))
@@ -88,23 +88,6 @@ def test_all_sites_are_heard_before_the_round_stops(federation_with, faults):
     assert [failure["site"] for failure in federation.failures] == ["s0", "s7"]
 
 
-def test_several_kinds_are_averaged_in_one_pass(federation_with):
-    engine = Counting()
-    weights, statistics = aggregation.averages(
-        federation_with(engine).ask_each("x"), "uniform", "weights", "statistics"
-    )
-    assert weights["w"].tolist() == [5.5] * 3
-    assert statistics["n"].item() == 6  # 5.5, to the even whole number
-    assert engine.asked == list(SITES)
-
-
-def test_sites_that_send_different_tensors_have_no_average():
-    mean = aggregation.WeightedMean()
-    mean.add({"a": torch.ones(1), "b": torch.ones(1)}, 1)
-    with pytest.raises(WorkFailed, match=r"different tensors: \['b'\]"):
-        mean.add({"a": torch.ones(1)}, 1)
-
-
 # --- states -------------------------------------------------------------------------------------------
 
 
@@ -151,19 +134,6 @@ def test_states_in_memory_are_bounded_by_their_size(tmp_path, kilobytes):
         assert float(host.resident()[-1].state["count"]) == 3
 
 
-def test_a_disk_that_is_full_is_told_again_and_again(tmp_path, monkeypatch):
-    """A state that could not be written stays in memory, and the next site says the same."""
-    host = host_in(tmp_path, kilobytes=0)
-    host.handle(Call("s0", "keep", 1))
-    with monkeypatch.context() as patch:
-        patch.setattr(OpenSites, "_save", lambda self, site: (_ for _ in ()).throw(OSError(28, "no space")))
-        for site in ("s1", "s2"):
-            with pytest.raises(OSError, match="no space"):
-                host.sites.get(site)
-    host.handle(Call("s0", "keep", 1))
-    assert float(host.sites.get("s0").state["count"]) == 2
-
-
 @pytest.mark.parametrize(("pages", "room"), [(2**14, 2**28), (2**22, 2**29), (2**28, 2**30), (None, 2**28)])
 def test_room_for_states_is_a_share_of_the_memory_within_bounds(monkeypatch, pages, room):
     def told(name):
@@ -173,17 +143,6 @@ def test_room_for_states_is_a_share_of_the_memory_within_bounds(monkeypatch, pag
 
     monkeypatch.setattr("os.sysconf", told)
     assert room_for_states() == room
-
-
-def test_the_size_of_a_state_follows_its_changes():
-    state = SiteState({"a": torch.zeros(2)})
-    assert state.bytes == 8
-    state.put("g", {"b": torch.zeros(4, dtype=torch.float64)})
-    assert state.bytes == 40
-    state["a"] = torch.zeros(1)
-    assert state.bytes == 36
-    del state["g/b"]
-    assert state.bytes == 4
 
 
 def test_only_the_sites_used_last_keep_a_cache(tmp_path):

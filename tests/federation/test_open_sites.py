@@ -1,6 +1,5 @@
 """What a host opens for a site: simulated, or deployed with a secret, an anchor and a budget of its own."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +11,7 @@ from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.host import OpenSites
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.site import HostSpec, Site, SitePosition, SiteState, state_path, version_of
+from polyclinic.federation.site import HostSpec, Site, SitePosition, SiteState, version_of
 
 
 def sites_in(folder, privacy=None, **changes):
@@ -47,14 +46,6 @@ def test_a_simulated_site_has_no_secret_and_no_floor(tmp_path):
     assert (plain.max_delta, plain.min_cohort, plain.few_images, plain.round) == (1.0, 0, "allow", 0)
 
 
-def test_a_site_s_folder_is_made_when_somebody_asks_for_it(tmp_path):
-    site, place = sites_in(tmp_path).get("a"), tmp_path / "runs" / "study" / "sites" / "a"
-    assert not place.parent.exists()
-    assert site.folder == place
-    assert place.is_dir()
-    assert sites_in(tmp_path).get("a").folder == place  # which is there already
-
-
 def test_a_deployed_site_has_a_secret_of_64_digits_and_what_its_policy_says(tmp_path):
     policy = deployed(min_cohort=7, few_images="refuse")
     site = sites_in(tmp_path, policy=policy).get("a")
@@ -65,12 +56,6 @@ def test_a_deployed_site_has_a_secret_of_64_digits_and_what_its_policy_says(tmp_
     other = sites_in(tmp_path / "other", policy=deployed(draws="study", max_delta=0.01)).get("a")
     assert (other.own_draws, other.max_delta) == (False, 0.01)
     assert other.secret != site.secret
-
-
-def test_an_anchor_has_the_name_of_the_run(tmp_path):
-    sites = sites_in(tmp_path, policy=deployed(), kit=kit_of(tmp_path))
-    sites.get("a")
-    assert sites.ledgers["a"]._anchor.path == tmp_path / "anchors" / "study.json"
 
 
 @pytest.mark.parametrize(
@@ -129,11 +114,6 @@ def test_states_that_a_checkpoint_does_not_need_are_deleted(tmp_path, only, dura
         assert sites.save("a") == SitePosition(number, 0)
     sites.drop_old_versions({"a": SitePosition(durable, 0)})
     assert states(tmp_path) == left
-
-
-def test_versions_are_read_from_names():
-    assert version_of(state_path(Path("run"), "a", 12)) == 12
-    assert version_of(Path("state-of-affairs.safetensors")) == 0  # older than any
 
 
 @pytest.mark.parametrize("position", [(-1, 0), (0, -1), (1.0, 0), (0, True), ("1", 0), (0, None)])

@@ -32,16 +32,6 @@ def test_an_operation_takes_what_its_arguments_are_named_like_unless_it_says_oth
     assert declared.renamed.operation.kind_of("weights") == "weights"
 
 
-def test_all_that_is_declared_is_kept(declared):
-    found = declared.renamed.operation
-    assert (found.releases, found.splits) == (("metrics",), ("test",))
-
-
-def test_what_is_not_declared_has_the_strictest_meaning(declared):
-    found = declared.train.operation
-    assert (found.splits, found.repeats, found.partner, found.plan) == (("train",), False, "coordinator", None)
-
-
 def test_a_bound_operation_takes_all_but_itself(declared):
     assert list(signature_of(declared().train).parameters) == ["site", "weights", "steps"]
     assert list(signature_of(declared.train).parameters) == ["self", "site", "weights", "steps"]

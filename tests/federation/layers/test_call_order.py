@@ -92,20 +92,6 @@ def test_a_round_does_not_come_after_a_later_one(ledger):
 # --- an operation once a round --------------------------------------------------------------------------
 
 
-def test_what_was_answered_is_counted_by_round_operation_and_receiver(answered):
-    assert (answered.times(call()), answered.repeated(), answered.has(call(), "a")) == (0, 0, False)
-    for asked in ("a", "b", "a", "c"):
-        answered.note(call(), asked)
-    answered.note(call(2), "a")
-    assert [answered.has(call(), asked) for asked in "abcd"] == [True, True, True, False]
-    assert [answered.times(one) for one in (call(), call(2), call(3), call(name="other"), call(to="south"))] == [
-        *(3, 1, 0, 0, 0)
-    ]
-    answered.note(call(to="south"), "a")
-    assert answered.repeated() == 2
-    assert AnsweredCalls(answered.path).times(call()) == 3
-
-
 def test_a_run_is_over_when_a_model_was_scored_twice_in_a_round(answered):
     for asked in "ab":
         answered.note(call(1, "train"), asked)
@@ -136,16 +122,6 @@ def test_training_is_answered_once_a_round_and_twice_more_after_interruptions(le
         release(ledger, digest=str(number))
     with pytest.raises(GateRefused, match=sentence):
         ask(ledger, answered, put_back=True)
-
-
-def test_a_call_that_was_answered_is_answered_again_only_after_an_interruption(ledger, answered):
-    for digest in ("x", "y", "z"):
-        release(ledger, digest=digest)
-    answered.note(call(), "known")
-    ask(ledger, answered, asked="known", put_back=True)
-    for asked, put_back in (("known", False), ("new", True)):
-        with pytest.raises(GateRefused, match="already"):
-            ask(ledger, answered, asked=asked, put_back=put_back)
 
 
 def test_a_whole_run_has_so_many_repeats(ledger, answered):
@@ -263,12 +239,3 @@ def test_scores_leave_so_often_in_a_round(ledger, round, course, put_back, allow
     with pytest.raises(GateRefused, match="has released its scores"):
         check_scores(one, scores(0.5), ledger, course, put_back=put_back)
     check_scores(one, [Parcel("statistics", {})], ledger, course, put_back=put_back)
-
-
-def test_scores_that_repeat_a_line_on_record_are_not_new(ledger):
-    one, [same] = call(1, "evaluate"), scores(0.5)
-    release(ledger, name="evaluate", kind="metrics", digest=same.digest)
-    ledger.expect_repeats_after(0)
-    check_scores(one, [same], ledger, WHOLE)
-    with pytest.raises(GateRefused, match="has released its scores"):
-        check_scores(one, scores(0.25), ledger, WHOLE)

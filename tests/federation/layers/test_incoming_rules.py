@@ -34,28 +34,11 @@ def test_what_is_remembered_of_weights_by_what_they_came_for(declared, sealed, k
     assert {name.split("/")[1] for name in site.state} & {"last", "passed", "seen"} == kept
 
 
-def test_weights_that_release_nothing_are_compared_and_not_walked_along():
-    site = make_site()
-    near = changed(times=1.05)
-    inspect(site, near, declared=Asked.tune)
-    last = History(site.state).last()
-    assert torch.equal(last[f"{LAST}.weight"], FIRST[f"{LAST}.weight"].bfloat16())
-    inspect(site, near, declared=Asked.train)
-    assert torch.equal(History(site.state).last()[f"{LAST}.weight"], near[f"{LAST}.weight"].bfloat16())
-
-
 @pytest.mark.parametrize(("images", "inspected"), [(3, False), (4, True)])
 def test_a_site_with_next_to_no_images_tries_nothing(images, inspected):
     site = make_site(images=images)
     inspect(site, FIRST)
     assert ("last" in {name.split("/")[1] for name in site.state}) is inspected
-
-
-def test_weights_of_another_network_are_not_tried():
-    site = make_site()
-    inspect(site, {"other.weight": torch.randn(3, 20)})
-    inspect(site, {**FIRST, f"{LAST}.bias": torch.zeros(5)})
-    assert {name.split("/")[1] for name in site.state} == {"passed"}
 
 
 def test_weights_that_have_passed_pass_again_only_as_thoroughly():
@@ -82,13 +65,6 @@ def test_only_weights_gradients_and_generators_are_inspected_and_only_where_it_i
     for kind in ("weights", "gradients", "generator"):
         with pytest.raises(ParcelRejected, match="incoming check: largest of 'x'"):
             inspect(site, huge, kind=kind)
-
-
-def test_rows_are_looked_at_in_weights_alone():
-    site, alike = make_site(), {"x": torch.ones(6, 9)}
-    inspect(site, alike, kind="generator")
-    with pytest.raises(ParcelRejected, match="incoming check: alike of 'x'"):
-        inspect(site, alike)
 
 
 def test_weights_that_moved_too_far_are_refused_and_not_remembered():
@@ -176,29 +152,6 @@ def test_the_share_of_one_image_in_a_gradient(gradient, share):
     assert figure == ("dominance", "g", pytest.approx(share), 0.9)
 
 
-def test_gradients_of_few_images_or_of_none_are_not_of_one_image():
-    assert list(dominances({"few": torch.ones(3, 2), "vector": torch.ones(9), "four": torch.ones(4, 2)}, LIMITS)) == [
-        ("dominance", "four", 0.25, 0.9)
-    ]
-
-
-def test_a_control_variate_moves_weights_by_a_rounds_steps():
-    """The drift is the control that came less the site's own: with both alike nothing moves."""
-    site = make_site()
-    check, history = inspect(site, FIRST), History(site.state)
-    history.take_movement({LAST: 1e-9}, 0.1)  # nothing is rehearsed
-    control = {name: torch.full_like(one, 0.25) for name, one in FIRST.items() if name.startswith(LAST)}
-    figures = {figure.where: figure.value for figure in check._corrected(site, control, history)}
-    last = history.last()
-    reach = 0.1 * one_pass(site)
-    expected = course.movement(course.stepped(last, control, reach, by_sign=False), last)
-    assert figures == pytest.approx({f"{LAST} by the control variate": expected[LAST]})
-    site.state.put("control", control)
-    assert max(figure.value for figure in check._corrected(site, control, history)) < 1e-6
-    assert list(check._corrected(site, {}, history)) == []
-    assert list(check._corrected(site, control, History(SiteState()))) == []
-
-
 def test_a_correction_that_moves_too_far_is_refused_and_others_count_by_their_length():
     site = make_site()
     inspect(site, FIRST)
@@ -220,13 +173,6 @@ def test_own_training_counts_by_its_steps(metadata, steps):
     assert one_pass(site) == 2
 
 
-def test_own_training_counts_as_far_as_it_moved():
-    site = make_site()
-    inspect(site, FIRST).note_own(site, [Parcel("weights", changed(times=1.1), {"steps": 5})])
-    assert own(site) == pytest.approx({LAST: 0.1}, rel=1e-4)
-    assert History(site.state).most("rate") == {LAST: 0.1}
-
-
 @pytest.mark.parametrize(("name", "by_sign"), [("sgd", False), ("adam", True), ("adamw", True)])
 def test_a_gradient_that_leaves_counts_as_one_step_along_it(name, by_sign):
     site = make_site(name=name, lr=1e-3)
@@ -240,18 +186,6 @@ def test_a_gradient_that_leaves_counts_as_one_step_along_it(name, by_sign):
     assert own(site)[LAST] <= course.LONGEST_STEP
 
 
-def test_an_explosion_of_the_loss_counts_as_one_step():
-    site = make_site()
-    inspect(site, FIRST).note_own(site, [Parcel("weights", changed(times=1e5), {"steps": 9})])
-    assert own(site) == {LAST: course.LONGEST_STEP}
-
-
-def test_training_that_ends_in_no_number_moves_nothing():
-    site = make_site()
-    inspect(site, FIRST).note_own(site, [Parcel("weights", changed(times=torch.nan), {"steps": 9})])
-    assert own(site) == {}
-
-
 @pytest.mark.parametrize(("losses", "steps"), [((1.0, 9.99), 4), ((1.0, 10.01), 1), ((1.0, float("nan")), 1)])
 def test_a_loss_up_to_ten_times_the_largest_has_not_exploded(monkeypatch, losses, steps):
     site, told = make_site(), iter(losses)
@@ -259,11 +193,6 @@ def test_a_loss_up_to_ten_times_the_largest_has_not_exploded(monkeypatch, losses
     monkeypatch.setattr(inspection, "_loss", lambda site, weights: next(told))
     check.note_own(site, [Parcel("weights", changed(), {"steps": 4})])
     assert own(site) == pytest.approx({LAST: steps * course.LONGEST_STEP})
-
-
-def test_the_loss_of_some_images_is_the_same_each_time():
-    site = make_site()
-    assert inspection._loss(site, FIRST) == inspection._loss(site, FIRST) < inspection._loss(site, changed(times=50.0))
 
 
 @pytest.mark.parametrize("why", ["nothing arrived", "nothing trained leaves", "another network"])
@@ -296,11 +225,6 @@ def test_own_movement_is_that_of_the_larger_rate_of_this_round_and_the_last():
         assert check._own(site, history) == pytest.approx({"fc": 0.4 * share})
     assert check._lr(site) == pytest.approx(1e-4)
     assert check._lr(site, 2) == pytest.approx(0.01)
-
-
-def test_a_learning_rate_of_nothing_can_still_be_divided_by():
-    site = make_site(decay_every=1, decay=1e-300, round=3)
-    assert 0 < make_check(LIMITS, first=None)._lr(site) <= 1e-30
 
 
 # --- weights that others trained, before the site has -----------------------------------------------------

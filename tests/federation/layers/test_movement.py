@@ -5,7 +5,7 @@ import torch
 
 from polyclinic import attacks
 from polyclinic.federation.layers import movement as course
-from polyclinic.federation.layers.movement import Figure, History
+from polyclinic.federation.layers.movement import History
 from polyclinic.federation.policy import Incoming
 from polyclinic.federation.site import SiteState
 from polyclinic.models import build
@@ -19,43 +19,9 @@ REFERENCE = {
 }
 
 
-def test_a_row_is_a_units_weights_and_its_bias():
-    assert course.layers(REFERENCE).keys() == {"fc"}
-    torch.testing.assert_close(course.layers(REFERENCE)["fc"], torch.tensor([[3.0, 0.0, 4.0], [0.0, 4.0, 3.0]]))
-
-
 def test_movement_is_that_of_the_row_that_moved_farthest():
     now = {**REFERENCE, "fc.bias": torch.tensor([4.0, 5.0]), "norm.running_mean": torch.full((2,), 100.0)}
     assert course.movement(now, REFERENCE) == pytest.approx({"fc": 2 / 5})
-
-
-def test_a_short_row_counts_by_the_mean_length_of_its_layer():
-    reference = {"fc.weight": torch.tensor([[1.0, 0.0], [0.0, 0.0]])}
-    now = {"fc.weight": torch.tensor([[1.0, 0.0], [0.0, 1.0]])}
-    assert course.movement(now, reference) == pytest.approx({"fc": 1 / 0.5})
-
-
-def test_weights_that_are_no_part_of_the_reference_do_not_count():
-    assert course.movement({"other.weight": torch.ones(2, 2)}, REFERENCE) == {}
-
-
-def test_the_limit_grows_with_what_the_sites_own_training_does():
-    limits = Incoming(moved=0.5, times_own=10)
-    [quiet] = course.moved({"fc": 0.6}, {"fc": 0.01}, limits)
-    [lively] = course.moved({"fc": 0.6}, {"fc": 0.2}, limits)
-    assert (quiet.is_alarm, lively.is_alarm, lively.limit) == (True, False, 2.0)
-
-
-@pytest.mark.parametrize(("by_sign", "moved"), [(False, 0.1 * 5 / 5), (True, 0.1 * 2**0.5 / 5)])
-def test_a_step_along_gradients(by_sign, moved):
-    weights = {"fc.weight": torch.tensor([[3.0, 4.0]])}
-    gradients = {"fc.weight": torch.tensor([[3.0, 4.0]]), "gone": torch.ones(3)}
-    found = course.movement(course.stepped(weights, gradients, 0.1, by_sign=by_sign), weights)
-    assert found == pytest.approx({"fc": moved})
-
-
-def test_a_step_counts_as_no_longer_than_the_longest_one():
-    assert course.counted({"fc": 100.0, "conv": 0.01}, steps=3) == {"fc": 3 * course.LONGEST_STEP, "conv": 0.01}
 
 
 def test_own_movement_falls_with_the_learning_rate_and_does_not_grow_with_it():
@@ -131,19 +97,6 @@ def test_a_step_is_taken_where_weights_and_gradients_fit():
     assert course.stepped(weights, gradients, 0.5, by_sign=True)["a"].tolist() == [0.5, 1.5]
 
 
-def test_only_larger_figures_are_remembered():
-    history = History(SiteState())
-    history.take_most("loss", {"mean": 2.0, "none": 0.0})
-    assert history.most("loss") == {"mean": 2.0}
-    history.take_most("loss", {"mean": 1.0, "less": 0.25})
-    assert history.most("loss") == {"mean": 2.0, "less": 0.25}
-    history.take_movement({"fc": 0.0}, lr=0.1)
-    assert history.most("own") == {}
-    history.take_movement({"fc": 0.25}, lr=0.1)
-    history.take_movement({"fc": 0.125}, lr=0.1)
-    assert history.own(0.1) == {"fc": 0.25}
-
-
 def test_weights_are_remembered_with_half_of_their_digits():
     history = History(SiteState())
     history.take({"w": torch.tensor([1.001]), "n": torch.tensor(3)}, 1)
@@ -195,27 +148,6 @@ def test_weights_that_overflow_are_seen():
     crafted = attacks.OverflowFilter().craft(network("lenet5"), PUBLIC[0], PUBLIC[1:])
     [alarm] = alarms(course.largest(crafted.state_dict(), LIMITS))
     assert str(alarm) == "largest of 'fc3.weight' is 3e+38, and 1e+06 is the limit"
-
-
-def test_a_last_layer_of_two_classes_is_not_seen_by_its_rows():
-    """Fishing needs the site's own images to be seen, or the course."""
-    crafted = attacks.Fishing().craft(network("small-cnn"), PUBLIC).state_dict()
-    assert alarms(course.rows(crafted, LIMITS)) == []
-
-
-def test_numbers_that_are_none_are_named():
-    weights = {"a": torch.tensor([1.0, torch.nan]), "b": torch.tensor([torch.inf]), "n": torch.tensor(3)}
-    assert [alarm.where for alarm in alarms(course.largest(weights, LIMITS))] == ["a", "b"]
-
-
-def test_rows_are_counted_by_hand():
-    rows = torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
-    assert course.row_counts(rows) == (1, 2)
-
-
-def test_a_figure_that_is_not_a_number_is_an_alarm():
-    assert Figure("loss", "images", float("nan"), 10.0).is_alarm
-    assert not Figure("loss", "images", 10.0, 10.0).is_alarm
 
 
 def test_long_rows_are_folded_and_parallel_ones_stay_parallel():

@@ -15,8 +15,8 @@ from polyclinic.federation.layers.cohort import (
     count_patients,
     patients_behind,
 )
-from polyclinic.federation.layers.privacy import check_all_covered, check_private
-from polyclinic.federation.layers.scores import coarse_scores, held_out_only, without_loss
+from polyclinic.federation.layers.privacy import check_private
+from polyclinic.federation.layers.scores import coarse_scores, without_loss
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 
@@ -75,26 +75,6 @@ def test_nothing_uncovered_leaves_where_all_must_be_covered():
     check_private(private(cover="all", score_noise=2.0), "evaluate", [scores])
 
 
-@pytest.mark.parametrize(
-    ("parcel", "noised", "covered"),
-    [
-        (Parcel("statistics", W, privacy=RECORD), False, True),
-        (Parcel("statistics", W), True, False),
-        (Parcel("statistics", {}), False, True),  # it tells nothing
-        (Parcel("metrics", {}), False, False),  # scores, were they empty
-        (Parcel("metrics", {}), True, True),
-        (Parcel("metrics", W), True, False),
-        (Parcel("metrics", W, privacy=RECORD), True, True),
-    ],
-)
-def test_what_counts_as_covered(parcel, noised, covered):
-    if covered:
-        check_all_covered("give", [parcel], noised=noised)
-        return
-    with pytest.raises(GateRefused, match="that nothing covers"):
-        check_all_covered("give", [parcel], noised=noised)
-
-
 # --- scores -------------------------------------------------------------------------------------------------
 
 
@@ -103,17 +83,6 @@ def test_a_training_loss_does_not_leave():
     assert without_loss(told).metadata == {"samples": 3}
     plain = Parcel("weights", W, {"samples": 3})
     assert without_loss(plain) is plain
-
-
-def test_scores_of_training_images_stay():
-    scores = Parcel(
-        "metrics",
-        {"train_real": W["w"], "test_real": W["w"], "other": W["w"]},
-        {"samples": 3, "loss": 0.5},
-    )
-    left = held_out_only(scores, ("train", "test"))
-    assert (list(left.tensors), left.metadata) == (["test_real"], {"samples": 3})
-    assert list(held_out_only(scores, ("train",)).tensors) == []
 
 
 class Coarse:

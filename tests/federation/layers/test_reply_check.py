@@ -1,9 +1,7 @@
 """The coordinator's check of replies, rule by rule, with the numbers at which each begins."""
 
-import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -86,13 +84,6 @@ def test_what_goes_to_another_site_may_be_left_out_and_is_sealed():
         check(sealed, operation="hand_on")
 
 
-def test_an_operation_that_nobody_declared_is_checked_by_its_numbers_alone():
-    check(Parcel("latents", {"z": torch.ones(1)}), operation="unknown")
-    check(Parcel("latents", {"z": torch.ones(1)}), checker=ReplyCheck(None))
-    with pytest.raises(ParcelRejected, match="samples = 0 is no number"):
-        check(weights(samples=0), checker=ReplyCheck(None))
-
-
 def test_what_a_method_would_stop_for_is_the_failure_of_one_site():
     checker = ReplyCheck(Method())
     checker._method.complaint = "its codes are of another book"
@@ -123,12 +114,6 @@ def test_numbers_that_a_coordinator_counts_with(metadata, right):
         check(weights(**metadata))
 
 
-@pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
-def test_a_loss_is_finite(loss):
-    with pytest.raises(ParcelRejected, match=r"loss = -?(inf|nan) is no finite number|cannot be checked"):
-        check(weights(loss=loss))
-
-
 def test_a_site_says_one_number_of_images_of_an_operation():
     checker = check(weights(samples=5, steps=1))
     check(weights(samples=5, steps=2), checker=checker)
@@ -142,12 +127,6 @@ def test_a_site_says_one_number_of_images_of_an_operation():
 
 
 # --- tensors -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_none_are_refused(value):
-    with pytest.raises(ParcelRejected, match="weights: tensor 'w' holds NaN, infinity or numbers beyond all bounds"):
-        check(weights(1.0, value))
 
 
 @pytest.mark.parametrize(
@@ -208,13 +187,6 @@ def test_scores_are_of_about_as_many_images_as_before(images, right):
         evaluate(scores(images), checker=checker)
 
 
-def test_scores_of_no_image_may_become_scores_of_two():
-    checker = evaluate(scores(0))
-    evaluate(scores(2), checker=checker)
-    with pytest.raises(ParcelRejected, match="scores of 4 images, and they were of 0 before"):
-        evaluate(scores(4), checker=checker)
-
-
 def test_scores_are_of_no_more_than_a_thousand_times_the_images_that_a_site_trains_on():
     checker = ReplyCheck(Method(), {"s/train/samples": 1.0, "s/other/samples": 0.0, "t/train/samples": 1e6})
     evaluate(scores(2000), checker=checker)
@@ -222,12 +194,6 @@ def test_scores_are_of_no_more_than_a_thousand_times_the_images_that_a_site_trai
     with pytest.raises(ParcelRejected, match="scores of 2002 images, and the site trains on 1"):
         evaluate(scores(2002), checker=again)
     evaluate(scores(2002))  # nothing is known of the site
-
-
-def test_sums_that_no_images_can_have_are_refused():
-    with pytest.raises(ParcelRejected, match="metrics: "):
-        evaluate(Parcel("metrics", {"count": torch.tensor(-1)}))
-    check(Parcel("metrics", {"count": torch.tensor(-1)}), operation="another")
 
 
 @pytest.mark.parametrize(("noise", "right"), [(None, False), (1.0, True)])
@@ -260,13 +226,12 @@ def test_a_site_begins_to_score_when_most_others_do(began, right):
     evaluate(scores(4), checker=checker)  # refused once, at most
 
 
-def test_other_errors_are_told_with_their_name():
-    checker = ReplyCheck(Method())
-    checker._method.check_reply = lambda *given: 1 / 0
-    with pytest.raises(ParcelRejected, match=r"the reply cannot be checked \(ZeroDivisionError: division by zero\)"):
-        check(weights(), checker=checker)
-
-
-def test_whole_numbers_of_numpy_are_no_numbers_of_a_message():
-    with pytest.raises(ParcelRejected, match=r"samples = .* is no number|cannot be checked"):
-        check(weights(samples=np.array([3])))
+def test_coarse_scores_of_other_models_are_of_the_same_images():
+    """What a deployed site tells of 80 images, ten of each class: such replies look odd and are honest."""
+    task, target, labels = Classification(), Target(tuple("abcdefgh")), torch.arange(8).repeat_interleave(10)
+    asker = SimpleNamespace(trainer=SimpleNamespace(task=task, target=target, privacy=None))
+    checker, drawn = ReplyCheck(Method()), torch.Generator().manual_seed(0)
+    for predicted in (torch.zeros(80, dtype=torch.long), torch.randint(8, (80,), generator=drawn), labels):
+        sums = task.sums(torch.nn.functional.one_hot(predicted, 8).double() * 4, labels, None, target)
+        reply = Reply("s", (Parcel("metrics", task.coarse(sums, 10, target)),))
+        checker.check(asker, Call("s", "evaluate", 1), reply)

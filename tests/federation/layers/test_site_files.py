@@ -16,8 +16,8 @@ from polyclinic.federation.layers import privacy as transcript
 from polyclinic.federation.layers.cohort import images_in_generator_step, patients_in
 from polyclinic.federation.layers.layer import Transaction
 from polyclinic.federation.layers.scores import ScoredModel, was_scored
-from polyclinic.federation.layers.sealing import TAKEN, BoxFile, KeyExchange, asked_in_state, seal, unseal
-from polyclinic.federation.ledger.keys import KitKeys, PublicKeys, SeedKeys, seal_box
+from polyclinic.federation.layers.sealing import TAKEN, KeyExchange, asked_in_state, seal, unseal
+from polyclinic.federation.ledger.keys import KitKeys, SeedKeys, seal_box
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import operation
@@ -84,14 +84,6 @@ def test_boxes_of_or_for_sites_whose_keys_nobody_pinned_are_refused(make):
         assert "a sealed parcel came from 'a'" in refusal(make("b"), replace(box, tensors=tensors))
 
 
-@pytest.mark.parametrize("change", [lambda box: box.to(torch.int8), lambda box: box[None], lambda box: box[0]])
-def test_a_box_is_a_row_of_bytes(make, change):
-    box = sent(make)
-    assert refusal(make("b"), replace(box, tensors={"box": change(box.tensors["box"])})) == (
-        "what came sealed from site 'a' is no box"
-    )
-
-
 def test_a_box_holds_what_is_written_on_it(make):
     about = {"from": "a", "operation": "hand_over", "kind": "latents"}
     keys = Pinned(0)
@@ -112,12 +104,6 @@ def test_a_deployed_site_that_was_put_back_takes_a_box_again_for_the_same_call_o
     assert refusal(other, box) == "the sealed parcel from site 'a' was taken before"
     simulated = make("b")
     unseal(simulated, box, Call("b", "take", 2))  # has no such file
-
-
-def test_the_first_use_of_a_box_is_kept(tmp_path):
-    file = BoxFile(tmp_path / "boxes.txt")
-    assert [file.first_use(*one) for one in (("x", "1"), ("y", "2"), ("x", "3"), ("y", "2"))] == ["1", "2", "1", "2"]
-    assert file.path.read_text() == "x 1\ny 2\n"
 
 
 def test_a_call_in_a_state_has_a_digest_of_its_own(make):
@@ -150,26 +136,7 @@ def test_a_key_is_32_bytes(make, key):
         KeyExchange().take_keys(make("b"), {"z": true["a"]})
 
 
-def test_a_box_can_follow_from_a_seed():
-    keys = SeedKeys(0)
-    both = [
-        seal_box(b"x", {}, sender=keys.own("a"), recipient=keys.public("b"), drawn=keys.own("drawn")) for _ in range(2)
-    ]
-    assert both[0] == both[1]
-    assert bytes(both[0][:32]) == keys.public("drawn")
-
-
 # --- keys of a kit --------------------------------------------------------------------------------------
-
-
-def test_a_public_key_has_64_hex_digits(tmp_path):
-    file = tmp_path / "site_keys.toml"
-    file.write_text(f'[sealing]\na = "{64 * "0"}"\nb = "{66 * "0"}"\nc = "{62 * "0"}"\n')
-    keys = PublicKeys(file)
-    assert (keys.public("a"), keys.public("d"), keys.pinned()) == (bytes(32), None, ("a", "b", "c"))
-    for name in "bc":
-        with pytest.raises(BadInput, match=rf"site_keys\.toml: sealing\.{name} is no public key of 64 hex digits"):
-            keys.public(name)
 
 
 def test_a_kit_whose_own_key_is_not_listed_says_so(tmp_path):
@@ -230,24 +197,6 @@ def test_scores_and_statistics_of_test_images_are_about_one_model(make):
     assert {kind: len(models) for kind, models in kept.items()} == {"metrics": 1, "statistics": 1}
 
 
-def test_several_models_may_be_scored_and_statistics_are_of_one_of_them(make):
-    site = make()
-    for value in (1.0, 2.0, None):
-        told(site, SCORES, value)
-    for value in (2.0, None):
-        told(site, STATISTICS, value, does=without)
-    with pytest.raises(GateRefused, match="another model"):
-        told(site, STATISTICS, 3.0, does=without)
-
-
-def test_statistics_alone_are_no_scores(make):
-    site = make()
-    told(site, STATISTICS, does=without)
-    assert not was_scored(site)
-    told(site, declared("metrics", "statistics"))  # both at once count as scores
-    assert was_scored(site)
-
-
 @pytest.mark.parametrize(("local", "counts"), [((), False), (("head",), True)])
 def test_the_part_of_a_model_that_is_the_sites_own_counts_where_there_is_one(make, local, counts):
     site = make(local=local)
@@ -262,14 +211,6 @@ def test_the_part_of_a_model_that_is_the_sites_own_counts_where_there_is_one(mak
 
 
 # --- splits and cohorts ---------------------------------------------------------------------------------
-
-
-def test_the_splits_that_a_release_is_computed_from():
-    call = Call("b", "evaluate", 1, arguments={"split": "test"})
-    assert Transaction(call, work, SCORES).splits == ("test",)
-    assert Transaction(Call("b", "evaluate", 1), work, STATISTICS).splits == ("validation",)
-    assert Transaction(call, without, STATISTICS).splits == ("test",)
-    assert Transaction(call, without, SCORES).splits == ("train",)
 
 
 @pytest.mark.parametrize(("cases", "patients"), [(None, 3), ([1, 1, 2, 3], 2)])
@@ -310,12 +251,3 @@ def test_all_that_numbers_depend_on_is_in_the_transcript(make):
         found.append(trail(make, data=SiteData("b", train, part(1), part(2))))
     found.append(trail(make, data=SiteData("b", part(), part(2), part(1))))
     assert len({first, *found}) == len(found) + 1
-
-
-def test_images_are_digested_once(make):
-    site = make()
-    transcript.extend(site, "{}", Call("b", "train", 1), {})
-    known = site.cache[transcript.NAME]
-    site.data = None  # nobody looks at it again
-    transcript.extend(site, "{}", Call("b", "train", 2), {})
-    assert site.cache[transcript.NAME] == known

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.call import Call
@@ -108,20 +106,6 @@ def test_an_interrupted_run_keeps_the_same(tiny, undisturbed, tmp_path, method, 
     assert files(tmp_path / "run") == files(undisturbed(study).folder)
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3), st.integers(0, 99)), min_size=1, unique=True))
-def test_the_choice_does_not_depend_on_the_order_of_arrival(found):
-    """However often releases come again, what is left is the first, the last and the lots of the rest."""
-    notes = [(str(n), {"round": r, "step": s, "priority": p}) for n, (r, s, p) in enumerate(sorted(found))]
-    keeping = ParcelArchive(2, 0)
-    at_once = keeping._chosen(notes)
-    left: list = []
-    for one in notes:
-        left = [other for other in [*left, one] if other[0] in keeping._chosen([*left, one])]
-    assert {name for name, _ in left} == at_once
-    assert {notes[0][0], notes[-1][0]} <= at_once
-    assert len(at_once) == min(4, len(notes))
-
-
 PLAIN = Parcel("weights", {"w": torch.arange(3.0)})
 
 
@@ -162,27 +146,12 @@ def test_a_release_lies_in_a_folder_of_its_round_step_operation_and_digest(site)
     assert one.received("others") == {}
 
 
-def test_a_release_of_which_less_is_known(site):
-    released(ParcelArchive(0, 7), site)
-    [one] = releases(site.folder / "kept")
-    assert (one.split, one.left, one.used, one.received("weights")) == ("", [], [], {})
-
-
 def test_steps_are_counted_in_each_round_and_operation(site):
     archive = ParcelArchive(9, 7)
     for round, name in ((1, "train"), (1, "train"), (1, "other"), (1, "train"), (2, "train"), (2, "train")):
         released(archive, site, round, name=name)
     steps = [("train", 1, 0), ("train", 1, 1), ("train", 1, 2), ("train", 2, 0), ("train", 2, 1), ("other", 1, 0)]
     assert sorted(steps_kept(site)) == sorted(steps)
-
-
-def test_the_first_the_last_and_no_other_are_kept_unless_a_lot_falls_on_them(site):
-    archive = ParcelArchive(0, 7)
-    for round in (1, 2, 3, 4):
-        released(archive, site, round)
-        released(archive, site, round, name="other")
-    expected = [(name, round, 0) for name in ("other", "train") for round in (1, 4)]
-    assert sorted(steps_kept(site)) == expected
 
 
 def test_lots_fall_on_the_smallest_numbers():

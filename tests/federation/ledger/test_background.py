@@ -57,23 +57,6 @@ def test_lines_that_wait_for_digests_are_those_of_lines_written_at_once(tmp_path
     assert len(verify(soon.path)) == 3
 
 
-def test_a_line_written_at_once_comes_after_those_that_wait(tmp_path):
-    about = {"round": 1, "operation": "train", "bytes": 3, "to": "coordinator"}
-    ledger = Ledger(tmp_path / "site.jsonl")
-    ledger.append_soon(Background().submit(lambda: "first", []), kind="weights", privacy=None, **about)
-    ledger.append(kind="metrics", digest="second", **about)
-    assert [line["digest"] for line in verify(ledger.path)] == ["first", "second"]
-
-
-def test_settling_waits_for_all_and_leaves_errors_to_whoever_asks():
-    held = Background(2)
-    wrong = held.submit(lambda: 1 / 0, [])
-    right = [held.submit(lambda n=n: n, []) for n in range(5)]
-    held.settle()
-    assert [one.result() for one in right] == list(range(5))
-    assert isinstance(wrong.exception(), ZeroDivisionError)
-
-
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
 TENSORS = st.dictionaries(st.text(max_size=6), st.tuples(st.sampled_from(list(parcels.TYPES)), SHAPES), max_size=6)
 
@@ -94,24 +77,3 @@ def test_size_and_digest_are_those_of_the_bytes(described, metadata):
     assert parcel.size == len(data)
     assert parcel.digest == hashlib.sha256(data).hexdigest()
     assert "encoded" not in vars(parcel)
-
-
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {"turned": torch.arange(12.0).reshape(3, 4).t()},
-        {"last": torch.arange(24.0).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)},
-        {"whole": (shared := torch.arange(6.0)), "part": shared[:2], "same": shared},
-    ],
-)
-def test_it_does_not_matter_how_tensors_lie_in_memory(tensors):
-    parcel = Parcel("weights", tensors, privacy={"epsilon": 1.0})
-    data = encoded_copy(parcel)
-    assert (parcel.size, parcel.digest) == (len(data), hashlib.sha256(data).hexdigest())
-
-
-def test_a_safetensors_that_writes_another_header_is_digested_by_its_bytes(monkeypatch):
-    monkeypatch.setattr(parcels, "_is_as_installed", lambda: False)
-    parcel = Parcel("weights", {"a": torch.ones(3)})
-    assert parcel.digest == hashlib.sha256(encoded_copy(parcel)).hexdigest()
-    assert "encoded" in vars(parcel)

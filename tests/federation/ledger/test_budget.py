@@ -1,18 +1,14 @@
 """What a site's policy keeps back over all its runs: too many bytes, too much epsilon, too few patients."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 
-from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.layers.cohort import cohort
 from polyclinic.federation.layers.gate import Gate, RawImages
 from polyclinic.federation.ledger.budget import Budget
 from polyclinic.federation.ledger.kinds import KINDS
-from polyclinic.federation.ledger.ledger import Ledger, verify
+from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 
@@ -52,26 +48,10 @@ def refusal(gate, *parcels, **how):
 SIZE = len(weights().encoded)
 
 
-def test_bytes_are_counted_to_the_last(tmp_path):
-    gate = gate_of(tmp_path, max_bytes=2 * SIZE)
-    release(gate, weights(1.0))
-    told = refusal(gate, weights(2.0, size=11))
-    assert f"more bytes would have left this site than the {2 * SIZE} that its policy allows" in told
-    assert str(2 * SIZE + 4) not in told
-    release(gate, weights(3.0))
-    assert "bytes would have left" in refusal(gate, weights(4.0))
-
-
 def test_the_parcels_of_one_operation_leave_together_or_not_at_all(tmp_path):
     gate = gate_of(tmp_path, max_bytes=SIZE)
     assert "kept back what 'train' made" in refusal(gate, weights(1.0), weights(2.0))
     release(gate, weights(1.0))
-
-
-def test_other_runs_count_and_so_does_this_one_before_it_was_resumed(tmp_path):
-    release(gate_of(tmp_path, "a", max_bytes=10 * SIZE), weights(1.0))
-    release(gate_of(tmp_path, "b", earlier=["a"], max_bytes=2 * SIZE), weights(2.0))
-    assert "bytes would have left" in refusal(gate_of(tmp_path, "b", ["a"], max_bytes=2 * SIZE), weights(3.0))
 
 
 def test_a_resumed_run_may_send_the_same_again(tmp_path):
@@ -102,23 +82,3 @@ def test_with_an_epsilon_budget_only_what_is_covered_leaves(tmp_path):
     assert "differential privacy does not cover this" in refusal(gate, Parcel("metrics", {}, {"loss": 0.3}))
     release(gate, Parcel("statistics", {}, {"samples": 4}))  # sizes count as public
     assert "epsilon inf" in refusal(gate, weights(privacy={**record(0.0, 1), "epsilon": None}))
-
-
-def test_too_small_a_cohort_keeps_everything_back(tmp_path):
-    gate = gate_of(tmp_path, min_cohort=10)
-    assert "fewer patients are behind it than the 10 that the site's policy wants" in refusal(gate, weights(), cohort=9)
-    release(gate, weights(), cohort=10)
-
-
-def test_a_cohort_is_patients_not_images():
-    images, labels = np.zeros((5, 1, 8, 8), np.uint8), np.zeros(5, np.int64)
-    known, unknown = ImageSet(images, labels, cases=np.array([1, 1, 2, 2, 2])), ImageSet(images, labels)
-    data = SiteData("north", known, unknown, known)
-    assert (cohort(data, "train"), cohort(data, "validation")) == (2, 5)
-
-
-def test_without_limits_nothing_is_read_or_refused(tmp_path):
-    (tmp_path / "a" / "ledger").mkdir(parents=True)
-    (tmp_path / "a" / "ledger" / "north.jsonl").write_text(json.dumps({"not": "a ledger"}) + "\n")
-    release(gate_of(tmp_path, "b", ["a"]), weights())
-    assert len(verify(tmp_path / "b" / "ledger" / "north.jsonl")) == 1

@@ -12,7 +12,6 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.federation.ledger.budget import (
     EPSILON_LOCK,
     FOLDER,
-    LOCK,
     Budget,
     EpsilonLimit,
     OverBudget,
@@ -174,21 +173,6 @@ def test_epsilon_of_this_run_and_of_others_adds_up(runs):
         budget.check([Parcel("weights", {"w": torch.ones(1)}, privacy=record(1.45, steps=7))])
 
 
-def test_where_epsilon_is_not_limited_a_record_costs_nothing(runs):
-    rules = Policy(kinds=tuple(KINDS), max_bytes=10**6)
-    budget = Budget(rules, runs.path(), price=Price(accountants=("rdp",)))
-    budget.check([Parcel("weights", {"w": torch.ones(1)}, privacy=counted())])
-    budget.spend("weights", 1, counted())
-
-
-def test_a_budget_that_is_overdrawn_is_no_matter_where_nothing_leaves(runs):
-    """The site's people may lower it in the middle of a run."""
-    runs.write("mine", bytes=50)
-    runs.budget(max_bytes=20).check([])
-    with pytest.raises(OverBytes):
-        runs.budget(max_bytes=20).check([Parcel("weights", {})])
-
-
 def test_ledgers_of_other_runs_are_read_again_when_they_have_changed(runs):
     runs.write("old", bytes=10)
     budget = runs.budget(max_bytes=20)
@@ -229,15 +213,6 @@ def test_a_ledger_of_another_run_that_is_gone_or_cut_short_stops_the_site(runs):
             known.check_bytes(0)
 
 
-def test_the_ledger_of_this_run_is_not_one_of_the_others(runs):
-    """It was compared with its anchor when it was opened."""
-    anchored(runs, "mine")
-    budget = runs.budget(max_bytes=20)
-    budget.check_bytes(18)
-    with pytest.raises(OverBytes):
-        budget.check_bytes(19)
-
-
 # --- set aside ------------------------------------------------------------------------------------------
 
 
@@ -254,18 +229,6 @@ def test_private_work_is_alone_where_epsilon_is_limited(runs, policy, private, a
     assert others.of_others() == Reserved()
     assert is_free(runs.folder / EPSILON_LOCK)
     assert (runs.folder.parent / FOLDER).stat().st_mode & 0o777 == 0o700
-
-
-def test_what_several_runs_have_set_aside_adds_up(runs):
-    with runs.at_work(Reserved(4, 2), "one"), runs.at_work(Reserved(3, 5), "two"):
-        assert Reservations(runs.folder, "mine").of_others() == Reserved(7, 7)
-        assert Reservations(runs.folder, "two").of_others() == Reserved(4, 2)
-
-
-def test_without_a_limit_or_other_runs_nothing_is_set_aside(runs):
-    for budget in (runs.budget(), runs.budget(shared=False, max_bytes=5)):
-        with budget.reserved(Reserved(10**9, 10**9), private=True):
-            assert not (runs.folder.parent / FOLDER).exists()
 
 
 @pytest.mark.parametrize(
@@ -297,13 +260,6 @@ def test_private_work_is_not_begun_once_other_runs_have_spent_epsilon(runs):
     ):
         with budget.reserved(Reserved(), private=private):
             pass
-
-
-def test_the_lock_of_a_budget_is_that_of_all_runs(runs):
-    with runs.budget(max_bytes=1).locked():
-        assert not is_free(runs.folder / LOCK)
-    with runs.budget(shared=False, max_bytes=1).locked():
-        assert is_free(runs.folder / LOCK)
 
 
 # --- what a parcel tells --------------------------------------------------------------------------------
@@ -349,13 +305,6 @@ def test_epsilon_is_counted_at_the_smaller_delta(delta, of_record, counted_at):
 def test_epsilon_of_a_patient_is_that_of_all_images(images, unit, counts_for):
     told = counted() if unit is None else counted(unit=unit)
     assert Price(1e-5, images=images)(told) == group_epsilon([Mechanism(**MECHANISM)], 1e-5, counts_for, "prv")
-
-
-def test_epsilon_that_a_site_does_not_believe_is_refused():
-    with pytest.raises(OverBudget, match="accepts the accountants rdp, not 'prv'"):
-        Price(accountants=("rdp",))(counted())
-    with pytest.raises(OverBudget, match=r"its images name no patients; set `patient` in site\.toml"):
-        Price(images=None)(counted())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.keys import (
     OVERHEAD,
     KitKeys,
-    PublicKeys,
     SealBroken,
     SeedKeys,
     open_box,
@@ -28,19 +27,6 @@ def test_the_keys_of_simulated_sites_follow_from_the_seed_and_the_name():
     assert len({SeedKeys(seed).public(name) for seed in (1, 2) for name in "ab"}) == 4
 
 
-def test_every_kit_has_its_own_private_key_and_the_public_keys_of_all(tmp_path):
-    local = {name: tmp_path / name for name in ("north", "south")}
-    for folder in (*local.values(), tmp_path / "server"):
-        folder.mkdir()
-    pin_keys(local, tmp_path / "server")
-    rings = {name: KitKeys(folder) for name, folder in local.items()}
-    for name, ring in rings.items():
-        assert (local[name] / "sealing.key").stat().st_mode & 0o777 == 0o600
-        assert [ring.public(other) for other in rings] == [public_key(one.own("")) for one in rings.values()]
-        assert ring.public("phantom") is None
-    assert rings["north"].public("north") != rings["south"].public("south")
-
-
 def test_every_kit_has_its_own_signing_key_and_the_public_ones_of_all(tmp_path):
     local = {name: tmp_path / name for name in ("north", "south", "server")}
     for folder in local.values():
@@ -54,13 +40,6 @@ def test_every_kit_has_its_own_signing_key_and_the_public_ones_of_all(tmp_path):
         assert {other.verifying_keys(ring.owner()) for other in rings.values()} == {mine}
         assert ring.verifying_keys("phantom") == ()
     assert not (local["server"] / "sealing.key").exists()
-
-
-@pytest.mark.parametrize("text", ["no toml", "[signing]\nnorth = ['xyz']", "[signing]\nnorth = ['00']"])
-def test_a_damaged_file_of_public_keys_is_named(tmp_path, text):
-    (tmp_path / "site_keys.toml").write_text(text)
-    with pytest.raises(BadInput, match=r"site_keys\.toml"):
-        PublicKeys(tmp_path / "site_keys.toml").verifying_keys("north")
 
 
 def test_a_kit_without_keys_is_named(tmp_path):
@@ -91,10 +70,6 @@ def test_what_is_sealed_comes_out_and_cannot_be_seen(plain):
     assert len(box) == len(plain) + OVERHEAD
     assert len(plain) < 8 or plain not in box
     assert open_box(box, ABOUT, recipient=BEN, sender=public_key(ANNA)) == plain
-
-
-def test_the_same_bytes_never_make_the_same_box():
-    assert from_anna_to_ben() != from_anna_to_ben()
 
 
 @settings(max_examples=25, deadline=None)

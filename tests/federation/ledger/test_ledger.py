@@ -55,12 +55,6 @@ def test_a_line_says_what_left_and_what_came_before(path):
     assert ledger.position == (2, second["digest_of_line"])
 
 
-def test_an_untouched_ledger_verifies_and_goes_on(five):
-    assert [line["round"] for line in verify(five)] == [0, 1, 2, 3, 4]
-    release(Ledger(five), round=5)
-    assert len(verify(five)) == 6
-
-
 CHANGES = {"round": 9, "operation": "other", "kind": "metrics", "bytes": 10**6, "digest": "0" * 64, "to": "nobody"}
 CHANGES |= {"privacy": {"epsilon": 0}, "index": 7, "previous": "f" * 64, "digest_of_line": "e" * 64}
 
@@ -97,17 +91,6 @@ def test_an_inserted_line_is_found(five, text):
     lines = five.read_text().splitlines(keepends=True)
     five.write_bytes("".join(lines[:2]).encode() + text.encode("latin-1") + b"\n" + "".join(lines[2:]).encode())
     with pytest.raises(LedgerBroken, match="line 3"):
-        verify(five)
-
-
-@pytest.mark.parametrize(
-    ("order", "number"),
-    [([1, 2, 3, 4], 1), ([0, 2, 3, 4], 2), ([0, 1, 2, 4], 4), ([0, 2, 1, 3, 4], 2), ([0, 1, 1, 2, 3, 4], 3)],
-)
-def test_lines_that_are_gone_moved_or_repeated_are_found(five, order, number):
-    lines = five.read_text().splitlines(keepends=True)
-    five.write_text("".join(lines[place] for place in order))
-    with pytest.raises(LedgerBroken, match=f"line {number}: does not follow"):
         verify(five)
 
 
@@ -216,19 +199,3 @@ def test_killed_anywhere_the_ledger_equals_an_undisturbed_one(tmp_path_factory, 
         straight.path.read_bytes() if straight.path.exists() else b""
     )
     assert checkpoint == (len(rounds), straight.position.lines)
-
-
-@pytest.mark.parametrize(
-    "change", [{"round": "1"}, {"kind": []}, {"to": None}, {"bytes": 1.5}, {"operation": {}}, {"digest": 3}]
-)
-def test_a_chain_that_holds_with_values_of_other_types_is_no_ledger(five, change):
-    """Who knows the format can chain anything; whoever reads it must not stumble."""
-    previous, lines = GENESIS, []
-    for line in (json.loads(text) for text in five.read_text().splitlines()):
-        line |= {**change, "previous": previous}
-        content = {name: value for name, value in line.items() if name not in ("digest_of_line", "signature")}
-        previous = line["digest_of_line"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        lines.append(json.dumps(line) + "\n")
-    five.write_text("".join(lines))
-    with pytest.raises(LedgerBroken, match="line 1: not a ledger line"):
-        verify(five)

@@ -9,7 +9,7 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.keys import Head, SeedKeys, is_countersigned, sign_line
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger_heads import RECEIVED_FILE, Heads, read_received
-from polyclinic.federation.ledger.parcel import SEALED, Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 
 KEYS = SeedKeys(3)
 PARCEL = Parcel("weights", {"w": torch.ones(2)})
@@ -21,15 +21,6 @@ def head(lines, digest="d", site="a"):
 
 def receive(heads, found, site="a", parcels=(PARCEL,), round=1):
     heads.receive(Call(site, "train", round), Reply(site, tuple(parcels), found))
-
-
-def test_a_simulation_keeps_heads_and_writes_nothing(tmp_path):
-    heads = Heads(tmp_path)
-    receive(heads, Head(2, "x", "s"))
-    assert heads.anchor("a") is None
-    assert heads.plain() == {"a": (2, "x", "", "")}
-    assert heads.summary() == {"a": {"lines": 2, "digest": "x"}}
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_deployed_head_is_counter_signed_and_written_down(tmp_path):
@@ -44,13 +35,6 @@ def test_a_deployed_head_is_counter_signed_and_written_down(tmp_path):
     assert line["parcels"][0] == {"kind": "weights", "bytes": PARCEL.size, "digest": PARCEL.digest}
     assert line["head"] == list(anchor)
     assert heads.summary()["a"].keys() == {"lines", "digest", "signature", "countersignature"}
-
-
-def test_nothing_is_said_of_what_is_inside_a_sealed_parcel(tmp_path):
-    heads = Heads(tmp_path, KEYS)
-    receive(heads, head(1), parcels=(Parcel(SEALED, {"sealed": torch.ones(3)}, {"kind": "latents"}),))
-    [line] = read_received(tmp_path)
-    assert line["parcels"][0]["digest"] is None
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.sums import masks
-from polyclinic.federation.sums.coordinator_sums import Unmasking
-from polyclinic.federation.sums.masks import Context
 from polyclinic.federation.sums.settings import Federated
 from polyclinic.federation.sums.site_memory import known
 
@@ -92,13 +90,6 @@ def test_masks_of_another_round_are_others(company):
     assert not (rows[0] == rows[1]).any()
 
 
-def test_no_reply_says_how_many_images_a_site_has(company):
-    some = company()
-    some.total()
-    for _, reply in some.replies:
-        assert "samples" not in reply.metadata
-
-
 def test_every_step_of_a_sum_names_it_by_the_same_sixteen_digits(company):
     some = company()
     some.total()
@@ -118,14 +109,6 @@ def test_a_site_may_drop_out_at_every_step(company, step, gone):
     some.broken = {(gone, step)}
     left = NAMES if step in ("agree", "unmask") else [name for name in NAMES if name != gone]
     assert float(some.total()[0]) == pytest.approx(mean(left), abs=1e-6)
-
-
-def test_two_sites_may_drop_out_at_different_steps(tmp_path):
-    names = (*NAMES, "fay", "gus")
-    some = Company(tmp_path, answers(names), SECURE)
-    some.broken = {("bo", "take_shares"), ("gus", "answer")}
-    left = [name for name in names if name not in ("bo", "gus")]
-    assert float(some.total()[0]) == pytest.approx(mean(left, names), abs=1e-6)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -333,19 +316,6 @@ def test_a_site_that_lies_about_shares_is_noticed(company):
     some.work = work
     with pytest.raises(WorkFailed, match="do not fit; a site lied"):
         some.total()
-
-
-def test_shares_of_another_shape_are_left_out():
-    """What most sites gave is enough: the rows of `cleo` are too short, and `di` sends none."""
-    names, secret = NAMES[:4], bytes(range(32))
-    shares = [torch.frombuffer(bytearray(share), dtype=torch.uint8) for share in masks.split_secret(secret, 2, 4)]
-    given = {
-        name: Parcel("shares", {"shares": torch.stack([share] * 4)}) for name, share in zip(names, shares, strict=True)
-    }
-    given["cleo"] = Parcel("shares", {"shares": given["cleo"].tensors["shares"][:, :-1]})
-    given["di"] = Parcel("shares", {})
-    context = Context("run", 1, "answer", dict.fromkeys(names, b""), names)
-    assert Unmasking(context, b"", names)._secret(2, given) == secret
 
 
 def test_a_site_whose_answer_has_another_form_fails_by_name(company):

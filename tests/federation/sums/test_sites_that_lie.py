@@ -10,10 +10,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.sums import masks
 from polyclinic.federation.sums.settings import Federated
-from polyclinic.federation.sums.site_memory import changed, known
-from polyclinic.federation.sums.site_sums import draw
 
 NAMES = ("ann", "bo", "cleo", "di", "emil")
 
@@ -46,11 +43,6 @@ def test_a_site_without_a_mask_key_is_left_out(company, key):
     replace_reply(company, "give_mask_key", lambda parcel: Parcel("keys", {"di": key}))
     assert float(company.total(2)[0]) == pytest.approx(mean([name for name in NAMES if name != "di"]))
     assert company.refusals() == []
-
-
-def test_a_key_under_another_name_is_none(company):
-    replace_reply(company, "give_mask_key", lambda parcel: Parcel("keys", {"bo": parcel.tensors["di"]}))
-    assert float(company.total(2)[0]) == pytest.approx(mean([name for name in NAMES if name != "di"]))
 
 
 @pytest.mark.parametrize(
@@ -129,30 +121,3 @@ def test_a_site_that_no_kit_knows_is_not_in_a_sum(company):
     site.keys = SimpleNamespace(own=ring.own, public=lambda name: None if name == "di" else ring.public(name))
     with pytest.raises(ParcelRejected, match="site 'ann' has no key of 'di', which is said to be in the sum"):
         give_shares(company, keys)
-
-
-def test_a_site_seals_no_box_for_itself(company):
-    boxes = give_shares(company, keys_of(company)).tensors["boxes"]
-    assert [bool(box.any()) for box in boxes] == [False, True, True, True, True]
-
-
-def test_a_coefficient_has_twice_as_many_bytes_as_the_prime_wants(company):
-    """So that what is left modulo the prime is as good as uniform. A sum that two sites open has one coefficient."""
-    give_shares(company, keys_of(company))
-    site = company.sites["ann"]
-    found = changed(known(site), {"threshold": 2})
-    made = company.sums._split(site, found, "own seed", found.own_seed)
-    halves = [draw(site, "coefficient", "own seed", "answer", 1, half) for half in (0, 1)]
-    assert len(set(halves)) == 2
-    expected = int.from_bytes(bytes.fromhex(found.own_seed), "big") + int.from_bytes(b"".join(halves), "big")
-    assert int.from_bytes(made[0], "big") == expected % masks.PRIME
-
-
-def test_secret_bytes_are_32_and_those_of_a_simulated_site_follow_from_its_address(company):
-    site = company.sites["ann"]
-    site.round = 1
-    assert len(draw(site, "x")) == 32
-    assert draw(site, "x") == draw(site, "x")
-    assert len({draw(site, "x"), draw(site, "y"), draw(company.sites["bo"], "x")}) == 3
-    site.secret = "a deployed site's"
-    assert len(draw(site, "x")) == 32

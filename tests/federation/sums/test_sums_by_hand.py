@@ -18,13 +18,12 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
-from polyclinic.federation.sums import coordinator_sums, site_sums
+from polyclinic.federation.sums import site_sums
 from polyclinic.federation.sums.coordinator_sums import CoordinatorSums, Total
-from polyclinic.federation.sums.masks import PIECE, Context, add_masks, sign_of
-from polyclinic.federation.sums.rows import TooLarge, check_layout, count_to_whole, summand_of, write_whole
+from polyclinic.federation.sums.masks import Context, add_masks, sign_of
+from polyclinic.federation.sums.rows import TooLarge, check_layout, count_to_whole, summand_of
 from polyclinic.federation.sums.settings import Federated, Floor
 from polyclinic.federation.sums.site_memory import honest_sites, known
-from polyclinic.federation.sums.site_sums import SiteSums
 
 NAMES = tuple("abcdefghi")
 INTEGER, SECURE = Federated(sum="integer"), Federated(sum="secure")
@@ -33,31 +32,12 @@ INTEGER, SECURE = Federated(sum="integer"), Federated(sum="secure")
 # --- numbers -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("values", "weight", "bits", "words"),
-    [
-        ([537_000.0, -1.0], 1000, 24, "5.37e+05, and with 1000 as weight ±5.369e+05 fit"),
-        ([1.0, -537_000.0], 1000, 24, "5.37e+05, and with 1000 as weight ±5.369e+05 fit"),
-        ([2**50, 3], 10, 24, "1.126e+15, and with 10 as weight ±9.007e+14 fit"),
-    ],
-)
-def test_a_number_that_does_not_fit_is_told_with_the_largest_that_does(values, weight, bits, words):
-    with pytest.raises(TooLarge) as refused:
-        write_whole(torch.tensor(values), weight, bits, np.empty(len(values), np.uint64))
-    assert str(refused.value) == words
-
-
 def test_a_count_that_does_not_fit_is_told_with_the_most_that_does():
     assert count_to_whole(2.5, 1) == 5
     assert count_to_whole(2**52, 1) == 2**53
     for count in (2**52 + 1, -1):
         with pytest.raises(TooLarge, match=r"images, and up to 4\.504e\+15 fit$"):
             count_to_whole(count, 1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_nothing_is_a_row_of_nothing(dtype):
-    write_whole(torch.zeros(0, dtype=dtype), 3, 24, np.empty(0, np.uint64))
 
 
 @pytest.mark.parametrize(
@@ -92,14 +72,6 @@ def test_a_row_has_the_numbers_then_the_weight_the_images_and_one():
         384,
         1,
     ]
-
-
-def test_images_are_counted_no_finer_than_24_bits():
-    parcel = Parcel("weights", {"w": torch.zeros(1)}, {"samples": 1, "expected": 0.5})
-    for bits, told in ((8, 2**7), (24, 2**23), (40, 2**23)):
-        assert int(summand_of([parcel], mean=True, weighting="samples", bits=bits).numbers[-2]) == told
-    plain = Parcel("weights", {"w": torch.zeros(1)}, {"samples": 1})
-    assert int(summand_of([plain], mean=True, weighting="samples", bits=8).numbers[-2]) == 0
 
 
 def test_the_tensor_that_does_not_fit_is_named():
@@ -151,11 +123,6 @@ def row(kind, values, tail=(1, 0, 1), layout=True):
     return Parcel(kind, {"numbers": numbers}, {"layout": entries if layout is True else layout})
 
 
-def test_what_is_added_up():
-    assert [sums().covers(name) for name in ("both", "answer", "evaluate", "nothing")] == [True, True, False, False]
-    assert not sums(Federated()).covers("both")
-
-
 @pytest.mark.parametrize(
     ("parcels", "words"),
     [
@@ -177,14 +144,6 @@ def test_a_reply_that_is_no_row_is_refused(parcels, words):
     sums().check(call, Reply("a", (row("statistics", [1]), row("weights", [2**53]))))
     with pytest.raises(ParcelRejected, match=words):
         sums().check(call, Reply("a", parcels))
-
-
-def test_a_masked_row_may_hold_any_numbers_of_all_kinds():
-    numbers = torch.tensor([2**62, -(2**62), 7, 8, 9])
-    layout = [["weights", "w", "float32", [1]], ["statistics", "s", "float32", [1]]]
-    sums(SECURE).check(Call("a", "both", 1), Reply("a", (Parcel("masked", {"numbers": numbers}, {"layout": layout}),)))
-    with pytest.raises(ParcelRejected, match="parcels of weights, statistics came, and masked were asked"):
-        sums(SECURE).check(Call("a", "both", 1), Reply("a", (row("weights", [1]), row("statistics", [1]))))
 
 
 def collected(settings, sites, replies=()):
@@ -224,20 +183,6 @@ def test_the_form_that_most_sites_sent_holds_and_of_equally_many_the_first():
     assert (total.row.tolist(), total.layout) == ([17, 17, 3, 0, 3], [["weights", "w", "float32", [2]]])
 
 
-def test_a_signature_that_is_too_long_is_none():
-    def signature(length):
-        parcel = Parcel("shares", {"signature": torch.ones(length, dtype=torch.uint8)})
-        return coordinator_sums._signature(Reply("a", (parcel,)))
-
-    assert [len(signature(length)) for length in (0, 64, 65)] == [0, 128, 0]
-    assert coordinator_sums._signature(Reply("a", (Parcel("shares", {}),))) == ""
-
-
-@pytest.mark.parametrize(("told", "needs"), [(4, 4), (None, 0), ("9", 0), (True, 0), (2.5, 0)])
-def test_how_many_sites_must_be_left_is_a_whole_number(told, needs):
-    assert coordinator_sums._needs(Parcel("shares", {}, {"needs": told})) == needs
-
-
 # --- a site's half -------------------------------------------------------------------------------------------
 
 
@@ -266,44 +211,6 @@ def test_noise_is_shared_by_who_is_left_without_the_liars_of_the_study(tmp_path,
         honest_sites(site)
 
 
-def test_noise_is_shared_before_the_answer_only(tmp_path):
-    some = Company(tmp_path, dict.fromkeys(NAMES[:4], torch.tensor(1.0)), SECURE)
-    some.total(2)
-    with pytest.raises(ParcelRejected, match="none has begun"):
-        honest_sites(some.sites["a"])
-
-
-def test_what_belongs_to_a_sum_and_where_it_may_go():
-    secure_sums, integer, plain = (SiteSums(one, "run", Floor(), Two.SUMMED) for one in (SECURE, INTEGER, Federated()))
-    kinds = ("weights", "statistics")
-    assert [one.kinds("both", kinds) for one in (secure_sums, integer, plain)] == [("masked",), kinds, kinds]
-    assert secure_sums.kinds("evaluate", ("metrics",)) == ("metrics",)
-    assert [one.covers("both") for one in (secure_sums, integer, plain)] == [True, True, False]
-    to_other = Call("a", "both", 1, to="b")
-    for one in (secure_sums, integer, plain):
-        one.check(Call("a", "evaluate", 1, to="b"))
-    plain.check(to_other)
-    with pytest.raises(ParcelRejected, match="'both' is a part of a sum, which the coordinator adds up; nobody else"):
-        integer.check(to_other)
-    secure_sums.check(Call("a", "agree", 1))
-    for one in (integer, plain):
-        with pytest.raises(ParcelRejected, match="'agree' is a part of secure sums, and federation"):
-            one.check(Call("a", "agree", 1))
-
-
-def test_an_open_answer_is_a_row_of_each_kind_with_the_same_end():
-    parcels = (
-        Parcel("weights", {"w": torch.tensor([1.0, 2.0])}, {"samples": 3}, {"epsilon": 1}),
-        Parcel("statistics", {"s": torch.tensor([4.0])}),
-    )
-    gate = SimpleNamespace(check_numbers=lambda parcel: None)
-    one = 2**24
-    made = SiteSums(INTEGER, "run", Floor(), Two.SUMMED).outgoing(None, Call("a", "both", 1), gate, parcels, "samples")
-    assert [parcel.tensors["numbers"].tolist() for parcel in made] == [[one, 2 * one, 1, 0, 1], [4 * one, 1, 0, 1]]
-    assert [parcel.metadata["layout"][0][1] for parcel in made] == ["w", "s"]
-    assert [parcel.privacy for parcel in made] == [{"epsilon": 1}, None]
-
-
 @pytest.mark.parametrize(
     "wrong", [torch.zeros(31, dtype=torch.uint8), torch.zeros(32), torch.zeros(1, 32, dtype=torch.uint8)]
 )
@@ -311,16 +218,6 @@ def test_a_mask_key_has_32_bytes(wrong):
     assert site_sums._key_bytes("a", torch.arange(32, dtype=torch.uint8)) == bytes(range(32))
     with pytest.raises(ParcelRejected, match="what came as the mask key of site 'a' is none"):
         site_sums._key_bytes("a", wrong)
-
-
-@pytest.mark.parametrize(
-    ("key", "length", "dtype"), [(None, 0, torch.uint8), ("k", 1, torch.uint8), ("k", 0, torch.int8)]
-)
-def test_what_is_no_box_is_not_opened(key, length, dtype):
-    site = SimpleNamespace(name="a", keys=SimpleNamespace(public=lambda name: key))
-    box = torch.zeros(site_sums.BOX + length, dtype=dtype)
-    with pytest.raises(ParcelRejected, match="the box of shares of site 'b' does not open: it is none, or made for"):
-        SiteSums(SECURE, "run", Floor())._open_box(site, None, "b", box)
 
 
 @pytest.mark.parametrize("change", ["length", "dtype", "a bit", "from itself", "from nobody"])
@@ -352,15 +249,6 @@ def test_a_box_of_shares_that_does_not_open_is_refused(tmp_path, change):
 
 
 # --- masks ---------------------------------------------------------------------------------------------------
-
-
-def test_masks_are_added_and_taken_out_beyond_one_piece():
-    numbers = np.arange(2 * PIECE + 5, dtype=np.uint64)
-    masked = numbers.copy()
-    add_masks(masked, [(b"one", 1), (b"two", -1)], b"info")
-    assert len(np.unique(masked - numbers)) == len(numbers)
-    add_masks(masked, [(b"two", 1), (b"one", -1)], b"info")
-    assert (masked == numbers).all()
 
 
 def test_a_mask_is_the_key_stream_of_its_secret():
