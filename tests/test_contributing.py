@@ -57,26 +57,15 @@ if __name__ == "__main__":
 """
 STUDY = """
 {plugins}
-[data]
-source = "fundus-phantom"
-samples = 60
-size = 28
-[sites]
-partition = "iid"
-count = 2
-[model]
-backbone = "lenet5"
-[optimizer]
-batch_size = 8
-[method]
-name = "{method}"
-rounds = 2
+data = {{ source = "fundus-phantom", samples = 60, size = 28 }}
+sites = {{ partition = "iid", count = 2 }}
+model = {{ backbone = "lenet5" }}
+optimizer = {{ batch_size = 8 }}
+method = {{ name = "{method}", rounds = 2 }}
+engine = {{ device = "cpu", workers = 1 }}
 [audit]  # that an audit runs to its end is asked, not what it finds
 keep_parcels = 0
 gradient_inversion = {{ optimizer = "adam", iterations = 3, label = "joint" }}
-[engine]
-device = "cpu"
-workers = 1
 """
 
 

@@ -59,6 +59,14 @@ def test_columns_are_known_by_their_names(tmp_path):
 # --- masks
 
 
+def test_an_image_and_a_mask_alone_in_a_folder_belong_together(tmp_path):
+    files = touch(tmp_path, "p1/scan.png", "p1/lesion_seg.png", "p2/scan.png", "p2/lesion_seg.png")
+    assert len(survey_cases.paired_masks(tmp_path, files).rows) == 2
+    assert survey_cases.paired_masks(tmp_path, files[:2]) is None, "one folder says little"
+    with pytest.raises(BadInput, match=r"several images lie beside one mask, such as in .*p1"):
+        survey_cases.paired_masks(tmp_path, [*files, *touch(tmp_path, "p1/other.png")])
+
+
 def test_masks_may_be_called_mask_and_nothing_else(tmp_path):
     files = touch(tmp_path, "p1/image.png", "p1/mask.png", "p2/image.png", "p2/mask.png")
     assert survey_cases.paired_masks(tmp_path, files).rows == [
