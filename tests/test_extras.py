@@ -14,7 +14,7 @@ import torch
 from polyclinic.cli import run_app
 from polyclinic.data.plots import _font, coloured, contact_sheet
 from polyclinic.errors import BadInput, Notice
-from polyclinic.extras import EXTRAS, picture_if_possible
+from polyclinic.extras import EXTRAS, missing_sentence, need, picture_if_possible
 from polyclinic.registry import forget_notices
 from polyclinic.runner.compare import outcome as comparison_figure
 from polyclinic.runner.run.run import assemble
@@ -109,3 +109,9 @@ def test_a_contact_sheet_needs_no_matplotlib(hide, tmp_path):
     assert maps[0, :, 7, 7].tolist() == [253, 231, 37]
     contact_sheet({"real": np.zeros((2, 1, 8, 8), np.uint8)}, tmp_path / "sheet.png", (), "words")
     assert (tmp_path / "sheet.png").stat().st_size > 500
+
+
+def test_a_package_of_no_extra_has_no_sentence(hide):
+    assert missing_sentence("no_such_package") is None
+    with pytest.raises(BadInput, match="plot"):
+        need("no_such_package", "plot()")

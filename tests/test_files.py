@@ -32,6 +32,7 @@ from polyclinic.files import (
     make_private,
     read_json,
     read_tensors,
+    storage_sentence,
     write_tensors,
 )
 from polyclinic.run_folder import check_whole, with_own_digest
@@ -260,3 +261,8 @@ def test_a_name_that_no_system_has_is_bad_input(command, tmp_path, capsys):
     arguments = [command[0], long, *command[1:]] if command[0] != "ledger" else [*command, long]
     assert cli.run_app(arguments) == 2
     assert "the name 'xxxxxxxxxxxxxxxxxxxx...' has over 255 bytes; take a shorter one" in capsys.readouterr().err
+
+
+def test_an_error_without_a_file_is_said_as_well():
+    assert storage_sentence(OSError("odd")) == "odd"
+    assert storage_sentence(IsADirectoryError(21, "Is a directory", "a")) == "a: Is a directory"

@@ -116,6 +116,13 @@ def test_the_code_that_runs_is_the_code_that_was_hashed(tmp_path):
     assert not (tmp_path / "__pycache__").exists()
 
 
+def test_a_plugin_module_may_be_an_entry_point_as_well(site_packages):
+    write_method(site_packages / "first_package" / "__init__.py")
+    install(site_packages, "first_package", {"polyclinic.methods": "mine = first_package:Mine"})
+    plugins.load(["first_package"])
+    assert METHODS.origin("mine") == "plug-in first_package"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -7,10 +7,14 @@ import re
 from rich.console import Console
 
 from polyclinic.cli.tables import (
+    attacks_of,
     coordinator_table,
+    print_warnings,
+    replay_sentence,
     threat_table,
     verdict_table,
 )
+from polyclinic.runner.run.result_display import few_images
 
 WHY = (
     "this budget does not find a planted leak either (an update of one step on held-out images, without noise: half of "
@@ -63,3 +67,37 @@ def test_the_table_fits_a_screen_of_80_columns_without_broken_words():
     assert any("try a larger one" in line for line in printed(verdict_table(REPORT, 240), 240))
     for table in (threat_table(REPORT), coordinator_table(COORDINATOR)):
         assert max(map(len, printed(table))) <= 80
+
+
+def test_the_released_model_is_named_and_not_counted_among_the_parcels():
+    of_kind = {"left": 1, "attacked": 1, "released": 1, "questions": {"membership": question("not tested")}}
+    assert list(attacks_of("weights", of_kind))[-1] == "weights: the released model was attacked, too"
+    assert len(list(attacks_of("weights", {**of_kind, "released": 0}))) == 1
+
+
+def test_a_warning_that_was_shown_is_not_repeated(capsys):
+    print_warnings(Console(), ["few images", "few steps"], shown=["few images"])
+    assert capsys.readouterr().out.splitlines() == [
+        "warning: few steps",
+        "1 warning stands above the table, and in result.json",
+    ]
+    print_warnings(Console(), [], shown=[])
+    assert capsys.readouterr().out == ""
+
+
+def test_sites_with_few_images_and_with_none_are_named():
+    said = few_images({"north": 30, "south": 4, "west": 0}, ["north", "south"])
+    assert said.startswith("fewer than 10 images at south (4): one image decides")
+    assert said.endswith("; no row for west: none of these images is theirs")
+    assert few_images({"north": 30}, ["north"]) == ""
+
+
+def test_a_replay_is_put_into_words():
+    assert replay_sentence({}) == ""
+    found = {"psnr": 31.44, "code_usage_top": 0.93, "code_usage_bottom": 1.0, "real_or_replayed_auc": 0.9991}
+    assert replay_sentence(found) == (
+        "replayed images came back at 31.4 dB; codes in use: 93% (top), 100% (bottom); "
+        "a probe tells real from replayed with an AUC of 0.999"
+    )
+    probed = found | {"which_site_accuracy": 0.264, "which_site_chance": 0.25}
+    assert replay_sentence(probed).endswith("and which site made one in 26% of cases (25% by chance)")

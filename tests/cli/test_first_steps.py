@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +46,17 @@ def test_the_doctor_finds_what_is_wrong(capsys, monkeypatch, change, about, stat
     assert run_app(["doctor", "--quick"]) == (1 if state == "wrong" else 0)
 
 
+def test_the_doctor_finds_a_cache_and_a_folder_that_cannot_be_written(monkeypatch):
+    monkeypatch.setattr(doctors.os, "access", lambda *_: False)
+    assert "set POLYCLINIC_CACHE to a folder that can" in doctors.look_at_cache()[1]
+
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctors.tempfile, "TemporaryDirectory", refuse)
+    assert doctors.look_at_permissions()[0] == "wrong"
+
+
 def test_help_shows_whole_sentences(capsys):
     for group in ([], ["study"], ["data"], ["deploy"], ["ledger"]):
         assert run_app([*group, "--help"]) == 0
@@ -77,6 +89,26 @@ def test_ctrl_c_is_told_in_every_command(capsys, monkeypatch):
     monkeypatch.setattr(doctors, "examine", interrupted)
     assert run_app(["doctor"]) == 1
     assert capsys.readouterr().err == "interrupted; what was finished is kept\n"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_participant_starts_without_the_debug_lines_of_nvflare(tmp_path, capfd, monkeypatch, code):
+    program = f"import sys; print('DEBUG - cell created'); sys.exit({code})"
+
+    def start(output, *, alone):
+        assert not alone  # Ctrl-C of this terminal reaches it
+        return subprocess.Popen([sys.executable, "-c", program], stdout=output)
+
+    kit = SimpleNamespace(name="north", kit=tmp_path, start=start)
+    monkeypatch.setattr("polyclinic.deployment.processes.Participant.of", lambda _: kit)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert run_app(["deploy", "start", str(tmp_path)]) == code
+    said = capfd.readouterr()
+    assert said.out == f"north runs here; Ctrl-C ends it; NVFlare's own words: {tmp_path / 'console.log'}\n"
+    assert ("ended with exit code 3" in said.err) == (code == 3)
+    assert (tmp_path / "console.log").read_text() == "DEBUG - cell created\n"
+    assert run_app(["deploy", "start", str(tmp_path), "--verbose"]) == code
+    assert "DEBUG" in capfd.readouterr().out
 
 
 QUICK = """

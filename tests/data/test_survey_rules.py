@@ -40,6 +40,17 @@ def test_of_several_tables_the_one_that_lists_images_is_found(tmp_path):
         survey_tables.find_table(tmp_path)
 
 
+def test_images_are_named_by_most_cells_of_their_column(tmp_path):
+    """With or without their endings and folders; a column that names half of its images is none."""
+    touch(tmp_path, "a.png", "b.nii.gz")
+    most = table_of(tmp_path, "label,file\n1,elsewhere/a.png\n2,b\n3,zz\n")
+    cases = survey_tables.cases_in_table(most.file, tmp_path)
+    assert [row["path"] for row in cases.rows] == ["a.png", "b.nii.gz"]
+    half = table_of(tmp_path, "file,label\na,1\nzz,2\n")
+    with pytest.raises(BadInput, match=r"no column names images .*fits 1 of 2 rows; such as 'zz' is not there"):
+        survey_tables.cases_in_table(half.file, tmp_path)
+
+
 def test_columns_are_known_by_their_names(tmp_path):
     def named(head, *rows):
         return survey_tables._named_columns(table_of(tmp_path, "\n".join([head, *rows]) + "\n"), "file")
@@ -56,7 +67,33 @@ def test_columns_are_known_by_their_names(tmp_path):
         assert ("site" in named("file,label,hospital", *rows)) is known
 
 
+def test_gaps_are_counted_in_a_note(tmp_path):
+    touch(tmp_path, "a.png", "b.png", "c.png", "d.png")
+    (tmp_path / "t.csv").write_text("file,label,site\na,1,x\nb,,y\nc,,x\nd,2,y\ngone,1,x\na,1,x\n")
+    cases = survey_tables.cases_in_table(tmp_path / "t.csv", tmp_path)
+    assert [row["path"] for row in cases.rows] == ["a.png", "d.png"]
+    assert cases.is_new
+    assert list(cases.notes) == [
+        "1 row names no image that is there, such as 'gone': left out",
+        "1 row names an image again, such as 'a.png': left out",
+        "2 rows without label (an empty cell) left out",
+    ]
+    (tmp_path / "t.csv").write_text("file,label\na.png,1\nb.png,2\n")
+    assert not survey_tables.cases_in_table(tmp_path / "t.csv", tmp_path).is_new
+
+
 # --- masks
+
+
+def test_masks_belong_to_images_of_their_names(tmp_path):
+    files = touch(tmp_path, "a.png", "a_mask.png", "b.png", "masks/b.png", "c.png")
+    cases = survey_cases.paired_masks(tmp_path, files)
+    assert cases.rows == [{"path": "a.png", "mask": "a_mask.png"}, {"path": "b.png", "mask": "masks/b.png"}]
+    assert cases.notes == ("1 image has no mask and is left out, such as c.png",)
+    more = [*files, *touch(tmp_path, "d.png")]
+    assert survey_cases.paired_masks(tmp_path, more).notes[0].startswith("2 images have no mask and are left out")
+    most = [*more, *touch(tmp_path, "e.png")]
+    assert survey_cases.paired_masks(tmp_path, most) is None, "fewer than half have masks"
 
 
 def test_an_image_and_a_mask_alone_in_a_folder_belong_together(tmp_path):
@@ -78,6 +115,17 @@ def test_masks_may_be_called_mask_and_nothing_else(tmp_path):
 
 
 # --- archives
+
+
+def test_floats_run_from_zero_to_one():
+    assert archives.as_bytes(np.array([0.0, 0.5, 1.0])).tolist() == [0, 128, 255]
+    assert archives.as_bytes(np.array([False, True])).tolist() == [0, 255]
+    for wrong, cure in (([0.0, 1.1], True), ([0.0, 255.0], True), ([0.0, 256.0], False), ([-0.1, 1.0], False)):
+        with pytest.raises(ValueError, match="instead of 0 to 1") as error:
+            archives.as_bytes(np.array(wrong))
+        assert ("divide them by 255" in str(error.value)) is cure
+    with pytest.raises(ValueError, match="instead of 0 to 1"):
+        archives.as_bytes(np.array([0.0, np.nan]))
 
 
 def test_pixels_are_counted_from_the_shape(tmp_path):
@@ -140,14 +188,3 @@ def test_sizes_are_those_of_a_few_images_in_colour_and_grey(tmp_path):
     (tmp_path / "d.png").write_bytes(b"broken")
     assert survey_cases.sizes_of([tmp_path / "d.png"]) == survey_cases.Sizes()
     assert not survey_cases.sizes_of([tmp_path / "a.png"] * 200).all
-
-
-def test_floats_run_from_zero_to_one():
-    assert archives.as_bytes(np.array([0.0, 0.5, 1.0])).tolist() == [0, 128, 255]
-    assert archives.as_bytes(np.array([False, True])).tolist() == [0, 255]
-    for wrong, cure in (([0.0, 1.1], True), ([0.0, 255.0], True), ([0.0, 256.0], False), ([-0.1, 1.0], False)):
-        with pytest.raises(ValueError, match="instead of 0 to 1") as error:
-            archives.as_bytes(np.array(wrong))
-        assert ("divide them by 255" in str(error.value)) is cure
-    with pytest.raises(ValueError, match="instead of 0 to 1"):
-        archives.as_bytes(np.array([0.0, np.nan]))

@@ -139,3 +139,7 @@ def test_a_certificate_is_valid_at_a_site_whose_clock_is_an_hour_behind(tmp_path
     behind = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
     for file in files:
         assert x509.load_pem_x509_certificate(file.read_bytes()).not_valid_before_utc < behind
+
+
+def test_rounded_numbers_are_fewer_bytes():
+    assert bytes_a_round(study(wire="int8")) == bytes_a_round(study()) // 4

@@ -14,6 +14,7 @@ import polyclinic
 from polyclinic import plugins
 from polyclinic.cli import run_app
 from polyclinic.data.own_images import own_data
+from polyclinic.data.source import AtSites
 from polyclinic.deployment import kits
 from polyclinic.deployment.admin import Submission
 from polyclinic.deployment.approval import Approvals
@@ -184,7 +185,7 @@ def test_a_site_tells_the_coordinator_what_its_gate_refused_and_nothing_about_it
     [
         ({"source": "fundus-phantom", "samples": 40, "size": 28}, {}, "must be 'at-sites'"),
         (None, {"site": "west"}, "is not for 'west'"),
-        (None, {"run": "../../elsewhere"}, ""),
+        (None, {"run": "../../elsewhere"}, "cannot be the name"),
     ],
 )
 def test_studies_that_are_not_for_this_site_are_refused(kit, data, where, words):
@@ -367,3 +368,8 @@ def test_a_site_tells_statistics_where_the_study_asks_for_them(kit):
     plain = host_of(kit, study, run="plain")
     with pytest.raises(LookupError, match="has no operation 'give_statistics'"):
         plain.handle(Call("north", "give_statistics", 1, {"weights": weights}))
+
+
+def test_images_at_sites_cannot_be_loaded_here():
+    with pytest.raises(BadInput, match="polyclinic deploy"):
+        AtSites().load()

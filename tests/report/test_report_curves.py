@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,8 @@ from polyclinic.palette import LIGHT
 from polyclinic.report import classification as classes
 from polyclinic.report.blocks import Chart, Table, Text, number, shown
 from polyclinic.report.classification import average_precision, precision_recall, roc_curve
-from polyclinic.report.evidence import SiteImages
+from polyclinic.report.comparison import _summary as comparison_summary
+from polyclinic.report.evidence import ComparisonEvidence, Ledgers, SiteImages
 from polyclinic.report.predictions import edge
 from polyclinic.report.sites import sites_section
 from polyclinic.report.theme import figure_of
@@ -170,3 +172,26 @@ def test_masks_without_labels_have_masked_pixels_and_no_distance_of_labels():
     assert "hardly differ" not in words
     assert not [block for block in blocks if isinstance(block, Chart)]
     assert [["a", "25.0%"], ["b", "0.0%"]] in [block.rows for block in blocks if isinstance(block, Table)]
+
+
+def summary_of_one(method: str, audits: list) -> str:
+    spread = {"test_accuracy": {"mean": 0.5, "n": 1}, "total_bytes": {"mean": 2000.0}}
+    content = {"metric": "accuracy", "methods": {method: spread}, "rows": [{}]}
+    runs = [SimpleNamespace(audit=audit, ledgers=Ledgers({}, {}), unit="") for audit in audits]
+    found = ComparisonEvidence(Path("one"), content, {method: runs})
+    return " ".join(comparison_summary(found))
+
+
+def test_leaks_that_rebuild_no_image_are_told_and_one_method_is_not_compared():
+    leak = {"verdicts": {"weights": {"verdict": "leaks"}, "scores": {"verdict": "withstood"}}, "parcels": []}
+    words = summary_of_one("fedavg", [leak, None])
+    assert (
+        "No attack that rebuilds images was run; the reports of the runs have the verdicts: leaks in weights." in words
+    )
+    assert "fedavg has a mean accuracy of 0.500." in words
+    assert "fedavg carried 2.0 kB a run." in words
+    assert "all have the same" not in words
+    assert "verdicts: nothing was shown to leak." in summary_of_one(
+        "fedavg", [{"verdicts": {"weights": {"verdict": "withstood"}}}]
+    )
+    assert "No run was attacked" in summary_of_one("fedavg", [None])

@@ -315,3 +315,11 @@ def test_a_table_that_is_too_wide_for_paper_is_written_in_parts_with_its_first_c
     assert [name for part in parts for name in part.columns[1:]] == head[1:]
     assert [cell for part in parts for cell in part.rows[0][1:]] == [str(number) for number in range(1, 13)]
     assert [part.title for part in parts] == ["Scores"] + [""] * (len(parts) - 1)
+
+
+def test_an_interval_without_width_is_called_none(copied):
+    whole = {"value": 1.0, "low": 1.0, "high": 1.0}
+    change(copied, lambda values: values["metrics"]["intervals"]["pooled"].update(accuracy=whole))
+    words = " ".join(build_report(copied).summary)
+    assert "accuracy 1.000 (too few images for an interval)" in words
+    assert "1.000 to 1.000" not in words

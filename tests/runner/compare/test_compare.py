@@ -140,3 +140,14 @@ def test_a_default_of_the_studys_method_is_not_carried_to_another(tiny, method):
     tables = tables_for(tiny("fedavg", rounds=7, local_steps=3), method)
     assert tables["method"] == {"name": method, "rounds": 7, "local_steps": 3}
     assert tables_for(tiny("fedavg", weighting="uniform"), "fedprox")["method"]["weighting"] == "uniform"
+
+
+def test_long_work_within_a_round_is_told_from_the_runs_log(tiny, tmp_path):
+    (entry,) = entries(tiny("cwt-replay"), ["cwt-replay"], 1, tmp_path, [])
+    assert entry.inner_work == ""
+    (tmp_path / "studies").mkdir()
+    log = tmp_path / "studies" / f"{entry.folder.name}.log"
+    log.write_text("cwt-replay, 3 sites: 0 of 3\n  autoencoder of site-1: 3 of 30, about 54 s left\n")
+    assert entry.inner_work == "autoencoder of site-1: 3 of 30, about 54 s left"
+    log.write_text(log.read_text() + "rounds: 1 of 3\n")
+    assert entry.inner_work == ""

@@ -21,6 +21,7 @@ from polyclinic.runner.compare.worth import worth
 from polyclinic.runner.evaluate.evaluate import LabelMap, evaluate
 from polyclinic.runner.evaluate.inspect import as_question, draw_inspection, inspect_federated
 from polyclinic.runner.export.export import export
+from polyclinic.runner.run.method import more_operations
 from polyclinic.runner.run.run import run
 
 
@@ -159,6 +160,13 @@ def test_sites_asked_to_evaluate_tell_intervals_and_train_nothing(study, trained
     told = found["safe_statistics"]
     assert set(told["per_site"]) == {"site-1", "site-2", "site-3"}  # of fewer than ten patients each: no interval
     assert all(sum(one["bins"]) > 0 for one in told["calibration"].values())
+
+
+def test_an_evaluation_does_not_ask_for_statistics_twice(study):
+    """A deployed site tells them once, and would refuse the second question with a warning."""
+    wanted = study.with_settings({"evaluation.statistics": True})
+    assert more_operations(wanted, lambda _: None)
+    assert more_operations(as_question(wanted, "evaluate"), lambda _: None) == ()
 
 
 def test_two_models_are_compared_on_the_same_cases(study, trained, tmp_path, capsys):

@@ -76,6 +76,14 @@ def test_a_nifti_of_two_dimensions_gets_a_mask_of_two(tmp_path):
     assert np.array_equal(np.asarray(nibabel.load(written).dataobj), values)
 
 
+def test_the_middle_slice_stands_in_the_middle(tmp_path):
+    nibabel = pytest.importorskip("nibabel")
+    nibabel.save(nibabel.Nifti1Image(np.ones((6, 8, 5), np.float32), np.eye(4)), tmp_path / "a.nii")
+    one = SimpleNamespace(file=tmp_path / "a.nii", frame=None, mask=np.ones((8, 6), bool))
+    [written] = write_masks([one], tmp_path / "masks")
+    assert np.asarray(nibabel.load(written).dataobj).sum((0, 1)).tolist() == [0, 0, 48, 0, 0]
+
+
 def test_pictures_get_pictures_whatever_their_names(tmp_path):
     names = ["a b.png", "ä;=1+1.jpg", "no-suffix", "two.dots.png"]
     found = [SimpleNamespace(file=Path("x") / name, frame=None, mask=blob(30, 20)) for name in names]
@@ -140,3 +148,13 @@ def test_a_dicom_image_without_the_facts_of_a_segmentation_gets_a_picture(tmp_pa
 
     if importlib.util.find_spec("highdicom"):
         assert "no DICOM SEG can be written" in str(recwarn[0].message)
+
+
+def test_slices_that_the_model_has_not_learnt_from_are_said_once(capsys):
+    from polyclinic.cli.predict import say_other_slices
+
+    say_other_slices("all", "all")
+    say_other_slices(None, "middle")
+    assert capsys.readouterr().err == ""
+    say_other_slices("all", "middle")
+    assert capsys.readouterr().err.startswith("--slices all: this model learnt from the middle slice of each volume;")

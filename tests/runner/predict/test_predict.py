@@ -238,6 +238,14 @@ def test_a_card_that_does_not_fit_is_one_sentence(joined, tmp_path, change, sent
     assert re.search(sentence, " ".join(capsys.readouterr().err.split()))
 
 
+@pytest.mark.parametrize(
+    ("facts", "most"), [({"size": 512}, 64), ({"size": 1024}, 16), ({"size": 64, "input_size": 2048}, 4)]
+)
+def test_large_images_come_in_smaller_batches(joined, facts, most):
+    predictor = load_predictor(joined.folder)
+    assert replace(predictor, card=predictor.card.model_copy(update=facts))._batch() == most
+
+
 def test_sets_intervals_and_thresholds_stand_in_the_table(joined, pngs, tmp_path, capsys):
     card, tensors = read_model_file(joined.folder / "model.safetensors")
     fitted = Calibration(cases=30, temperature=2.0, quantiles={"0.9": 0.999999}, thresholds={"0.95": 0.0})
@@ -276,6 +284,8 @@ def test_a_missing_set_is_explained_on_stderr(joined, pngs, tmp_path, capsys):
     assert said(tmp_path) == "no set_90: a calibration needs 10 validation patients, this run had 7"
     assert said(tmp_path / "model.safetensors") == "no set_90: the model has no calibration"
     assert said(joined.folder) == ""
+    (tmp_path / "cases" / "validation.npz").write_bytes(b"damaged")
+    assert said(tmp_path) == "no set_90: the model has no calibration"
     few = Calibration(cases=12, temperature=1.0, quantiles={"0.8": 0.9, "0.9": 0.9})
     update = {"calibrations": {"": few}}
     (tmp_path / "model.safetensors").write_bytes(model_file(tensors, card.model_copy(update=update)))

@@ -12,6 +12,7 @@ import torch
 from polyclinic.cli.tables import print_result
 from polyclinic.data.partitions.base import Column
 from polyclinic.data.parts import PreparedSites
+from polyclinic.data.source import AtSites
 from polyclinic.methods.analytic import Analytic
 from polyclinic.runner.evaluate.case_statistics import guessed_scores
 from polyclinic.runner.run import advice
@@ -38,6 +39,11 @@ def reply(confusion):
 
 def test_a_study_that_fits_its_images_gets_no_advice(tiny):
     assert advice.before(tiny("fedavg", {"evaluation.select": "best"}), counts(train=400)) == []
+
+
+def test_a_coordinator_that_knows_no_counts_gives_no_advice_about_them(tiny):
+    deployed = AtSites(dataset="chest", classes=["clear", "pneumonia"]).info(("north", "south"))
+    assert advice.before(tiny("fedavg", {"evaluation.select": "best"}), deployed) == []
 
 
 def test_few_steps_a_round_are_said_and_the_cure_works(tiny):
@@ -71,6 +77,11 @@ def test_too_few_validation_images_to_choose_by_are_said(tiny):
     (said,) = advice.before(chooses, counts(train=400, validation=12))
     assert said.startswith("12 validation images are too few to choose the best round by; raise data.validation")
     assert advice.before(tiny("fedavg"), counts(train=400, validation=12)) == []  # the last round is not chosen
+
+
+def test_sites_that_are_left_out_are_said(tiny):
+    (said,) = advice.before(tiny("fedavg"), counts(400) | {"left_out": {"south": 40}})
+    assert "left out: 40 of south; add the sites there" in said
 
 
 # --- while it runs --------------------------------------------------------------------------------------
@@ -114,14 +125,28 @@ def test_a_chosen_round_of_one_class_is_said_where_another_tells_classes_apart(t
             watch.choose()
         watch = Watch(watch.memory())  # a resumed run says the same
     chooses = tiny("fedavg", {"evaluation.select": "best", "evaluation.metric": "auc"})
-    assert bool(watch.chosen(chooses)) is said
+    words = "the round that auc chose puts every validation image into the same class, and another round does not; set "
+    words += "evaluation.metric = 'balanced_accuracy', or train longer (method.rounds, method.local_epochs)"
+    assert watch.chosen(chooses) == (words if said else None)
     assert watch.chosen(tiny("fedavg", {"evaluation.metric": "auc"})) is None  # the last round is released anyway
+
+
+def test_a_run_released_by_auc_says_that_its_round_has_one_class(tiny, tmp_path, monkeypatch):
+    """In the first round, which AUC likes best, all images are of one class."""
+    scored = iter([True, False, False])
+    monkeypatch.setattr(advice, "predicts_one_class", lambda task, replies: next(scored))
+    ranks = iter([(0.9, 0.0), (0.8, 0.0), (0.7, 0.0)])
+    monkeypatch.setattr(type(CLASSIFICATION), "rank", lambda *_: next(ranks))
+    study = tiny("fedavg", {"evaluation.select": "best", "evaluation.metric": "auc"}, rounds=3, local_steps=1)
+    assert any(one.startswith("the round that auc chose") for one in run(study, tmp_path / "run")["warnings"])
 
 
 def test_a_loss_that_does_not_fall_is_said_once():
     fine = [[[9, 1], [1, 5]]]
     (said,) = said_after([fine] * 6, [0.7, 0.7, 0.9, 0.8, 0.9, 1.0])
-    assert "(0.7, now 0.8)" in said
+    assert said.startswith(
+        "the validation loss has not fallen since the first round (0.7, now 0.8); lower optimizer.lr"
+    )
     assert said_after([fine] * 6, [0.7, 0.71, 0.69, 0.8, 0.9, 1.0]) == []
 
 
@@ -200,6 +225,10 @@ def test_masks_that_hit_nothing_are_said(tmp_path):
 )
 def test_a_poor_generator_is_said(found, poor):
     assert bool(advice.poor_replay(found)) == poor
+    assert advice.poor_replay({"psnr": 13.6, "code_usage_top": 0.02}) == (
+        "replayed images come back at 13.6 dB and use 2% of the codes, which is poor; raise generator.epochs, or "
+        "lower generator.batch_size"
+    )
 
 
 def test_synthetic_images_that_did_not_help_are_said():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from polyclinic.cli import run_app
 from polyclinic.data.datasets.table import Csv
 from polyclinic.data.partitions.base import Column, Iid
 from polyclinic.data.parts import prepare
@@ -65,6 +66,12 @@ def test_files_are_counted_without_being_prepared(tiny, tmp_path, monkeypatch):
     sums = [f"{name} images: {sum(own[name] for own in counts)}" for name in ("train", "validation", "test")]
     monkeypatch.setattr(files_check, "prepare", None)
     assert check_files(study) == [", ".join(sums)]
+
+
+def test_sites_that_differ_by_their_images_need_the_pixels(tiny):
+    study = tiny("fedavg", {"data.fold": "1/4", "sites": {"partition": "clusters", "count": 2}})
+    counts = prepare(study.data, study.sites).info["counts"].values()
+    assert check_files(study)[0].startswith(f"train images: {sum(own['train'] for own in counts)},")
 
 
 @pytest.mark.parametrize("end", ["pt", "safetensors"])
@@ -164,3 +171,13 @@ def test_sites_with_very_few_images_are_named(table):
     assert hints(table, Column(partition="column", names=("A", "B"))) == []
     (found,) = hints(table, Column(partition="column"), site="age")
     assert found == "hint: the sites are 19 different numbers; does data.site name the right column?"
+
+
+def test_a_study_with_a_placeholder_says_what_to_edit(tmp_path, capsys):
+    file = str(tmp_path / "s.toml")
+    assert run_app(["study", "new", file, "--source", "csv"]) == 0
+    said = capsys.readouterr().out
+    assert f"write where your images are into data.path, then: polyclinic study check {file}" in said
+    assert "run it with" not in said
+    assert run_app(["study", "new", file, "--force"]) == 0
+    assert f"run it with: polyclinic run {file}" in capsys.readouterr().out

@@ -103,6 +103,12 @@ def test_a_log_that_fails_is_left_out_and_the_run_goes_on(tiny, tmp_path, noted,
     logs.round_done(LINE)
 
 
+def test_a_folder_that_cannot_be_written_ends_no_run(tiny, tmp_path, noted):
+    (tmp_path / "logs").write_text("a file")
+    with pytest.warns(Notice, match="failed and is left out"):
+        assert not Loggers(tiny("fedavg", {"logging.to": ["tensorboard"]}), tmp_path).open
+
+
 def test_a_program_that_is_not_known_is_named(tiny):
     with pytest.raises(BadInput, match=r"logging\.to"):
         parse_study(tiny("fedavg").as_tables() | {"logging": {"to": ["neptune"]}})
@@ -147,6 +153,10 @@ def test_mlflow_reads_what_was_logged(tiny, tmp_path, monkeypatch):
     assert found.data.metrics["test/pooled/accuracy"] == 0.25
     assert found.data.params["method.name"] == "fedavg"
     assert found.info.status == "FINISHED"
+
+
+def test_mlflow_gets_no_more_figures_at_once_than_it_takes():
+    assert [len(some) for some in loggers.pieces(list(range(2500)), loggers.MOST_METRICS)] == [1000, 1000, 500]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 
 import numpy as np
@@ -56,6 +57,18 @@ def test_the_history_has_a_row_for_each_round(result):
     assert list(frame["failed"]) == ["", "", ""]
 
 
+def test_without_pandas_it_is_a_list(result, monkeypatch):
+    real = builtins.__import__
+
+    def without_pandas(name, *rest, **more):
+        if name == "pandas":
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_pandas)
+    assert [row["round"] for row in result.history] == [1, 2, 3]
+
+
 def test_rounds_that_were_not_scored_and_sites_that_failed(tmp_path):
     line = {"round": 1, "validation": None, "failed": {"b": "gone", "a": "gone"}, "total_bytes": 5, "seconds": 1.0}
     (tmp_path / "history.jsonl").write_text(json.dumps(line) + "\n")
@@ -79,7 +92,18 @@ def test_the_model_says_what_predict_says(result, images, tmp_path):
 def test_the_picture_stands_alone(result):
     figure = result.plot()
     curves, sites = figure.axes
-    assert [text.get_text() for text in curves.get_legend().get_texts()][1:] == ["site-1", "site-2", "site-3"]
+    assert figure.get_suptitle() == "fedavg, seed 0, 3 rounds"
+    assert (curves.get_title(), curves.get_xlabel(), curves.get_ylabel()) == (
+        "Validation images, by round",
+        "round",
+        "accuracy",
+    )
+    assert [text.get_text() for text in curves.get_legend().get_texts()] == [
+        "all sites together",
+        "site-1",
+        "site-2",
+        "site-3",
+    ]
     labels = [label.get_text() for label in sites.get_xticklabels()]
     assert labels[0] == "all sites\ntogether"
     assert labels[1] == f"site-1\n{result['data']['counts']['site-1']['test']} images"
@@ -87,6 +111,12 @@ def test_the_picture_stands_alone(result):
     assert result.plot("auc").axes[1].get_ylabel() == "auc"
     with pytest.raises(BadInput, match="metric 'mae': is not among accuracy"):
         result.plot("mae")
+
+
+def test_errors_of_regression_have_their_unit(tiny, undisturbed):
+    run = undisturbed(tiny("fedavg", {"data.source": "hand-phantom", "task.name": "regression"}, rounds=1))
+    assert run.plot().axes[1].get_ylabel() == "mae (months)"
+    assert run.plot("loss").axes[1].get_ylabel() == "loss"
 
 
 def test_a_notebook_shows_names_as_texts(result, tmp_path):
@@ -118,3 +148,7 @@ def test_sites_with_few_images_are_named():
     assert few_images(counts, ["north", "east"]) == ""
     many = {f"site-{number}": 3 for number in range(8)}
     assert "site-4 (3) and 3 more sites:" in few_images(many, many)
+
+
+def test_sites_that_keep_their_numbers_are_not_counted():
+    assert image_counts({"data": {}}, "test") == {}

@@ -344,3 +344,9 @@ def test_a_run_does_not_go_on_with_other_images(tiny, tmp_path):
     write_images()
     with pytest.raises(BadInput, match=r"data: the images are not those that .* was begun with"):
         run(study, tmp_path / "run", resume=True)
+
+
+def test_a_file_is_no_folder(tiny, tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(BadInput, match="is a file"):
+        run(tiny("fedavg"), tmp_path / "out")
