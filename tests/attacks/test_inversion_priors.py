@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
-from polyclinic.attacks.gradient_inversion.objective import FixedLabels, JoinedObjective, Objective, enlarge
+from polyclinic.attacks.gradient_inversion.objective import FixedLabels, JoinedObjective, Objective
 from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, DenoiserPrior, GaussianPrior, batch_statistics
 from polyclinic.attacks.gradient_inversion.settings import PRESETS
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
@@ -76,26 +76,9 @@ def test_images_like_the_public_ones_are_likely():
     assert float(noise.min()) > 10 * float(alike.max())
 
 
-def test_the_penalty_pulls_as_a_denoiser_does():
-    """A step down the penalty takes noise away."""
-    prior, clean = GaussianPrior.of(PUBLIC), pictures(4, "clean")[:, None]
-    noisy = (clean + 0.2 * torch.randn(clean.shape, generator=torch_rng("priors", "on"))).requires_grad_()
-    (gradient,) = torch.autograd.grad(prior(noisy).sum(), noisy)
-    step = 0.5 * prior.rest * (SIDE * SIDE)
-    after = noisy.detach() - 0.5 * step * gradient
-    assert float((after - clean).square().mean()) < 0.6 * float((noisy.detach() - clean).square().mean())
-
-
 @pytest.fixture(scope="module")
 def denoiser() -> DenoiserPrior:
     return DenoiserPrior.of(PUBLIC, steps=120)
-
-
-def test_a_denoiser_learns_from_public_images_to_take_noise_away(denoiser):
-    clean = pictures(8, "clean")
-    noisy = clean + 0.2 * torch.randn(clean.shape, generator=torch_rng("priors", "on"))
-    after = denoiser.denoiser(noisy)
-    assert float((after - clean).square().mean()) < 0.5 * float((noisy - clean).square().mean())
 
 
 def test_a_denoiser_changes_little_about_images_like_the_public_ones(denoiser):
@@ -177,21 +160,6 @@ def test_small_images_first_bring_an_image_back_better(lenet):
     parcel, _ = sent_by(lenet, TRUTH[:1], torch.tensor([1]))
     plain = error_of(lenet, [parcel], torch.tensor([1]))
     assert error_of(lenet, [parcel], torch.tensor([1]), scales=(4, 2)) < 0.7 * plain
-
-
-def test_points_of_two_scales_hold_the_same_picture(lenet):
-    simulation = Simulation(prepare_for_attack(lenet))
-    observed = {name: torch.zeros(1, *tensor.shape) for name, tensor in simulation.weights.items()}
-    objective = Objective(simulation, observed, FixedLabels(torch.zeros(1, 1, 3)), image_shape=(1, 1, SIDE, SIDE))
-    coarse = objective.at_scale(4)
-    assert coarse.point_shape == (1, 1, 3, 3)
-    assert objective.scale == 1
-    small = torch.rand(1, 9, generator=torch_rng("priors", "small"))
-    images, _ = coarse.unpack(small)
-    assert images.shape == (1, 1, 1, SIDE, SIDE)
-    again = objective.point_at(coarse.point_at(small, 1), 4)
-    torch.testing.assert_close(again, small, atol=0.5, rtol=0)
-    assert torch.equal(enlarge(images, (1, 1, SIDE, SIDE)), images)
 
 
 def test_rounds_of_the_same_image_are_one_question(lenet):

@@ -98,21 +98,6 @@ def test_a_result_does_not_depend_on_its_neighbours():
     assert not torch.equal(together.start, other_seed.start)
 
 
-def test_truth_enters_the_scoring_alone():
-    """The attack gets latents and encoder; another truth afterwards changes the score and no image."""
-    truth = images(3)
-    front, _ = split(network(), "conv1")
-    latents = front(truth).detach()
-    attack = LatentInversion(iterations=10)
-    first = attack.run(latents, front, (1, SIZE, SIZE))
-    own = first.score(truth)
-    truth.copy_(1 - truth.flip(0))
-    second = attack.run(latents, front, (1, SIZE, SIZE))
-    assert torch.equal(first.images, second.images)
-    assert torch.equal(first.start, second.start)
-    assert not torch.equal(second.score(truth).mse, own.mse)
-
-
 def test_batches_normalised_by_themselves():
     """SplitNN's sites are in training mode: whoever takes them for being in evaluation mode gets less."""
     truth = images(6)

@@ -55,13 +55,6 @@ def found_threshold(others: np.ndarray) -> float:
     return float(others.max())
 
 
-def test_a_constant_score_tells_nothing():
-    found = separation(np.zeros(50), np.zeros(70))
-    assert (found.auc, found.auc_low, found.auc_high) == (0.5, 0.5, 0.5)
-    assert found.hits == 0
-    assert not found.significant
-
-
 def test_hits_at_one_percent_of_false_alarms():
     others = np.arange(200.0)  # 2 may be false alarms: a threshold of 197 lets 198 and 199 through
     members = np.array([197.0, 197.5, 150.0, 300.0])
@@ -108,13 +101,6 @@ def test_a_generator_that_mirrors_its_training_images_is_found():
     assert found.features == "pixels"
     unturned = NearestSynthetic(turn=False).run(synthetic, members, others, Pixels())
     assert unturned.separation.auc < 0.75
-
-
-def test_a_generator_of_other_images_is_not():
-    members, others, synthetic = images(80, "members"), images(80, "others"), images(100, "synthetic")
-    found = NearestSynthetic().run(synthetic, members, others, Pixels())
-    assert not found.verdict().leak
-    assert str(found.verdict()).startswith("Nothing found: members cannot be told")
 
 
 def test_calibration_takes_away_what_is_close_to_anything():

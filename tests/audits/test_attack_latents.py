@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from polyclinic.attacks.attack import Capability
 from polyclinic.audits.attack_latents import verdict_of
 from polyclinic.audits.audit import audit, build_tools
 from polyclinic.audits.open_run import open_run
@@ -74,11 +73,6 @@ def test_an_unknown_source_is_named(folder):
     site = assembly.prepared.names[0]
     with pytest.raises(BadInput, match=r"audit\.own_images: no such choice: 'chest-fantom'"):
         attacker_images(tools, site, Truth([], tools.site_data(site), 0))
-
-
-def test_none_takes_the_images_away():
-    assert Capability.SIMILAR_IMAGES in Audit().threat.granted
-    assert Capability.SIMILAR_IMAGES not in Audit(own_images="none").threat.granted
 
 
 def test_reconstructions_that_point_nowhere_are_no_leak():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polyclinic.attacks.attack import ThreatModel
 from polyclinic.attacks.membership import rmia
 from polyclinic.audits import attack_membership as module
-from polyclinic.audits.attack import Finding, NotTried, Seen
+from polyclinic.audits.attack import Finding, Seen
 from polyclinic.audits.attack_membership import (
     WEAKEST,
     LossMembershipAttack,
@@ -26,7 +26,7 @@ from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.audit import build_tools
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit
-from polyclinic.audits.truth import Truth, truth_of_asked
+from polyclinic.audits.truth import Truth
 from polyclinic.audits.verdicts import run_with_power
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.data.pixels import to_uint8
@@ -201,26 +201,6 @@ def test_images_of_others_are_no_leak_and_the_planted_one_is_found_with_the_same
     assert len(trained) == 4  # what is planted is asked about images that the references know already
     (check,) = found[0].power
     assert (check.leak, check.found) == ("leaning images", True)
-
-
-def test_planted_truth_asks_about_images_of_the_same_pool():
-    other = truth_of_asked(TRUTH, 40)
-    pool = {image.numpy().tobytes() for image in TRUTH.held_out(40)[0]}
-    inside, outside = ({one.numpy().tobytes() for one in asked(40)[0]} for asked in (other.members, other.held_out))
-    assert inside | outside == pool
-    assert not inside & outside
-    assert truth_of_asked(TRUTH, 10) is None
-
-
-@pytest.mark.parametrize("word", ["dense", "in_latents"])
-def test_what_is_no_image_is_not_tried(word):
-    seen = seen_of(torch.zeros(4, 1, SIDE, SIDE, dtype=torch.uint8))
-    study = seen.tools.assembly.study
-    study.task, study.in_latents = SimpleNamespace(dense=word == "dense"), word == "in_latents"
-    (gap,) = ReferenceGeneratorsAttack().attack(seen, TRUTH)
-    assert isinstance(gap, NotTried)
-    assert not isinstance(gap, Finding)
-    assert gap.question == "membership"
 
 
 def test_a_reference_generator_is_trained_as_the_study_has_it_or_shorter():

@@ -11,8 +11,7 @@ import torch
 from json_schemas import assert_valid
 from torch.nn import functional as F
 
-from polyclinic.audits import attack_sums as attack_features
-from polyclinic.audits.attack import Finding, NotTried
+from polyclinic.audits.attack import Finding
 from polyclinic.audits.attack_sums import (
     ComparedSet,
     FeatureDecoderAttack,
@@ -29,7 +28,6 @@ from polyclinic.audits.sum_layouts import (
     Gaussians,
     MomentMatrices,
     few_images,
-    leverage,
     read_pair,
     read_sums,
     sums_like,
@@ -154,20 +152,6 @@ def test_sums_of_classes_tell_their_images(squares):
     members = sums.scores(torch.from_numpy(inside), LABELS)
     others = sums.scores(torch.from_numpy(outside), torch.arange(200) % 2)
     assert auc(members, others) > (0.8 if squares else 0.99)
-
-
-def test_an_image_with_a_direction_of_its_own_has_a_leverage_of_one():
-    inside = rows(40, "many", 6)
-    inside[3] = 0
-    inside[:, 5] = 0
-    inside[3, 5] = 50.0
-    far, _ = leverage(torch.from_numpy(inside).double().T @ torch.from_numpy(inside).double(), torch.from_numpy(inside))
-    assert float(far[3]) == pytest.approx(1, abs=1e-6)
-    assert float(far[[n for n in range(40) if n != 3]].max()) < 0.9
-
-
-def test_other_statistics_are_not_taken_for_sums_of_features():
-    assert read_sums(Parcel("statistics", {"running_mean": torch.zeros(3)}, {})) is None
 
 
 def test_sums_of_many_images_withstand(audited):
@@ -330,15 +314,6 @@ def test_the_plant_has_the_same_sums_of_other_images(of_few, hurry):
     (found,) = FeatureDecoderAttack().attack(planted.seen, planted.truth)
     assert isinstance(found, Finding)
     assert found.question == "images"
-
-
-def test_nothing_is_decoded_of_sums_of_many_images(of_few, hurry, monkeypatch):
-    hurry()
-    seen, truth = view(of_few)
-    monkeypatch.setattr(attack_features, "few_images", lambda parcel: [])
-    (gap,) = FeatureDecoderAttack().attack(seen, truth)
-    assert isinstance(gap, NotTried)
-    assert gap.excluded
 
 
 def test_sums_of_validation_images_are_asked_about_those(tiny, tmp_path, monkeypatch):

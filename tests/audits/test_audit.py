@@ -81,12 +81,6 @@ def test_every_kind_is_attacked_with_what_fits_it(audited, method, changes, atta
         assert report["verdicts"][kind]["words"]
 
 
-def test_the_report_is_what_is_written(tiny, undisturbed, tmp_path):
-    shutil.copytree(undisturbed(tiny("fedsgd", SMALL, rounds=1)).folder, tmp_path / "run")
-    report = audit(tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "audit.json").read_text()) == report
-
-
 def test_what_a_secure_sum_shows_is_attacked_and_nothing_else(audited):
     report, _ = audited("fedavg", {"federation.sum": "secure", "sites.count": 3})
     assert {(parcel["kind"], parcel["site"]) for parcel in report["parcels"]} == {("masked", "sum of 3 sites")}
@@ -163,16 +157,6 @@ def test_every_telling_kind_has_an_attack():
 
 
 # --- the ledger ---------------------------------------------------------------------------------------
-
-
-def test_a_parcel_that_is_not_what_left_is_refused(audited):
-    _, folder = audited("fedavg")
-    file = next(folder.glob("sites/site-1/kept/*/0-weights.safetensors"))
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(bytes(data))
-    with pytest.raises(WorkFailed, match=r"site-1.*is not what its ledger says left"):
-        audit(folder)
 
 
 def test_a_broken_chain_is_refused(audited):

@@ -105,13 +105,6 @@ def test_the_front_of_a_turn_of_one_step_is_attacked_as_it_was_moved(tiny, undis
         assert gaps == dict.fromkeys(parts, "only a part of the network was sent")
 
 
-def test_large_updates_are_taken_for_one_step_and_that_is_said(audited):
-    report, _ = audited("fedavg")
-    assumed, start = report["parcels"][0]["findings"][0]["assumed"]
-    assert assumed.endswith("are taken for one step on 4")
-    assert start.startswith("the search starts at the mean of the attacker's own images")
-
-
 def test_progress_is_told_and_a_report_grows(tiny, undisturbed, tmp_path):
     done = undisturbed(tiny("splitnn", {**SMALL, "model.backbone": "small-cnn"}, rounds=1))
     shutil.copytree(done.folder, tmp_path / "run")
@@ -147,15 +140,6 @@ def test_a_trajectory_is_kept_and_drawn(tiny, undisturbed, tmp_path):
     assert "trajectory" not in membership
     with pytest.raises(BadInput, match="--trajectory: give steps in ascending order"):
         audit(folder, trajectory=(5, 2))
-
-
-def test_a_study_may_ask_for_a_trajectory(audited):
-    attack = {"optimizer": "adam", "iterations": 3, "label": "joint", "trajectory": [0, 1]}
-    report, _ = audited("fedsgd", {"audit.gradient_inversion": attack, "optimizer.batch_size": 1}, batch="mini")
-    found = report["parcels"][0]["findings"][0]
-    assert found["trajectory"]["steps"] == [0, 1]
-    assert 0.01 < found["evidence"]["mse_of_start"] < 0.5  # of noise between 0 and 1
-    assert found["evidence"]["non_converging"] in (0, 1)
 
 
 def test_latents_without_the_encoder(audited, hurry):

@@ -15,7 +15,7 @@ from json_schemas import assert_valid
 from polyclinic.audits import ATTACKS, attack_membership
 from polyclinic.audits.audit import audit
 from polyclinic.audits.open_run import open_run
-from polyclinic.audits.parcels import best_round, by_expected_leak, parcels_to_audit, released_models
+from polyclinic.audits.parcels import best_round, parcels_to_audit, released_models
 from polyclinic.errors import BadInput, WorkFailed
 
 
@@ -82,13 +82,6 @@ def test_what_is_not_there_is_said_before_anything_is_written(folder: Path, aske
     with pytest.raises(BadInput, match=sentence):
         audit(folder, **asked)
     assert untouched(folder)
-
-
-def test_sums_of_kinds_that_cannot_be_summed_are_said(tiny, undisturbed):
-    changes = {"audit.keep_parcels": 0, "audit.secure_sum": True, "sites.count": 2}
-    done = undisturbed(tiny("fedreplay", changes, rounds=1))
-    with pytest.raises(BadInput, match=r"^audit\.secure_sum: "):
-        audit(done.folder)
 
 
 def test_a_place_that_cannot_be_written_is_named(folder: Path):
@@ -175,28 +168,5 @@ def test_a_result_that_cannot_be_read_names_no_round(released):
     assert best_round(released) is None
 
 
-def test_figures_by_class_have_intervals(released):
-    report = audit(released, kinds=["weights"])
-    evidence = next(one for one in report["parcels"][0]["findings"] if one["attack"] == "loss-threshold")["evidence"]
-    classes = [name for name in evidence if name.startswith("auc_class_")]
-    for name in classes:
-        label = name.removeprefix("auc_class_")
-        low, hits, high = (evidence[f"hits_class_{label}{end}"] for end in ("_low", "", "_high"))
-        assert low <= hits <= high
-    assert evidence["hits_low"] <= evidence["hits"] <= evidence["hits_high"]
-
-
 def releases(kind: str) -> list[SimpleNamespace]:
     return [SimpleNamespace(kinds=(kind,), round=number) for number in (1, 4, 7, 10)]
-
-
-def test_of_updates_the_first_and_then_the_last_are_attacked():
-    assert [one.round for one in by_expected_leak(releases("weights"))] == [1, 10, 7, 4]
-
-
-def test_of_a_generator_the_last_ones_are_attacked():
-    assert [one.round for one in by_expected_leak(releases("generator"))] == [10, 7, 4, 1]
-
-
-def test_one_release_is_enough():
-    assert [one.round for one in by_expected_leak(releases("weights")[:1])] == [1]

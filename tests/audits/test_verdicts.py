@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Verdict, verdict_word
+from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Verdict
 from polyclinic.audits.attack import EVERY_QUESTION, Attack, Finding, NotTried, Planted
 from polyclinic.audits.verdicts import CheckedFinding, run_with_power, verdicts
 
@@ -67,14 +67,6 @@ def test_an_attack_that_was_cut_off_leaves_every_question_open_but_a_leak():
     assert question_of(leak, not_tried=(gap(EVERY_QUESTION),))["verdict"] == LEAKS
 
 
-def test_without_a_leak_every_attack_is_told():
-    parcels = [parcel(finding("inversion", NOT_TESTED, "none"), finding("loss", NOT_TESTED, "flat", auc=0.5))]
-    found = verdicts(parcels, lines("weights", 1))["weights"]
-    assert found["verdict"] == NOT_TESTED
-    assert found["words"] == "inversion: none loss: flat"
-    assert list(found["evidence"]) == ["inversion", "loss"]
-
-
 @pytest.mark.parametrize(
     ("power", "doubt", "word"),
     [
@@ -90,16 +82,6 @@ def test_withstood_is_earned_by_finding_what_was_planted(power, doubt, word):
     found = question_of(finding("inversion", NOT_TESTED, "none", power=power, doubt=doubt))
     assert found["verdict"] == word
     assert found["why"]
-
-
-def test_one_attack_may_find_the_leak_that_another_one_misses():
-    found = question_of(
-        finding("inversion", NOT_TESTED, "none", power=[planted(False)]),
-        finding("decoder", WITHSTOOD, "none", power=[planted(True, attack="decoder")]),
-    )
-    assert found["verdict"] == WITHSTOOD
-    assert found["attacks"] == ["decoder", "inversion"]
-    assert found["seconds"] == 4.0
 
 
 def test_one_question_without_an_answer_leaves_a_kind_not_tested():
@@ -127,13 +109,6 @@ def test_kinds_that_nobody_attacked_are_no_clean_bill():
     assert found["latents"]["verdict"] == NOT_TESTED
     assert found["latents"]["words"] == "no parcel of this kind was attacked"
     assert [found[kind]["verdict"] for kind in ("metrics", "labels", "keys")] == [NOT_TESTED, LEAKS, NOT_TESTED]
-
-
-def test_an_older_audit_without_a_power_check_is_not_tested():
-    assert verdict_word({"leak": False}) == NOT_TESTED
-    assert verdict_word({"leak": True}) == LEAKS
-    assert verdict_word({"verdict": "withstood"}) == WITHSTOOD
-    assert verdict_word({"verdict": ["odd"]}) == NOT_TESTED
 
 
 class Threshold(Attack):
@@ -195,10 +170,3 @@ def test_the_planted_leak_is_attacked_by_the_same_code():
 
 def test_a_planted_leak_that_cannot_be_attacked_was_not_found():
     assert checked(Threshold(0.5, "unreadable"), 0.1).word == NOT_TESTED  # type: ignore[arg-type]
-
-
-def test_what_was_not_tried_is_handed_on():
-    attack = Threshold(0.5, 0.6)
-    (found,) = run_with_power(attack, "unreadable", None, attack.attack)  # type: ignore[arg-type]
-    assert isinstance(found, NotTried)
-    assert attack.ran == ["unreadable"]

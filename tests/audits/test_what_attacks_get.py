@@ -9,21 +9,18 @@ import pytest
 import torch
 
 from polyclinic.attacks.attack import Capability
-from polyclinic.attacks.copies import find_copies
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
 from polyclinic.audits import attack_generators as attack_synthetic
 from polyclinic.audits import attack_latents, attack_membership, attack_updates
-from polyclinic.audits import run_inversion as attack_split_weights
 from polyclinic.audits.attack import Finding, NotTried, Seen, Tools
 from polyclinic.audits.audit import audit
 from polyclinic.audits.parcels import AuditedParcel
-from polyclinic.audits.plots import histograms
-from polyclinic.audits.recovery import Identification, recovery
+from polyclinic.audits.recovery import recovery
 from polyclinic.audits.truth import Truth
 from polyclinic.data.parts import prepare
 from polyclinic.federation.ledger.archive import Release, releases
-from polyclinic.metrics.perceptual import Pixels, perceptual_distance
+from polyclinic.metrics.perceptual import Pixels
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import tables as audit_settings
 from polyclinic.study.tables import Audit, Effort
@@ -118,13 +115,6 @@ def test_momentum_that_a_site_kept_is_not_known(opened):
     assert last.assumed[0].endswith("(without the momentum that the site kept)")
 
 
-def test_a_defence_that_the_attack_does_not_know_is_said(opened):
-    tools, (kept, _) = opened("fedsgd", {"defence.name": "prune"}, batch="mini")
-    assert attack_updates.AttackPlan(of_site(tools, kept[0])[0]).assumed[1] == (
-        "what the defence 'prune' did to the update is not taken into account"
-    )
-
-
 def test_a_sum_is_scored_with_every_sites_own_images(opened):
     tools, (first, second) = opened("fedavg", {"audit.secure_sum": True}, local_steps=1)
     target = AuditedParcel({"site-1": first[0], "site-2": second[0]}, 0)
@@ -155,25 +145,6 @@ def test_membership_is_asked_of_the_model_that_left(opened):
     model.load_state_dict({**tools.assembly.initial_weights(), **seen.parcel.tensors})
     expected = torch.nn.functional.cross_entropy(model.eval()(images.float() / 255), labels.long(), reduction="none")
     torch.testing.assert_close(found, expected)
-
-
-def test_the_front_of_one_step_is_attacked_with_the_gradients_that_were_sent(opened, monkeypatch):
-    given = []
-
-    def caught(seen, truth, search, *, has=()):
-        given.append((search.settings.label, search.knowledge.labels))
-        return NotTried("gradient-inversion", "caught")
-
-    monkeypatch.setattr(attack_split_weights, "invert_and_score", caught)
-    for steps in (1, 2):
-        changes = {"model.backbone": "small-cnn", "optimizer.momentum": 0.0}
-        tools, (kept, _) = opened("splitnn", changes, local_steps=steps)
-        (release,) = [one for one in kept if one.operation == "finish"]
-        attack_split_weights.invert_front(*of_site(tools, release))
-        if steps == 1:
-            assert torch.equal(given[0][1][0], release.received("gradients")["activations"])
-    assert [label for label, _ in given] == ["known", "joint"]
-    assert given[1][1] is None
 
 
 # --- latents and what generators make -------------------------------------------------------------------
@@ -232,26 +203,6 @@ def test_what_is_withheld_is_not_used(opened, method, changes, attack, of_kind, 
     assert tried == expected.get((of_kind, capability), set())
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_copies_are_shown_beside_what_they_copy(tmp_path, channels):
-    rng = torch.Generator().manual_seed(3)
-    training, held_out, others = (torch.rand(75, channels, 10, 10, generator=rng) * 255).byte().split(25)
-    others = others.clone()
-    others[4], others[9] = training[7].flip(-1), training[2]
-    found = find_copies(others, training, held_out)
-    near = found.training
-    which = near.distance.argsort()[:2]
-    assert set(near.index[which].tolist()) == {7, 2}
-    turns = near.orientation[which]
-    pairs = attack_synthetic.beside(others[which], training[near.index[which]], ["0.1", "0.2"], turns)
-    mirrored = next(n for n, words in enumerate(pairs.captions) if words.endswith("mirrored"))
-    assert torch.equal(pairs.rows["made"][mirrored], training[7].flip(-1))
-    assert torch.equal(pairs.rows["training"][mirrored], training[7])
-    histograms("distance", {"made": found.training.distance}, pairs=pairs)(tmp_path / "pairs.png")
-    histograms("distance", {"made": found.training.distance})(tmp_path / "alone.png")
-    assert (tmp_path / "pairs.png").stat().st_size > (tmp_path / "alone.png").stat().st_size
-
-
 def test_features_that_were_asked_for_are_told_of_reconstructions(tiny, undisturbed, tmp_path, monkeypatch):
     monkeypatch.setitem(audit_settings.EFFORTS, "quick", FEW)
     done = undisturbed(tiny("fedreplay", KEPT, rounds=1))
@@ -274,20 +225,3 @@ def test_an_image_that_held_out_images_give_as_well_is_not_recovered():
     result = recovery(found, truth, held_out, in_order=True)
     assert float(result.error.max()) < 0.005
     assert not bool(result.recovered.any())
-
-
-@pytest.mark.parametrize(("chance", "leak"), [(0.0009, True), (0.002, False)])
-def test_a_chance_counts_up_to_the_level(chance: float, leak: bool):
-    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(5))
-    nothing = recovery(torch.full_like(images, 0.5), images, images + 0.3, in_order=True)
-    told = dataclasses.replace(nothing, identified=Identification(5, 8, chance, 20))
-    assert told.verdict(0.001).leak == leak
-    assert told.verdict(0.01).leak
-
-
-def test_a_perceptual_distance_of_reconstructions_is_zero_for_the_images_themselves():
-    images = torch.rand(12, 1, 16, 16, generator=torch.Generator().manual_seed(2))
-    result = recovery(images[:2], images[:2], images[2:], in_order=True, distance=perceptual_distance())
-    assert result.evidence()["distance"] == pytest.approx(0, abs=1e-6)
-    assert result.evidence()["distance_of_guess"] > 0.01
-    assert "distance" not in recovery(images[:2], images[:2], images[2:], in_order=True, distance=Pixels()).evidence()

@@ -33,11 +33,6 @@ def test_gaussian_with_a_number():
     assert gaussian(OBSERVED, 8.0)(SIMULATED).item() == pytest.approx(8 * plain, rel=1e-6)
 
 
-def test_gaussian_scaled_comes_to_the_euclidean_distance():
-    """For a wide kernel; this is why its plain form, a thousandth of it, stops L-BFGS by tolerance."""
-    assert gaussian(OBSERVED, 1e6)(SIMULATED).item() == pytest.approx(1 + 4 / 2, rel=1e-5)
-
-
 def test_gaussian_with_the_layers_variance():
     """Sample variances are 2 and 12; n times them 4 and 36."""
     sapag = (1 - math.exp(-1 / 2)) + (1 - math.exp(-4 / 12)) / 2
@@ -56,14 +51,6 @@ def test_one_kernel_for_the_whole_gradient():
     assert gaussian(OBSERVED, "var", **whole)(SIMULATED).item() == pytest.approx(1 - math.exp(-5 / spread), rel=1e-6)
     adaptive = gaussian(OBSERVED, "n-var", **whole)(SIMULATED).item()
     assert adaptive == pytest.approx(1 - math.exp(-5 / (5 * spread)), rel=1e-6)
-
-
-def test_a_factor_of_lambda_squared():
-    """Sample variances are 2 and 12; twice n times them 8 and 72."""
-    adaptive = (1 - math.exp(-1 / 8)) + (1 - math.exp(-4 / 72)) / 2
-    assert gaussian(OBSERVED, "n-var", factor=2)(SIMULATED).item() == pytest.approx(adaptive, rel=1e-6)
-    sapag = (1 - math.exp(-1 / 4)) + (1 - math.exp(-4 / 24)) / 2
-    assert gaussian(OBSERVED, "var", factor=2)(SIMULATED).item() == pytest.approx(sapag, rel=1e-6)
 
 
 def test_settings_name_the_kernel_and_the_factor():
