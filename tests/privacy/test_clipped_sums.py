@@ -8,9 +8,7 @@ from torch import nn
 
 from polyclinic.errors import WorkFailed
 from polyclinic.privacy import clipped_sums
-from polyclinic.privacy.clipped_sums import MOST_ROWS, ClippedSums, PatientSums, padded
-
-GIB = 2**30
+from polyclinic.privacy.clipped_sums import ClippedSums, PatientSums
 
 
 def scale() -> nn.Linear:
@@ -53,12 +51,6 @@ def test_a_row_that_does_not_fit_goes_through_alone(clipping, monkeypatch):
     assert seen[-3:] == [1, 1, 1]
 
 
-def test_what_takes_no_memory_goes_through_together():
-    frozen = scale().requires_grad_(False)
-    sums = ClippedSums(frozen, "stored")
-    assert sums._rows_at_a_time(None, (torch.ones(1, 2),), []) == MOST_ROWS
-
-
 # --- recorded pieces ----------------------------------------------------------------------------------
 
 
@@ -96,21 +88,6 @@ def test_sums_of_recorded_pieces_add_up_though_each_overwrites_the_last(pieces):
     assert len(recorded) == 1
     total(sums, losses_of(model), given, clip=2.0)  # the clipping norm is part of what is recorded
     assert len(recorded) == 2
-
-
-@pytest.mark.parametrize(("rows", "filled"), [(1, 16), (15, 16), (16, 16), (17, 32), (32, 32)])
-def test_recorded_pieces_have_a_multiple_of_sixteen_rows(rows, filled):
-    model, seen = scale(), []
-    sums = ClippedSums(model, record=lambda function: function)
-    found = total(sums, losses_of(model, seen), [torch.full((rows, 2), 0.1)])
-    assert seen == [1, filled]
-    assert found.tolist() == [pytest.approx([rows / 10, rows / 10], rel=1e-4)]
-
-
-def test_the_first_row_fills_up_the_others():
-    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert padded(rows, 0) is rows
-    assert padded(rows, 2).tolist() == [[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [1.0, 2.0]]
 
 
 # --- lengths and losses -------------------------------------------------------------------------------
@@ -214,11 +191,3 @@ def test_a_patient_whose_gradient_is_not_finite_counts_as_none():
     batch = (torch.tensor([[float("inf"), 0.0], [0.1, 0.2]]), torch.tensor([0, 1]))
     [total] = PatientSums().total(losses, [batch], 1.0, list(model.parameters()))
     assert torch.allclose(total, torch.tensor([[0.1, 0.2]]))
-
-
-def test_an_empty_batch_and_a_parameter_without_part_give_zeros():
-    model, losses = linear()
-    unused = nn.Parameter(torch.ones(3))
-    batch = (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
-    totals = PatientSums().total(losses, [batch], 1.0, [*model.parameters(), unused])
-    assert [float(one.abs().sum()) for one in totals] == [0.0, 0.0]

@@ -15,7 +15,7 @@ from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training.augmentation import augment
-from polyclinic.training.loop import EVALUATION_BATCH, Trainer, TrainerSpec, copy_all
+from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer, keep_optimizer, start_optimizer
 
 SIZE = 16
@@ -202,15 +202,6 @@ def test_the_learning_rate_decays_by_round(decay_every, expected, name):
     assert rates == pytest.approx(expected)
 
 
-def test_the_optimiser_is_the_one_that_was_asked_for():
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    for name, kind in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
-        made = Optimizer(name=name, momentum=0.7, weight_decay=0.3).make(iter([parameter]), 1)
-        assert type(made) is kind
-        assert made.param_groups[0]["weight_decay"] == 0.3
-    assert Optimizer(name="sgd", momentum=0.7).make(iter([parameter]), 1).param_groups[0]["momentum"] == 0.7
-
-
 # --- an optimiser kept from round to round ------------------------------------------------------------
 
 
@@ -229,17 +220,6 @@ def test_a_kept_optimiser_equals_one_that_was_never_put_away(name):
     straight.train(straight.batches(part, rng()), 6, straight.optimizer.make(straight.model.parameters(), 1))
     for key, tensor in straight.weights().items():
         assert torch.equal(tensor, trainer.weights()[key]), key
-
-
-def test_an_optimiser_that_is_not_kept_starts_anew():
-    trainer = make_trainer(momentum=0.9)
-    site = SimpleNamespace(trainer=trainer, state=SiteState(), round=1, name="s")
-    for site.round in (1, 2):
-        optimizer = start_optimizer(site, trainer.model)
-        assert not optimizer.state
-        trainer.train(trainer.batches(numbered(8), rng()), 2, optimizer)
-        keep_optimizer(site, optimizer)
-    assert not site.state
 
 
 def test_a_kept_optimiser_takes_the_learning_rate_of_its_round():
@@ -276,31 +256,7 @@ def test_evaluation_equals_counting_by_hand():
     assert metrics["accuracy"] == pytest.approx(float((output.argmax(1) == labels).float().mean()))
 
 
-def test_large_parts_are_evaluated_in_pieces_that_add_up():
-    count = EVALUATION_BATCH + 3
-    part = ImageSet(
-        np.random.default_rng(0).integers(0, 256, (count, 1, SIZE, SIZE), dtype=np.uint8), np.arange(count) % 2
-    )
-    trainer = make_trainer()
-    sizes = [len(images) for images, _ in trainer.in_order(part)]
-    assert sizes == [EVALUATION_BATCH, 3]
-    whole = trainer.evaluate(part)
-    pieces = [trainer.evaluate(ImageSet(part.images[s], part.labels[s])) for s in (slice(0, 100), slice(100, None))]
-    together = trainer.task.add(*pieces)
-    assert torch.equal(whole["confusion"], together["confusion"])
-    assert torch.equal(whole["count"], together["count"])
-    assert float(whole["loss"]) == pytest.approx(float(together["loss"]), rel=1e-6)
-
-
 # --- weights ------------------------------------------------------------------------------------------
-
-
-def test_copies_of_all_sorts_of_layouts():
-    last = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    values = [torch.randn(3), last, torch.tensor(5), torch.randn(2, 2).double()]
-    targets = [torch.zeros(3), torch.zeros(2, 3, 4, 4), torch.tensor(0), torch.zeros(2, 2)]
-    copy_all(targets, values)
-    assert all(torch.equal(one, other.to(one.dtype)) for one, other in zip(targets, values, strict=True))
 
 
 def test_what_was_made_for_a_layer_is_forgotten_with_it():
