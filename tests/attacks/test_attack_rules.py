@@ -6,8 +6,9 @@ import torch
 from polyclinic import attacks
 from polyclinic.attacks.attack import Capability, ThreatModel, verdict_word
 from polyclinic.attacks.decoders import LearnedDecoder
+from polyclinic.attacks.gradient_inversion.analytic import _sparse_columns
 from polyclinic.attacks.membership import DiscriminatorScore
-from polyclinic.attacks.near_copies import _shrink
+from polyclinic.attacks.near_copies import _shrink, _window
 from polyclinic.errors import BadInput
 
 C = Capability
@@ -46,9 +47,25 @@ def test_an_attack_needs_what_it_declares_and_nothing_else(attack, needs):
         assert one.words in str(attack)
 
 
+def test_columns_with_one_more_zero_than_was_asked_for_are_found():
+    columns = torch.tensor([[0.0, 0.0, 1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 0.0, 0.0, 3.0, 5.0]], dtype=torch.float64).T
+    basis = torch.linalg.qr(columns)[0]
+    found = _sparse_columns(basis, draws=256, seed=0)
+    assert found.shape == (6, 2)
+    unit = columns / columns.norm(dim=0)
+    assert sorted((found.T @ unit).abs().amax(1).tolist()) == pytest.approx([1.0, 1.0])
+
+
 def test_images_are_compared_at_a_shorter_side_of_32_pixels():
     assert _shrink(torch.rand(1, 1, 64, 96)).shape[-2:] == (32, 48)
     assert _shrink(torch.rand(1, 1, 16, 20)).shape[-2:] == (16, 20)
+
+
+def test_a_window_leaves_out_what_shifts_may_reach():
+    images = torch.arange(48.0).reshape(1, 1, 6, 8)
+    assert torch.equal(_window(images, [1, 2], (0, 0), None), images[..., 1:5, 2:6])
+    assert torch.equal(_window(images, [1, 2], (-1, 2), None), images[..., 0:4, 4:8])
+    assert torch.equal(_window(images, [1, 2], (0, 0), (1, 0)), images[..., 3:5, 2:4])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from polyclinic.attacks.near_copies import (
     brighten,
     correlations,
     mirror,
+    mix,
     paste_over,
     search_power,
     shift,
@@ -131,6 +132,10 @@ def test_a_correlation_is_the_best_over_shifts_by_hand():
     assert float(correlations(moved, 1 - image)) < 0.9
 
 
+def test_smoothing_keeps_the_mean_of_a_flat_image():
+    assert torch.allclose(smooth(torch.full((1, 3, 9, 9), 0.4), 2.0), torch.tensor(0.4), atol=1e-5)
+
+
 def test_bad_input_is_named(sets, index):
     with pytest.raises(BadInput, match="give 20 of each"):
         CopyIndex(sets[0][:5], sets[1])
@@ -138,3 +143,8 @@ def test_bad_input_is_named(sets, index):
         index.search(torch.zeros(2, 1, 16, 16))
     with pytest.raises(BadInput, match="held-out images: have shape"):
         CopyIndex(sets[0], torch.zeros(30, 1, 16, 16))
+
+
+def test_a_mixed_image_has_a_share_of_each():
+    images, others = torch.ones(2, 1, 4, 4), torch.full((3, 1, 4, 4), 0.5)
+    assert torch.allclose(mix(images, 0.4, others, torch_rng("mixed")), torch.full_like(images, 0.8))

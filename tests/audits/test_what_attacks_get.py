@@ -16,7 +16,7 @@ from polyclinic.audits import attack_latents, attack_membership, attack_updates
 from polyclinic.audits.attack import Finding, NotTried, Seen, Tools
 from polyclinic.audits.audit import audit
 from polyclinic.audits.parcels import AuditedParcel
-from polyclinic.audits.recovery import recovery
+from polyclinic.audits.recovery import Identification, recovery
 from polyclinic.audits.truth import Truth
 from polyclinic.data.parts import prepare
 from polyclinic.federation.ledger.archive import Release, releases
@@ -225,3 +225,12 @@ def test_an_image_that_held_out_images_give_as_well_is_not_recovered():
     result = recovery(found, truth, held_out, in_order=True)
     assert float(result.error.max()) < 0.005
     assert not bool(result.recovered.any())
+
+
+@pytest.mark.parametrize(("chance", "leak"), [(0.0009, True), (0.002, False)])
+def test_a_chance_counts_up_to_the_level(chance: float, leak: bool):
+    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(5))
+    nothing = recovery(torch.full_like(images, 0.5), images, images + 0.3, in_order=True)
+    told = dataclasses.replace(nothing, identified=Identification(5, 8, chance, 20))
+    assert told.verdict(0.001).leak == leak
+    assert told.verdict(0.01).leak

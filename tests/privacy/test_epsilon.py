@@ -14,6 +14,7 @@ from polyclinic.privacy import epsilon
 from polyclinic.privacy.account import Account
 from polyclinic.privacy.epsilon import (
     Mechanism,
+    _gaussian,
     composed_epsilon,
     compute_epsilon,
     group_epsilon,
@@ -267,3 +268,8 @@ def test_full_batches_with_two_noises_are_one_gaussian_mechanism():
     both = composed_epsilon([Mechanism(2.0, 1.0, 1), Mechanism(4.0, 1.0, 3)], 1e-5, "prv")
     assert both == pytest.approx(compute_epsilon(1.0, (1 / 4 + 3 / 16) ** -0.5, 1, 1e-5, "prv"), rel=1e-5)
     assert both < composed_epsilon([Mechanism(2.0, 1.0, 1), Mechanism(4.0, 1.0, 3)], 1e-5, "rdp")
+
+
+def test_a_shift_that_delta_covers_costs_nothing():
+    assert _gaussian(0.01, 0.1) == 0.0
+    assert 0.0 < _gaussian(0.01, 1e-5) < 0.1

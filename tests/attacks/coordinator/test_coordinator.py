@@ -78,6 +78,12 @@ def test_rows_hold_weight_over_bias_and_repeats_are_left_out():
     assert torch.equal(crafting.without_repeats(repeated), repeated[:2])
 
 
+def test_difference_is_what_training_took_away():
+    before = {"w": torch.tensor([3.0]), "steps": torch.tensor(4)}
+    after = {"w": torch.tensor([1.0]), "steps": torch.tensor(5)}
+    assert difference(before, after) == {"w": torch.tensor([2.0])}
+
+
 def test_many_images_are_inverted_a_few_at_a_time(monkeypatch):
     """Memory must not grow with the number of images; what comes back is the same up to rounding."""
     crafted = crafting.open_front(network("cnn-32-64-128", 12))
@@ -174,6 +180,11 @@ def test_a_sum_of_sites_gives_images_back(separate):
         found = identified(attack.recover(total, crafted[site], public, site), own, others)
         assert found.images >= len(own) * 0.6
         assert found.by_chance == 0
+
+
+def test_rows_of_sites_do_not_overlap():
+    model, attack = network("cnn-32-64-128", 12), CraftedSum(sites=3)
+    assert [attack.rows(model, site) for site in range(3)] == [range(42), range(42, 84), range(84, 126)]
 
 
 # --- fishing and the overflow filter ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from polyclinic.attacks.gradient_inversion import initialisation as labels
-from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion, exact_batch
+from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion, exact_batch, input_of_linear
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
 from polyclinic.errors import BadInput
@@ -147,3 +147,21 @@ def test_images_that_share_their_units_are_not_taken_for_solved():
 def test_more_images_than_units_or_a_zero_gradient_give_nothing():
     assert exact_batch(*gradients(some_images(6), width=4)) is None
     assert exact_batch(nn.Linear(5, 8), torch.zeros(8, 5), torch.zeros(8)) is None
+
+
+def test_a_zero_gradient_explains_no_image():
+    found = input_of_linear(torch.zeros(1, 8, 5), torch.zeros(1, 8))
+    assert found.residual.tolist() == [1.0]
+
+
+def test_two_images_whose_gradients_are_proportional_look_like_one():
+    """At a linear classifier that starts from zero, all images of one class have the same gradient of the outputs."""
+    images, layer = some_images(2).flatten(1), nn.Linear(100, 3)
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.bias.zero_()
+    loss = F.cross_entropy(layer(images), torch.tensor([1, 1]))
+    weight, bias = torch.autograd.grad(loss, [layer.weight, layer.bias])
+    found = input_of_linear(weight[None], bias[None])
+    assert float(found.residual) < 1e-6
+    torch.testing.assert_close(found.inputs[0], images.mean(0))

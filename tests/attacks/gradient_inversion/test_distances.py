@@ -53,6 +53,14 @@ def test_one_kernel_for_the_whole_gradient():
     assert adaptive == pytest.approx(1 - math.exp(-5 / (5 * spread)), rel=1e-6)
 
 
+def test_a_factor_of_lambda_squared():
+    """Sample variances are 2 and 12; twice n times them 8 and 72."""
+    adaptive = (1 - math.exp(-1 / 8)) + (1 - math.exp(-4 / 72)) / 2
+    assert gaussian(OBSERVED, "n-var", factor=2)(SIMULATED).item() == pytest.approx(adaptive, rel=1e-6)
+    sapag = (1 - math.exp(-1 / 4)) + (1 - math.exp(-4 / 24)) / 2
+    assert gaussian(OBSERVED, "var", factor=2)(SIMULATED).item() == pytest.approx(sapag, rel=1e-6)
+
+
 def test_settings_name_the_kernel_and_the_factor():
     found = GradientInversion(distance="gaussian", variance=8, scaled=False, kernel="whole-gradient").distance_from()
     assert found(OBSERVED)(SIMULATED).item() == pytest.approx(1 - math.exp(-5 / 8), rel=1e-6)
