@@ -10,6 +10,7 @@ from polyclinic.attacks.decoders import (
     LearnedDecoder,
     PairedDecoder,
     SurrogateDecoder,
+    as_maps,
     draw_encoder,
     encode_images,
     principal_maps,
@@ -66,6 +67,15 @@ def test_principal_maps_do_not_know_the_channels_apart():
     first, second = principal_maps(latents, 3, layout), principal_maps(changed, 3, layout)
     torch.testing.assert_close(first, second, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(first.square().mean((0, 2, 3)), torch.ones(3), rtol=1e-4, atol=1e-4)
+
+
+def test_drawn_encoders_differ_and_have_the_size():
+    for factor in (1, 2, 4, 8):
+        assert draw_encoder(3, factor, 1)(torch.rand(2, 3, 32, 32)).shape[2:] == (32 // factor, 32 // factor)
+    kernels = {
+        tuple(layer.kernel_size for layer in draw_encoder(1, 4, i) if isinstance(layer, nn.Conv2d)) for i in range(9)
+    }
+    assert len(kernels) > 1
 
 
 def test_what_does_not_fit_is_refused():
@@ -125,6 +135,20 @@ def test_latents_of_other_images_point_nowhere(encoder):
     own, truth, others = clouds(64, "own"), clouds(24, "truth"), clouds(100, "others")
     found = LearnedDecoder(**{**LEARN, "steps": 40}).decode(encode_images(encoder, clouds(24, "else")), encoder, own)
     assert pick_out(found.images, truth, others).right <= 2
+
+
+def test_vectors_are_decoded_too():
+    """Pooled features have no places; their decoder has to make them up."""
+    torch.manual_seed(0)
+    weights = torch.randn(256, 48, generator=torch_rng("learned decoder", "vectors")) / 16
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(256, 48, bias=False))
+    encoder[1].weight.data = weights.T.contiguous()
+    own, truth = clouds(128, "own"), clouds(24, "truth")
+    vectors = encode_images(encoder, truth)
+    assert as_maps(vectors).shape == (24, 48, 1, 1)
+    found = LearnedDecoder(**{**LEARN, "width": 32}).decode(vectors, encoder, own)
+    assert found.images.shape == truth.shape
+    assert pick_out(found.images, truth, clouds(100, "others")).right >= 2  # by chance 0.2 of 24
 
 
 def test_whole_batches_share_their_statistics(encoder):

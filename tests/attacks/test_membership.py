@@ -103,6 +103,13 @@ def test_a_generator_that_mirrors_its_training_images_is_found():
     assert unturned.separation.auc < 0.75
 
 
+def test_a_generator_of_other_images_is_not():
+    members, others, synthetic = images(80, "members"), images(80, "others"), images(100, "synthetic")
+    found = NearestSynthetic().run(synthetic, members, others, Pixels())
+    assert not found.verdict().leak
+    assert str(found.verdict()).startswith("Nothing found: members cannot be told")
+
+
 def test_calibration_takes_away_what_is_close_to_anything():
     """Images of little contrast are close to anything, of much contrast to nothing; that hides a weak leak."""
     contrast = torch.linspace(0.2, 1.5, 60)[:, None, None, None]

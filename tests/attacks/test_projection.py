@@ -10,7 +10,7 @@ from polyclinic.attacks.projection import Projected, Projection, Projections
 from polyclinic.errors import BadInput
 from polyclinic.generators.latent_space import CodeSpace, GaussianSpace
 from polyclinic.generators.vqvae2.autoencoder import noise_images
-from polyclinic.metrics.perceptual import Pixels
+from polyclinic.metrics.perceptual import Pixels, perceptual_distance
 from polyclinic.metrics.roc import separation
 from polyclinic.randomness import torch_rng
 
@@ -69,12 +69,32 @@ def test_a_generator_of_other_images_is_as_far_from_both():
     assert "no closer to members" in str(found.verdict())
 
 
+def test_distances_are_those_of_the_images_that_are_returned():
+    distance = perceptual_distance()
+    space = spanned(images(6, "a"))
+    once, found = (
+        Projection(conditional=False, iterations=n, starts=4).run(space, images(2, "b"), distance) for n in (1, 5)
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(found.distances, distance(found.images, images(2, "b")), rtol=0.05, atol=1e-4)
+    assert found.features == "EffLite0"
+    assert (found.distances <= once.distances + 1e-6).all()
+
+
 def test_an_image_is_projected_the_same_in_any_company():
     space, targets = spanned(images(8, "a")), images(5, "b")
     together = FREE.run(space, targets, Pixels())
     one_by_one = Projection(conditional=False, iterations=150, starts=16, at_once=1).run(space, targets, Pixels())
     torch.testing.assert_close(together.distances, one_by_one.distances, rtol=1e-3, atol=1e-6)
     assert torch.equal(together.distances, FREE.run(space, targets, Pixels()).distances)
+
+
+def test_who_is_a_member_changes_no_projection():
+    space, members, others = spanned(images(8, "a")), images(6, "b"), images(6, "c")
+    found, swapped = (FREE.compare(space, *sets, Pixels()) for sets in ((members, others), (others, members.flip(0))))
+    torch.testing.assert_close(found.members.images, swapped.held_out.images.flip(0))
+    torch.testing.assert_close(found.held_out.images, swapped.members.images)
+    assert found.separation.auc == pytest.approx(1 - swapped.separation.auc)
 
 
 @pytest.mark.parametrize(("p", "leak"), [(0.009, True), (0.02, False)])

@@ -20,6 +20,15 @@ def pictures(*shape: int, name: str = "a") -> torch.Tensor:
     return torch.rand(*shape, generator=torch_rng("scoring", name), dtype=torch.float64)
 
 
+def test_single_images_are_scored_in_their_order():
+    truth = pictures(3, 1, 1, 8, 8)
+    found = truth[[0, 2, 1]]
+    result = scoring.score(found, truth, torch.full_like(truth, 5.0))
+    assert not result.by_assignment
+    assert result.mse[0] == 0
+    assert result.mse[1] > 0.05
+
+
 def test_images_of_a_batch_are_assigned():
     truth = pictures(2, 3, 1, 8, 8)
     found = torch.stack((truth[0, [2, 0, 1]], truth[1, [1, 0, 2]])) + 0.01
@@ -73,6 +82,14 @@ def test_who_did_not_converge():
     assert summary["psnr"] == pytest.approx(20.0)
     assert (summary["images"], summary["non_converging"]) == (4, 3)
     assert math.isnan(result.ssim[2])
+
+
+def test_nothing_converged():
+    truth = torch.zeros(2, 2, 1, 8, 8)
+    result = scoring.score(torch.full_like(truth, torch.inf), truth, truth + 1)
+    assert result.summary()["non_converging"] == 4
+    assert math.isnan(result.summary()["mse"])
+    assert str(result).startswith("0 of 4")
 
 
 def test_a_trajectory_is_scored_step_by_step():

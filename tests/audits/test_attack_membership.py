@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from polyclinic.attacks.attack import ThreatModel
 from polyclinic.attacks.membership import rmia
 from polyclinic.audits import attack_membership as module
-from polyclinic.audits.attack import Finding, Seen
+from polyclinic.audits import attack_site
+from polyclinic.audits.attack import Finding, NotTried, Seen
 from polyclinic.audits.attack_membership import (
     WEAKEST,
     LossMembershipAttack,
@@ -22,11 +23,11 @@ from polyclinic.audits.attack_membership import (
     ReferenceMembershipAttack,
     shortened,
 )
-from polyclinic.audits.attack_site import SiteInferenceAttack
+from polyclinic.audits.attack_site import ORIGIN, Asked, SiteInferenceAttack, gains, image_finding, origin_finding
 from polyclinic.audits.audit import build_tools
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit
-from polyclinic.audits.truth import Truth
+from polyclinic.audits.truth import Truth, truth_of_asked
 from polyclinic.audits.verdicts import run_with_power
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.data.pixels import to_uint8
@@ -35,6 +36,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import VQVAE2, Generator, GeneratorModel
 from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.metrics.perceptual import Pixels
+from polyclinic.metrics.statistics.significance import chance_of_order
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.study.tables import Audit
 from polyclinic.tasks import Target
@@ -203,6 +205,26 @@ def test_images_of_others_are_no_leak_and_the_planted_one_is_found_with_the_same
     assert (check.leak, check.found) == ("leaning images", True)
 
 
+def test_planted_truth_asks_about_images_of_the_same_pool():
+    other = truth_of_asked(TRUTH, 40)
+    pool = {image.numpy().tobytes() for image in TRUTH.held_out(40)[0]}
+    inside, outside = ({one.numpy().tobytes() for one in asked(40)[0]} for asked in (other.members, other.held_out))
+    assert inside | outside == pool
+    assert not inside & outside
+    assert truth_of_asked(TRUTH, 10) is None
+
+
+@pytest.mark.parametrize("word", ["dense", "in_latents"])
+def test_what_is_no_image_is_not_tried(word):
+    seen = seen_of(torch.zeros(4, 1, SIDE, SIDE, dtype=torch.uint8))
+    study = seen.tools.assembly.study
+    study.task, study.in_latents = SimpleNamespace(dense=word == "dense"), word == "in_latents"
+    (gap,) = ReferenceGeneratorsAttack().attack(seen, TRUTH)
+    assert isinstance(gap, NotTried)
+    assert not isinstance(gap, Finding)
+    assert gap.question == "membership"
+
+
 def test_a_reference_generator_is_trained_as_the_study_has_it_or_shorter():
     short = VQVAE2(epochs=2, prior_epochs=1)
     assert shortened(short, 64, 100)[0] is short
@@ -211,3 +233,56 @@ def test_a_reference_generator_is_trained_as_the_study_has_it_or_shorter():
     assert "epochs 50;" in words
     assert shortened(DCGAN(steps=4000), 64, 100)[0].steps == 100
     assert shortened(DCGAN(), 64, 1000)[0].steps is None
+
+
+NAMES = ["east"] * 20 + ["west"] * 20
+
+
+def drawn(count: int, name: str, mean: float = 0.0) -> Tensor:
+    return mean + torch.randn(count, generator=torch_rng("site of update", name)).double()
+
+
+def seen(level: float = 0.001) -> SimpleNamespace:
+    return SimpleNamespace(tools=SimpleNamespace(level=level), where="north, weights, round 1")
+
+
+def asked(own: float, east: float, west: float, cases: bool = False) -> Asked:
+    others = torch.cat([drawn(20, "east", east), drawn(20, "west", west)])
+    known = (np.arange(30) // 3, np.arange(40) // 4) if cases else (None, None)
+    return Asked(drawn(30, "own", own), others, NAMES, *known)
+
+
+def test_an_update_points_to_its_site_where_it_stands_out_from_every_other():
+    found = origin_finding(seen(), asked(3.0, 0.0, 0.0))
+    assert found.verdict.leak
+    assert (found.attack, found.question) == (ORIGIN, "origin")
+    assert (found.verdict.evidence["place_of_site"], found.verdict.evidence["sites_compared"]) == (1, 3)
+
+
+def test_one_site_that_is_as_near_leaves_the_origin_open_though_images_are_told():
+    """West's images gain as much as the site's own: images can be told from most others, but two sites are left."""
+    rows = asked(3.0, -5.0, 3.0)
+    assert image_finding(seen(), rows).verdict.leak
+    found = origin_finding(seen(), rows)
+    assert not found.verdict.leak
+    assert found.verdict.evidence["nearest_site"] == "west"
+    assert found.verdict.evidence["order_by_chance"] == pytest.approx(chance_of_order(rows.own, rows.others[20:]))
+
+
+def test_patients_count_once():
+    by_image, by_patient = (origin_finding(seen(), asked(0.8, 0.0, 0.0, cases)) for cases in (False, True))
+    chances = [found.verdict.evidence["order_by_chance"] for found in (by_image, by_patient)]
+    assert chances[0] < chances[1]
+
+
+def test_what_any_update_gives_an_image_does_not_count(monkeypatch):
+    """Some images gain by everybody's update; only what this one gives beyond the others' is the site's."""
+    difficulty = torch.tensor([5.0, 0.0, 2.0], dtype=torch.float64)
+    extra = {"north": torch.tensor([0.0, 0.0, 1.0]), "east": torch.zeros(3), "west": torch.zeros(3)}
+    monkeypatch.setattr(attack_site, "gains_by", lambda one, images, answers: difficulty + extra[one.site])
+    monkeypatch.setattr(attack_site, "unsent_names", lambda one: set())
+    peers = tuple(SimpleNamespace(site=name) for name in ("east", "west"))
+    own = SimpleNamespace(site="north", peers=lambda: peers)
+    assert gains(own, torch.zeros(3), torch.zeros(3)).tolist() == [0.0, 0.0, 1.0]
+    alone = SimpleNamespace(site="north", peers=tuple)
+    assert gains(alone, torch.zeros(3), torch.zeros(3)).tolist() == [5.0, 0.0, 3.0]

@@ -13,7 +13,8 @@ import torch
 from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Verdict
 from polyclinic.attacks.membership import Memberships
 from polyclinic.audits.attack import Finding, NotTried
-from polyclinic.audits.attack_membership import WEAKEST, weakest_between
+from polyclinic.audits.attack_membership import WEAKEST, sent_model, weakest_between
+from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.attack_updates import AttackPlan, GradientInversionAttack, with_start
 from polyclinic.audits.audit import build_tools, unread_names, without_unread
 from polyclinic.audits.coordinator import CONTROL, Rehearsal, judge
@@ -43,6 +44,17 @@ def trained(tiny, undisturbed):
 # --- planted updates are made as the real one was ------------------------------------------------------------
 
 
+def test_the_planted_update_is_attacked_by_the_same_plan(trained):
+    tools, audited = trained
+    seen, truth = audited.seen(tools), audited.truth(tools)
+    (planted,) = GradientInversionAttack().planted(seen, truth)
+    real, made = AttackPlan(seen), AttackPlan(planted.seen)
+    assert (made.steps, made.images, made.exact) == (real.steps, real.images, real.exact) == (2, 4, True)
+    assert vars(made._training()) == vars(real._training())
+    assert [len(batch) for batch in planted.truth.batches] == [2, 2]
+    assert "2 steps" in planted.words
+
+
 def test_two_planted_steps_are_those_of_sgd_with_momentum(trained):
     tools, audited = trained
     seen, truth = audited.seen(tools), audited.truth(tools)
@@ -59,6 +71,15 @@ def test_two_planted_steps_are_those_of_sgd_with_momentum(trained):
         optimizer.step()
     for name, parameter in model.named_parameters():
         assert torch.allclose(planted.seen.parcel.tensors[name], parameter, atol=1e-5), name
+
+
+def test_the_network_that_the_site_was_sent_stays_as_it_was(trained):
+    tools, audited = trained
+    seen = audited.seen(tools)
+    before = copy.deepcopy(seen.network.state_dict())
+    sent_model(seen)
+    after = seen.network.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_a_search_starts_at_the_attackers_mean_image_where_it_has_images(trained):
@@ -82,6 +103,17 @@ def test_after_augmentation_nobody_knows_the_loss_of_the_true_images(trained):
 
 
 # --- plants that are no easier than the question --------------------------------------------------------------
+
+
+def test_site_inference_is_asked_about_images_that_the_plant_never_saw(trained):
+    tools, audited = trained
+    seen, truth = audited.seen(tools), audited.truth(tools)
+    (planted,) = SiteInferenceAttack().planted(seen, truth)
+    held_out = truth.held_out(tools.effort.candidates)[0]
+    asked = planted.truth.held_out(tools.effort.candidates)[0]
+    assert len(asked) == len(held_out) - len(held_out) // 2
+    seen_in_training = (held_out[: len(held_out) // 2].float() * 0.7).round().to(torch.uint8)
+    assert not any(torch.equal(one, other) for one in asked for other in seen_in_training)
 
 
 def test_a_planted_memory_stops_near_its_goal():

@@ -142,6 +142,15 @@ def test_a_trajectory_is_kept_and_drawn(tiny, undisturbed, tmp_path):
         audit(folder, trajectory=(5, 2))
 
 
+def test_a_study_may_ask_for_a_trajectory(audited):
+    attack = {"optimizer": "adam", "iterations": 3, "label": "joint", "trajectory": [0, 1]}
+    report, _ = audited("fedsgd", {"audit.gradient_inversion": attack, "optimizer.batch_size": 1}, batch="mini")
+    found = report["parcels"][0]["findings"][0]
+    assert found["trajectory"]["steps"] == [0, 1]
+    assert 0.01 < found["evidence"]["mse_of_start"] < 0.5  # of noise between 0 and 1
+    assert found["evidence"]["non_converging"] in (0, 1)
+
+
 def test_latents_without_the_encoder(audited, hurry):
     """Where the encoder is not granted but similar images are, a decoder is trained that does not know it."""
     hurry(latent_steps=2, candidates=8)

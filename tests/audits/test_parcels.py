@@ -15,7 +15,7 @@ from json_schemas import assert_valid
 from polyclinic.audits import ATTACKS, attack_membership
 from polyclinic.audits.audit import audit
 from polyclinic.audits.open_run import open_run
-from polyclinic.audits.parcels import best_round, parcels_to_audit, released_models
+from polyclinic.audits.parcels import best_round, by_expected_leak, parcels_to_audit, released_models
 from polyclinic.errors import BadInput, WorkFailed
 
 
@@ -168,5 +168,18 @@ def test_a_result_that_cannot_be_read_names_no_round(released):
     assert best_round(released) is None
 
 
-def releases(kind: str) -> list[SimpleNamespace]:
-    return [SimpleNamespace(kinds=(kind,), round=number) for number in (1, 4, 7, 10)]
+def test_figures_by_class_have_intervals(released):
+    report = audit(released, kinds=["weights"])
+    evidence = next(one for one in report["parcels"][0]["findings"] if one["attack"] == "loss-threshold")["evidence"]
+    classes = [name for name in evidence if name.startswith("auc_class_")]
+    for name in classes:
+        label = name.removeprefix("auc_class_")
+        low, hits, high = (evidence[f"hits_class_{label}{end}"] for end in ("_low", "", "_high"))
+        assert low <= hits <= high
+    assert evidence["hits_low"] <= evidence["hits"] <= evidence["hits_high"]
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("weights", [1, 10, 7, 4]), ("generator", [10, 7, 4, 1])])
+def test_of_updates_the_first_and_then_the_last_are_attacked_of_generators_the_last(kind, rounds):
+    kept = [SimpleNamespace(kinds=(kind,), round=number) for number in (1, 4, 7, 10)]
+    assert [one.round for one in by_expected_leak(kept)] == rounds

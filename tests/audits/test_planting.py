@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyclinic.attacks.attack import Verdict
 from polyclinic.attacks.projection import Projected
-from polyclinic.audits.attack import Seen
-from polyclinic.audits.audit import audit, without_unread
+from polyclinic.audits import ATTACKS
+from polyclinic.audits.attack import Finding, Planted, Seen
+from polyclinic.audits.audit import audit, count_tests, without_unread
 from polyclinic.audits.planting import (
     EXCHANGED,
     LEANING,
@@ -25,11 +27,13 @@ from polyclinic.audits.planting import (
     planted_within_reach,
 )
 from polyclinic.audits.truth import Truth, truth_of_held_out
+from polyclinic.audits.verdicts import run_with_power
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import GENERATORS, VQVAE2
 from polyclinic.generators.replay_stream import from_groups
 from polyclinic.metrics.perceptual import Pixels
+from polyclinic.metrics.statistics.significance import chance_of_order
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.runner.run.run import run
 from polyclinic.tasks import Target
@@ -91,6 +95,41 @@ def test_images_within_reach_are_moved_just_enough(seen, truth):
     assert planted.question == "membership"
 
 
+def test_a_planted_leak_of_one_question_does_not_judge_another(seen, truth):
+    """Copies are not what leaning images are about."""
+
+    class Two:
+        def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
+            return [Planted("leaning", "planted", seen, truth, question="membership")]
+
+    def run(seen: Seen, truth: Truth) -> list:
+        return [Finding(q, "", Verdict(False, "", {}), question=q) for q in ("copies", "membership")]
+
+    copies, membership = run_with_power(Two(), seen, truth, run)
+    assert copies.power == ()
+    assert [check.leak for check in membership.power] == ["leaning"]
+
+
+def test_every_test_of_an_attack_has_its_part_of_the_level():
+    """A generator is asked six times (copies, nearest, projection, near copies, and twice beside reference generators),
+    so each counts a sixth of 1 %."""
+    generators = [SimpleNamespace(parcel=SimpleNamespace(kind="generator"), attacks=())]
+    assert count_tests(generators) == 6
+    assert count_tests(2 * generators) == 12
+    assert sum(attack.tests for attack in ATTACKS.working().values() if "weights" in attack.kinds) == 7
+
+
+def test_the_honest_alarm_of_old_is_none():
+    """33 images on either side with an area of 0.69 had been an alarm: the exact chance is above a quarter of 1 %."""
+    rng = torch_rng("planted generator", "alarm")
+    others = torch.randn(33, generator=rng).double()
+    shifts = torch.linspace(0, 1.2, 241)
+    noise = torch.randn(33, generator=rng).double()
+    areas = [float((noise[:, None] + s > others[None]).double().mean()) for s in shifts]
+    nearest = min(range(len(areas)), key=lambda place: abs(areas[place] - 0.69))
+    assert 0.0025 < chance_of_order(noise + shifts[nearest], others) < 0.01
+
+
 def test_patients_are_asked_about_as_the_images_are(truth):
     inside, outside = truth.cases(20)
     assert np.array_equal(truth.data.train.images[inside], truth.members(20)[0].numpy())
@@ -143,6 +182,12 @@ def test_planted_codes_are_read_as_a_sites_own(model):
     assert planted.seen.companion("generator") is sent[2]
     held_out = {one.tobytes() for split in (truth.data.validation, truth.data.test) for one in split.images}
     assert {one.tobytes() for one in planted.truth.data.train.images} <= held_out
+
+
+def test_too_few_held_out_images_plant_no_codes(model):
+    tools = SimpleNamespace(effort=SimpleNamespace(candidates=10), seed=0)
+    few = Truth([], SiteData("north", coded_part(20, "train"), coded_part(3, "validation"), coded_part(0, "test")), 0)
+    assert planted_codes(Seen("north", None, (), dict, 1, 0, tools), few, model) == []
 
 
 @pytest.mark.parametrize("kind", ["codes", "generator"])

@@ -44,6 +44,10 @@ def test_noise_and_the_mean_image_are_no_leak():
             assert not bool(found.recovered.any())
 
 
+def test_held_out_images_are_no_leak():
+    assert not recovery(pictures(8, "others"), pictures(30, "more truth"), HELD_OUT, in_order=False).verdict().leak
+
+
 def test_images_that_came_back_too_bright_are_told_although_not_recovered():
     mean = HELD_OUT.mean(0)
     bright = (mean + 0.5 * (TRUTH - mean) + 0.35).clamp(0, 1)

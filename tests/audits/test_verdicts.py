@@ -170,3 +170,10 @@ def test_the_planted_leak_is_attacked_by_the_same_code():
 
 def test_a_planted_leak_that_cannot_be_attacked_was_not_found():
     assert checked(Threshold(0.5, "unreadable"), 0.1).word == NOT_TESTED  # type: ignore[arg-type]
+
+
+def test_what_was_not_tried_is_handed_on():
+    attack = Threshold(0.5, 0.6)
+    (found,) = run_with_power(attack, "unreadable", None, attack.attack)  # type: ignore[arg-type]
+    assert isinstance(found, NotTried)
+    assert attack.ran == ["unreadable"]

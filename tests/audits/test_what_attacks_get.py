@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.copies import find_copies
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
 from polyclinic.audits import attack_generators as attack_synthetic
@@ -16,6 +17,7 @@ from polyclinic.audits import attack_latents, attack_membership, attack_updates
 from polyclinic.audits.attack import Finding, NotTried, Seen, Tools
 from polyclinic.audits.audit import audit
 from polyclinic.audits.parcels import AuditedParcel
+from polyclinic.audits.plots import histograms
 from polyclinic.audits.recovery import Identification, recovery
 from polyclinic.audits.truth import Truth
 from polyclinic.data.parts import prepare
@@ -201,6 +203,26 @@ def test_what_is_withheld_is_not_used(opened, method, changes, attack, of_kind, 
         (of_kind, Capability.BATCH_NORM_STATISTICS): {"surrogate-decoder"},  # which needs no statistics
     }
     assert tried == expected.get((of_kind, capability), set())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_copies_are_shown_beside_what_they_copy(tmp_path, channels):
+    rng = torch.Generator().manual_seed(3)
+    training, held_out, others = (torch.rand(75, channels, 10, 10, generator=rng) * 255).byte().split(25)
+    others = others.clone()
+    others[4], others[9] = training[7].flip(-1), training[2]
+    found = find_copies(others, training, held_out)
+    near = found.training
+    which = near.distance.argsort()[:2]
+    assert set(near.index[which].tolist()) == {7, 2}
+    turns = near.orientation[which]
+    pairs = attack_synthetic.beside(others[which], training[near.index[which]], ["0.1", "0.2"], turns)
+    mirrored = next(n for n, words in enumerate(pairs.captions) if words.endswith("mirrored"))
+    assert torch.equal(pairs.rows["made"][mirrored], training[7].flip(-1))
+    assert torch.equal(pairs.rows["training"][mirrored], training[7])
+    histograms("distance", {"made": found.training.distance}, pairs=pairs)(tmp_path / "pairs.png")
+    histograms("distance", {"made": found.training.distance})(tmp_path / "alone.png")
+    assert (tmp_path / "pairs.png").stat().st_size > (tmp_path / "alone.png").stat().st_size
 
 
 def test_features_that_were_asked_for_are_told_of_reconstructions(tiny, undisturbed, tmp_path, monkeypatch):

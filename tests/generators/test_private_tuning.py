@@ -75,6 +75,11 @@ def test_phase_one_ends_when_nothing_gets_better_and_keeps_the_best():
     assert set(model.losses) == {None}
 
 
+def test_phase_one_ends_in_any_case():
+    model = Counting([9 - k / 100 for k in range(200)])
+    assert Phases(model, model, model.meter, TUNING.lengths()._replace(most_steps=55)).until_it_stays() == 55
+
+
 def test_phase_two_ends_beyond_the_limit_and_keeps_what_was_within():
     model, loss = Counting([4, 5, 9.9, 10.1, 3]), object()
     told = []
@@ -119,6 +124,17 @@ def test_a_tuning_that_gained_nothing_warns():
     assert "no farther from real ones" in warning_about(figures | {"phase2_distance": 0.5})
 
 
+def test_the_mean_distance_is_that_of_all_pairs_of_a_batch():
+    images, labels = data()
+    meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"))
+    model, distance = build(), Pixels()
+    pairs = [
+        float(distance(a[None].float() / 255, b[None].float() / 255))
+        for a, b in itertools.product(meter.images, meter.sample(model))
+    ]
+    assert meter.mean_distance(model, distance) == pytest.approx(sum(pairs) / 400, rel=1e-4)
+
+
 def test_phase_two_whose_first_step_is_too_far_keeps_phase_one_and_says_so():
     model, (images, labels) = build(), data()
     tuning = {"check_every": 2, "most_steps": 2, "most_tuning_steps": 4, "distance": "pixels", "growth": 1.0}
@@ -142,6 +158,15 @@ def test_both_phases_of_a_gan_and_what_is_told_about_them():
     assert found["phase1_fd"] > found["phase1_fd_floor"] > 0
     plain = fit(build(), images, labels, rng(), settings.model_copy(update={"alpha": 0.0}))
     assert plain == {name: found[name] for name in (f"phase1_{name}" for name in names)}
+
+
+def test_phase_two_may_go_to_growth_times_the_distance_of_phase_one(monkeypatch):
+    limits = []
+
+    monkeypatch.setattr(Phases, "until_it_grows", lambda self, loss, limit: limits.append(limit) or (0, 0))
+    settings = TUNING.model_copy(update={"most_steps": 2, "distance": "pixels", "growth": 3.0})
+    found = fit(build(), *data(), rng(), settings)
+    assert limits == [pytest.approx(3 * found["phase1_fd"])]
 
 
 def test_an_extra_loss_of_a_gan_sees_images_between_0_and_1():

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from polyclinic.data.plots import contact_sheet
+from polyclinic.data.plots import coloured, contact_sheet
 from polyclinic.errors import BadInput
 from polyclinic.generators import probe
 from polyclinic.generators.probe import gather, real_or_replayed, which_site
@@ -83,3 +83,15 @@ def test_a_contact_sheet_shows_its_images(tmp_path: Path, channels: int):
     pixels = np.asarray(Image.open(tmp_path / "sheet.png").convert("L"))
     share = (pixels < 10).mean()  # two black squares of 8, and a few letters
     assert 0.08 < share < 0.3
+
+
+def test_codes_are_drawn_with_a_colour_each_and_as_large_as_images():
+    codes = torch.tensor([[[0, 15], [7, 0]]], dtype=torch.int16)
+    (picture,) = coloured(codes, 16, 6)
+    assert picture.shape == (3, 6, 6)
+    quarters = [picture[:, :3, :3], picture[:, :3, 3:], picture[:, 3:, :3], picture[:, 3:, 3:]]
+    assert all((one == one[:, :1, :1]).all() for one in quarters)
+    colours = [tuple(one[:, 0, 0].tolist()) for one in quarters]
+    assert colours[0] == colours[3] == (68, 1, 84)  # the two ends of viridis
+    assert colours[1] == (253, 231, 37)
+    assert len(set(colours)) == 3

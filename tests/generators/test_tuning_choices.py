@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_tuning import TUNING, TWO, build, data, rng
+from small_tuning import COARSE, TUNING, TWO, build, data, rng
 
 from polyclinic.errors import BadInput
-from polyclinic.generators import GENERATORS
+from polyclinic.generators import GENERATORS, private_tuning
 from polyclinic.generators.base import Generator, GeneratorModel
 from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.generators.private_tuning import (
@@ -18,6 +18,7 @@ from polyclinic.generators.private_tuning import (
 )
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.vqvae2.model import VQVAE2
+from polyclinic.metrics.distribution import Extractor
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 
@@ -62,6 +63,15 @@ def test_weights_that_are_missing_are_said_before_anything_runs(tmp_path, monkey
     with pytest.raises(BadInput, match="polyclinic weights get lpips-vgg"):
         run(study, tmp_path / "run", cache=tmp_path)
     assert not (tmp_path / "run").exists()
+
+
+def test_with_fids_own_features_the_figure_is_called_fid(monkeypatch):
+    monkeypatch.setattr(private_tuning, "inception_features", lambda **_: Extractor(COARSE.network, "Inception"))
+    short = {"check_every": 1, "most_steps": 1, "most_tuning_steps": 1, "distance": "pixels"}
+    settings = TUNING.model_copy(update={"features": "inception-fid", **short})
+    found = fit(build(), *data(), rng(), settings)
+    assert {"phase1_fid", "phase1_fid_half", "phase1_fid_floor", "phase2_fid"} <= set(found)
+    assert not any("_fd" in name for name in found)
 
 
 # --- who can -----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate
 
@@ -80,6 +81,36 @@ def test_rdp_of_a_step_against_the_integral_it_is(order):
     assert epsilon.ORDERS[nearest] == pytest.approx(order)
     found = epsilon._rdp_of_a_step(s, q)[nearest]
     assert found == pytest.approx(np.log(integral) / (order - 1), rel=1e-5)
+
+
+@given(RATES, NOISES, DELTAS, st.integers(1, 5000), st.floats(1.05, 3.0))
+@settings(max_examples=5, deadline=None)
+def test_more_steps_less_noise_and_larger_batches_cost_more(rate, noise, delta, steps, factor):
+    base = compute_epsilon(rate, noise, steps, delta)
+    assert compute_epsilon(rate, noise, math.ceil(steps * factor), delta) >= base
+    assert compute_epsilon(rate, noise / factor, steps, delta) >= base
+    assert compute_epsilon(min(1.0, rate * factor), noise, steps, delta) >= base - 1e-12
+    assert compute_epsilon(rate, noise, steps, min(0.5, delta * factor)) <= base
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+def test_the_laws_hold_for_both_accountants(accountant):
+    base = compute_epsilon(0.05, 1.0, 200, 1e-3, accountant)
+    assert compute_epsilon(0.05, 1.0, 400, 1e-3, accountant) > base > compute_epsilon(0.05, 1.0, 100, 1e-3, accountant)
+    assert compute_epsilon(0.05, 0.9, 200, 1e-3, accountant) > base > compute_epsilon(0.05, 1.1, 200, 1e-3, accountant)
+    assert compute_epsilon(0.06, 1.0, 200, 1e-3, accountant) > base > compute_epsilon(0.04, 1.0, 200, 1e-3, accountant)
+    assert 0 < base <= compute_epsilon(0.05, 1.0, 200, 1e-3, "rdp")
+
+
+@given(RATES, NOISES, DELTAS, st.integers(1, 500), st.integers(1, 500))
+@settings(max_examples=10, deadline=None)
+def test_steps_compose_and_never_cost_more_than_their_sum(rate, noise, delta, first, second):
+    together = compute_epsilon(rate, noise, first + second, delta)
+    assert composed_epsilon([Mechanism(noise, rate, first), Mechanism(noise, rate, second)], delta) == pytest.approx(
+        together
+    )
+    alone = compute_epsilon(rate, noise, first, delta / 2) + compute_epsilon(rate, noise, second, delta / 2)
+    assert together <= alone + 1e-9
 
 
 def test_different_mechanisms_compose_in_any_order_with_both_accountants():
@@ -268,6 +299,12 @@ def test_full_batches_with_two_noises_are_one_gaussian_mechanism():
     both = composed_epsilon([Mechanism(2.0, 1.0, 1), Mechanism(4.0, 1.0, 3)], 1e-5, "prv")
     assert both == pytest.approx(compute_epsilon(1.0, (1 / 4 + 3 / 16) ** -0.5, 1, 1e-5, "prv"), rel=1e-5)
     assert both < composed_epsilon([Mechanism(2.0, 1.0, 1), Mechanism(4.0, 1.0, 3)], 1e-5, "rdp")
+
+
+def test_a_weak_guarantee_needs_little_noise():
+    noise = noise_for(60.0, 0.05, 20, 1e-3)
+    assert noise < 0.45
+    assert compute_epsilon(0.05, noise, 20, 1e-3) <= 60.0 < compute_epsilon(0.05, 0.99 * noise, 20, 1e-3)
 
 
 def test_a_shift_that_delta_covers_costs_nothing():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from polyclinic.models import BACKBONES, build
 from polyclinic.privacy import clipped_sums
 from polyclinic.privacy.clipped_sums import ClippedSums
-from polyclinic.privacy.ghost_clipping import GhostClipping, can_follow
+from polyclinic.privacy.ghost_clipping import GhostClipping, Products, can_follow
 from polyclinic.training.gpu.graphs import WARM_UP, GraphedFunction
 
 
@@ -108,6 +108,22 @@ def test_every_kind_of_layer_in_double_precision(clip):
     found = at_once(sums, losses_of(model), rows, clip)
     assert error(found, by_loop(model, losses_of(model), rows, clip)) < 1e-12
     assert sums.ghost
+
+
+def test_inner_products_and_stored_gradients_are_the_same_length_and_sum():
+    products = Products(torch.rand(3, 2, 4, 5).double(), torch.rand(3, 2, 4, 6).double())
+    stored = (products.left.mT @ products.right).flatten(1)
+    factors = torch.tensor([0.5, 1.0, 0.0]).double()
+    assert torch.allclose(products.squares(), stored.square().sum(1))
+    assert torch.allclose(products.total(factors, factors == 0, torch.Size((10, 6))).flatten(), factors @ stored)
+
+
+def test_a_length_is_never_lost_to_rounding():
+    """Two places that cancel out but for the last digits: the length in float32 must not be shorter than it is."""
+    left, right = torch.rand(8, 1, 1, 64), torch.rand(8, 1, 1, 64)
+    left, right = torch.cat([left, -left * (1 + 1e-4)], 2) * 1e3, torch.cat([right, right], 2)
+    exact = (left.double().mT @ right.double()).flatten(1).square().sum(1)
+    assert (Products(left, right).squares() >= exact * (1 - 1e-5)).all()
 
 
 def test_an_image_without_a_finite_gradient_takes_no_part():

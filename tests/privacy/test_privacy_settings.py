@@ -62,6 +62,13 @@ def test_every_backbone_can_be_trained_with_group_norm(name):
     assert obstacles(build(name, channels=1, outputs=2, size=32, norm="group")) == []
 
 
+@pytest.mark.parametrize(
+    "layer", [Codebook(4, 2, "gradient"), nn.InstanceNorm2d(4), nn.GroupNorm(2, 4), nn.Dropout(), nn.ReLU()]
+)
+def test_layers_that_keep_to_one_image_are_fine(layer):
+    assert obstacles(layer) == []
+
+
 def test_mixing_is_found_by_trying():
     noise = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
     norm = nn.BatchNorm1d(3)
@@ -164,6 +171,14 @@ def test_a_target_is_compared_with_the_epsilon_of_one_step_of_the_sites_own_batc
         check_budget(Privacy(noise_multiplier=0.3, noise_form=form, target_epsilon=one - 1e-6), {"a": count}, batch)
 
 
+def test_a_target_that_one_step_would_pass_is_refused_by_the_site_at_fault():
+    privacy = Privacy(noise_multiplier=1.0, target_epsilon=1.0)
+    with pytest.raises(BadInput, match=r"target_epsilon.*'small' \(20 training"):
+        check_budget(privacy, {"large": 100000, "small": 20}, 32)
+    check_budget(privacy, {"large": 100000}, 32)
+    check_budget(Privacy(noise_multiplier=1.0), {"small": 20}, 32)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"noise_multiplier": float("inf")}, {"on": []}, {"on": ["prior", "prior"]}, {"sigma": 1}]
 )
@@ -217,3 +232,9 @@ def test_methods_whose_sites_train_the_classifier_can(name):
 def test_studies_that_cannot_say_why_and_what_helps(method, privacy, tables, sentence):
     with pytest.raises(BadInput, match=sentence):
         study(method, privacy, **tables)
+
+
+def test_a_study_looks_at_the_network_without_drawing_weights():
+    before = torch.random.get_rng_state()
+    study({"name": "fedavg"}, {})
+    assert torch.equal(before, torch.random.get_rng_state())

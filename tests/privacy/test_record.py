@@ -53,6 +53,11 @@ def test_a_record_names_what_was_trained_and_what_the_record_before_it_was_of():
     assert [(found["trained"], found["after"]) for found in (first, second)] == [(7, 0), (9, 7)]
 
 
+def test_before_the_first_step_nothing_was_spent():
+    found = records.record(Account(1e-2), [], [])
+    assert (found["epsilon"], found["steps"], found["noise"]) == (0.0, 0, None)
+
+
 @pytest.mark.parametrize(
     ("on", "parts", "covered"),
     [
@@ -66,6 +71,16 @@ def test_a_record_names_what_was_trained_and_what_the_record_before_it_was_of():
 )
 def test_a_parcel_is_covered_if_all_that_is_in_it_was_trained_privately(on, parts, covered):
     assert records.covered_parts(on, parts) is covered
+
+
+def test_sampled_images_are_covered_only_through_generator_and_prior():
+    assert records.SAMPLED in records.names(["generator", "prior"])
+    assert records.SAMPLED not in records.names(["generator"])
+    assert records.names(["generator", "prior"]) == [
+        "weights of the generator",
+        "weights of the prior",
+        "images sampled through generator and prior",
+    ]
 
 
 def test_every_kind_of_parcel_has_words_for_why_it_is_not_covered():

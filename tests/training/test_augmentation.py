@@ -18,10 +18,21 @@ from polyclinic.training.image_draws import dropout_by_row, image_names, image_s
 from polyclinic.training.optimizer import Optimizer
 
 EACH = tuple(kind for kind in AUGMENTATIONS if kind != "mixup")
+SHAPES = ("crop", "rotate")
+GREY = ("brightness", "contrast", "noise")
 
 
 def pictures(count=40, size=16):
     return torch.rand(count, 1, size, size, generator=rng())
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_images_change_and_stay_within_0_to_1(kind):
+    images = pictures()
+    changed, _ = augment(images, None, (kind,), rng())
+    assert changed.shape == images.shape
+    assert not torch.equal(changed, images)
+    assert 0 <= float(changed.min()) <= float(changed.max()) <= 1
 
 
 @pytest.mark.parametrize("kind", EACH)
@@ -109,6 +120,18 @@ def test_class_weights_of_mixed_targets():
     assert float(trainer.loss(output, targets, weights)) == pytest.approx(float(by_hand))
 
 
+@pytest.mark.parametrize(("task", "backbone"), [("classification", "small-cnn"), ("segmentation", "unet")])
+def test_training_with_mixup_differs_and_can_be_repeated(task, backbone):
+    found = []
+    for augment_by, number in ((("mixup",), 1), (("mixup",), 1), ((), 1)):
+        trainer = make_trainer(task, backbone, augment=augment_by)
+        optimizer = trainer.optimizer.make(trainer.model.parameters(), 1)
+        trainer.train(trainer.mixed(trainer.batches(numbered(12), rng(3)), rng(number)), 2, optimizer)
+        found.append(trainer.weights())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert any(not torch.equal(found[0][name], found[2][name]) for name in found[0])
+
+
 # --- balanced batches, smoothing, schedules -----------------------------------------------------------
 
 
@@ -138,6 +161,11 @@ def test_a_cosine_falls_from_lr_towards_zero_over_the_rounds():
     by_hand = [2.0, 1 + np.cos(np.pi / 4), 1.0, 1 - np.cos(np.pi / 4)]
     assert [table.lr_in(number) for number in (1, 2, 3, 4)] == pytest.approx(by_hand)
     assert table.at_site("a").lr_in(3) == pytest.approx(1.0)
+
+
+def test_a_site_with_its_own_batch_size_has_the_same_cosine():
+    table = Optimizer(lr=2.0, schedule="cosine", batch_sizes={"a": 3}).over(4).at_site("a")
+    assert (table.batch_size, table.lr_in(3)) == (3, pytest.approx(1.0))
 
 
 def test_warm_up_rises_evenly_and_then_the_schedule_begins():

@@ -12,7 +12,7 @@ from polyclinic.models import build
 from polyclinic.models.encoders import Encoder, kept_features
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
-from polyclinic.training.batches import DeviceImages, FrozenFront
+from polyclinic.training.batches import DeviceImages, FrozenFront, identity_of
 
 CPU = torch.device("cpu")
 IMAGES = np.random.default_rng(0).integers(0, 256, (10, 3, 4, 5), dtype=np.uint8)
@@ -27,6 +27,19 @@ def test_a_batch_is_the_images_at_the_index(room):
         assert torch.equal(found, torch.from_numpy(IMAGES[INDEX]))
         assert found.is_contiguous(memory_format=torch.channels_last)
     assert images.bytes == (IMAGES.nbytes if room >= IMAGES.nbytes else 0)
+
+
+def test_labels_and_masks_come_as_they_are():
+    images, labels, masks = DeviceImages(CPU, 10**6), np.arange(10.0), IMAGES[:, 0]
+    assert images.rows(labels, INDEX).tolist() == [7, 0, 7, 3]
+    assert torch.equal(images.rows(masks, INDEX), torch.from_numpy(masks[INDEX]))
+
+
+def test_what_comes_first_is_kept_and_the_rest_is_copied():
+    images, other = DeviceImages(CPU, IMAGES.nbytes), IMAGES + 1
+    images.images(IMAGES, INDEX)
+    assert torch.equal(images.images(other, INDEX), torch.from_numpy(other[INDEX]))
+    assert images.bytes == IMAGES.nbytes
 
 
 def test_a_file_that_is_opened_again_is_not_copied_again(tmp_path):
@@ -87,6 +100,15 @@ def test_three_rounds_cost_one_pass_and_give_the_same_model(tmp_path, monkeypatc
     found, wanted = kept.weights(), plain.weights()
     assert all(torch.allclose(found[name], wanted[name], atol=1e-4) for name in wanted)
     assert kept.metrics["test"] == pytest.approx(plain.metrics["test"], abs=1e-3)
+
+
+def test_other_weights_have_another_identity():
+    front = build("small-cnn", channels=1, outputs=2, size=28, freeze="conv1")
+    before = identity_of(front, torch.device("cpu"))
+    assert before == identity_of(front, torch.device("cpu"))
+    with torch.no_grad():
+        front.conv1.weight.add_(1e-3)
+    assert identity_of(front, torch.device("cpu")) != before
 
 
 def test_features_of_an_image_do_not_depend_on_others(tmp_path):

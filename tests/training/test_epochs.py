@@ -97,6 +97,13 @@ def test_an_epoch_longer_than_the_table_is_launched_in_parts(gpu, monkeypatch, m
     assert steps.table.steps == most
 
 
+def test_bytes_of_images_bound_the_table():
+    one = 4 * 32 * 3 * 224 * 224
+    assert graphs.steps_in_table(one) == graphs.TABLE_BYTES // one < graphs.MOST_STEPS
+    assert graphs.steps_in_table(100) == graphs.MOST_STEPS
+    assert graphs.steps_in_table(2**40) == 1
+
+
 def test_weights_of_classes_and_their_graphs(gpu):
     weights = torch.tensor([0.3, 1.7])
     plain, recorded = (make_trainer(recorded=way) for way in (False, True))
@@ -124,6 +131,13 @@ def test_batches_of_any_source_and_of_several_shapes(gpu):
         found.append((losses, trainer.weights()))
     assert_same(*found)
     assert len(recorded_of(trainer)[False].tables) == 2
+
+
+def test_further_shapes_get_ordinary_steps(gpu, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_TABLES", 0)
+    plain, recorded = (make_trainer(recorded=way) for way in (False, True))
+    assert_same(trained(recorded), trained(plain))
+    assert recorded_of(recorded)[False].tables == {}
 
 
 def test_what_cuda_cannot_record_trains_all_the_same_with_one_warning(monkeypatch):

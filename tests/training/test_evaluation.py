@@ -71,6 +71,19 @@ def test_recorded_evaluation_gives_the_sums(task, monkeypatch, small_batches):
     assert sorted(shapes[0][0][0] for shapes in graphs) == [4, 6, 8]  # 8, 8, 3 + 3, 4
 
 
+def test_other_weights_give_other_sums(monkeypatch, small_batches):
+    pretend_gpu(monkeypatch)
+    trainer, parts = make_trainer("classification", graphs=True), parts_of(16)
+    before = sums(trainer, parts, WARM_UP + 1)
+    changed = {name: value * 1.5 for name, value in trainer.weights().items() if value.is_floating_point()}
+    trainer.load(changed)
+    after = sums(trainer, parts, 1)
+    plain = make_trainer("classification")
+    plain.load(changed)
+    assert_same(after, sums(plain, parts, 1))
+    assert not torch.equal(after[0]["loss"], before[0]["loss"])
+
+
 def test_answers_outlive_the_next_pass(monkeypatch, small_batches):
     pretend_gpu(monkeypatch)
     trainer, parts = make_trainer("classification", graphs=True), parts_of(40)

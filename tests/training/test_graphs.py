@@ -48,6 +48,15 @@ def test_every_call_does_the_work_once(gpu):
     assert len(graphed.graphs) == 1
 
 
+def test_a_replay_overwrites_the_output_of_the_one_before(gpu):
+    graphed = GraphedFunction(lambda x: x + 1, "adding")
+    for _ in range(WARM_UP):
+        graphed(torch.zeros(1))
+    first = graphed(torch.ones(1))
+    assert graphed(torch.full((1,), 7.0)) is first
+    assert first.item() == 8
+
+
 def test_inputs_of_every_shape_and_type_have_a_graph_of_their_own(gpu):
     graphed = GraphedFunction(lambda x: x.sum(), "adding up")
     for _ in range(WARM_UP):
@@ -122,6 +131,18 @@ def test_gradients_are_those_of_the_batch_whatever_its_shape(gpu):
         with torch.no_grad():
             model.weight -= 0.1 * found
     assert len(learn.passes.graphs) == 2
+
+
+def test_gradients_without_a_graph_are_the_same(broken_gpu):
+    model = torch.nn.Linear(3, 2)
+    learn = GraphedGradients(model, lambda x, y: (model(x) - y).square().mean())
+    x, y = torch.ones(4, 3), torch.zeros(4, 2)
+    wanted = torch.autograd.grad((model(x) - y).square().mean(), model.weight)[0]
+    for _ in range(WARM_UP):
+        learn(x, y)
+    with pytest.warns(UserWarning, match=r"^engine.graphs: a training step runs without a CUDA graph"):
+        learn(x, y)
+    assert torch.equal(model.weight.grad, wanted)
 
 
 @pytest.mark.parametrize(

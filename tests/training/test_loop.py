@@ -1,5 +1,6 @@
 """The trainer against arithmetic done by hand: batches, augmentation, steps, evaluation, decay, kept optimisers."""
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn import functional as F
 
 from polyclinic.data.parts import ImageSet
@@ -15,8 +17,9 @@ from polyclinic.models import build, initial_weights
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training.augmentation import augment
-from polyclinic.training.loop import Trainer, TrainerSpec
-from polyclinic.training.optimizer import Optimizer, keep_optimizer, start_optimizer
+from polyclinic.training.generator_loop import Objective, Schedule, descend
+from polyclinic.training.loop import EVALUATION_BATCH, Trainer, TrainerSpec, copy_all
+from polyclinic.training.optimizer import Optimizer, keep_optimizer, moments_fit, start_optimizer, zero_moments
 
 SIZE = 16
 TARGET = Target(("healthy", "ill"))
@@ -202,6 +205,15 @@ def test_the_learning_rate_decays_by_round(decay_every, expected, name):
     assert rates == pytest.approx(expected)
 
 
+def test_the_optimiser_is_the_one_that_was_asked_for():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    for name, kind in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
+        made = Optimizer(name=name, momentum=0.7, weight_decay=0.3).make(iter([parameter]), 1)
+        assert type(made) is kind
+        assert made.param_groups[0]["weight_decay"] == 0.3
+    assert Optimizer(name="sgd", momentum=0.7).make(iter([parameter]), 1).param_groups[0]["momentum"] == 0.7
+
+
 # --- an optimiser kept from round to round ------------------------------------------------------------
 
 
@@ -220,6 +232,17 @@ def test_a_kept_optimiser_equals_one_that_was_never_put_away(name):
     straight.train(straight.batches(part, rng()), 6, straight.optimizer.make(straight.model.parameters(), 1))
     for key, tensor in straight.weights().items():
         assert torch.equal(tensor, trainer.weights()[key]), key
+
+
+def test_an_optimiser_that_is_not_kept_starts_anew():
+    trainer = make_trainer(momentum=0.9)
+    site = SimpleNamespace(trainer=trainer, state=SiteState(), round=1, name="s")
+    for site.round in (1, 2):
+        optimizer = start_optimizer(site, trainer.model)
+        assert not optimizer.state
+        trainer.train(trainer.batches(numbered(8), rng()), 2, optimizer)
+        keep_optimizer(site, optimizer)
+    assert not site.state
 
 
 def test_a_kept_optimiser_takes_the_learning_rate_of_its_round():
@@ -256,7 +279,31 @@ def test_evaluation_equals_counting_by_hand():
     assert metrics["accuracy"] == pytest.approx(float((output.argmax(1) == labels).float().mean()))
 
 
+def test_large_parts_are_evaluated_in_pieces_that_add_up():
+    count = EVALUATION_BATCH + 3
+    part = ImageSet(
+        np.random.default_rng(0).integers(0, 256, (count, 1, SIZE, SIZE), dtype=np.uint8), np.arange(count) % 2
+    )
+    trainer = make_trainer()
+    sizes = [len(images) for images, _ in trainer.in_order(part)]
+    assert sizes == [EVALUATION_BATCH, 3]
+    whole = trainer.evaluate(part)
+    pieces = [trainer.evaluate(ImageSet(part.images[s], part.labels[s])) for s in (slice(0, 100), slice(100, None))]
+    together = trainer.task.add(*pieces)
+    assert torch.equal(whole["confusion"], together["confusion"])
+    assert torch.equal(whole["count"], together["count"])
+    assert float(whole["loss"]) == pytest.approx(float(together["loss"]), rel=1e-6)
+
+
 # --- weights ------------------------------------------------------------------------------------------
+
+
+def test_copies_of_all_sorts_of_layouts():
+    last = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    values = [torch.randn(3), last, torch.tensor(5), torch.randn(2, 2).double()]
+    targets = [torch.zeros(3), torch.zeros(2, 3, 4, 4), torch.tensor(0), torch.zeros(2, 2)]
+    copy_all(targets, values)
+    assert all(torch.equal(one, other.to(one.dtype)) for one, other in zip(targets, values, strict=True))
 
 
 def test_what_was_made_for_a_layer_is_forgotten_with_it():
@@ -272,3 +319,80 @@ def test_what_was_made_for_a_layer_is_forgotten_with_it():
     trainer.kept["a graph"] = 1
     trainer.load({})
     assert trainer.kept
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[torch.Tensor]:
+    images = torch.linspace(-1, 1, 24).reshape(6, 4)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(images).square().sum().backward()
+        optimizer.step()
+    return [one.detach().clone() for one in model.parameters()]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_moments_in_one_block_take_the_same_steps(name, fused):
+    """Also of kernels whose channels lie last in memory, and of numbers that do not fill a whole group."""
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5, 3)).to(memory_format=torch.channels_last)
+    ends = []
+    for in_block in (False, True):
+        model = copy.deepcopy(made)
+        optimizer = getattr(torch.optim, name)(model.parameters(), 0.05, weight_decay=0.1, fused=fused)
+        assert moments_fit(list(model.parameters()))
+        if in_block:
+            zero_moments(optimizer)
+            assert all(float(state["exp_avg"].abs().sum()) == 0 for state in optimizer.state.values())
+        images = torch.linspace(-1, 1, 54).reshape(2, 3, 3, 3)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(images).square().sum().backward()
+            optimizer.step()
+        ends.append([one.detach() for one in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_a_kept_optimiser_is_fresh_again(monkeypatch):
+    """As on a GPU: the same steps as with a new one, at the learning rate of the round."""
+    settings = Optimizer(name="adam", lr=0.05, weight_decay=0.1, decay_every=1, decay=0.5)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    ends = []
+    for kept in (None, {}):
+        model, found = network(), []
+        for round in (1, 2):
+            optimizer = settings.make(model.parameters(), round, kept)
+            found.append(optimizer)
+            train(model, optimizer)
+        assert (found[0] is found[1]) == (kept is not None)
+        assert optimizer.param_groups[0]["lr"] == 0.025
+        ends.append([one.detach() for one in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_what_a_loss_tells_is_seen_after_each_step_and_the_rate_follows_the_schedule() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    seen: list[float] = []
+
+    def loss_of(rows: torch.Tensor) -> tuple[torch.Tensor, float]:
+        return (weight - 1).square().sum() + 0 * rows.sum(), float(weight.detach())
+
+    descend(
+        Objective(
+            [weight],
+            lambda index: (torch.ones(len(index)),),
+            loss_of,
+            lambda before: seen.append(float(weight.detach()) - before),
+        ),
+        4,
+        Schedule(epochs=3, batch_size=2, lr=0.1, decay=0.01, decay_every=1),
+        torch.Generator().manual_seed(0),
+    )
+    assert len(seen) == 6, "two batches in each of three epochs, and one look after each"
+    assert all(moved > 0 for moved in seen), "a look comes after the step, which moves the weight"
+    assert min(seen[:2]) > 20 * max(seen[2:4]) > 0, "a hundredth of the rate after an epoch"

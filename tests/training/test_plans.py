@@ -53,6 +53,17 @@ def correction(more):
     return Correction(add, {"more": {"w": more}}, {"steps": torch.zeros(())})
 
 
+def test_a_correction_of_one_network_changes_its_gradients():
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(2)) for name in ("w", "left", "frozen")})
+    model["w"].grad, model["left"].grad = torch.ones(2), torch.ones(2)
+    correct = plans._Corrector(correction(torch.tensor([1.0, 2.0])), torch.device("cpu"))
+    correct(model)
+    assert model["w"].grad.tolist() == [2, 3]
+    assert model["left"].grad is None
+    assert model["frozen"].grad is None
+    assert float(correct.state["steps"]) == 1
+
+
 @pytest.mark.parametrize("same", [False, True])
 def test_corrections_of_a_stack_are_those_of_each_network(same):
     """A network that is through no longer changes its state; tensors that all sites share are not copied."""
@@ -107,6 +118,27 @@ def plan(images, rows, spec=PLAIN, start=None, **more):
     trainer = SimpleNamespace(steps_in=lambda part: len(part) // 4, optimizer=optimizer, weights_stay=False)
     own = {"data": SimpleNamespace(train=range(images)), "rows": rows, "round": 5, "unknown_classes": (), **more}
     return Fit(SimpleNamespace(trainer=trainer, **own), start, spec)
+
+
+def test_each_site_of_a_stack_takes_its_own_steps(stacks):
+    """Two sites with batches of one size, and one with another, which is a stack of its own."""
+    asked = [
+        plan(20, 8, FitSpec(steps=9), start=0),
+        plan(40, 4, FitSpec(part=range(24)), start=1),
+        plan(12, 8, start=2),
+    ]
+    found = Fit.carry_out(asked)
+    assert [one.metadata for one in found] == [
+        {"samples": 20, "steps": 9, "loss": 0.0},
+        {"samples": 24, "steps": 6, "loss": 0.0},
+        {"samples": 12, "steps": 3, "loss": 1.0},
+    ]
+    assert [one.weights["w"] for one in found] == [0, 0, 1]
+    first, second = (stack.given for stack in stacks)
+    assert (first["starts"], first["steps"]) == ([0, 2], [9, 3])
+    assert (second["starts"], second["steps"]) == ([1], [6])
+    assert first["round"] == second["round"] == 5
+    assert first["device"] == "cpu"
 
 
 @pytest.mark.parametrize(

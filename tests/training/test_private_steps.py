@@ -79,6 +79,12 @@ def test_unknown_patients_cannot_be_protected():
         find_units(images(3), "patient", "north")
 
 
+def test_an_empty_site_draws_nothing():
+    assert torch.equal(
+        next(find_units(images(0), "image", "north").draw(0.5, ADDRESS, by_name=True)), torch.zeros(0).long()
+    )
+
+
 CLIP = 0.05
 LATENTS = torch.randn(9, 6, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(9) % 2

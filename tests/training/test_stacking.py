@@ -21,7 +21,7 @@ from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.gpu import stacking
 from polyclinic.training.gpu.graphs import WARM_UP
 from polyclinic.training.gpu.stacked_layers import convolve_stacked
-from polyclinic.training.gpu.stacking import Member, StackedGradients, StackedModel, stacked_batches
+from polyclinic.training.gpu.stacking import Member, StackedGradients, StackedModel, stacked_batches, stacked_trainer
 from polyclinic.training.loop import Trainer
 
 
@@ -196,6 +196,13 @@ def test_sites_train_one_by_one_where_a_stack_fails(tiny, tmp_path, monkeypatch)
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 
+def test_auto_stacks_what_was_measured():
+    assert stacking.stacking_pays(57_000, 64, 64 * 32 * 32**2)
+    assert not stacking.stacking_pays(57_000, 15, 1000)
+    assert not stacking.stacking_pays(24_000_000, 16, 1000)
+    assert not stacking.stacking_pays(57_000, 16, 16 * 32 * 224**2)
+
+
 @pytest.mark.parametrize(("sites", "stacked"), [(16, True), (3, False)])
 def test_auto_counts_the_sites(sites, stacked, tiny, tmp_path, monkeypatch):
     """On a GPU; here the engine is told that it is one."""
@@ -267,3 +274,27 @@ def indices(*_):
 
 def batches_of(trainer: Counting):
     return (trainer.batch(None, index, None) for index in indices())
+
+
+def test_the_stacks_that_were_used_last_are_kept(monkeypatch):
+    made: list[int] = []
+    monkeypatch.setattr(stacking, "StackedTrainer", lambda trainer, members, losses: made.append(members) or [members])
+    trainer = SimpleNamespace(kept={})
+    for members in (2, 3, 4, 5, 2, 6):
+        assert stacked_trainer(trainer, members) == [members]
+    assert made == [2, 3, 4, 5, 6]
+    assert [members for members, _ in trainer.kept["stacks"]] == [4, 5, 2, 6]  # that of three was not used for longest
+    stacked_trainer(trainer, 3)
+    assert made[-1] == 3
+    assert len(trainer.kept["stacks"]) == stacking.MOST_STACKS
+
+
+def test_a_stack_that_cannot_be_made_is_not_kept(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(stacking, "StackedTrainer", fail)
+    trainer = SimpleNamespace(kept={})
+    with pytest.raises(RuntimeError):
+        stacked_trainer(trainer, 2)
+    assert trainer.kept["stacks"] == {}

@@ -199,6 +199,13 @@ def test_the_gradient_is_that_of_the_only_image_of_its_class(backbone, norm):
     assert attack.identify(features, crafted, torch.cat([IMAGES, OTHERS])) == 4
 
 
+def test_without_strength_the_other_images_are_in_it_as_well():
+    attack = Fishing(target_class=1, strength=0.1)
+    crafted = attack.craft(network("small-cnn", 16), PUBLIC)
+    features = input_of(crafted, "fc")(IMAGES)[4]
+    assert not torch.allclose(attack.read_features(gradient(crafted, IMAGES, ONE), crafted), features, rtol=0.05)
+
+
 @pytest.mark.parametrize("backbone", ["cnn-32-64-128", "lenet5"])
 def test_where_a_dense_layer_is_the_image_comes_back(backbone):
     attack = Fishing(target_class=1, open_convolutions=True)

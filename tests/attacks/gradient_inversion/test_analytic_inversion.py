@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from polyclinic.attacks.gradient_inversion import initialisation as labels
 from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion, exact_batch, input_of_linear
+from polyclinic.attacks.gradient_inversion.initialisation import draw
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
 from polyclinic.errors import BadInput
@@ -67,6 +68,16 @@ def test_counts_need_a_bias():
         labels.counts({"0.weight": torch.ones(1, 3, 2)}, model, "0", 2)
 
 
+def test_counts_of_nonsense_still_sum_to_the_batch():
+    """Noise instead of a gradient gives wrong counts, but counts."""
+    model = nn.Sequential(nn.Linear(2, 3))
+    rng = torch_rng("noise")
+    noise = {"0.weight": torch.randn(5, 3, 2, generator=rng), "0.bias": 9 * torch.randn(5, 3, generator=rng)}
+    found = labels.counts(noise, model, "0", 4)
+    assert found.sum(1).tolist() == [4] * 5
+    assert int(found.min()) >= 0
+
+
 def test_a_network_without_a_linear_layer_is_named():
     with pytest.raises(BadInput, match="no linear layer"):
         labels.last_linear(nn.Conv2d(1, 1, 1))
@@ -108,6 +119,17 @@ def test_other_first_layers_are_refused():
 
 
 # --- where a search starts ----------------------------------------------------------------------------
+
+
+def test_starts_fill_the_range_of_images():
+    for scheme in ("uniform", "transformed-gaussian"):
+        images = draw(scheme, 3, (1, 8, 8), torch_rng("start"))
+        assert images.flatten(1).amin(1).tolist() == [0, 0, 0]
+        assert images.flatten(1).amax(1).tolist() == [1, 1, 1]
+    plain = draw("normal", 3, (1, 50, 50), torch_rng("start"))
+    assert plain.std().item() == pytest.approx(1, abs=0.05)
+    bell, flat = draw("transformed-gaussian", 1, (50, 50), torch_rng(1)), draw("uniform", 1, (50, 50), torch_rng(1))
+    assert bell.std() < 0.2 < flat.std()
 
 
 def gradients(images: Tensor, *, width: int = 128) -> tuple[nn.Linear, Tensor, Tensor]:

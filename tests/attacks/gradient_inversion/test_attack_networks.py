@@ -13,7 +13,7 @@ from polyclinic.attacks.gradient_inversion.networks import (
     prepare_for_attack,
     with_random_weights,
 )
-from polyclinic.attacks.gradient_inversion.simulation import Simulation, StackedSimulation, cross_entropy
+from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation, StackedSimulation, cross_entropy
 from polyclinic.attacks.solvers.convolution import ManyTargetsConv2d
 from polyclinic.attacks.solvers.layers import BatchStatistics2d
 from polyclinic.errors import BadInput
@@ -31,6 +31,14 @@ def test_sizes_are_the_papers():
     assert parameter_count(LeNet()) == 85_036
     assert parameter_count(UnstridedResNet18()) == 14_445_732
     assert LeNet(1, 10, 28)(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_weights_are_drawn_from_the_generator():
+    first, second = (with_random_weights(LeNet(), torch_rng(0, "w")) for _ in range(2))
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert float(a.detach().abs().max()) <= 0.5
+    assert float(first.fc.weight.detach().abs().max()) > 0.49
 
 
 def one_by_one(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -71,6 +79,14 @@ def test_batch_norm_in_both_modes(mode):
     assert_same_second_derivatives(model, prepare_for_attack(model, batch_norm=mode), 8, 4)
 
 
+def test_batch_norm_leaves_its_running_statistics_alone():
+    model = prepare_for_attack(seeded(small_resnet))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model(torch.rand(2, 3, 8, 8, dtype=torch.float64))
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name])
+
+
 @pytest.mark.parametrize("affine", [True, False])
 def test_batch_norm_is_torchs_to_the_second_derivative(affine: bool):
     """For one target: values and derivatives by images, weight and bias, with a mean far from zero."""
@@ -105,6 +121,26 @@ def test_convolution_for_many_targets(make):
             layer.__class__ = ManyTargetsConv2d
     assert sum(isinstance(layer, ManyTargetsConv2d) for layer in twin.modules()) >= 3
     assert_same_second_derivatives(model, twin, 9 if isinstance(model, LeNet) else 8, 4)
+
+
+def test_several_local_steps_of_many_targets():
+    """From the second step on each target has weights of its own; against one target after the other."""
+    twin = prepare_for_attack(seeded(small_resnet).train())
+    for layer in twin.modules():
+        if ManyTargetsConv2d.can_replace(layer):
+            layer.__class__ = ManyTargetsConv2d
+    simulation = Simulation(twin, training=LocalTraining(0.1, steps=2, momentum=0.5))
+    rng = torch_rng("several steps")
+    images = torch.rand(2, 2, 3, 8, 8, generator=rng, dtype=torch.float64, requires_grad=True)
+    labels = torch.rand(2, 2, 4, generator=rng, dtype=torch.float64).softmax(-1)
+    together = vmap(simulation)(images, labels)
+    apart = [simulation(batch, label) for batch, label in zip(images, labels, strict=True)]
+    one_by_one = {name: torch.stack([sent[name] for sent in apart]) for name in together}
+    sizes = [sum((t * t).sum() for t in sent.values()) for sent in (together, one_by_one)]
+    slopes = [torch.autograd.grad(size, images, retain_graph=True)[0] for size in sizes]
+    for name, tensor in together.items():
+        torch.testing.assert_close(tensor, one_by_one[name], rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-10)
 
 
 def test_unusual_convolutions_keep_torchs():
@@ -149,6 +185,14 @@ def test_each_target_with_a_network_of_its_own(make, fast: bool):
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
     some = simulation.select_rows(torch.tensor([2])).of_targets(images[2:], labels[2:])
     torch.testing.assert_close(some["conv1.weight"][0], sent["conv1.weight"][2], rtol=1e-8, atol=1e-12)
+
+
+def test_batch_norm_is_drawn_too_where_asked_for():
+    plain = with_random_weights(seeded(small_resnet), torch_rng(0))
+    assert torch.equal(plain.bn1.weight.detach(), torch.ones(4, dtype=torch.float64))
+    drawn = with_random_weights(seeded(small_resnet), torch_rng(0), batch_norm=True)
+    for parameter in drawn.bn1.parameters():
+        assert 0 < float(parameter.detach().abs().max()) <= 0.5
 
 
 def test_a_convolution_whose_outputs_nothing_depends_on_and_an_image_without_a_batch():

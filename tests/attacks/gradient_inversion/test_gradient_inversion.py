@@ -99,6 +99,17 @@ def test_truth_does_not_change_a_bit(one_image_each):
         assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
+def test_what_is_not_declared_is_not_used(one_image_each):
+    """An attack that reads labels off the gradients gives the same when it is handed wrong labels and start images."""
+    model, _, _, parcels = one_image_each
+    attack = GradientInversion(label="sign", lr=1.0, iterations=2)
+    plain = attack.run(parcels[:2], knowledge(model))
+    more = knowledge(
+        model, labels=torch.zeros(2, 1), start_images=torch.ones(2, 1, 1, 16, 16), training=LocalTraining(0.1)
+    )
+    assert torch.equal(attack.run(parcels[:2], more).images, plain.images)
+
+
 def test_many_at_once_is_one_by_one(one_image_each):
     model, _, _, parcels = one_image_each
     attack = GradientInversion(lr=0.1, iterations=2, precision="fp64")
@@ -249,6 +260,18 @@ def test_the_loss_is_that_of_the_image_that_is_returned(one_image_each):
         )
         roughness = sum(found.images.diff(dim=dim).abs().mean() for dim in (-1, -2))
         assert float(found.loss[0]) == pytest.approx(float(distance + 2.0 * roughness), rel=1e-4)
+
+
+def test_settings_reach_the_optimiser():
+    chosen = {"lr": 0.3, "iterations": 40, "decay": 0.5, "decay_at": (0.5, 0.75), "weight_decay": 0.01}
+    adam = GradientInversion(optimizer="adam", signed=True, box=True, **chosen).optimizer_at(torch.zeros(2, 7), 5)
+    assert (float(adam.lr), adam.steps, adam.decay) == (pytest.approx(0.3), 40, 0.5)
+    assert adam.milestones.tolist() == [20, 30]
+    assert (adam.signed, adam.box, adam.decoupled, adam.weight_decay) == (True, (5, 0.0, 1.0), False, 0.01)
+    adamw = GradientInversion(optimizer="adamw").optimizer_at(torch.zeros(2, 7), 5)
+    assert (float(adamw.lr), adamw.signed, adamw.box, adamw.decoupled) == (pytest.approx(1e-3), False, None, True)
+    lbfgs = GradientInversion(iterations=7).optimizer_at(torch.zeros(2, 7), 5)
+    assert (lbfgs.lr.tolist(), lbfgs.steps, lbfgs.inner, lbfgs.memory.history) == ([pytest.approx(0.1)] * 2, 7, 20, 100)
 
 
 @pytest.mark.slow

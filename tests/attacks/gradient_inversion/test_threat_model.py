@@ -119,6 +119,14 @@ def test_trajectory_with_lbfgs_stands_still_at_the_end(one_image_each):
     assert bool((kept.loss[near, 0] > kept.loss[near, 1]).all())
 
 
+def test_trajectory_of_the_better_restart(one_image_each):
+    model, _, _, parcels = one_image_each
+    attack = GradientInversion(lr=1.0, iterations=3, restarts=3, returns="last", trajectory=(0, 3), at_once=3)
+    found = attack.run(parcels[:2], knowledge(model))
+    assert torch.equal(found.trajectory.images[:, 1], found.images)
+    assert torch.equal(found.trajectory.images[:, 0], found.start)
+
+
 @pytest.mark.parametrize("steps", [(3, 2), (-1, 2), (2, 2), (0, 101)])
 def test_steps_of_a_trajectory_must_make_sense(steps):
     with pytest.raises(ValidationError, match="trajectory"):

@@ -224,6 +224,15 @@ def test_targets_that_finished_leave_the_batch():
     torch.testing.assert_close(found.point[3], alone.point[0], rtol=0, atol=1e-10)
 
 
+def test_the_best_point_is_the_one_of_lowest_loss():
+    problem, start = valleys()
+    last = search(problem, LBFGS(start, lr=1.9, steps=1), returns="last")
+    best = search(problem, LBFGS(start, lr=1.9, steps=1), returns="best")
+    assert bool((best.loss <= last.loss).all())
+    assert bool((best.loss < last.loss).any())  # without a line search some step goes uphill
+    torch.testing.assert_close(problem(best.point)[0], best.loss)
+
+
 def test_torchs_short_steps_are_refused():
     with pytest.raises(ValueError, match="inner >= 4"):
         LBFGS(torch.zeros(1, 2), inner=3)

@@ -23,8 +23,11 @@ from polyclinic.generators.gan.adversarial import (
     gradient_penalty,
     site_cross_entropy,
 )
-from polyclinic.generators.gan.networks import Down, Spectral, update_spectral_norms
+from polyclinic.generators.gan.model import private_losses
+from polyclinic.generators.gan.networks import Down, Spectral, doublings, update_spectral_norms
 from polyclinic.generators.gan.trainer import DRAWS, augment, balanced_batches, endless_batches
+from polyclinic.privacy import dp_sgd
+from polyclinic.privacy.dp_sgd import obstacles
 from polyclinic.tasks import Target
 
 NAMES = ("gan", "dcgan", "wgan-gp", "privgan")
@@ -76,6 +79,19 @@ def test_the_gradient_penalty_is_taken_on_the_way_from_the_fake_to_the_real_imag
 # --- networks ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [28, 31, 32, 64])
+@pytest.mark.parametrize("name", NAMES)
+def test_images_have_the_size_asked_for(name, size):
+    model = make(name, size, channels=3)
+    labels = torch.tensor([0, 1, 1])
+    made = model.sample(labels, rng())
+    assert made.shape == (3, 3, size, size)
+    assert made.dtype == torch.uint8
+    assert model.networks["discriminator"](made.float(), labels).shape == (3, 1)
+    side, times = doublings(size)
+    assert side * 2**times >= size > side * 2 ** (times - 1)
+
+
 @pytest.mark.parametrize("condition", ["plane", "projection", "apart", "none"])
 @pytest.mark.parametrize("name", ["gan", "dcgan"])
 def test_labels_count_where_they_are_a_condition_and_nowhere_else(name, condition):
@@ -116,6 +132,17 @@ def test_networks_of_each_class_need_classes():
     ages = Target(unit="months", label_range=(0.0, 200.0))
     with pytest.raises(BadInput, match=r"generator\.condition: 'apart' needs classes.*choose 'projection'"):
         make(target=ages, condition="apart")
+
+
+def test_a_central_discriminator_is_the_same_network_but_for_its_outputs_and_labels():
+    settings = GENERATORS["dcgan"](**TINY)
+    shape = settings.shape(1, 28, CLASSES)
+    own = settings.networks(shape)["discriminator"]
+    central = settings.central_discriminator(channels=1, size=28, target=CLASSES, sites=3)
+    sizes = [{n: tuple(t.shape) for n, t in net.state_dict().items()} for net in (own, central)]
+    differ = {name for name in sizes[0] | sizes[1] if sizes[0].get(name) != sizes[1].get(name)}
+    assert differ == {"head.layer.weight", "head.layer.bias", "head.left", "head.right", "label.embed.weight"}
+    assert central(torch.zeros(2, 1, 28, 28), torch.zeros(2)).shape == (2, 3)
 
 
 def test_privgans_networks_are_those_of_its_code_counted_by_hand():
@@ -194,6 +221,16 @@ def test_it_learns_which_class_is_bright(name, steps):
     assert made[16:].mean() > made[:16].mean() + 25
 
 
+def test_the_noise_counts_after_training_too():
+    """A label's vector that is long, or a bias, lets a generator move all its images as one and forget the noise."""
+    noise = torch.rand(64, 1, 4, 4, generator=rng(2))
+    images = (nn.functional.interpolate(noise, 28, mode="bilinear") * 255).to(torch.uint8)
+    model = make("dcgan", steps=80, width=8, batch_size=16, lr=1e-3, average=0.9, augment=False)
+    model.fit(images, torch.arange(64) % 2, rng())
+    made = model.sample(torch.zeros(64, dtype=torch.long), rng(1)).float()
+    assert made.std(0).mean() > 0.4 * images.float().std(0).mean()
+
+
 def test_a_balanced_batch_has_as_many_of_each_class():
     labels = torch.tensor([0] * 50 + [1] * 3)
     index = next(balanced_batches(labels, 8, rng()))
@@ -229,8 +266,114 @@ def test_a_state_can_be_sent_and_the_averaged_generator_is_enough_to_sample():
         make(width=3).load(sent, partial=True)
 
 
+def test_values_such_as_ages_are_conditions_too():
+    ages = Target(unit="months", label_range=(0.0, 200.0))
+    model = make(target=ages, labels="even")
+    model.fit(squares(8)[0], torch.linspace(0, 200, 8), rng())
+    assert model.sample(torch.tensor([10.0, 150.0]), rng()).shape == (2, 1, 28, 28)
+
+
 def test_batches_have_the_size_and_each_pass_has_every_image_once():
     found = [batch for batch, _ in zip(endless_batches(10, 4, rng()), range(4), strict=False)]
     assert [len(batch) for batch in found] == [4, 4, 4, 4]
     assert len(set(torch.cat(found[:2]).tolist())) == 8
     assert len(next(endless_batches(3, 8, rng()))) == 3
+
+
+# --- settings and privacy ----------------------------------------------------------------------------
+
+
+def test_a_linear_measure_needs_something_that_bounds_it():
+    with pytest.raises(ValidationError, match="set penalty = 10"):
+        GENERATORS["dcgan"](loss="linear", discriminator_norm="none")
+
+
+PRIVATE = {"discriminator_norm": "group", "labels": "even", "spread": False, "width": 4}
+
+
+def test_what_stands_against_privacy_is_said_with_the_cure():
+    reasons = [
+        GENERATORS["dcgan"]().dp_obstacle(),
+        GENERATORS["gan"](condition="apart").dp_obstacle(),
+        GENERATORS["wgan-gp"]().dp_obstacle(),
+        GENERATORS["dcgan"](discriminator_norm="group").dp_obstacle(),
+        GENERATORS["gan"]().dp_obstacle(),
+    ]
+    assert [reason.split(":")[0] for reason in reasons] == [
+        "generator.discriminator_norm",
+        "generator.condition",
+        "generator.penalty",
+        "generator.spread",
+        "generator.labels",
+    ]
+    for name in ("gan", "dcgan"):
+        settings = GENERATORS[name](**{**TINY, **PRIVATE})
+        assert settings.dp_obstacle() is None
+        assert not obstacles(settings.networks(settings.shape(1, 28, CLASSES))["discriminator"])
+
+
+def test_private_gradients_of_a_discriminator_are_those_of_each_image():
+    """Opacus through the convolutional discriminator, against one backward pass per image."""
+    torch.manual_seed(0)
+    net = make("dcgan", **PRIVATE).networks["discriminator"]
+    rows, labels = torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 0, 1])
+    real = torch.tensor([True, True, False, False])
+    losses = private_losses(net, Hinge())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    expected = {name: torch.zeros_like(weight) for name, weight in net.named_parameters()}
+    for i in range(4):
+        net.zero_grad()
+        losses(rows[i : i + 1], labels[i : i + 1], real[i : i + 1]).sum().backward()
+        norm = torch.sqrt(sum(w.grad.square().sum() for w in net.parameters() if w.grad is not None))
+        for name, weight in net.named_parameters():
+            expected[name] += 0 if weight.grad is None else weight.grad * min(1, 0.5 / norm) / 4
+    mean = dp_sgd.NoisyMean(noise=0.0, clip=0.5, expected=4, draw=dp_sgd.noise_from(torch.device("cpu"), "n"))
+    with dp_sgd.private_gradients(net, optimizer, mean) as put:
+        put(losses, [(rows, labels, real)])
+        for name, weight in net.named_parameters():
+            torch.testing.assert_close(weight.grad, expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gan", "dcgan"])
+def test_with_privacy_only_the_learner_moves_the_discriminator(name):
+    """The generator learns through a copy; real images reach nothing but the learner's losses."""
+    images, labels = squares(8)
+    model = make(name, **PRIVATE)
+    before = model.state()
+    seen = []
+
+    def learn(module, losses, batch_of, schedule, joined):
+        assert module is model.networks["discriminator"]
+        assert joined == 4
+        for _ in range(2):
+            rows, known, is_real = batch_of(torch.tensor([0, 3]), torch.tensor([5, 6]))
+            seen.append(int(is_real.sum()))
+            assert losses(rows, known, is_real).shape == (6,)
+        nobody = torch.tensor([], dtype=torch.long)
+        assert batch_of(nobody, nobody)[0].shape[0] == 4
+
+    found = model.fit(images, labels, rng(), FitOptions(private={"generator": learn}))
+    assert seen == [2, 2]
+    assert math.isnan(found["generator"])
+    for part, tensor in model.state().items():
+        if part.startswith("discriminator."):
+            assert torch.equal(tensor, before[part])
+    moved = [(t - before[n]).abs().max() for n, t in model.state().items() if n.startswith("generator.")]
+    assert max(moved) > 1e-4  # about as far as two steps of Adam with its learning rate of 2e-4
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_groups_of_one_feature_are_refused(width):
+    """Their norm is 0 for every image: the generator would learn from rounding errors, or not at all."""
+    with pytest.raises(ValidationError, match=rf"width {width} makes groups of one feature.* set width = 3 or more"):
+        make("gan", width=width, discriminator_norm="group")
+    make("dcgan", width=width, discriminator_norm="group")
+
+
+@pytest.mark.parametrize("width", [3, 4, 24])
+def test_a_dense_discriminator_with_group_norm_sees_its_images(width):
+    networks = make("gan", width=width, discriminator_norm="group").networks
+    labels = torch.tensor([0, 1, 0, 1])
+    images = networks["generator"](torch.randn(4, 4, generator=rng()), labels)
+    (gradient,) = torch.autograd.grad(networks["discriminator"](images, labels).sum(), images)
+    assert gradient.norm() > 1  # 40 to 200; with groups of one feature 0, or 1e-4 by rounding

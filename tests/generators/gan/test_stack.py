@@ -70,6 +70,15 @@ def test_a_stack_computes_what_each_network_computes_alone(as_products, changes)
         torch.testing.assert_close(stacked(*inputs), alone, rtol=1e-4, atol=1e-5)
 
 
+def test_networks_of_each_class_take_turns_as_they_would_by_label():
+    chosen = gan(condition="apart")
+    discriminator = initial_networks(lambda: chosen.networks(chosen.shape(1, 28, TWO)), 0)["discriminator"]
+    images, labels = torch.randn(6, 1, 28, 28, generator=rng()), torch.arange(6) % 2
+    by_label = discriminator(images, labels)
+    discriminator.in_turns = True
+    torch.testing.assert_close(discriminator(images, labels), by_label)
+
+
 def networks_of(chosen: GAN, seed: int) -> nn.ModuleDict:
     return nn.ModuleDict(initial_networks(lambda: chosen.networks(chosen.shape(1, 28, TWO)), seed))
 

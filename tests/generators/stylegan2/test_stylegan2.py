@@ -8,8 +8,10 @@ from small_stylegan2 import build, rng
 
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import FitOptions, RandomSource
+from polyclinic.generators.stylegan2.ada import augmented
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.privacy.dp_sgd import mixes_samples, obstacles
+from polyclinic.tasks import Target
 
 pytestmark = pytest.mark.usefixtures("same_weights")
 
@@ -19,6 +21,19 @@ def random(seed=0):
 
 
 # --- the model ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "channels"), [(28, 1), (32, 3), (64, 1), (100, 1)])
+def test_images_have_the_size_that_was_asked_for(size, channels):
+    model = build(size, channels)
+    made = model.sample(torch.tensor([0, 1, 1]), rng())
+    assert (made.shape, made.dtype) == ((3, channels, size, size), torch.uint8)
+    assert model.sample(torch.zeros(0, dtype=torch.long), rng()).shape == (0, channels, size, size)
+
+
+@pytest.mark.parametrize(("size", "inner"), [(28, 32), (32, 32), (33, 64), (64, 64), (65, 128), (256, 256)])
+def test_inside_a_side_is_a_power_of_two(size, inner):
+    assert StyleGAN2().shape(1, size, Target()).size == inner
 
 
 def test_the_same_draws_give_the_same_bits_and_leave_torch_alone():
@@ -69,6 +84,14 @@ def test_frozen_noise_makes_the_same_image_from_the_same_style():
     assert torch.equal(first, second)
     first.sum().backward()
     assert float(w.grad.abs().sum()) > 0
+
+
+def test_values_and_no_labels_work_as_labels_do():
+    for target in (Target((), "years", (20.0, 80.0)), Target()):
+        model = build(target=target, steps=2)
+        images = torch.randint(0, 256, (8, 1, 28, 28), dtype=torch.uint8)
+        model.fit(images, torch.linspace(20, 80, 8), rng())
+        assert model.sample(torch.tensor([30.0]), rng()).shape == (1, 1, 28, 28)
 
 
 def test_replayed_images_join_every_batch():
@@ -124,6 +147,16 @@ def test_an_extra_loss_reaches_the_generator():
 
 
 # --- augmentation ------------------------------------------------------------------------------------
+
+
+def test_no_augmentation_at_the_start_and_some_of_it_later():
+    images = torch.rand(200, 1, 16, 16, generator=rng()) * 2 - 1
+    assert augmented(images, torch.tensor(0.0), random()) is images
+    changed = {}
+    for p in (0.1, 0.9):
+        same = (augmented(images, torch.tensor(p), random()) - images).abs().amax((1, 2, 3)) < 1e-4
+        changed[p] = 1 - float(same.double().mean())
+    assert 0.2 < changed[0.1] < 0.8 < changed[0.9]
 
 
 # --- settings ----------------------------------------------------------------------------------------

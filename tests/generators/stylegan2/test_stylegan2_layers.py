@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from small_stylegan2 import build, rng
+from small_stylegan2 import TWO, build, rng
 from torch.nn import functional as F
 
 from polyclinic.generators.stylegan2.ada import _colours, _moves, augmented, recoloured
-from polyclinic.generators.stylegan2.layers import Conv, Finish, StyledConv, blur, swept
-from polyclinic.generators.stylegan2.networks import GROUP, Spread
+from polyclinic.generators.stylegan2.layers import Conv, Finish, Linear, StyledConv, blur, doubled, swept
+from polyclinic.generators.stylegan2.networks import GROUP, Spread, StyleGAN2Shape, StyleGenerator
 
 pytestmark = pytest.mark.usefixtures("same_weights")
 
@@ -67,6 +67,13 @@ def test_factors_bias_noise_and_activation_by_hand():
     assert torch.allclose(layer(x, factors, grain), expected, atol=1e-6)
 
 
+def test_doubling_is_the_same_filter_away_from_the_border():
+    x = noise(1, 1, 6, 6)
+    spread = torch.zeros(1, 1, 12, 12, dtype=torch.float64)
+    spread[..., ::2, ::2] = 4 * x
+    assert torch.allclose(doubled(x)[..., 2:-2, 2:-2], blur(spread, 2, 1)[..., 2:-2, 2:-2])
+
+
 def test_weighting_channels_is_weighting_weights():
     """Against the paper's form: every image of the batch has weights of its own, scaled to unit length."""
     layer = StyledConv(4, 5, 3, 6).double()
@@ -79,6 +86,14 @@ def test_weighting_channels_is_weighting_weights():
         expected.append(F.conv2d(image[None], weight, padding=1))
     made, factors = layer(x, w)
     assert torch.allclose(made * factors, torch.cat(expected), atol=1e-7)
+
+
+@pytest.mark.parametrize("speed", [1.0, 0.1])
+def test_a_slow_layer_begins_like_a_fast_one(speed):
+    layer = Linear(3, 2, bias=1.5, speed=speed, gain=2.0)
+    assert layer(torch.zeros(1, 3))[0].tolist() == pytest.approx([3.0, 3.0])
+    wide = Linear(400, 400, speed=speed, gain=2.0)
+    assert float(wide(torch.ones(1, 400)).detach().std()) == pytest.approx(2, rel=0.15)
 
 
 def test_the_spread_of_a_batch_by_hand():
@@ -124,6 +139,17 @@ def test_the_mean_style_forgets_as_fast_as_it_is_told(memory):
     mapping = build(style_memory=memory).networks["generator"].mapping
     mapping.remember(torch.ones(4, 8))
     assert torch.allclose(mapping.get_buffer("mean"), torch.full((8,), 1 - memory))
+
+
+def test_every_layer_gets_its_style():
+    shape = StyleGAN2Shape(1, 32, TWO, 2, 8, 2)
+    network = StyleGenerator(shape)
+    assert network.synthesis.layers == 8
+    assert network.synthesis.noise_sides == [4, 8, 8, 16, 16, 32, 32]
+    noises = [torch.zeros(1, 1, side, side) for side in network.synthesis.noise_sides]
+    styles = torch.randn(1, 8, 8, generator=rng()).requires_grad_()
+    network(styles, noises).sum().backward()
+    assert bool((styles.grad.abs().sum(2) > 0).all())
 
 
 class Known:

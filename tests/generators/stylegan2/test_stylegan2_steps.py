@@ -14,6 +14,7 @@ from polyclinic.generators.base import RandomSource
 from polyclinic.generators.stylegan2 import training
 from polyclinic.generators.stylegan2.layers import Conv, StyledConv
 from polyclinic.generators.stylegan2.model import StyleGAN2
+from polyclinic.generators.stylegan2.networks import DiscriminatorBlock, Mapping, StyleGAN2Shape, Synthesis
 from polyclinic.tasks import Target
 from polyclinic.training.gpu.graphs import WARM_UP
 
@@ -153,6 +154,36 @@ def test_the_discriminator_learns_from_as_many_made_images_with_the_same_labels(
 # --- networks -------------------------------------------------------------------------------------------
 
 
+def test_images_of_all_sizes_are_added_up():
+    synthesis = Synthesis(StyleGAN2Shape(1, 32, TWO, 2, 8, 2)).requires_grad_(False)
+    for place, block in enumerate(synthesis.blocks):
+        block.to_image.weight.zero_()
+        block.image_bias.fill_(10.0**place)
+    noises = [torch.zeros(1, 1, side, side) for side in synthesis.noise_sides]
+    made = synthesis(torch.randn(2, synthesis.layers, 8, generator=rng()), noises)
+    assert torch.allclose(made, torch.full((2, 1, 32, 32), 1111.0))
+
+
+def test_lengths_of_noise_and_of_labels_do_not_count():
+    mapping = Mapping(StyleGAN2Shape(1, 32, TWO, 2, 8, 2))
+    noise, judge = torch.randn(8, 8, generator=rng()), stepping().discriminator
+    images = torch.randn(8, 1, 32, 32, generator=rng())
+    before = mapping(noise, LABELS), judge(images, LABELS)
+    for network in (mapping, judge):
+        for weight in network.label.parameters():
+            weight.data.mul_(10)
+    assert torch.allclose(mapping(10 * noise, LABELS), before[0], atol=1e-5)
+    assert torch.allclose(judge(images, LABELS), before[1], atol=1e-5)
+
+
+def test_a_shortcut_has_half_of_the_variance():
+    x = torch.randn(8, 64, 1, 1, generator=rng()).expand(-1, -1, 8, 8)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        block = DiscriminatorBlock(64, 256).requires_grad_(False)
+    assert float(block.shortcut(x)[..., 1:-1, 1:-1].var()) == pytest.approx(0.5, rel=0.15)
+
+
 # --- a step in two halves, for images that others judge ---------------------------------------------------
 
 
@@ -181,6 +212,22 @@ def test_halves_have_their_regularisers_when_due(monkeypatch):
     assert [at for at, name in due if name == "_flatten"] == [0, 16]
     assert [at for at, name in due if name == "_even_out"] == [0, 4, 8, 12, 16]
     assert [at for at, name in due if name == "_adapt"] == [4, 8, 12, 16]
+
+
+def test_a_discriminator_of_sites_is_the_same_network_but_for_outputs_labels_and_spread():
+    settings = StyleGAN2(width=2, latent=8)
+    own = settings.build(channels=3, size=28, target=TWO, seed=0).networks["discriminator"]
+    central = settings.central_discriminator(channels=3, size=28, target=TWO, sites=3)
+    sizes = [{name: tuple(t.shape) for name, t in network.state_dict().items()} for network in (own, central)]
+    differ = {name for name in sizes[0] | sizes[1] if sizes[0].get(name) != sizes[1].get(name)}
+    assert differ == {"last.weight", "score.weight", "score.bias", "label.embed.weight"}
+    assert sizes[0]["last.weight"][1] == sizes[1]["last.weight"][1] + 1
+    images = torch.randn(5, 3, 28, 28, generator=rng())
+    found = central(images, torch.zeros(5))
+    assert found.shape == (5, 3)
+    torch.testing.assert_close(found[:1], central(images[:1], torch.zeros(1)))  # no image depends on the others
+    per_class = settings.central_discriminator(channels=3, size=28, target=TWO, sites=3, per_class=True)
+    assert per_class(images, torch.tensor([0, 1, 1, 0, 1])).shape == (5, 3)
 
 
 def graph_steps(device="cpu", **settings):

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from polyclinic.generators.base import LabelEmbedding
 from polyclinic.generators.vqvae2.model import VQVAE2
 from polyclinic.generators.vqvae2.prior import GatedLayer, PixelCNN, Prior, draw, negative_log_likelihoods
 from polyclinic.tasks import Target
 
 CLASSES = Target(classes=("a", "b", "c"))
+AGES = Target(unit="months", label_range=(0.0, 240.0))
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +95,18 @@ def test_what_is_learned_about_a_code_holds_for_codes_that_look_alike():
     after = net(seen, condition)[0].softmax(0)
     assert after[0] > before[0]
     assert (after[1] / before[1]).item() > 1.2 * (after[2] / before[2]).item()
+
+
+def test_ages_are_embedded_smoothly():
+    embed = LabelEmbedding(AGES, 8)
+    near, far = embed(torch.tensor([100.0, 101.0])), embed(torch.tensor([100.0, 180.0]))
+    assert 0 < (near[0] - near[1]).norm() < (far[0] - far[1]).norm()
+    assert prior(AGES).sample(torch.tensor([12.0, 200.0]), torch.Generator())[1].shape == (2, 6, 6)
+
+
+def test_without_known_labels_all_images_are_alike():
+    embed = LabelEmbedding(Target(), 8)
+    assert torch.equal(embed(torch.tensor([0.0])), embed(torch.tensor([7.0])))
 
 
 def test_loss_by_hand():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
@@ -13,8 +15,10 @@ from polyclinic.generators.vqvae2.autoencoder import (
     Autoencoder,
     Codebook,
     Moved,
+    draw_vectors,
     losses,
     noise_images,
+    used_share,
 )
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.tasks import Target
@@ -116,6 +120,15 @@ def test_moving_averages_by_hand():
     torch.testing.assert_close(book.vectors.weight[:, 0], torch.tensor([0.03 / 1.01, 10.02]))
 
 
+def test_dead_codes_come_back_to_life_among_the_latents():
+    book = Codebook(16, 2, "ema")
+    book.start(torch.full((1, 2, 4, 4), 50.0), rng())  # all codes far away, on one spot
+    latents = torch.randn(4, 2, 8, 8, generator=rng(1))
+    for step in range(400):
+        book.revive(book.move(latents, book.nearest(latents)), rng(step))
+    assert used_share(book.nearest(latents), 16) == 1.0
+
+
 def test_a_dead_code_moves_to_the_only_latent_that_no_code_is_near():
     book = Codebook(2, 1, "ema")
     book.counts.fill_(1)
@@ -141,6 +154,13 @@ def test_only_a_gradient_codebook_has_trainable_codes_and_goes_with_privacy():
     assert not bare("ema").top_codebook.vectors.weight.requires_grad
     assert VQVAE2(codebook="gradient").dp_obstacle() is None
     assert "gradient" in (VQVAE2(codebook="ema").dp_obstacle() or "")
+
+
+def test_vectors_are_drawn_from_the_latents_without_repeats_while_there_are_enough():
+    latents = torch.arange(12.0).reshape(1, 1, 3, 4)
+    assert len(draw_vectors(latents, 12, rng()).unique()) == 12
+    assert draw_vectors(latents, 30, rng()).shape == (30, 1)
+    assert used_share(torch.tensor([0, 3, 3]), 8) == 0.25
 
 
 def test_a_loaded_codebook_does_not_start_anew():
@@ -170,6 +190,14 @@ def test_the_same_draws_give_the_same_model_whatever_the_global_state():
     other = make()
     other.fit(blobs(20), torch.arange(20) % 2, rng(99))
     assert any(not torch.equal(value, first[name]) for name, value in other.state().items())
+
+
+def test_state_goes_through_safetensors_and_back():
+    model, other = make(), make(seed=9)
+    model.fit(blobs(20), np.arange(20) % 2, rng())
+    other.load(load(save(model.state())))
+    labels = torch.tensor([0, 1, 0])
+    assert torch.equal(model.sample(labels, rng(1)), other.sample(labels, rng(1)))
 
 
 def test_replayed_images_join_every_batch():
@@ -202,6 +230,14 @@ def test_replay_keeps_what_was_learned_at_an_earlier_site():
         return model.quality(dark)["psnr"]
 
     assert at_both(True) > at_both(False) + 3
+
+
+def test_progress_is_told_after_every_epoch():
+    told = []
+    make().fit(
+        blobs(10), torch.zeros(10, dtype=torch.long), rng(), FitOptions(progress=lambda *args: told.append(args[:3]))
+    )
+    assert told == [("autoencoder", 1, 2), ("autoencoder", 2, 2), ("prior", 1, 1)]
 
 
 def test_the_learning_rate_of_a_prior_falls_evenly_to_zero():
