@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from polyclinic import models
-from polyclinic.audits.attack import Attack, Finding, NotTried
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted
 from polyclinic.audits.audit import build_tools
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit
@@ -30,7 +30,7 @@ from polyclinic.data.source import Source
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.generators.base import Generator
+from polyclinic.generators.base import FitOptions, Generator
 from polyclinic.methods import METHODS, Method
 from polyclinic.models import Backbone
 from polyclinic.randomness import torch_rng
@@ -220,17 +220,19 @@ def check_backbone(backbone: type[Backbone], *, channels: int = 1, size: int = 2
         outputs = model(images)
         wanted = (4, 2, size, size) if backbone.dense else (4, 2)
         assert tuple(outputs.shape) == wanted, f"{backbone.name}: outputs are {tuple(outputs.shape)}, not {wanted}"
+        owned = {child for stage in backbone.stages.values() for child in stage}
+        missing = {name for name, _ in model.named_children()} ^ owned
+        assert not missing, f"{backbone.name}: {sorted(missing)} must be in a stage and be a layer"
         outputs.square().sum().backward()
         unused = [name for name, p in model.named_parameters() if p.grad is None]
         assert not unused, f"{backbone.name}: no gradient reaches {unused[:3]}"
-        owned = {child for stage in backbone.stages.values() for child in stage}
-        assert owned == {name for name, _ in model.named_children()}, f"{backbone.name}: stages do not name all layers"
         model.eval()
         for cut in model.cuts:
             front, rest = models.split(model, cut)
             assert torch.equal(rest(front(images)), model(images)), (
                 f"{backbone.name}: cut at {cut}, it gives something else"
             )
+    assert not models.norm_names(model), f"{backbone.name}: it has batch norm where norm is 'group'"
     alone = model(images[:1])
     assert torch.allclose(model(images)[:1], alone, atol=1e-5), f"{backbone.name}: norm 'group' mixes images"
 
@@ -244,7 +246,7 @@ def check_generator(generator: Generator, *, channels: int = 3, size: int = 28) 
 
     def fitted() -> Any:
         model = generator.build(channels=channels, size=size, target=target, seed=1)
-        model.fit(images, labels, torch_rng("contract", "fit"))
+        model.fit(images, labels, torch_rng("contract", "fit"), FitOptions())  # as methods call it
         return model
 
     model, again = fitted(), fitted()
@@ -274,5 +276,10 @@ def check_attack(attack: type[Attack], folder: Path, *, cache: Path | None = Non
     for one, other in zip(answers, again, strict=True):
         assert isinstance(one, Finding | NotTried), f"{name}: it answers {type(one).__name__}, not Finding or NotTried"
         told = [a.verdict if isinstance(a, Finding) else a for a in (one, other)]
+        if isinstance(one, Finding):
+            json.dumps(one.verdict.evidence)  # audit.json takes plain numbers, texts, lists and dicts
         assert told[0] == told[1], f"{name}: tried twice, it says something else; draw from torch_rng(seen.tools.seed)"
+    for plant in attack().planted(audited.seen(tools), audited.truth(tools)):
+        assert isinstance(plant, Planted), f"{name}: it plants {type(plant).__name__}, not Planted"
+        attack().attack(plant.seen, plant.truth)
     return answers
