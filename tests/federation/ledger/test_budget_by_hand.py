@@ -341,3 +341,10 @@ def test_the_target_of_a_study_is_counted_from_the_ledger_of_its_run(tmp_path):
     fresh.spend(None)
     with pytest.raises(OverBudget):
         fresh.check([Parcel("weights", {}, privacy=record(0.1, steps=1))])
+
+
+def test_epsilon_that_a_site_does_not_believe_is_refused():
+    with pytest.raises(OverBudget, match="accepts the accountants rdp, not 'prv'"):
+        Price(accountants=("rdp",))(counted())
+    with pytest.raises(OverBudget, match=r"its images name no patients; set `patient` in site\.toml"):
+        Price(images=None)(counted())
