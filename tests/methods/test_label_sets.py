@@ -9,6 +9,7 @@ from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS
 from polyclinic.runner.run.assembly import Assembly
+from polyclinic.runner.run.run import run
 from polyclinic.training import plans
 
 GRADES = {"source": "fundus-phantom", "size": 28, "samples": 80, "validation": 0.2, "test": 0.2}
@@ -87,3 +88,11 @@ def test_sites_that_know_different_grades_train_together(tiny_run):
     without = tiny_run(method, data=data, sites={"partition": "iid", "count": 3})
     assert found.values["weights_sha256"] != without.values["weights_sha256"]
     assert set(found.metrics["per_site"]) == {"site-1", "site-2", "site-3"}
+
+
+@pytest.mark.parametrize("sets", [{"site-1": ["healthy"]}, {"site-9": ["healthy", "diseased"]}])
+def test_a_run_with_label_sets_that_cannot_be_is_refused_before_anything_is_written(study_of, tmp_path, cache, sets):
+    study = study_of({"name": "fedavg", "rounds": 1}, federation={"label_sets": sets})
+    with pytest.raises(BadInput, match="label_sets"):
+        run(study, tmp_path / "run", cache=cache)
+    assert not (tmp_path / "run").exists()

@@ -126,6 +126,12 @@ def test_models_of_each_site_have_a_convergence_matrix(personal):
     assert "A model of its own for each site" in " ".join(report.summary)
 
 
+def test_what_synthetic_images_brought_is_not_taken_for_what_sites_add(copied):
+    result = json.loads((copied / "result.json").read_text())
+    (copied / "result.json").write_text(json.dumps({**result, "worth": [{"round": 1, "site-1": {"recall": 0.5}}]}))
+    assert build_report(copied)
+
+
 def test_a_run_of_an_older_version_and_one_without_cases_get_sentences(tmp_path, copied):
     old = Path(shutil.copytree(OLD, tmp_path / "old"))
     assert "kept no predictions of single images" in words_of(build_report(old))

@@ -196,8 +196,8 @@ def _calibration(counts: JsonMapping) -> list[Block]:
 
 def worth_section(run: RunEvidence) -> Section | None:
     """Leave-one-out and Shapley values of each site; None where the study did not ask."""
-    worth = run.result.get("worth")
-    if not worth:
+    worth = run.result.get("worth") or {}
+    if "sites" not in worth:  # FELICIA's `worth` is a list: what synthetic images brought, by round
         return None
     names = ("leave_one_out", "shapley", "low", "high")
     rows = [[site, *map(one.get, names)] for site, one in worth["sites"].items()]

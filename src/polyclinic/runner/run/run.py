@@ -97,6 +97,7 @@ def assemble(study: Study, folder: Path, *, display: Display | None = None, cach
     parts = prepare(study.data, study.sites, cache=cache, progress=(display or Display()).preparing)
     assembly = Assembly(study, parts, folder.resolve())
     assembly.check_site_names()
+    assembly.unknown_classes  # noqa: B018 - a class or a site that there is not is said before anything is written
     if study.poisoning:
         study.poisoning.check(parts.names, len(parts.info["classes"]))
     assembly.initial_weights()  # a file of weights that does not fit is said before anything is written
