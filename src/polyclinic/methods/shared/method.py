@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
@@ -121,6 +121,13 @@ class Method(Settings):
     #: operations whose answers the coordinator needs the "mean" of only, which is the model that is scored and that the
     #: next round begins with, or the "sum", or the "secure sum" where nothing else protects them (`federation.sum`)
     SUMMED: ClassVar[Mapping[str, str]] = {}
+
+    @field_validator("fraction", mode="before")
+    @classmethod
+    def _check_fraction(cls, value: object) -> object:
+        if value != 1 and any(getattr(bound, "ge", None) == 1 for bound in cls.model_fields["fraction"].metadata):
+            raise ValueError("this method needs all sites in every round; set method.fraction = 1")
+        return value
 
     @abstractmethod
     def run(self, federation: Federation) -> Weights:
