@@ -176,6 +176,31 @@ def test_a_backbone_that_breaks_the_contract_is_told_how():
         testing.check_backbone(Forgotten)
 
 
+class Restart(plugin_everything.SmallGAN):
+    """Its models keep nothing of a state that they are sent."""
+
+    name: Literal["restart"] = "restart"  # type: ignore[assignment]
+
+    def build(self, **given):
+        model = super().build(**given)
+        model.load = lambda state: None
+        return model
+
+
+def test_a_generator_that_breaks_the_contract_is_told_how():
+    with pytest.raises(AssertionError, match="loaded from its state"):
+        testing.check_generator(Restart(steps=2))
+
+
+class Tensors(plugin_everything.LooksAtPrototypes):
+    """Has evidence that no file can hold."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("weights",)
+
+    def attack(self, seen, truth):
+        return [Finding("tensor", "nothing", Verdict(True, "a tensor", {"found": torch.ones(1)}))]
+
+
 class Guesses(plugin_everything.LooksAtPrototypes):
     """Says something else each time."""
 
@@ -187,6 +212,7 @@ class Guesses(plugin_everything.LooksAtPrototypes):
         ]
 
 
-def test_an_attack_that_breaks_the_contract_is_told_how(kept):
-    with pytest.raises(AssertionError, match="something else"):
-        testing.check_attack(Guesses, kept[0], cache=kept[1])
+@pytest.mark.parametrize(("attack", "word"), [(Guesses, "something else"), (Tensors, "evidence")])
+def test_an_attack_that_breaks_the_contract_is_told_how(kept, attack, word):
+    with pytest.raises(AssertionError, match=word):
+        testing.check_attack(attack, kept[0], cache=kept[1])

@@ -92,7 +92,7 @@ def check_method(method: type[Method], folder: Path, /, *, workers: bool = True,
 
 
 def study_for(method: type[Method], /, **tables: Any) -> Study:
-    """The tiny study of the contracts, with what a method needs (an encoder, a generator, privacy) and `tables`."""
+    """The tiny study of the contracts, with what a method needs (an encoder, privacy) and `tables`."""
     name = method.model_fields["name"].default
     wanted = {key: {**value, **tables.get(key, {})} for key, value in TABLES.items()}
     wanted |= {key: value for key, value in tables.items() if key not in TABLES or key == "sites"}
@@ -262,7 +262,10 @@ def check_generator(generator: Generator, *, channels: int = 3, size: int = 28) 
 
 
 def check_attack(attack: type[Attack], folder: Path, *, cache: Path | None = None) -> list[Finding | NotTried]:
-    """Attack parcels that a run kept (`audit.keep_parcels`), twice: answers are findings or reasons, the same ones."""
+    """Attack the first fitting parcel that a run kept (`audit.keep_parcels`), twice, and what the attack plants in it.
+
+    Its answers are findings or reasons, the same ones both times, with evidence that audit.json can hold.
+    """
     name = attack.__name__
     unknown = [kind for kind in attack.kinds if kind not in KINDS]
     assert not unknown, f"{name}: there is no kind of parcel {unknown}"
@@ -276,10 +279,18 @@ def check_attack(attack: type[Attack], folder: Path, *, cache: Path | None = Non
     for one, other in zip(answers, again, strict=True):
         assert isinstance(one, Finding | NotTried), f"{name}: it answers {type(one).__name__}, not Finding or NotTried"
         told = [a.verdict if isinstance(a, Finding) else a for a in (one, other)]
-        if isinstance(one, Finding):
-            json.dumps(one.verdict.evidence)  # audit.json takes plain numbers, texts, lists and dicts
+        plain = not isinstance(one, Finding) or _is_plain(one.verdict.evidence)
+        assert plain, f"{name}: its evidence is not of plain numbers, texts, lists and dicts, as audit.json is"
         assert told[0] == told[1], f"{name}: tried twice, it says something else; draw from torch_rng(seen.tools.seed)"
     for plant in attack().planted(audited.seen(tools), audited.truth(tools)):
         assert isinstance(plant, Planted), f"{name}: it plants {type(plant).__name__}, not Planted"
         attack().attack(plant.seen, plant.truth)
     return answers
+
+
+def _is_plain(evidence: object) -> bool:
+    try:
+        json.dumps(evidence)
+    except TypeError:
+        return False
+    return True

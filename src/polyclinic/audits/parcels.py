@@ -340,9 +340,8 @@ def check_against_ledger(site: str, release: Release, lines: list[JsonObject]) -
 def _check_names(flag: str, given: tuple[str, ...], known: list[str]) -> None:
     for name in given:
         if name not in known:
-            raise BadInput(
-                f"{flag}: no such choice: '{name}'{did_you_mean(name, known)}; choose from {', '.join(known)}"
-            )
+            hint = did_you_mean(name, known)
+            raise BadInput(f"{flag}: no such choice: '{name}'{hint}; choose from {', '.join(known)}")
 
 
 @dataclass(frozen=True)
