@@ -5,7 +5,7 @@ import torch
 from attacked_site import ask, first_weights
 
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.site import SitePosition
 

@@ -12,7 +12,7 @@ from polyclinic.deployment.approval_rules import policy_of
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.tasks.classification import Classification

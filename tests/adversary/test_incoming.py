@@ -7,8 +7,8 @@ from attacked_site import SITE, ask, shuffled
 from polyclinic import attacks
 from polyclinic.deployment.deployed_site import FAILED, discreet
 from polyclinic.federation.call import DataDependentRefusal, Suspended
-from polyclinic.federation.layers import movement as course
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers import incoming_figures as course
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Incoming

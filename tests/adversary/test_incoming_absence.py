@@ -8,9 +8,9 @@ import torch
 from attacked_site import SITE, ask, shuffled
 
 from polyclinic.federation.call import DataDependentRefusal
-from polyclinic.federation.layers import movement as course
-from polyclinic.federation.layers import movement as returning
-from polyclinic.federation.layers.movement import History
+from polyclinic.federation.layers import incoming_figures as course
+from polyclinic.federation.layers import incoming_figures as returning
+from polyclinic.federation.layers.incoming_figures import History
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.policy import Incoming
 from polyclinic.federation.site import SiteState

@@ -8,7 +8,7 @@ from attacked_site import PRIVATE, ask, first_weights
 
 from polyclinic.deployment.deployed_site import FAILED, discreet
 from polyclinic.federation.call import GateRefused, Suspended
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.private_head import clipped_sum, features_of

@@ -13,7 +13,7 @@ from processes import free_port, run_command
 
 from polyclinic.data.parts import prepare
 from polyclinic.deployment.deployed_site import FAILED
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.study import load_study
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")

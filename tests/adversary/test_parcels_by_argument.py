@@ -5,7 +5,7 @@ import torch
 from attacked_site import SITE, ask
 
 from polyclinic import attacks
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 

@@ -4,7 +4,7 @@ import pytest
 from attacked_site import PRIVATE, SITE, ask, first_weights
 
 from polyclinic.federation.call import Suspended
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.site import SitePosition
 

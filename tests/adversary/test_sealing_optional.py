@@ -5,7 +5,7 @@ import torch
 from attacked_site import SITE, ask
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.keys import KitKeys, public_key, seal_box
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel

@@ -6,7 +6,7 @@ from attacked_site import ask, first_weights
 
 from polyclinic.deployment.deployed_site import FAILED, discreet
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 
 ONE_STEP = {"method": {"name": "fedavg", "rounds": 3, "local_steps": 1}, "optimizer__lr": 1e-30}
 

@@ -6,7 +6,7 @@ from attacked_site import ask
 
 from polyclinic.deployment.deployed_site import FAILED, discreet
 from polyclinic.federation.call import GateRefusedData
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 
 ENCODER = {"backbone": "efficientnet-lite0-1024", "input_size": 32}
 OPERATIONS = [

@@ -10,7 +10,7 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.deployment.deployed_site import FAILED, discreet
 from polyclinic.federation.call import GateRefused, GateRefusedData
 from polyclinic.federation.layers.cohort import fewest_patients, images_in_private_step
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.kinds import ParcelRejected
 
 TOO_FEW = "fewer patients are behind it than the 10 that the site's policy wants"

@@ -4,7 +4,7 @@ import pytest
 from attacked_site import PRIVATE, ask, first_weights
 
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 
 TARGET = {**PRIVATE, "target_epsilon": 2.0}
 

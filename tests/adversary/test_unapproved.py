@@ -17,7 +17,7 @@ from polyclinic.deployment.deployed_site import ApprovedRelay, discreet
 from polyclinic.deployment.site_status import runs_of
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Suspended, pack, unpack
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.privacy.epsilon import compute_epsilon
 

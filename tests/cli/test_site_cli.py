@@ -7,7 +7,7 @@ from PIL import Image
 
 from polyclinic.cli import run_app
 from polyclinic.deployment.approval import Approvals
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.files import lock
 from polyclinic.privacy.epsilon import compute_epsilon

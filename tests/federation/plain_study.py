@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.keys import SeedKeys
 from polyclinic.federation.site import Kit
 from polyclinic.federation.sums.settings import Federated

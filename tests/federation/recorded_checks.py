@@ -24,7 +24,7 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.keys import SeedKeys, sign_anchor
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
@@ -40,21 +40,21 @@ ROOM = "polyclinic.federation"
 CONCERNS: dict[str, str] = {
     "name": f"{ROOM}.host:OpenSites.refuse_other_names",
     "approval": "recorded_checks:approved",
-    "stopped": f"{ROOM}.layers.stopped:Suspensions.refuse_while_any",
-    "call": f"{ROOM}.layers.calls:TakenCall.arriving",
+    "stopped": f"{ROOM}.layers.suspension:Suspensions.refuse_while_any",
+    "call": f"{ROOM}.layers.call_checks:TakenCall.arriving",
     "sum asked": f"{ROOM}.sums.site_sums:SiteSums.check",
-    "round": f"{ROOM}.layers.calls:RoundOfStudy.arriving",
-    "anchor": f"{ROOM}.layers.calls:CountersignedHead.arriving",
-    "once a round": f"{ROOM}.layers.call_order:check_once",
-    "order of rounds": f"{ROOM}.layers.call_order:check_order",
-    "weights that were scored": f"{ROOM}.layers.call_order:ScoredWeights.check",
-    "rounds left out": f"{ROOM}.layers.call_order:ScoredWeights.check_left_out",
-    "round begun": f"{ROOM}.layers.call_order:ScoredWeights.begin",
+    "round": f"{ROOM}.layers.call_checks:RoundOfStudy.arriving",
+    "anchor": f"{ROOM}.layers.call_checks:CountersignedHead.arriving",
+    "once a round": f"{ROOM}.layers.once_per_round:check_once",
+    "order of rounds": f"{ROOM}.layers.once_per_round:check_order",
+    "weights that were scored": f"{ROOM}.layers.once_per_round:ScoredWeights.check",
+    "rounds left out": f"{ROOM}.layers.once_per_round:ScoredWeights.check_left_out",
+    "round begun": f"{ROOM}.layers.once_per_round:ScoredWeights.begin",
     "model that was scored": f"{ROOM}.layers.scores:ScoredModel.check",
     "reservation": f"{ROOM}.layers.gate:Gate.reserved",
-    "unseal": f"{ROOM}.layers.calls:unseal",
+    "unseal": f"{ROOM}.layers.call_checks:unseal",
     "expected": f"{ROOM}.ledger.kinds:Expected.check",
-    "argument": f"{ROOM}.layers.calls:check_argument",
+    "argument": f"{ROOM}.layers.call_checks:check_argument",
     "incoming": f"{ROOM}.layers.incoming:Inspection._inspect",
     "archive begins": f"{ROOM}.ledger.archive:ParcelArchive.begins",
     "transcript": f"{ROOM}.layers.privacy:extend",
@@ -68,9 +68,9 @@ CONCERNS: dict[str, str] = {
     "coarse scores": f"{ROOM}.layers.scores:coarse_scores",
     "no training loss": f"{ROOM}.layers.scores:without_loss",
     "drawn patients": f"{ROOM}.layers.cohort:DrawnPatients.leaving",
-    "scores once": f"{ROOM}.layers.call_order:check_scores",
+    "scores once": f"{ROOM}.layers.once_per_round:check_scores",
     "sum": f"{ROOM}.sums.site_sums:SiteSums.outgoing",
-    "rounding": f"{ROOM}.layers.calls:shortened",
+    "rounding": f"{ROOM}.layers.call_checks:shortened",
     "cohort": f"{ROOM}.layers.gate:count_patients",
     "gate": f"{ROOM}.layers.gate:Gate.release",
     "kind": f"{ROOM}.layers.gate:Gate._check_policy",
@@ -81,8 +81,8 @@ CONCERNS: dict[str, str] = {
     "budget": f"{ROOM}.ledger.budget:Budget.check",
     "epsilon of the study": f"{ROOM}.ledger.budget:EpsilonLimit.check",
     "line of the ledger": f"{ROOM}.ledger.ledger:Ledger.append",
-    "answer noted": f"{ROOM}.layers.call_order:AnsweredCalls.note",
-    "scored weights noted": f"{ROOM}.layers.call_order:ScoredWeights.note",
+    "answer noted": f"{ROOM}.layers.once_per_round:AnsweredCalls.note",
+    "scored weights noted": f"{ROOM}.layers.once_per_round:ScoredWeights.note",
     "scored model noted": f"{ROOM}.layers.scores:ScoredModel.note",
     "archive": f"{ROOM}.ledger.archive:ParcelArchive.released",
 }

@@ -8,7 +8,7 @@ import torch
 
 from polyclinic.attacks.gradient_inversion.initialisation import _whole
 from polyclinic.attacks.near_copies import brighten
-from polyclinic.federation.layers.movement import moved
+from polyclinic.federation.layers.incoming_figures import moved
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.site import SitePosition
 from polyclinic.methods.feder import mean_prediction

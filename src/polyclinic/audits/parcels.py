@@ -23,7 +23,6 @@ from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput, WorkFailed, did_you_mean
 from polyclinic.federation.call import Call
 from polyclinic.federation.layers.defence import secure_sum
-from polyclinic.federation.layers.layer import Transaction
 from polyclinic.federation.ledger.archive import (
     ATTACKABLE_KINDS,
     SUM_KINDS,
@@ -34,6 +33,7 @@ from polyclinic.federation.ledger.archive import (
 )
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.transaction import Transaction
 from polyclinic.json_types import JsonObject
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study

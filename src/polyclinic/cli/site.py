@@ -23,7 +23,7 @@ WHY = typer.Option("", "--why", help="Your reason; it is kept with the decision,
 @app.command("pending")
 def pending(kit: Path = KIT) -> None:
     """List the studies that wait for a decision, and those that are suspended."""
-    from polyclinic.federation.layers.stopped import Suspensions
+    from polyclinic.federation.layers.suspension import Suspensions
 
     approvals, stopped = approvals_of(kit), Suspensions(kit).all()
     waiting = list(approvals.waiting())

@@ -32,7 +32,7 @@ from polyclinic.deployment.approval_rules import (
 )
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Suspended
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken, verify
 from polyclinic.federation.ledger.parcel import Parcel

@@ -31,7 +31,7 @@ from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import DataDependentRefusal, GateRefused, pack
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.policy import Policy

@@ -15,7 +15,7 @@ from polyclinic.deployment.approval_rules import policy_of
 from polyclinic.deployment.processes import Participant
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.budget import OverBudget, Price, Spent, price_at
 from polyclinic.federation.ledger.ledger import LedgerBroken, verify
 from polyclinic.federation.policy import Policy

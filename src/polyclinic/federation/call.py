@@ -5,7 +5,7 @@ encoded parcels, one after the other. No pickle.
 
 A refusal that nobody's images are in may be told. One that depends on images is itself an answer about them ("this
 holds NaN" may mean "this patient is among yours"), so a deployed site tells one sentence, and stops until a person has
-looked (`layers/stopped.py`). `ParcelRejected` is of the first sort: something came that does not fit.
+looked (`layers/suspension.py`). `ParcelRejected` is of the first sort: something came that does not fit.
 """
 
 from __future__ import annotations

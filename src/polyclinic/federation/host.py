@@ -19,9 +19,8 @@ from polyclinic.data.allowed_paths import folder_name
 from polyclinic.federation.call import Call, LooksOn, Reply, may_depend_on_images
 from polyclinic.federation.layers import DEPLOYED, SIMULATED, Inspection, Kinds, Layer
 from polyclinic.federation.layers.gate import Gate, RawImages
-from polyclinic.federation.layers.layer import Parcels, Transaction
 from polyclinic.federation.layers.sealing import KeyExchange
-from polyclinic.federation.layers.stopped import refuse_while_stopped
+from polyclinic.federation.layers.suspension import refuse_while_stopped
 from polyclinic.federation.ledger.budget import Budget, EpsilonLimit, price_at
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger
@@ -30,6 +29,7 @@ from polyclinic.federation.operation import Operation, work_at
 from polyclinic.federation.site import HostSpec, Site, SitePosition, read_state, state_path, version_of
 from polyclinic.federation.sums.settings import floor_of
 from polyclinic.federation.sums.site_sums import SiteSums
+from polyclinic.federation.transaction import Parcels, Transaction
 from polyclinic.files import atomic_write, sync_files, write_tensors
 from polyclinic.randomness import seeded
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
     from polyclinic.federation.collaborators import MethodLike, StudyLike, TrainerLike
     from polyclinic.federation.layers import Layer
-    from polyclinic.federation.layers.stopped import Suspensions
+    from polyclinic.federation.layers.suspension import Suspensions
     from polyclinic.federation.ledger.archive import ParcelArchive
 
 

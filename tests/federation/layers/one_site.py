@@ -9,7 +9,7 @@ import torch
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.call import Call
 from polyclinic.federation.layers.incoming import Inspection
-from polyclinic.federation.layers.movement import History
+from polyclinic.federation.layers.incoming_figures import History
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Incoming

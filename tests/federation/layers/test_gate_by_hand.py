@@ -6,7 +6,7 @@ import torch
 
 from polyclinic.federation.call import GateRefused, GateRefusedData, Suspended
 from polyclinic.federation.layers.gate import Gate, RawImages, check_finite
-from polyclinic.federation.layers.stopped import FOLDER, Suspension, Suspensions
+from polyclinic.federation.layers.suspension import FOLDER, Suspension, Suspensions
 from polyclinic.federation.ledger.background import PAYS_FROM
 from polyclinic.federation.ledger.budget import EPSILON_LOCK, Budget, Reservations, Reserved
 from polyclinic.federation.ledger.kinds import KINDS

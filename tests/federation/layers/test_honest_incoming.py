@@ -3,7 +3,7 @@
 import pytest
 
 from polyclinic import run
-from polyclinic.federation.layers.movement import History
+from polyclinic.federation.layers.incoming_figures import History
 from polyclinic.files import read_tensors
 from polyclinic.methods import METHODS
 

@@ -6,9 +6,9 @@ from one_site import FIRST, LAST, LIMITS, Asked, changed, inspect, make_check, m
 
 from polyclinic.federation.call import DataDependentRefusal
 from polyclinic.federation.layers import incoming as inspection
-from polyclinic.federation.layers import movement as course
+from polyclinic.federation.layers import incoming_figures as course
 from polyclinic.federation.layers.incoming import one_pass
-from polyclinic.federation.layers.movement import History, dominances, lengths
+from polyclinic.federation.layers.incoming_figures import History, dominances, lengths
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Incoming

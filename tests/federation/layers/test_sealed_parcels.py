@@ -14,7 +14,7 @@ from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.layers.calls import ExpectedForm
+from polyclinic.federation.layers.call_checks import ExpectedForm
 from polyclinic.federation.ledger.keys import OVERHEAD, SeedKeys, public_key
 from polyclinic.federation.ledger.kinds import KINDS, Expected
 from polyclinic.federation.ledger.ledger import verify

@@ -14,7 +14,6 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.layers import privacy as transcript
 from polyclinic.federation.layers.cohort import images_in_generator_step, patients_in
-from polyclinic.federation.layers.layer import Transaction
 from polyclinic.federation.layers.scores import ScoredModel, was_scored
 from polyclinic.federation.layers.sealing import TAKEN, KeyExchange, asked_in_state, seal, unseal
 from polyclinic.federation.ledger.keys import KitKeys, SeedKeys, seal_box
@@ -22,6 +21,7 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.site import Site, SiteState
+from polyclinic.federation.transaction import Transaction
 
 
 class Pinned(SeedKeys):

@@ -7,7 +7,7 @@ import torch
 from company import Company
 
 from polyclinic.federation.call import Call, GateRefused
-from polyclinic.federation.layers.calls import without_samples
+from polyclinic.federation.layers.call_checks import without_samples
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy

@@ -7,7 +7,7 @@ from kit_of_north import came, left, make_kit
 from served import Served
 
 from polyclinic.deployment.approval import Approvals
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.files import lock
 from polyclinic.report.serve.server import Access
 from polyclinic.report.serve.site_app import site_app

@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from polyclinic.federation.layers import replies
-from polyclinic.federation.layers.call_order import CallOrder
-from polyclinic.federation.layers.calls import (
+from polyclinic.federation.layers.call_checks import (
     Begin,
     CountersignedHead,
     Declared,
@@ -32,10 +31,11 @@ from polyclinic.federation.layers.cohort import Archive, DrawnPatients, NotedBat
 from polyclinic.federation.layers.defence import Defended, Poisoned
 from polyclinic.federation.layers.gate import Reservation, ThroughGate
 from polyclinic.federation.layers.incoming import Inspection
-from polyclinic.federation.layers.layer import Layer, OwnLayers
+from polyclinic.federation.layers.interface import Layer, OwnLayers
+from polyclinic.federation.layers.once_per_round import CallOrder
 from polyclinic.federation.layers.privacy import CoveredByPrivacy, Transcript
 from polyclinic.federation.layers.scores import CoarseScores, ScoredOnce
-from polyclinic.federation.layers.stopped import Stopped
+from polyclinic.federation.layers.suspension import Stopped
 
 Kinds = tuple[type[Layer], ...]
 

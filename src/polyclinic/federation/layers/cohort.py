@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.call import GateRefusedData
-from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
+from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.ledger.budget import tells_something
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.wire import ROUNDING
+from polyclinic.federation.transaction import Parcels, Transaction
 from polyclinic.json_types import JsonMapping
 from polyclinic.randomness import torch_rng
 from polyclinic.settings import Settings

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput
-from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
+from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.transaction import Parcels, Transaction
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.settings import Settings
 

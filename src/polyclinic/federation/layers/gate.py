@@ -20,7 +20,7 @@ from torch import Tensor
 from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.federation.call import GateRefused, GateRefusedData
 from polyclinic.federation.layers.cohort import count_patients
-from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
+from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.layers.sealing import seal
 from polyclinic.federation.ledger.background import PAYS_FROM
 from polyclinic.federation.ledger.budget import (
@@ -36,6 +36,7 @@ from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
+from polyclinic.federation.transaction import Parcels, Transaction
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike

@@ -2,8 +2,8 @@
 
 What each figure measures, and which attack it stops:
 
-- form: names, shapes, dtypes and kind are those that the operation takes (calls.py). Stops parts of a network that are
-  left out, or sent as another kind.
+- form: names, shapes, dtypes and kind are those that the operation takes (call_checks.py). Stops parts of a network
+  that are left out, or sent as another kind.
 - `largest`: the largest number, NaN and infinity included. Stops overflow filters: one image becomes infinite.
 - `empty`: the share of a layer's rows that are zero. Stops networks whose units are all switched off but a few.
 - `alike`: the share of a layer's rows that point the same way. Stops imprinted layers: bins are one row with other
@@ -32,11 +32,12 @@ from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import DataDependentRefusal, LooksOn
-from polyclinic.federation.layers import movement
-from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
-from polyclinic.federation.layers.movement import Figure, History, Returns, Weights, refuse
+from polyclinic.federation.layers import incoming_figures as figures
+from polyclinic.federation.layers.incoming_figures import Figure, History, Returns, Weights, refuse
+from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
+from polyclinic.federation.transaction import Parcels, Transaction
 from polyclinic.randomness import seeded, torch_rng
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Inspection(Layer):
 
     def arriving(self, transaction: Transaction) -> None:
         """Inspect what came with a call: ParcelRejected or DataDependentRefusal where a figure is above its limit,
-        LooksOn where the site must not work with it though it keeps what it saw (movement.py)."""
+        LooksOn where the site must not work with it though it keeps what it saw (incoming_figures.py)."""
         words = ""
         for name, parcel in transaction.received.items():
             if parcel.kind in INSPECTED:
@@ -104,19 +105,19 @@ class Inspection(Layer):
         has_course = self.has_course and not sealed and not _only_encodes(declared)
         works = sealed or not _only_scored(declared)
         if parcel.kind == "weights" and history.has_passed(parcel.digest, has_course=has_course):
-            return movement.looks_on(history.owed(), self.limits) if has_course and works else ""
+            return figures.looks_on(history.owed(), self.limits) if has_course and works else ""
         tensors = _on(site.trainer.device, parcel.tensors)
-        refuse(movement.largest(tensors, self.limits), ParcelRejected)
+        refuse(figures.largest(tensors, self.limits), ParcelRejected)
         if parcel.kind != "weights":
             self._inspect_lengths(site, parcel, history)
             return ""
-        refuse(movement.rows(tensors, self.limits), ParcelRejected)
+        refuse(figures.rows(tensors, self.limits), ParcelRejected)
         if not works:
             return ""
         kept = sealed or declared is None or bool(declared.releases)
         if has_course:
             self._inspect_weights(site, tensors, history, parcel.digest, kept=kept)
-            if words := movement.looks_on(history.owed(), self.limits):
+            if words := figures.looks_on(history.owed(), self.limits):
                 return words
         if kept:
             history.take_passed(parcel.digest, has_course=has_course)
@@ -125,16 +126,16 @@ class Inspection(Layer):
     def _inspect_lengths(self, site: Site, parcel: Parcel, history: History) -> None:
         """Gradients and generators: how long they are beside those before; whether a gradient is of one image; how far
         a correction of the site's own gradients (SCAFFOLD's control) moves weights in a round."""
-        tensors = movement.floating(parcel.tensors)
+        tensors = figures.floating(parcel.tensors)
         own = site.trainer.model.state_dict() if parcel.kind == "gradients" else {}
         corrections = {name: tensor for name, tensor in tensors.items() if name in own}
         refuse(self._corrected(site, corrections, history), DataDependentRefusal)
         found = {name: float(t.double().norm()) for name, t in tensors.items() if name not in corrections}
         before = history.most(parcel.kind)
-        refuse(movement.lengths(found, before, self.limits), DataDependentRefusal)
+        refuse(figures.lengths(found, before, self.limits), DataDependentRefusal)
         if parcel.kind == "gradients":
             longer = {name: tensors[name] for name in found if found[name] > before.get(name, 0.0)}
-            refuse(movement.dominances(longer, self.limits), DataDependentRefusal)
+            refuse(figures.dominances(longer, self.limits), DataDependentRefusal)
         history.take_most(parcel.kind, found)
 
     def _corrected(self, site: Site, corrections: Weights, history: History) -> Iterator[Figure]:
@@ -142,9 +143,9 @@ class Inspection(Layer):
         last, own = history.last(), site.state.group("control")
         drift = {name: one - own[name] if name in own else one for name, one in corrections.items()}
         reach = self._lr(site) * self.steps(site)
-        found = movement.movement(movement.stepped(last, drift, reach, by_sign=self._by_sign(site)), last)
+        found = figures.movement(figures.stepped(last, drift, reach, by_sign=self._by_sign(site)), last)
         self._rehearse_before(site, history, found)
-        yield from movement.moved(found, self._own(site, history), self.limits, " by the control variate")
+        yield from figures.moved(found, self._own(site, history), self.limits, " by the control variate")
 
     def _inspect_weights(self, site: Site, weights: Weights, history: History, digest: str, *, kept: bool) -> None:
         """Compare weights with those that arrived last. Weights of an operation that releases nothing are not `kept`:
@@ -159,11 +160,11 @@ class Inspection(Layer):
             refuse(self._steps(site, {**weights, **history.last()}), ParcelRejected, SMALLER_RATE)
         missed = history.rounds_since(site.round) - 1
         words = f"; the site missed {missed} rounds before" if missed else ""
-        found = movement.movement(weights, history.last())
+        found = figures.movement(weights, history.last())
         self._rehearse_before(site, history, found)
         rounds = self._rounds(site, history, found, digest if kept else None)
-        figures = movement.moved(found, self._own(site, history), self.limits, rounds=rounds)
-        refuse(figures, DataDependentRefusal, words)
+        moved = figures.moved(found, self._own(site, history), self.limits, rounds=rounds)
+        refuse(moved, DataDependentRefusal, words)
         if kept:
             self._take(site, history, weights, rounds, digest)
 
@@ -174,9 +175,9 @@ class Inspection(Layer):
         if not self._by_sign(site):
             yield Figure("sgd_rate", "the study", lr, self.limits.sgd_rate)
             return
-        everywhere = {name: torch.ones_like(one) for name, one in movement.floating(weights).items()}
-        after = movement.stepped(weights, everywhere, lr, by_sign=True)
-        for layer, value in movement.movement(after, weights).items():
+        everywhere = {name: torch.ones_like(one) for name, one in figures.floating(weights).items()}
+        after = figures.stepped(weights, everywhere, lr, by_sign=True)
+        for layer, value in figures.movement(after, weights).items():
             yield Figure("step", layer, value, self.limits.step)
 
     def _rounds(self, site: Site, history: History, moved: Mapping[str, float], digest: str | None) -> int:
@@ -189,7 +190,7 @@ class Inspection(Layer):
             return Returns(site.folder).allows(digest, most) if site.secret else history.returns() < most
 
         gap = history.rounds_since(site.round)
-        return movement.rounds_allowed(moved, self._own(site, history), self.limits, gap, may_return=may_return)
+        return figures.rounds_allowed(moved, self._own(site, history), self.limits, gap, may_return=may_return)
 
     def _take(self, site: Site, history: History, weights: Weights, rounds: int, digest: str) -> None:
         """Remember weights that passed, and what the site owes after them. A second arrival of a round pays nothing.
@@ -197,7 +198,7 @@ class Inspection(Layer):
         if site.round <= history.last_round() and history.owed():
             return
         if site.round > history.last_round():
-            owed = movement.owed_after(history.owed(), rounds, self.limits)
+            owed = figures.owed_after(history.owed(), rounds, self.limits)
             returned = rounds > self.limits.at_once and not history.owed()
             if returned and site.secret:
                 Returns(site.folder).note(digest)
@@ -223,7 +224,7 @@ class Inspection(Layer):
             steps = int(sent["weights"].metadata.get("steps", 0)) or one_pass(site)
         else:
             lr, by_sign = self._lr(site), self._by_sign(site)
-            trained, steps = movement.stepped(last, sent["gradients"].tensors, lr, by_sign=by_sign), 1
+            trained, steps = figures.stepped(last, sent["gradients"].tensors, lr, by_sign=by_sign), 1
         self._note_own(site, history, last, trained, steps)
 
     def _note_own(self, site: Site, history: History, last: Weights, trained: Weights, steps: int) -> None:
@@ -236,9 +237,9 @@ class Inspection(Layer):
         history.take_most("loss", {"mean": _loss(site, {**known, **last})})
         exploded = not _loss(site, {**known, **trained}) <= EXPLODED * history.most("loss")["mean"]  # NaN has, too
         found = {
-            layer: value if math.isfinite(value) else 0.0 for layer, value in movement.movement(trained, last).items()
+            layer: value if math.isfinite(value) else 0.0 for layer, value in figures.movement(trained, last).items()
         }
-        history.take_movement(movement.counted(found, 1 if exploded else steps), self._lr(site))
+        history.take_movement(figures.counted(found, 1 if exploded else steps), self._lr(site))
 
     def _rehearse_before(self, site: Site, history: History, found: Mapping[str, float]) -> None:
         """Where weights come that others have trained, before the site has trained itself (the first turn of a cycle,

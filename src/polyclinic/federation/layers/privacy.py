@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
+from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.ledger.budget import SCORES, tells_something
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.transaction import Parcels, Transaction
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet

@@ -16,7 +16,7 @@ from polyclinic.deployment.approval_rules import policy_of
 from polyclinic.deployment.processes import is_running
 from polyclinic.deployment.site_status import RunStatus, approvals_of, budgets, describe, run_folders, run_of, standing
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.layers.stopped import Suspensions
+from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.ledger import LedgerBroken
 from polyclinic.json_types import JsonObject
 from polyclinic.report.serve.app import OPEN, Asked, bare_app

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from polyclinic.data.allowed_paths import folder_name
 from polyclinic.federation.call import Suspended
-from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
+from polyclinic.federation.layers.interface import Layer
+from polyclinic.federation.transaction import Parcels, Transaction
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:

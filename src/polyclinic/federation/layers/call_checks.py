@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from polyclinic.data.dataset import SPLITS
 from polyclinic.federation.call import COORDINATOR, GateRefused, base_of
-from polyclinic.federation.layers.layer import Layer, Parcels, Transaction
+from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.layers.sealing import unseal
 from polyclinic.federation.ledger.keys import is_countersigned, signer_of_line
 from polyclinic.federation.ledger.kinds import Expected, ParcelRejected
@@ -16,6 +16,7 @@ from polyclinic.federation.ledger.parcel import SEALED, Parcel, shortened
 from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.operation import FRONT, signature_of
 from polyclinic.federation.policy import Policy
+from polyclinic.federation.transaction import Parcels, Transaction
 
 
 class OwnName(Layer):

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from polyclinic.federation.call import Call, GateRefused
-from polyclinic.federation.layers.layer import Layer, Notes, Parcels, Transaction
+from polyclinic.federation.layers.interface import Layer, Notes
 from polyclinic.federation.layers.sealing import asked_in_state
 from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation
+from polyclinic.federation.transaction import Parcels, Transaction
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import MethodLike

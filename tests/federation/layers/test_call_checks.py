@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from polyclinic.federation.call import Call, GateRefused
-from polyclinic.federation.layers.calls import OwnArguments, TakenByHospital, TakenCall
-from polyclinic.federation.layers.layer import Transaction
+from polyclinic.federation.layers.call_checks import OwnArguments, TakenByHospital, TakenCall
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
+from polyclinic.federation.transaction import Transaction
 
 
 class Method:

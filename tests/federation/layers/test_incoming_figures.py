@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from polyclinic import attacks
-from polyclinic.federation.layers import movement as course
-from polyclinic.federation.layers.movement import History
+from polyclinic.federation.layers import incoming_figures as course
+from polyclinic.federation.layers.incoming_figures import History
 from polyclinic.federation.policy import Incoming
 from polyclinic.federation.site import SiteState
 from polyclinic.models import build

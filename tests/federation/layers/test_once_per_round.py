@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from polyclinic.federation.call import Call, GateRefused
-from polyclinic.federation.layers.call_order import (
+from polyclinic.federation.layers.call_checks import RoundOfStudy
+from polyclinic.federation.layers.once_per_round import (
     ALL_REPEATS,
     LEFT_OUT,
     AnsweredCalls,
@@ -16,7 +17,6 @@ from polyclinic.federation.layers.call_order import (
     check_order,
     check_scores,
 )
-from polyclinic.federation.layers.calls import RoundOfStudy
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel

@@ -1,0 +1,84 @@
+"""The interface of a layer: one concern around an operation at a site."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from polyclinic.federation.transaction import Parcels, Transaction
+from polyclinic.files import atomic_write
+
+if TYPE_CHECKING:
+    from polyclinic.federation.host import SiteHost
+
+
+class Layer:
+    """One concern of the sites of one process. It sees what arrives, what leaves, and what has left. Whatever it raises
+    refuses: the site's state is put back, and what comes after it in the lists is not done."""
+
+    #: whether sites must work one by one where this layer is needed, so that nothing is stacked
+    alone: ClassVar[bool] = False
+
+    def __init__(self, host: SiteHost) -> None:
+        self.host, self.spec, self.sites = host, host.spec, host.sites
+
+    def is_needed(self) -> bool:
+        """Whether the study, or the site's policy, gives the layer anything to do."""
+        return True
+
+    def around(self, transaction: Transaction) -> contextlib.AbstractContextManager:
+        """Held around the work, and until all is done."""
+        return contextlib.nullcontext()
+
+    def arriving(self, transaction: Transaction) -> None:
+        """Look at a call before the work; writes nothing but notes of what is about to happen."""
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        """What leaves instead of these parcels."""
+        return parcels
+
+    def left(self, transaction: Transaction) -> None:
+        """Write down what has happened. It may be told again after a kill, and does the same then."""
+
+
+class OwnLayers(Layer):
+    """All that the site's people added, one after the other."""
+
+    def __init__(self, host: SiteHost) -> None:
+        super().__init__(host)
+        self.own = [kind(host) for kind in (self.spec.kit.layers if self.spec.kit else ())]
+
+    def is_needed(self) -> bool:
+        return bool(self.own)
+
+    def arriving(self, transaction: Transaction) -> None:
+        for layer in self.own:
+            layer.arriving(transaction)
+
+    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
+        for layer in self.own:
+            layer.leaving(transaction, parcels)
+        return parcels
+
+    def left(self, transaction: Transaction) -> None:
+        for layer in self.own:
+            layer.left(transaction)
+
+
+class Notes:
+    """Lists of texts by name, in a file of a deployed site that no coordinator puts back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[str, list[str]]:
+        return dict(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else {}
+
+    def add(self, name: str, text: str) -> None:
+        """Note a text under a name, once; on disk when this returns."""
+        known = self.read()
+        if text not in known.setdefault(name, []):
+            known[name].append(text)
+            atomic_write(self.path, json.dumps(known), private=True, durable=True)
