@@ -8,7 +8,7 @@ from scripted_engine import SITES, Script, weights
 
 from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.ledger.kinds import Expected
+from polyclinic.federation.ledger.parcel import Expected
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.ledger.keys import KeyRing
-from polyclinic.federation.ledger.kinds import Expected
+from polyclinic.federation.ledger.parcel import Expected
 from polyclinic.federation.ledger.wire import Encoding
 from polyclinic.federation.site import SitePosition
 from polyclinic.federation.sums.settings import Federated

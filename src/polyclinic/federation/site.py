@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.ledger.keys import KeyRing, SeedKeys
-from polyclinic.federation.ledger.kinds import Expected, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Expected
 from polyclinic.federation.policy import Policy
 from polyclinic.files import read_tensors
 from polyclinic.randomness import torch_rng

@@ -16,9 +16,9 @@ from polyclinic.federation.federation import Federation
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.layers.call_checks import ExpectedForm
 from polyclinic.federation.ledger.keys import OVERHEAD, SeedKeys, public_key
-from polyclinic.federation.ledger.kinds import KINDS, Expected
+from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.federation.ledger.parcel import SEALED, Parcel
+from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Incoming, Policy
 from polyclinic.federation.site import HostSpec

@@ -10,8 +10,8 @@ from safetensors.torch import load, save
 
 from polyclinic.federation.ledger import background, parcel
 from polyclinic.federation.ledger.background import Background
-from polyclinic.federation.ledger.kinds import Expected, OneOf, ParcelRejected
-from polyclinic.federation.ledger.parcel import Parcel, decode, decode_all, layout_of, shortened
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Expected, OneOf, Parcel, decode, decode_all, shortened
 
 
 def refusal(data, *given, **how) -> str:
@@ -55,13 +55,13 @@ def test_a_description_of_other_types(told):
     ],
 )
 def test_the_header_is_what_safetensors_writes(tensors):
-    found = layout_of(tensors)
-    assert found.is_known
+    found = Parcel("weights", tensors).layout
+    assert found.order is not None
     data = save(tensors, {"of": "é"})
     start = found.header({"of": "é"})
     assert data.startswith(start)
     assert len(data) - len(start) == found.size == sum(tensor.nbytes for tensor in tensors.values())
-    assert parcel.digest_of_file(start, found.in_order(tensors)) == hashlib.sha256(data).hexdigest()
+    assert parcel.digest_of_file(start, [tensors[name] for name in found.order]) == hashlib.sha256(data).hexdigest()
 
 
 def test_norms_of_tensors_of_several_types_and_of_those_of_inference_mode():
@@ -73,10 +73,13 @@ def test_norms_of_tensors_of_several_types_and_of_those_of_inference_mode():
 
 
 def test_types_that_this_layout_does_not_know(monkeypatch):
-    assert not layout_of({"a": torch.zeros(1, dtype=torch.complex128)}).is_known
-    assert not layout_of({"a": torch.zeros(1), "b": torch.zeros(1, dtype=torch.complex128)}).is_known
+    known, unknown = ("a", torch.float32, (1,)), ("b", torch.complex128, (1,))
+    assert parcel.layout_of((unknown,)).order is parcel.layout_of((known, unknown)).order is None
+    assert parcel.layout_of((known,)).order == ("a",)
+    parcel.layout_of.cache_clear()
     monkeypatch.setattr(parcel, "_is_as_installed", lambda: False)
-    assert not layout_of({"a": torch.zeros(1)}).is_known
+    assert parcel.layout_of((known,)).order is None
+    parcel.layout_of.cache_clear()
 
 
 # --- what a receiver expects ----------------------------------------------------------------------------
@@ -144,9 +147,11 @@ def test_the_digest_of_a_shortened_parcel_does_not_depend_on_the_version_of_safe
         return shortened(exact, encoding, {"w": torch.ones(40, 40)})
 
     known = made().digest
+    parcel.layout_of.cache_clear()
     monkeypatch.setattr(parcel, "_is_as_installed", lambda: False)
     assert made().digest == known
     assert made().digest_of_bytes == hashlib.sha256(made().encoded).hexdigest() != known
+    parcel.layout_of.cache_clear()
 
 
 def test_what_came_is_what_counts():

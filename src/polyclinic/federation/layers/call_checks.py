@@ -11,8 +11,8 @@ from polyclinic.federation.call import COORDINATOR, GateRefused, base_of
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.layers.sealing import unseal
 from polyclinic.federation.ledger.keys import is_countersigned, signer_of_line
-from polyclinic.federation.ledger.kinds import Expected, ParcelRejected
-from polyclinic.federation.ledger.parcel import SEALED, Parcel, shortened
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel, shortened
 from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.operation import FRONT, signature_of
 from polyclinic.federation.policy import Policy

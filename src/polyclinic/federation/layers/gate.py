@@ -131,7 +131,7 @@ class Gate:
             except GateRefused as refusal:
                 kept = f"site '{self.site}' kept back {parcel.kind} of '{operation}'"
                 raise type(refusal)(f"{kept}: {refusal}") from None
-        large = any(parcel.tensor_bytes >= PAYS_FROM for parcel in parcels)
+        large = any(parcel.layout.size >= PAYS_FROM for parcel in parcels)
         if by_reference and large and not seal and not self.budget.is_limited:
             for parcel in parcels:
                 self.ledger.append_soon(parcel.digest_soon, **_line(parcel, parcel.size, round, operation, to))

@@ -10,6 +10,7 @@ and the parcels' digests alone, so a run that was interrupted and resumed keeps 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +23,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyclinic.federation.ledger.kinds import KINDS
-from polyclinic.federation.ledger.parcel import Parcel, decode, digest_of
+from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel, decode
 from polyclinic.files import atomic_folder, write_tensors
 from polyclinic.json_types import JsonMapping, parse_json
 from polyclinic.randomness import seed_of
@@ -165,8 +166,8 @@ class Release:
 
     @cached_property
     def digests(self) -> list[str]:
-        """Those of the parcels as they lie there, to hold against a ledger."""
-        return [digest_of(file.read_bytes()) for file in self.files]
+        """Those of the parcels as they lie there, to hold against a ledger; of bytes that are none, their SHA-256."""
+        return [_digest_of(file.read_bytes()) for file in self.files]
 
     def parcel(self, kind: str) -> Parcel | None:
         return next((parcel for parcel in self.parcels if parcel.kind == kind), None)
@@ -184,6 +185,13 @@ class Release:
     def used(self) -> list[Tensor]:
         """Indices of the site's training images by mini-batch, in order; empty if the operation took no batches."""
         return list(self._context["used"].split(self._context["used_in_batch"].tolist()))
+
+
+def _digest_of(data: bytes) -> str:
+    try:
+        return decode(data).digest
+    except ParcelRejected:
+        return hashlib.sha256(data).hexdigest()
 
 
 def releases(folder: Path) -> list[Release]:

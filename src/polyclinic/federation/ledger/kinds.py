@@ -1,21 +1,13 @@
-"""The kinds of parcel, what each one holds in one sentence; and what a receiver accepts."""
+"""The kinds of parcel, and what each one holds in one sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import AfterValidator
 
 from polyclinic.registry import Registry
 from polyclinic.settings import no_such_choice
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from polyclinic.federation.ledger.parcel import Parcel
 
 
 class Kind:
@@ -64,58 +56,3 @@ class ParcelRejected(Exception):  # noqa: N818
 
 #: bytes of the tensors of all parcels of one message, once they are read
 MESSAGE_LIMIT = 4 * 2**30
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a receiver accepts: a kind, and where it knows them, every tensor's dtype and shape.
-
-    With `tensors` given, a parcel must hold exactly those names (a part of them with `partial`). Without it
-    any names and shapes pass, up to `max_bytes` in all.
-    """
-
-    kind: str
-    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] | None = None
-    partial: bool = False
-    max_bytes: int = MESSAGE_LIMIT
-
-    @classmethod
-    def like(cls, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> Expected:
-        """The same names, dtypes and shapes as `tensors`."""
-        return cls(kind, {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}, partial)
-
-    def check(self, parcel: Parcel) -> None:
-        """Raise ParcelRejected unless the parcel is what is expected."""
-        if parcel.kind != self.kind:
-            raise ParcelRejected(f"a parcel of kind '{parcel.kind}' came where '{self.kind}' was expected")
-        if parcel.tensor_bytes > self.max_bytes:
-            raise ParcelRejected(f"a parcel of {parcel.tensor_bytes} bytes is above the limit of {self.max_bytes}")
-        if self.tensors is not None:
-            self._check_tensors(self.tensors, parcel)
-
-    def _check_tensors(self, expected: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], parcel: Parcel) -> None:
-        tensors = parcel.tensors
-        if not (tensors.keys() <= expected.keys() if self.partial else tensors.keys() == expected.keys()):
-            unknown = sorted(set(tensors) - set(expected))
-            missing = [] if self.partial else sorted(set(expected) - set(tensors))
-            raise ParcelRejected(f"{self.kind}: unexpected tensors {unknown[:3]}, missing tensors {missing[:3]}")
-        for name, dtype, shape in parcel.layout.shapes:
-            if (dtype, shape) != expected[name]:
-                found, wanted = f"{dtype} {tuple(shape)}", "{} {}".format(*expected[name])
-                raise ParcelRejected(f"{self.kind}: tensor '{name}' is {found}, expected {wanted}")
-
-
-@dataclass(frozen=True)
-class OneOf(Expected):
-    """A parcel that is any of several: weights of one of the networks that a study's sites have."""
-
-    choices: tuple[Expected, ...] = ()
-
-    def check(self, parcel: Parcel) -> None:
-        refusals = []
-        for choice in self.choices:
-            try:
-                return choice.check(parcel)
-            except ParcelRejected as refusal:
-                refusals.append(refusal)
-        raise refusals[0]

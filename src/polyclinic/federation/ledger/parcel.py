@@ -1,8 +1,7 @@
 """A parcel: tensors and plain metadata of a declared kind, encoded without pickle.
 
-The encoding is one safetensors file whose header carries the kind and the metadata as JSON. Its bytes are
-exactly what a wire would carry, so its length is what communication is measured by. Images may be compressed in it,
-losslessly; who makes or opens a parcel sees only tensors.
+The encoding is one safetensors file whose header carries the kind and the metadata as JSON. Its bytes are exactly what
+a wire would carry. Images may be compressed in it, losslessly; who makes or opens a parcel sees only tensors.
 
 safetensors writes a header and then the tensors, sorted by type and name. Who knows the header knows the size, and can
 digest the tensors where they lie (`Layout`): a file of 45 MB need not be put together for that.
@@ -18,9 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
@@ -53,7 +51,6 @@ TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_PLACES = {dtype: place for place, dtype in enumerate(TYPES)}
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 #: name, type and shape of each tensor
@@ -68,20 +65,10 @@ class Layout(NamedTuple):
     size: int
     #: names of the tensors of floating-point numbers that hold any
     floats: tuple[str, ...]
-    #: names in the order in which safetensors writes the tensors; None where a type is not known
+    #: names in the order in which safetensors writes the tensors; None where only safetensors itself can tell
     order: tuple[str, ...] | None
     #: what its header says of them, as JSON
     entries: str = ""
-
-    @property
-    def is_known(self) -> bool:
-        """Whether types are known, and the installed version of safetensors writes them as this module does."""
-        return self.order is not None and _is_as_installed()
-
-    def in_order(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        """The tensors in the order in which safetensors writes them."""
-        assert self.order is not None
-        return [tensors[name] for name in self.order]
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
         """What safetensors writes before the tensors."""
@@ -91,47 +78,37 @@ class Layout(NamedTuple):
         return len(text).to_bytes(8, "little") + text
 
 
-def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    return _layout(tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()))
-
-
 @functools.lru_cache(maxsize=32)
-def _layout(shapes: Shapes) -> Layout:
+def layout_of(shapes: Shapes) -> Layout:
     """Found once for all parcels of one network."""
-    size = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in shapes)
-    floats = tuple(name for name, dtype, shape in shapes if dtype.is_floating_point and 0 not in shape)
-    if not all(dtype in TYPES for _, dtype, _ in shapes):
-        return Layout(shapes, size, floats, None)
-    entries, start = {}, 0
-    for name, dtype, shape in sorted(shapes, key=lambda one: (_PLACES[one[1]], one[0])):
-        end = start + math.prod(shape) * dtype.itemsize
-        entries[name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
-        start = end
-    return Layout(shapes, size, floats, tuple(entries), _json(entries))
+    found = _sorted_layout(shapes)
+    return found if _is_as_installed() else found._replace(order=None)
+
+
+def _sorted_layout(shapes: Shapes) -> Layout:
+    entries: dict[str, Any] = {}
+    places, floats, size, known = list(TYPES), [], 0, True
+    for name, dtype, shape in sorted(shapes, key=lambda one: (places.index(one[1]) if one[1] in TYPES else 0, one[0])):
+        start, size = size, size + math.prod(shape) * dtype.itemsize
+        known = known and dtype in TYPES
+        entries[name] = {"dtype": TYPES.get(dtype), "shape": list(shape), "data_offsets": [start, size]}
+        if dtype.is_floating_point and 0 not in shape:
+            floats.append(name)
+    return Layout(shapes, size, tuple(floats), tuple(entries) if known else None, _json(entries))
 
 
 def digest_of_file(start: bytes, tensors: Sequence[Tensor]) -> str:
-    """SHA-256 of a file of this header and these tensors, which come `in_order`."""
+    """SHA-256 of a file of this header and these tensors, which come in the order of its layout."""
     hasher = hashlib.sha256(start)
-    if any(tensor.is_cuda for tensor in tensors):
-        for piece in pieces_of_gpu(tensors):
-            hasher.update(piece.numpy().data)
-    else:
-        for tensor in tensors:
-            hasher.update(_array(tensor).data)
+    for piece in pieces_of_gpu(tensors) if any(one.is_cuda for one in tensors) else tensors:
+        hasher.update(_numbers(piece))
     return hasher.hexdigest()
 
 
-def _array(tensor: Tensor) -> np.ndarray:
+def _numbers(tensor: Tensor) -> memoryview:
     """A tensor's numbers, one after the other. NumPy does not know every type."""
-    if tensor.dtype not in (torch.float32, torch.int64):
-        return _bytes(tensor).numpy()
-    found = tensor.detach() if tensor.requires_grad else tensor
-    return (found if found.is_contiguous() else found.contiguous()).numpy()
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().flatten().view(torch.uint8)
+    plain = tensor.detach().contiguous()
+    return (plain if plain.dtype in (torch.float32, torch.int64) else plain.flatten().view(torch.uint8)).numpy().data
 
 
 @functools.cache
@@ -140,8 +117,8 @@ def _is_as_installed() -> bool:
     sample = {f"{name}é": torch.zeros(3, 1).to(dtype) for dtype, name in TYPES.items()}
     sample |= {"b": torch.zeros(()), "a": torch.zeros(0, 2)}
     metadata = {"of": '{"a": "\x01\n\\é"}'}
-    layout = layout_of(sample)
-    data = b"".join(bytes(_bytes(tensor).numpy()) for tensor in layout.in_order(sample))
+    layout = _sorted_layout(tuple((name, one.dtype, one.shape) for name, one in sample.items()))
+    data = b"".join(bytes(_numbers(sample[name])) for name in layout.order or ())
     return layout.header(metadata) + data == save(sample, metadata)
 
 
@@ -189,44 +166,31 @@ class Parcel:
     @cached_property
     def layout(self) -> Layout:
         """Names, types and shapes of the tensors, and how they lie in `encoded`."""
-        return layout_of(self.tensors)
-
-    @property
-    def tensor_bytes(self) -> int:
-        return self.layout.size
+        return layout_of(tuple((name, tensor.dtype, tensor.shape) for name, tensor in self.tensors.items()))
 
     @property
     def norms(self) -> dict[str, float]:
         """The Euclidean norm of each tensor of floating-point numbers, worked out again where a tensor has changed."""
-        versions = _versions(self.tensors.values())
+        # a tensor that was made in inference mode does not know how often it was changed
+        versions = [tensor._version for tensor in self.tensors.values() if not tensor.is_inference()]
         known, norms = vars(self).get("_norms", (None, {}))
         if known != versions:
-            norms = self._worked_out_norms()
+            floats = [self.tensors[name] for name in self.layout.floats]
+            norms = dict(zip(self.layout.floats, _norms(floats) if floats else [], strict=True))
             vars(self)["_norms"] = (versions, norms)
         return norms
-
-    def _worked_out_norms(self) -> dict[str, float]:
-        """In one pass: a GPU is waited for once."""
-        floats = self.layout.floats
-        if not floats:
-            return {}
-        with torch.no_grad():
-            # the norm of many half-precision numbers is more than half precision holds
-            wide = [t.float() if t.itemsize < 4 else t for t in (self.tensors[name] for name in floats)]
-            values = torch.stack(torch._foreach_norm(wide)).tolist()  # of floats and doubles it makes doubles
-        return dict(zip(floats, values, strict=True))
 
     @cached_property
     def encoded(self) -> bytes:
         """The bytes of the parcel; the same tensors and metadata always give the same bytes."""
-        travelling = {**self.tensors, **{name: wire_codec.pack_images(images) for name, images in self._packed.items()}}
-        travelling |= vars(self).get("_on_wire", (None, {}))[1]
+        packed = {name: wire_codec.pack_images(self.tensors[name]) for name in self._packed}
+        travelling = {**self.tensors, **packed, **vars(self).get("_on_wire", (None, {}))[1]}
         return save(contiguous_cpu_copies(travelling), {_METADATA_KEY: self._description})
 
     @cached_property
     def size(self) -> int:
         """The length of `encoded`, which is not made for it where that can be avoided."""
-        return len(self.encoded) if self._is_encoded else len(self._header) + self.tensor_bytes
+        return len(self.encoded) if self._header is None else len(self._header) + self.layout.size
 
     @cached_property
     def digest(self) -> str:
@@ -239,25 +203,26 @@ class Parcel:
 
     @cached_property
     def digest_soon(self) -> Future[str]:
-        """The digest; that of a large parcel is computed beside other work. Nobody may change the tensors meanwhile."""
+        """The digest; that of a large parcel is computed beside other work. Nobody may change the tensors meanwhile:
+        WorkFailed if one was changed in place, which would make it another parcel."""
         tensors = list(self.tensors.values())
-        if "digest" in vars(self) or self.tensor_bytes < PAYS_FROM:
+        if "digest" in vars(self) or self.layout.size < PAYS_FROM:
             future: Future[str] = Future()
             future.set_result(self.digest)
             return future
         versions = [tensor._version for tensor in tensors]
-        return BACKGROUND.submit(lambda: self._digest_unchanged(versions), tensors)
 
-    def _digest_unchanged(self, versions: list[int]) -> str:
-        """The digest; WorkFailed if a tensor was changed in place meanwhile, which would make it another parcel."""
-        found = self._digest_now()
-        for (name, tensor), version in zip(self.tensors.items(), versions, strict=True):
-            if tensor._version != version:
-                raise WorkFailed(
-                    f"tensor '{name}' of a parcel of kind '{self.kind}' was changed after the site released it; "
-                    "the method must copy a tensor before it changes it in place"
-                )
-        return found
+        def digest_unchanged() -> str:
+            found = self._digest_now()
+            for (name, tensor), version in zip(self.tensors.items(), versions, strict=True):
+                if tensor._version != version:
+                    raise WorkFailed(
+                        f"tensor '{name}' of a parcel of kind '{self.kind}' was changed after the site released it; "
+                        "the method must copy a tensor before it changes it in place"
+                    )
+            return found
+
+        return BACKGROUND.submit(digest_unchanged, tensors)
 
     @cached_property
     def digest_of_bytes(self) -> str:
@@ -265,22 +230,19 @@ class Parcel:
         return hashlib.sha256(self.encoded).hexdigest() if "_on_wire" in vars(self) else self.digest
 
     def _digest_now(self) -> str:
-        if "_on_wire" in vars(self) and not self.layout.is_known:
+        if "_on_wire" in vars(self):
             content = save(contiguous_cpu_copies(self.tensors), {_METADATA_KEY: self._description})
             return hashlib.sha256(content).hexdigest()
-        if self._is_encoded and "_on_wire" not in vars(self):
+        if self._header is None:
             return hashlib.sha256(self.encoded).hexdigest()
-        return digest_of_file(self._header, self.layout.in_order(self.tensors))
-
-    @property
-    def _is_encoded(self) -> bool:
-        """Whether size and digest are taken of the bytes themselves: they are there, or only they will do."""
-        own_form = "encoded" in vars(self) or "_on_wire" in vars(self)
-        return own_form or bool(self._packed) or not self.layout.is_known
+        return digest_of_file(self._header, [self.tensors[name] for name in self.layout.order or ()])
 
     @cached_property
-    def _header(self) -> bytes:
-        return self.layout.header({_METADATA_KEY: self._description})
+    def _header(self) -> bytes | None:
+        """What comes before the tensors where these travel as they lie. None where size and digest are taken of the
+        bytes themselves: they are there, or only they will do."""
+        own_form = "encoded" in vars(self) or "_on_wire" in vars(self) or self._packed
+        return None if own_form or self.layout.order is None else self.layout.header({_METADATA_KEY: self._description})
 
     @cached_property
     def _description(self) -> str:
@@ -289,23 +251,23 @@ class Parcel:
         if self.privacy is not None:
             header["privacy"] = dict(self.privacy)
         if self._packed:
-            header["compressed"] = {name: list(images.shape) for name, images in self._packed.items()}
+            header["compressed"] = {name: list(self.tensors[name].shape) for name in self._packed}
         if "_on_wire" in vars(self):
             header["wire"] = {"encoding": self.wire, "tensors": vars(self)["_on_wire"][2]}
         return _canonical_json(header)
 
     @cached_property
-    def _packed(self) -> dict[str, Tensor]:
-        """The images that travel compressed."""
-        return {name: self.tensors[name] for name in self.compressed if wire_codec.can_pack_images(self.tensors[name])}
+    def _packed(self) -> list[str]:
+        """Names of the images that travel compressed."""
+        return [name for name in self.compressed if wire_codec.can_pack_images(self.tensors[name])]
 
 
-def _versions(tensors: Iterable[Tensor]) -> list[int]:
-    """How often each tensor was changed in place; one that was made in inference mode does not know."""
-    try:
-        return [tensor._version for tensor in tensors]
-    except RuntimeError:
-        return [tensor._version for tensor in tensors if not tensor.is_inference()]
+@torch.no_grad()
+def _norms(floats: Sequence[Tensor]) -> list[float]:
+    """In one pass: a GPU is waited for once."""
+    # the norm of many half-precision numbers is more than half precision holds
+    wide = [one.float() if one.itemsize < 4 else one for one in floats]
+    return torch.stack(torch._foreach_norm(wide)).tolist()  # of floats and doubles it makes doubles
 
 
 def shortened(parcel: Parcel, encoding: Encoding, base: Mapping[str, Tensor] | None = None) -> Parcel:
@@ -321,20 +283,12 @@ def shortened(parcel: Parcel, encoding: Encoding, base: Mapping[str, Tensor] | N
     tensors = parcel.tensors
     if encoding in ROUNDING:
         described = {"encoding": encoding, "tensors": told}
-        received = wire_codec.unpack(blobs, described, parcel.tensor_bytes + HEADER_LIMIT, None)
+        received = wire_codec.unpack(blobs, described, parcel.layout.size + HEADER_LIMIT, None)
         moved = {name: tensor.to(parcel.tensors[name].device) for name, tensor in received.items()}
         tensors = {**tensors, **moved}
     found = replace(parcel, tensors=tensors)
     vars(found)["_on_wire"] = (encoding, blobs, told)
     return found
-
-
-def digest_of(data: bytes) -> str:
-    """The digest, as ledgers have it, of the parcel that these bytes are; of bytes that are none, their SHA-256."""
-    try:
-        return decode(data).digest
-    except ParcelRejected:
-        return hashlib.sha256(data).hexdigest()
 
 
 def decode_all(blobs: Iterable[bytes], base: Mapping[str, Tensor] | None = None) -> list[Parcel]:
@@ -343,7 +297,7 @@ def decode_all(blobs: Iterable[bytes], base: Mapping[str, Tensor] | None = None)
     left = MESSAGE_LIMIT
     for blob in blobs:
         found.append(decode(blob, base=base, most=left))
-        left -= found[-1].tensor_bytes
+        left -= found[-1].layout.size
     return found
 
 
@@ -392,3 +346,55 @@ def _header(data: bytes) -> JsonObject:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a receiver accepts: a kind, and where it knows them, every tensor's dtype and shape.
+
+    With `tensors` given, a parcel must hold exactly those names (a part of them with `partial`). Without it
+    any names and shapes pass, up to `max_bytes` in all.
+    """
+
+    kind: str
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] | None = None
+    partial: bool = False
+    max_bytes: int = MESSAGE_LIMIT
+
+    @classmethod
+    def like(cls, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> Expected:
+        """The same names, dtypes and shapes as `tensors`."""
+        return cls(kind, {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}, partial)
+
+    def check(self, parcel: Parcel) -> None:
+        """Raise ParcelRejected unless the parcel is what is expected."""
+        if parcel.kind != self.kind:
+            raise ParcelRejected(f"a parcel of kind '{parcel.kind}' came where '{self.kind}' was expected")
+        if parcel.layout.size > self.max_bytes:
+            raise ParcelRejected(f"a parcel of {parcel.layout.size} bytes is above the limit of {self.max_bytes}")
+        if self.tensors is None:
+            return
+        found, expected = parcel.tensors.keys(), self.tensors.keys()
+        if not (found <= expected if self.partial else found == expected):
+            unknown, missing = sorted(found - expected), [] if self.partial else sorted(expected - found)
+            raise ParcelRejected(f"{self.kind}: unexpected tensors {unknown[:3]}, missing tensors {missing[:3]}")
+        for name, dtype, shape in parcel.layout.shapes:
+            if (dtype, shape) != self.tensors[name]:
+                came, wanted = f"{dtype} {tuple(shape)}", "{} {}".format(*self.tensors[name])
+                raise ParcelRejected(f"{self.kind}: tensor '{name}' is {came}, expected {wanted}")
+
+
+@dataclass(frozen=True)
+class OneOf(Expected):
+    """A parcel that is any of several: weights of one of the networks that a study's sites have."""
+
+    choices: tuple[Expected, ...] = ()
+
+    def check(self, parcel: Parcel) -> None:
+        refusals = []
+        for choice in self.choices:
+            try:
+                return choice.check(parcel)
+            except ParcelRejected as refusal:
+                refusals.append(refusal)
+        raise refusals[0]

@@ -23,7 +23,7 @@ from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.ledger.archive import ParcelArchive
 from polyclinic.federation.ledger.keys import KeyRing
-from polyclinic.federation.ledger.kinds import Expected, OneOf
+from polyclinic.federation.ledger.parcel import Expected, OneOf
 from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.policy import Incoming, Policy
 from polyclinic.federation.site import HostSpec
