@@ -19,7 +19,6 @@ from polyclinic.methods.shared.method import Method
 from polyclinic.methods.standalone import Standalone
 from polyclinic.questions.inspect import InspectSites
 from polyclinic.randomness import torch_rng
-from polyclinic.training import private
 from polyclinic.training.plans import Score
 
 
@@ -103,18 +102,18 @@ WHOLE = {"w": torch.ones(1)}
 
 def scoring_sites(monkeypatch, counts, **states):
     """Sites with so many validation images, one trainer for all."""
-    monkeypatch.setattr(private, "scored_images", lambda site, split: range(site.images[split]))
-    monkeypatch.setattr(private, "release_scores", lambda site, sums: sums)
-    monkeypatch.setattr(private, "scores_record", lambda site, split: None)
     monkeypatch.setattr(Method, "score", lambda self, site, part, weights, own: {"alone": torch.tensor(len(part))})
     loaded = []
     trainer = SimpleNamespace(
+        privacy=None,
         state=lambda: WHOLE,
         load=loaded.append,
         evaluate_parts=lambda parts: [{"images": torch.tensor(len(part))} for part in parts],
     )
     sites = [
-        SimpleNamespace(name=name, images={"validation": count, "test": 7}, trainer=trainer, state=State())
+        SimpleNamespace(
+            name=name, data=SimpleNamespace(validation=range(count), test=range(7)), trainer=trainer, state=State()
+        )
         for name, count in counts.items()
     ]
     for site in sites:

@@ -130,7 +130,7 @@ class Federation:
             answers = self._answers(list(some), operation, payload, COORDINATOR, counted, by_site)
             return (answer for answer in answers if isinstance(answer, Reply))
 
-        return self._summed(operation, asked, payload, ask) if self.sums.covers(operation) else ask(asked)
+        return self._summed(operation, asked, payload, ask) if operation in self.sums.covered else ask(asked)
 
     def _summed(self, operation: str, asked: Sequence[str], payload: dict[str, Any], ask: Ask) -> Iterator[Reply]:
         """The one reply of all sites together, checked like that of one."""

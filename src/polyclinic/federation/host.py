@@ -352,11 +352,13 @@ class OpenSites:
         """The site's gate. A deployed one's budget is over all its runs, which lie side by side, and it counts the
         epsilon that its people approved with the study; a simulated site's state is enough for that."""
         spec, ledger, data = self.spec, self.ledgers[site.name], site.data
-        price, privacy = price_at(spec.policy, data.train), site.trainer.privacy if site.secret else None
-        runs, anchors = spec.folder.parent if site.secret else None, spec.kit.anchors if spec.kit else None
-        budget, target = Budget(spec.policy, ledger.path, runs, price, anchors), None
-        if privacy is not None and privacy.target_epsilon is not None:
-            target = EpsilonLimit(privacy.target_epsilon, ledger.path, price)
+        budget = target = None
+        if site.secret or spec.policy.is_limited:
+            price, privacy = price_at(spec.policy, data.train), site.trainer.privacy if site.secret else None
+            runs, anchors = spec.folder.parent if site.secret else None, spec.kit.anchors if spec.kit else None
+            budget = Budget(spec.policy, ledger.path, runs, price, anchors)
+            if privacy is not None and privacy.target_epsilon is not None:
+                target = EpsilonLimit(privacy.target_epsilon, ledger.path, price)
         raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
         return Gate(site.name, spec.policy, ledger, raw_images, budget, target)
 

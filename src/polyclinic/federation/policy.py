@@ -138,6 +138,11 @@ class Policy(Settings):
         return f"the site's policy does not let this kind out (it allows {', '.join(self.kinds)}); add it to {where}"
 
     @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit to what may leave in all."""
+        return any(limit is not None for limit in (self.max_bytes, self.max_epsilon, self.max_scores))
+
+    @property
     def salts(self) -> bool:
         """Whether a line about a secret between two sites is salted: who guesses the secret could confirm it."""
         return self.deployed

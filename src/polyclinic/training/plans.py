@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polyclinic.federation.site import Site
 from polyclinic.models import split
-from polyclinic.training import private, private_steps
+from polyclinic.training import private_steps
 from polyclinic.training.gpu import stacking
 from polyclinic.training.optimizer import keep_optimizer, start_optimizer
 
@@ -123,7 +123,7 @@ class Fit:
         optimizer = start_optimizer(site, model, spec.optimizer_group)
         correct = _Corrector(spec.correction, trainer.device) if spec.correction else None
         metadata: dict[str, float] = {}
-        if private.is_private(site, "classifier"):
+        if trainer.privacy is not None and "classifier" in trainer.privacy.on:
             assert spec.reference is None, "an added loss has no private form: refuse it in `privacy_obstacle`"
             # its loss would tell about the images
             steps = private_steps.train(site, steps, optimizer, correct=correct, replayed=replayed)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.layers.privacy import transcript_of
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.json_types import JsonObject
 from polyclinic.privacy import account as accounts
 from polyclinic.privacy.account import Account
@@ -98,40 +99,33 @@ def record_for(site: Site, covers: list[str], does_not_cover: list[str]) -> Json
 # test images take part in no step, so that this counts too much rather than too little.
 
 
-def score_noise(site: Site) -> float | None:
-    """The noise that the study wants on scores; None where they leave as they are."""
-    return site.trainer.privacy.score_noise if site.trainer.privacy is not None else None
-
-
 def scored_images(site: Site, split: str) -> ImageSet:
     """The images of a split that are scored: all; or the first one of each patient, where noise must hide a patient."""
     part: ImageSet = getattr(site.data, split)
-    if score_noise(site) is None or settings_of(site).unit == "image" or part.cases is None:
+    privacy = settings_of(site)
+    if privacy.score_noise is None or privacy.unit == "image" or part.cases is None:
         return part
     rows = np.sort(np.unique(part.cases, return_index=True)[1])
     arrays = {one.name: getattr(part, one.name) for one in fields(part)}
     return replace(part, **{name: array[rows] for name, array in arrays.items() if isinstance(array, np.ndarray)})
 
 
-def release_scores(site: Site, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of scores as they leave: as they are, or with noise; none if the budget does not allow them any more."""
-    noise = score_noise(site)
-    if noise is None:
-        return sums
-    allowed, address = enter_steps(site, noise, 1.0, 1)
-    if not allowed:
-        return {}
-    draw = noise_from(torch.device("cpu"), *address, "scores")
-    return site.trainer.task.noised(sums, lambda like: noise * draw(like), site.trainer.target)
+def release_scores(site: Site, split: str, sums: dict[str, Tensor]) -> Parcel | None:
+    """Sums of scores as they leave: as they are, or with noise; None if the budget does not allow them any more.
 
-
-def scores_record(site: Site, split: str) -> JsonObject | None:
-    """The record of scores; None for exact scores of training images, or of a model without privacy.
-
-    A private model's scores on other images tell no more about its training images than the model does.
+    Exact scores of training images, or of a model without privacy, have no record. A private model's scores on other
+    images tell no more about its training images than the model does.
     """
-    if score_noise(site) is not None:
-        return record_for(site, ["noised scores"], [accounts.SCORED_COUNTS])
-    if split == "train" or not is_private(site, "classifier"):
-        return None
-    return record_for(site, ["scores on validation and test images"], [accounts.HELD_OUT])
+    noise = settings_of(site).score_noise
+    if noise is not None:
+        allowed, address = enter_steps(site, noise, 1.0, 1)
+        if not allowed:
+            return None
+        draw = noise_from(torch.device("cpu"), *address, "scores")
+        sums = site.trainer.task.noised(sums, lambda like: noise * draw(like), site.trainer.target)
+        record = record_for(site, ["noised scores"], [accounts.SCORED_COUNTS])
+    elif split == "train" or not is_private(site, "classifier"):
+        record = None
+    else:
+        record = record_for(site, ["scores on validation and test images"], [accounts.HELD_OUT])
+    return Parcel("metrics", sums, privacy=record)

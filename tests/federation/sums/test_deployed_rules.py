@@ -7,7 +7,7 @@ import torch
 from company import Company
 
 from polyclinic.federation.call import Call, GateRefused
-from polyclinic.federation.layers.call_checks import without_samples
+from polyclinic.federation.layers.call_checks import Sum, without_samples
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
@@ -183,9 +183,10 @@ def test_a_process_that_begins_anew_drops_out_of_the_sum(company):
 
 @pytest.mark.parametrize("step", ["give_mask_key", "give_shares", "agree", "unmask", "answer"])
 def test_a_part_of_a_sum_goes_to_the_coordinator_only(company, step):
+    layer = Sum(SimpleNamespace(sums=company.sums, spec=None, sites=None))
     with pytest.raises(ParcelRejected, match="which the coordinator adds up; nobody else"):
-        company.sums.check(Call("ann", step, 1, to="bo"))
-    company.sums.check(Call("ann", step, 1))
+        layer.arriving(SimpleNamespace(call=Call("ann", step, 1, to="bo")))
+    layer.arriving(SimpleNamespace(call=Call("ann", step, 1)))
 
 
 def test_two_names_with_one_pinned_key_count_as_one(company):

@@ -169,12 +169,17 @@ class Sum(Layer):
     """Steps of sums belong to the study's sums; what is added up leaves as whole numbers of one."""
 
     def arriving(self, transaction: Transaction) -> None:
-        self.host.sums.check(transaction.call)
+        call, sums = transaction.call, self.host.sums
+        secret = call.operation in sums.secure_only
+        if call.to != COORDINATOR and (secret or call.operation in sums.covered):
+            raise ParcelRejected(f"'{call.operation}' is a part of a sum, which the coordinator adds up; nobody else")
+        if secret and sums.settings.sum != "secure":
+            raise ParcelRejected(f"'{call.operation}' is a part of secure sums, and federation.sum is not 'secure'")
 
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
         call, sums = transaction.call, self.host.sums
         weighting = getattr(self.spec.method, "weighting", "samples")
-        if sums.covers(call.operation):
+        if call.operation in sums.covered:
             return sums.outgoing(transaction.site, call, self.sites.gates[call.site], parcels, weighting)
         counts = sums.summed.get(call.operation) != "mean" or weighting == "samples"
         return without_samples(self.spec.policy, call.operation, parcels, needed=counts)

@@ -179,5 +179,5 @@ class Archive(Layer):
         assert self.spec.archive
         declared, wire = transaction.declared, self.spec.study.engine.wire
         kept = transaction.outgoing if wire in ROUNDING else transaction.made  # an attacker gets the rounded numbers
-        left = transaction.outgoing if self.host.sums.covers(transaction.call.operation) or wire == "delta" else None
+        left = transaction.outgoing if transaction.call.operation in self.host.sums.covered or wire == "delta" else None
         self.spec.archive.released(transaction.site, transaction.call, kept, transaction.used, declared.address, left)

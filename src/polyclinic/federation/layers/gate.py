@@ -92,13 +92,13 @@ class Gate:
         budget: Budget | None = None,
         target: EpsilonLimit | None = None,
     ) -> None:
-        """`budget` is that of a deployed site, over all its runs; that of this run alone if not given. `target` is the
-        study's own limit of epsilon, which a deployed site counts itself."""
+        """`budget` is that of a deployed site, over all its runs; that of this run alone if not given, where the policy
+        sets one. `target` is the study's own limit of epsilon, which a deployed site counts itself."""
         self.site = site
         self.policy = policy
         self.ledger = ledger
         self.raw_images = raw_images
-        self.budget = budget or Budget(policy, ledger.path)
+        self.budget = budget or (Budget(policy, ledger.path) if policy.is_limited else None)
         self.target = target
 
     def release(
@@ -132,25 +132,33 @@ class Gate:
                 kept = f"site '{self.site}' kept back {parcel.kind} of '{operation}'"
                 raise type(refusal)(f"{kept}: {refusal}") from None
         large = any(parcel.layout.size >= PAYS_FROM for parcel in parcels)
-        if by_reference and large and not seal and not self.budget.is_limited:
+        if by_reference and large and not seal and not self.policy.is_limited:
             for parcel in parcels:
                 self.ledger.append_soon(parcel.digest_soon, **_line(parcel, parcel.size, round, operation, to))
             return tuple(parcels)
         leaving = tuple(seal(parcel) if seal else parcel for parcel in parcels)
-        with self.budget.locked():  # no other run of this site may spend between the check and the charge
-            try:
-                new = [p for p in parcels if not self.ledger.has(round, operation, p.kind, p.digest, to)]
-                self.budget.check(new)
-                if self.target:
-                    self.target.check(new)
-            except OverBudget as refusal:
-                tells = self.ledger.may_repeat(round, operation) or any(size_tells_something(p) for p in parcels)
-                refused = GateRefusedData if tells and isinstance(refusal, OverBytes) else GateRefused
-                raise refused(f"site '{self.site}' kept back what '{operation}' made: {refusal}") from None
+        # no other run of this site may spend between the check and the charge
+        with self.budget.locked() if self.budget else contextlib.nullcontext():
+            self._check_budget(parcels, round, operation, to)
             for parcel, sent in zip(parcels, leaving, strict=True):
                 self._write_down(parcel, sent.size, round, operation, to)
             self.ledger.commit()
         return leaving
+
+    def _check_budget(self, parcels: Sequence[Parcel], round: int, operation: str, to: str) -> None:
+        """GateRefused unless what is new of the parcels may leave together."""
+        if not self.budget and not self.target:
+            return
+        try:
+            new = [p for p in parcels if not self.ledger.has(round, operation, p.kind, p.digest, to)]
+            if self.budget:
+                self.budget.check(new)
+            if self.target:
+                self.target.check(new)
+        except OverBudget as refusal:
+            tells = self.ledger.may_repeat(round, operation) or any(size_tells_something(p) for p in parcels)
+            refused = GateRefusedData if tells and isinstance(refusal, OverBytes) else GateRefused
+            raise refused(f"site '{self.site}' kept back what '{operation}' made: {refusal}") from None
 
     @contextlib.contextmanager
     def reserved(
@@ -167,19 +175,22 @@ class Gate:
             try:
                 if kinds and not set(kinds) & set(self.policy.kinds):
                     self._check_policy(kinds[0])
-                if kinds and not repeats:
-                    self.budget.check_bytes(size)
-                wanted = Reserved(size, int(SCORES in kinds))
-                spends = private and not repeats and not set(kinds) <= {SCORES, *OF_NO_IMAGE}
-                held.enter_context(self.budget.reserved(wanted, private=spends))
+                if self.budget:
+                    if kinds and not repeats:
+                        self.budget.check_bytes(size)
+                    wanted = Reserved(size, int(SCORES in kinds))
+                    spends = private and not repeats and not set(kinds) <= {SCORES, *OF_NO_IMAGE}
+                    held.enter_context(self.budget.reserved(wanted, private=spends))
             except (GateRefused, OverBudget) as refusal:
                 raise GateRefused(f"site '{self.site}' kept back {kinds[0]} of '{operation}': {refusal}") from None
             yield
 
     def _write_down(self, parcel: Parcel, size: int, round: int, operation: str, to: str) -> None:
         """Charge the budgets and write the line, before a byte leaves."""
-        if not self.ledger.has(round, operation, parcel.kind, parcel.digest, to):
-            self.budget.spend(parcel.kind, size, parcel.privacy)
+        limited = self.budget or self.target
+        if limited and not self.ledger.has(round, operation, parcel.kind, parcel.digest, to):
+            if self.budget:
+                self.budget.spend(parcel.kind, size, parcel.privacy)
             if self.target:
                 self.target.spend(parcel.privacy)
         line, salted = _line(parcel, size, round, operation, to), self.policy.salts and to != COORDINATOR

@@ -41,7 +41,7 @@ def own_name(federation: Federation, call: Call, reply: Reply) -> None:
 def checked(federation: Federation, call: Call, reply: Reply) -> None:
     """What is added up is a row of whole numbers. Anything else has the form that is expected of its kind, the
     operation can have released it, and the method can use it."""
-    if federation.sums.covers(call.operation):
+    if call.operation in federation.sums.covered:
         federation.sums.check(call, reply)
         return
     for parcel in reply.parcels:

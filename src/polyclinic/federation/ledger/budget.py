@@ -193,9 +193,7 @@ class Budget:
         with the anchors of their ledgers; `price(record)` is the epsilon that the site counts for a record."""
         self._policy, self._ledger, self._runs, self._anchors = policy, ledger, runs, anchors
         self._price_of = price or Price()
-        #: whether there is a limit at all
-        self.is_limited = any(limit is not None for limit in (policy.max_bytes, policy.max_epsilon, policy.max_scores))
-        self._here = self._spent(ledger) if self.is_limited else Spent()
+        self._here = self._spent(ledger) if policy.is_limited else Spent()
         self._reservations = Reservations(runs, ledger.parent.parent.name) if runs is not None else None
         self._known: dict[Path, tuple[tuple[int, int], Spent]] = {}  # other runs' ledgers, by size and time
 
@@ -212,7 +210,7 @@ class Budget:
     def reserved(self, wanted: Reserved, *, private: bool) -> Iterator[None]:
         """While a piece of work is done: what it will spend is set aside from what other runs may spend. OverBudget,
         before the work, if there is not as much left. `private`: it spends epsilon, too."""
-        if self._reservations is None or not self.is_limited:
+        if self._reservations is None or not self._policy.is_limited:
             yield
             return
         with contextlib.ExitStack() as held:
@@ -235,7 +233,7 @@ class Budget:
 
     def check(self, parcels: Sequence[Parcel]) -> None:
         """OverBudget unless these parcels, none of which has left before, may leave together."""
-        if not self.is_limited or not parcels:
+        if not self._policy.is_limited or not parcels:
             return
         policy, after = self._policy, copy.copy(self._here)
         for parcel in parcels:

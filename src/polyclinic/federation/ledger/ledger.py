@@ -64,7 +64,7 @@ class Ledger:
         self._signature: str = lines[-1].get("signature", "") if lines else ""
         self._digests = [line["digest_of_line"] for line in lines] if anchor else []
         self._on_record: Counter[tuple] = Counter()
-        self._times: Counter[tuple] = Counter(_address(line) for line in lines)
+        self._times: Counter[tuple] = Counter(map(_address, lines))
         #: the last round in which something was released; without what came after the position a site was put back to
         self.last_round = max((line["round"] for line in lines), default=0)
         self._unsynced = False
@@ -140,8 +140,7 @@ class Ledger:
         """
         self.settle()
         about = {"round": round, "operation": operation, "kind": kind, "bytes": bytes, "to": to, "privacy": privacy}
-        about |= {"sum": sum, "wire": wire}
-        self._append(digest, about, salted)
+        self._append(digest, about | {"sum": sum, "wire": wire}, salted)
 
     def append_soon(self, digest: Future[str], **about: Any) -> None:
         """Write down a release of a simulated site when its digest is computed; see `append`. Whatever is asked of
@@ -161,22 +160,12 @@ class Ledger:
             del self._due[0]
 
     def _append(self, digest: str, about: JsonObject, salted: bool = False) -> None:
-        line: JsonObject = {
-            "index": self._position.lines,
-            "previous": self._position.digest,
-            "round": about["round"],
-            "operation": about["operation"],
-            "kind": about["kind"],
-            "bytes": about["bytes"],
-            "digest": digest,
-            "to": about["to"],
-            "privacy": about["privacy"],
-        }
-        if about.get("sum"):
-            line["sum"] = about["sum"]
-        if about.get("wire", "exact") != "exact":
-            line["wire"] = about["wire"]
-        self.last_round = max(self.last_round, about["round"])
+        told = {name: about[name] for name in ("round", "operation", "kind", "bytes")}
+        told |= {"digest": digest, "to": about["to"], "privacy": about.get("privacy")}
+        told |= {"sum": about["sum"]} if about.get("sum") else {}
+        told |= {"wire": about["wire"]} if about.get("wire", "exact") != "exact" else {}
+        line: JsonObject = {"index": self._position.lines, "previous": self._position.digest, **told}
+        self.last_round = max(self.last_round, line["round"])
         if self._on_record[_identity(line)] > 0:
             self._on_record[_identity(line)] -= 1
             return
@@ -185,7 +174,14 @@ class Ledger:
         line["digest_of_line"] = _digest_of(line)
         if self._signer:
             line["signature"] = sign_line(self._signer, line["digest_of_line"])
-        self._write(line)
+        # opened anew for each line: a thousand sites must not hold a thousand open files
+        append(self.path, json.dumps(line).encode() + b"\n")
+        self._unsynced = True
+        self._position = Position(self._position.lines + 1, line["digest_of_line"])
+        self._signature = line.get("signature", "")
+        self._times[_address(line)] += 1
+        if self._anchor:
+            self._digests.append(line["digest_of_line"])
 
     def commit(self) -> None:
         """At a deployed site: all lines are on disk, and the anchor has the head, when this returns. Called before a
@@ -207,16 +203,6 @@ class Ledger:
         if known is None or anchor.lines > known.lines:
             check_head(anchor, self.path, self._digests, "the coordinator's counter-signature")
             self._anchor.keep(countersigned=anchor)
-
-    def _write(self, line: JsonObject) -> None:
-        # opened anew for each line: a thousand sites must not hold a thousand open files
-        append(self.path, json.dumps(line).encode() + b"\n")
-        self._unsynced = True
-        self._position = Position(self._position.lines + 1, line["digest_of_line"])
-        self._signature = line.get("signature", "")
-        self._times[_address(line)] += 1
-        if self._anchor:
-            self._digests.append(line["digest_of_line"])
 
     def _known_lines(self) -> list[JsonObject]:
         """The lines; those of a simulated site are its own, by their signatures. A deployed site's key may have been
@@ -246,8 +232,10 @@ def verify(
     `torn`: the last line may be unfinished, as a loss of power leaves it; it does not count, as nothing left for it.
     """
     lines: list[JsonObject] = []
-    previous, oldest = GENESIS, 0
-    for number, text in enumerate(_texts(path, torn), 1):
+    previous, oldest, texts = GENESIS, 0, path.read_bytes().split(b"\n")
+    if texts.pop() and not torn:
+        raise LedgerBroken(f"{path}, line {len(texts) + 1}: is cut off before its end")
+    for number, text in enumerate(texts, 1):
         line = _parsed(path, number, text)
         if line["previous"] != previous or line["index"] != number - 1:
             raise LedgerBroken(f"{path}, line {number}: does not follow the line before it")
@@ -258,13 +246,6 @@ def verify(
             oldest += _place_of_key(path, number, line, keys[oldest:])
         lines.append(line)
     return lines
-
-
-def _texts(path: Path, torn: bool) -> list[bytes]:
-    texts = path.read_bytes().split(b"\n")
-    if texts.pop() and not torn:
-        raise LedgerBroken(f"{path}, line {len(texts) + 1}: is cut off before its end")
-    return texts
 
 
 def _parsed(path: Path, number: int, text: bytes) -> JsonObject:
@@ -289,7 +270,9 @@ def _place_of_key(path: Path, number: int, line: JsonObject, keys: Sequence[byte
 
 def _digest_of(line: JsonObject) -> str:
     """SHA-256 of a line but for its digest and its signature."""
-    content = {name: value for name, value in line.items() if name not in ("digest_of_line", "signature")}
+    content = dict(line)
+    for name in ("digest_of_line", "signature"):
+        content.pop(name, None)
     return hashlib.sha256(_sorted_json(content).encode()).hexdigest()
 
 

@@ -42,12 +42,10 @@ class CoordinatorSums:
     """Adds up what sites send, as the table [federation] says."""
 
     def __init__(self, settings: Federated, run: str, method: MethodLike | None) -> None:
-        self.settings, self.run, self._adds = settings, run, settings.in_whole_numbers
-        self._method, self._summed = method, getattr(method, "SUMMED", {})
-
-    def covers(self, operation: str) -> bool:
-        """Whether the sites' replies to an operation are added up."""
-        return self._adds and operation in self._summed
+        self.settings, self.run, self._method = settings, run, method
+        self._summed: Mapping[str, str] = getattr(method, "SUMMED", {})
+        #: operations of which the sites' replies are added up
+        self.covered = frozenset(self._summed) if settings.sum != "float" else frozenset()
 
     def check(self, call: Call, reply: Reply) -> None:
         """ParcelRejected for a reply that is no row of whole numbers, or rows, that this operation can have."""

@@ -53,10 +53,6 @@ class Federated(Settings):
         "others are left out there, and the method must not unlearn them",
     )
 
-    @property
-    def in_whole_numbers(self) -> bool:
-        return self.sum != "float"
-
     def fewest_of(self, sites: int) -> int:
         """How many of so many sites must be left for a secure sum to be opened."""
         return min(sites, math.floor(self.threshold * sites + 1e-9) + 1)

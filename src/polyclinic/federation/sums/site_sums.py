@@ -20,7 +20,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
-from polyclinic.federation.call import COORDINATOR, GateRefused, GateRefusedData
+from polyclinic.federation.call import GateRefused, GateRefusedData
 from polyclinic.federation.ledger.keys import KEY_BYTES, OVERHEAD, SealBroken, open_box, public_key, seal_box
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
@@ -59,7 +59,10 @@ class SiteSums:
     def __init__(self, settings: Federated, run: str, floor: Floor, summed: Mapping[str, str] | None = None) -> None:
         """`run` names the run; `floor` is what the site's policy asks of a sum; `summed` is the method's table."""
         self.settings, self.run, self.floor, self.summed = settings, run, floor, summed or {}
-        self._adds = settings.in_whole_numbers
+        #: operations of which the answers leave as whole numbers, and those that are steps of a secure sum
+        self.covered = frozenset(self.summed) if settings.sum != "float" else frozenset()
+        own = {name for name, one in vars(type(self)).items() if hasattr(one, "operation")}
+        self.secure_only = own | {name for name, how in self.summed.items() if how == "secure sum"}
 
     # --- the steps before and after the answer -------------------------------------------------------
 
@@ -157,23 +160,9 @@ class SiteSums:
 
     # --- the answer itself ---------------------------------------------------------------------------
 
-    def check(self, call: Call) -> None:
-        """ParcelRejected for a part of a secure sum in a study whose answers leave in the clear, and for a part of any
-        sum that is to go to somebody else than the coordinator."""
-        name = call.operation
-        secret = self.summed.get(name) == "secure sum" or hasattr(getattr(type(self), name, None), "operation")
-        if call.to != COORDINATOR and (secret or self.covers(name)):
-            raise ParcelRejected(f"'{name}' is a part of a sum, which the coordinator adds up; nobody else")
-        if secret and self.settings.sum != "secure":
-            raise ParcelRejected(f"'{name}' is a part of secure sums, and federation.sum is not 'secure'")
-
-    def covers(self, operation: str) -> bool:
-        """Whether what an operation releases leaves as whole numbers."""
-        return self._adds and operation in self.summed
-
     def kinds(self, operation: str, releases: tuple[str, ...]) -> tuple[str, ...]:
         """The kinds of parcel that leave for an operation."""
-        return (MASKED,) if self.covers(operation) and self.settings.sum == "secure" else releases
+        return (MASKED,) if operation in self.covered and self.settings.sum == "secure" else releases
 
     def outgoing(
         self, site: Site, call: Call, gate: Gate, parcels: Sequence[Parcel], weighting: str

@@ -50,7 +50,8 @@ def release(site: Site, fitted: Fitted) -> Parcel:
     shared = dict(fitted.weights)
     if site.trainer.local_names:
         site.state.put("local", {name: shared.pop(name) for name in sorted(site.trainer.local_names)})
-    return Parcel("weights", shared, dict(fitted.metadata), private.record_of(site, "classifier"))
+    record = private.record_of(site, "classifier") if site.trainer.privacy is not None else None
+    return Parcel("weights", shared, dict(fitted.metadata), record)
 
 
 def mean_gradient(trainer: TrainerLike, batches: Iterable[Batch]) -> dict[str, Tensor]:

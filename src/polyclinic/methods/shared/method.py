@@ -205,10 +205,12 @@ class Method(Settings):
 
         A site without images in this split releases nothing; nor does one whose epsilon allows no score any more.
         """
-        part, shared = private.scored_images(site, split), {} if weights is None else weights
+        is_private, shared = site.trainer.privacy is not None, {} if weights is None else weights
+        part: ImageSet = private.scored_images(site, split) if is_private else getattr(site.data, split)
         sums = yield Score(site, part, shared, partial(self.score, site, part, shared, own))
-        released = private.release_scores(site, sums) if sums else sums
-        return Parcel("metrics", released, privacy=private.scores_record(site, split)) if released else None
+        if is_private and sums:
+            return private.release_scores(site, split, sums)
+        return Parcel("metrics", sums) if sums else None
 
     @classmethod
     def scores_one_model(cls, trainer: TrainerLike) -> bool:

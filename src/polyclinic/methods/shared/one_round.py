@@ -255,13 +255,13 @@ class OneRound(Method):
 
 def most_images(federation: Federation, operation: str) -> int:
     """Images that one reply may be of: its part of what sums can hold, so that those of all sites fit."""
-    return MOST_IMAGES // (1 if federation.sums.covers(operation) else max(1, len(federation.chosen)))
+    return MOST_IMAGES // (1 if operation in federation.sums.covered else max(1, len(federation.chosen)))
 
 
 def check_samples(federation: Federation, operation: str, parcel: Parcel, count: int) -> None:
     """ParcelRejected where a site says another number of images than its sums have; a sum of sites says none."""
     said = parcel.metadata.get("samples")
-    if said != count and not federation.sums.covers(operation):
+    if said != count and operation not in federation.sums.covered:
         raise ParcelRejected(f"statistics: samples = {said}, and the sums are of {count} images")
 
 
