@@ -145,19 +145,15 @@ def test_scores_of_this_run_of_others_and_of_work_that_is_being_done_add_up(runs
     runs.write("old", kind="weights", number=3)
     scores, weights = Parcel("metrics", {}, {"loss": 0.5}), Parcel("weights", {})
     with runs.at_work(Reserved(0, 4)):
-        for ask in (lambda most: runs.budget(max_scores=most).check_scores, lambda most: _checks(runs, most, scores)):
-            ask(8)()
+        for ask in (lambda budget: budget.check_scores(1), lambda budget: budget.check([scores])):
+            ask(runs.budget(max_scores=8))
             with pytest.raises(OverBudget, match=r"^8 scores would have left this site, and its policy allows 7"):
-                ask(7)()
+                ask(runs.budget(max_scores=7))
         runs.budget(max_scores=9).check_scores(2)
         with pytest.raises(OverBudget, match=r"^9 scores would have left"):
             runs.budget(max_scores=8).check_scores(2)
         runs.budget(max_scores=7).check([weights])
         runs.budget(max_bytes=10**9).check_scores(10**9)  # no limit of scores
-
-
-def _checks(runs, most, parcel):
-    return lambda: runs.budget(max_scores=most).check([parcel])
 
 
 def test_epsilon_of_this_run_and_of_others_adds_up(runs):

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -45,13 +45,16 @@ class Reservations:
     """What the runs of one site have set aside, a file in the kit for each run that works now."""
 
     def __init__(self, runs: Path, run: str) -> None:
-        self._runs, self._folder, self._run = runs, runs.parent / FOLDER, run
+        self._folder, self._run = runs.parent / FOLDER, run
+
+    def _lock(self, run: str) -> Path:
+        return self._folder / f".{run}.lock"
 
     @contextlib.contextmanager
     def hold(self, wanted: Reserved) -> Iterator[None]:
         """Set this aside while something is done."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = self._file(self._run)
+        file = self._folder / f"{self._run}.json"
         with lock(self._lock(self._run)):
             atomic_write(file, json.dumps(wanted), private=True)
             try:
@@ -60,33 +63,18 @@ class Reservations:
                 file.unlink(missing_ok=True)
 
     def of_others(self) -> Reserved:
-        """What other runs have set aside."""
-        found = [Reserved(*json.loads(file.read_text())) for file in self._working()]
-        return Reserved(sum(one.bytes for one in found), sum(one.scores for one in found))
-
-    @contextlib.contextmanager
-    def alone_with_epsilon(self) -> Iterator[None]:
-        """Wait until no other run does private work, and keep others from it meanwhile."""
-        with lock(self._runs / EPSILON_LOCK):
-            yield
-
-    def _working(self) -> Iterator[Path]:
+        """What other runs have set aside that are still at work."""
+        found = Reserved()
         for file in sorted(self._folder.glob("*.json")):
-            if file != self._file(self._run) and not self._is_free(self._lock(file.stem)):
-                yield file
-
-    def _is_free(self, path: Path) -> bool:
-        try:
-            with lock(path, wait=0):
-                return True
-        except TimeoutError:
-            return False
-
-    def _file(self, run: str) -> Path:
-        return self._folder / f"{run}.json"
-
-    def _lock(self, run: str) -> Path:
-        return self._folder / f".{run}.lock"
+            if file.stem == self._run:
+                continue
+            try:
+                with lock(self._lock(file.stem), wait=0):
+                    pass  # nobody works there any more
+            except TimeoutError:
+                more = Reserved(*json.loads(file.read_text()))
+                found = Reserved(found.bytes + more.bytes, found.scores + more.scores)
+        return found
 
 
 #: held while a budget is checked and charged, by one run of the site at a time
@@ -132,14 +120,11 @@ class Spent:
         self.scores += kind == SCORES
         if record is None:
             return
-        if not self._follows(record):
+        # about the training of the record before it, or about what was made of that
+        follows = self.trained in (None, record.get("trained", 0), record.get("after", 0))
+        if not follows or record["steps"] < self.steps:
             self.closed, self.open = self.closed + self.open, 0.0
         self.open, self.steps, self.trained = max(self.open, epsilon), record["steps"], record.get("trained", 0)
-
-    def _follows(self, record: Mapping[str, Any]) -> bool:
-        """Whether a record is about the training of the record before it, or about what was made of that."""
-        named = self.trained in (None, record.get("trained", 0), record.get("after", 0))
-        return named and record["steps"] >= self.steps
 
 
 @dataclass(frozen=True)
@@ -213,75 +198,63 @@ class Budget:
         if self._reservations is None or not self._policy.is_limited:
             yield
             return
+        most = self._policy.max_epsilon if private else None
         with contextlib.ExitStack() as held:
-            if private and self._policy.max_epsilon is not None:
-                held.enter_context(self._reservations.alone_with_epsilon())
+            if most is not None and self._runs is not None:  # no other run does private work meanwhile
+                held.enter_context(lock(self._runs / EPSILON_LOCK))
             with self.locked():
-                self._check_left(wanted, private)
+                if wanted.bytes:
+                    self.check_bytes(wanted.bytes)
+                if wanted.scores:
+                    self.check_scores(wanted.scores)
+                # what this run has spent may leave again, in another parcel
+                spent = sum(run.epsilon for run in self._other_runs())
+                if most is not None and spent >= most:
+                    raise OverBudget(
+                        f"epsilon {spent:.4g} is spent by other runs, and the site's policy allows {most:g}"
+                    )
                 held.enter_context(self._reservations.hold(wanted))
             yield
-
-    def _check_left(self, wanted: Reserved, private: bool) -> None:
-        if wanted.bytes:
-            self.check_bytes(wanted.bytes)
-        if wanted.scores:
-            self.check_scores(wanted.scores)
-        # what this run has spent may leave again, in another parcel
-        most, spent = self._policy.max_epsilon, sum(run.epsilon for run in self._other_runs())
-        if private and most is not None and spent >= most:
-            raise OverBudget(f"epsilon {spent:.4g} is spent by other runs, and the site's policy allows {most:g}")
 
     def check(self, parcels: Sequence[Parcel]) -> None:
         """OverBudget unless these parcels, none of which has left before, may leave together."""
         if not self._policy.is_limited or not parcels:
             return
-        policy, after = self._policy, copy.copy(self._here)
+        after, most = copy.copy(self._here), self._policy.max_epsilon
         for parcel in parcels:
             after.add(parcel.kind, parcel.size, parcel.privacy, self._price(parcel.privacy))
-        others, reserved = self._other_runs(), self._reserved()
-        if (
-            policy.max_bytes is not None
-            and after.bytes + sum(run.bytes for run in others) + reserved.bytes > policy.max_bytes
-        ):
-            raise OverBytes(policy.max_bytes)
-        if policy.max_epsilon is not None:
-            self._check_epsilon(parcels, after.epsilon + sum(run.epsilon for run in others), policy.max_epsilon)
-        self._check_scores(after.scores + sum(run.scores for run in others) + reserved.scores)
-
-    def _reserved(self) -> Reserved:
-        """What other runs have set aside for what they are doing now."""
-        return self._reservations.of_others() if self._reservations else Reserved()
+        self.check_bytes(after.bytes - self._here.bytes)
+        if most is not None:
+            if any(parcel.privacy is None and tells_something(parcel) for parcel in parcels):
+                raise OverBudget(
+                    "the site's policy has an epsilon budget, and differential privacy does not cover this"
+                )
+            total = after.epsilon + sum(run.epsilon for run in self._other_runs())
+            if total > most:
+                raise OverBudget(f"epsilon {total:.4g} would be spent, and the site's policy allows {most:g}")
+        self.check_scores(after.scores - self._here.scores)
 
     def check_bytes(self, more: int) -> None:
         """OverBytes if the site may not release so many bytes more: asked before the work, so that the answer does not
         depend on an image."""
         most = self._policy.max_bytes
-        if most is None:
-            return
-        spent = self._here.bytes + sum(run.bytes for run in self._other_runs()) + self._reserved().bytes
-        if spent + more > most:
+        if most is not None and self._spent_of("bytes") + more > most:
             raise OverBytes(most)
 
-    def check_scores(self, more: int = 1) -> None:
-        """OverBudget if the site may not release so many scores more: asked before the work, whose answer it is."""
-        if self._policy.max_scores is not None:
-            spent = self._here.scores + sum(run.scores for run in self._other_runs()) + self._reserved().scores
-            self._check_scores(spent + more)
+    def check_scores(self, more: int) -> None:
+        """OverBudget if the site may not release so many scores more."""
+        most = self._policy.max_scores
+        if most is not None and (total := self._spent_of("scores") + more) > most:
+            raise OverBudget(f"{total} scores would have left this site, and its policy allows {most} (max_scores)")
+
+    def _spent_of(self, what: Literal["bytes", "scores"]) -> int:
+        """What this run and others have released, and what others have set aside for what they are doing now."""
+        reserved = self._reservations.of_others() if self._reservations else Reserved()
+        return sum(getattr(one, what) for one in (self._here, *self._other_runs(), reserved))
 
     def spend(self, kind: str, size: int, record: Mapping[str, Any] | None) -> None:
         """A parcel of this size is about to leave."""
         self._here.add(kind, size, record, self._price(record))
-
-    def _check_epsilon(self, parcels: Sequence[Parcel], total: float, most: float) -> None:
-        if any(parcel.privacy is None and tells_something(parcel) for parcel in parcels):
-            raise OverBudget("the site's policy has an epsilon budget, and differential privacy does not cover this")
-        if total > most:
-            raise OverBudget(f"epsilon {total:.4g} would be spent, and the site's policy allows {most:g}")
-
-    def _check_scores(self, total: int) -> None:
-        most = self._policy.max_scores
-        if most is not None and total > most:
-            raise OverBudget(f"{total} scores would have left this site, and its policy allows {most} (max_scores)")
 
     def _price(self, record: Mapping[str, Any] | None) -> float:
         return 0.0 if record is None or self._policy.max_epsilon is None else self._price_of(record)
@@ -298,7 +271,8 @@ class Budget:
         LedgerBroken if one is gone or cut short: what it had charged must not be forgotten.
         """
         paths = [] if self._runs is None else sorted(self._runs.glob("*/ledger/*.jsonl"))
-        found = {path: _size_and_time(path) for path in paths if path != self._ledger}
+        stats = {path: path.stat() for path in paths if path != self._ledger}
+        found = {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
         for anchor in [] if self._anchors is None else sorted(self._anchors.glob("*.json")):
             self._refuse_missing(anchor, found)
         for path, stamp in found.items():
@@ -315,11 +289,6 @@ class Budget:
             return  # that of this run was checked when it was opened, and one that did not change since, then
         digests = [line["digest_of_line"] for path in paths for line in verify(path, torn=True)]
         AnchorFile(anchor).check(paths[0] if paths else folder, digests)
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
 
 
 def size_tells_something(parcel: Parcel) -> bool:
@@ -351,17 +320,14 @@ class EpsilonLimit:
         """OverBudget unless these parcels, none of which has left before, stay within the target together."""
         after = copy.copy(self._spent)
         for parcel in parcels:
-            self._add(after, parcel.privacy)
+            self.spend(parcel.privacy, after)
         if after.epsilon > self.epsilon * (1 + ROUNDING):
             raise OverBudget(
                 f"this run would have spent epsilon {after.epsilon:.4g}, and its study sets privacy.target_epsilon = "
                 f"{self.epsilon:g}"
             )
 
-    def spend(self, record: Mapping[str, Any] | None) -> None:
-        """A parcel with this record is about to leave."""
-        self._add(self._spent, record)
-
-    def _add(self, spent: Spent, record: Mapping[str, Any] | None) -> None:
+    def spend(self, record: Mapping[str, Any] | None, spent: Spent | None = None) -> None:
+        """A parcel with this record is about to leave; added to `spent`, if given."""
         if record is not None:
-            spent.add("", 0, record, self._price(record))
+            (spent or self._spent).add("", 0, record, self._price(record))

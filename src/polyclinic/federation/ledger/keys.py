@@ -17,7 +17,7 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -185,27 +185,8 @@ SIGNING_FILE = "signing.key"
 PUBLIC_FILE = "site_keys.toml"
 
 
-class KeyRing(Protocol):
-    """The keys that a site works with."""
-
-    def own(self, site: str) -> X25519PrivateKey:
-        """The private sealing key of the site itself."""
-
-    def public(self, site: str) -> bytes | None:
-        """The public sealing key of a site, or None for one that nobody vouches for."""
-
-    def pinned(self) -> tuple[str, ...]:
-        """The sites whose sealing keys a kit pins; none in a simulation, where keys follow from the seed."""
-
-    def signing_key(self, site: str) -> Ed25519PrivateKey:
-        """The private signing key of the owner of this ring."""
-
-    def verifying_keys(self, site: str) -> tuple[bytes, ...]:
-        """The public keys that a site, or the coordinator, signs with: one for each rotation, oldest first."""
-
-
 class SeedKeys:
-    """Keys of simulated sites, which follow from the study's seed."""
+    """Keys of simulated sites, which follow from the study's seed. Nobody pins them."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -234,18 +215,17 @@ class PublicKeys:
         self.path = path
 
     def public(self, site: str) -> bytes | None:
+        """The public sealing key of a site, or None for one that nobody vouches for."""
         found = self._table("sealing").get(site)
         return None if found is None else _key(found, self.path, f"sealing.{site}")
 
     def pinned(self) -> tuple[str, ...]:
+        """The sites whose sealing keys are here."""
         return tuple(self._table("sealing"))
 
     def verifying_keys(self, site: str) -> tuple[bytes, ...]:
+        """The public keys that a site, or the coordinator, signs with: one for each rotation, oldest first."""
         return tuple(_key(text, self.path, f"signing.{site}") for text in self._table("signing").get(site, []))
-
-    def signers(self) -> list[str]:
-        """All who have a signing key here."""
-        return list(self._table("signing"))
 
     def _table(self, name: str) -> dict[str, Any]:
         try:
@@ -270,10 +250,14 @@ class KitKeys(PublicKeys):
     def owner(self) -> str:
         """The name under which the public keys list the key of this kit."""
         mine = signing_public_key(self.signing_key())
-        for name in self.signers():
+        for name in self._table("signing"):
             if mine in self.verifying_keys(name):
                 return name
         raise BadInput(f"{self.path}: does not list the public key of {self.local / SIGNING_FILE}; put it back")
+
+
+#: the keys that a site works with
+KeyRing = SeedKeys | KitKeys
 
 
 def require(path: Path) -> Path:

@@ -5,12 +5,13 @@ It needs nothing but files: a site's ledgers, public keys, and what others wrote
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.errors import BadInput, WorkFailed
@@ -34,22 +35,11 @@ RECEIVED_FILE = "received.jsonl"
 def read_received(folder: Path) -> list[JsonObject]:
     """What a coordinator wrote down, oldest first, without a line that a killed process left unfinished."""
     path = folder / RECEIVED_FILE
-    texts = path.read_bytes().splitlines() if path.exists() else []
-    lines = [(number, _line(text)) for number, text in enumerate(texts, 1)]
-    return [line | {"number": number} for number, line in lines if line is not None]
-
-
-def _line(text: bytes) -> JsonObject | None:
-    try:
-        return parse_json(text)
-    except ValueError:
-        return None
-
-
-class VerifyingKeys(Protocol):
-    """Public keys by name."""
-
-    def verifying_keys(self, site: str) -> tuple[bytes, ...]: ...
+    found: list[JsonObject] = []
+    for number, text in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
+        with contextlib.suppress(ValueError):
+            found.append(parse_json(text) | {"number": number})
+    return found
 
 
 @dataclass(frozen=True)
@@ -65,7 +55,7 @@ class Witness:
 class Evidence:
     """What ledgers are compared with. `strict`: a line without a signature is a broken one."""
 
-    keys: VerifyingKeys | None = None
+    keys: SeedKeys | PublicKeys | None = None
     strict: bool = False
     witnesses: Sequence[Witness] = ()
     #: the run folder of the coordinator, if it has written down what it received
@@ -90,16 +80,27 @@ class Checked:
 
 def check_ledger(path: Path, site: str, evidence: Evidence) -> Checked:
     """What a ledger holds; LedgerBroken, with file and line, where it does not hold."""
-    lines = _signed_lines(path, site, evidence) if path.exists() else []
-    checked = Checked(lines, unsigned=_unsigned(path, lines), signatures_checked=evidence.keys is not None)
+    known = evidence.keys.verifying_keys(site) if evidence.keys else None
+    if known == () and path.exists():
+        raise LedgerBroken(f"{path}, line 1: there is no public key of site '{site}' to check its signature with")
+    lines = verify(path, known if evidence.strict else None) if path.exists() else []
+    unsigned = _unsigned(path, lines)
+    if known and lines and not evidence.strict:
+        verify(path, known, unsigned=unsigned)
+    checked = Checked(lines, unsigned, signatures_checked=evidence.keys is not None)
     digests = [line["digest_of_line"] for line in lines]
+    keys = evidence.keys.verifying_keys(COORDINATOR) if evidence.keys and evidence.run else ()
     for witness in evidence.witnesses:
         if witness.site == site:
-            check_head(witness.anchor, path, digests, witness.name)
-            checked.seen = max(checked.seen, witness.anchor.lines)
-            if witness.anchor.countersignature:
-                _check_countersignature(witness, evidence)
-                checked.countersigned = max(checked.countersigned, witness.anchor.lines)
+            anchor = witness.anchor
+            check_head(anchor, path, digests, witness.name)
+            checked.seen = max(checked.seen, anchor.lines)
+            if anchor.countersignature:
+                if keys and not is_countersigned(keys, evidence.run, site, anchor):
+                    raise LedgerBroken(
+                        f"{witness.name}: the counter-signature of {anchor.lines} lines is not the coordinator's"
+                    )
+                checked.countersigned = max(checked.countersigned, anchor.lines)
     if evidence.received is not None:
         _compare(path, site, checked, evidence.received)
     return checked
@@ -112,23 +113,6 @@ def _unsigned(path: Path, lines: Sequence[JsonObject]) -> int:
     if not all(signed[first:]):
         raise LedgerBroken(f"{path}, line {first + signed[first:].index(False) + 1}: is not signed")
     return first
-
-
-def _signed_lines(path: Path, site: str, evidence: Evidence) -> list[JsonObject]:
-    if evidence.keys is None:
-        return verify(path)
-    keys = evidence.keys.verifying_keys(site)
-    if not keys:
-        raise LedgerBroken(f"{path}, line 1: there is no public key of site '{site}' to check its signature with")
-    return verify(path, keys, unsigned=0 if evidence.strict else _unsigned(path, verify(path)))
-
-
-def _check_countersignature(witness: Witness, evidence: Evidence) -> None:
-    keys = evidence.keys.verifying_keys(COORDINATOR) if evidence.keys and evidence.run else ()
-    if keys and not is_countersigned(keys, evidence.run, witness.site, witness.anchor):
-        raise LedgerBroken(
-            f"{witness.name}: the counter-signature of {witness.anchor.lines} lines is not the coordinator's"
-        )
 
 
 # --- what others have seen ----------------------------------------------------------------------------
@@ -239,7 +223,7 @@ def _folder_of(run: Path) -> Path | None:
     return run.resolve().parent.parent if run.resolve().parent.name == "ledger" else None
 
 
-def _keys_for(folder: Path | None, keys: Path | None) -> tuple[VerifyingKeys | None, bool]:
+def _keys_for(folder: Path | None, keys: Path | None) -> tuple[SeedKeys | PublicKeys | None, bool]:
     """The public keys to check signatures with, and whether every line must have one.
 
     Those named; those of the kit; those that follow from a simulated study's seed, where lines that an older version
