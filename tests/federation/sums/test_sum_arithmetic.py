@@ -13,7 +13,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.sums import masks
 from polyclinic.federation.sums import rows as fixed_point
-from polyclinic.federation.sums.rows import COUNT_BITS, TooLarge, from_whole, parcels_of, summand_of, write_whole
+from polyclinic.federation.sums.rows import COUNT_BITS, TooLarge, from_whole, parcels_of, row_of, write_whole
 from polyclinic.federation.sums.settings import Federated, Floor, floor_of
 
 LAYOUT = [["gradients", "g", "float32", [1]]]
@@ -54,9 +54,9 @@ def test_a_count_of_images_fits_or_is_refused(images, bits):
     assert fits or images > 5e8
     if not fits:
         with pytest.raises(TooLarge, match="the number of images is"):
-            summand_of([parcel], mean=True, weighting="samples", bits=bits)
+            row_of([parcel], mean=True, weighting="samples", bits=bits)
         return
-    row = summand_of([parcel], mean=True, weighting="samples", bits=bits).numbers
+    row = row_of([parcel], mean=True, weighting="samples", bits=bits)[0]
     [total] = parcels_of(row * np.uint64(1023), LAYOUT, ["gradients"], mean=True, bits=bits, sites=1023)
     assert total.metadata["expected"] == pytest.approx(1023 * images, abs=1023 * 2.0 ** -min(bits, COUNT_BITS))
 

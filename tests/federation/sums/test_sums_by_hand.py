@@ -21,7 +21,7 @@ from polyclinic.federation.operation import operation
 from polyclinic.federation.sums import site_sums
 from polyclinic.federation.sums.coordinator_sums import CoordinatorSums, Total
 from polyclinic.federation.sums.masks import Context, add_masks, sign_of
-from polyclinic.federation.sums.rows import TooLarge, check_layout, count_to_whole, summand_of
+from polyclinic.federation.sums.rows import TooLarge, check_layout, count_to_whole, row_of
 from polyclinic.federation.sums.settings import Federated, Floor
 from polyclinic.federation.sums.site_memory import honest_sites, known
 
@@ -58,16 +58,16 @@ def test_a_row_has_the_numbers_then_the_weight_the_images_and_one():
         Parcel("weights", {"w": torch.tensor([0.5, -1.0]), "n": torch.tensor(3)}, {"samples": 2}),
         Parcel("gradients", {"g": torch.tensor([[0.25]])}, {"expected": 1.5}),
     ]
-    found = summand_of(parcels, mean=True, weighting="samples", bits=8)
-    assert found.numbers.view(np.int64).tolist() == [6, 256, -512, 128, 2, 384, 1]
-    assert found.layout == [
+    numbers, layout = row_of(parcels, mean=True, weighting="samples", bits=8)
+    assert numbers.view(np.int64).tolist() == [6, 256, -512, 128, 2, 384, 1]
+    assert layout == [
         ["weights", "n", "int64", []],
         ["weights", "w", "float32", [2]],
         ["gradients", "g", "float32", [1, 1]],
     ]
-    uniform = summand_of(parcels, mean=True, weighting="uniform", bits=8).numbers.view(np.int64)
+    uniform = row_of(parcels, mean=True, weighting="uniform", bits=8)[0].view(np.int64)
     assert uniform.tolist() == [3 * 1024, 512 * 256, -1024 * 256, 256 * 256, 1024, 384, 1]
-    assert summand_of(parcels, mean=False, weighting="samples", bits=8).numbers.view(np.int64).tolist()[-3:] == [
+    assert row_of(parcels, mean=False, weighting="samples", bits=8)[0].view(np.int64).tolist()[-3:] == [
         1,
         384,
         1,
@@ -77,7 +77,7 @@ def test_a_row_has_the_numbers_then_the_weight_the_images_and_one():
 def test_the_tensor_that_does_not_fit_is_named():
     parcel = Parcel("weights", {"v": torch.zeros(1), "w": torch.tensor([1e30])}, {"samples": 1})
     with pytest.raises(TooLarge, match=r"^weights 'w' holds 1e"):
-        summand_of([parcel], mean=True, weighting="samples", bits=24)
+        row_of([parcel], mean=True, weighting="samples", bits=24)
 
 
 @pytest.mark.parametrize(

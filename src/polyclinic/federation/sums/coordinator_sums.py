@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,19 +77,14 @@ class CoordinatorSums:
             found = self._secure(federation, operation, sites, digest_of_question(parcels, arguments), ask)
         else:
             found = self._added(federation, operation, ask(sites))
-        if not found.answered:
+        if not (count := len(found.answered)):
             return
-        yield self._reply(operation, found)
-
-    def _reply(self, operation: str, found: Total) -> Reply:
-        declared, count = self._declared(operation), len(found.answered)
+        kinds, mean = self._declared(operation).releases, self._summed[operation] == "mean"
         try:
-            row, mean = found.row, self._summed[operation] == "mean"
-            bits = self.settings.bits
-            parcels = parcels_of(row, found.layout, declared.releases, mean=mean, bits=bits, sites=count)
+            summed = parcels_of(found.row, found.layout, kinds, mean=mean, bits=self.settings.bits, sites=count)
         except ParcelRejected as error:
             raise WorkFailed(f"the sum of '{operation}' over {count} sites cannot be used: {error}") from None
-        return Reply(ALL_SITES, parcels)
+        yield Reply(ALL_SITES, summed)
 
     def _declared(self, operation: str) -> Operation:
         declared = self._method.operation_named(operation) if self._method else None
@@ -101,12 +95,14 @@ class CoordinatorSums:
 
     def _secure(self, federation: Federation, operation: str, sites: Sequence[str], question: str, ask: Ask) -> Total:
         keys = self._keys(federation, operation, sites)
-        given = federation.ask_all("give_shares", sites=list(keys), keys=keys, sum_of=operation)
-        boxes = {reply.site: _checked_boxes(reply, len(keys)) for reply in given}
+        sealed = federation.ask_all("give_shares", sites=list(keys), keys=keys, sum_of=operation)
+        boxes = {reply.site: _checked_boxes(reply, len(keys)) for reply in sealed}
         members = self._hand_out(federation, operation, sorted(keys), boxes)
         found = self._added(federation, operation, ask(members))
         answered = found.answered
-        needed = max([self.settings.fewest_of(len(keys)), *(_needs(parcel) for parcel in boxes.values())])
+        # how many sites must be left before a site gives its secrets, as each says itself
+        told = [n for parcel in boxes.values() if type(n := parcel.metadata.get("needs")) is int]
+        needed = max([self.settings.fewest_of(len(keys)), *told])
         self._require(len(answered), len(keys), needed, operation)
         signed = federation.ask_all("agree", sites=answered, answered=answered, sum_of=operation)
         agreed = {reply.site: _signature(reply) for reply in signed}
@@ -114,9 +110,9 @@ class CoordinatorSums:
         self._require(len(shares), len(keys), needed, operation)
         public = {site: key.numpy().tobytes() for site, key in keys.items()}
         context = Context(self.run, federation.round, operation, public, sorted(boxes))
-        opened = Unmasking(context, context.info(question), answered)
         commitments = {site: parcel.tensors["commitment"].numpy().tobytes() for site, parcel in boxes.items()}
-        opened.open(found, {reply.site: reply.parcel(SHARES) for reply in shares}, commitments)
+        given = {reply.site: reply.parcel(SHARES) for reply in shares}
+        unmask(found, context, context.info(question), given, commitments)
         return found
 
     def _added(self, federation: Federation, operation: str, replies: Iterator[Reply]) -> Total:
@@ -138,9 +134,7 @@ class CoordinatorSums:
     ) -> list[str]:
         """Give every site the boxes that are for it; those that could open them are the members of the sum."""
         by_site = {
-            site: {
-                "shares": {other: sent.tensors["boxes"][place] for other, sent in boxes.items() if other != site},
-            }
+            site: {"shares": {other: sent.tensors["boxes"][place] for other, sent in boxes.items() if other != site}}
             for place, site in enumerate(order)
             if site in boxes
         }
@@ -157,84 +151,73 @@ class CoordinatorSums:
 
 
 class Total:
-    """Rows of whole numbers, added modulo 2^64 as they come, by layout. The layout of most sites holds."""
+    """Rows of whole numbers, added modulo 2^64 as they come, by layout. The layout of most sites holds: one of a site
+    that lies is not taken for all."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, np.ndarray] = {}
-        self._sites: dict[str, list[str]] = {}
-        self._layouts: dict[str, Layout] = {}
+        self._by_form: dict[str, tuple[Layout, np.ndarray, list[str]]] = {}
 
     def add(self, reply: Reply) -> None:
         layout: Layout = [entry for parcel in reply.parcels for entry in parcel.metadata["layout"]]
-        form = json.dumps(layout)
-        row = _row_of(reply)
-        self._layouts[form] = layout
-        self._sites.setdefault(form, []).append(reply.site)
-        if form in self._rows:
-            self._rows[form] += row
+        form, row = json.dumps(layout), _row_of(reply)
+        if form in self._by_form:
+            _, total, sites = self._by_form[form]
+            total += row
+            sites.append(reply.site)
         else:
-            self._rows[form] = row.copy()
+            self._by_form[form] = layout, row.copy(), [reply.site]
 
     @property
-    def _form(self) -> str:
-        """The layout that most sites sent: one of a site that lies is not taken for all."""
-        return max(self._sites, key=lambda form: len(self._sites[form]))
+    def _most(self) -> tuple[Layout, np.ndarray, list[str]]:
+        return max(self._by_form.values(), key=lambda one: len(one[2]))
+
+    @property
+    def layout(self) -> Layout:
+        return self._most[0]
+
+    @property
+    def row(self) -> np.ndarray:
+        return self._most[1]
 
     @property
     def answered(self) -> list[str]:
-        return self._sites[self._form] if self._sites else []
+        return self._most[2] if self._by_form else []
 
     @property
     def others(self) -> list[str]:
         """Sites that sent something else."""
-        return [site for form, sites in self._sites.items() if form != self._form for site in sites]
-
-    @property
-    def layout(self) -> Layout:
-        return self._layouts[self._form]
-
-    @property
-    def row(self) -> np.ndarray:
-        return self._rows[self._form]
+        return [site for one in self._by_form.values() if one is not self._most for site in one[2]]
 
 
-@dataclass(frozen=True)
-class Unmasking:
-    """Takes the masks out of a sum: those of who answered, and what they share with those who did not."""
+def unmask(
+    total: Total, context: Context, info: bytes, given: Mapping[str, Parcel], commitments: Mapping[str, bytes]
+) -> None:
+    """Take the masks out of a sum: those of who answered, and what they share with those who did not.
 
-    context: Context
-    info: bytes
-    answered: Sequence[str]
-
-    def open(self, total: Total, given: Mapping[str, Parcel], commitments: Mapping[str, bytes]) -> None:
-        """WorkFailed where the shares do not give the secrets back that the sites began with."""
-        masks: list[tuple[bytes, int]] = []
-        for place, member in enumerate(self.context.members):
-            secret = self._secret(place, given)
-            if member in self.answered:
-                if secret is None or hashlib.sha256(secret).digest() != commitments[member]:
-                    raise WorkFailed(
-                        f"the shares of the own mask of site '{member}' do not fit; a site lied about them"
-                    )
-                masks.append((secret, -1))
-            else:
-                masks.extend(self._pairs(member, secret))
-        add_masks(total.row, masks, self.info)
-
-    def _secret(self, place: int, given: Mapping[str, Parcel]) -> bytes | None:
-        order = sorted(self.context.keys)
-        rows = {site: parcel.tensors.get("shares") for site, parcel in given.items()}
-        wanted = (len(self.context.members), SHARE_BYTES)
-        fitting = {s: row for s, row in rows.items() if row is not None and tuple(row.shape) == wanted}
-        return combine_shares({order.index(s) + 1: row[place].numpy().tobytes() for s, row in fitting.items()})
-
-    def _pairs(self, gone: str, secret: bytes | None) -> Iterator[tuple[bytes, int]]:
-        """The masks that a site which dropped out left in the others' answers."""
+    WorkFailed where the shares do not give the secrets back that the sites began with.
+    """
+    masks: list[tuple[bytes, int]] = []
+    for place, member in enumerate(context.members):
+        secret = _secret(context, place, given)
+        if member in total.answered:
+            if secret is None or hashlib.sha256(secret).digest() != commitments[member]:
+                raise WorkFailed(f"the shares of the own mask of site '{member}' do not fit; a site lied about them")
+            masks.append((secret, -1))
+            continue
         key = X25519PrivateKey.from_private_bytes(secret) if secret else None
-        if key is None or public_key(key) != self.context.keys[gone]:
-            raise WorkFailed(f"the shares of the mask key of site '{gone}' do not fit; a site lied about them")
-        for site in self.answered:
-            yield pair_secret(key, self.context.keys[site]), -sign_of(site, gone, self.context.keys)
+        if key is None or public_key(key) != context.keys[member]:
+            raise WorkFailed(f"the shares of the mask key of site '{member}' do not fit; a site lied about them")
+        # what a site that dropped out left in the others' answers
+        pairs = {site: pair_secret(key, context.keys[site]) for site in total.answered}
+        masks.extend((secret, -sign_of(site, member, context.keys)) for site, secret in pairs.items())
+    add_masks(total.row, masks, info)
+
+
+def _secret(context: Context, place: int, given: Mapping[str, Parcel]) -> bytes | None:
+    order, wanted = sorted(context.keys), (len(context.members), SHARE_BYTES)
+    rows = {site: parcel.tensors.get("shares") for site, parcel in given.items()}
+    fitting = {s: row for s, row in rows.items() if row is not None and tuple(row.shape) == wanted}
+    return combine_shares({order.index(s) + 1: row[place].numpy().tobytes() for s, row in fitting.items()})
 
 
 def _checked_boxes(reply: Reply, sites: int) -> Parcel:
@@ -244,12 +227,6 @@ def _checked_boxes(reply: Reply, sites: int) -> Parcel:
     if found != wanted:
         raise WorkFailed(f"site '{reply.site}' sent boxes of shares of another form; it must run the same version")
     return parcel
-
-
-def _needs(boxes: Parcel) -> int:
-    """How many sites must be left before a site gives its secrets, as it says itself."""
-    told = boxes.metadata.get("needs")
-    return told if type(told) is int else 0
 
 
 def _signature(reply: Reply) -> str:

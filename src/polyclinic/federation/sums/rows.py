@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,28 +30,21 @@ class TooLarge(Exception):  # noqa: N818
 def write_whole(values: Tensor, weight: int, bits: int, row: np.ndarray) -> None:
     """Numbers times a weight as whole numbers of 2^-bits into uint64 `row` [n]; whole ones keep a resolution of 1.
     TooLarge leaves it unfinished."""
+    values, largest = values.detach(), 0.0
     if values.dtype.is_floating_point:
-        whole = values.detach().double().mul(weight * 2.0**bits).round_()
+        whole = values.double().mul(weight * 2.0**bits).round_()
         if whole.numel():
             low, high = whole.aminmax()
-            _check(max(float(high), -float(low)), weight, bits)
+            largest = max(float(high), -float(low))
     else:
-        if values.numel():  # before they are multiplied, which could wrap around
-            _check(_largest(values) * weight, weight, 0)
-        whole = values.detach().long() * weight
-    torch.from_numpy(row.view(np.int64)).copy_(whole.flatten())
-
-
-def _largest(values: Tensor) -> int:
-    """The largest absolute value of whole numbers, as Python counts: the smallest of 64 bits has no opposite there."""
-    return max(int(values.max()), -int(values.min()))
-
-
-def _check(largest: float, weight: int, bits: int) -> None:
+        bits, whole = 0, values.long() * weight
+        if values.numel():  # as Python counts: the product could wrap around, and the smallest has no opposite
+            largest = max(int(values.max()), -int(values.min())) * weight
     if not largest <= LARGEST:
         raise TooLarge(
-            f"{largest / weight / 2.0**bits:.4g}, and with {weight} as weight ±{limit(weight, bits):.4g} fit"
+            f"{largest / weight / 2.0**bits:.4g}, and with {weight} as weight ±{LARGEST / weight / 2.0**bits:.4g} fit"
         )
+    torch.from_numpy(row.view(np.int64)).copy_(whole.flatten())
 
 
 def count_to_whole(count: float, bits: int) -> int:
@@ -61,11 +53,6 @@ def count_to_whole(count: float, bits: int) -> int:
     if not 0 <= found <= LARGEST:
         raise TooLarge(f"{count:.4g} images, and up to {LARGEST / 2.0**bits:.4g} fit")
     return round(found)
-
-
-def limit(weight: int, bits: int) -> float:
-    """The largest number that fits with this weight."""
-    return LARGEST / weight / 2.0**bits
 
 
 def from_whole(total: np.ndarray, weight: int, bits: int, dtype: torch.dtype) -> Tensor:
@@ -86,17 +73,11 @@ COUNT_BITS = 24
 Layout = list[list[Any]]
 
 
-@dataclass(frozen=True)
-class Summand:
-    """`numbers`: uint64 [n]; `layout`: what they are."""
+def row_of(parcels: Sequence[Parcel], *, mean: bool, weighting: str, bits: int) -> tuple[np.ndarray, Layout]:
+    """The row of what a site releases, uint64 [n], and what its numbers are; TooLarge names a tensor that does not fit.
 
-    numbers: np.ndarray
-    layout: Layout
-
-
-def summand_of(parcels: Sequence[Parcel], *, mean: bool, weighting: str, bits: int) -> Summand:
-    """The row of what a site releases; `mean`: the sites' weighted mean is wanted, else their sum. TooLarge names the
-    tensor with a number that does not fit."""
+    `mean`: the sites' weighted mean is wanted, else their sum.
+    """
     metadata = {name: value for parcel in parcels for name, value in parcel.metadata.items()}
     weight = 1 if not mean else int(metadata["samples"]) if weighting == "samples" else UNIFORM
     row, start = np.empty(sum(t.numel() for p in parcels for t in p.tensors.values()) + TAIL, np.uint64), 0
@@ -111,14 +92,11 @@ def summand_of(parcels: Sequence[Parcel], *, mean: bool, weighting: str, bits: i
             layout.append([parcel.kind, name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
             start = end
     try:
-        row[start:] = [count_to_whole(weight, 0), _expected(metadata, bits), 1]
+        expected = count_to_whole(float(metadata.get("expected", 0.0)), min(bits, COUNT_BITS))
+        row[start:] = [count_to_whole(weight, 0), expected, 1]
     except TooLarge as error:
         raise TooLarge(f"the number of images is {error}") from None
-    return Summand(row, layout)
-
-
-def _expected(metadata: Mapping[str, Any], bits: int) -> int:
-    return count_to_whole(float(metadata.get("expected", 0.0)), min(bits, COUNT_BITS))
+    return row, layout
 
 
 def parcels_of(

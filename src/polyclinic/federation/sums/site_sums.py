@@ -26,7 +26,7 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.sums.masks import SHARE_BYTES, add_masks, pair_secret, sign_of, split_secret
-from polyclinic.federation.sums.rows import TAIL, Summand, TooLarge, digest_of_question, summand_of
+from polyclinic.federation.sums.rows import TAIL, Layout, TooLarge, digest_of_question, row_of
 from polyclinic.federation.sums.settings import Federated, Floor
 from polyclinic.federation.sums.site_memory import (
     OpenSum,
@@ -172,19 +172,22 @@ class SiteSums:
             gate.check_numbers(parcel)
         try:
             mean, bits = self.summed[call.operation] == "mean", self.settings.bits
-            found = summand_of(parcels, mean=mean, weighting=weighting, bits=bits)
+            numbers, layout = row_of(parcels, mean=mean, weighting=weighting, bits=bits)
         except TooLarge as error:
             raise GateRefusedData(f"{error}; lower federation.bits, or optimizer.lr where training diverges") from None
         if self.settings.sum == "secure":
-            return (self._masked(site, call, found, _privacy_of(parcels)),)
-        return _open_parcels(found, parcels)
+            # what the site says of privacy; nothing where a parcel with content is not covered
+            told = [parcel.privacy for parcel in parcels if parcel.tensors]
+            privacy = told[0] if told and all(one is not None for one in told) else None
+            return (self._masked(site, call, numbers, layout, privacy),)
+        return _open_parcels(torch.from_numpy(numbers.view(np.int64)), layout, parcels)
 
-    def _masked(self, site: Site, call: Call, summand: Summand, privacy: Any) -> Parcel:
+    def _masked(self, site: Site, call: Call, numbers: np.ndarray, layout: Layout, privacy: Any) -> Parcel:
         begun = at_step(site, call.operation, "ready")
         context = begun.context()
         question = digest_of_question(call.parcels, call.arguments)
-        note_masked(site, begun, question, summand.numbers)
-        key, numbers = begun.private_key, summand.numbers
+        note_masked(site, begun, question, numbers)
+        key = begun.private_key
         pairs = [
             (pair_secret(key, context.keys[other]), sign_of(site.name, other, context.keys))
             for other in begun.members
@@ -194,7 +197,7 @@ class SiteSums:
         keep(site, changed(begun, {"step": "added", "question": question}))
         about = {"id": context.sum_id[:16], "sites": len(begun.members)}
         row = torch.from_numpy(numbers.view(np.int64))
-        return Parcel(MASKED, {"numbers": row}, {"layout": summand.layout, "sum": about}, privacy)
+        return Parcel(MASKED, {"numbers": row}, {"layout": layout, "sum": about}, privacy)
 
     # --- checks and small things ---------------------------------------------------------------------
 
@@ -270,20 +273,14 @@ def _about(found: OpenSum, sender: str, recipient: str) -> dict[str, Any]:
     return {"sum": found.context(of_all=True).sum_id, "from": sender, "to": recipient}
 
 
-def _privacy_of(parcels: Sequence[Parcel]) -> Any:
-    """What the site says of privacy; None where a parcel with content is not covered."""
-    told = [parcel.privacy for parcel in parcels if parcel.tensors]
-    return told[0] if told and all(one is not None for one in told) else None
-
-
-def _open_parcels(summand: Summand, released: Sequence[Parcel]) -> tuple[Parcel, ...]:
+def _open_parcels(row: Tensor, layout: Layout, released: Sequence[Parcel]) -> tuple[Parcel, ...]:
     """The row as parcels of the same kinds, for all to see; each has the row's last numbers at its end."""
-    row, parcels, start = torch.from_numpy(summand.numbers.view(np.int64)), [], 0
+    parcels, start = [], 0
     for parcel in released:
-        layout = [entry for entry in summand.layout if entry[0] == parcel.kind]
+        own = [entry for entry in layout if entry[0] == parcel.kind]
         end = start + sum(tensor.numel() for tensor in parcel.tensors.values())
         numbers = torch.cat([row[start:end], row[-TAIL:]])
-        parcels.append(Parcel(parcel.kind, {"numbers": numbers}, {"layout": layout}, parcel.privacy))
+        parcels.append(Parcel(parcel.kind, {"numbers": numbers}, {"layout": own}, parcel.privacy))
         start = end
     return tuple(parcels)
 
