@@ -97,21 +97,21 @@ def test_a_gradient(tmp_path, form, noise, unit):
 
 
 @pytest.mark.parametrize("unit", ["image", "patient"])
-def test_a_step_with_a_row_that_joins_it(tmp_path, unit):
-    """Three images and one joined row, (0, 1), are 4 on average: noise 4 x sqrt(4) x 2 x 0.5 = 8."""
+def test_a_step_with_rows_that_join_it(tmp_path, unit):
+    """Three images and six joined rows (0, 1), each of nobody, are 9 on average: noise 4 x sqrt(9) x 2 x 0.5 = 12."""
     site = make_site(tmp_path, noise_form="per-image", unit=unit)
 
     def join(batches):
         for (rows,) in batches:
-            yield (torch.cat([rows, torch.tensor([[0.0, 1.0]])]),)
+            yield (torch.cat([rows, torch.tensor([[0.0, 1.0]] * 6)]),)
 
     model = site.trainer.model
-    objective = private_steps.PrivateObjective(model, model, lambda index, _: (ROWS[index],), 3, join, joined=1)
+    objective = private_steps.PrivateObjective(model, model, lambda index, _: (ROWS[index],), 3, join, joined=6)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     assert private_steps.take_private_steps(site, objective, 2, optimizer) == 2
-    step = [(CLIPPED[0] + 8) / 4, (CLIPPED[1] + 1 + 8) / 4]
+    step = [(CLIPPED[0] + 12) / 9, (CLIPPED[1] + 6 + 12) / 9]
     assert model.layer.weight.flatten().tolist() == pytest.approx([-2 * one for one in step])
-    assert private.account_of(site).history == [(8.0, 1.0, 2)]
+    assert private.account_of(site).history == [(12.0, 1.0, 2)]
 
 
 @pytest.mark.parametrize(("batch_size", "steps"), [(3, 2), (2, 2), (1, 6), (4, 2)])
@@ -123,18 +123,19 @@ def test_a_generator_takes_floor_n_by_b_steps_an_epoch(tmp_path, batch_size, ste
     assert private.account_of(site).steps == steps
 
 
-def test_the_primary_model_on_latents(tmp_path):
-    """Batches of 3 of 3 latents: one step, (clipped sum + 4 x 2 x 0.5) / 3."""
+@pytest.mark.parametrize(("form", "noise"), [("per-batch", 4.0), ("per-image", 4 * 3**0.5)])
+def test_the_primary_model_on_latents(tmp_path, form, noise):
+    """Batches of 3 of 3 latents: one step, (clipped sum + noise x 2 x 0.5) / 3."""
     trainer = make_site(tmp_path).trainer
-    trainer.privacy = Privacy(on=("encoder", "primary"), noise_multiplier=4.0, max_grad_norm=2.0)
+    trainer.privacy = Privacy(on=("encoder", "primary"), noise_multiplier=4.0, max_grad_norm=2.0, noise_form=form)
     engine, primary = SimpleNamespace(simulation=True), Scale()
     federation = SimpleNamespace(trainer=trainer, seed=0, round=1, engine=engine, coverage=Coverage())
     kept = private_latents.open_accounts(federation, {"north": 3})
     optimizer = torch.optim.SGD(primary.parameters(), lr=1.0)
     kept = private_latents.train(federation, kept, primary, (ROWS, torch.zeros(3)), optimizer)
-    assert primary.layer.weight.flatten().tolist() == pytest.approx([-(one + 4) / 3 for one in CLIPPED])
-    assert kept["spent"] == {"north": [[4.0, 1.0, 1]]}
+    assert primary.layer.weight.flatten().tolist() == pytest.approx([-(one + noise) / 3 for one in CLIPPED])
+    assert kept["spent"] == {"north": [[noise, 1.0, 1]]}
     trainer.optimizer.batch_size = 1
     assert private_latents.train(federation, kept, primary, (ROWS, torch.zeros(3)), optimizer)["spent"] == {
-        "north": [[4.0, 1.0, 1], [4.0, 1 / 3, 3]]
+        "north": [[noise, 1.0, 1], [4.0, 1 / 3, 3]]
     }

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
-from polyclinic.metrics.roc import auc_from_counts
+from polyclinic.metrics.roc import aucs_from_counts
 from polyclinic.tasks.task import (
     MOST_IMAGES,
     AddNoise,
@@ -169,8 +170,9 @@ class Classification(Task):
         }
         # of two classes the second is the positive one; of more, each in turn against all others
         histograms = sums["histograms"][1:] if len(confusion) == 2 else sums["histograms"]
-        areas = [auc_from_counts(own, rest) for rest, own in histograms if bool(own.any() and rest.any())]
-        return metrics | ({"auc": sum(areas) / len(areas)} if areas else {})
+        areas = aucs_from_counts(histograms[:, 1].numpy(), histograms[:, 0].numpy())
+        areas = areas[~np.isnan(areas)]
+        return metrics | ({"auc": sum(areas.tolist()) / len(areas)} if len(areas) else {})
 
 
 def margins(logits: Tensor) -> Tensor:

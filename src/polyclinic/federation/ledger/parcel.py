@@ -78,6 +78,10 @@ class Layout(NamedTuple):
         return len(text).to_bytes(8, "little") + text
 
 
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    return tuple([(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()])
+
+
 @functools.lru_cache(maxsize=32)
 def layout_of(shapes: Shapes) -> Layout:
     """Found once for all parcels of one network."""
@@ -117,9 +121,9 @@ def _is_as_installed() -> bool:
     sample = {f"{name}é": torch.zeros(3, 1).to(dtype) for dtype, name in TYPES.items()}
     sample |= {"b": torch.zeros(()), "a": torch.zeros(0, 2)}
     metadata = {"of": '{"a": "\x01\n\\é"}'}
-    layout = _sorted_layout(tuple((name, one.dtype, one.shape) for name, one in sample.items()))
-    data = b"".join(bytes(_numbers(sample[name])) for name in layout.order or ())
-    return layout.header(metadata) + data == save(sample, metadata)
+    layout, data = _sorted_layout(shapes_of(sample)), save(sample, metadata)
+    header = layout.header(metadata)  # it says where each tensor lies
+    return data.startswith(header) and len(data) == len(header) + layout.size
 
 
 #: not a kind of its own: the form in which a parcel of any kind goes from site to site (`layers/sealing.py`)
@@ -147,11 +151,15 @@ class Parcel:
     metadata: JsonMapping = field(default_factory=dict)
     privacy: JsonMapping | None = None
     compressed: tuple[str, ...] = ()
+    _packed: Sequence[str] = field(default=(), init=False, repr=False, compare=False)  #: images that travel compressed
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS and self.kind != SEALED:
             raise ParcelRejected(f"'{self.kind}' is not a kind of parcel; the kinds are {', '.join(KINDS)}")
         object.__setattr__(self, "tensors", dict(sorted(self.tensors.items())))
+        if self.compressed:
+            fitting = [name for name in self.compressed if wire_codec.can_pack_images(self.tensors[name])]
+            object.__setattr__(self, "_packed", fitting)
 
     @property
     def content(self) -> str:
@@ -166,7 +174,7 @@ class Parcel:
     @cached_property
     def layout(self) -> Layout:
         """Names, types and shapes of the tensors, and how they lie in `encoded`."""
-        return layout_of(tuple((name, tensor.dtype, tensor.shape) for name, tensor in self.tensors.items()))
+        return layout_of(shapes_of(self.tensors))
 
     @property
     def norms(self) -> dict[str, float]:
@@ -175,8 +183,12 @@ class Parcel:
         versions = [tensor._version for tensor in self.tensors.values() if not tensor.is_inference()]
         known, norms = vars(self).get("_norms", (None, {}))
         if known != versions:
-            floats = [self.tensors[name] for name in self.layout.floats]
-            norms = dict(zip(self.layout.floats, _norms(floats) if floats else [], strict=True))
+            floats = [self.tensors[name].detach() for name in self.layout.floats]
+            # the norm of many half-precision numbers is more than half precision holds
+            wide = [one.float() if one.itemsize < 4 else one for one in floats]
+            # in one pass: a GPU is waited for once; of floats and doubles it makes doubles
+            found = torch.stack(torch._foreach_norm(wide)).tolist() if wide else []
+            norms = dict(zip(self.layout.floats, found, strict=True))
             vars(self)["_norms"] = (versions, norms)
         return norms
 
@@ -255,19 +267,6 @@ class Parcel:
         if "_on_wire" in vars(self):
             header["wire"] = {"encoding": self.wire, "tensors": vars(self)["_on_wire"][2]}
         return _canonical_json(header)
-
-    @cached_property
-    def _packed(self) -> list[str]:
-        """Names of the images that travel compressed."""
-        return [name for name in self.compressed if wire_codec.can_pack_images(self.tensors[name])]
-
-
-@torch.no_grad()
-def _norms(floats: Sequence[Tensor]) -> list[float]:
-    """In one pass: a GPU is waited for once."""
-    # the norm of many half-precision numbers is more than half precision holds
-    wide = [one.float() if one.itemsize < 4 else one for one in floats]
-    return torch.stack(torch._foreach_norm(wide)).tolist()  # of floats and doubles it makes doubles
 
 
 def shortened(parcel: Parcel, encoding: Encoding, base: Mapping[str, Tensor] | None = None) -> Parcel:
