@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pinned_keys import pin_keys
+
 from polyclinic import __version__
 from polyclinic.deployment.approval import Approvals
-from polyclinic.deployment.kits import pin_keys
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.study import Study
 

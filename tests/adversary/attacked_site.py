@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from pinned_keys import pin_keys
 
 from polyclinic.deployment.deployed_site import deployed_host
-from polyclinic.deployment.kits import pin_keys
 from polyclinic.federation.call import COORDINATOR, Call, Reply
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.ledger.parcel import Parcel

@@ -11,6 +11,8 @@ from run_folders import history_without_bytes, left, result
 from polyclinic.audits.open_run import read_study
 from polyclinic.cli import run_app
 from polyclinic.data.own_images import find_kit
+from polyclinic.deployment.confirmation import read
+from polyclinic.deployment.joining import Admission
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.runner.predict.predict import load_predictor
 
@@ -76,8 +78,14 @@ def test_kits_for_hospitals_have_a_policy_and_a_place_for_their_data(tmp_path):
         '[data]\nsource = "at-sites"\ndataset = "chest"\nclasses = ["clear", "pneumonia"]\n'
         '[sites]\npartition = "column"\nnames = ["graz", "wien"]\n[method]\nname = "fedavg"\n'
     )
-    assert run_app(["deploy", "init", str(study), "--out", str(tmp_path / "d"), "--server", "fl.example.org"]) == 0
-    local = tmp_path / "d" / "sites" / "graz" / "local"
+    made = tmp_path / "d"
+    assert run_app(["deploy", "init", str(study), "--out", str(made), "--server", "fl.example.org"]) == 0
+    assert run_app(["site", "join", str(made / "invitation.json"), "graz", "--kit", str(tmp_path / "graz")]) == 0
+    assert run_app(["deploy", "admit", str(tmp_path / "graz" / "graz.request.json"), "-d", str(made)]) == 0
+    words = read(made / "admission.json", Admission).roster.words
+    confirm = ["site", "confirm", str(made / "admission.json"), "--kit", str(tmp_path / "graz"), "--words", words]
+    assert run_app(confirm) == 0
+    local = tmp_path / "graz" / "local"
     assert tomllib.loads((local / "site.toml").read_text())["datasets"] == {
         "chest": {"source": "folder", "path": "/data/chest"}
     }

@@ -12,7 +12,7 @@ from polyclinic import __version__
 from polyclinic.deployment import deployed_site
 from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.coordination import OUTCOME, Coordination, Reach
-from polyclinic.deployment.kits import make_kits
+from polyclinic.deployment.kits import rehearse
 from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.federation.ledger.verify import check_run
 from polyclinic.runner.run.recorder import Display
@@ -27,7 +27,7 @@ def coordinate(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(deployed_site, "end_with", lambda pid: None)
     monkeypatch.setattr(deployed_site, "WorkerProcess", ForkedWorker)
     folder, relays = tmp_path / "deployment", []
-    make_kits(tiny("fedavg", {"sites.count": 2}), folder, server="localhost", port=8002, display=Display())
+    rehearse(tiny("fedavg", {"sites.count": 2}), folder, server="localhost", port=8002, display=Display())
     assert [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077] == []  # no others read kits
     first = load_study(folder / "study.toml")
 

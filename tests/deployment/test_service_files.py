@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import datetime
 import json
 import re
 import shlex
@@ -16,7 +15,7 @@ import typer.main
 
 from polyclinic.cli import run_app
 from polyclinic.cli.app import app
-from polyclinic.deployment.kits import README_OF_ADMIN, README_OF_SERVER, README_OF_SITE, write_readmes
+from polyclinic.deployment.kits import README_OF_ADMIN, README_OF_SERVER, README_OF_SITE
 from polyclinic.deployment.study_in_words import bytes_a_round, traffic_in_words
 from polyclinic.study import Study
 
@@ -88,17 +87,6 @@ def test_the_rehearsal_has_the_sites_of_the_tutorial_and_a_command_that_exists(c
     assert run_app([*services["admin"]["command"][:2], "--help"]) == 0
 
 
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("deployment")
-    for kit in ("server", "admin", "sites/graz"):
-        (folder / kit / "startup").mkdir(parents=True)
-        (folder / kit / "readme.txt").write_text("Run start.sh to start the client.")
-    (folder / "admin" / "startup" / "readme.txt").write_text("fl_admin.sh")
-    write_readmes(folder, ("graz",), "fl.example.org:8002")
-    return folder
-
-
 @pytest.mark.parametrize("text", [README_OF_SITE, README_OF_SERVER, README_OF_ADMIN], ids=["site", "server", "admin"])
 def test_the_commands_exist(text):
     whole = typer.main.get_command(app)
@@ -126,19 +114,6 @@ def test_a_round_moves_the_model_there_and_back():
     assert each == 4 * (6 * 26 + 16 * (6 * 25 + 1) + 120 * (400 + 1) + 84 * 121 + 2 * 85)
     assert traffic_in_words(study()).startswith("each site receives and sends about ")
     assert "in each of 5 rounds" in traffic_in_words(study())
-
-
-def test_a_certificate_is_valid_at_a_site_whose_clock_is_an_hour_behind(tmp_path):
-    pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
-    from cryptography import x509
-
-    from polyclinic.deployment.kits import _provision
-
-    _provision(tmp_path, ("north",), "localhost", 8002)
-    files = [tmp_path / "server" / "startup" / "server.crt", tmp_path / "sites" / "north" / "startup" / "rootCA.pem"]
-    behind = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
-    for file in files:
-        assert x509.load_pem_x509_certificate(file.read_bytes()).not_valid_before_utc < behind
 
 
 def test_rounded_numbers_are_fewer_bytes():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pinned_keys import pin_keys
 from test_registry import install
 
 import polyclinic
@@ -58,7 +59,7 @@ def kit(tmp_path):
     local = tmp_path / "kit" / "local"
     local.mkdir(parents=True)
     (tmp_path / "server").mkdir()
-    kits.pin_keys({"north": local}, tmp_path / "server")
+    pin_keys({"north": local}, tmp_path / "server")
     (local / "site.toml").write_text('[datasets.lesions]\nsource = "folder"\npath = "../../scans"\n')
     (local / "policy.toml").write_text('kinds = ["weights", "metrics", "statistics"]\nmin_cohort = 10\n')
     return tmp_path / "kit"

@@ -39,17 +39,49 @@ def init(
     server: str = typer.Option("localhost", help="Name under which the sites reach the coordinator's machine."),
     port: int = typer.Option(8002, help="The one port that must be open at the coordinator's machine."),
 ) -> None:
-    """Make the kits of the server, of every site and of the admin, with certificates for all."""
+    """Invite the sites of a study. Of a study with images of its own: make all kits here, for a rehearsal."""
     from polyclinic.cli.display import RunDisplay
-    from polyclinic.deployment.kits import make_kits
+    from polyclinic.data.source import AtSites
+    from polyclinic.deployment.joining import INVITATION, invite
+    from polyclinic.deployment.kits import rehearse
     from polyclinic.engines.nvflare.job import refuse_missing
+    from polyclinic.files import atomic_write
     from polyclinic.study import load_study
 
     refuse_missing()
+    wanted = load_study(study, sets)
+    if isinstance(wanted.data, AtSites):
+        names = wanted.sites.site_names()
+        if out.exists() and any(out.iterdir()) and not (out / INVITATION).exists():
+            raise BadInput(f"--out {out}: is not empty; name a new folder")
+        invite(out, names, wanted.data.dataset, server, port)
+        atomic_write(out / "study.toml", wanted.to_toml())
+        typer.echo(f"wrote {out}: kits of the server and the admin; no key of a site is here, and none ever comes here")
+        typer.echo(f"send {out / INVITATION} to {', '.join(names)}: `polyclinic site join invitation.json NAME`")
+        typer.echo("draws a site's keys there, and writes the request that you take with `polyclinic deploy admit`")
+        return
     with contextlib.closing(RunDisplay()) as display:
-        names = make_kits(load_study(study, sets), out, server=server, port=port, display=display)
+        names = rehearse(wanted, out, server=server, port=port, display=display)
     typer.echo(f"wrote {out}: kits of the server, the admin and {len(names)} sites ({', '.join(names)})")
+    typer.echo("a rehearsal: the keys of all were drawn here, so use it with no hospital's images")
     typer.echo(f"the study as it will be sent: {out / 'study.toml'}")
+
+
+@app.command("admit")
+def admit(
+    requests: list[Path] = typer.Argument(None, help="NAME.request.json, as each site sent it.", show_default=False),
+    folder: Path = FOLDER,
+) -> None:
+    """Take the requests of sites, and write the admission of all whose requests were taken so far."""
+    from polyclinic.deployment import joining
+    from polyclinic.engines.nvflare.job import refuse_missing
+
+    refuse_missing()
+    made = joining.admit(folder, requests or [])
+    typer.echo(f"{len(made.roster.sites)} sites take part: {', '.join(sorted(made.roster.sites))}")
+    typer.echo(f"send {folder / joining.ADMISSION} to all of them, and start the server again; it has new keys of all")
+    typer.echo("each site runs `polyclinic site confirm admission.json`, and its people call those of the next site")
+    typer.echo(f"the words that they should read to each other: {made.roster.words}")
 
 
 @app.command("start")
@@ -217,15 +249,17 @@ def revoke_site(
     """Refuse a site at the server for good, and stop the runs that it may be part of."""
     from polyclinic.deployment.admin import Administration
 
-    if not (folder / "sites" / site).is_dir():
-        raise BadInput(f"{site}: {folder} has made no kit for a site of this name")
+    request = folder / "requests" / f"{site}.json"
+    if not request.is_file():
+        raise BadInput(f"{site}: {folder} has admitted no site of this name")
     with Administration(folder, within) as administration:
         stopped = administration.revoke_site(site)
     typer.echo(f"{site}: the server refuses this site from now on, also after a restart")
     for job in stopped:
         typer.echo(f"job {job} was stopped; a study without {site} goes on under another name (--name)")
-    typer.echo("its certificate is valid until it expires: only new kits for all (`deploy init`) make it worthless")
-    typer.echo(f"the people of the other sites run `polyclinic site distrust {site}`")
+    request.rename(request.with_suffix(".revoked"))
+    typer.echo(f"`polyclinic deploy admit` writes an admission without {site}, for the others to confirm")
+    typer.echo(f"until then their people run `polyclinic site distrust {site}`; its certificate ends after a year")
 
 
 @app.command("down")

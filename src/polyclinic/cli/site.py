@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from polyclinic.cli.groups import group_of
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput
 
 if TYPE_CHECKING:
     from polyclinic.deployment.approval import Approvals
@@ -73,11 +73,12 @@ def status(kit: Path = KIT) -> None:
     """Say what runs at this site, what has left so far, and what is left of its budgets."""
     from polyclinic.deployment.approval_rules import policy_of
     from polyclinic.deployment.processes import is_running
-    from polyclinic.deployment.site_status import budget_sentences, runs_of, standing
+    from polyclinic.deployment.site_status import budget_sentences, runs_of, standing, who_takes_part
 
     approvals = approvals_of(kit)
     policy = policy_of(approvals.policy_file)
     typer.echo(f"site {approvals.site}: {'running' if is_running(approvals.kit) else 'not running on this machine'}")
+    typer.echo(who_takes_part(approvals.kit))
     runs = runs_of(approvals.kit, approvals.site, policy)
     for run in runs:
         typer.echo(f"{run.name}: {'at work' if run.at_work else 'not at work'}. {standing(approvals, run.name)}")
@@ -92,34 +93,70 @@ def status(kit: Path = KIT) -> None:
         typer.echo(f"  {sentence}")
 
 
+# --- keys, and who takes part --------------------------------------------------------------------------
+
+
+@app.command("join")
+def join(
+    invitation: Path = typer.Argument(..., help="invitation.json, as the coordinator sent it."),
+    name: str = typer.Argument(..., help="The name of your site, one of those that the invitation asks for."),
+    kit: Path | None = typer.Option(None, "--kit", "-k", help="New folder.  [default: NAME]", show_default=False),
+) -> None:
+    """Draw this site's private keys here, and write the request that the coordinator needs."""
+    from polyclinic.deployment import joining
+    from polyclinic.deployment.confirmation import read
+    from polyclinic.engines.nvflare.job import refuse_missing
+
+    refuse_missing()
+    kit = kit or Path(name)
+    file = joining.join(read(invitation, joining.Invitation), name, kit)
+    say_request(kit, file)
+
+
 @app.command("rotate-keys")
 def rotate_keys(kit: Path = KIT) -> None:
-    """Give this site new sealing and signing keys, for which the old key vouches."""
-    from polyclinic.deployment import key_rotation
+    """Draw new private keys here; they count when all sites have confirmed the new list."""
+    from polyclinic.deployment.joining import draw_keys
 
     approvals = approvals_of(kit)
-    file = key_rotation.rotate_keys(approvals.kit)
-    typer.echo(f"site {approvals.site} has new keys; ledgers of before are verified with the old public keys")
-    typer.echo(f"send {file} to the coordinator and the other sites, who run `polyclinic site accept-keys {file.name}`")
+    say_request(kit, draw_keys(approvals.kit, approvals.site))
 
 
-@app.command("accept-keys")
-def accept_keys(
-    file: Path = typer.Argument(..., help="NAME.jsonl, as the site NAME sent it after `site rotate-keys`."),
-    kit: Path = typer.Option(Path(), "--kit", "-k", help="Your own kit: of a site, or of the server."),
+def say_request(kit: Path, file: Path) -> None:
+    typer.echo(f"drew new private keys in {kit}; they stay there, and nobody else ever needs them")
+    typer.echo(f"send {file} to the coordinator (it holds nothing secret), and wait for its admission.json")
+    typer.echo(f"then: polyclinic site confirm admission.json --kit {kit}")
+
+
+@app.command("confirm")
+def confirm(
+    admission: Path = typer.Argument(..., help="admission.json, as the coordinator sent it."),
+    kit: Path = KIT,
+    words: str | None = typer.Option(
+        None, help="The words that the other site read to you; asked for if not given.", show_default=False
+    ),
+    server: str = typer.Option("", help="HOST:PORT of your hospital's relay, if sites cannot reach the server itself."),
 ) -> None:
-    """Take the new keys of another site, if its old key vouches for them."""
-    from polyclinic.deployment import key_rotation
-    from polyclinic.federation.ledger.keys import PUBLIC_FILE
-    from polyclinic.federation.ledger.ledger import LedgerBroken
+    """Compare who takes part with another site by telephone, and make this site's kit."""
+    from polyclinic.deployment import joining
+    from polyclinic.deployment.confirmation import read
+    from polyclinic.engines.nvflare.job import refuse_missing
 
-    if not file.is_file():
-        raise BadInput(f"{file}: no such file; the site that rotated its keys has it")
-    try:
-        site, count = key_rotation.accept_rotations(kit / "local" / PUBLIC_FILE, file)
-    except LedgerBroken as error:
-        raise WorkFailed(f"these keys were not taken: {error}") from None
-    typer.echo(f"{site}: {'new keys taken' if count else 'its newest keys are known already'}")
+    refuse_missing()
+    found = joining.to_confirm(kit.resolve(), read(admission, joining.Admission))
+    for sentence in found.sentences():
+        typer.echo(sentence)
+    if found.is_known:
+        typer.echo("this list was confirmed before: nobody needs to call")
+    elif words is None:
+        other = found.roster.next_after(found.site)
+        whom = "the coordinator" if other == found.site else f"site '{other}'"
+        typer.echo(f"\nThe words of this list:\n\n    {found.roster.words}\n")
+        typer.echo(f"Call the people of {whom}, at a number that the coordinator did not give you. Read these words to")
+        typer.echo("each other. Are all eight the same, you see one list, and nobody has exchanged a key on the way.")
+        words = str(typer.prompt("The words that they read to you"))
+    joining.confirm(found, words or "", server=server)
+    typer.echo(f"confirmed; {kit} is the kit of site '{found.site}': README.txt there says what to do next")
 
 
 @app.command("leave")
@@ -127,12 +164,12 @@ def leave(
     kit: Path = KIT, yes: bool = typer.Option(False, "--yes", help="Do it; without this nothing is deleted.")
 ) -> None:
     """Leave the federation for good: delete this site's private keys, and keep its ledgers."""
-    from polyclinic.deployment import key_rotation
+    from polyclinic.deployment import leaving
 
     approvals = approvals_of(kit)
     if not yes:
         raise BadInput("--yes: missing; with it the kit's private keys, noise and cache of images are deleted for good")
-    for path in key_rotation.leave(approvals.kit, approvals.site):
+    for path in leaving.leave(approvals.kit, approvals.site):
         typer.echo(f"deleted {path}")
     typer.echo(
         f"site {approvals.site} has left. Its ledgers, decisions, models and public keys stay in {kit}: keep them."
@@ -148,9 +185,9 @@ def distrust(
     kit: Path = KIT,
 ) -> None:
     """Seal nothing for another site any more."""
-    from polyclinic.deployment import key_rotation
+    from polyclinic.deployment import leaving
 
-    key_rotation.distrust(approvals_of(kit).kit, other)
+    leaving.distrust(approvals_of(kit).kit, other)
     typer.echo(f"{other}: this site seals nothing for it any more; its old ledgers can still be verified")
 
 

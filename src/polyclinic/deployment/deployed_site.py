@@ -25,6 +25,7 @@ from polyclinic.data.parts import ImageSet, PreparedSites
 from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval import TOLD, TRUSTED_WEIGHTS, Approvals, NameTaken, NotApproved, Request, State
 from polyclinic.deployment.approval_rules import policy_of
+from polyclinic.deployment.confirmation import confirmation_of
 from polyclinic.engines.nvflare.job import end_with
 from polyclinic.engines.nvflare.relay import Relay, refusal
 from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_command, read_spec, reason_of, serve
@@ -62,6 +63,7 @@ def relay_of(job_spec: dict[str, Any], site: str, kit: Path) -> Relay:
             "install the same version on both"
         )
     end_with(os.getppid())  # who kills NVFlare's process at a site means the site
+    confirmation_of(kit)
     run = folder_name(job_spec["run"])
     approvals = Approvals(kit, site)
     with only_site_plugins(kit / "runs" / run):
@@ -146,6 +148,7 @@ def held_run(worker_spec: dict[str, Any], wait: float = ENDS_WITHIN) -> Iterator
 def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     """In the child process: the host of this one site."""
     kit, site, run = Path(worker_spec["kit"]), worker_spec["site"], folder_name(worker_spec["run"])
+    confirmation_of(kit)
     load_site_plugins(kit / "local" / "site.toml")
     study = parse_study(worker_spec["study"])
     if not isinstance(study.data, AtSites):

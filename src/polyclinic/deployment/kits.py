@@ -1,47 +1,48 @@
-"""Kits: what each participant of a federation needs to take part, made once from a study's sites.
+"""Kits: the folders that participants start from. A site's is made at the site, when its people have confirmed the
+list of all (`joining.py`); a rehearsal has all of them on one machine.
 
 DEPLOYMENT/study.toml        the study as it is sent: no path, no image, no partition
 DEPLOYMENT/server/           the kit of the coordinator's machine
 DEPLOYMENT/admin/            the kit of who submits studies
-DEPLOYMENT/sites/NAME/       the kit of a site; local/site.toml and local/policy.toml are the site's own to change
+DEPLOYMENT/sites/NAME/       in a rehearsal: the kit of a site; local/site.toml and local/policy.toml are its own
 DEPLOYMENT/site_keys.toml    the public keys of all, for whoever checks ledgers
-DEPLOYMENT/authority/        the key that signed the kits' certificates: keep it, and show it to nobody
+DEPLOYMENT/authority/        the key that signs certificates: keep it, and show it to nobody
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import json
 import re
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from polyclinic import __version__
-from polyclinic.data.allowed_paths import COORDINATOR, refuse_coordinator
+from polyclinic.data.allowed_paths import refuse_coordinator
 from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval_rules import MAX_SCORES, TABLE, ApprovalRules
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.keys import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE, public_key, signing_public_key
 from polyclinic.federation.policy import Policy
-from polyclinic.files import atomic_write, make_private
+from polyclinic.files import atomic_write, make_private, read_json
 from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study, parse_study
 from polyclinic.study.template import settings_with_comments
 
+if TYPE_CHECKING:
+    from polyclinic.deployment.joining import Admission
+
 ADMIN = "admin@polyclinic.org"
 PROJECT = "polyclinic"
+#: days that the authority for certificates lasts; a certificate of a participant lasts a year
+AUTHORITY_DAYS = 3650
 #: what a participant lets the administrator do: run studies, and look; never bring code, never read files
 RIGHTS = {
     **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "app_command"), "any"),
@@ -53,29 +54,27 @@ RIGHTS = {
 LOCAL_LISTENER = {"internal": {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}}}
 
 
-def make_kits(study: Study, folder: Path, *, server: str, port: int, display: Display) -> tuple[str, ...]:
-    """Write a deployment for the study's sites, and return their names.
+def rehearse(study: Study, folder: Path, *, server: str, port: int, display: Display) -> tuple[str, ...]:
+    """Write a deployment with the kits of all on this machine, for a study with images; the sites' names.
 
-    Where the study has images (it is a rehearsal), each site gets its part of them as its own.
-    """
+    Each site gets its part of the images as its own. Keys are drawn and confirmed as hospitals do, by one hand."""
+    from polyclinic.deployment.joining import admit, confirm, invite, join, to_confirm
+
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"--out {folder}: is not empty; name a new folder")
-    rehearsed = not isinstance(study.data, AtSites)
-    parts = prepare(study.data, study.sites, progress=display.preparing) if rehearsed else None
-    names = parts.names if parts else study.sites.site_names()
-    check_names(names)
-    sent = as_sent(study, parts, names) if parts else study
-    folder.mkdir(parents=True, exist_ok=True)
-    _provision(folder, names, server, port)
-    pin_keys({name: folder / "sites" / name / "local" for name in names}, folder / "server" / "local")
-    shutil.copy(folder / "server" / "local" / PUBLIC_FILE, folder / PUBLIC_FILE)
-    for name in names:
-        _write_site(folder / "sites" / name, name, sent.data, parts)
-    _write_server(folder / "server")
-    write_readmes(folder, names, f"{server}:{port}")
+    parts = prepare(study.data, study.sites, progress=display.preparing)
+    sent = as_sent(study, parts, parts.names)
+    assert isinstance(sent.data, AtSites)
+    invitation = invite(folder, parts.names, sent.data.dataset, server, port)
+    places = {name: folder / "sites" / name for name in parts.names}
+    requests = [join(invitation, name, kit) for name, kit in places.items()]
+    admission = admit(folder, requests, rehearsal=True)
+    for name, kit in places.items():
+        write_own_settings(kit, sent.data.dataset, parts.folder / name)
+        confirm(to_confirm(kit, admission), admission.roster.words, rehearsal=True)
     (folder / "study.toml").write_text(sent.to_toml(), encoding="utf-8")
     make_private(folder)
-    return names
+    return parts.names
 
 
 def check_names(names: tuple[str, ...]) -> None:
@@ -103,76 +102,114 @@ def as_sent(study: Study, parts: PreparedSites, names: tuple[str, ...]) -> Study
     return parse_study(tables)
 
 
-def _provision(folder: Path, names: tuple[str, ...], server: str, port: int) -> None:
-    """Certificates and start-up kits, made by NVFlare from a project that stays with the authority."""
-    import yaml
+def provision_coordinator(folder: Path, server: str, port: int) -> str:
+    """The kits of server and admin, made by NVFlare, and the authority for certificates; its certificate."""
+    admin = {"name": ADMIN, "type": "admin", "org": "coordinator", "role": "project_admin"}
+    builder = {"path": "polyclinic.deployment.programs.CertBuilder", "args": {"root_valid_days": AUTHORITY_DAYS}}
+    with _provisioned(folder, server, port, admin, builder) as made:
+        shutil.move(made / "prod_00" / server, folder / "server")
+        shutil.move(made / "prod_00" / ADMIN, folder / "admin")
+        shutil.move(made / "state", folder / "authority")
+    _write_server(folder / "server")
+    write_readme(folder / "server", README_OF_SERVER, f"{server}:{port}")
+    write_readme(folder / "admin", README_OF_ADMIN, f"{server}:{port}")
+    return str(read_json(folder / "authority" / "cert.json")["root_cert"])
+
+
+def organisation(site: str) -> str:
+    return re.sub(r"\W", "_", site)
+
+
+def issue(authority: Path, name: str, organisation: str, public: Any, **more: Any) -> str:
+    """A certificate (PEM), valid for a year, by the authority of a deployment."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from nvflare.lighter.utils import serialize_cert
+
+    from polyclinic.deployment.programs import CertBuilder
+
+    key = load_pem_private_key(read_json(authority / "cert.json")["root_pri_key"].encode(), None)
+    return serialize_cert(CertBuilder._generate_cert(name, organisation, PROJECT, key, public, **more)).decode()
+
+
+def renew_coordinator(folder: Path, server: str) -> None:
+    """New certificates for the keys of server and admin."""
+    from cryptography import x509
+
+    roles: dict[str, Any] = {"server/startup/server.crt": {"server_default_host": server}}
+    roles["admin/startup/client.crt"] = {"role": "project_admin"}
+    for place, more in roles.items():
+        public = x509.load_pem_x509_certificate((folder / place).read_bytes()).public_key()
+        name = server if "server_default_host" in more else ADMIN
+        atomic_write(folder / place, issue(folder / "authority", name, "coordinator", public, **more))
+
+
+@contextlib.contextmanager
+def _provisioned(folder: Path, server: str, port: int, other: dict[str, Any], certificates: dict[str, Any]) -> Any:
+    """What NVFlare makes for the server and one other participant, in a folder that goes when the block ends."""
     from nvflare.lighter.prov_utils import prepare_builders
     from nvflare.lighter.provision import prepare_project
     from nvflare.lighter.provisioner import Provisioner
 
-    participants = [{"name": server, "type": "server", "org": "coordinator", "fed_learn_port": port}]
-    participants += [{"name": name, "type": "client", "org": re.sub(r"\W", "_", name)} for name in names]
-    participants += [{"name": ADMIN, "type": "admin", "org": "coordinator", "role": "project_admin"}]
-    project = {"api_version": 3, "name": PROJECT, "participants": participants, "builders": _builders()}
-    written = copy.deepcopy(project)  # NVFlare changes the one that it is given
+    place = "nvflare.lighter.impl"
+    builders = [
+        {"path": f"{place}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
+        {"path": f"{place}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+        certificates,
+    ]
+    first = {"name": server, "type": "server", "org": "coordinator", "fed_learn_port": port}
+    project = {"api_version": 3, "name": PROJECT, "participants": [first, other], "builders": builders}
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         with contextlib.redirect_stdout(io.StringIO()):  # it names a folder that will not stay
             Provisioner(scratch, prepare_builders(project)).provision(prepare_project(project))
-        made = Path(scratch) / PROJECT
-        kits = made / "prod_00"
-        (folder / "sites").mkdir()
-        for name in names:
-            shutil.move(kits / name, folder / "sites" / name)
-        shutil.move(kits / server, folder / "server")
-        shutil.move(kits / ADMIN, folder / "admin")
-        shutil.move(made / "state", folder / "authority")
-    (folder / "authority" / "project.yml").write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
+        yield Path(scratch) / PROJECT
 
 
-def _builders() -> list[dict[str, Any]]:
-    place = "nvflare.lighter.impl"
-    return [
-        {"path": f"{place}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
-        {"path": f"{place}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
-        {"path": "polyclinic.deployment.programs.CertBuilder"},
-        {"path": f"{place}.signature.SignatureBuilder"},
-    ]
-
-
-def pin_keys(local: Mapping[str, Path], coordinator: Path) -> None:
-    """A sealing and a signing key for each site and a signing key for the coordinator, each into its own kit only, and
-    the public keys of all into every kit. `local` are the sites' folders, by name.
-
-    So nobody has to trust a key that comes through the coordinator."""
-    sealing = {name: X25519PrivateKey.generate() for name in local}
-    signing = {name: Ed25519PrivateKey.generate() for name in (*local, COORDINATOR)}
-    public = {
-        "sealing": {name: public_key(key).hex() for name, key in sealing.items()},
-        "signing": {name: [signing_public_key(key).hex()] for name, key in signing.items()},
-    }
-    for name, folder in {**local, COORDINATOR: coordinator}.items():
-        if name in sealing:
-            atomic_write(folder / PRIVATE_FILE, sealing[name].private_bytes_raw(), private=True)
-        atomic_write(folder / SIGNING_FILE, signing[name].private_bytes_raw(), private=True)
-        atomic_write(folder / PUBLIC_FILE, KEYS_HEAD + tomli_w.dumps(public))
-
-
-def _write_site(kit: Path, name: str, data: Any, parts: PreparedSites | None) -> None:
+def write_site(kit: Path, name: str, admission: Admission, tls_key: Path, relay: str) -> None:
+    """Put what NVFlare needs into a site's kit; what its people may have changed there stays."""
+    coordinator = admission.roster.coordinator
+    with tempfile.TemporaryDirectory(dir=kit) as scratch:
+        files = {"cert_path": admission.certificates[name], "rootca_path": coordinator.authority}
+        for argument, text in files.items():
+            (Path(scratch) / argument).write_text(text)
+        paths = {argument: str(Path(scratch) / argument) for argument in files} | {"key_path": str(tls_key)}
+        builder = {
+            "path": "nvflare.tool.package.package_commands.PrebuiltCertBuilder",
+            "args": {**paths, "target_name": name},
+        }
+        site = {"name": name, "type": "client", "org": organisation(name)}
+        with _provisioned(Path(scratch), coordinator.server, coordinator.port, site, builder) as made:
+            for file in sorted((made / "prod_00" / name).rglob("*")):
+                target = kit / file.relative_to(made / "prod_00" / name)
+                if file.is_dir():
+                    target.mkdir(mode=0o700, exist_ok=True)
+                else:
+                    atomic_write(target, file.read_bytes(), private=True)
+                    target.chmod(file.stat().st_mode & 0o700)
     local = kit / "local"
-    resources = json.loads((local / "resources.json.default").read_text())
+    if relay:
+        settings = read_json(kit / "startup" / "fed_client.json")
+        settings["servers"][0]["service"]["target"] = relay
+        _write_json(kit / "startup" / "fed_client.json", settings)
+    resources = read_json(local / "resources.json.default")
     # NVFlare would send a site's error log to the server, and patients' file names with it
     kept = [one for one in resources["components"] if one["id"] != "site_log_streamer"]
     _write_json(local / "resources.json", resources | {"components": kept, "allow_log_streaming": False} | _classes())
     _write_json(local / "authorization.json", _rights())
     _write_json(local / "comm_config.json", LOCAL_LISTENER)
-    (local / "policy.toml").write_text(_policy_text(parts is not None), encoding="utf-8")
-    head = SITE_HEAD + SITE_PLUGINS
-    if parts:
-        shutil.copytree(parts.folder / name, kit / "data" / name)
-        where: dict[str, Any] = {"prepared": f"../data/{name}"}
-        (local / "site.toml").write_text(head + tomli_w.dumps({"datasets": {data.dataset: where}}))
-    else:
-        (local / "site.toml").write_text(head + SITE_EXAMPLE.format(dataset=data.dataset), encoding="utf-8")
+    write_readme(kit, README_OF_SITE, f"{coordinator.server}:{coordinator.port}")
+
+
+def write_own_settings(kit: Path, dataset: str, images: Path | None = None) -> None:
+    """The files of a kit that are its people's to change; `images` are the part of a rehearsed site."""
+    local = kit / "local"
+    local.mkdir(mode=0o700, exist_ok=True)
+    if not (local / "policy.toml").exists():
+        (local / "policy.toml").write_text(_policy_text(images is not None), encoding="utf-8")
+    text = SITE_EXAMPLE.format(dataset=dataset)
+    if images is not None:
+        shutil.copytree(images, kit / "data" / images.name)
+        text = tomli_w.dumps({"datasets": {dataset: {"prepared": f"../data/{images.name}"}}})
+    (local / "site.toml").write_text(SITE_HEAD + SITE_PLUGINS + text, encoding="utf-8")
 
 
 def _write_server(kit: Path) -> None:
@@ -196,9 +233,6 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2), encoding="utf-8")
 
 
-KEYS_HEAD = """# The public keys of all, made with the kits. Nothing is sealed for a site that has no sealing key here.
-# Ledger lines are signed with the signing keys: a list for each name, the oldest first, as keys may be rotated.
-"""
 SITE_HEAD = """# This site's own settings. They stay here: the coordinator knows datasets by their names only.
 """
 SERVER_HEAD = """# The server's own settings; no study can change them.
@@ -315,12 +349,9 @@ More: docs/deploy.md of Polyclinic.
 """
 
 
-def write_readmes(folder: Path, sites: tuple[str, ...], address: str) -> None:
-    """Put our readme into the kits of a deployment in place of NVFlare's; `address` is the server's host:port."""
-    texts = {folder / "sites" / name: README_OF_SITE for name in sites}
-    texts |= {folder / "server": README_OF_SERVER, folder / "admin": README_OF_ADMIN}
-    for kit, text in texts.items():
-        for old in (kit / "readme.txt", kit / "startup" / "readme.txt"):
-            old.unlink(missing_ok=True)
-        filled = text.format(name=kit.name, server=address, version=__version__)
-        (kit / "README.txt").write_text(textwrap.dedent(filled).lstrip(), encoding="utf-8")
+def write_readme(kit: Path, text: str, address: str) -> None:
+    """Put our readme into a kit in place of NVFlare's; `address` is the server's host:port."""
+    for old in (kit / "readme.txt", kit / "startup" / "readme.txt"):
+        old.unlink(missing_ok=True)
+    filled = text.format(name=kit.name, server=address, version=__version__)
+    (kit / "README.txt").write_text(textwrap.dedent(filled).lstrip(), encoding="utf-8")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.deployment.approval_rules import rules_of
+from polyclinic.deployment.confirmation import confirmation_of
 from polyclinic.engines.nvflare.job import end_tree
 from polyclinic.engines.worker_process import python_command
 from polyclinic.errors import BadInput, WorkFailed
@@ -39,7 +40,9 @@ class Participant:
         if (startup / "fed_client.json").is_file():
             client = json.loads((startup / "fed_client.json").read_text(encoding="utf-8"))["client"]
             return cls(client["fqsn"], kit.resolve())
-        raise BadInput(f"{kit}: is no kit of a server or site; `polyclinic deploy init` makes them")
+        if list(kit.glob("*.request.json")):
+            raise BadInput(f"{kit}: nothing is confirmed yet; `polyclinic site confirm ADMISSION` makes the kit")
+        raise BadInput(f"{kit}: is no kit of a server or site; `deploy init` and `site join` make them")
 
     @property
     def command(self) -> list[str]:
@@ -63,6 +66,7 @@ class Participant:
         With `alone` a process whose output goes elsewhere is out of reach of this terminal's Ctrl-C.
         """
         refuse_if_left(self.kit)
+        confirmation_of(self.kit)
         for leftover in ("shutdown.fl", "restart.fl"):  # or it would end at once
             (self.kit / leftover).unlink(missing_ok=True)
         (self.kit / "transfer").mkdir(exist_ok=True)
@@ -96,8 +100,9 @@ class Rehearsal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        if not (folder / "server").is_dir():
-            raise BadInput(f"{folder}: is no deployment; `polyclinic deploy init` makes one")
+        if not (folder / "sites").is_dir():
+            cure = "`polyclinic deploy init` makes one of a study with images of its own"
+            raise BadInput(f"{folder}: is no deployment with all sites on one machine, a rehearsal; {cure}")
 
     def participants(self) -> list[Participant]:
         return [Participant.of(self.folder / "server"), *map(Participant.of, sorted((self.folder / "sites").iterdir()))]
@@ -186,4 +191,4 @@ def refuse_if_left(kit: Path) -> None:
     """BadInput for the kit of a site that has left."""
     if (kit / LEFT).exists():
         told = (kit / LEFT).read_text(encoding="utf-8").strip()
-        raise BadInput(f"{kit}: {told}; to take part again, get a new kit from the coordinator")
+        raise BadInput(f"{kit}: {told}; to take part again, join anew (`polyclinic site join`)")

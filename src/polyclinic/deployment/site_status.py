@@ -12,6 +12,7 @@ from polyclinic.data.own_images import only_site_plugins, own_data
 from polyclinic.data.source import AtSites
 from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.approval_rules import policy_of
+from polyclinic.deployment.confirmation import confirmation_of
 from polyclinic.deployment.processes import Participant
 from polyclinic.deployment.study_in_words import Asked
 from polyclinic.errors import BadInput, WorkFailed
@@ -137,6 +138,18 @@ def approvals_of(kit: Path) -> Approvals:
     if participant.name == "server":
         raise BadInput(f"--kit {kit}: is the server's kit; name that of a site")
     return Approvals(participant.kit, participant.name)
+
+
+def who_takes_part(kit: Path) -> str:
+    """What the people of a kit have confirmed, or why it does not work, in a sentence."""
+    try:
+        found = confirmation_of(kit)
+    except BadInput as error:
+        return f"it takes part in nothing: {error}"
+    names = ", ".join(sorted(found.roster.sites))
+    if found.rehearsal:
+        return f"a rehearsal of {names}: one hand has drawn the keys of all, so they protect nothing from it"
+    return f"{found.by} confirmed on {found.at} that these take part: {names}"
 
 
 def standing(approvals: Approvals, run: str) -> str:

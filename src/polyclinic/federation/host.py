@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from polyclinic.data.allowed_paths import folder_name
+from polyclinic.errors import Damaged
 from polyclinic.federation.call import Call, LooksOn, Reply, may_depend_on_images
 from polyclinic.federation.layers import DEPLOYED, SIMULATED, Inspection, Kinds, Layer
 from polyclinic.federation.layers.gate import Gate, RawImages
@@ -341,7 +343,7 @@ class OpenSites:
             place=place,
             policy=spec.policy,
             trainers=(spec.trainer, *spec.trainers.values()),
-            secret=secret_in(place) if self._deployed else "",
+            secret=secret_in(place, begun=self.ledgers[name].position.lines > 0) if self._deployed or spec.kit else "",
             keys=self.key_ring,
             kit=spec.kit,
         )
@@ -374,10 +376,16 @@ class OpenSites:
         self._positions[site.name] = SitePosition(version, lines)
 
 
-def secret_in(folder: Path) -> str:
-    """A deployed site's secret for one run: drawn once, and kept, so that a resumed run draws the same again."""
+def secret_in(folder: Path, *, begun: bool = False) -> str:
+    """A deployed site's secret for one run: drawn once, and kept, so that a resumed run draws the same again.
+
+    Damaged where it is none of 64 hex digits, which anybody could guess, or is missing although the run has `begun`."""
     path = folder / "noise.key"
     if not path.exists():
+        if begun:
+            raise Damaged(f"{path}: is missing, and something has left in this run; bring it back from a copy")
         folder.mkdir(parents=True, exist_ok=True)
         atomic_write(path, secrets.token_hex(32), private=True, durable=True)
-    return path.read_text()
+    if not re.fullmatch(rb"[0-9a-f]{64}", content := path.read_bytes()):
+        raise Damaged(f"{path}: is damaged (it is no secret of 64 hex digits); bring it back from a copy")
+    return content.decode()

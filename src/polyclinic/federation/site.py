@@ -128,6 +128,10 @@ class Site:
     keys: KeyRing = field(default_factory=lambda: SeedKeys(0))
     kit: Kit | None = None
 
+    def __post_init__(self) -> None:
+        if self.kit and not self.secret:  # it would be taken for a simulated site, whose draws anybody can make
+            raise ValueError("a deployed site has a secret")
+
     @cached_property
     def folder(self) -> Path:
         """The site's own folder; what lies there never leaves it. Made when somebody asks for it: most simulated sites

@@ -5,9 +5,9 @@ boxes shut, and of the sender's own with the recipient's, which only the two of 
 whom it says. HKDF makes the key, ChaCha20-Poly1305 seals. What the bytes are about (who, to whom, when) travels open
 and is bound to them: a box handed to another site, in another round or under another name does not open.
 
-A deployed site finds its keys in its kit, where they were put when the kits were made: no key that comes through the
-coordinator is trusted. A simulated site's keys follow from the study's seed: the same study gives the same bits. Who
-knows the study knows them, so the signatures of a simulated run prove nothing.
+A deployed site has drawn its keys itself, and finds those of the others in its kit, as its people have confirmed them:
+no key that comes through the coordinator is trusted unseen. A simulated site's keys follow from the study's seed: the
+same study gives the same bits. Who knows the study knows them, so the signatures of a simulated run prove nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, Damaged
 from polyclinic.json_types import JsonMapping
 
 KEY_BYTES = 32
@@ -183,6 +183,8 @@ def signer_of(keys: Sequence[bytes], message: bytes, signature: object) -> int |
 PRIVATE_FILE = "sealing.key"
 SIGNING_FILE = "signing.key"
 PUBLIC_FILE = "site_keys.toml"
+#: in it: the names of all sites whose keys were confirmed, also of those that are not trusted any more
+CONFIRMED_NAMES = "confirmed"
 
 
 class SeedKeys:
@@ -220,40 +222,63 @@ class PublicKeys:
         return None if found is None else _key(found, self.path, f"sealing.{site}")
 
     def pinned(self) -> tuple[str, ...]:
-        """The sites whose sealing keys are here."""
-        return tuple(self._table("sealing"))
+        """The sites that the people of a kit have confirmed."""
+        return tuple(self.tables().get(CONFIRMED_NAMES, ()))
 
     def verifying_keys(self, site: str) -> tuple[bytes, ...]:
         """The public keys that a site, or the coordinator, signs with: one for each rotation, oldest first."""
         return tuple(_key(text, self.path, f"signing.{site}") for text in self._table("signing").get(site, []))
 
     def _table(self, name: str) -> dict[str, Any]:
+        return dict(self.tables().get(name, {}))
+
+    def tables(self) -> dict[str, Any]:
+        """All that the file holds."""
         try:
-            return dict(tomllib.loads(require(self.path).read_text(encoding="utf-8")).get(name, {}))
+            return tomllib.loads(require(self.path).read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"{self.path}: is no TOML file of public keys ({error})") from None
 
 
 class KitKeys(PublicKeys):
-    """Keys of a deployed site, or of the coordinator, pinned in its kit when the kits were made."""
+    """Keys of a deployed site, or of the coordinator, in the folder `local` of its kit."""
 
     def __init__(self, local: Path) -> None:
         super().__init__(local / PUBLIC_FILE)
         self.local = local
 
     def own(self, site: str) -> X25519PrivateKey:
-        return X25519PrivateKey.from_private_bytes(require(self.local / PRIVATE_FILE).read_bytes())
+        key = X25519PrivateKey.from_private_bytes(secret_bytes(self.local / PRIVATE_FILE))
+        if public_key(key) not in map(self.public, self._table("sealing")):
+            raise Damaged(f"{self.local / PRIVATE_FILE}: {NOT_LISTED}")
+        return key
 
     def signing_key(self, site: str = "") -> Ed25519PrivateKey:
-        return Ed25519PrivateKey.from_private_bytes(require(self.local / SIGNING_FILE).read_bytes())
+        key = Ed25519PrivateKey.from_private_bytes(secret_bytes(self.local / SIGNING_FILE))
+        if self._name_of(key) is None:
+            raise Damaged(f"{self.local / SIGNING_FILE}: {NOT_LISTED}")
+        return key
 
     def owner(self) -> str:
         """The name under which the public keys list the key of this kit."""
-        mine = signing_public_key(self.signing_key())
-        for name in self._table("signing"):
-            if mine in self.verifying_keys(name):
-                return name
-        raise BadInput(f"{self.path}: does not list the public key of {self.local / SIGNING_FILE}; put it back")
+        return self._name_of(self.signing_key()) or ""
+
+    def _name_of(self, key: Ed25519PrivateKey) -> str | None:
+        """Who signs with a key now; a key of before a rotation is nobody's."""
+        mine = signing_public_key(key)
+        return next((name for name in self._table("signing") if mine in self.verifying_keys(name)[-1:]), None)
+
+
+NOT_LISTED = f"is damaged (its public key is not the one in {PUBLIC_FILE} beside it); bring it back from a copy"
+
+
+def secret_bytes(path: Path) -> bytes:
+    """A private key; Damaged if it is missing or has another length."""
+    if not path.is_file():
+        raise Damaged(f"{path}: is missing; bring it back from a copy, or join again (`polyclinic site join`)")
+    if len(content := path.read_bytes()) != KEY_BYTES:
+        raise Damaged(f"{path}: is damaged ({len(content)} bytes are no key of {KEY_BYTES}); bring it back from a copy")
+    return content
 
 
 #: the keys that a site works with
@@ -263,7 +288,7 @@ KeyRing = SeedKeys | KitKeys
 def require(path: Path) -> Path:
     """The path of a file of keys; BadInput if there is none."""
     if not path.is_file():
-        raise BadInput(f"{path}: no such file; `polyclinic deploy init` puts one into every kit")
+        raise BadInput(f"{path}: no such file; `polyclinic site confirm` puts one into a kit")
     return path
 
 
@@ -273,5 +298,5 @@ def _key(text: object, path: Path, name: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != 32:
-        raise BadInput(f"{path}: {name} is no public key of 64 hex digits; put the file back as `deploy init` made it")
+        raise BadInput(f"{path}: {name} is no public key of 64 hex digits; bring the file back from a copy")
     return key

@@ -181,7 +181,10 @@ def signature_of(site: Site, found: OpenSum, answered: Iterable[str]) -> bytes:
 def check_agreement(site: Site, found: OpenSum, answered: Iterable[str], signatures: object) -> None:
     """ParcelRejected unless enough of the members signed that these sites answered."""
     text, given = _text(found, answered), signatures if isinstance(signatures, Mapping) else {}
-    signed = sum(signer_of(site.keys.verifying_keys(one), text, given.get(one)) is not None for one in found.members)
+    # the newest key alone: one of before a rotation may be in other hands
+    signed = sum(
+        signer_of(site.keys.verifying_keys(one)[-1:], text, given.get(one)) is not None for one in found.members
+    )
     if signed < found.threshold:
         raise ParcelRejected(
             f"{signed} of the {found.threshold} sites that are needed have signed who answered; the coordinator told "

@@ -1,0 +1,344 @@
+"""How a site joins: the coordinator invites, the site draws keys and asks, the coordinator admits, the site confirms.
+
+DEPLOYMENT/invitation.json   for all sites: server, TLS authority, the coordinator's public key; no secret
+KIT/NAME.request.json        from a site: its public keys, and what a certificate is made from
+DEPLOYMENT/requests/         the request of each site that takes part
+DEPLOYMENT/admission.json    for all sites: the list of all with their public keys, and a certificate for each
+KIT/next/                    private keys that a site has drawn and that are not confirmed yet
+
+No private key of a site is ever anywhere else than in its kit. New keys, lost keys, a further site and a renewed
+certificate go the same way; words are read out where the list has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from pydantic import Field
+
+from polyclinic import __version__
+from polyclinic.deployment import kits
+from polyclinic.deployment.confirmation import (
+    CONFIRMED,
+    Confirmation,
+    Coordinator,
+    OwnKeys,
+    PublicPair,
+    Roster,
+    SiteName,
+    canonical,
+    check_signature,
+    confirmation_of,
+    pin,
+    read,
+    same_words,
+    signed,
+)
+from polyclinic.errors import BadInput, did_you_mean
+from polyclinic.federation.ledger.keys import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE, secret_bytes, signing_public_key
+from polyclinic.files import atomic_write, lock, make_private
+from polyclinic.settings import Settings
+
+INVITATION, ADMISSION, REQUESTS, REQUEST, NEXT = (
+    "invitation.json",
+    "admission.json",
+    "requests",
+    ".request.json",
+    "next",
+)
+TLS_KEY = "client.key"
+#: seconds to wait for a run of the site to end
+WAIT = 5.0
+
+
+class Invitation(Settings):
+    """What a site needs to ask for admission. Nothing in it is secret, and nothing in it says what may leave a site."""
+
+    coordinator: Coordinator
+    #: those that are asked for
+    sites: tuple[SiteName, ...]
+    #: what the coordinator calls the images
+    dataset: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    version: str = Field(pattern=r"^[\w.+-]{1,64}$")
+
+
+class Request(Settings):
+    """What a site sends: its public keys, and a request for a TLS certificate (PEM); signed by its signing key."""
+
+    coordinator: str
+    site: SiteName
+    keys: PublicPair
+    csr: str = Field(max_length=10_000)
+    signature: str = ""
+
+
+class Admission(Settings):
+    """What the coordinator answers to all: who takes part, and the certificates of the sites (PEM)."""
+
+    roster: Roster
+    certificates: dict[SiteName, str]
+    signature: str = ""
+
+
+# --- at the coordinator -------------------------------------------------------------------------------
+
+
+def invite(folder: Path, names: tuple[str, ...], dataset: str, server: str, port: int) -> Invitation:
+    """Make the kits of server and admin, and the invitation. A deployment that is there already keeps its keys and its
+    address, and invites these sites."""
+    kits.check_names(names)
+    if (folder / INVITATION).exists():
+        before = read(folder / INVITATION, Invitation)
+        made = before.model_copy(update={"sites": names, "dataset": dataset, "version": __version__})
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        authority = kits.provision_coordinator(folder, server, port)
+        signing = Ed25519PrivateKey.generate()
+        OwnKeys(None, signing).write(folder / "server" / "local")
+        key = signing_public_key(signing).hex()
+        coordinator = {"server": server, "port": port, "authority": authority, "signing": key}
+        try:
+            made = Invitation(coordinator=coordinator, sites=names, dataset=dataset, version=__version__)
+        except ValueError:
+            shutil.rmtree(folder)
+            raise BadInput(f"--server {server}, data.dataset {dataset}: use letters, digits, '-' and '_'") from None
+    atomic_write(folder / INVITATION, made.model_dump_json(indent=1) + "\n")
+    make_private(folder)
+    return made
+
+
+def admit(folder: Path, files: Sequence[Path], *, rehearsal: bool = False) -> Admission:
+    """Take requests, and write the admission of all sites whose requests were taken so far, with new certificates."""
+    invitation = read(folder / INVITATION, Invitation)
+    for file in files:
+        request = read(file, Request)
+        _check_request(request, invitation, file)
+        (folder / REQUESTS).mkdir(mode=0o700, exist_ok=True)
+        atomic_write(folder / REQUESTS / f"{request.site}.json", request.model_dump_json(indent=1) + "\n", durable=True)
+    taken = [read(file, Request) for file in sorted((folder / REQUESTS).glob("*.json"))]
+    if not taken:
+        raise BadInput("REQUEST: missing; each site writes one with `polyclinic site join INVITATION NAME`")
+    roster = Roster(coordinator=invitation.coordinator, sites={one.site: one.keys for one in taken})
+    roster.check()
+    made = Admission(roster=roster, certificates={one.site: _certificate(folder, one) for one in taken})
+    local = folder / "server" / "local"
+    signing = Ed25519PrivateKey.from_private_bytes(secret_bytes(local / SIGNING_FILE))
+    made = made.model_copy(update={"signature": signed(signing, made)})
+    kits.renew_coordinator(folder, roster.coordinator.server)
+    pin(local, roster, OwnKeys(None, signing), rehearsal=rehearsal)
+    atomic_write(folder / ADMISSION, made.model_dump_json(indent=1) + "\n")
+    shutil.copy(local / PUBLIC_FILE, folder / PUBLIC_FILE)
+    make_private(folder)
+    return made
+
+
+def _check_request(request: Request, invitation: Invitation, file: Path) -> None:
+    check_signature(request.keys.signing, request, str(file))
+    if request.coordinator != digest_of_coordinator(invitation.coordinator):
+        raise BadInput(f"{file}: answers the invitation of another federation")
+    _refuse_uninvited(request.site, invitation)
+    try:
+        csr = x509.load_pem_x509_csr(request.csr.encode())
+        names = [str(name.value) for name in csr.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+        fits = csr.is_signature_valid and names == [request.site]
+    except ValueError:
+        fits = False
+    if not fits:
+        raise BadInput(f"{file}: its request for a certificate is none of site '{request.site}'")
+
+
+def _refuse_uninvited(site: str, invitation: Invitation) -> None:
+    if site not in invitation.sites:
+        hint = did_you_mean(site, list(invitation.sites))
+        asked = ", ".join(invitation.sites)
+        raise BadInput(
+            f"{site}: the invitation asks for {asked}{hint}; the coordinator invites further sites with `polyclinic "
+            "deploy init` and a study that names them"
+        )
+
+
+def _certificate(folder: Path, request: Request) -> str:
+    public = x509.load_pem_x509_csr(request.csr.encode()).public_key()
+    return kits.issue(folder / "authority", request.site, kits.organisation(request.site), public)
+
+
+def digest_of_coordinator(coordinator: Coordinator) -> str:
+    return hashlib.sha256(canonical(coordinator)).hexdigest()
+
+
+# --- at a site ----------------------------------------------------------------------------------------
+
+
+def join(invitation: Invitation, site: str, kit: Path) -> Path:
+    """Begin the kit of a site: draw its private keys, and write its request, which is returned."""
+    kits.check_names((site,))
+    _refuse_uninvited(site, invitation)
+    if kit.exists() and any(kit.iterdir()):
+        raise BadInput(f"--kit {kit}: is not empty; name a new folder, or draw new keys with `site rotate-keys`")
+    kit.mkdir(mode=0o700, parents=True, exist_ok=True)
+    atomic_write(kit / INVITATION, invitation.model_dump_json(indent=1) + "\n")
+    return draw_keys(kit, site)
+
+
+def draw_keys(kit: Path, site: str) -> Path:
+    """Draw new private keys, which count when they are confirmed; the site's request, which holds none of them."""
+    invitation = read(kit / INVITATION, Invitation)
+    aside = kit / NEXT
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(mode=0o700)
+    own, tls = OwnKeys.draw(), rsa.generate_private_key(public_exponent=65537, key_size=3072)
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private = tls.private_bytes(pem, serialization.PrivateFormat.TraditionalOpenSSL, plain)
+    own.write(aside)
+    atomic_write(aside / TLS_KEY, private, private=True, durable=True)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, site)])
+    csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(tls, hashes.SHA256())
+    made = Request(
+        coordinator=digest_of_coordinator(invitation.coordinator),
+        site=site,
+        keys=own.public,
+        csr=csr.public_bytes(pem).decode(),
+    )
+    made = made.model_copy(update={"signature": signed(own.signing, made)})
+    file = kit / f"{site}{REQUEST}"
+    atomic_write(file, made.model_dump_json(indent=1) + "\n")
+    make_private(kit)
+    return file
+
+
+@dataclass(frozen=True)
+class ToConfirm:
+    """An admission that fits a kit, and what the kit's people confirmed before. `keys` is the folder of the private
+    keys whose public ones the list has."""
+
+    kit: Path
+    site: str
+    admission: Admission
+    keys: Path
+    before: Confirmation | None
+
+    @property
+    def roster(self) -> Roster:
+        return self.admission.roster
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the same list was confirmed before, so that nobody needs to call again."""
+        return self.before is not None and self.before.roster == self.roster
+
+    def sentences(self) -> list[str]:
+        """The list, and what is new in it."""
+        known = self.before.roster.sites if self.before else {}
+        told = []
+        for name, keys in sorted(self.roster.sites.items()):
+            state = "" if not known or known.get(name) == keys else "  NEW KEYS" if name in known else "  NEW SITE"
+            told.append(f"  {name}{' (this site)' if name == self.site else ''}{state}")
+        gone = [f"  {name}  NOT ON THE LIST ANY MORE" for name in sorted(known.keys() - self.roster.sites.keys())]
+        count, coordinator = len(self.roster.sites), self.roster.coordinator
+        return [f"{count} sites take part, by the server {coordinator.server}:{coordinator.port}:", *told, *gone]
+
+
+def to_confirm(kit: Path, admission: Admission) -> ToConfirm:
+    """What the people of a kit are asked to confirm; BadInput for an admission that is not for this kit."""
+    asked = sorted(kit.glob(f"*{REQUEST}"))
+    if len(asked) != 1:
+        raise BadInput(f"{kit}: is no kit that has asked for admission; `polyclinic site join INVITATION NAME` begins")
+    site, roster = read(asked[0], Request).site, admission.roster
+    if read(kit / INVITATION, Invitation).coordinator != roster.coordinator:
+        raise BadInput("ADMISSION: is of another coordinator than the invitation that this site joined by")
+    check_signature(roster.coordinator.signing, admission, "ADMISSION")
+    kits.check_names(tuple(roster.sites))
+    roster.check()
+    if site not in roster.sites:
+        raise BadInput(f"ADMISSION: does not have site '{site}'; send {asked[0].name} to the coordinator")
+    folder = next((one for one in (kit / NEXT, kit / "local") if _public(one) == roster.sites[site]), None)
+    if folder is None:
+        raise BadInput(
+            f"ADMISSION: has other keys under the name '{site}' than this site has drawn. Do not confirm it: ask the "
+            f"coordinator whether {asked[0].name} was used, and if so, who else has sent one in your name"
+        )
+    found = ToConfirm(kit, site, admission, folder, _before(kit))
+    _check_certificate(found)
+    return found
+
+
+def _public(folder: Path) -> PublicPair | None:
+    """The public keys of the private ones in a folder."""
+    if not (folder / SIGNING_FILE).is_file():
+        return None
+    return _own(folder).public
+
+
+def _own(folder: Path) -> OwnKeys:
+    sealing, signing = secret_bytes(folder / PRIVATE_FILE), secret_bytes(folder / SIGNING_FILE)
+    return OwnKeys(X25519PrivateKey.from_private_bytes(sealing), Ed25519PrivateKey.from_private_bytes(signing))
+
+
+def _before(kit: Path) -> Confirmation | None:
+    """What was confirmed; None where nothing was, or where a `confirm` was cut off, which asks again."""
+    if not (kit / "local" / CONFIRMED).exists():
+        return None
+    try:
+        return confirmation_of(kit)
+    except BadInput:
+        return None
+
+
+def _tls_key(keys: Path) -> Path:
+    return keys / TLS_KEY if keys.name == NEXT else keys.parent / "startup" / TLS_KEY
+
+
+def _check_certificate(found: ToConfirm) -> None:
+    try:
+        made = x509.load_pem_x509_certificate(found.admission.certificates[found.site].encode())
+        made.verify_directly_issued_by(x509.load_pem_x509_certificate(found.roster.coordinator.authority.encode()))
+        own: Any = serialization.load_pem_private_key(_tls_key(found.keys).read_bytes(), None)
+        names = [name.value for name in made.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+        fits = made.public_key() == own.public_key() and names == [found.site]
+    except Exception:  # whatever a broken certificate makes the parser raise
+        fits = False
+    if not fits:
+        raise BadInput(f"ADMISSION: its certificate for '{found.site}' is not for the key of this site")
+
+
+def confirm(found: ToConfirm, words: str, *, server: str = "", rehearsal: bool = False) -> None:
+    """Make the kit, if these are the words of the list; they are not needed for a list that was confirmed before.
+    `server` is the address of a relay in the hospital, `HOST:PORT`. Cut off in the middle, it can be done again."""
+    if not found.is_known and not same_words(words, found.roster.words):
+        raise BadInput(
+            "--words: these are not the words of the list that came here: somebody has another list. Nothing was "
+            "changed. If nobody misread, the coordinator, or who sends in its name, deceives you: tell the other sites"
+        )
+    kit, rehearsal = found.kit, rehearsal or bool(found.before and found.before.rehearsal)
+    with no_run_at_work(kit):
+        kits.write_site(kit, found.site, found.admission, _tls_key(found.keys), server)
+        if not (kit / "local" / "site.toml").exists():
+            kits.write_own_settings(kit, read(kit / INVITATION, Invitation).dataset)
+        pin(kit / "local", found.roster, _own(found.keys), rehearsal=rehearsal)
+    if found.keys.name == NEXT:
+        shutil.rmtree(found.keys)
+    make_private(kit)
+
+
+@contextlib.contextmanager
+def no_run_at_work(kit: Path) -> Iterator[None]:
+    """Hold the locks of all runs: one at work has the old keys in memory, and others seal for them."""
+    with contextlib.ExitStack() as held:
+        for file in sorted((kit / "runs").glob(".*.lock")):
+            try:
+                held.enter_context(lock(file, wait=WAIT))
+            except TimeoutError:
+                run = file.name.removeprefix(".").removesuffix(".lock")
+                raise BadInput(f"run '{run}' is at work at this site; stop it before the keys change") from None
+        yield
