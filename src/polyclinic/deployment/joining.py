@@ -323,8 +323,7 @@ def confirm(found: ToConfirm, words: str, *, server: str = "", rehearsal: bool =
     kit, rehearsal = found.kit, rehearsal or bool(found.before and found.before.rehearsal)
     with no_run_at_work(kit):
         kits.write_site(kit, found.site, found.admission, _tls_key(found.keys), server)
-        if not (kit / "local" / "site.toml").exists():
-            kits.write_own_settings(kit, read(kit / INVITATION, Invitation).dataset)
+        kits.write_own_settings(kit, read(kit / INVITATION, Invitation).dataset)
         pin(kit / "local", found.roster, _own(found.keys), rehearsal=rehearsal)
     if found.keys.name == NEXT:
         shutil.rmtree(found.keys)

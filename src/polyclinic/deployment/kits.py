@@ -200,11 +200,14 @@ def write_site(kit: Path, name: str, admission: Admission, tls_key: Path, relay:
 
 
 def write_own_settings(kit: Path, dataset: str, images: Path | None = None) -> None:
-    """The files of a kit that are its people's to change; `images` are the part of a rehearsed site."""
+    """The files of a kit that are its people's to change, where they are missing; `images` are the part of a rehearsed
+    site."""
     local = kit / "local"
     local.mkdir(mode=0o700, exist_ok=True)
     if not (local / "policy.toml").exists():
         (local / "policy.toml").write_text(_policy_text(images is not None), encoding="utf-8")
+    if (local / "site.toml").exists():
+        return
     text = SITE_EXAMPLE.format(dataset=dataset)
     if images is not None:
         shutil.copytree(images, kit / "data" / images.name)
@@ -291,8 +294,10 @@ This is the kit of the site '{name}'.
 It lets your hospital take part in a federation: studies come from the server
 {server}, your images stay on your machine, and what your policy allows leaves it.
 
-THE FOLDER HOLDS PRIVATE KEYS. Whoever has it can act as your site. Send it by a safe way,
-keep it readable by one user only, and tell the coordinator at once if it is lost.
+THE FOLDER HOLDS PRIVATE KEYS, which were drawn here. Whoever has it can act as your site.
+Send it to nobody, keep it readable by one user only, and tell the other sites if it is lost.
+If it came from somebody else, or local/confirmed.json says "rehearsal": true, others have its
+keys: use it with no patient's images, and make your own (polyclinic site join).
 
 BEGIN
 1. Install the same version everywhere: pip install 'polyclinic[nvflare,segmentation]=={version}'
@@ -309,14 +314,15 @@ polyclinic ledger FOLDER/runs/RUN        every parcel that left
 
 WHAT IS HERE
 startup/     certificate and private key of your site, address of the server; do not change
-local/       your own settings, and the keys that sign your ledgers
+local/       your own settings; your keys; who takes part, as you confirmed it
 runs/        one folder for each study: ledger, model
 approvals/   your decisions, signed
 anchors/     the ends of your ledgers; keep them with the ledgers
 failures.log why work failed; it may name files, and it stays here
 
 The site opens outgoing connections to {server} only. Nothing has to be opened in
-your firewall. The certificate ends after a year; then the coordinator sends a new kit.
+your firewall. The certificate ends after a year; then the coordinator sends a new
+admission.json, for: polyclinic site confirm admission.json
 
 TO LEAVE FOR GOOD: stop the site, then `polyclinic site leave --yes`.
 More: docs/deploy.md and docs/hospital_it.md of Polyclinic.

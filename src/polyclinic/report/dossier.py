@@ -29,6 +29,7 @@ from polyclinic.report.dossier_check import (
     EVIDENCE,
     FIGURES,
     MANIFEST,
+    OF_KIT,
     PAGE,
     SEAL,
     Evidence,
@@ -237,8 +238,9 @@ def _copy_evidence(run: Path, evidence: Path) -> dict[str, str]:
         if (run / name).is_file():
             _copy(run / name, evidence / name)
     kit = find_kit(run)
-    if kit is not None and (kit / "local" / "policy.toml").is_file():
-        _copy(kit / "local" / "policy.toml", evidence / "policy.toml")
+    for name in OF_KIT:
+        if kit is not None and (kit / "local" / name).is_file():
+            _copy(kit / "local" / name, evidence / name)
     ledgers = sorted((run / "ledger").glob("*.jsonl"))
     for ledger in ledgers:
         _copy(ledger, evidence / "ledger" / ledger.name)

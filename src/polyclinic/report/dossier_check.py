@@ -28,6 +28,8 @@ from polyclinic.report.evidence import read_ledgers
 from polyclinic.templates import visible
 
 EVIDENCE, PAGE = "evidence", "index.html"
+#: files of a site's kit that are copied, and need not stay as they were
+OF_KIT = ("policy.toml", "confirmed.json")
 MANIFEST, SEAL, FIGURES = "manifest.json", "manifest.sha256", "figures.json"
 Form = Literal["text", "number", "count", "bytes", "list"]
 
@@ -298,7 +300,7 @@ def _against_run(folder: Path, recorded: Mapping[str, str], run: Path) -> Iterat
     if not run.is_dir():
         raise BadInput(f"--run {run}: there is no such folder; name the run that the dossier is of")
     for name, sha256 in recorded.items():
-        if not name.startswith(f"{EVIDENCE}/") or name == f"{EVIDENCE}/policy.toml":
+        if not name.startswith(f"{EVIDENCE}/") or name in [f"{EVIDENCE}/{one}" for one in OF_KIT]:
             continue
         file = run / name.removeprefix(f"{EVIDENCE}/")
         if not file.is_file() or sha256_of(file) != sha256:

@@ -288,3 +288,19 @@ def test_a_result_that_is_gone_or_damaged_is_a_problem_and_no_traceback(copy, ru
     result = copy / "evidence" / "result.json"
     result.unlink() if content is None else result.write_text(content)
     assert any("was not compared" in text for text in verify_dossier(copy, run=run_folder))
+
+
+@pytest.mark.parametrize(
+    ("rehearsal", "words"),
+    [(True, "This was a rehearsal: one hand drew the keys of all sites"), (False, "compared with another site on")],
+)
+def test_a_dossier_at_a_site_says_whether_its_keys_were_its_own(run_folder, tmp_path, rehearsal, words):
+    run = tmp_path / "kit" / "runs" / "run"
+    shutil.copytree(run_folder, run)
+    (tmp_path / "kit" / "local").mkdir()
+    (tmp_path / "kit" / "local" / "site.toml").write_text("")
+    told = {"rehearsal": rehearsal, "at": "2026-11-18 20:00:00", "roster": {"sites": {"graz": {}, "linz": {}}}}
+    (tmp_path / "kit" / "local" / "confirmed.json").write_text(json.dumps(told))
+    made = write_dossier(run, tmp_path / "dossier")
+    assert words in (made.folder / "index.html").read_text()
+    assert verify_dossier(made.folder, made.digest, run) == []

@@ -245,7 +245,7 @@ def _keys_for(folder: Path | None, keys: Path | None) -> tuple[SeedKeys | Public
 
 
 def _kit_of(folder: Path | None) -> Path | None:
-    """The kit with keys that a folder with ledgers lies in: KIT/runs/NAME, KIT/approvals/NAME or KIT/keys/rotations."""
+    """The kit with keys that a folder with ledgers lies in: KIT/runs/NAME or KIT/approvals/NAME."""
     kit = folder.resolve().parent.parent if folder else None
     return kit if kit and (kit / "local" / PUBLIC_FILE).exists() else None
 
