@@ -17,7 +17,6 @@ from polyclinic.generators.private_tuning import (
     mean_pairwise,
     measured_steps,
     privacy_loss,
-    steps_of,
     warning_about,
 )
 from polyclinic.metrics.distribution import frechet_distance, kernel_distance
@@ -197,7 +196,7 @@ def test_steps_of_a_gan_are_those_of_its_fit():
     images, labels = data()
     whole, stepped = build(), build()
     whole.fit(images, labels, rng(4))
-    steps = steps_of(stepped, images, labels, rng(4))
+    steps = stepped.begin(images, labels, rng(4))
     for _ in range(TINY.steps):
         steps.step()
     first, second = whole.state(), stepped.state()

@@ -14,7 +14,6 @@ from polyclinic.generators.private_tuning import (
     PrivateTuning,
     distance_named,
     fit,
-    steps_of,
 )
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.generators.vqvae2.model import VQVAE2
@@ -77,13 +76,14 @@ def test_with_fids_own_features_the_figure_is_called_fid(monkeypatch):
 # --- who can -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("coarse_features")
 def test_gans_can_and_others_say_so():
     assert DCGAN().tunable
     assert StyleGAN2().tunable
     assert not VQVAE2().tunable
     model = VQVAE2(width=8, blocks=1).build(channels=1, size=28, target=TWO, seed=0)
     with pytest.raises(BadInput, match="is not trained step by step; choose a GAN"):
-        steps_of(model, *data(), rng())
+        fit(model, *data(), rng(), TUNING)
     assert distance_named("pixels", torch.device("cpu")).name == "pixels"
 
 

@@ -23,9 +23,10 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def central(sites: int = 2, rate: float = 2e-4, **how: Any) -> CentralDiscriminator:
-    settings: Any = GENERATORS["dcgan"](width=4, latent=4, loss="log", lr=rate)
-    return CentralDiscriminator(settings, TRAINER, (1, 1, 28, 28), sites, 0, **how)
+def central(sites: int = 2, rate: float = 2e-4, **method: Any) -> CentralDiscriminator:
+    settings = GENERATORS["dcgan"](width=4, latent=4, loss="log", lr=rate)
+    at: Any = SimpleNamespace(generator=settings, trainer=TRAINER, seed=0)
+    return CentralDiscriminator(Felicia(**method), at, (1, 1, 28, 28), sites)
 
 
 def no_labels(images: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ def test_the_gradient_points_where_a_site_is_less_recognisable(towards):
 
 
 def test_it_learns_to_identify_sites():
-    found = central(lr=5e-3)
+    found = central(central_lr=5e-3)
     images = torch.cat([torch.full((8, 1, 28, 28), -0.5), torch.full((8, 1, 28, 28), 0.5)])
     images = images + 0.1 * torch.randn(images.shape, generator=rng())
     site = torch.tensor([0] * 8 + [1] * 8)
@@ -62,7 +63,7 @@ def test_it_learns_to_identify_sites():
 
 @pytest.mark.parametrize(("own", "expected"), [(None, 0.1), (0.01, 0.01)])
 def test_it_may_learn_at_a_rate_of_its_own(own, expected):
-    assert central(rate=0.1, lr=own).optimizer.param_groups[0]["lr"] == expected
+    assert central(rate=0.1, central_lr=own).optimizer.param_groups[0]["lr"] == expected
 
 
 def test_another_site_is_another_and_every_other_comes():
@@ -98,7 +99,7 @@ def test_it_moves_where_it_learns_and_answers_where_it_acts(learn, act):
 
 def of_classes(labels: Tensor, turns: bool) -> tuple[CentralDiscriminator, ImagesOfSites]:
     images, site = torch.randn(len(labels), 1, 28, 28, generator=rng()), torch.arange(len(labels)) // 4
-    return central(per_class=True), ImagesOfSites(images, site, labels, turns)
+    return central(central="per-class"), ImagesOfSites(images, site, labels, turns)
 
 
 def test_an_image_moves_only_the_central_discriminator_of_its_class():

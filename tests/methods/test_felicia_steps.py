@@ -19,7 +19,7 @@ from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.base import RandomSource
 from polyclinic.generators.gan.trainer import RealBatches
 from polyclinic.methods.felicia import Felicia
-from polyclinic.methods.shared.felicia import to_floats
+from polyclinic.methods.shared.felicia import CentralDiscriminator, to_floats
 from polyclinic.methods.shared.training_gans import NETWORKS, SyntheticBatch
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.run.result import Result
@@ -89,7 +89,7 @@ class Both:
         self.sites = [Plain(study, name) for name in ("site-1", "site-2")]
         trainer: Any = SimpleNamespace(target=self.sites[0].target, device=CPU, precision="fp32", graphs=False)
         at: Any = SimpleNamespace(generator=study.generator, trainer=trainer, seed=study.seed)
-        self.central = self.method.first_central(at, (1, 3, 28, 28), 2)
+        self.central = CentralDiscriminator(self.method, at, (1, 3, 28, 28), 2)
         self.seed = study.seed
 
     def gradient(self, images: Tensor, site: int, rng: torch.Generator) -> Tensor:

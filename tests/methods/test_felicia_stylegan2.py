@@ -17,6 +17,7 @@ from polyclinic.federation.federation import Federation
 from polyclinic.federation.site import SitePosition, SiteState, read_state
 from polyclinic.generators.stylegan2.training import Steps
 from polyclinic.methods.felicia import Felicia
+from polyclinic.methods.shared.felicia import CentralDiscriminator
 from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.run.result import Result
@@ -58,7 +59,7 @@ def written_out(study: Study) -> dict[str, dict[str, torch.Tensor]]:
         models[name] = study.generator.build(channels=3, size=28, target=target, seed=seed)
     at: Any = SimpleNamespace(generator=study.generator, seed=study.seed)
     at.trainer = SimpleNamespace(target=target, device=CPU, precision="fp32", graphs=False)
-    central = method.first_central(at, (1, 3, 28, 28), 2)
+    central = CentralDiscriminator(method, at, (1, 3, 28, 28), 2)
     for number in range(1, ROUNDS + 1):
         for name, model in models.items():
             part = open_site(parts.folder, name).train

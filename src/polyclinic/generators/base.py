@@ -76,12 +76,8 @@ class FitOptions:
     """
 
     replayed: Iterator[Batch] | None = None
-    progress: Progress | None = None
+    progress: Progress = lambda *_: None
     private: Mapping[str, LearnPrivately] = field(default_factory=dict)
-
-    def report(self, stage: str, done: int, total: int, loss: float) -> None:
-        if self.progress is not None:
-            self.progress(stage, done, total, loss)
 
 
 PLAIN = FitOptions()

@@ -130,11 +130,6 @@ class PrivateTuning(Settings):
                 weights.find(name)
 
 
-def steps_of(model: GeneratorModel, images: Any, labels: Any, rng: torch.Generator) -> Steps:
-    """The model, ready to be trained on these images step by step; BadInput where it cannot be."""
-    return model.begin(model.accept_images(images), as_tensor(labels), rng)
-
-
 # --- the loss of Eq. 3 ----------------------------------------------------------------------------------
 
 
@@ -245,7 +240,7 @@ def fit(
     labels: Any,
     rng: torch.Generator,
     settings: PrivateTuning,
-    progress: Progress | None = None,
+    progress: Progress = lambda *_: None,
 ) -> dict[str, float]:
     """Train `model` in both phases; how long they took and how far its images are from real ones after each.
 
@@ -254,7 +249,7 @@ def fit(
     """
     images, labels = model.accept_images(images), as_tensor(labels)
     meter = Meter(images, labels, settings, rng, model.device)
-    phases = Phases(model, steps_of(model, images, labels, rng), meter, settings.lengths(), progress)
+    phases = Phases(model, model.begin(images, labels, rng), meter, settings.lengths(), progress)
     first = phases.until_it_stays()
     found = {"phase1_steps": first, **{f"phase1_{name}": value for name, value in meter.summary(model).items()}}
     if settings.alpha == 0:
@@ -293,7 +288,7 @@ class Phases:
     steps: Steps
     meter: Callable[[GeneratorModel], float]
     lengths: Lengths
-    progress: Progress | None = None
+    progress: Progress = lambda *_: None
 
     def until_it_stays(self) -> int:
         """Phase 1: until `patience` steps brought no better distance; the model is then the best one."""
@@ -327,8 +322,7 @@ class Phases:
         for _ in range(count):
             self.steps.step(loss)
         found = self.meter(self.model)
-        if self.progress is not None:
-            self.progress(*done, found)
+        self.progress(*done, found)
         return found
 
 

@@ -11,10 +11,9 @@ FedER-A hands over buffers only; FedER-B, besides, trains on synthetic images al
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from functools import partial, reduce
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -34,9 +33,6 @@ from polyclinic.methods.shared.pooling import pooled_images
 from polyclinic.methods.shared.site_generator import FitGenerator, Tensors, training_stream
 from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.plans import Fit, FitSpec
-
-if TYPE_CHECKING:
-    pass
 
 
 class FedER(LocalWork, OwnModels):
@@ -169,7 +165,7 @@ class FedER(LocalWork, OwnModels):
         if not sums:
             return {}
         per_site = {site: task.finish(of_site) for site, of_site in sums.items()}
-        return {"ensemble": {"test": task.finish(functools.reduce(task.add, sums.values())), "per_site": per_site}}
+        return {"ensemble": {"test": task.finish(reduce(task.add, sums.values())), "per_site": per_site}}
 
     # --- at a site --------------------------------------------------------------------------------
 
@@ -195,7 +191,8 @@ class FedER(LocalWork, OwnModels):
         """Put a received model and buffer at the end of the site's queue."""
         arrived = site.state.get("arrived", torch.tensor(0)) + 1
         site.state["arrived"] = arrived
-        site.state.put(_place(arrived), _named("buffer", synthetic_images) | _named("weights", weights or {}))
+        site.state.put(f"came-{int(arrived):09d}/buffer", synthetic_images)
+        site.state.put(f"came-{int(arrived):09d}/weights", weights or {})
 
     @operation("statistics", repeats=True, plan=Fit)
     def adapt(self, site: Site, only_newest: bool = False) -> Work[Parcel | None]:
@@ -211,13 +208,12 @@ class FedER(LocalWork, OwnModels):
 
     def take_turn(self, site: Site, only_newest: bool) -> Tensors | None:
         """The next received model becomes the site's own; the buffer that came with it, if it holds any image."""
-        places = queue_of(site)
-        received = site.state.group(places[-1 if only_newest else 0])
-        for place in places if only_newest else places[:1]:
+        places = queue_of(site) if only_newest else queue_of(site)[:1]
+        buffer, weights = (site.state.group(f"{places[-1]}/{name}") for name in ("buffer", "weights"))
+        for place in places:
             site.state.put(place, {})
-        if weights := _group(received, "weights"):
+        if weights:
             site.state.put("local", weights)
-        buffer = _group(received, "buffer")
         return buffer if len(buffer["labels"]) else None
 
     def train(self, site: Site, buffer: Tensors | None) -> Work[dict[str, int]]:
@@ -301,18 +297,6 @@ def random_ring(sites: tuple[str, ...], rng: torch.Generator) -> list[tuple[str,
 def queue_of(site: Site) -> list[str]:
     """Groups of the site's state that hold received models and buffers not yet used, oldest first."""
     return sorted({name.split("/")[0] for name in site.state if name.startswith("came-")})
-
-
-def _place(arrived: Tensor) -> str:
-    return f"came-{int(arrived):09d}"
-
-
-def _named(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
-    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
-
-
-def _group(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
-    return {n.removeprefix(f"{prefix}/"): t for n, t in tensors.items() if n.startswith(f"{prefix}/")}
 
 
 # --- the ensemble of the sites' models ---------------------------------------------------------------

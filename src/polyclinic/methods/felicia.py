@@ -142,20 +142,8 @@ class Felicia(FeliciaSettings):
 
     def central_discriminator(self, federation: Federation, state: State, images: Tensor) -> CentralDiscriminator:
         """The central discriminator as it stands; built when the first synthetic images show their shape."""
-        central = self.first_central(federation, images.shape, len(federation.sites), state.central)
+        central = CentralDiscriminator(self, federation, images.shape, len(federation.sites), state.central)
         restore_optimizer(central.optimizer, state.moments)
-        return central
-
-    def first_central(
-        self, at: Federation | Site, images: Sequence[int], sites: int, weights: Tensors | None = None
-    ) -> CentralDiscriminator:
-        """The central discriminator as it begins, the same wherever it is built, or with the weights that came;
-        `images` is the shape [N, C, H, W]."""
-        settings = adversarial_settings(at)
-        how: dict[str, Any] = {"towards": self.towards, "lr": self.central_lr, "per_class": self.is_per_class(settings)}
-        central = CentralDiscriminator(settings, at.trainer, images, sites, at.seed, **how)
-        if weights:
-            central.network.load_state_dict(dict(weights))
         return central
 
     def gather_images(self, federation: Federation, replies: list[Reply]) -> ImagesOfSites:
@@ -208,7 +196,7 @@ class Felicia(FeliciaSettings):
         """Some steps with the central discriminator as it came (in the beginning, as everyone builds it); images."""
 
         def take_steps(gans: TrainingGANs, sites: Sequence[Site]) -> None:
-            received = self.first_central(sites[0], sites[0].data.train.images.shape, len(names), central)
+            received = CentralDiscriminator(self, sites[0], sites[0].data.train.images.shape, len(names), central)
             received.expect_turns(classes_take_turns(sites))
             for step in range(begin, begin + steps):
                 self.local_step(gans, sites, received, names, step)

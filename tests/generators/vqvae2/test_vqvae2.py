@@ -18,7 +18,6 @@ from polyclinic.generators.vqvae2.autoencoder import (
     draw_vectors,
     losses,
     noise_images,
-    used_share,
 )
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.tasks import Target
@@ -126,7 +125,7 @@ def test_dead_codes_come_back_to_life_among_the_latents():
     latents = torch.randn(4, 2, 8, 8, generator=rng(1))
     for step in range(400):
         book.revive(book.move(latents, book.nearest(latents)), rng(step))
-    assert used_share(book.nearest(latents), 16) == 1.0
+    assert len(book.nearest(latents).unique()) == 16
 
 
 def test_a_dead_code_moves_to_the_only_latent_that_no_code_is_near():
@@ -160,7 +159,7 @@ def test_vectors_are_drawn_from_the_latents_without_repeats_while_there_are_enou
     latents = torch.arange(12.0).reshape(1, 1, 3, 4)
     assert len(draw_vectors(latents, 12, rng()).unique()) == 12
     assert draw_vectors(latents, 30, rng()).shape == (30, 1)
-    assert used_share(torch.tensor([0, 3, 3]), 8) == 0.25
+    assert make().usage({"top": torch.tensor([0, 3, 3]), "bottom": torch.zeros(2)}) == {"top": 0.25, "bottom": 1 / 16}
 
 
 def test_a_loaded_codebook_does_not_start_anew():

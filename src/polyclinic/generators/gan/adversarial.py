@@ -207,14 +207,14 @@ class AdversarialGenerator(Generator):
         """The measure phi."""
 
     @property
-    @abstractmethod
     def separates_classes(self) -> bool:
         """Whether each class has networks of its own."""
+        return False
 
     @property
-    @abstractmethod
     def ignores_labels(self) -> bool:
         """Whether images are made without regard to labels."""
+        return False
 
     @abstractmethod
     def central_discriminator(

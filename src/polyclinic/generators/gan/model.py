@@ -63,7 +63,7 @@ class GANModel(GeneratorModel):
         losses, most = [], self.settings.steps_on(len(images))
         for step in range(1, most + 1):
             losses.append(steps.step())
-            if options.progress is not None and step % max(1, most // REPORTS) == 0:
+            if step % max(1, most // REPORTS) == 0:
                 options.progress("generator", step, most, float(torch.stack(losses[-100:]).mean()))
         return {"generator": float(torch.stack(losses[-100:]).mean())}
 

@@ -24,7 +24,6 @@ from polyclinic.training.gpu.stacked_layers import AllAtOnce, double_stacked, ha
 #: product of its vector and the image's features (Miyato and Koyama 2018); or there are networks of their own for each
 #: class, which need no label (PrivGAN's code trains one class at a time)
 Condition = Literal["none", "plane", "projection", "apart"]
-Architecture = Literal["dense", "convolutions"]
 #: what keeps a discriminator smooth
 DiscriminatorNorm = Literal["spectral", "group", "none"]
 
@@ -355,28 +354,8 @@ class OfEachClass(nn.Module):
         return done[by_class.argsort()]
 
 
-def generator_network(
-    architecture: Architecture, shape: GANShape, condition: Condition, norm: Literal["batch", "group"]
-) -> nn.Module:
-    if condition == "apart":
-        one = shape._replace(target=Target())
-        return OfEachClass(shape.target, lambda: generator_network(architecture, one, "none", norm))
-    return DenseGenerator(shape) if architecture == "dense" else ConvGenerator(shape, norm)
-
-
-def discriminator_network(
-    architecture: Architecture,
-    shape: GANShape,
-    condition: Condition,
-    norm: DiscriminatorNorm,
-    *,
-    outputs: int = 1,
-    spread: bool = False,
-) -> nn.Module:
-    """With more than one output it identifies sites, and is otherwise the same network."""
-    if condition == "apart":
-        one, build = shape._replace(target=Target()), discriminator_network
-        return OfEachClass(shape.target, lambda: build(architecture, one, "none", norm, outputs=outputs, spread=spread))
-    if architecture == "dense":
-        return DenseDiscriminator(shape, condition, norm, outputs)
-    return ConvDiscriminator(shape, condition, norm, outputs, spread)
+def for_each_class(shape: GANShape, apart: bool, build: Callable[[GANShape], nn.Module]) -> nn.Module:
+    """One network; with `apart` one for each class, none of which is told a label."""
+    if not apart:
+        return build(shape)
+    return OfEachClass(shape.target, lambda: build(shape._replace(target=Target())))

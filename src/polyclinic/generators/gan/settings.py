@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 import torch
@@ -21,19 +21,24 @@ from polyclinic.generators.gan.adversarial import AdversarialGenerator, GANLoss,
 from polyclinic.generators.gan.model import GANModel
 from polyclinic.generators.gan.networks import (
     SLOPE,
-    Architecture,
     Condition,
+    ConvDiscriminator,
+    ConvGenerator,
+    DenseDiscriminator,
+    DenseGenerator,
     DiscriminatorNorm,
     GANShape,
     ImageDiscriminator,
     NoiseWithLabel,
-    OfEachClass,
-    discriminator_network,
-    generator_network,
+    for_each_class,
 )
 from polyclinic.generators.gan.trainer import GANSpec, adam, random_labels
 from polyclinic.tasks import Target
 
+CONDITION = (
+    "how the discriminator learns the label: projection, plane (one more channel), apart (each class has networks of "
+    "its own), or none: then images are made without regard to labels"
+)
 APART_NEEDS_CLASSES = "generator.condition: 'apart' needs classes, and labels are values; choose 'projection'"
 
 
@@ -61,11 +66,7 @@ class GAN(AdversarialGenerator):
     smoothing: float = Field(0.0, ge=0, lt=0.5, description="with loss 'log': what a real image's label lacks to 1")
     saturating: bool = Field(False, description="with loss 'log': lower log(1 - D), not -log D, as the formula has it")
     penalty: float = Field(0.0, ge=0, description="weight of the gradient penalty")
-    condition: Condition = Field(
-        "projection",
-        description="how the discriminator learns the label: projection, plane (one more channel), apart (each class "
-        "has networks of its own), or none: then images are made without regard to labels",
-    )
+    condition: Condition = Field("projection", description=CONDITION)
     labels: Literal["real", "even"] = Field(
         "real", description="labels of made images in training: those of the real batch, or all classes alike"
     )
@@ -80,8 +81,6 @@ class GAN(AdversarialGenerator):
     width: int = Field(24, ge=1, description="channels of the widest feature map; deeper ones have up to 8 times it")
     latent: int = Field(64, ge=1, description="random numbers that an image is made from")
 
-    architecture: ClassVar[Architecture]
-
     def steps_on(self, images: int) -> int:
         return self.steps or PASSES * max(1, images // self.batch_size)
 
@@ -89,11 +88,6 @@ class GAN(AdversarialGenerator):
     def _fits(self) -> GAN:
         if self.loss == "linear" and not self.penalty and self.discriminator_norm != "spectral":
             raise ValueError("loss 'linear' has no bound; set penalty = 10, or discriminator_norm = 'spectral'")
-        if self.architecture == "dense" and self.discriminator_norm == "group" and self.width < NARROWEST_GROUPED:
-            raise ValueError(
-                f"width {self.width} makes groups of one feature, whose group norm is 0 whatever the image shows; set "
-                f"width = {NARROWEST_GROUPED} or more, or discriminator_norm = 'none'"
-            )
         return self
 
     def model_for(self, spec: ModelSpec) -> GANModel:
@@ -167,19 +161,26 @@ class GAN(AdversarialGenerator):
 
     def networks(self, shape: GANShape) -> dict[str, nn.Module]:
         """Generator, its EMA (average), and discriminator; drawn from torch's global state."""
-        generator = generator_network(self.architecture, shape, self.condition, self.norm)
-        discriminator = discriminator_network(
-            self.architecture, shape, self.condition, self.discriminator_norm, spread=self.spread
-        )
+        apart = self.condition == "apart"
+        generator = for_each_class(shape, apart, self.generator_network)
+        condition: Condition = "none" if apart else self.condition
+        discriminator = for_each_class(shape, apart, lambda one: self.discriminator_network(one, condition))
         average = copy.deepcopy(generator).requires_grad_(False)
         return {"generator": generator, "average": average, "discriminator": discriminator}
+
+    def generator_network(self, shape: GANShape) -> nn.Module:
+        return ConvGenerator(shape, self.norm)
+
+    def discriminator_network(self, shape: GANShape, condition: Condition, sites: int | None = None) -> nn.Module:
+        """With `sites` it names one of them, has no spread, and is otherwise the same network."""
+        spread = self.spread and sites is None
+        return ConvDiscriminator(shape, condition, self.discriminator_norm, sites or 1, spread)
 
     def central_discriminator(
         self, *, channels: int, size: int, target: Target, sites: int, per_class: bool = False
     ) -> nn.Module:
         shape = self.shape(channels, size, target)
-        condition: Condition = "apart" if per_class else "none"
-        return discriminator_network(self.architecture, shape, condition, self.discriminator_norm, outputs=sites)
+        return for_each_class(shape, per_class, lambda one: self.discriminator_network(one, "none", sites))
 
     def central_optimizer(
         self, parameters: Iterable[nn.Parameter], lr: float | None, *, capturable: bool
@@ -197,10 +198,21 @@ class VanillaGAN(GAN):
     name: Literal["gan"] = "gan"
 
     summary: ClassVar[str] = "the first GAN: two networks of dense layers"
-    architecture: ClassVar[Architecture] = "dense"
 
+    @model_validator(mode="after")
+    def _has_groups(self) -> VanillaGAN:
+        if self.discriminator_norm == "group" and self.width < NARROWEST_GROUPED:
+            raise ValueError(
+                f"width {self.width} makes groups of one feature, whose group norm is 0 whatever the image shows; set "
+                f"width = {NARROWEST_GROUPED} or more, or discriminator_norm = 'none'"
+            )
+        return self
 
-# --- convolutions ---------------------------------------------------------------------------------
+    def generator_network(self, shape: GANShape) -> nn.Module:
+        return DenseGenerator(shape)
+
+    def discriminator_network(self, shape: GANShape, condition: Condition, sites: int | None = None) -> nn.Module:
+        return DenseDiscriminator(shape, condition, self.discriminator_norm, sites or 1)
 
 
 class DCGAN(GAN):
@@ -218,7 +230,6 @@ class DCGAN(GAN):
     augment: bool = Field(True, description="differentiable augmentation of what the discriminator sees")
 
     summary: ClassVar[str] = "GAN of convolutions, conditional; the quick one"
-    architecture: ClassVar[Architecture] = "convolutions"
 
 
 class WassersteinGAN(GAN):
@@ -228,10 +239,8 @@ class WassersteinGAN(GAN):
     loss: LossName = Field("linear", description="the measure phi: log, linear (Wasserstein) or hinge")
     penalty: float = Field(10.0, ge=0, description="weight of the gradient penalty")
     critic_steps: int = Field(5, ge=1, description="steps of the discriminator before each of the generator")
-    norm: Literal["batch", "group"] = Field("batch", description="normalisation in the generator")
 
     summary: ClassVar[str] = "GAN of convolutions with a Wasserstein critic and gradient penalty"
-    architecture: ClassVar[Architecture] = "convolutions"
 
 
 # --- PrivGAN --------------------------------------------------------------------------------------
@@ -248,18 +257,13 @@ class PrivGAN(GAN):
 
     name: Literal["privgan"] = "privgan"
     smoothing: float = Field(0.05, ge=0, lt=0.5, description="with loss 'log': what a real image's label lacks to 1")
-    condition: Condition = Field(
-        "apart",
-        description="how the discriminator learns the label: projection, plane (one more channel), apart (each class "
-        "has networks of its own), or none: then images are made without regard to labels",
-    )
+    condition: Condition = Field("apart", description=CONDITION)
     balance: bool = Field(True, description="draw real batches with as many images of each class a site has")
     average: float = Field(0.0, ge=0, lt=1, description="samples come from this moving average of the generator")
     width: int = Field(64, ge=1, description="channels of the widest feature map; deeper ones have up to 8 times it")
     latent: int = Field(100, ge=1, description="random numbers that an image is made from")
 
     summary: ClassVar[str] = "the convolutional GAN of PrivGAN's code: 5x5 kernels, no normalisation"
-    architecture: ClassVar[Architecture] = "convolutions"
 
     @model_validator(mode="after")
     def _has_no_norms(self) -> PrivGAN:
@@ -267,25 +271,11 @@ class PrivGAN(GAN):
             raise ValueError("privgan has no norms and no spread; set discriminator_norm = 'none', spread = false")
         return self
 
-    def networks(self, shape: GANShape) -> dict[str, nn.Module]:
-        generator = _per_class(shape, self.condition, PrivGANGenerator)
-        discriminator = _per_class(shape, self.condition, lambda one: PrivGANDiscriminator(one, self.condition, 1))
-        average = copy.deepcopy(generator).requires_grad_(False)
-        return {"generator": generator, "average": average, "discriminator": discriminator}
+    def generator_network(self, shape: GANShape) -> nn.Module:
+        return PrivGANGenerator(shape)
 
-    def central_discriminator(
-        self, *, channels: int, size: int, target: Target, sites: int, per_class: bool = False
-    ) -> nn.Module:
-        shape = self.shape(channels, size, target)
-        condition: Condition = "apart" if per_class else "none"
-        return _per_class(shape, condition, lambda one: PrivGANDiscriminator(one, "none", sites))
-
-
-def _per_class(shape: GANShape, condition: Condition, build: Callable[[GANShape], nn.Module]) -> nn.Module:
-    """One network, or one for each class, none of which is told a label."""
-    if condition != "apart":
-        return build(shape)
-    return OfEachClass(shape.target, lambda: build(shape._replace(target=Target())))
+    def discriminator_network(self, shape: GANShape, condition: Condition, sites: int | None = None) -> nn.Module:
+        return PrivGANDiscriminator(shape, condition, sites or 1)
 
 
 class PrivGANGenerator(nn.Module):
@@ -314,7 +304,7 @@ class PrivGANDiscriminator(ImageDiscriminator):
 
     def __init__(self, shape: GANShape, condition: Condition, outputs: int) -> None:
         super().__init__()
-        self.condition, self.spread = "none" if condition == "apart" else condition, nn.Identity()
+        self.condition, self.spread = condition, nn.Identity()
         side = -(-shape.size // 2**DOUBLINGS)
         self.whole = side * 2**DOUBLINGS
         widths = [shape.channels + (self.condition == "plane"), shape.width, 2 * shape.width, 2 * shape.width]

@@ -119,7 +119,7 @@ class Learner(NamedTuple):
     images: np.ndarray
     labels: np.ndarray
     rng: torch.Generator
-    progress: Progress | None = None
+    progress: Progress = lambda *_: None
 
 
 class StackedSteps:
@@ -158,7 +158,7 @@ def fit_together(learners: Sequence[Learner]) -> list[dict[str, float]]:
     for step in range(1, max(mosts) + 1):
         losses = [*losses[-LAST + 1 :], steps.step()]
         for place, (learner, most) in enumerate(zip(learners, mosts, strict=True)):
-            if learner.progress is not None and step <= most and step % max(1, most // REPORTS) == 0:
+            if step <= most and step % max(1, most // REPORTS) == 0:
                 learner.progress("generator", step, most, _mean(losses, place))
             if step == most:
                 learner.model.load(steps.networks.state(place))

@@ -109,14 +109,6 @@ class StyleGAN2(AdversarialGenerator):
     def gan_loss(self) -> GANLoss:
         return Log()
 
-    @property
-    def separates_classes(self) -> bool:
-        return False
-
-    @property
-    def ignores_labels(self) -> bool:
-        return False
-
     def central_discriminator(
         self, *, channels: int, size: int, target: Target, sites: int, per_class: bool = False
     ) -> nn.Module:
@@ -164,7 +156,7 @@ class StyleGAN2Model(AdversarialModel):
         steps = self.begin(self.accept_images(images), as_tensor(labels), rng, replayed=options.replayed)
         for number in range(1, self.settings.steps + 1):
             steps.step()
-            if options.progress is not None and number % max(1, self.settings.steps // REPORTS) == 0:
+            if number % max(1, self.settings.steps // REPORTS) == 0:
                 options.progress("generator", number, self.settings.steps, float(steps.loss))
         return {"generator": float(steps.loss), "augmentation": float(self.networks["controls"].get_buffer("p"))}
 

@@ -155,11 +155,6 @@ def draw_vectors(latents: Tensor, count: int, rng: torch.Generator) -> Tensor:
     return rows[order.to(rows.device)]
 
 
-def used_share(codes: Tensor, size: int) -> float:
-    """Which share of `size` codes occurs at all in `codes`."""
-    return len(codes.unique()) / size
-
-
 # --- layers ---------------------------------------------------------------------------------------
 
 

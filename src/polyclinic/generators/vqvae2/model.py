@@ -29,7 +29,7 @@ from polyclinic.generators.base import (
     initial_networks,
 )
 from polyclinic.generators.latent_space import CodeSpace
-from polyclinic.generators.vqvae2.autoencoder import Autoencoder, Learning, Moved, losses, noise_images, used_share
+from polyclinic.generators.vqvae2.autoencoder import Autoencoder, Learning, Moved, losses, noise_images
 from polyclinic.generators.vqvae2.prior import Prior, negative_log_likelihoods
 from polyclinic.metrics.images import pooled_psnr
 from polyclinic.randomness import device_rng, seed_of, torch_rng
@@ -194,7 +194,7 @@ class VQVAE2Model(CodedModel):
         objective = Objective(net.parameters(), batch_of, loss_of, after, [drawn] if drawn is not None else [])
         net.to(memory_format=layout)  # type: ignore[call-overload]
         try:
-            return descend(objective, len(images), schedule, rng, partial(options.report, "autoencoder"))
+            return descend(objective, len(images), schedule, rng, partial(options.progress, "autoencoder"))
         finally:
             net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
@@ -234,7 +234,7 @@ class VQVAE2Model(CodedModel):
                 options.private["prior"](net, losses_of, batch_of, schedule, joined)
                 return float("nan")
             objective = Objective(net.parameters(), batch_of, loss_of)
-            return descend(objective, count(codes), schedule, rng, partial(options.report, "prior"))
+            return descend(objective, count(codes), schedule, rng, partial(options.progress, "prior"))
 
     # --- making images ----------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class VQVAE2Model(CodedModel):
 
     def usage(self, codes: Codes) -> dict[str, float]:
         """Which share of each level's codes occurs at all in these."""
-        return {level: used_share(codes[level], size) for level, size in self.codebook_sizes.items()}
+        return {level: len(codes[level].unique()) / size for level, size in self.codebook_sizes.items()}
 
     def quality(self, images: Array) -> dict[str, float]:
         """How well images come back (psnr, in dB) and which share of the codes they use (usage_top, usage_bottom)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
@@ -11,16 +10,17 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.base import initial_networks
 from polyclinic.generators.gan.adversarial import AdversarialGenerator, confusion_loss, site_cross_entropy
 from polyclinic.generators.gan.networks import OfEachClass, update_spectral_norms
 from polyclinic.generators.gan.trainer import centred
 from polyclinic.methods.shared import utility
-from polyclinic.methods.shared.method import Federation, Method, Parcel, Reply, all_sites
+from polyclinic.methods.shared.method import Federation, Method, Parcel, Reply, Site, all_sites
+from polyclinic.methods.shared.training_gans import adversarial_settings
 from polyclinic.models import Backbone
 from polyclinic.randomness import seed_of
+from polyclinic.training.generator_loop import autocast
 from polyclinic.training.gpu.graphs import GraphedFunction
 
 
@@ -148,25 +148,26 @@ class CentralDiscriminator:
 
     def __init__(
         self,
-        settings: AdversarialGenerator,
-        trainer: TrainerLike,
+        method: FeliciaSettings,
+        at: Federation | Site,
         images: Sequence[int],
         sites: int,
-        seed: int,
-        *,
-        towards: Literal["away", "other"] = "away",
-        lr: float | None = None,
-        per_class: bool = False,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`images` is the shape [N, C, H, W]; `seed` draws the first weights; `lr`: the discriminators' if None."""
+        """As it begins, the same wherever it is built, or with the `weights` that came; `images` is the shape
+        [N, C, H, W]."""
+        settings, trainer = adversarial_settings(at), at.trainer
         shape: dict[str, Any] = {"channels": images[1], "size": images[2], "target": trainer.target, "sites": sites}
-        shape["per_class"] = per_class
-        built = initial_networks(lambda: {"central": settings.central_discriminator(**shape)}, seed_of(seed, "central"))
+        shape["per_class"] = method.is_per_class(settings)
+        seed = seed_of(at.seed, "central")
+        built = initial_networks(lambda: {"central": settings.central_discriminator(**shape)}, seed)
         self.network: nn.Module = built["central"].to(trainer.device).train()
-        self.towards, self.loss, self.sites = towards, settings.gan_loss, sites
+        self.towards, self.loss, self.sites = method.towards, settings.gan_loss, sites
         self.precision, self.device = trainer.precision, trainer.device
         parameters = self.network.parameters()
-        self.optimizer = settings.central_optimizer(parameters, lr, capturable=trainer.graphs)
+        self.optimizer = settings.central_optimizer(parameters, method.central_lr, capturable=trainer.graphs)
+        if weights:
+            self.network.load_state_dict(dict(weights))
         name = "a step of FELICIA's central discriminator"
         self._both = GraphedFunction(self._step_and_gradient, name) if trainer.graphs else self._step_and_gradient
 
@@ -216,13 +217,8 @@ class CentralDiscriminator:
         return (site + 1 + ahead) % self.sites
 
     def logits(self, images: Tensor, labels: Tensor) -> Tensor:
-        with self.autocast():
+        with autocast(self.device, self.precision):
             return self.network(images, labels)
-
-    def autocast(self) -> contextlib.AbstractContextManager:
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 # --- synthetic images of the sites' replies -----------------------------------------------------------

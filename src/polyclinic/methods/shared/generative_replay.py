@@ -153,7 +153,7 @@ class GenerativeReplay(ReplayMethod):
     @operation(takes={"weights": "front"})
     def take_front(self, site: Site, weights: Weights) -> None:
         """Keep the frozen layers, whose latents are replayed."""
-        replay_space.take_front(site, weights)
+        site.state.put(replay_space.FRONT, weights)
 
     @operation("generator", "codes", "labels", "masks")
     def train_generator(self, site: Site, generator: Tensors | None = None, **before: Tensors) -> list[Parcel]:

@@ -20,7 +20,6 @@ from polyclinic.data.plots import coloured, contact_sheet, label_words
 from polyclinic.federation.collaborators import TrainerLike
 from polyclinic.generators import CodedModel, GeneratorModel, probe
 from polyclinic.generators.replay_stream import ReplaySource
-from polyclinic.methods.shared import replay_space
 from polyclinic.methods.shared.method import Parcel, Site
 from polyclinic.methods.shared.public_basis import PHANTOMS, pictures
 from polyclinic.methods.shared.site_generator import figures_parcel
@@ -58,11 +57,6 @@ class Limits:
         """Latents, up to rounding, from its bytes over 255."""
         low, high = self.low.to(unit.device), self.high.to(unit.device)
         return low + unit * (high - low)
-
-
-def take_front(site: Site, weights: Mapping[str, Tensor]) -> None:
-    """Keep the frozen layers' weights in the site's state: they are needed before the network comes."""
-    site.state.put(FRONT, weights)
 
 
 def learned(site: Site) -> np.ndarray | Tensor:
@@ -114,7 +108,7 @@ def measure(site: Site, model: GeneratorModel, *, sampled: bool) -> Parcel:
     Of samples nothing is measured: what real images look like to the generator would tell about them.
     """
     images, replayed = real_and_replayed(site, model, sampled=sampled)
-    if not replay_space.in_latents(site):  # which nobody can look at
+    if not in_latents(site):  # which nobody can look at
         draw(site, model, images[:SHOWN], replayed[:SHOWN] if sampled else None)
     if sampled or not isinstance(model, CodedModel):
         return figures_parcel({})
@@ -159,8 +153,8 @@ def probe_images(site: Site, model: GeneratorModel, by_site: Mapping[str, Replay
 def real_and_replayed(site: Site, model: GeneratorModel, *, sampled: bool) -> tuple[Tensor, Tensor]:
     """Some of the site's images, and the same through the codes (or samples with the same labels)."""
     part, some = site.data.train, slice(0, PROBED)
-    learned = replay_space.learned(site)[some]
-    images = learned if isinstance(learned, Tensor) else torch.from_numpy(learned.copy())
+    found = learned(site)[some]
+    images = found if isinstance(found, Tensor) else torch.from_numpy(found.copy())
     if sampled or not isinstance(model, CodedModel):
         return images, model.sample(part.labels[some].copy(), site.rng("samples"))
     return images, model.decode(model.encode(images))

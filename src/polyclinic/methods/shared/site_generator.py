@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -173,10 +173,13 @@ def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
     tuning = tuning_settings(site)
     told = generator_progress(site)
     if tuning is None:
-        losses = model.fit(images, labels, rng, FitOptions(progress=told))
-        return {f"loss_{name}": value for name, value in losses.items()}
+        return _figures(model.fit(images, labels, rng, FitOptions(progress=told)))
     steps = generator_settings(site).steps_on(len(images))
     return private_tuning.fit(model, images, labels, rng, tuning.for_steps(steps), told)
+
+
+def _figures(losses: Mapping[str, float]) -> dict[str, float]:
+    return {f"loss_{name}": value for name, value in losses.items()}
 
 
 def figures_parcel(figures: Mapping[str, float]) -> Parcel:
@@ -319,24 +322,18 @@ def _train_gans(sites: Sequence[Site]) -> list[Trained]:
 
 
 def _train_group(sites: Sequence[Site]) -> list[Trained]:
-    side = sites[0].data.train.images.shape[-1]
-    pays = sites[0].trainer.stacked == "always" or stacking_gans_pays(len(sites), side)
+    pays = sites[0].trainer.stacked == "always" or stacking_gans_pays(len(sites), sites[0].data.train.images.shape[-1])
     if len(sites) > 1 and pays:
         try:
-            return _train_stack(sites)
+            models = [cast(GANModel, new_generator(site)) for site in sites]
+            losses = fit_together([_learner(site, model) for site, model in zip(sites, models, strict=True)])
+            return [(model, _figures(own)) for model, own in zip(models, losses, strict=True)]
         except RuntimeError as error:  # no memory, or no kernel
             words = "engine.stacked: generators are trained one after the other, more slowly"
             warnings.warn(f"{words}: {error}", stacklevel=4)
     return [train_generator(site) for site in sites]
 
 
-def _train_stack(sites: Sequence[Site]) -> list[Trained]:
-    models = [new_generator(site) for site in sites]
-    figures = fit_together([_learner(site, model) for site, model in zip(sites, models, strict=True)])
-    return [(model, {f"loss_{name}": v for name, v in own.items()}) for model, own in zip(models, figures, strict=True)]
-
-
-def _learner(site: Site, model: GeneratorModel) -> Learner:
-    assert isinstance(model, GANModel), "the settings of a GAN build one"
+def _learner(site: Site, model: GANModel) -> Learner:
     labels = np.asarray(site.data.train.labels)
     return Learner(model, training_images(site), labels, site.rng("generator"), generator_progress(site))
