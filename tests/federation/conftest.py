@@ -21,7 +21,7 @@ def make(tmp_path):
             study=plain_study(method, seed=1, **settings),
             sites=sites,
             folder=tmp_path,
-            initial_weights=weights,
+            initial=weights(),
             expected={"weights": Expected.like("weights", weights(), partial=True)},
             trainer=None,
             backbones=backbones or {},

@@ -58,7 +58,7 @@ def federation_with(tmp_path):
             study=plain_study(**settings),
             sites=SITES,
             folder=tmp_path,
-            initial_weights=dict,
+            initial={},
             expected={},
             trainer=None,
         )

@@ -234,7 +234,8 @@ class FederationSpec:
     sites: tuple[str, ...]
     #: the run folder
     folder: Path
-    initial_weights: Callable[[], dict[str, Tensor]]
+    #: the weights that the study's network begins with
+    initial: Mapping[str, Tensor]
     #: what parcels of each kind must look like
     expected: Mapping[str, Expected]
     #: the coordinator's own trainer, for methods in which it trains as well

@@ -56,7 +56,7 @@ class Federation:
         self.coverage = Coverage()
         self.heads = Heads(spec.folder, spec.keys)
         self.failures: list[dict[str, Any]] = []
-        self.initial_weights = spec.initial_weights
+        self._initial = spec.initial
         self.trainer = spec.trainer
         self.backbones = dict(spec.backbones)
         self.generator, self.replay_settings = study.generator, study.replay
@@ -348,6 +348,10 @@ class Federation:
     def evaluate(self, weights: Weights | None = None) -> None:
         """Score the model on the sites' validation images, when this round is an evaluation point."""
         self.observer.evaluate(self, weights)
+
+    def initial_weights(self) -> dict[str, Tensor]:
+        """The weights that the study's network begins with; a method may change them."""
+        return {name: tensor.to(self.weights_device, copy=True) for name, tensor in self._initial.items()}
 
     def alike(self, site: str, other: str) -> bool:
         """Whether two sites have the same network, so that one can take the other's weights."""

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ from polyclinic.federation.ledger.budget import Budget, EpsilonLimit, price_at
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Operation, work_at
+from polyclinic.federation.operation import Operation, carry_out
 from polyclinic.federation.site import HostSpec, Site, SitePosition, read_state, state_path, version_of
 from polyclinic.federation.sums.settings import floor_of
 from polyclinic.federation.sums.site_sums import SiteSums
-from polyclinic.federation.transaction import Parcels, Transaction
+from polyclinic.federation.transaction import Transaction
 from polyclinic.files import atomic_write, sync_files, write_tensors
 from polyclinic.randomness import seeded
 
@@ -86,63 +86,66 @@ class SiteHost:
         if len(calls) > 1 and not self.is_grouped(calls[0].operation, len(calls)):
             return [answer for call in calls for answer in self.handle_group([call])]
         work, declared = self._operation(calls[0].operation)
-        asked = [Transaction(call, work, declared, [one.site for one in calls]) for call in calls]
+        group = [call.site for call in calls]
+        answers: dict[str, Any] = dict.fromkeys(group)
+        arrived: list[Transaction] = []
         with contextlib.ExitStack() as held:
-            for one in asked:
+            for call in calls:
+                one = Transaction(call, work, declared, group)
                 held.enter_context(one.held)
-            answers: dict[str, Any] = {
-                one.call.site: self._attempt([one], self._arrive, one, working=False) for one in asked
-            }
-            arrived = [one for one in asked if answers[one.call.site] is None]
-            made: Any = self._attempt(arrived, self._work, arrived) if arrived else []
-            for place, one in enumerate(arrived):
-                failed = isinstance(made, Exception)
-                answers[one.call.site] = made if failed else self._attempt([one], self._leave, one, made[place])
+                with self._refusing([one], answers, working=False):
+                    for layer in self._arriving:
+                        layer.arriving(one)
+                    arrived.append(one)
+            made: list[Any] = []
+            with self._refusing(arrived, answers):
+                made = self._work(arrived)
+            for one, released in zip(arrived, made, strict=False):
+                with self._refusing([one], answers):
+                    answers[one.call.site] = self._leave(one, released)
         return list(answers.values())
 
-    def _attempt(
-        self, transactions: Sequence[Transaction], step: Callable[..., Any], *arguments: Any, working: bool = True
-    ) -> Any:
-        """What a step gives, or the exception that it raises. Then nothing has happened at the sites; and one that may
-        depend on a deployed site's images suspends the study."""
+    @contextlib.contextmanager
+    def _refusing(
+        self, asked: Sequence[Transaction], answers: dict[str, Any], *, working: bool = True
+    ) -> Iterator[None]:
+        """An exception is the sites' answer, and nothing has happened at them. One that may depend on a deployed site's
+        images suspends the study."""
         try:
-            return step(*arguments)
+            yield
         except BaseException as error:
-            for one in transactions if not isinstance(error, LooksOn) else ():
-                one.undo()
+            for one in asked:
+                if not isinstance(error, LooksOn):
+                    one.undo()
+                answers[one.call.site] = error
             if not isinstance(error, Exception):
                 raise
             if self.spec.kit and may_depend_on_images(error, working=working):
                 self.spec.kit.suspensions.suspend(self.spec.folder.name, f"{type(error).__name__}: {error}")
-            return error
 
-    def _arrive(self, transaction: Transaction) -> None:
-        for layer in self._arriving:
-            layer.arriving(transaction)
-
-    def _work(self, arrived: Sequence[Transaction]) -> list[Parcels]:
+    def _work(self, arrived: Sequence[Transaction]) -> list[Any]:
         """What each site makes, before a layer has seen it. Layers around the work are for a site that works alone."""
+        if not arrived:
+            return []
         first = arrived[0]
         # dropout draws from global state
         gpus = range(torch.cuda.device_count())
         with seeded(*first.site.address(first.declared.address, first.call.round), gpus=gpus):
             for layer in self._working if len(arrived) == 1 else ():
                 first.held.enter_context(layer.around(first))
-            made = work_at([one.site for one in arrived], first.work, [one.payload for one in arrived])
-            return [_parcels(released) for released in made]
+            return carry_out([one.begin_work() for one in arrived])
 
-    def _leave(self, transaction: Transaction, parcels: Parcels) -> Reply:
+    def _leave(self, transaction: Transaction, released: Any) -> Reply:
+        parcels = () if released is None else (released,) if isinstance(released, Parcel) else tuple(released)
         for layer in self._leaving:
             parcels = layer.leaving(transaction, parcels)
         transaction.sent = parcels
         for layer in self._left:
             layer.left(transaction)
         site, ledger = transaction.call.site, self.sites.ledgers[transaction.call.site]
-        return (
-            Reply(site, parcels, ledger.head)
-            if ledger.is_settled
-            else Reply(site, parcels, head_soon=lambda: ledger.head)
-        )
+        if ledger.is_settled:
+            return Reply(site, parcels, ledger.head)
+        return Reply(site, parcels, head_soon=lambda: ledger.head)
 
     def is_grouped(self, operation: str, sites: int) -> bool:
         """Whether the plans of so many sites may be carried out at once in this operation; all have one network."""
@@ -172,12 +175,6 @@ class SiteHost:
         self.sites.drop_old_versions(names)
 
 
-def _parcels(released: Any) -> Parcels:
-    if released is None:
-        return ()
-    return (released,) if isinstance(released, Parcel) else tuple(released)
-
-
 def room_for_states() -> int:
     """A 32nd of the machine's memory, between 256 MiB and 1 GiB, as processes side by side take as much each.
 
@@ -204,6 +201,7 @@ class OpenSites:
 
     def __init__(self, spec: HostSpec, *, deployed: bool) -> None:
         self.spec, self.key_ring, self._deployed = spec, spec.key_ring, deployed
+        self._limited = deployed or spec.policy.is_limited
         self.gates: dict[str, Gate] = {}  # of the sites in memory
         self.ledgers: dict[str, Ledger] = {}  # of all sites: a chain is checked from its beginning only once
         self.put_back: set[str] = set()  # sites that go on from an earlier checkpoint than their ledger has seen
@@ -355,7 +353,7 @@ class OpenSites:
         epsilon that its people approved with the study; a simulated site's state is enough for that."""
         spec, ledger, data = self.spec, self.ledgers[site.name], site.data
         budget = target = None
-        if site.secret or spec.policy.is_limited:
+        if self._limited:
             price, privacy = price_at(spec.policy, data.train), site.trainer.privacy if site.secret else None
             runs, anchors = spec.folder.parent if site.secret else None, spec.kit.anchors if spec.kit else None
             budget = Budget(spec.policy, ledger.path, runs, price, anchors)

@@ -16,8 +16,6 @@ import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
-from polyclinic.federation.site import Site
-
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
 
@@ -108,33 +106,26 @@ class Plan(Protocol):
         """What came of each plan; several are stacked where that can be and pays."""
 
 
-def carry_out(halves: Sequence[Generator[Any, Any, Any]]) -> list[Any]:
-    """What each site half returns. Those that wait at plans of one kind have them carried out together."""
-    returned: dict[int, Any] = {}
-    answers: dict[int, Any] = dict.fromkeys(range(len(halves)))
+def carry_out(begun: Sequence[Any]) -> list[Any]:
+    """What each site half returns; one that yields no plan has returned already. Those that wait at plans of one kind
+    have them carried out together."""
+    returned = list(begun)
+    answers: dict[int, Any] = {place: None for place, half in enumerate(begun) if isinstance(half, Generator)}
     try:
         while answers:
-            plans: dict[int, Any] = {}
+            waiting: dict[type[Plan], dict[int, Any]] = {}
             for place, answer in answers.items():
                 try:
-                    plans[place] = halves[place].send(answer)
+                    plan = begun[place].send(answer)
                 except StopIteration as done:
                     returned[place] = done.value
+                else:
+                    waiting.setdefault(type(plan), {})[place] = plan
             answers = {}
-            for kind in dict.fromkeys(type(plan) for plan in plans.values()):
-                alike = {place: plan for place, plan in plans.items() if type(plan) is kind}
-                answers |= zip(alike, kind.carry_out(list(alike.values())), strict=True)
+            for kind, plans in waiting.items():
+                answers |= zip(plans, kind.carry_out(list(plans.values())), strict=True)
     finally:  # where one fails, the others leave what they are in
-        for half in halves:
-            half.close()
-    return [returned[place] for place in range(len(halves))]
-
-
-def work_at(sites: Sequence[Site], work: Callable[..., Any], payloads: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """What an operation returns at each of some sites, whether it yields plans or not."""
-    made = [work(site, **payload) for site, payload in zip(sites, payloads, strict=True)]
-    yielding = [place for place, one in enumerate(made) if isinstance(one, Generator)]
-    returned = carry_out([made[place] for place in yielding])
-    for place, value in zip(yielding, returned, strict=True):
-        made[place] = value
-    return made
+        for half in begun:
+            if isinstance(half, Generator):
+                half.close()
+    return returned

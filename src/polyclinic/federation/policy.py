@@ -128,15 +128,6 @@ class Policy(Settings):
         "number is added up too, or method.weighting = 'uniform'",
     )
 
-    def refusal_of(self, kind: str) -> str:
-        """Why a kind of parcel may not leave; empty where it may."""
-        if kind == "real-images" and self.deployed:
-            return "real images never leave a deployed site, whatever its policy lists"
-        if kind in self.kinds:
-            return ""
-        where = "policy.toml of its kit" if self.deployed else "policy.kinds of the study"
-        return f"the site's policy does not let this kind out (it allows {', '.join(self.kinds)}); add it to {where}"
-
     @property
     def is_limited(self) -> bool:
         """Whether there is a limit to what may leave in all."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -41,24 +41,20 @@ class Transaction:
         self.sent: Parcels = ()
         #: what layers hold until all is done
         self.held = contextlib.ExitStack()
-        self._before: Mapping[str, Tensor] | None = None
-
-    def begin(self) -> None:
-        """What changes at the site from now on is undone if anything fails."""
-        self._before, self._changed = dict(self.site.state), self.site.state.changed
+        #: the site's state before anything changed in it, from when on a failure is undone
+        self.before: SiteState | None = None
 
     def undo(self) -> None:
         """Put the site back to where it was."""
-        if self._before is not None:
-            self.site.state = SiteState(self._before)
-            self.site.state.changed = self._changed
+        if self.before is not None:
+            self.site.state = self.before
             self.site.memory.clear()
             self.site.cache.clear()
 
-    @property
-    def payload(self) -> dict[str, Any]:
-        """What the operation is given by keyword."""
-        return {name: parcel.tensors for name, parcel in self.received.items()} | dict(self.call.arguments)
+    def begin_work(self) -> Any:
+        """What the operation returns, or a generator that yields its plans."""
+        opened = {name: parcel.tensors for name, parcel in self.received.items()}
+        return self.work(self.site, **{**opened, **self.call.arguments})
 
     @cached_property
     def splits(self) -> tuple[str, ...]:

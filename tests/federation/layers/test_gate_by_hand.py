@@ -1,5 +1,7 @@
 """What the gate sets aside before work, which refusals tell of images, and how a line is written, case by case."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -226,8 +228,8 @@ def test_the_first_reason_of_a_suspension_is_kept_until_a_person_releases_it(tmp
     ],
 )
 def test_tensors_whose_last_axes_make_up_an_image(shape, fits):
-    known = RawImages(IMAGES)
-    assert known._has_rows(shape) is fits
-    assert known._has_rows(shape) is fits  # as it was the first time
-    assert not known.found_in(torch.zeros(shape))
-    assert not known.found_in(torch.zeros(shape, dtype=torch.complex64))
+    known, count = RawImages(IMAGES), math.prod(shape)
+    tensor = torch.from_numpy(np.resize(IMAGES[0], count)).reshape(shape)
+    for _ in range(2):  # the second time as the first
+        assert known.found_in(tensor) is (fits and count > 0)
+    assert not known.found_in(tensor.to(torch.complex64))

@@ -97,7 +97,7 @@ def make(tmp_path):
             study=plain_study(),
             sites=SITES,
             folder=tmp_path,
-            initial_weights=dict,
+            initial={},
             expected={"weights": Expected.like("weights", {"w": SECRET})},
             trainer=None,
         )

@@ -109,7 +109,7 @@ class Company:
             study=plain_study(Adding(), seed=1, federation=self.settings),
             sites=tuple(self.answers),
             folder=next(iter(self.sites.values())).folder,
-            initial_weights=dict,
+            initial={},
             expected={},
             trainer=None,
         )

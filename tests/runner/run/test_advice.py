@@ -15,9 +15,8 @@ from polyclinic.data.parts import PreparedSites
 from polyclinic.data.source import AtSites
 from polyclinic.methods.analytic import Analytic
 from polyclinic.runner.evaluate.case_statistics import guessed_scores
-from polyclinic.runner.run import advice
-from polyclinic.runner.run.advice import Watch
-from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run import advice, recorder
+from polyclinic.runner.run.recorder import Display, Watch
 from polyclinic.runner.run.run import run
 from polyclinic.tasks import TASKS
 
@@ -134,7 +133,7 @@ def test_a_chosen_round_of_one_class_is_said_where_another_tells_classes_apart(t
 def test_a_run_released_by_auc_says_that_its_round_has_one_class(tiny, tmp_path, monkeypatch):
     """In the first round, which AUC likes best, all images are of one class."""
     scored = iter([True, False, False])
-    monkeypatch.setattr(advice, "predicts_one_class", lambda task, replies: next(scored))
+    monkeypatch.setattr(recorder, "predicts_one_class", lambda task, replies: next(scored))
     ranks = iter([(0.9, 0.0), (0.8, 0.0), (0.7, 0.0)])
     monkeypatch.setattr(type(CLASSIFICATION), "rank", lambda *_: next(ranks))
     study = tiny("fedavg", {"evaluation.select": "best", "evaluation.metric": "auc"}, rounds=3, local_steps=1)

@@ -15,20 +15,19 @@ from polyclinic.federation.layers.call_checks import (
     Begin,
     CountersignedHead,
     Declared,
-    Difference,
     ExpectedForm,
     OpenedSite,
     OwnArguments,
     OwnName,
-    Rounding,
     RoundOfStudy,
-    Sum,
+    SumSteps,
     TakenByHospital,
     TakenCall,
     Unsealed,
 )
 from polyclinic.federation.layers.cohort import Archive, DrawnPatients, NotedBatches, RandomShares
 from polyclinic.federation.layers.defence import Defended, Poisoned
+from polyclinic.federation.layers.encodings import Difference, HiddenSamples, Rounding, Sum
 from polyclinic.federation.layers.gate import Reservation, ThroughGate
 from polyclinic.federation.layers.incoming import Inspection
 from polyclinic.federation.layers.interface import Layer, OwnLayers
@@ -52,7 +51,7 @@ class Lists(NamedTuple):
 SIMULATED = Lists(
     arriving=(
         TakenCall,  # the operation takes what came, and may answer to who asks
-        Sum,  # a step of a sum belongs to the study's sums
+        SumSteps,  # a step of a sum belongs to the study's sums
         OpenedSite,
         Begin,  # from here on a failure undoes what changed at the site
         Unsealed,  # what another site sealed is opened
@@ -67,6 +66,7 @@ SIMULATED = Lists(
         Defended,
         Poisoned,
         Declared,  # kinds that the operation declares; what it `made` is this
+        HiddenSamples,  # how many images an answer is of, where the policy hides that
         Sum,  # whole numbers of a sum, after finite numbers and raw images were looked for
         Rounding,  # the same, and then fewer digits
         Difference,
@@ -80,7 +80,7 @@ DEPLOYED = Lists(
         OwnName,  # one host serves one site
         Stopped,  # approved, and no study waits for a person
         TakenByHospital,  # the operation takes what came; nothing of simulations, no scores of training images
-        Sum,
+        SumSteps,
         RoundOfStudy,
         OpenedSite,
         CountersignedHead,  # the head of the ledger that the coordinator signed
@@ -108,6 +108,7 @@ DEPLOYED = Lists(
         DrawnPatients,  # enough patients in the batches that were drawn
         CallOrder,  # scores once a round
         OwnLayers,
+        HiddenSamples,  # how many images an answer is of, where the site's policy hides that
         Sum,
         Rounding,
         Difference,

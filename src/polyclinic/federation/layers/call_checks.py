@@ -1,21 +1,17 @@
-"""Layers of a call and the form of its answer. Before the work: whom the answer is for, what the operation takes,
-opening the site; no image is looked at, so that a refusal tells nothing about any. After it: declared kinds, whole
-numbers of a sum, fewer digits, or differences, as the study says."""
+"""Layers that check a call: whom the answer is for, what the operation takes, and the form of what came. No image is
+looked at, so that a refusal tells nothing about any. After the work: the kinds that the operation declares."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from polyclinic.data.dataset import SPLITS
-from polyclinic.federation.call import COORDINATOR, GateRefused, base_of
+from polyclinic.federation.call import COORDINATOR, GateRefused
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.layers.sealing import unseal
 from polyclinic.federation.ledger.keys import is_countersigned, signer_of_line
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel, shortened
-from polyclinic.federation.ledger.wire import ROUNDING
+from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel
 from polyclinic.federation.operation import FRONT, signature_of
-from polyclinic.federation.policy import Policy
+from polyclinic.federation.site import SiteState
 from polyclinic.federation.transaction import Parcels, Transaction
 
 
@@ -54,6 +50,18 @@ class TakenByHospital(TakenCall):
             raise GateRefused("scores of training images never leave a deployed site")
 
 
+class SumSteps(Layer):
+    """What is a part of a sum is the coordinator's to ask, in a study that adds up so."""
+
+    def arriving(self, transaction: Transaction) -> None:
+        call, sums = transaction.call, self.host.sums
+        secret = call.operation in sums.secure_only
+        if call.to != COORDINATOR and (secret or call.operation in sums.covered):
+            raise ParcelRejected(f"'{call.operation}' is a part of a sum, which the coordinator adds up; nobody else")
+        if secret and sums.settings.sum != "secure":
+            raise ParcelRejected(f"'{call.operation}' is a part of secure sums, and federation.sum is not 'secure'")
+
+
 class RoundOfStudy(Layer):
     """The study has this round."""
 
@@ -90,7 +98,9 @@ class Begin(Layer):
 
     def arriving(self, transaction: Transaction) -> None:
         transaction.site.round = transaction.call.round
-        transaction.begin()
+        state = transaction.site.state
+        transaction.before = SiteState(state)
+        transaction.before.changed = state.changed
 
 
 class Unsealed(Layer):
@@ -163,60 +173,3 @@ def _check_names(transaction: Transaction, name: str, weights: Parcel) -> None:
         missing = missing or (shared - came)
     left_out = ", ".join(sorted(missing)[:3]) or "nothing"
     raise ParcelRejected(f"weights: the names are not those that the method shares; left out: {left_out}")
-
-
-class Sum(Layer):
-    """Steps of sums belong to the study's sums; what is added up leaves as whole numbers of one."""
-
-    def arriving(self, transaction: Transaction) -> None:
-        call, sums = transaction.call, self.host.sums
-        secret = call.operation in sums.secure_only
-        if call.to != COORDINATOR and (secret or call.operation in sums.covered):
-            raise ParcelRejected(f"'{call.operation}' is a part of a sum, which the coordinator adds up; nobody else")
-        if secret and sums.settings.sum != "secure":
-            raise ParcelRejected(f"'{call.operation}' is a part of secure sums, and federation.sum is not 'secure'")
-
-    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
-        call, sums = transaction.call, self.host.sums
-        weighting = getattr(self.spec.method, "weighting", "samples")
-        if call.operation in sums.covered:
-            return sums.outgoing(transaction.site, call, self.sites.gates[call.site], parcels, weighting)
-        counts = sums.summed.get(call.operation) != "mean" or weighting == "samples"
-        return without_samples(self.spec.policy, call.operation, parcels, needed=counts)
-
-
-def without_samples(policy: Policy, operation: str, parcels: Parcels, *, needed: bool) -> Parcels:
-    """The parcels without the number of images, where the policy hides it; GateRefused where it is `needed`."""
-    if policy.samples == "tell" or not any("samples" in parcel.metadata for parcel in parcels):
-        return parcels
-    if needed:
-        raise GateRefused(
-            f"'{operation}' tells how many images it is of, and the site's policy hides that (samples); set "
-            "federation.sum = 'secure', or method.weighting = 'uniform'"
-        )
-    return tuple(replace(p, metadata={n: v for n, v in p.metadata.items() if n != "samples"}) for p in parcels)
-
-
-class Rounding(Layer):
-    """The parcels have the numbers that their receiver gets."""
-
-    def is_needed(self) -> bool:
-        return self.spec.study.engine.wire in ROUNDING
-
-    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
-        for parcel in parcels:  # an image that is rounded is no longer found among the site's own
-            self.sites.gates[transaction.call.site].check_numbers(parcel)
-        return tuple(shortened(parcel, self.spec.study.engine.wire) for parcel in parcels)
-
-
-class Difference(Layer):
-    """What goes to the coordinator travels as a difference to the weights that came."""
-
-    def is_needed(self) -> bool:
-        return self.spec.study.engine.wire == "delta"
-
-    def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
-        if transaction.call.to != COORDINATOR:
-            return parcels
-        base = base_of(transaction.received)
-        return tuple(shortened(parcel, "delta", base) for parcel in parcels)

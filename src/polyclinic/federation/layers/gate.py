@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -98,7 +100,7 @@ class Gate:
         self.policy = policy
         self.ledger = ledger
         self.raw_images = raw_images
-        self.budget = budget or (Budget(policy, ledger.path) if policy.is_limited else None)
+        self.budget = budget
         self.target = target
 
     def release(
@@ -120,6 +122,7 @@ class Gate:
         With `seal` they leave sealed. A line then has the bytes that travel, and the digest of what is inside: that of
         the box is another one each time it is made, and would tell nobody what left.
         """
+        size = 0
         for parcel in parcels:
             try:
                 self._check_policy(parcel.kind)
@@ -128,11 +131,12 @@ class Gate:
                 check_finite(parcel)
                 self._check_raw(parcel)
                 check_encodes(parcel)
+                size = max(size, parcel.tensor_bytes)
             except GateRefused as refusal:
                 kept = f"site '{self.site}' kept back {parcel.kind} of '{operation}'"
                 raise type(refusal)(f"{kept}: {refusal}") from None
         large = any(parcel.layout.size >= PAYS_FROM for parcel in parcels)
-        if by_reference and large and not seal and not self.policy.is_limited:
+        if by_reference and large and not seal and not self.budget:
             for parcel in parcels:
                 self.ledger.append_soon(parcel.digest_soon, **_line(parcel, parcel.size, round, operation, to))
             return tuple(parcels)
@@ -193,12 +197,17 @@ class Gate:
                 self.budget.spend(parcel.kind, size, parcel.privacy)
             if self.target:
                 self.target.spend(parcel.privacy)
-        line, salted = _line(parcel, size, round, operation, to), self.policy.salts and to != COORDINATOR
-        self.ledger.append(digest=parcel.digest, salted=salted, **line)
+        salted = to != COORDINATOR and self.policy.salts
+        self.ledger.append(digest=parcel.digest, salted=salted, **_line(parcel, size, round, operation, to))
 
     def _check_policy(self, kind: str) -> None:
-        if refusal := self.policy.refusal_of(kind):
-            raise GateRefused(refusal)
+        """GateRefused for a kind that may not leave."""
+        if kind == "real-images" and self.policy.deployed:
+            raise GateRefused("real images never leave a deployed site, whatever its policy lists")
+        if kind not in self.policy.kinds:
+            where = "policy.toml of its kit" if self.policy.deployed else "policy.kinds of the study"
+            allowed = ", ".join(self.policy.kinds)
+            raise GateRefused(f"the site's policy does not let this kind out (it allows {allowed}); add it to {where}")
 
     def check_numbers(self, parcel: Parcel) -> None:
         """GateRefused for a parcel whose numbers may not leave, before they become whole numbers of a sum or are
@@ -228,7 +237,8 @@ def check_finite(parcel: Parcel) -> None:
     norms = parcel.norms
     for name, tensor in parcel.tensors.items():
         # a finite norm has finite terms; one that is not may have overflowed, or is not known
-        if not math.isfinite(norms.get(name, math.inf)) and not _is_finite(tensor):
+        may_be_infinite = tensor.is_floating_point() or tensor.is_complex()
+        if may_be_infinite and not math.isfinite(norms.get(name, math.inf)) and not _is_finite(tensor):
             raise GateRefusedData(f"tensor '{name}' holds NaN or infinity; lower optimizer.lr or check the images")
     for name, value in parcel.metadata.items():
         for number in _floats(value):
@@ -237,8 +247,6 @@ def check_finite(parcel: Parcel) -> None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    if not tensor.is_floating_point() and not tensor.is_complex():
-        return True
     # torch tells NaN from numbers in no float of one byte
     values = tensor.detach().float() if tensor.element_size() == 1 else tensor.detach()
     # a finite sum has finite terms, and is faster; one that is not may have overflowed
@@ -279,17 +287,13 @@ class RawImages:
 
     def found_in(self, tensor: Tensor) -> bool:
         """True if any row of `tensor` is one of the site's images."""
-        if not self._has_rows(tensor.shape) or tensor.is_complex() or not tensor.numel():
+        shape, size = tensor.shape, math.prod(self._shape)
+        if shape not in self._fitting:  # whether the last axes of a tensor make up an image
+            self._fitting[shape] = size in itertools.accumulate(reversed(shape), operator.mul)
+        if not self._fitting[shape] or tensor.is_complex() or not tensor.numel():
             return False
-        rows = tensor.detach().cpu().reshape(-1, math.prod(self._shape))
+        rows = tensor.detach().cpu().reshape(-1, size)
         return any(digest in self._known for digest in map(_digest, _as_bytes(rows)))
-
-    def _has_rows(self, shape: tuple[int, ...]) -> bool:
-        """Whether the last axes of a tensor make up an image."""
-        if shape not in self._fitting:
-            size = math.prod(self._shape)
-            self._fitting[shape] = any(math.prod(shape[axis:]) == size for axis in range(len(shape)))
-        return self._fitting[shape]
 
     @cached_property
     def _known(self) -> set[bytes]:

@@ -1,17 +1,15 @@
 """Signs of a poor result, each as one sentence with the cure: said while a run goes on, and kept in its result.
 
-`before` looks at the study and the counts of images, `Watch` at the scores of rounds, `after` at what came out.
+`before` looks at the study and the counts of images, `after` at what came out. (`recorder.Watch` sees the rounds.)
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from polyclinic.data.labels import tells_class
-from polyclinic.federation.call import Reply
-from polyclinic.json_types import JsonMapping, JsonObject
+from polyclinic.json_types import JsonMapping
 from polyclinic.methods.shared.local_training import LocalWork
 from polyclinic.methods.shared.one_round import OneRound
 from polyclinic.study import Study
@@ -20,7 +18,6 @@ from polyclinic.tasks import Task
 FEWEST_STEPS = 10  #: of a site in a round
 ENOUGH_STEPS = 500  #: of a site in all rounds, however few it takes in one
 FEWEST_VALIDATION = 30  #: images of all sites together, below which the best round is a matter of luck
-ROUNDS_TO_JUDGE = 3  #: scored rounds in a row after which a sign is no accident
 LEAST_PSNR = 18.0  #: dB of replayed images
 LEAST_USAGE = 0.05  #: share of a generator's codes that occur
 LEAST_DICE = 0.05
@@ -103,76 +100,6 @@ def _small_validation(study: Study, counts: JsonMapping) -> str | None:
         f"{images} validation images are too few to choose the best round by; raise data.validation, or set "
         "evaluation.select = 'last'"
     )
-
-
-# --- while rounds go on ---------------------------------------------------------------------------------
-
-
-class Watch:
-    """Sees every scored round; says what several in a row have shown."""
-
-    def __init__(self, memory: JsonMapping | None = None) -> None:
-        """`memory`: what a checkpoint kept of it, so that a resumed run says the same."""
-        known = memory or {}
-        self.one_class = int(known.get("one_class", 0))
-        self.losses: list[float] = list(known.get("losses", []))
-        self.some_told_apart = bool(known.get("some_told_apart", False))
-        self.best_is_one_class = bool(known.get("best_is_one_class", False))
-
-    def memory(self) -> JsonObject:
-        """What a checkpoint must keep; no more losses are needed than are looked at."""
-        return {
-            "one_class": self.one_class,
-            "losses": self.losses[: ROUNDS_TO_JUDGE + 2],
-            "some_told_apart": self.some_told_apart,
-            "best_is_one_class": self.best_is_one_class,
-        }
-
-    def scored(self, task: Task, replies: Sequence[Reply], pooled: Mapping[str, float]) -> Iterator[str]:
-        """Sentences about the rounds so far, each of which is said once."""
-        self.one_class = self.one_class + 1 if predicts_one_class(task, replies) else 0
-        self.some_told_apart |= self.one_class == 0
-        if "loss" in pooled:
-            self.losses.append(pooled["loss"])
-        if self.one_class == ROUNDS_TO_JUDGE:
-            yield (
-                f"the model has put every validation image into the same class in {ROUNDS_TO_JUDGE} rounds; raise "
-                "method.rounds or method.local_epochs, lower optimizer.batch_size, or try another optimizer.lr"
-            )
-        if len(self.losses) == ROUNDS_TO_JUDGE + 1 and does_not_fall(self.losses):
-            yield (
-                f"the validation loss has not fallen since the first round ({self.losses[0]:.3g}, now "
-                f"{self.losses[-1]:.3g}); lower optimizer.lr, or train longer in each round (method.local_epochs)"
-            )
-
-    def choose(self) -> None:
-        """The round that was scored last is the best so far."""
-        self.best_is_one_class = self.one_class > 0
-
-    def chosen(self, study: Study) -> str | None:
-        """What to say of the round that was chosen: a metric of ranks such as AUC does not see one class."""
-        if not (self.best_is_one_class and self.some_told_apart and study.evaluation.select == "best"):
-            return None
-        metric = study.evaluation.metric or study.task.metric
-        other = "balanced_accuracy" if metric != "balanced_accuracy" else "accuracy"
-        return (
-            f"the round that {metric} chose puts every validation image into the same class, and another round does "
-            f"not; set evaluation.metric = '{other}', or train longer (method.rounds, method.local_epochs)"
-        )
-
-
-def predicts_one_class(task: Task, replies: Sequence[Reply]) -> bool:
-    """Whether images of several classes were all put into one."""
-    sums = [dict(reply.metrics) for reply in replies if reply.parcels]
-    if not sums or any("confusion" not in one for one in sums):
-        return False
-    confusion = functools.reduce(task.add, sums)["confusion"]
-    return int((confusion.sum(0) > 0).sum()) == 1 and int((confusion.sum(1) > 0).sum()) > 1
-
-
-def does_not_fall(losses: Sequence[float]) -> bool:
-    """Whether no loss after the first is below it."""
-    return len(losses) > 1 and min(losses[1:]) >= losses[0]
 
 
 # --- at the end -----------------------------------------------------------------------------------------

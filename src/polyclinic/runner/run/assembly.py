@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -250,7 +250,7 @@ class Assembly:
             study=self.study,
             sites=self.prepared.names,
             folder=self.folder,
-            initial_weights=lambda: {name: t.to(self.weights_device) for name, t in self.initial_weights().items()},
+            initial=self._initial,
             device=self.weights_device,
             expected=self.expected,
             image_shape=self.image_shape,
@@ -259,9 +259,16 @@ class Assembly:
             keys=self.keys,
         )
 
-    def open_images(self, site: str) -> SiteData:
-        """A site's images; without those for testing where the study is not to be tested."""
-        data = self.open_data(site) if self.open_data else open_site(self.prepared.folder, site)
+    def open_images(self) -> Callable[[str], SiteData]:
+        """Opens a site's images: a deployed site's own, or those that were prepared for it; changed where the study
+        wants that."""
+        opened = self.open_data or partial(open_site, self.prepared.folder)
+        study = self.study
+        as_they_are = study.evaluation.final == "test" and not (study.poisoning or self.unknown_classes)
+        return opened if as_they_are else lambda site: self._changed_images(opened(site), site)
+
+    def _changed_images(self, data: SiteData, site: str) -> SiteData:
+        """Images of an attacker, or without some classes; without those for testing where nothing is to be tested."""
         if attack := self.study.poisoning:
             data = attack.data(data, len(self.prepared.info["classes"]), self.study.seed)
         if site in self.unknown_classes:
@@ -288,7 +295,7 @@ class Assembly:
             trainer=usual,
             trainers=trainers,
             folder=self.folder,
-            open_data=self.open_images,
+            open_data=self.open_images(),
             policy=self.policy or self._simulated_policy(),
             expected=self.expected,
             first_weights=self.first_weights,

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from polyclinic.errors import Notice
 from polyclinic.json_types import JsonMapping, parse_json
-from polyclinic.runner.run.recorder import RoundLog
 from polyclinic.study import Study
 
 FOLDER = "logs"
@@ -99,7 +98,7 @@ LOGGERS: dict[str, tuple[Callable[[Path, str, Mapping[str, str]], Logger], str]]
 }
 
 
-class Loggers(RoundLog):
+class Loggers:
     """The logs of a run. What goes wrong in one is said once, and that one is left out; the run goes on."""
 
     def __init__(self, study: Study, folder: Path) -> None:

@@ -9,8 +9,9 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -20,10 +21,14 @@ from polyclinic.federation.collaborators import Observer
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.files import atomic_write, sync_file, write_tensors
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
-from polyclinic.runner.run.advice import Watch
 from polyclinic.study import Study
 from polyclinic.tasks import Task
 
+if TYPE_CHECKING:
+    from polyclinic.runner.run.loggers import Loggers
+
+#: scored rounds in a row after which a sign of a poor result is no accident
+ROUNDS_TO_JUDGE = 3
 NOTHING = (-math.inf, -math.inf)  #: the rank of a model before anything was scored
 
 
@@ -41,13 +46,6 @@ class Display:
     def finished(self, result: JsonMapping) -> None: ...
 
 
-class RoundLog:
-    """Takes lines of the history; this one does nothing with them."""
-
-    def round_done(self, line: JsonMapping) -> None: ...
-    def close(self) -> None: ...
-
-
 class Recorder(Observer):
     """The observer of a federation."""
 
@@ -56,7 +54,7 @@ class Recorder(Observer):
         self.folder = folder
         self.has_local = has_local
         self.display = display
-        self.loggers: RoundLog = RoundLog()
+        self.loggers: Loggers | None = None
         self.best_weights: dict[str, Tensor] | None = None
         self.best_round = 0
         self.leading_round = 0  # the round of the best validation score, whichever is released
@@ -136,7 +134,8 @@ class Recorder(Observer):
         with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(text)
         self._validation, self._failures = None, {}
-        self.loggers.round_done(line)
+        if self.loggers:
+            self.loggers.round_done(line)
         self.display.round_done(line, rounds)
 
     # --- checkpoints ------------------------------------------------------------------------------
@@ -214,6 +213,78 @@ def mean_of(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     values = {name: [one[name] for one in metrics if name in one] for name in names}
     return {name: sum(found) / len(found) for name, found in values.items()}
 
+
+# --- signs of a poor result while rounds go on --------------------------------------------------------
+
+
+class Watch:
+    """Sees every scored round; says what several in a row have shown."""
+
+    def __init__(self, memory: JsonMapping | None = None) -> None:
+        """`memory`: what a checkpoint kept of it, so that a resumed run says the same."""
+        known = memory or {}
+        self.one_class = int(known.get("one_class", 0))
+        self.losses: list[float] = list(known.get("losses", []))
+        self.some_told_apart = bool(known.get("some_told_apart", False))
+        self.best_is_one_class = bool(known.get("best_is_one_class", False))
+
+    def memory(self) -> JsonObject:
+        """What a checkpoint must keep; no more losses are needed than are looked at."""
+        return {
+            "one_class": self.one_class,
+            "losses": self.losses[: ROUNDS_TO_JUDGE + 2],
+            "some_told_apart": self.some_told_apart,
+            "best_is_one_class": self.best_is_one_class,
+        }
+
+    def scored(self, task: Task, replies: Sequence[Reply], pooled: Mapping[str, float]) -> Iterator[str]:
+        """Sentences about the rounds so far, each of which is said once."""
+        self.one_class = self.one_class + 1 if predicts_one_class(task, replies) else 0
+        self.some_told_apart |= self.one_class == 0
+        if "loss" in pooled:
+            self.losses.append(pooled["loss"])
+        if self.one_class == ROUNDS_TO_JUDGE:
+            yield (
+                f"the model has put every validation image into the same class in {ROUNDS_TO_JUDGE} rounds; raise "
+                "method.rounds or method.local_epochs, lower optimizer.batch_size, or try another optimizer.lr"
+            )
+        if len(self.losses) == ROUNDS_TO_JUDGE + 1 and does_not_fall(self.losses):
+            yield (
+                f"the validation loss has not fallen since the first round ({self.losses[0]:.3g}, now "
+                f"{self.losses[-1]:.3g}); lower optimizer.lr, or train longer in each round (method.local_epochs)"
+            )
+
+    def choose(self) -> None:
+        """The round that was scored last is the best so far."""
+        self.best_is_one_class = self.one_class > 0
+
+    def chosen(self, study: Study) -> str | None:
+        """What to say of the round that was chosen: a metric of ranks such as AUC does not see one class."""
+        if not (self.best_is_one_class and self.some_told_apart and study.evaluation.select == "best"):
+            return None
+        metric = study.evaluation.metric or study.task.metric
+        other = "balanced_accuracy" if metric != "balanced_accuracy" else "accuracy"
+        return (
+            f"the round that {metric} chose puts every validation image into the same class, and another round does "
+            f"not; set evaluation.metric = '{other}', or train longer (method.rounds, method.local_epochs)"
+        )
+
+
+def predicts_one_class(task: Task, replies: Sequence[Reply]) -> bool:
+    """Whether images of several classes were all put into one."""
+    sums = [dict(reply.metrics) for reply in replies if reply.parcels]
+    confusion = functools.reduce(task.add, sums).get("confusion") if sums else None
+    if confusion is None:
+        return False
+    return int((confusion.sum(0) > 0).sum()) == 1 and int((confusion.sum(1) > 0).sum()) > 1
+
+
+def does_not_fall(losses: Sequence[float]) -> bool:
+    """Whether no loss after the first is below it."""
+    return len(losses) > 1 and min(losses[1:]) >= losses[0]
+
+
+# --- the file by which others see how far a run is ----------------------------------------------------
 
 FILE = "progress.json"
 #: seconds between two writes: a method may ask its sites many times a second

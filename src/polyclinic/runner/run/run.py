@@ -193,7 +193,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     try:
         federation.resume()
         recorder.rewind_history(federation.round)
-        recorder.loggers = loggers = Loggers(study, folder)
+        recorder.loggers = Loggers(study, folder) if study.logging else None
         display.started(study, parts.names, federation.round + 1)
         for sentence in advice.before(study, parts.info):
             federation.warn(sentence)
@@ -219,9 +219,11 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
             own = whose_part(study, bool(trainer.local_names))
             federation.ask_all("keep_model", weights=models[""], own=own)
             ask_statistics(federation, study, models[""], own)
-        loggers.finish(metrics, federation.round)
+        if recorder.loggers:
+            recorder.loggers.finish(metrics, federation.round)
     finally:
-        recorder.loggers.close()
+        if recorder.loggers:
+            recorder.loggers.close()
         engine.close()
     tensors = _flat(models)
     backbones = {site: assembly.backbones.get(site, study.model.backbone) for site in models}
