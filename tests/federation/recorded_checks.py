@@ -95,9 +95,9 @@ OF_REPLIES: dict[str, str] = {
     "row of a sum": f"{ROOM}.sums.coordinator_sums:CoordinatorSums.check",
     "expected": f"{ROOM}.ledger.parcel:Expected.check",
     "reply": f"{ROOM}.layers.replies:ReplyCheck._check",
-    "head of the ledger": f"{ROOM}.ledger.ledger_heads:Heads.receive",
-    "traffic": f"{ROOM}.traffic:Traffic.sent",
-    "privacy coverage": f"{ROOM}.traffic:Coverage.note",
+    "head of the ledger": f"{ROOM}.bookkeeping:Heads.receive",
+    "traffic": f"{ROOM}.bookkeeping:Communication.came",
+    "privacy coverage": f"{ROOM}.bookkeeping:Coverage.note",
 }
 
 Tables = dict[str, Any]

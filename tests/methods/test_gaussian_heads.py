@@ -123,7 +123,7 @@ def test_class_sums_that_no_images_have_are_refused(rule, name, place, lie):
     pairs = [sums(numpy_rng("lies").standard_normal((count, 2)).astype(np.float32)) for count in (5, 0)]
     sent = {"counts": torch.tensor([5, 0]), "first": torch.stack([one for one, _ in pairs])}
     sent["second"] = torch.stack([two for _, two in pairs])
-    federation = SimpleNamespace(sums=SimpleNamespace(covers=lambda _: False), chosen=["a", "b", "c"])
+    federation = SimpleNamespace(sums=SimpleNamespace(covered=()), chosen=["a", "b", "c"])
     check = gaussian_heads.GaussianHeads(rule=rule).check_class_sums
     check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 5}))
     wrong = sent | {name: sent[name].clone()}
@@ -135,7 +135,7 @@ def test_class_sums_that_no_images_have_are_refused(rule, name, place, lie):
 @pytest.mark.parametrize("count", [0, 2**24])
 def test_class_sums_of_none_or_too_many_images_are_refused_whatever_samples_say(count):
     sent = {"counts": torch.tensor([count, 0]), "first": torch.zeros(2, 2), "second": torch.zeros(2, 2)}
-    federation = SimpleNamespace(sums=SimpleNamespace(covers=lambda _: False), chosen=["a", "b", "c"])
+    federation = SimpleNamespace(sums=SimpleNamespace(covered=()), chosen=["a", "b", "c"])
     check = gaussian_heads.GaussianHeads(rule="naive-bayes").check_class_sums
     with pytest.raises(ParcelRejected, match="of no image or of more than"):
         check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": count}))

@@ -152,7 +152,7 @@ def class_sums(rule, rows, labels):
 def heads_federation(monkeypatch, replies=()):
     monkeypatch.setattr(gaussian_heads, "head_shape", lambda federation: (3, 2))
     said = []
-    settings = SimpleNamespace(settings=SimpleNamespace(sum="float"), covers=lambda _: False)
+    settings = SimpleNamespace(settings=SimpleNamespace(sum="float"), covered=())
     return SimpleNamespace(sums=settings, chosen=["a"], ask_all=lambda _: replies, warn=said.append, said=said)
 
 
@@ -208,7 +208,7 @@ def test_class_sums_of_one_image_pass():
     sums, squares = one_round.sums_and_squares(np.ones((1, 2), np.float32))
     none = torch.zeros(2, dtype=torch.int64)
     sent = {"counts": torch.tensor([1, 0]), "first": torch.stack([sums, none]), "second": torch.stack([squares, none])}
-    federation = SimpleNamespace(sums=SimpleNamespace(covers=lambda _: False), chosen=["a"])
+    federation = SimpleNamespace(sums=SimpleNamespace(covered=()), chosen=["a"])
     check = gaussian_heads.GaussianHeads(rule="naive-bayes").check_class_sums
     check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 1}))
     for name, factor in (("first", 1.01), ("second", 0.98)):
@@ -223,7 +223,7 @@ def test_the_largest_class_sums_pass_and_larger_ones_do_not(rule):
     pairs = [sums(np.full((count, 2), 1e9, np.float32)) for count in (3, 2)]
     first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
     sent = {"counts": torch.tensor([3, 2]), "first": first, "second": second}
-    federation = SimpleNamespace(sums=SimpleNamespace(covers=lambda _: False), chosen=["a"])
+    federation = SimpleNamespace(sums=SimpleNamespace(covered=()), chosen=["a"])
     check = gaussian_heads.GaussianHeads(rule=rule).check_class_sums
     check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 5}))
     for place in range(second.numel()):

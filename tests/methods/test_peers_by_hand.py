@@ -244,7 +244,7 @@ def test_a_head_on_projected_numbers_is_one_on_features(monkeypatch):
 def test_sums_that_come_are_of_the_studys_numbers_and_outputs(monkeypatch, width, outputs, right):
     monkeypatch.setattr(one_round, "Encoded", SimpleNamespace)
     federation = encoder_of(width, outputs)
-    federation.sums, federation.chosen = SimpleNamespace(covers=lambda operation: False), ["a"]
+    federation.sums, federation.chosen = SimpleNamespace(covered=()), ["a"]
     sums = moments(HELD_OUT.numpy(), torch.cat([GOALS, GOALS[:, :1]], 1))
     reply = Reply("a", (Parcel("statistics", sums.tensors(), {"samples": 4}),))
     method = SimpleNamespace(width=lambda own: width)

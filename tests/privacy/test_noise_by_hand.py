@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.federation.bookkeeping import Coverage
 from polyclinic.federation.site import Site, SiteState
-from polyclinic.federation.traffic import Coverage
 from polyclinic.privacy import dp_sgd
 from polyclinic.privacy.settings import Privacy
 from polyclinic.training import private, private_latents, private_steps

@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
+from polyclinic.federation.bookkeeping import Coverage
 from polyclinic.federation.layers.gate import Gate, RawImages
 from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel, decode
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.traffic import Coverage
 from polyclinic.privacy import account as records
 from polyclinic.privacy.account import Account
 from polyclinic.privacy.epsilon import compute_epsilon

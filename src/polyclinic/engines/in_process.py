@@ -86,7 +86,10 @@ class InProcess(WorkerPool):
     def _call_in_turn(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         for call in calls:
             started = perf_counter()
-            answer = self._call_here(call)
+            try:
+                answer: Reply | Failure = self.host.handle(call)
+            except Exception as error:
+                answer = _failure(call, error)
             if len(calls) > 1:
                 self._busy_seconds += perf_counter() - started
             yield answer
@@ -99,12 +102,6 @@ class InProcess(WorkerPool):
             return
         for call, answer in zip(calls, answers, strict=True):
             yield _failure(call, answer) if isinstance(answer, Exception) else answer
-
-    def _call_here(self, call: Call) -> Reply | Failure:
-        try:
-            return self.host.handle(call)
-        except Exception as error:
-            return _failure(call, error)
 
     def _consider_growing(self, calls: list[Call]) -> None:
         """Move to worker processes once enough parallel work has been seen, and no site is in mid-turn."""

@@ -212,7 +212,7 @@ def sort_payload(payload: Mapping[str, Any], wire: Encoding = "exact") -> tuple[
         kind = name.replace("_", "-")
         if isinstance(value, Parcel):
             parcels[name] = value
-        elif kind in KINDS:
+        elif kind in KINDS.builtin or ((value is None or isinstance(value, Mapping)) and kind in KINDS):
             if value is not None:
                 parcels[name] = Parcel(kind, value)
         else:

@@ -72,15 +72,8 @@ class Checkpoint:
         #: why the last checkpoint was not taken, where the one before it was
         self.problem = ""
         self._saved: dict[str, tuple[Tensors, str]] = {}
-
-    @property
-    def path(self) -> Path:
-        return self.folder / "manifest.json"
-
-    @property
-    def previous(self) -> Path:
-        """The manifest of the checkpoint before."""
-        return self.folder / "previous.json"
+        #: the manifest of the last checkpoint, and of the one before
+        self.path, self.previous = folder / "manifest.json", folder / "previous.json"
 
     def load(self, check_sites: Callable[[Mapping[str, SitePosition]], None] | None = None) -> Manifest | None:
         """The last checkpoint, or the one before it where a file of the last one is damaged; None if there is none.

@@ -6,7 +6,6 @@ A method is a plain loop over `federation.rounds`; what it keeps from round to r
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,15 +16,14 @@ from torch import Tensor
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation import layers
+from polyclinic.federation.bookkeeping import Communication, Coverage, Heads
 from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply, sort_payload
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.collaborators import Engine, FederationSpec, Observer
 from polyclinic.federation.layers.replies import ReplyCheck
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.ledger.ledger_heads import Heads
 from polyclinic.federation.site import SitePosition, SiteState, read_state
 from polyclinic.federation.sums.coordinator_sums import Ask, CoordinatorSums
-from polyclinic.federation.traffic import Communication, Coverage, Traffic
 from polyclinic.randomness import torch_rng
 
 Weights = Mapping[str, Tensor]
@@ -52,7 +50,7 @@ class Federation:
         study, method = spec.study, spec.study.method
         self.seed = study.seed
         self.round = 0
-        self.traffic = Traffic()
+        self.communication = Communication()
         self.coverage = Coverage()
         self.heads = Heads(spec.folder, spec.keys)
         self.failures: list[dict[str, Any]] = []
@@ -126,9 +124,8 @@ class Federation:
         """
         asked = [site for site in (self.chosen if sites is None else sites) if site not in self._out]
 
-        def ask(some: Sequence[str]) -> Iterator[Reply]:
-            answers = self._answers(list(some), operation, payload, COORDINATOR, counted, by_site)
-            return (answer for answer in answers if isinstance(answer, Reply))
+        def ask(some: Sequence[str]) -> Iterator[Any]:
+            return filter(None, self._answers(list(some), operation, payload, COORDINATOR, counted, by_site))
 
         return self._summed(operation, asked, payload, ask) if operation in self.sums.covered else ask(asked)
 
@@ -180,26 +177,21 @@ class Federation:
             all_parcels, all_arguments = {**parcels, **of_site}, {**arguments, **more}
             anchor = self.heads.anchor(site)
             calls.append(Call(site, operation, self.round, all_parcels, all_arguments, to, anchor))
-        self.traffic.going(calls if counted else [])
+        self.communication.going(calls if counted else ())
         self.observer.asking(operation, sites)
-        failures = []
-        with self._one_at_a_time():
+        # sites may still be at work on one ask: another would reach them in an order that depends on the engine
+        assert not self._asking, "take all replies of ask_each before you ask again"
+        self._asking, failures = True, []
+        try:
             for call, sent in zip(calls, self.engine.call(calls), strict=True):
                 answer = self._checked(call, sent)
                 if isinstance(answer, Failure):
                     failures.append(answer)
                 yield answer
-        self.note_failures(failures)
-
-    @contextlib.contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        """Sites may still be at work on one ask: another would reach them in an order that depends on the engine."""
-        assert not self._asking, "take all replies of ask_each before you ask again"
-        self._asking = True
-        try:
-            yield
         finally:
             self._asking = False
+        if failures:
+            self.note_failures(failures)
 
     def _checked(self, call: Call, answer: Reply | Failure) -> Reply | Failure:
         if isinstance(answer, Failure):
@@ -210,11 +202,6 @@ class Federation:
         except ParcelRejected as error:
             return Failure(call.site, call.operation, str(error))
         return answer
-
-    @property
-    def communication(self) -> Communication:
-        """The bytes of all parcels up to now."""
-        return self.traffic.counted()
 
     def note_failures(self, failures: Sequence[Failure]) -> None:
         for failure in failures:
@@ -288,7 +275,7 @@ class Federation:
         """The sites of this round (McMahan et al. 2017: a random share C of them, at least one), in their order."""
         count = max(1, round(self._fraction * len(self.sites)))
         drawn = torch.randperm(len(self.sites), generator=self.rng("sites"))[:count]
-        return tuple(self.sites[place] for place in sorted(drawn.tolist()))
+        return tuple(map(self.sites.__getitem__, sorted(drawn.tolist())))
 
     def resume(self) -> bool:
         """Go back to the last checkpoint, if there is one; the sites too."""
@@ -298,7 +285,7 @@ class Federation:
         if self._resumed is None:
             return False
         self.round = manifest.round
-        self.traffic = Traffic(manifest.plain["communication"], manifest.plain["held"])
+        self.communication = Communication(manifest.plain["communication"], manifest.plain["held"])
         self.coverage = Coverage(manifest.plain.get("coverage"))
         self.heads.restore(manifest.plain.get("ledgers", {}))
         self.failures = manifest.plain["failures"]
@@ -318,19 +305,23 @@ class Federation:
 
     def save(self) -> None:
         """Write a checkpoint of the coordinator and of every site."""
-        kept = vars(self._state)
-        tensors = {f"state.{n}": v for n, v in kept.items() if _is_tensors(v)}
-        tensors |= {f"once.{n}": v for n, v in self._once.items()}
+        tensors, plain = {}, {}
+        for name, value in vars(self._state).items():
+            if isinstance(value, Mapping) and isinstance(next(iter(value.values()), None), Tensor):
+                tensors[f"state.{name}"] = value
+            else:
+                plain[name] = value
+        tensors |= {f"once.{name}": value for name, value in self._once.items()}
         if self.observer.best_weights is not None:
             tensors["best"] = self.observer.best_weights
         manifest = Manifest(round=self.round, sites=self.engine.checkpoint())
         manifest.plain = {
-            "state": {n: v for n, v in kept.items() if not _is_tensors(v)},
+            "state": plain,
             "communication": self.communication.rows(),
             "coverage": self.coverage.plain(),
             "ledgers": self.heads.plain(),
             "failures": self.failures,
-            "held": self.traffic.held,
+            "held": self.communication.held,
             "said": self.replies.said,
             "keyed": self._keyed,
             "observer": self.observer.memory(),
@@ -380,7 +371,3 @@ class Federation:
         """What a simulated site keeps for itself, read from disk: the simulator may look, nobody else."""
         assert self.engine.simulation, "what stays at a real site nobody else sees"
         return read_state(self._folder, site, self.engine.checkpoint().get(site, SitePosition()))
-
-
-def _is_tensors(value: object) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(v, Tensor) for v in value.values())

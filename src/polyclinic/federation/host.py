@@ -227,7 +227,14 @@ class OpenSites:
 
     def save(self, name: str) -> SitePosition:
         """Write a site's state to disk if it has changed; where the site stands now."""
-        self._save(self._sites[name])
+        site, version = self._sites[name], self._positions[name].version
+        if site.state.changed:
+            version += 1
+            path = state_path(self.spec.folder, name, version)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_tensors(path, site.state, durable=self.spec.study.engine.durable, placed=True)
+            site.state.changed = False
+        self._positions[name] = SitePosition(version, self.ledgers[name].confirmed)
         return self._positions[name]
 
     def settle(self) -> None:
@@ -281,7 +288,7 @@ class OpenSites:
         if name not in self._sites:
             self._sites[name] = self.open(name)
         self._sites.move_to_end(name)
-        self._at_work |= {name}
+        self._at_work.add(name)
         self._caching.pop(name, None)
         self._caching[name] = None
         self._evict(group)
@@ -291,7 +298,8 @@ class OpenSites:
     def _evict(self, group: Sequence[str] = ()) -> None:
         """Send the sites that were idle longest to disk; not those at work, nor one in the middle of something."""
         self._clear_caches()
-        self._bytes |= {name: self._sites[name].state.bytes for name in self._at_work if name in self._sites}
+        for name in self._at_work & self._sites.keys():
+            self._bytes[name] = self._sites[name].state.bytes
         states, files = sum(self._bytes.values()), sum(self._files.values())
         if self._has_room(states, files):
             return  # as at nearly every call: then nobody looks at all sites
@@ -300,7 +308,7 @@ class OpenSites:
             if self._has_room(states, files):
                 return
             if not site.memory and site.name not in group:
-                self._save(site)
+                self.save(site.name)
                 states -= self._bytes.pop(site.name)
                 files -= self._files.pop(site.name)
                 del self._sites[site.name], self.gates[site.name]
@@ -361,17 +369,6 @@ class OpenSites:
                 target = EpsilonLimit(privacy.target_epsilon, ledger.path, price)
         raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
         return Gate(site.name, spec.policy, ledger, raw_images, budget, target)
-
-    def _save(self, site: Site) -> None:
-        lines = self.ledgers[site.name].confirmed
-        version = self._positions[site.name].version
-        if site.state.changed:
-            version += 1
-            path = state_path(self.spec.folder, site.name, version)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_tensors(path, site.state, durable=self.spec.study.engine.durable, placed=True)
-            site.state.changed = False
-        self._positions[site.name] = SitePosition(version, lines)
 
 
 def secret_in(folder: Path, *, begun: bool = False) -> str:

@@ -141,7 +141,8 @@ class Site:
 
     def address(self, *purpose: str | int) -> tuple[str | int, ...]:
         """Where a draw of this site comes from: the study's seed, the site's secret if that is to count, its name."""
-        return (self.seed, *([self.secret] if self.own_draws else []), self.name, *purpose)
+        own = [self.secret] if self.secret and self.policy.draws == "own" else []
+        return (self.study.seed, *own, self.name, *purpose)
 
     # --- of the study, the policy and the kit -------------------------------------------------------
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
+from polyclinic.federation.bookkeeping import SENT
 from polyclinic.federation.federation import Federation, State, Weights
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.traffic import SENT
 from polyclinic.files import write_tensors
 from polyclinic.generators import GeneratorModel, replay_stream
 from polyclinic.methods.shared import local_training, site_generator

@@ -31,7 +31,8 @@ def make(tmp_path):
         if repeats:
             written(ledger)
             ledger.expect_repeats_after(0)
-        budget = Budget(rules, ledger.path, tmp_path / "runs" if shared else None)
+        runs = tmp_path / "runs" if shared else None
+        budget = Budget(rules, ledger.path, runs) if rules.is_limited else None
         return Gate("north", rules, ledger, RawImages(IMAGES), budget)
 
     return build

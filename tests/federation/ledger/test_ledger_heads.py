@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from polyclinic.federation.bookkeeping import RECEIVED_FILE, Heads, read_received
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.keys import Head, SeedKeys, is_countersigned, sign_line
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.ledger.ledger_heads import RECEIVED_FILE, Heads, read_received
 from polyclinic.federation.ledger.parcel import Parcel
 
 KEYS = SeedKeys(3)

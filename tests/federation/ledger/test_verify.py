@@ -6,6 +6,7 @@ import json
 import pytest
 
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.bookkeeping import RECEIVED_FILE
 from polyclinic.federation.ledger.keys import (
     PUBLIC_FILE,
     SIGNING_FILE,
@@ -16,7 +17,6 @@ from polyclinic.federation.ledger.keys import (
     signing_public_key,
 )
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken
-from polyclinic.federation.ledger.ledger_heads import RECEIVED_FILE
 from polyclinic.federation.ledger.verify import (
     Evidence,
     Witness,

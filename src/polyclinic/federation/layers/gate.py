@@ -122,7 +122,7 @@ class Gate:
         With `seal` they leave sealed. A line then has the bytes that travel, and the digest of what is inside: that of
         the box is another one each time it is made, and would tell nobody what left.
         """
-        size = 0
+        large = False
         for parcel in parcels:
             try:
                 self._check_policy(parcel.kind)
@@ -131,16 +131,15 @@ class Gate:
                 check_finite(parcel)
                 self._check_raw(parcel)
                 check_encodes(parcel)
-                size = max(size, parcel.tensor_bytes)
+                large |= parcel.layout.size >= PAYS_FROM
             except GateRefused as refusal:
                 kept = f"site '{self.site}' kept back {parcel.kind} of '{operation}'"
                 raise type(refusal)(f"{kept}: {refusal}") from None
-        large = any(parcel.layout.size >= PAYS_FROM for parcel in parcels)
         if by_reference and large and not seal and not self.budget:
             for parcel in parcels:
                 self.ledger.append_soon(parcel.digest_soon, **_line(parcel, parcel.size, round, operation, to))
             return tuple(parcels)
-        leaving = tuple(seal(parcel) if seal else parcel for parcel in parcels)
+        leaving = tuple([seal(parcel) for parcel in parcels] if seal else parcels)
         # no other run of this site may spend between the check and the charge
         with self.budget.locked() if self.budget else contextlib.nullcontext():
             self._check_budget(parcels, round, operation, to)

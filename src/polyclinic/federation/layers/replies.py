@@ -57,7 +57,7 @@ def head_of_ledger(federation: Federation, call: Call, reply: Reply) -> None:
 def counted(federation: Federation, call: Call, reply: Reply) -> None:
     """Bytes and privacy of what came are written down."""
     for parcel in reply.parcels:
-        federation.traffic.sent(call, parcel)
+        federation.communication.came(call, parcel)
         federation.coverage.note(call.site, parcel)
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.interface import Layer, Notes
 from polyclinic.federation.ledger.budget import SCORES
+from polyclinic.federation.ledger.kinds import PUBLIC
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import signature_of
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.traffic import PUBLIC
 from polyclinic.federation.transaction import Parcels, Transaction
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
+from polyclinic.federation.ledger.kinds import OF_NO_IMAGE, PUBLIC
 from polyclinic.federation.ledger.ledger import AnchorFile, verify
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.traffic import PUBLIC
 from polyclinic.files import atomic_write, lock
 from polyclinic.privacy.epsilon import Mechanism, group_epsilon
 

@@ -37,6 +37,8 @@ KINDS: Registry[type[Kind]] = Registry(
 )
 #: kinds that hold nothing of images: they need no privacy, and no cohort
 OF_NO_IMAGE = frozenset({"keys", "shares"})
+#: metadata that tells no more than sizes, which count as public
+PUBLIC = frozenset({"samples", "steps"})
 
 
 def check_kind(name: str) -> str:

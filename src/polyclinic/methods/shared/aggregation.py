@@ -54,16 +54,20 @@ class WeightedMean:
     hundreds of small ones would take longer than the sums.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, joined: bool | None = None) -> None:
+        """`joined`: whether to join them; where they lie on a GPU if not given."""
         self._sums: dict[str, Tensor] = {}
         self._shapes: dict[str, tuple[torch.dtype, torch.Size]] = {}
+        self._types: dict[str, torch.dtype] = {}
         self._weight = 0
-        self._is_joined = False
+        self._is_joined = joined
 
     def add(self, tensors: Mapping[str, Tensor], weight: int) -> None:
         shapes = {name: (one.dtype, one.shape) for name, one in tensors.items()}
         if not self._shapes:
-            self._shapes, self._is_joined = shapes, _lie_on_gpu(tensors.values())
+            self._shapes = shapes
+            if self._is_joined is None:
+                self._is_joined = all(one.is_cuda for one in tensors.values())
         if shapes.keys() != self._shapes.keys():
             raise WorkFailed(f"the sites sent different tensors: {sorted(shapes.keys() ^ self._shapes.keys())[:3]}")
         if self._is_joined and shapes != self._shapes:
@@ -71,26 +75,20 @@ class WeightedMean:
         ordered = {name: tensors[name] for name in self._shapes}
         terms = _joined(ordered) if self._is_joined else ordered
         if not self._sums:
-            self._sums = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in terms.items()}
+            for name, one in terms.items():
+                self._sums[name], self._types[name] = torch.zeros_like(one, dtype=torch.float64), one.dtype
         if terms:
             # a product of a float32 and a number of images is exact in float64: the same sums on a GPU as on a CPU
             torch._foreach_add_(list(self._sums.values()), list(terms.values()), alpha=weight)
         self._weight += weight
 
     def tensors(self) -> dict[str, Tensor]:
-        if not self._is_joined:
-            return {name: self._mean(name, dtype) for name, (dtype, _) in self._shapes.items()}
-        kinds = dict.fromkeys(dtype for dtype, _ in self._shapes.values())
-        return _parted({dtype: self._mean(str(dtype), dtype) for dtype in kinds}, self._shapes)
-
-    def _mean(self, name: str, dtype: torch.dtype) -> Tensor:
-        # by a tensor: a GPU divides by a plain number less exactly
-        mean = self._sums[name] / self._sums[name].new_full((), self._weight)
-        return mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)
-
-
-def _lie_on_gpu(tensors: Iterable[Tensor]) -> bool:
-    return all(one.is_cuda for one in tensors)
+        means = {}
+        for name, total in self._sums.items():
+            # by a tensor: a GPU divides by a plain number less exactly
+            mean, dtype = total / total.new_full((), self._weight), self._types[name]
+            means[name] = mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)
+        return _parted(means, self._shapes) if self._is_joined else means
 
 
 def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -99,13 +97,11 @@ def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {str(kind): torch.cat([one.flatten() for one in tensors.values() if one.dtype == kind]) for kind in types}
 
 
-def _parted(
-    rows: Mapping[torch.dtype, Tensor], shapes: Mapping[str, tuple[torch.dtype, torch.Size]]
-) -> dict[str, Tensor]:
-    """The tensors of these shapes, each with memory of its own, from rows of all numbers of a type."""
-    parts = {name: torch.empty(shape, dtype=kind, device=rows[kind].device) for name, (kind, shape) in shapes.items()}
+def _parted(rows: Mapping[str, Tensor], shapes: Mapping[str, tuple[torch.dtype, torch.Size]]) -> dict[str, Tensor]:
+    """The tensors of these shapes, each with memory of its own, from `_joined` rows of all numbers of a type."""
+    parts = {name: rows[str(kind)].new_empty(shape) for name, (kind, shape) in shapes.items()}
     for kind, row in rows.items():
-        own = [one.view(-1) for one in parts.values() if one.dtype == kind]
+        own = [one.view(-1) for one in parts.values() if str(one.dtype) == kind]
         torch._foreach_copy_(own, list(row.split([one.numel() for one in own])))
     return parts
 

@@ -209,9 +209,11 @@ def score(task: Task, replies: Sequence[Reply]) -> JsonObject | None:
 
 def mean_of(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each metric over those that have it."""
-    names = sorted({name for one in metrics for name in one})
-    values = {name: [one[name] for one in metrics if name in one] for name in names}
-    return {name: sum(found) / len(found) for name, found in values.items()}
+    found: dict[str, list[float]] = {}
+    for one in metrics:
+        for name, value in one.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(found[name]) / len(found[name]) for name in sorted(found)}
 
 
 # --- signs of a poor result while rounds go on --------------------------------------------------------

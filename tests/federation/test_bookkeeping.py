@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from polyclinic.federation.bookkeeping import Coverage
 from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.traffic import Coverage
 
 RECORD = {"epsilon": 1.0, "delta": 1e-5, "steps": 3, "covers": ["weights"], "does_not_cover": ["labels"]}
 TENSORS = {"w": torch.ones(1)}
