@@ -34,7 +34,7 @@ class Communication:
         """`rows` and `held` are those of a checkpoint."""
         self._bytes: Counter[tuple[str, str, str, str]] = Counter()
         for *key, count in rows:
-            self._bytes[tuple(key)] = count  # type: ignore[index]
+            self._bytes[tuple(key)] = count
         #: what sites received since it was counted last, and the digest of weights; the tensors are not kept for that
         self._uncounted: list[tuple[tuple[str, str, str, str], int, Any]] = []
         self.held = dict(held or {})  # digest of the weights each site received last
