@@ -97,7 +97,8 @@ def test_activations_have_the_shape_of_the_cut_and_come_with_targets():
 
 
 def federation_of(covers=False, chosen=("a", "b", "c")):
-    return SimpleNamespace(sums=SimpleNamespace(covered=("give_sums",) if covers else ()), chosen=list(chosen), warned=[])
+    covered = ("give_sums",) if covers else ()
+    return SimpleNamespace(sums=SimpleNamespace(covered=covered), chosen=list(chosen), warned=[])
 
 
 def warned(said, summed="float"):
