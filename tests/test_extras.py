@@ -15,7 +15,7 @@ from polyclinic.cli import run_app
 from polyclinic.data.plots import _font, coloured, contact_sheet
 from polyclinic.errors import BadInput, Notice
 from polyclinic.extras import EXTRAS, missing_sentence, need, picture_if_possible
-from polyclinic.registry import forget_notices
+from polyclinic.registry import notice_once
 from polyclinic.runner.compare import outcome as comparison_figure
 from polyclinic.runner.run.run import assemble
 from polyclinic.tasks import TASKS
@@ -34,10 +34,10 @@ def hide(monkeypatch):
             monkeypatch.setitem(sys.modules, package, None)
 
     _font.cache_clear()
-    forget_notices()
+    notice_once.cache_clear()
     yield hidden
     _font.cache_clear()
-    forget_notices()
+    notice_once.cache_clear()
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

@@ -55,15 +55,10 @@ def picture_if_possible() -> Iterator[None]:
             raise
         notice_once("no picture was drawn: matplotlib is not installed; run `pip install 'polyclinic[figures]'`")
     except (OSError, RuntimeError, ValueError) as error:
-        if not _came_from_fonts(error):
+        frames = [Path(frame.filename).parts[-2:] for frame in traceback.extract_tb(error.__traceback__)]
+        if ("matplotlib", "font_manager.py") not in frames:  # who looks for fonts and opens them
             raise
         notice_once(
             f"no picture was drawn: matplotlib cannot open a font ({error}); install it again with "
             "`pip install --force-reinstall --no-deps matplotlib`"
         )
-
-
-def _came_from_fonts(error: Exception) -> bool:
-    """Whether matplotlib raised this while it looked for a font or opened one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(Path(frame.filename).parts[-2:] == ("matplotlib", "font_manager.py") for frame in frames)

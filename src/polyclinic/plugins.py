@@ -21,16 +21,15 @@ from typing import Any
 
 from polyclinic.errors import BadInput
 from polyclinic.registry import (
-    BASES,
     BY_HAND,
     GROUPS,
-    PLUGGED,
     REGISTRIES,
     Registry,
     allow_only,
-    forget_notices,
     is_restricted,
+    notice_once,
     reason,
+    registry_of,
 )
 
 
@@ -110,7 +109,7 @@ def listed_at_site() -> dict[str, str]:
 @contextlib.contextmanager
 def only_of_site(names: Any, file: Path) -> Iterator[None]:
     """Within, this process knows only what a deployed site lists in `file`; afterwards it knows what it knew before."""
-    loaded, plugged = dict(LOADED), {group: dict(entries) for group, entries in PLUGGED.items()}
+    loaded, added = dict(LOADED), {group: dict(registry.added) for group, registry in REGISTRIES.items()}
     allowed = allow_only(())
     try:
         load_at_site(names, file)
@@ -119,14 +118,14 @@ def only_of_site(names: Any, file: Path) -> Iterator[None]:
         _unload()
         allow_only(allowed)
         LOADED.update(loaded)
-        for group, entries in plugged.items():
-            PLUGGED[group].update(entries)
+        for group, entries in added.items():
+            REGISTRIES[group].added.update(entries)
 
 
 def forget() -> None:
     """Unload every plug-in, lift a site's restriction, and say again what was said once; for tests and notebooks."""
     allow_only(None)
-    forget_notices()
+    notice_once.cache_clear()
     _unload()
     for registry in REGISTRIES.values():
         registry.imported.clear()
@@ -134,9 +133,8 @@ def forget() -> None:
 
 def _unload() -> None:
     LOADED.clear()
-    for entries in PLUGGED.values():
-        for name in [name for name, (_, where) in entries.items() if where != BY_HAND]:
-            del entries[name]
+    for registry in REGISTRIES.values():
+        registry.added = {name: one for name, one in registry.added.items() if one[1] == BY_HAND}
 
 
 def foreign_modules(kind: type) -> list[str]:
@@ -165,9 +163,8 @@ def folders(names: Iterable[str]) -> list[str]:
 
 def _load(name: str, expected: str | None = None) -> Plugin:
     """One plug-in, a file or a module; BadInput where its SHA-256 is not the `expected` one."""
-    file = is_file(name)
-    if file:
-        folder, source = Path(name).parent, _source_of(Path(name))
+    if is_file(name):
+        folder, source = Path(name).parent, _read(Path(name))
         sha256 = hashlib.sha256(source).hexdigest()
     else:
         module = _import_module(name)
@@ -177,12 +174,14 @@ def _load(name: str, expected: str | None = None) -> Plugin:
             f"plugins: {name} has changed since the run was begun (SHA-256 {sha256[:12]}, not {str(expected)[:12]}); "
             "bring the old file back, or run the study again in another folder"
         )
-    if name not in LOADED or (file and LOADED[name].sha256 != sha256):
-        _add(name, Plugin(_run_file(Path(name), source) if file else module, sha256, folder))
+    if name not in LOADED or (is_file(name) and LOADED[name].sha256 != sha256):
+        module = _run_file(Path(name), source) if is_file(name) else module
+        _add(module, f"plug-in {name}")
+        LOADED[name] = Plugin(module, sha256, folder)
     return LOADED[name]
 
 
-def _source_of(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
@@ -232,36 +231,25 @@ def digest_of_package(module: str) -> tuple[Path, str]:
     return root, digest.hexdigest()
 
 
-def _add(name: str, plugin: Plugin) -> None:
+def _add(module: ModuleType, origin: str) -> None:
     """Put what a plug-in offers into the registries, all of it or nothing; an older version of it goes."""
-    tables, origin = tables_of(plugin.module), f"plug-in {name}"
-    for group, table in tables.items():
+    tables = tables_of(module)
+    for kind, table in tables.items():
         for key, entry in table.items():
-            if group in REGISTRIES:
-                REGISTRIES[group].check(key, entry, origin)
-            elif base := BASES.get(group):  # whoever imports the base imports its registry
-                kind = group.removeprefix("polyclinic.")
-                raise BadInput(
-                    f"{origin}: '{key}' in {kind} is no subclass of {base}; derive it from polyclinic.{base}"
-                )
-    for group, entries in PLUGGED.items():
-        kept = {key: (entry, where) for key, (entry, where) in entries.items() if where != origin}
-        entries.clear()
-        entries.update(kept, **{key: (entry, origin) for key, entry in tables.get(group, {}).items()})
-    LOADED[name] = plugin
+            registry_of(kind).check(key, entry, origin)
+    for registry in REGISTRIES.values():
+        own = {key: (entry, origin) for key, entry in tables.get(registry.kind, {}).items()}
+        registry.added = {key: one for key, one in registry.added.items() if one[1] != origin} | own
 
 
 def tables_of(module: ModuleType) -> dict[str, Mapping[str, Any]]:
-    """What a plug-in module offers, by group; BadInput for a dict that is none, has a key that is no text, or a
-    misspelt name."""
+    """What a plug-in module offers, by kind of thing; BadInput for a dict that is none, or has a misspelt name."""
     where, found = module.__file__ or module.__name__, {}
     for name, table in vars(module).items():
         if name in GROUPS and not isinstance(table, Mapping):
             raise BadInput(f"plugins: {name} in {where} must be a dict of names and classes")
-        if name in GROUPS and not all(isinstance(key, str) for key in table):
-            raise BadInput(f"plugins: a key of {name} in {where} is no text; a key is the name that studies use")
         if name in GROUPS and not isinstance(table, Registry):  # which is ours, imported by the module
-            found[GROUPS[name]] = table
+            found[name.lower()] = table
         meant = difflib.get_close_matches(name, list(GROUPS), n=1, cutoff=0.85) if name.isupper() else []
         if meant and name not in GROUPS and isinstance(table, Mapping):
             raise BadInput(f"plugins: {where} has a dict {name}; did you mean {meant[0]}?")
@@ -271,7 +259,6 @@ def tables_of(module: ModuleType) -> dict[str, Mapping[str, Any]]:
 def _has_entry_points(name: str) -> bool:
     """Whether this is an installed distribution whose entry points say what it adds."""
     try:
-        points = distribution(name).entry_points
+        return any(point.group in GROUPS.values() for point in distribution(name).entry_points)
     except (PackageNotFoundError, ValueError):
         return False
-    return any(point.group in GROUPS.values() for point in points)

@@ -7,6 +7,7 @@ among the entry points of installed packages (group `polyclinic.methods`, ...), 
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import sys
 import warnings
@@ -30,12 +31,17 @@ GROUPS = {
     "ATTACKS": "polyclinic.attacks",
     "KINDS": "polyclinic.kinds",
 }
-#: what entries derive from, where whoever imports that class imports its registry as well
-BASES = {"polyclinic.attacks": "Attack", "polyclinic.encoders": "Encoder"}
+#: the modules that have the registries which are not called like their group
+HOMES = {
+    "polyclinic.sources": "polyclinic.data.datasets",
+    "polyclinic.partitions": "polyclinic.data.partitions",
+    "polyclinic.backbones": "polyclinic.models",
+    "polyclinic.encoders": "polyclinic.models.encoders",
+    "polyclinic.attacks": "polyclinic.audits",
+    "polyclinic.kinds": "polyclinic.federation.ledger.kinds",
+}
 #: the registries that exist in this process, by group
 REGISTRIES: dict[str, Registry[Any]] = {}
-#: what loaded plug-ins add, and what was set by hand: group -> name -> (entry, where it comes from)
-PLUGGED: dict[str, dict[str, tuple[Any, str]]] = {group: {} for group in GROUPS.values()}
 
 BUILT_IN, BY_HAND = "polyclinic", "set by hand in this process"
 
@@ -46,17 +52,12 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def __init__(self, group: str, builtin: Mapping[str, T], *, base: type | None = None) -> None:
         """`base`: what every entry must be a subclass of."""
         self.group = group
+        self.kind = group.removeprefix("polyclinic.")  #: what the registry holds, in one word: `methods`
         self.builtin = dict(builtin)
         self.base = base
+        self.added: dict[str, tuple[T, str]] = {}  #: of plug-ins and by hand: the entry, and where it comes from
         self.imported: dict[EntryPoint, T] = {}
         REGISTRIES[group] = self
-        for name, (entry, plugin) in PLUGGED[group].items():  # a plug-in that was loaded earlier
-            self.check(name, entry, plugin)
-
-    @property
-    def kind(self) -> str:
-        """What the registry holds, in one word: `methods`."""
-        return self.group.removeprefix("polyclinic.")
 
     def __getitem__(self, name: str) -> T:
         if name in self.builtin:
@@ -66,13 +67,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
                     "one of that name; give it another name"
                 )
             return self.builtin[name]
-        return PLUGGED[self.group][name][0] if name in PLUGGED[self.group] else self._import(name)
+        return self.added[name][0] if name in self.added else self._import(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.builtin or name in PLUGGED[self.group] or name in self._installed()
+        return name in self.builtin or name in self.added or name in self._installed()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self.builtin, *PLUGGED[self.group], *self._installed()]))
+        return iter(dict.fromkeys([*self.builtin, *self.added, *self._installed()]))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -80,10 +81,10 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def __setitem__(self, name: str, entry: T) -> None:
         """Add an entry by hand; other processes cannot find it, so that a run with it stays in this one."""
         self.check(name, entry, BY_HAND)
-        PLUGGED[self.group][name] = (entry, BY_HAND)
+        self.added[name] = (entry, BY_HAND)
 
     def __delitem__(self, name: str) -> None:
-        del PLUGGED[self.group][name]
+        del self.added[name]
 
     def working(self) -> dict[str, T]:
         """All entries but those that cannot be used (a package that cannot be imported, say); a notice names them."""
@@ -99,41 +100,39 @@ class Registry(MutableMapping[str, T], Generic[T]):
         """Where an entry comes from: `polyclinic`, an installed distribution with its version, or a plug-in."""
         if name in self.builtin:
             return BUILT_IN
-        if name in PLUGGED[self.group]:
-            return PLUGGED[self.group][name][1]
-        return distribution_of(self._installed()[name][0])
-
-    def is_by_hand(self, name: str) -> bool:
-        """Whether no other process can find the entry."""
-        return PLUGGED[self.group].get(name, (None, ""))[1] == BY_HAND
+        return self.added[name][1] if name in self.added else distribution_of(self._installed()[name][0])
 
     def is_installed(self, name: str) -> bool:
         """Whether the entry comes from an entry point of an installed package."""
-        return name not in self.builtin and name not in PLUGGED[self.group]
+        return name not in self.builtin and name not in self.added
 
     def check(self, name: str, entry: Any, origin: str) -> None:
         """BadInput unless the entry fits in here and its name is free."""
-        if self.base is not None and not (isinstance(entry, type) and issubclass(entry, self.base)):
-            raise BadInput(
-                f"{origin}: '{name}' in {self.kind} is no subclass of {self.base.__name__}; "
-                f"derive it from polyclinic.{self.base.__name__}"
-            )
-        missing = [*sorted(getattr(entry, "__abstractmethods__", ())), *_missing_facts(entry, self.base)]
+        about, base = f"{origin}: '{name}' in {self.kind}", self.base
+        if base is not None and not (isinstance(entry, type) and issubclass(entry, base)):
+            raise BadInput(f"{about} is no subclass of {base.__name__}; derive it from polyclinic.{base.__name__}")
+        # class variables that the base declares without a value; a summary may be missing
+        facts = vars(base).get("__annotations__", {}) if base else {}
+        missing = sorted(getattr(entry, "__abstractmethods__", ()))
+        missing += [
+            fact
+            for fact, kind in facts.items()
+            if str(kind).startswith("ClassVar") and fact != "summary" and not hasattr(entry, fact)
+        ]
         if missing:
-            raise BadInput(f"{origin}: '{name}' in {self.kind} lacks {', '.join(missing)}; define it")
+            raise BadInput(f"{about} lacks {', '.join(missing)}; define it")
         if taken := self._taken_by(name, entry, origin):
-            raise BadInput(f"{origin}: '{name}' in {self.kind} is taken already, by {taken}; give it another name")
-        own = None if origin == BY_HAND else _own_name(entry)
-        if own is not None and own != name:
-            raise BadInput(
-                f"{origin}: '{name}' in {self.kind} calls itself '{own}'; give the key and the class the same name"
-            )
+            raise BadInput(f"{about} is taken already, by {taken}; give it another name")
+        fields = getattr(entry, "model_fields", {})
+        own = next((fields[field].default for field in ("name", "source", "partition") if field in fields), None)
+        if origin != BY_HAND and isinstance(own, str) and own != name:
+            raise BadInput(f"{about} calls itself '{own}'; give the key and the class the same name")
 
     def _taken_by(self, name: str, entry: Any, origin: str) -> str | None:
         """Who else uses the name; the same class, or a newer version from the same place, takes it from nobody."""
         if name in self.builtin:
             return BUILT_IN
-        other, where = PLUGGED[self.group].get(name, (entry, origin))
+        other, where = self.added.get(name, (entry, origin))
         if other is not entry and where != origin:
             return where
         target = f"{getattr(entry, '__module__', '')}:{getattr(entry, '__qualname__', '')}"
@@ -141,6 +140,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return next((distribution_of(point) for point in points if point.value != target), None)
 
     def _installed(self) -> dict[str, list[EntryPoint]]:
+        """The entry points that count in this process, by name."""
         found = points_of(self.group)
         if _ALLOWED is None:
             return found
@@ -168,23 +168,12 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return self.imported[point]
 
 
-def _missing_facts(entry: Any, base: type | None) -> list[str]:
-    """The class variables that the base declares without a value, and the entry has not; a summary may be missing."""
-    declared = vars(base).get("__annotations__", {}) if base else {}
-    facts = [fact for fact, kind in declared.items() if str(kind).startswith("ClassVar") and fact != "summary"]
-    return [fact for fact in facts if not hasattr(entry, fact)]
-
-
-def _own_name(entry: Any) -> str | None:
-    """What a class of settings says it is called: the default of its `name`, `source` or `partition`."""
-    fields = getattr(entry, "model_fields", {})
-    own = [fields[field].default for field in ("name", "source", "partition") if field in fields]
-    return own[0] if own and isinstance(own[0], str) else None
-
-
 def registry_of(kind: str) -> Registry[Any]:
-    """The registry of a kind of things (`methods`, ...)."""
-    return REGISTRIES[f"polyclinic.{kind}"]
+    """The registry of a kind of things (`methods`, ...); its module is imported first."""
+    group = f"polyclinic.{kind}"
+    if group not in REGISTRIES:
+        importlib.import_module(HOMES.get(group, group))
+    return REGISTRIES[group]
 
 
 def summary_of(entry: Any) -> str:
@@ -193,19 +182,10 @@ def summary_of(entry: Any) -> str:
     return str(own or getattr(entry, "summary", "")).removesuffix(".")
 
 
-_NOTICED: set[str] = set()
-
-
+@functools.cache
 def notice_once(text: str) -> None:
-    """Warn, once in a process."""
-    if text not in _NOTICED:
-        _NOTICED.add(text)
-        warnings.warn(text, Notice, stacklevel=3)
-
-
-def forget_notices() -> None:
-    """Say again what was said once."""
-    _NOTICED.clear()
+    """Warn, once in a process, or until `notice_once.cache_clear()`."""
+    warnings.warn(text, Notice, stacklevel=3)
 
 
 def reason(error: BaseException) -> str:
@@ -214,7 +194,7 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-# --- a deployed site ----------------------------------------------------------------------------------
+# --- entry points, and those of them that a deployed site allows ------------------------------------------
 
 #: packages and modules that this process may load, of all its threads; None: all that are installed
 _ALLOWED: frozenset[str] | None = None
@@ -241,26 +221,21 @@ def allows_module(module: str) -> bool:
 
 
 def _is_allowed(point: EntryPoint) -> bool:
-    if allows_module(point.module) or point.dist is None:
-        return allows_module(point.module)
-    return normalised(point.dist.name) in {normalised(one) for one in _ALLOWED or ()}
+    """Whether its module or its distribution was listed, by any spelling: My_Package and my.package are my-package."""
 
+    def plain(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
 
-def normalised(distribution: str) -> str:
-    """The name of a distribution as installers compare it: My_Package and my.package are my-package."""
-    return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
-# --- entry points -------------------------------------------------------------------------------------
+    return allows_module(point.module) or bool(point.dist and plain(point.dist.name) in map(plain, _ALLOWED or ()))
 
 
 def points_of(group: str) -> dict[str, list[EntryPoint]]:
     """The entry points of a group that installed packages add, by name; nothing is imported."""
-    return _installed(tuple(sys.path), group)
+    return _points_on(tuple(sys.path), group)
 
 
 @functools.lru_cache(maxsize=64)
-def _installed(path: tuple[str, ...], group: str) -> dict[str, list[EntryPoint]]:
+def _points_on(path: tuple[str, ...], group: str) -> dict[str, list[EntryPoint]]:
     """The entry points of a group by name, for this `sys.path`; a package that is found twice counts once."""
     found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
     for point in entry_points(group=group):

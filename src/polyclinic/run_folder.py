@@ -50,8 +50,20 @@ def check_whole(folder: Path, *names: str) -> None:
 
     Fine where nothing was noted: older versions noted nothing.
     """
-    _check_format_file(folder / FORMAT_FILE)
-    _check_own_digest(folder / "study.toml")
+    if (file := folder / FORMAT_FILE).is_file():
+        try:
+            content = parse_json(file.read_text(encoding="utf-8"))
+            found, writer = content["format"], str(content.get("polyclinic", ""))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise BadInput(f'{file}: is damaged; write it anew as {{"format": {RUN_FORMAT}}}') from None
+        check_format(found, RUN_FORMAT, str(file), writer)
+    study, start = folder / "study.toml", OWN_DIGEST.encode()
+    first, _, rest = study.read_bytes().partition(b"\n") if study.is_file() else (b"", b"", b"")
+    if first.startswith(start) and first.removeprefix(start) != hashlib.sha256(rest).hexdigest().encode():
+        raise Damaged(
+            f"{study}: is damaged or was changed since the run began; bring it back from a copy, or run the study "
+            "again into another folder"
+        )
     if not names or not (folder / DIGESTS).is_file():
         return
     noted = read_json(folder / DIGESTS)
@@ -94,16 +106,6 @@ def with_own_digest(text: str) -> str:
     return f"{OWN_DIGEST}{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
 
 
-def _check_own_digest(path: Path) -> None:
-    first, _, rest = path.read_bytes().partition(b"\n") if path.is_file() else (b"", b"", b"")
-    start = OWN_DIGEST.encode()
-    if first.startswith(start) and first.removeprefix(start) != hashlib.sha256(rest).hexdigest().encode():
-        raise Damaged(
-            f"{path}: is damaged or was changed since the run began; bring it back from a copy, or run the study again "
-            "into another folder"
-        )
-
-
 # --- formats ------------------------------------------------------------------------------------------
 
 
@@ -122,17 +124,6 @@ def write_run_format(folder: Path) -> None:
     """Say in a new run folder which format it has, and which version of Polyclinic wrote it."""
     content = {"format": RUN_FORMAT, "polyclinic": __version__}
     atomic_write(folder / FORMAT_FILE, json.dumps(content) + "\n")
-
-
-def _check_format_file(file: Path) -> None:
-    if not file.is_file():
-        return
-    try:
-        content = parse_json(file.read_text(encoding="utf-8"))
-        found, writer = content["format"], str(content.get("polyclinic", ""))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise BadInput(f'{file}: is damaged; write it anew as {{"format": {RUN_FORMAT}}}') from None
-    check_format(found, RUN_FORMAT, str(file), writer)
 
 
 # --- locks --------------------------------------------------------------------------------------------

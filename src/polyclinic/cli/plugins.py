@@ -17,15 +17,6 @@ from polyclinic.registry import GROUPS
 
 #: methods, sources, ...
 KINDS = [group.removeprefix("polyclinic.") for group in GROUPS.values()]
-#: the rooms of the registries that are not called like what they hold
-ROOMS = {
-    "sources": "data.datasets",
-    "partitions": "data.partitions",
-    "backbones": "models",
-    "encoders": "models.encoders",
-    "attacks": "audits",
-    "kinds": "federation.ledger.kinds",
-}
 
 
 def list_entries(
@@ -55,7 +46,6 @@ def rows_of(kind: str) -> list[JsonObject]:
     """Name, sentence and origin of every entry; of one that cannot be imported, why not."""
     from polyclinic.registry import registry_of, summary_of
 
-    importlib.import_module(f"polyclinic.{ROOMS.get(kind, kind)}")
     registry = registry_of(kind)
     rows = []
     for name in registry:

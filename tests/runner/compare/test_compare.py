@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from polyclinic.errors import BadInput, Notice
-from polyclinic.registry import forget_notices
+from polyclinic.registry import notice_once
 from polyclinic.runner.compare.compare import check_all, compare, entries, for_method, tables_for
 from polyclinic.study import parse_study
 from polyclinic.study.preset import SMALLEST, preset, preset_names
@@ -67,7 +67,7 @@ def test_a_method_beside_one_of_one_round_has_its_own_number_of_rounds_and_says_
 def test_a_number_of_rounds_that_is_given_is_not_called_a_default(tiny, tmp_path, change):
     study = tiny("analytic", {"model.backbone": "efficientnet-lite0-1024"})
     methods = ["analytic", "fedavg"] if ":" in change else ["fedavg"]
-    forget_notices()
+    notice_once.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error", Notice)
         planned = entries(study, methods, 1, tmp_path, [change])
