@@ -129,11 +129,32 @@ class Forgetful(FedAvg):
         return state.weights
 
 
-@pytest.mark.parametrize(("method", "word"), [(Unseeded, "same study"), (Forgetful, "resumed run")])
+class Idle(FedAvg):
+    """Asks no site after its first round, so that nothing can stop it there."""
+
+    name: Literal["idle"] = "idle"  # type: ignore[assignment]
+
+    def run(self, federation):
+        state = federation.state(weights=federation.initial_weights())
+        for number in federation.rounds(self.rounds, state):
+            if number == 1:
+                state.weights = self.combine(federation, state, federation.ask_all("train", weights=state.weights))
+        return state.weights
+
+
+@pytest.mark.parametrize(
+    ("method", "word"),
+    [(Unseeded, "same study"), (Forgetful, "resumed run"), (Idle, "its second round asks no site")],
+)
 def test_a_method_that_breaks_the_contract_is_told_how(method, word, tmp_path):
     with pytest.raises(AssertionError, match=f"{method.model_fields['name'].default}: .*{word}"):
         testing.check_method(method, tmp_path, workers=False)
     assert method.model_fields["name"].default not in METHODS
+
+
+def test_a_sum_that_is_refused_for_another_reason_than_the_methods_own_is_told(tmp_path):
+    with pytest.raises(AssertionError, match=r"fedavg: .* and not by its sum_obstacle\(\): engine\.wire"):
+        testing.check_method(FedAvg, tmp_path, workers=False, engine={"wire": "fp16"})
 
 
 class Restless(Source):

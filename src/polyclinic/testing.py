@@ -57,7 +57,7 @@ ALWAYS = {"metrics", "keys"}
 
 
 class _StopInSecond(Display):
-    """Ends a run in its second round, as Ctrl-C does."""
+    """Ends a run in its second round, as Ctrl-C does; one of a single round when its last scores are asked for."""
 
     done = 0
 
@@ -65,7 +65,7 @@ class _StopInSecond(Display):
         self.done += 1
 
     def asking(self, operation: str, sites: Sequence[str]) -> None:
-        if self.done:
+        if self.done == 1:
             raise KeyboardInterrupt
 
 
@@ -75,11 +75,11 @@ class _StopInSecond(Display):
 def check_method(method: type[Method], folder: Path, /, *, workers: bool = True, **tables: Any) -> Result:
     """Run a tiny study with a method in every way that must not change its result; the result.
 
-    Same seed, same weights. A run that stops is resumed to the same weights and ledgers. Worker
-    processes give the same (`workers`; the method must then be in a plug-in or a package). Ledgers hold, and have only
-    kinds that operations declare; a site whose policy forbids one lets nothing of it out. A secure sum ends in the
-    bits of an open one, or is refused in a sentence. `tables` change the study: `method={"rounds": 1}`,
-    `plugins=[...]`.
+    Same seed, same weights. A run that stops in its second round, if there is one, is resumed to the same weights and
+    ledgers. Worker processes give the same (`workers`; the method must then be in a plug-in or a package). Ledgers
+    hold, and have only kinds that operations declare; a site whose policy forbids one lets nothing of it out. A secure
+    sum ends in the bits of an open one, or the method's `sum_obstacle` says why there is none. `tables` change the
+    study: `method={"rounds": 1}`, `plugins=[...]`.
     """
     with nullcontext() if "plugins" in tables else _registered(METHODS, method.model_fields["name"].default, method):
         study = study_for(method, **tables)
@@ -113,6 +113,10 @@ def _check_equalities(study: Study, first: Result, folder: Path, workers: bool) 
     stopped = folder / "stopped"
     try:
         run(study, stopped, display=_StopInSecond(), cache=folder / "cache")
+        raise AssertionError(
+            f"{name}: its second round asks no site, and so was not stopped there; ask them within "
+            "federation.rounds(...)"
+        )
     except KeyboardInterrupt:
         assert not (stopped / "result.json").exists()
         resumed = run(study, stopped, resume=True, cache=folder / "cache")
@@ -144,14 +148,18 @@ def _check_gate(study: Study, first: Result, folder: Path) -> None:
 
 
 def _check_sums(study: Study, folder: Path) -> None:
-    found = {}
+    found, name, obstacle, refusal = {}, study.method.name, study.method.sum_obstacle(), ""
     for way in ("integer", "secure"):
         try:
             summed = study.with_settings({"federation": {"sum": way}})
-        except BadInput:  # a sentence with the cure, as every refusal of a study
+        except BadInput as error:
+            refusal = str(error)
+        if refusal:
+            said = f"{name}: federation.sum = '{way}' is refused, and not by its sum_obstacle(): {refusal}"
+            assert refusal == obstacle, said
             return
         found[way] = run(summed, folder / way, cache=folder / "cache")["weights_sha256"]
-    assert found["integer"] == found["secure"], f"{study.method.name}: a secure sum is not the open one"
+    assert found["integer"] == found["secure"], f"{name}: a secure sum is not the open one"
 
 
 def _ledgers(result: Result) -> dict[str, list[dict[str, Any]]]:

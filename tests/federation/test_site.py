@@ -194,6 +194,8 @@ def test_every_way_to_change_a_state_counts_as_a_change():
         assert not state.changed
         change(state)
         assert state.changed, name
+    with pytest.raises(TypeError, match=r"site\.state\['a'\] is float, and must be a tensor"):
+        state["a"] = 1.5
 
 
 def test_a_group_replaces_what_was_there_and_nothing_else():

@@ -52,6 +52,8 @@ class SiteState(MutableMapping[str, Tensor]):
         return self._tensors[name]
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
+        if not isinstance(tensor, Tensor):  # or the file of the state could not be written, after the work
+            raise TypeError(f"site.state['{name}'] is {type(tensor).__name__}, and must be a tensor; use torch.tensor")
         self.changed, self._bytes = True, None
         self._tensors[name] = tensor
 
