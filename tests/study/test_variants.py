@@ -6,15 +6,14 @@ import warnings
 
 import pytest
 
-from polyclinic.cli import run_app
 from polyclinic.errors import BadInput, Notice
-from polyclinic.registry import forget_notices
+from polyclinic.registry import notice_once
 from polyclinic.study import load_study
 
 
 @pytest.fixture(autouse=True)
 def _notices():
-    forget_notices()
+    notice_once.cache_clear()
 
 
 @pytest.fixture
@@ -86,13 +85,6 @@ def test_drawn_images_instead_of_real_ones_need_no_notice(tmp_path):
         assert load_study(tmp_path / "study.toml", ["data.source=chest-phantom"]).data.samples == 40
 
 
-def test_the_command_prints_the_notice(written, capsys):
-    assert run_app(["study", "check", str(written("cwt-replay")), "--set", "method.name=cwt"]) == 0
-    printed = capsys.readouterr()
-    assert "fine. cwt for classification" in printed.out
-    assert printed.err.count("the table [replay] of the study is left out") == 1
-
-
 def test_a_generator_that_is_not_named_is_the_methods_own(written):
     file = written("fedavg")
     text = file.read_text()
@@ -110,12 +102,6 @@ def test_a_generator_that_is_only_written_out_changes_with_the_method(written):
         load_study(chosen, ["method.name=felicia"])
     with pytest.warns(Notice, match=r"generator\.name = 'gan': generator\.epochs of the study is left out"):
         assert load_study(chosen, ["method.name=felicia", "generator.name=gan"]).generator.name == "gan"
-
-
-def test_settings_of_another_partition_are_left_out(written):
-    file = written("fedavg", {"sites.partition": "label-skew", "sites.target_ks": 0.3})
-    with pytest.warns(Notice, match=r"sites\.target_ks of the study is left out, being for 'label-skew'"):
-        assert load_study(file, ["sites.partition=iid"]).sites.partition == "iid"
 
 
 def test_all_tables_at_fault_are_named_at_once(written):

@@ -71,9 +71,12 @@ def fit_to_variants(tables: JsonMapping, changed: JsonObject, changes: Collectio
         old, new = (_variant(study, name, key) for study in (tables, changed))
         if old == new or old not in registry or new not in registry:
             continue
-        lost = _foreign_settings(changed[name], registry[old], registry[new])
+        before, after = registry[old].model_fields, registry[new]
+        settings = own_settings(after, changed[name]) if issubclass(after, Source) else changed[name]
+        lost = [one for one in settings if one in before and one not in after.model_fields]
         lost = [one for one in lost if f"{name}.{one}" not in changes]
-        told = [f"{name}.{one}" for one in lost if not _is_default(registry[old], one, changed[name][one])]
+        usual = [before[one].get_default(call_default_factory=True) for one in lost]  # undefined where there is none
+        told = [f"{name}.{one}" for one, value in zip(lost, usual, strict=True) if changed[name][one] != value]
         changed = {**changed, name: {one: value for one, value in changed[name].items() if one not in lost}}
         if name == "method":
             gone = [one for one in TABLES_OF_METHODS if one in tables and not method_has_table(old, new, one)]
@@ -126,14 +129,3 @@ def _variant(study: JsonMapping, table: str, key: str) -> str:
     found = study.get(table)
     name = found.get(key) if isinstance(found, Mapping) else None
     return name if isinstance(name, str) else ""
-
-
-def _foreign_settings(table: JsonMapping, old: type[Settings], new: type[Settings]) -> list[str]:
-    """The settings in a table that the old variant has and the new one does not."""
-    settings = own_settings(new, table) if issubclass(new, Source) else table
-    return [name for name in settings if name in old.model_fields and name not in new.model_fields]
-
-
-def _is_default(kind: type[Settings], name: str, value: object) -> bool:
-    field = kind.model_fields[name]
-    return not field.is_required() and value == field.get_default(call_default_factory=True)

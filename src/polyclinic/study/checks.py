@@ -7,25 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from polyclinic import models
 from polyclinic.data.source import AtSites, LabelledSource
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import SMALLEST_IMAGE
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.methods.shared.method import Method, OwnModels, ReplayMethod
-from polyclinic.models import (
-    BACKBONES,
-    PUBLIC,
-    RANDOM,
-    Backbone,
-    Encoded,
-    check_public_weights,
-    find,
-    is_importable,
-    norm_names,
-    registry_of,
-    split,
-)
 from polyclinic.models.encoders import ENCODERS
 from polyclinic.models.imported import Imported, channels_of
 from polyclinic.privacy.dp_sgd import BATCH_NORM, mixes_samples, obstacles
@@ -59,8 +47,8 @@ def check_task(study: Study) -> None:
             raise BadInput(
                 f"model.backbones: '{method.name}' needs the same network at every site; choose one of {can}"
             )
-        known = is_importable(backbone) or backbone in registry_of(backbone)
-        if not known or find(backbone, size=study.data.size).dense != study.task.dense:
+        known = models.is_importable(backbone) or backbone in models.registry_of(backbone)
+        if not known or models.find(backbone, size=study.data.size).dense != study.task.dense:
             raise BadInput(f"model.backbones: '{backbone}' of site '{site}' cannot do {task}; choose {_fitting(study)}")
     method.check_task(task)
 
@@ -86,20 +74,20 @@ def check_model(study: Study) -> None:
     """BadInput if the network lacks what the study wants of it."""
     model, method = study.model, study.method
     for name in dict.fromkeys((model.backbone, *model.backbones.values())):
-        if not is_importable(name) and name in BACKBONES and name not in BACKBONES.builtin:
-            try_network(name, BACKBONES[name], study.data.size, model.norm)
+        if not models.is_importable(name) and name in models.BACKBONES and name not in models.BACKBONES.builtin:
+            try_network(name, models.BACKBONES[name], study.data.size, model.norm)
     cuts = cuts_of(study)
     if not cuts and (model.cut is not None or method.traits.needs_cut):
         why = f"'{method.name}' cuts the network" if method.traits.needs_cut else "the study sets model.cut"
         raise BadInput(
             f"model.backbone: '{model.backbone}' cannot be cut, and {why}; choose one of "
-            f"{', '.join(BACKBONES.builtin)}, or an importable nn.Sequential"
+            f"{', '.join(models.BACKBONES.builtin)}, or an importable nn.Sequential"
         )
     if model.cut is not None and model.cut not in cuts:
         raise BadInput(f"model.cut: {model.backbone} has no cut '{model.cut}'; choose one of {', '.join(cuts)}")
     _check_first_weights(study, cuts)
     method.check_cuts(model.backbone, cuts)
-    deployed_weights = model.weights != RANDOM and isinstance(study.data, AtSites)
+    deployed_weights = model.weights != models.RANDOM and isinstance(study.data, AtSites)
     may_keep = model.batch_norm == "local" or type(method).local_names is not Method.local_names  # seen without torch
     if deployed_weights and may_keep and method.local_names(network_of(study), model.batch_norm):
         raise BadInput(
@@ -137,20 +125,20 @@ def _check_first_weights(study: Study, cuts: tuple[str, ...]) -> None:
     model, method = study.model, study.method
     if model.freeze is not None and model.freeze not in cuts:
         raise BadInput(f"model.freeze: {model.backbone} has no cut '{model.freeze}'; choose one of {', '.join(cuts)}")
-    if model.norm == "frozen" and model.weights == RANDOM:
+    if model.norm == "frozen" and model.weights == models.RANDOM:
         raise BadInput(
             "model.norm: 'frozen' keeps the statistics of the first weights, and random weights have none; set "
             "model.weights to 'public' or a file, or model.norm to 'batch'"
         )
-    if method.needs_first_weights() and model.weights == RANDOM:
+    if method.needs_first_weights() and model.weights == models.RANDOM:
         raise BadInput(
             f"model.weights: '{method.name}' keeps the first weights up to the cut, as method.front is 'public', and "
             "they are random; set model.weights to 'public' or a file"
         )
-    if model.weights == PUBLIC and not issubclass(backbone_of(study), Encoded):
-        check_public_weights(model.backbone)
-    if method.traits.needs_encoder and not issubclass(backbone_of(study), Encoded):
-        can = ", ".join(name for name in ENCODERS.working() if name not in BACKBONES)
+    if model.weights == models.PUBLIC and not issubclass(backbone_of(study), models.Encoded):
+        models.check_public_weights(model.backbone)
+    if method.traits.needs_encoder and not issubclass(backbone_of(study), models.Encoded):
+        can = ", ".join(name for name in ENCODERS.working() if name not in models.BACKBONES)
         raise BadInput(
             f"model.backbone: '{method.name}' fits a head on an encoder that nobody trains, and '{model.backbone}' is "
             f"trained; choose one of {can}, and on a CPU model.input_size = 128, which is three times as fast as 224"
@@ -178,7 +166,7 @@ def check_replay(study: Study) -> None:
 def _check_latents(study: Study) -> None:
     """BadInput if there are no latents that a generator could learn, or no batch could take them."""
     model, said = study.model, "replay.space = 'latents'"
-    if model.freeze is None or model.weights == RANDOM:
+    if model.freeze is None or model.weights == models.RANDOM:
         raise BadInput(
             f"model.freeze: {said} replays what frozen layers with public weights give; set model.freeze to a cut and "
             "model.weights to 'public' or a file"
@@ -254,20 +242,24 @@ def check_names_of_sites(study: Study, names: Sequence[str]) -> None:
             raise BadInput(f"{setting}: there is no site '{unknown[0]}'; the sites are {', '.join(names)}")
 
 
+#: in this order: each relies on those before it
+CHECKS = (check_task, check_model, check_training, check_replay, check_tuning, check_generator, check_sites)
+
+
 def _fitting(study: Study) -> str:
     """The backbones that can do the study's task."""
-    return ", ".join(name for name, kind in BACKBONES.working().items() if kind.dense == study.task.dense)
+    return ", ".join(name for name, kind in models.BACKBONES.working().items() if kind.dense == study.task.dense)
 
 
-def backbone_of(study: Study) -> type[Backbone]:
-    return find(study.model.backbone, size=study.data.size, arguments=study.model.arguments)
+def backbone_of(study: Study) -> type[models.Backbone]:
+    return models.find(study.model.backbone, size=study.data.size, arguments=study.model.arguments)
 
 
 def cuts_of(study: Study) -> tuple[str, ...]:
     return tuple(backbone_of(study).stages)[:-1]
 
 
-def network_of(study: Study) -> Backbone:
+def network_of(study: Study) -> models.Backbone:
     """The study's network, for a look at its layers; its weights are not needed, and have no memory where possible."""
     return backbone_of(study).without_weights(study.data.size, study.model.norm)
 
@@ -275,7 +267,7 @@ def network_of(study: Study) -> Backbone:
 def has_batch_norm(study: Study) -> bool:
     """Whether the study's network has batch-norm layers."""
     said = _said_norm_layers(backbone_of(study))
-    return bool(norm_names(network_of(study))) if said is None else said and study.model.norm == "batch"
+    return bool(models.norm_names(network_of(study))) if said is None else said and study.model.norm == "batch"
 
 
 def gives_square_map(study: Study, cut: str) -> bool:
@@ -283,7 +275,7 @@ def gives_square_map(study: Study, cut: str) -> bool:
     that nobody trains end in a vector before the head; anybody else's is asked with an image that has no memory."""
     kind = backbone_of(study)
     if _said_norm_layers(kind) is not None:
-        return not issubclass(kind, Encoded)
+        return not issubclass(kind, models.Encoded)
     shape = shape_at(study, cut)
     return len(shape) == 3 and shape[1] == shape[2]
 
@@ -292,7 +284,7 @@ def shape_at(study: Study, cut: str) -> tuple[int, ...]:
     """The shape of what a stage gives for one image of the study."""
     network, size = network_of(study), study.data.size
     network.resize_to(study.model.input_size or backbone_of(study).input_side(size), size)
-    front = split(network.eval(), cut)[0]
+    front = models.split(network.eval(), cut)[0]
     return tuple(front(torch.zeros(1, 1, size, size, device="meta")).shape[1:])
 
 
@@ -303,14 +295,14 @@ def network_obstacle(study: Study) -> str | None:
     return BATCH_NORM if has_batch_norm(study) else None
 
 
-def _said_norm_layers(kind: type[Backbone]) -> bool | None:
+def _said_norm_layers(kind: type[models.Backbone]) -> bool | None:
     """What a backbone of the package says of itself; None for anybody else's, derived from one of ours or not."""
     return kind.norm_layers if kind.__module__.startswith("polyclinic.") else None
 
 
-def try_network(name: str, kind: type[Backbone], size: int, norm: str) -> None:
+def try_network(name: str, kind: type[models.Backbone], size: int, norm: str) -> None:
     """BadInput if a plug-in's network cannot be built, or gives a wrong shape: two images are sent through it."""
-    where = f"'{name}' ({BACKBONES.origin(name)})"
+    where = f"'{name}' ({models.BACKBONES.origin(name)})"
     try:
         output = kind.without_weights(size, norm).eval()(torch.zeros(2, 1, size, size, device="meta"))
         shape = tuple(output.shape)
@@ -340,5 +332,5 @@ def try_private(study: Study) -> None:
     if problem:
         raise BadInput(
             f"privacy.on: {kind.name} cannot be trained with gradients per image ({problem[:120]}); choose another "
-            f"network, such as {', '.join(BACKBONES.builtin)}"
+            f"network, such as {', '.join(models.BACKBONES.builtin)}"
         )

@@ -22,7 +22,7 @@ from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.methods import METHODS
 from polyclinic.models import is_importable, registry_of
 from polyclinic.questions import QUESTIONS
-from polyclinic.registry import Registry, notice_once
+from polyclinic.registry import BY_HAND, Registry, notice_once
 from polyclinic.run_folder import check_whole
 from polyclinic.settings import GONE, RENAMED
 from polyclinic.study.changes import apply_changes, fit_to_variants, parse_sets
@@ -42,19 +42,16 @@ def load_default(sets: list[str]) -> Study:
         return study
     given = parse_sets(sets)
     usual = BRIEF_FELICIA if study.method.name == "felicia" else BRIEF
-    brief = {name: value for name, value in usual.items() if name not in given and _has(study, name)}
+    # those whose table the study has, and whose setting the chosen variant has
+    tables = {name: type(getattr(study, name)) for name in ("method", "generator", "tuning")}
+    paths = {f"{table}.{name}" for table, kind in tables.items() for name in getattr(kind, "model_fields", {})}
+    brief = {name: value for name, value in usual.items() if name not in given and name in paths}
     if "tuning.most_steps" in given:  # it says how long a generator is trained
         brief.pop("generator.steps", None)
     if brief:
         words = ", ".join(f"{name} = {value}" for name, value in brief.items())
         notice_once(f"the study that comes with polyclinic trains generators briefly ({words}); --set them for more")
     return study.with_settings(brief)
-
-
-def _has(study: Study, setting: str) -> bool:
-    """Whether the study has the table of `table.setting`, and the chosen variant the setting."""
-    table, _, name = setting.partition(".")
-    return name in getattr(type(getattr(study, table)), "model_fields", {})
 
 
 def load_study(path: Path, sets: list[str] | None = None) -> Study:
@@ -97,17 +94,13 @@ def with_whole_path(tables: JsonMapping, file: Path, *, has_new_path: bool) -> J
         return dict(tables)
     whole = file.parent / path
     if not whole.exists() and Path(path).exists():
-        if _is_run_folder(file.parent):  # of an older version, which wrote paths as they were given
-            return dict(tables)
+        if any((file.parent / name).exists() for name in ("history.jsonl", "checkpoint", "ledger")):
+            return dict(tables)  # a run folder of an older version, which wrote paths as they were given
         raise BadInput(
             f"data.path: '{path}' begins at the folder of {file}, where there is nothing of that name; it does not "
             f"begin where polyclinic is started, as it once did: write '{os.path.relpath(path, file.parent)}'"
         )
     return {**tables, "data": {**tables["data"], "path": str(whole)}}
-
-
-def _is_run_folder(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ("history.jsonl", "checkpoint", "ledger"))
 
 
 def load_run_study(folder: Path, sets: list[str] | None = None, *, moved: Sequence[str] = ()) -> Study:
@@ -118,9 +111,10 @@ def load_run_study(folder: Path, sets: list[str] | None = None, *, moved: Sequen
     check_whole(folder)
     if moved:
         sets = [*(sets or []), f"plugins={json.dumps(plugins.resolve(list(moved), Path()))}"]
-    if not any(text.partition("=")[0].strip() == "plugins" for text in sets or []):
-        plugins.refuse_sent_files(_plugins_in(folder / "study.toml"), folder)
     begun = _tables_in(folder / "study.toml")
+    named = begun.get("plugins", [])
+    if isinstance(named, list) and not any(text.partition("=")[0].strip() == "plugins" for text in sets or []):
+        plugins.refuse_sent_files((name for name in named if isinstance(name, str)), folder)
     for setting in (*GONE, *RENAMED):  # of an older version, which wrote them all
         *tables, name = setting.split(".")
         inside: object = begun
@@ -131,15 +125,6 @@ def load_run_study(folder: Path, sets: list[str] | None = None, *, moved: Sequen
             if setting in RENAMED:
                 inside.setdefault(RENAMED[setting], value)
     return _load(folder / "study.toml", begun, sets)
-
-
-def _plugins_in(path: Path) -> list[str]:
-    """What a study names as plug-ins, if it can be read at all."""
-    try:
-        names = tomllib.loads(path.read_text(encoding="utf-8")).get("plugins", [])
-    except (OSError, ValueError):
-        return []
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def default_path() -> Path:
@@ -170,7 +155,7 @@ def entries_of(study: Study) -> Iterator[tuple[str, Registry[Any], str]]:
 def unknown_elsewhere(study: Study) -> str | None:
     """Why no other process can work on this study: it has something that was put into a registry by hand."""
     for setting, registry, name in entries_of(study):
-        if registry.is_by_hand(name):
+        if name in registry and registry.origin(name) == BY_HAND:
             table = registry.kind.upper()
             return (
                 f"{setting}: '{name}' was put into {table} by hand, where no other process finds it; put it into a "

@@ -12,7 +12,7 @@ from polyclinic.federation.sums.settings import FEWEST, MOST_SITES, Federated
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.methods.shared.method import Method
 from polyclinic.privacy.settings import Facts, check_facts
-from polyclinic.registry import PLUGGED
+from polyclinic.registry import REGISTRIES
 from polyclinic.settings import no_such_choice
 from polyclinic.study.checks import network_obstacle, try_private
 
@@ -33,13 +33,17 @@ def check_privacy(study: Study) -> None:
     parts = [*study.method.traits.private_networks]
     if study.replay is not None and study.replay.ratio > 0:
         parts += ["generator", "prior"] if study.replay.codes == "prior" else ["generator"]
+    # kinds of parcel, computed from real images, that no private training covers
+    own = [found for name, found in operations_of(study.method).items() if not hasattr(GenerativeReplay, name)]
+    released = {one for found in own if found.partner != "simulator" for one in found.releases}
+    replays = study.replay is not None and study.replay.ratio > 0 and study.replay.codes != "prior"
     facts = Facts(
         study.method.name,
         parts,
         study.method.privacy_obstacle(),
         network_obstacle(study),
         study.generator.dp_obstacle(),
-        uncovered_kinds(study),
+        sorted((released - COVERABLE) | ({"codes"} if replays else set())),
         study.evaluation.every > 0 or study.evaluation.final != "none",
         score_obstacle(study),
     )
@@ -79,24 +83,12 @@ def score_obstacle(study: Study) -> str | None:
     return None
 
 
-def uncovered_kinds(study: Study) -> list[str]:
-    """Kinds of parcel, computed from real images, that a study's sites release and no private training covers."""
-    own = [found for name, found in operations_of(study.method).items() if not hasattr(GenerativeReplay, name)]
-    released = {one for found in own if found.partner != "simulator" for one in found.releases}
-    replays = study.replay is not None and study.replay.ratio > 0 and study.replay.codes != "prior"
-    return sorted((released - COVERABLE) | ({"codes"} if replays else set()))
-
-
-def check_poisoning(study: Study) -> None:
-    """Attackers are simulated; no hospital is asked to be one."""
-    if study.poisoning and isinstance(study.data, AtSites):
-        raise BadInput("[poisoning]: attackers are for simulations, and data.source = 'at-sites' is none; leave it out")
-
-
 def check_sums(study: Study) -> None:
     """BadInput if the study's method, sites or defence do not go with the way its answers are added up."""
     settings = study.federation
-    _check_unused(settings)
+    for name in ("threshold", "liars"):
+        if settings.sum != "secure" and getattr(settings, name) != getattr(Federated(), name):
+            raise BadInput(f"federation.{name}: is of secure sums; set federation.sum = 'secure', or leave it out")
     _check_label_sets(study)
     if settings.sum == "float":
         return
@@ -112,12 +104,6 @@ def check_sums(study: Study) -> None:
         raise BadInput(f"federation.sum: whole numbers take up to {MOST_SITES:,} sites; set federation.sum = 'float'")
     if settings.sum == "secure":
         _check_secure(study, count)
-
-
-def _check_unused(settings: Federated) -> None:
-    for name in ("threshold", "liars"):
-        if settings.sum != "secure" and getattr(settings, name) != getattr(Federated(), name):
-            raise BadInput(f"federation.{name}: is of secure sums; set federation.sum = 'secure', or leave it out")
 
 
 def _check_label_sets(study: Study) -> None:
@@ -153,7 +139,9 @@ def _check_secure(study: Study, count: int) -> None:
 
 def check_kinds(study: Study) -> None:
     """BadInput if an operation of the method releases what is no kind of parcel, or a plug-in's kind that the policy
-    of simulated sites does not let out. A deployed site has a policy of its own."""
+    of simulated sites does not let out. A deployed site has a policy of its own, and is asked to be no attacker."""
+    if study.poisoning and isinstance(study.data, AtSites):
+        raise BadInput("[poisoning]: attackers are for simulations, and data.source = 'at-sites' is none; leave it out")
     allowed = None if isinstance(study.data, AtSites) else study.policy.kinds
     released = [(name, kind) for name, found in operations_of(study.method).items() for kind in found.releases]
     for operation, kind in released:
@@ -168,6 +156,9 @@ def check_kinds(study: Study) -> None:
             )
 
 
+CHECKS = (check_privacy, check_sums, check_kinds)
+
+
 def operations_of(method: Method) -> dict[str, Operation]:
     """The operations of a method, by name."""
     found = {name: getattr(getattr(type(method), name, None), "operation", None) for name in dir(type(method))}
@@ -176,7 +167,8 @@ def operations_of(method: Method) -> dict[str, Operation]:
 
 def check_attacks() -> None:
     """BadInput if an attack of a plug-in names no kind of parcel, or one that does not exist: it would never run."""
-    for name, (attack, origin) in PLUGGED["polyclinic.attacks"].items():
+    attacks = REGISTRIES.get("polyclinic.attacks")  # no plug-in has added one where nobody has imported the registry
+    for name, (attack, origin) in attacks.added.items() if attacks else ():
         kinds = getattr(attack, "kinds", None)
         if not isinstance(kinds, tuple) or not kinds:
             raise BadInput(f"{origin}: the attack '{name}' lacks kinds, a tuple with the kinds of parcel that it fits")

@@ -29,18 +29,9 @@ from polyclinic.questions import QUESTIONS
 from polyclinic.registry import is_restricted
 from polyclinic.run_folder import STUDY_FORMAT, check_format
 from polyclinic.settings import Settings, sentences, variant
+from polyclinic.study import checks, release_checks
 from polyclinic.study.changes import VARIANTS, apply_changes, default_generator, fit_to_variants
-from polyclinic.study.checks import (
-    backbone_of,
-    check_generator,
-    check_model,
-    check_replay,
-    check_sites,
-    check_task,
-    check_training,
-    check_tuning,
-)
-from polyclinic.study.release_checks import check_attacks, check_kinds, check_poisoning, check_privacy, check_sums
+from polyclinic.study.release_checks import check_attacks
 from polyclinic.study.tables import Audit, EngineSettings, Evaluation, Logging, Model, PolicySettings
 from polyclinic.study.unused import notice_other_images
 from polyclinic.tasks import TASKS, Task
@@ -51,7 +42,12 @@ NEWER = (
     ("data", "max_pixels", MOST_PIXELS),
     ("data", "allow_outside", False),
     ("data", "class_folders", "auto"),
+    ("data", "columns", []),
     ("method", "apart", 0.0),
+    ("model", "arguments", {}),
+    ("model", "weights", RANDOM),
+    ("optimizer", "batch_sizes", {}),
+    ("policy", "shares", "equal"),
 )
 
 
@@ -107,17 +103,8 @@ class Study(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Study:
-        check_task(self)
-        check_model(self)
-        check_training(self)
-        check_replay(self)
-        check_tuning(self)
-        check_generator(self)
-        check_sites(self)
-        check_privacy(self)
-        check_sums(self)
-        check_poisoning(self)
-        check_kinds(self)
+        for check in (*checks.CHECKS, *release_checks.CHECKS):
+            check(self)
         return self
 
     def with_settings(self, changes: Mapping[str, Any]) -> Study:
@@ -128,19 +115,13 @@ class Study(Settings):
     def as_tables(self) -> dict[str, Any]:
         """Plain tables, as in a TOML file, every default written out."""
         tables = _without_none(self.model_dump(mode="json"))
-        newer = {"model": "arguments", "optimizer": "batch_sizes", "data": "columns"}
-        for table, name in ((tables, "plugins"), *((tables[table], name) for table, name in newer.items())):
-            if not table.get(name, True):  # as in studies from before there were any
-                del table[name]
         for table, name, usual in NEWER:
             if tables[table].get(name) == usual:
                 del tables[table][name]
-        if self.model.weights == RANDOM:
-            del tables["model"]["weights"]
+        if not self.plugins:
+            del tables["plugins"]
         if self.federation == Federated():
             del tables["federation"]
-        if self.policy.shares == "equal":
-            del tables["policy"]["shares"]
         return tables
 
     def to_toml(self) -> str:
@@ -157,7 +138,7 @@ class Study(Settings):
         frozen layers, where what they give is replayed."""
         if self.in_latents:
             return self.model.freeze
-        return self.model.cut or (backbone_of(self).default_cut() if self.method.traits.needs_cut else None)
+        return self.model.cut or (checks.backbone_of(self).default_cut() if self.method.traits.needs_cut else None)
 
 
 PLAIN: dict[str, type[Settings]] = {
