@@ -266,6 +266,3 @@ def test_a_table_with_a_fault_is_refused_in_one_sentence(table, rows, settings, 
     with pytest.raises(BadInput) as caught:
         Csv(path=file, size=16, **settings).load()
     assert says in str(caught.value)
-
-
-# --- written out

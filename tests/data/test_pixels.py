@@ -174,24 +174,3 @@ def test_images_with_the_same_problem_share_a_line():
     assert len(many) == 202
     assert many[-1] == "  and 1 more"
     assert len(listings.unreadable([(word, word) for word in words[:200]], 300).splitlines()) == 201
-
-
-def test_channels_are_looked_at_in_a_few_images():
-    asked = []
-
-    class Listing(SimpleNamespace):
-        def __len__(self):
-            return 100
-
-        def picture(self, number):
-            asked.append(number)
-            if number == 0:
-                raise OSError("broken")
-            colour = np.zeros((2, 2, 3), np.uint8)
-            colour[0, 0, 0] = number == self.colour
-            return colour
-
-    assert listings.channels_of(Listing(colour=99), Fit(2)) == 3
-    assert (asked[0], asked[-1], len(asked)) == (0, 99, 24)
-    assert listings.channels_of(Listing(colour=-1), Fit(2)) == 1
-    assert listings.channels_of(Listing(colour=99), Fit(2, channels=1)) == 1

@@ -13,7 +13,6 @@ from polyclinic.data.labels import are_labels, to_number
 from polyclinic.data.survey import survey
 from polyclinic.errors import BadInput
 from polyclinic.study import load_study
-from polyclinic.study.reading import default_path
 
 SIDE = 40
 
@@ -230,12 +229,6 @@ def test_the_command_refuses_what_would_be_overwritten_or_ignored(folders, tmp_p
 def test_label_skew_is_not_offered_for_masks(tmp_path, capsys):
     assert run_app(["study", "new", str(tmp_path / "s.toml"), "--source", "brain-phantom"]) == 0
     assert load_study(tmp_path / "s.toml").sites.partition == "iid"
-
-
-def test_new_studies_and_the_embedded_one_can_be_audited(tmp_path):
-    assert run_app(["study", "new", str(tmp_path / "s.toml")]) == 0
-    assert load_study(tmp_path / "s.toml").audit is not None
-    assert load_study(default_path()).audit is not None
 
 
 def test_patients_of_dicom_files_and_slices_of_volumes_are_found(tmp_path, capsys):

@@ -113,26 +113,19 @@ def split(
     With a `fold`, the test images are that fold, whatever the source and `test` say; `validation` stays a share of all
     images.
     """
+    groups = patient_groups(dataset)
     if fold is not None:
-        return _split_of_fold(dataset, fold, validation, seed)
-    groups = patient_groups(dataset)
-    assigned = _fixed_by_source(dataset, groups)
-    pool = assigned == ""
-    shares = {name: share for name, share in (("validation", validation), ("test", test)) if name not in assigned}
-    assigned[pool] = _carve(dataset, groups, np.flatnonzero(pool), shares, seed)
+        assigned = np.where(folds(dataset, fold.count, seed) == fold.number, "test", "").astype("<U10")
+        shares, address = {"validation": validation * fold.count / (fold.count - 1)}, f"split of fold {fold}"
+    else:
+        assigned, address = _fixed_by_source(dataset, groups), "split"
+        shares = {name: share for name, share in (("validation", validation), ("test", test)) if name not in assigned}
+    pool = np.flatnonzero(assigned == "")
+    assigned[pool] = _carve(dataset, groups, pool, shares, seed, address)
     result = {name: np.flatnonzero(assigned == name) for name in SPLITS}
-    _refuse_empty(result, validation)
-    return result
-
-
-def _split_of_fold(dataset: Dataset, fold: Fold, validation: float, seed: int) -> dict[str, np.ndarray]:
-    groups = patient_groups(dataset)
-    assigned = np.full(len(dataset), "test", dtype="<U10")
-    pool = np.flatnonzero(folds(dataset, fold.count, seed) != fold.number)
-    shares = {"validation": validation * fold.count / (fold.count - 1)}
-    assigned[pool] = _carve(dataset, groups, pool, shares, seed, f"split of fold {fold}")
-    result = {name: np.flatnonzero(assigned == name) for name in SPLITS}
-    _refuse_empty(result, validation)
+    for name, index in result.items():
+        if len(index) == 0 and (name != "validation" or validation > 0):
+            raise BadInput(f"data: the {name} split is empty; use more patients or other shares of validation and test")
     return result
 
 
@@ -170,8 +163,7 @@ def _fixed_by_source(dataset: Dataset, groups: np.ndarray) -> np.ndarray:
     assigned = np.full(len(dataset), "", dtype="<U10")
     if dataset.split is None:
         return assigned
-    unknown = sorted(set(np.unique(dataset.split)) - {*SPLITS, ""})
-    if unknown:
+    if unknown := sorted(set(np.unique(dataset.split)) - {*SPLITS, ""}):
         raise BadInput(f"data.split: unknown split '{unknown[0]}'; use train, validation, test or leave it empty")
     _refuse_torn_patients(dataset, groups)
     for name in ("validation", "test"):
@@ -202,18 +194,10 @@ def _number(values: np.ndarray) -> np.ndarray:
 
 
 def _carve(
-    dataset: Dataset,
-    groups: np.ndarray,
-    pool: np.ndarray,
-    shares: dict[str, float],
-    seed: int,
-    address: str = "split",
+    dataset: Dataset, groups: np.ndarray, pool: np.ndarray, shares: dict[str, float], seed: int, address: str
 ) -> np.ndarray:
     """The split of each image of `pool`: a share of the patients of every stratum, and "train" for the rest."""
-    shares = {
-        "train": 1 - sum(shares.values()),
-        **{name: share for name, share in shares.items() if share > 0},
-    }
+    shares = {"train": 1 - sum(shares.values()), **{name: share for name, share in shares.items() if share > 0}}
     if shares["train"] <= 0:
         raise BadInput("data.validation + data.test leave nothing to train on; make them sum to less than 1")
     members, first, sizes = np.unique(groups[pool], return_index=True, return_counts=True)
@@ -261,12 +245,6 @@ def _label_strata(labels: np.ndarray, position: np.ndarray) -> np.ndarray:
     return np.searchsorted(edges, means, side="right").astype(np.int64)
 
 
-def _refuse_empty(result: dict[str, np.ndarray], validation: float) -> None:
-    for name, index in result.items():
-        if len(index) == 0 and (name != "validation" or validation > 0):
-            raise BadInput(f"data: the {name} split is empty; use more patients or other shares of validation and test")
-
-
 # --- balanced test images -------------------------------------------------------------------------------------
 
 
@@ -279,43 +257,29 @@ def balanced(
 ) -> dict[str, dict[str, np.ndarray]]:
     """The images of each split of each site, their test images chosen so. Test images that are too many are left out of
     the study: their patients must not train."""
-    _need_classes(dataset, "test_per_class")
     return {
-        site: {**splits, "test": _chosen(dataset, splits["test"], site, per_class, seed)}
+        site: {**splits, "test": _chosen(dataset, splits["test"], site, per_class, seed, "test_per_class")}
         for site, splits in where.items()
     }
 
 
 def balanced_total(dataset: Dataset, index: np.ndarray, per_class: int, seed: int) -> np.ndarray:
     """`per_class` of the test images `index` for each class, before they are spread over sites."""
-    _need_classes(dataset, "test_total_per_class")
-    found = [index[dataset.labels[index] == number] for number in range(len(dataset.classes))]
-    for name, own in zip(dataset.classes, found, strict=True):
-        if len(own) < per_class:
-            raise BadInput(
-                f"data.test_total_per_class: there are {len(own)} test images of class '{name}', and {per_class} are "
-                "wanted; raise data.test, or lower it"
-            )
-    rngs = [numpy_rng(seed, "balanced test", "all sites", number) for number in range(len(found))]
-    return np.sort(np.concatenate([rng.permutation(own)[:per_class] for rng, own in zip(rngs, found, strict=True)]))
+    return _chosen(dataset, index, "all sites", per_class, seed, "test_total_per_class")
 
 
-def _need_classes(dataset: Dataset, setting: str) -> None:
+def _chosen(dataset: Dataset, index: np.ndarray, who: str, per_class: PerClass, seed: int, setting: str) -> np.ndarray:
+    """As many test images of each class as `who`, a site or all of them, shall have."""
     if not dataset.classes:
         raise BadInput(f"data.{setting}: the labels are values and have no classes; leave it out")
-
-
-def _chosen(dataset: Dataset, index: np.ndarray, site: str, per_class: PerClass, seed: int) -> np.ndarray:
     of_class = [index[dataset.labels[index] == number] for number in range(len(dataset.classes))]
     rarest = min(range(len(of_class)), key=lambda number: len(of_class[number]))
     wanted = max(1, len(of_class[rarest])) if per_class == "equal" else per_class
     if len(of_class[rarest]) < wanted:
+        has = "there are" if who == "all sites" else f"site '{who}' has"
         raise BadInput(
-            f"data.test_per_class: site '{site}' has {len(of_class[rarest])} test images of class "
-            f"'{dataset.classes[rarest]}', and {wanted} are wanted; raise data.test, or leave the setting out"
+            f"data.{setting}: {has} {len(of_class[rarest])} test images of class '{dataset.classes[rarest]}', and "
+            f"{wanted} are wanted; raise data.test, or leave the setting out"
         )
-    picked = [
-        numpy_rng(seed, "balanced test", site, number).permutation(found)[:wanted]
-        for number, found in enumerate(of_class)
-    ]
-    return np.sort(np.concatenate(picked))
+    rngs = [numpy_rng(seed, "balanced test", who, number) for number in range(len(of_class))]
+    return np.sort(np.concatenate([rng.permutation(own)[:wanted] for rng, own in zip(rngs, of_class, strict=True)]))

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, SupportsInt
+from typing import TYPE_CHECKING, Any, Literal, SupportsInt
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from polyclinic.randomness import numpy_rng
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet, SiteData
-
-
-from typing import Any
 
 MOST_CLASSES = 12  #: more different numbers than that are values
 MOST_GAPS = 0.2  #: share of the labels that may be no number where the others are

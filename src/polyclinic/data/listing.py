@@ -71,18 +71,6 @@ class Listing:
         arrays = {key: array[index] for key, array in self.arrays().items()}
         return replace(self, **functions, **arrays)  # type: ignore[arg-type]
 
-    def joined(self, other: Listing) -> Listing:
-        """This listing and, behind it, another with the same columns."""
-        split_at = len(self)
-
-        def of(key: str) -> Callable[[int], Any] | None:
-            mine, others = getattr(self, key), getattr(other, key)
-            return None if None in (mine, others) else lambda i: mine(i) if i < split_at else others(i - split_at)
-
-        functions = {key: of(key) for key in FUNCTIONS}
-        arrays = {key: np.concatenate([array, getattr(other, key)]) for key, array in self.arrays().items()}
-        return replace(self, **functions, **arrays)  # type: ignore[arg-type]
-
     def arrays(self) -> dict[str, np.ndarray]:
         """The per-image arrays that there are."""
         return {key: getattr(self, key) for key in PER_IMAGE if getattr(self, key) is not None}

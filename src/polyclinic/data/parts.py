@@ -144,7 +144,7 @@ def open_site(folder: Path, site: str) -> SiteData:
     parts = []
     for folder_of_split in (f"{own}/{name}" for name in SPLITS):
         there = set(os.listdir(folder_of_split))
-        found = {name: _open(f"{folder_of_split}/{file}") for name, file in FILES.items() if file in there}
+        found = {name: open_array(f"{folder_of_split}/{file}") for name, file in FILES.items() if file in there}
         parts.append(ImageSet(**found))
     columns = f"{own}/{COLUMNS}"
     names = tuple(json.loads(Path(columns).read_text(encoding="utf-8"))) if os.path.exists(columns) else ()
@@ -152,11 +152,34 @@ def open_site(folder: Path, site: str) -> SiteData:
     return SiteData(site, train, validation, test, names)
 
 
-def _open(file: str) -> np.ndarray:
-    """An array, read-only: mapped into memory, or read at once if it is small, which is faster and leaves no file
-    open."""
-    found = read_small_array(file, READ_AT_ONCE)
-    return np.load(file, mmap_mode="r", allow_pickle=False) if found is None else found
+def open_array(file: str) -> np.ndarray:
+    """An array, read-only: mapped into memory, or read at once if it is small, which leaves no file open.
+
+    A study with a thousand sites opens thousands of small files whose headers are alike, and `np.load` parses each of
+    these as Python code. Whatever is unusual is left to it, and so is every complaint.
+    """
+    if os.path.getsize(file) > READ_AT_ONCE:
+        return np.load(file, mmap_mode="r", allow_pickle=False)
+    with open(file, "rb", buffering=0) as stream:
+        data = stream.read()
+    start = data.find(b"\n") + 1  # a header ends with the first one
+    try:
+        shape, by_columns, kind = _header(data[:start])
+        if not (by_columns or kind.hasobject) and len(data) == start + math.prod(shape) * kind.itemsize:
+            return np.ndarray(shape, kind, data, start)  # bytes never change
+    except Exception:  # numpy reads a header as Python does: a damaged one fails in many ways
+        pass
+    array = np.load(file, allow_pickle=False)
+    array.flags.writeable = False
+    return array
+
+
+@functools.lru_cache(maxsize=256)
+def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order (True: column by column) and type out of the first bytes of a .npy file of format 1.0."""
+    file = io.BytesIO(head)
+    np.lib.format.read_magic(file)
+    return np.lib.format.read_array_header_1_0(file)
 
 
 def load(data: Source, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
@@ -282,47 +305,3 @@ def _digest(dataset: Dataset, where: Spread, name: str) -> str:
     for piece in chunks(len(index), bytes_each(dataset.images)):
         total.update(np.ascontiguousarray(dataset.images[index[piece]]).data)
     return total.hexdigest()
-
-
-# --- small .npy files -----------------------------------------------------------------------------------------
-
-
-#: how a file of format 1.0 begins: then come the length of its header in two bytes, and the header
-MAGIC = b"\x93NUMPY\x01\x00"
-
-
-def read_small_array(file: str | Path, most: int) -> np.ndarray | None:
-    """An array as `np.load` gives it, read-only; None for a file of more than `most` bytes. Whatever is unusual is left
-    to `np.load`, and so is every complaint. A study with a thousand sites opens thousands of files whose headers are
-    alike, and `np.load` parses each of these as Python code."""
-    opened = os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    try:
-        size = os.fstat(opened).st_size
-        data = os.read(opened, size) if size <= most else None
-    finally:
-        os.close(opened)
-    return None if data is None else _array(data, file)
-
-
-def _array(data: bytes, file: str | Path) -> np.ndarray:
-    start = len(MAGIC) + 2 + int.from_bytes(data[len(MAGIC) : len(MAGIC) + 2], "little")
-    known = _shape_and_type(data[:start]) if data.startswith(MAGIC) else None
-    if known is None or len(data) != start + math.prod(known[0]) * known[1].itemsize:
-        array = np.load(file, allow_pickle=False)
-        array.flags.writeable = False
-        return array
-    shape, kind = known
-    return np.ndarray(shape, kind, data, start)  # bytes never change
-
-
-@functools.lru_cache(maxsize=256)
-def _shape_and_type(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
-    """Shape and type out of a file's first bytes, up to the end of its header; None unless it is a plain array, row by
-    row."""
-    file = io.BytesIO(head)
-    try:
-        np.lib.format.read_magic(file)
-        shape, by_columns, kind = np.lib.format.read_array_header_1_0(file)
-    except Exception:  # numpy reads a header as Python does: a damaged one fails in many ways
-        return None
-    return None if by_columns or kind.hasobject else (shape, kind)

@@ -6,18 +6,14 @@ of gigabytes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
+from PIL import Image
 
 if TYPE_CHECKING:
     from torch import Tensor  # an exported model's preparation works without torch
-
-
-from dataclasses import dataclass
-from typing import Literal
-
-from PIL import Image
 
 #: pixels of one image, or of one slice of a volume: 8192 x 8192
 MOST_PIXELS = 2**26

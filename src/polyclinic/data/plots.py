@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-from polyclinic.data.labels import pairwise_ks
-from polyclinic.palette import FAINT, INK, SERIES
-
-if TYPE_CHECKING:  # where it is used: not everybody has it
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
 import textwrap
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyclinic.data.labels import pairwise_ks
 from polyclinic.errors import BadInput
 from polyclinic.extras import is_installed
+from polyclinic.palette import FAINT, INK, SERIES
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # where it is used: not everybody has it
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST_ROWS = 12  # sites shown with sample images, and named one by one
 MOST_SAMPLES = 12
@@ -65,23 +57,20 @@ def draw(
     grid = figure.add_gridspec(2, 2, width_ratios=(1.9, 1), height_ratios=(above, below))
     figure.suptitle(title or f"{len(sites)} sites", x=0.01, ha="left", fontsize=17, weight="bold", color=INK)
     differ = len(sites) > 1 and len(classes) != 1
-    _what_they_hold(figure.add_subplot(grid[0, 0] if differ else grid[0, :]), labels, classes, unit)
+    counts = figure.add_subplot(grid[0, 0] if differ else grid[0, :])
+    if classes:
+        _stacked_bars(counts, labels, classes)
+    else:
+        _ridges(counts, labels, unit)
+    for side in ("top", "right", "left"):
+        counts.spines[side].set_visible(False)
+    counts.spines["bottom"].set_color(FAINT)
+    counts.tick_params(colors=INK, length=0)
     if differ:
         _how_they_differ(figure.add_subplot(grid[0, 1]), labels)
     shown = {name: images for name, (_, images) in sites.items()}
     _what_they_look_like(figure.add_subplot(grid[1, :]), shown, samples)
     return figure
-
-
-def _what_they_hold(axes: Axes, labels: Mapping[str, np.ndarray], classes: Sequence[str], unit: str) -> None:
-    if classes:
-        _stacked_bars(axes, labels, classes)
-    else:
-        _ridges(axes, labels, unit)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(FAINT)
-    axes.tick_params(colors=INK, length=0)
 
 
 def _stacked_bars(axes: Axes, labels: Mapping[str, np.ndarray], classes: Sequence[str]) -> None:

@@ -47,7 +47,10 @@ class Reader:
         """uint8 [H, W] or [H, W, 3]."""
         _refuse_missing_or_empty(file)
         if is_nifti(file):
-            return _nifti_slice(file, frame, self)
+            volume, (low, high) = load_volume(file, self.max_pixels)
+            if self.window is not None:
+                low, high = self.window[0] - self.window[1] / 2, self.window[0] + self.window[1] / 2
+            return window_to_uint8(axial(volume, frame), low, high)
         if is_dicom(file):
             return _dicom_frame(file, frame, self)
         return _picture(file, self.max_pixels)
@@ -56,10 +59,23 @@ class Reader:
         """Millimetres between columns and between rows of an image, by its header; NaN where that does not say."""
         try:
             if is_nifti(file):
-                return _nifti_spacing(file)
-            return _dicom_spacing(file) if is_dicom(file) else UNKNOWN_SPACING
+                import nibabel
+
+                image: Any = nibabel.load(file)
+                upward = nibabel.io_orientation(image.affine)[:, 0].tolist().index(2)  # slices are taken across it
+                upward = upward if len(image.shape) > 2 else 2
+                zooms = [float(zoom) for axis, zoom in enumerate(image.header.get_zooms()[:3]) if axis != upward]
+                return zooms[0], zooms[1]
+            if is_dicom(file):
+                import pydicom
+
+                tags = ["PixelSpacing", "ImagerPixelSpacing"]
+                header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=tags)
+                found = next((header[tag].value for tag in tags if header.get(tag)), None)
+                return (float(found[1]), float(found[0])) if found else UNKNOWN_SPACING
         except Exception:  # a broken header is named where the pixels are read
-            return UNKNOWN_SPACING
+            pass
+        return UNKNOWN_SPACING
 
     def mask(self, file: Path, frame: int | None = None) -> np.ndarray:
         """[H, W], above zero inside; the values of the file, without windowing."""
@@ -119,25 +135,6 @@ def count_slices(file: Path) -> int:
         return int(pydicom.dcmread(file, stop_before_pixels=True).get("NumberOfFrames") or 1)
     except Exception:
         return 1
-
-
-def _nifti_spacing(file: Path) -> tuple[float, float]:
-    import nibabel
-
-    image: Any = nibabel.load(file)
-    upward = nibabel.io_orientation(image.affine)[:, 0].tolist().index(2)  # slices are taken across this axis
-    upward = upward if len(image.shape) > 2 else 2
-    first, second = (float(zoom) for axis, zoom in enumerate(image.header.get_zooms()[:3]) if axis != upward)
-    return first, second
-
-
-def _dicom_spacing(file: Path) -> tuple[float, float]:
-    import pydicom
-
-    tags = ["PixelSpacing", "ImagerPixelSpacing"]
-    header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=tags)
-    found = header.get("PixelSpacing") or header.get("ImagerPixelSpacing")
-    return (float(found[1]), float(found[0])) if found else UNKNOWN_SPACING
 
 
 def window_to_uint8(values: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -218,13 +215,6 @@ def _in_window(values: np.ndarray, window: Window) -> np.ndarray:
     centre, width = window
     half = max(width - 1, 1e-6) / 2
     return window_to_uint8(values, centre - 0.5 - half, centre - 0.5 + half)
-
-
-def _nifti_slice(file: Path, frame: int | None, reader: Reader) -> np.ndarray:
-    volume, spread = load_volume(file, reader.max_pixels)
-    window = reader.window
-    low, high = spread if window is None else (window[0] - window[1] / 2, window[0] + window[1] / 2)
-    return window_to_uint8(axial(volume, frame), low, high)
 
 
 def axial(volume: np.ndarray, frame: int | None) -> np.ndarray:

@@ -336,16 +336,11 @@ class LabelledSource(FileSource):
     ) -> tuple[np.ndarray, tuple[str, ...]]:
         """Class indices and names of the classes; or values and nothing."""
         if self.label_range is None:
-            refuse_no_label(values, place, self.cure)
+            none = [i for i, value in enumerate(values.tolist()) if str(value).strip().lower() == "nan"]
+            if none:  # or the text that NaN becomes in a table
+                raise BadInput(_named([f"{place(i)}: the label is NaN, which is no class" for i in none], self.cure))
             return classes_of(values, names, self.merge, self.rename)
         return numbers(values, place, self.label_range, self.cure), ()
-
-
-def refuse_no_label(values: np.ndarray, place: Callable[[int], str], cure: str) -> None:
-    """BadInput for labels that are NaN, or the text that NaN becomes in a table: no class."""
-    none = [i for i, value in enumerate(values.tolist()) if str(value).strip().lower() == "nan"]
-    if none:
-        raise BadInput(_named([f"{place(i)}: the label is NaN, which is no class" for i in none], cure))
 
 
 def numbers(
@@ -367,8 +362,5 @@ def numbers(
 def _named(problems: Sequence[str], cure: str) -> str:
     """The first few of several problems, how many there are, and the cure."""
     more = len(problems) - NAMED_AT_MOST
-    lines = [
-        *problems[:NAMED_AT_MOST],
-        *([f"and {more} more; {len(problems)} of this kind in all"] if more > 0 else []),
-    ]
+    lines = [*problems[:NAMED_AT_MOST], *([f"and {more} more; {len(problems)} of this kind in all"] * (more > 0))]
     return "\n  ".join([*lines, cure]) if len(problems) > 1 else f"{problems[0]}; {cure}"

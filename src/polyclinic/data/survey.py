@@ -13,23 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from polyclinic.data import survey_folders
 from polyclinic.data.allowed_paths import safe_name
 from polyclinic.data.datasets.folder import folders_in, images_below, part_of_name
 from polyclinic.data.labels import MOST_CLASSES, Labels, code_notes, labels_of
 from polyclinic.data.survey_cases import MASK_FOLDER, Cases, Hints, Survey, paired_masks, sizes_of
-from polyclinic.data.survey_folders import (
-    INSTITUTIONS_NOTE,
-    are_same_names,
-    count_patients,
-    hospitals_of,
-    institutions_of,
-    levels_of,
-    patients_in,
-    patients_of,
-    slices_of,
-    some,
-    tops_of,
-)
 from polyclinic.data.survey_tables import cases_in_table, find_table, survey_archive, unused_tables
 from polyclinic.data.tables import SPLIT_NAMES
 from polyclinic.errors import BadInput
@@ -76,27 +64,23 @@ class Rule(NamedTuple):
     note: str
 
 
-def _patient_folders(cases: Cases) -> list[str] | None:
-    """Visits of a patient may lie in its folder."""
-    tops = tops_of(cases.paths(), cases.column("site"))
-    return tops if tops and patients_in(tops) else None
-
-
-INSTITUTIONS = Rule("site", lambda cases: institutions_of(cases.files()), INSTITUTIONS_NOTE)
+INSTITUTIONS = Rule(
+    "site", lambda cases: survey_folders.institutions_of(cases.files()), survey_folders.INSTITUTIONS_NOTE
+)
 HOSPITALS = Rule(
     "site",
-    lambda cases: hospitals_of(cases.paths(), cases.column("label")),
+    lambda cases: survey_folders.hospitals_of(cases.paths(), cases.column("label")),
     "the uppermost folders ({some}) are taken for the sites; if they are none, set "
     'sites.partition = "iid" and sites.count',
 )
 HEADERS = Rule(
     "patient",
-    lambda cases: patients_of(cases.files(), cases.column("site")),
+    lambda cases: survey_folders.patients_of(cases.files(), cases.column("site")),
     "patients are those of the DICOM files",
 )
 PATIENT_FOLDERS = Rule(
     "patient",
-    _patient_folders,
+    lambda cases: survey_folders.patient_folders(cases.paths(), cases.column("site")),
     "the folders {some} are taken for the patients; if they are none, give --patient REGEX",
 )
 IN_TABLES = (INSTITUTIONS, HOSPITALS, HEADERS)
@@ -107,14 +91,16 @@ IN_CLASSES = (INSTITUTIONS, HEADERS)
 def _completed(cases: Cases, rules: Sequence[Rule]) -> Cases:
     for column, find, note in rules:
         if column not in cases.fields and (found := find(cases)):
-            cases = cases.with_column(column, found, note.format(some=some(found), count=len(set(found))))
+            cases = cases.with_column(
+                column, found, note.format(some=survey_folders.some(found), count=len(set(found)))
+            )
     return cases
 
 
 def _survey(path: Path, cases: Cases, labels: Labels, patients: int | None = None) -> Survey:
     """A survey of cases. `patients`: their number, where no column names them and folders tell it."""
     files, sites, known = cases.files(), cases.column("site"), cases.column("patient")
-    slices = slices_of(files)
+    slices = survey_folders.slices_of(files)
     volumes = f"volumes of about {slices} slices: the middle slice of each is used; data.slices = 'all' takes every one"
     return Survey(
         path=path,
@@ -124,8 +110,7 @@ def _survey(path: Path, cases: Cases, labels: Labels, patients: int | None = Non
         sizes=sizes_of(files),
         columns=cases.columns,
         sites=dict(Counter(sites or ())),
-        patients=len(set(known)) if known else patients or count_patients(files, sites),
-        cases=cases if cases.is_new else None,
+        patients=len(set(known)) if known else patients or survey_folders.count_patients(files, sites),
         table=cases,
         notes=(*cases.notes, *([volumes] if slices > 1 else [])),
         slices=slices,
@@ -153,9 +138,9 @@ def _folders(path: Path) -> Survey:
     pairs = paired_masks(path, files)
     if pairs is not None:
         pairs = _completed(pairs, BESIDE_MASKS)
-        tops = tops_of(pairs.paths(), pairs.column("site")) or []  # one for each image is a patient's
+        tops = survey_folders.tops_of(pairs.paths(), pairs.column("site")) or []  # one for each image is a patient's
         return _survey(path, pairs, Labels.masks(), len(tops) if len(set(tops)) == len(tops) > 1 else None)
-    levels = levels_of(path, files)
+    levels = survey_folders.levels_of(path, files)
     if levels is None:
         return _classes(path, files)
     cases = replace(_listed(path, files, label=levels.labels, site=levels.sites), notes=(levels.note,))
@@ -184,7 +169,7 @@ def _classes(path: Path, files: list[Path]) -> Survey:
     cases = replace(_listed(path, list(labels), label=list(labels.values())), notes=tuple(notes))
     completed = _completed(cases, IN_CLASSES)
     if completed is not cases:
-        if are_same_names(completed.column("label") or (), completed.column("site") or ()):
+        if survey_folders.are_same_names(completed.column("label") or (), completed.column("site") or ()):
             raise BadInput(
                 f"--for {path}: the folders are hospitals, as the InstitutionName of the DICOM files says, and nothing "
                 "says what the images show; put a folder per class into each of them, or add a CSV with path and label"
@@ -194,7 +179,6 @@ def _classes(path: Path, files: list[Path]) -> Survey:
     return replace(
         _survey(path, cases, classes, len(set(named)) if named else None),
         source="folder",
-        cases=None,
         table=None,
         patient_pattern=PATIENT if named else "",
     )
@@ -249,7 +233,7 @@ def by_name(found: Survey, what: What, pattern: str) -> Survey:
         changed[f"{what}_pattern"] = pattern
         return replace(found, **changed)
     cases = found.table.with_column(what, values)
-    return replace(found, cases=cases, table=cases, **changed)
+    return replace(found, table=cases, **changed)
 
 
 def _parts(found: Survey, pattern: str, what: What) -> list[str]:

@@ -97,10 +97,6 @@ class Sizes:
     median: tuple[int, int] = (0, 0)
     all: bool = True
 
-    @classmethod
-    def one(cls, width: int, height: int) -> Sizes:
-        return cls(((width, height),), (width, height))
-
     @property
     def smallest_side(self) -> int:
         return min(self.median)
@@ -136,8 +132,7 @@ def sizes_of(files: Sequence[Path]) -> Sizes:
 
 @dataclass(frozen=True)
 class Survey:
-    """The images at `path`. `cases` lists images that no file lists yet in a way that a study can use; `columns`
-    are the names of columns or arrays, by what they hold."""
+    """The images at `path`; `columns` are the names of columns or arrays, by what they hold."""
 
     path: Path
     source: Literal["folder", "csv", "npz"]
@@ -148,7 +143,6 @@ class Survey:
     sites: dict[str, int] = field(default_factory=dict)
     patients: int | None = None  #: None where nothing says whose an image is
     patient_pattern: str = ""
-    cases: Cases | None = None
     notes: tuple[str, ...] = ()
     slices: int = 1  #: of a volume
     site_pattern: str = ""
@@ -158,6 +152,11 @@ class Survey:
     @property
     def task(self) -> str:
         return self.labels.task
+
+    @property
+    def cases(self) -> Cases | None:
+        """The cases that no file lists yet in a way that a study can use."""
+        return self.table if self.table is not None and self.table.is_new else None
 
 
 # --- masks beside images --------------------------------------------------------------------------------

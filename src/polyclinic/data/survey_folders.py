@@ -127,9 +127,11 @@ def tops_of(paths: Sequence[str], sites: Sequence[str] | None = None) -> list[st
     return None if any(len(part) <= depth for part in parts) else ["/".join(part[:depth]) for part in parts]
 
 
-def patients_in(tops: Sequence[str]) -> bool:
-    """True where folders are those of patients by their names, some with several images."""
-    return 1 < len(set(tops)) < len(tops) and all(PATIENT_FOLDER.match(Path(top).name) for top in tops)
+def patient_folders(paths: Sequence[str], sites: Sequence[str] | None) -> list[str] | None:
+    """`tops_of`, where these are folders of patients by their names, some with several images or visits."""
+    tops = tops_of(paths, sites) or []
+    several = 1 < len(set(tops)) < len(tops)
+    return tops if several and all(PATIENT_FOLDER.match(Path(top).name) for top in tops) else None
 
 
 def like_names(sites: Iterable[str]) -> list[str]:

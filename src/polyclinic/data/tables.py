@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,18 +39,6 @@ class Table:
         """One column as an array of strings, without blanks around them."""
         self.require(name)
         return np.array([row[name] for row in self.rows], dtype=str)
-
-    def numbers(self, name: str) -> np.ndarray:
-        """One column as float32; the first cell that is not a number is named."""
-        result = np.empty(len(self), dtype=np.float32)
-        for i, text in enumerate(self.column(name)):
-            try:
-                result[i] = float(text)
-                if not math.isfinite(result[i]):
-                    raise ValueError
-            except ValueError:
-                raise BadInput(f"{self.file} row {self.lines[i]}: {name} '{text}' is not a number") from None
-        return result
 
     def require(self, *names: str) -> None:
         """Says in one sentence which columns are missing and which there are."""

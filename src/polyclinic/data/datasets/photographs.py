@@ -11,7 +11,7 @@ from polyclinic.data.allowed_paths import safe_names
 from polyclinic.data.labels import classes_of
 from polyclinic.data.listing import Listing, listing_of_files, places
 from polyclinic.data.pixels import graham
-from polyclinic.data.source import FileSource
+from polyclinic.data.source import FileSource, numbers
 from polyclinic.data.tables import Table, read_table
 from polyclinic.errors import BadInput
 
@@ -106,7 +106,9 @@ class Isic2019(FileSource):
         if not len(known):
             raise BadInput(f"{metadata.file}: no lesion_id begins with {', '.join(COLLECTIONS)}; is it the 2019 table?")
         truth = truth.where(known)
-        diagnosis = np.stack([truth.numbers(name) for name in DIAGNOSES], axis=1).argmax(axis=1)
+        diagnosis = np.stack([numbers(truth.column(name), truth.place, (0, 1)) for name in DIAGNOSES], axis=1).argmax(
+            axis=1
+        )
         melanoma = self.labels == "melanoma"
         files = [self.location / "ISIC_2019_Training_Input" / f"{name}.jpg" for name in truth.column("image")]
         return listing_of_files(

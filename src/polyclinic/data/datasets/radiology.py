@@ -14,8 +14,8 @@ from polyclinic.data.allowed_paths import safe_names
 from polyclinic.data.listing import Listing, listing_of_files, places
 from polyclinic.data.pixels import crop_centre
 from polyclinic.data.reading import axial, load_volume, window_to_uint8
-from polyclinic.data.source import FileSource
-from polyclinic.data.tables import Table, read_table
+from polyclinic.data.source import FileSource, numbers
+from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput
 
 # --- RSNA Pediatric Bone Age challenge, 2017 ------------------------------------------------------------------
@@ -46,32 +46,30 @@ class RsnaBoneAge(FileSource):
         path/boneage-test-dataset/4360.png, ..."""
 
     def listing(self) -> Listing:
-        training = self._part("boneage-training-dataset", "id", "male", "")
-        if not (self.location / "boneage-test-dataset.csv").exists():
-            return training
-        test = read_table(self.location / "boneage-test-dataset.csv", "Case ID", "Sex")
-        if "boneage" not in test.columns:  # as it is distributed: without the answers
-            return training
-        return training.joined(self._part("boneage-test-dataset", "Case ID", "Sex", "test"))
+        parts = [self._part("boneage-training-dataset", "id", "male")]
+        official = self.location / "boneage-test-dataset.csv"
+        # as it is distributed, it is without the answers
+        if official.exists() and "boneage" in read_table(official, "Case ID", "Sex").columns:
+            parts.append(self._part("boneage-test-dataset", "Case ID", "Sex"))
+        files, names, ages = zip(*parts, strict=True)
+        return listing_of_files(
+            [file for some in files for file in some],
+            [name for some in names for name in some],
+            labels=np.concatenate(ages),
+            unit="months",
+            label_range=MONTHS,
+            split=np.repeat(["", "test"][: len(parts)], [len(some) for some in files]).astype("<U10"),
+        )
 
-    def _part(self, name: str, id_column: str, sex_column: str, split: str) -> Listing:
+    def _part(self, name: str, id_column: str, sex_column: str) -> tuple[list[Path], list[str], np.ndarray]:
+        """Files, their names in messages, and ages of the official training or test set."""
         table = read_table(self.location / f"{name}.csv", id_column, "boneage", sex_column)
-        table = table.where(self._wanted(table, sex_column))
+        sexes = np.array([SEXES.get(text.lower(), "") for text in table.column(sex_column)])
+        table = table.where(np.arange(len(table)) if self.sex == "both" else np.flatnonzero(sexes == self.sex))
         folder = self.location / name
         folder = folder / name if (folder / name).is_dir() else folder
         files = [folder / f"{case}.png" for case in table.column(id_column)]
-        return listing_of_files(
-            files,
-            places(table, files),
-            labels=table.numbers("boneage"),
-            unit="months",
-            label_range=MONTHS,
-            split=np.full(len(files), split, dtype="<U10"),
-        )
-
-    def _wanted(self, table: Table, column: str) -> np.ndarray:
-        sexes = np.array([SEXES.get(text.lower(), "") for text in table.column(column)])
-        return np.arange(len(table)) if self.sex == "both" else np.flatnonzero(sexes == self.sex)
+        return files, places(table, files), numbers(table.column("boneage"), table.place, MONTHS)
 
 
 # --- NIH ChestX-ray14 -----------------------------------------------------------------------------------------

@@ -103,26 +103,19 @@ class Csv(LabelledSource):
 
     def _gaps(self, table: Table) -> str:
         """Every empty cell where there must be a value, all in one message; nothing where there is none."""
-        fields = ("label", "patient", "mask", "site")
-        columns = (name for name in (self._name(table, field) for field in fields) if name in table.columns)
-        needed = [*([self.image] if self.image in table.columns else []), *columns]
-        gaps = [f"row {line}: no {name}" for line, name, cell in _cells(table, needed) if not cell]
-        are = "cells are" if len(gaps) > 1 else "cell is"
-        head = f"{self.location}: {len(gaps)} {are} empty; fill them or remove the rows:"
-        return "\n  ".join([head, *gaps[:MOST_NAMED]]) if gaps else ""
+        names = [self.image, *(self._name(table, field) for field in ("label", "patient", "mask", "site"))]
+        gaps = [f"row {line}: no {name}" for line, name, cell in _cells(table, names) if not cell]
+        return self._listed(gaps, "cell", "empty; fill them or remove the rows")
 
     def _absent(self, table: Table) -> str:
         """The files that are not there, in one message: told beside other problems, and not only after them."""
-        names = [name for name in (self.image, self._name(table, "mask")) if name in table.columns]
-        folder = self.location.parent
-        absent = [
-            f"row {line}: {cell}"
-            for line, _, cell in _cells(table, names)
-            if cell and not file_of(folder, cell).exists()
-        ]
-        are = "files are" if len(absent) > 1 else "file is"
-        head = f"{self.location}: {len(absent)} {are} not there; correct the paths or remove the rows:"
-        return "\n  ".join([head, *absent[:MOST_NAMED]]) if absent else ""
+        cells, folder = _cells(table, [self.image, self._name(table, "mask")]), self.location.parent
+        absent = [f"row {line}: {cell}" for line, _, cell in cells if cell and not file_of(folder, cell).exists()]
+        return self._listed(absent, "file", "not there; correct the paths or remove the rows")
+
+    def _listed(self, faults: Sequence[str], what: str, cure: str) -> str:
+        are = f"{what}s are" if len(faults) > 1 else f"{what} is"
+        return "\n  ".join([f"{self.location}: {len(faults)} {are} {cure}:", *faults[:MOST_NAMED]]) if faults else ""
 
     def _column(self, table: Table, name: str) -> np.ndarray | None:
         column = self._name(table, name)
@@ -151,8 +144,9 @@ class Csv(LabelledSource):
 
 
 def _cells(table: Table, names: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Line, column and content of the cells of some columns, row by row."""
-    return ((line, name, row[name]) for row, line in zip(table.rows, table.lines, strict=True) for name in names)
+    """Line, column and content of the cells of those of these columns that there are, row by row."""
+    known = [name for name in names if name in table.columns]
+    return ((line, name, row[name]) for row, line in zip(table.rows, table.lines, strict=True) for name in known)
 
 
 def _taken(

@@ -43,7 +43,12 @@ def assign_to_sites(
     parts: dict[str, dict[str, np.ndarray]] = {}
     for split, index in splits.items():
         assigned = plan.assign(dataset, np.asarray(index), (seed, "partition", split))
-        _check_assigned(sites.partition, np.asarray(index), assigned)
+        used = np.concatenate([np.asarray(part, dtype=np.int64) for part in assigned.values()] or [index[:0]])
+        if len(np.unique(used)) < len(used) or not np.isin(used, index).all():
+            raise BadInput(
+                f"sites.partition: '{sites.partition}' assigns an image twice, or one of another split; `assign` must "
+                "give every index that it gets to one site at most"
+            )
         for site, part in assigned.items():
             parts.setdefault(site, {})[split] = part
     empty = [site for site, part in parts.items() if len(part["train"]) == 0]
@@ -53,13 +58,3 @@ def assign_to_sites(
             "take fewer sites or more images"
         )
     return parts
-
-
-def _check_assigned(partition: str, index: np.ndarray, assigned: Mapping[str, np.ndarray]) -> None:
-    """BadInput if an image is at two sites, or was not to be spread: a test image among training images, say."""
-    used = np.concatenate([np.asarray(part, dtype=np.int64) for part in assigned.values()] or [index[:0]])
-    if len(np.unique(used)) < len(used) or not np.isin(used, index).all():
-        raise BadInput(
-            f"sites.partition: '{partition}' assigns an image twice, or one of another split; `assign` must give every "
-            "index that it gets to one site at most"
-        )

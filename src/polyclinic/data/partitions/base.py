@@ -113,14 +113,6 @@ class StratumShares:
         return {name: np.sort(np.concatenate(found)) for name, found in parts.items()}
 
 
-def label_strata(labels: np.ndarray, classes: int, bins: int = 10) -> tuple[StrataOf, int]:
-    """Strata by class, or by quantile of a regression label (`bins` of them); and how many there are."""
-    if classes:
-        return (lambda dataset, index: dataset.labels[index]), classes
-    edges = np.quantile(labels, np.linspace(0, 1, bins + 1)[1:-1])
-    return (lambda dataset, index: np.searchsorted(edges, dataset.labels[index], side="right")), bins
-
-
 # --- partitions at random and by a column ----------------------------------------------------------------------
 
 
@@ -178,6 +170,7 @@ class Quantity(Sites):
 
 
 TRIES = 200  #: draws until every site has min_size images
+TENTHS = 10  #: strata of values
 
 
 class Dirichlet(Sites):
@@ -195,9 +188,14 @@ class Dirichlet(Sites):
 
     def plan(self, dataset: Dataset, train: np.ndarray, address: Address) -> StratumShares:
         names, rng = self.site_names(), numpy_rng(*address)
-        strata_of, strata = label_strata(dataset.labels[train], len(dataset.classes))
+        edges = np.quantile(dataset.labels[train], np.linspace(0, 1, TENTHS + 1)[1:-1])
+
+        def strata_of(dataset: Dataset, index: np.ndarray) -> np.ndarray:
+            labels = dataset.labels[index]
+            return labels if dataset.classes else np.searchsorted(edges, labels, side="right")
+
         for _ in range(TRIES):
-            shares = rng.dirichlet(np.full(len(names), self.alpha), size=strata)
+            shares = rng.dirichlet(np.full(len(names), self.alpha), size=len(dataset.classes) or TENTHS)
             plan = StratumShares(names, strata_of, shares)
             if min(map(len, plan.assign(dataset, train, (*address, "train")).values())) >= self.min_size:
                 return plan

@@ -150,7 +150,12 @@ class SubgroupBias(Sites):
         first, fair = self._wanted(strata, biased=True), self._wanted(strata, biased=False)
         rest = len(names) - 1
         wanted = np.column_stack([first, *([fair] * rest if self.others == "balanced" else [])])
-        self._refuse_what_is_not_there(strata, there, wanted.sum(axis=1))
+        for (_, group), have, want in zip(strata, there, wanted.sum(axis=1), strict=True):
+            if want > have:
+                raise BadInput(
+                    f"sites.per_class: {self.per_class} images of each class need {int(want)} of '{group}', "
+                    f"and the training set has {have}; lower it"
+                )
         if self.others == "remainder":
             wanted = np.column_stack([first, *[(there - first) / rest] * rest])
 
@@ -196,11 +201,3 @@ class SubgroupBias(Sites):
                 share = self.share if g == chosen else (1 - self.share) / (peers - 1)
             wanted.append(self.per_class * share)
         return np.rint(wanted)
-
-    def _refuse_what_is_not_there(self, strata: list, there: np.ndarray, wanted: np.ndarray) -> None:
-        for (_, group), have, want in zip(strata, there, wanted, strict=True):
-            if want > have:
-                raise BadInput(
-                    f"sites.per_class: {self.per_class} images of each class need {int(want)} of '{group}', "
-                    f"and the training set has {have}; lower it"
-                )

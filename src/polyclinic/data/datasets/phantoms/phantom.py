@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from polyclinic.data.dataset import Dataset
 from polyclinic.data.pixels import to_uint8
@@ -137,6 +136,8 @@ class Phantom(Source):
     size: int = Field(64, ge=28, le=256, description="side of the square images, in pixels")
 
     channels: ClassVar[int] = 1
+    #: labels and all else are drawn, and no image
+    _undrawn: bool = PrivateAttr(False)
 
     def rng(self, index: int, purpose: str) -> np.random.Generator:
         """Draws for image `index`: of its "label", its "anatomy", or its "grain" (noise per pixel)."""
@@ -144,6 +145,8 @@ class Phantom(Source):
 
     def draw_all(self, cases: Iterable) -> np.ndarray:
         """The image of each case, uint8 [samples, channels, size, size]; what a case is, `draw` knows."""
+        if self._undrawn:
+            return black_images(self.samples, self.channels, self.size)
         images = np.empty((self.samples, self.channels, self.size, self.size), dtype=np.uint8)
         canvas = Canvas(self.size)
         for i, case in enumerate(cases):
@@ -160,7 +163,9 @@ class Phantom(Source):
         return _kept(type(self), json.dumps(settings, sort_keys=True))
 
     def without_pixels(self) -> Dataset:
-        return _undrawn(type(self)).model_validate(self.model_dump()).load()
+        plain = self.model_copy()
+        plain._undrawn = True
+        return plain.load()
 
     def grain(self) -> float:
         """Standard deviation of the sensor's noise, of intensities in [0, 1]."""
@@ -171,18 +176,7 @@ class Phantom(Source):
         """One image of intensities in [0, 1], float32 [channels, size, size], before the sensor's noise."""
 
 
-class Undrawn:
-    """Comes before a phantom's class: labels and all else are drawn, and no image."""
-
-    samples: int
-    size: int
-    channels: ClassVar[int]
-
-    def draw_all(self, cases: Iterable) -> np.ndarray:
-        return black_images(self.samples, self.channels, self.size)
-
-
-@functools.lru_cache(maxsize=4)
+@lru_cache(maxsize=4)
 def _kept(kind: type[Phantom], settings: str) -> Dataset:
     dataset = kind.model_validate_json(settings).load()
     arrays = (getattr(dataset, name) for name in Dataset.PER_IMAGE)
@@ -190,8 +184,3 @@ def _kept(kind: type[Phantom], settings: str) -> Dataset:
         if array is not None:
             array.flags.writeable = False  # the next who asks gets the same array
     return dataset
-
-
-@functools.cache
-def _undrawn(kind: type[Phantom]) -> type[Phantom]:
-    return type(kind.__name__, (Undrawn, kind), {"__module__": kind.__module__})
