@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from processes import ForkedWorker
-
-from polyclinic.runner.run import engines
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "polyclinic"
@@ -56,7 +51,6 @@ if __name__ == "__main__":
     main(sys.argv[1])
 """
 STUDY = """
-{plugins}
 data = {{ source = "fundus-phantom", samples = 60, size = 28 }}
 sites = {{ partition = "iid", count = 2 }}
 model = {{ backbone = "lenet5" }}
@@ -75,7 +69,7 @@ def python_block(page: Path) -> str:
 
 
 def follow(folder: Path, source: Path, method: str) -> None:
-    (folder / "study.toml").write_text(STUDY.format(method=method, plugins=""))
+    (folder / "study.toml").write_text(STUDY.format(method=method))
     (folder / "program.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "program.py", str(source)]
@@ -100,17 +94,6 @@ def test_inside_the_repository(tmp_path):
         added.replace("\nMETHODS", "\nfrom polyclinic.methods.taking_turns import TakingTurns\n\nMETHODS", 1)
     )
     follow(tmp_path, tmp_path / "src", "taking-turns")
-
-
-def test_as_a_third_party_with_a_file(tmp_path, monkeypatch):
-    """The file that docs/extend.md shows, named in a study beside it: the same program, in this process."""
-    (tmp_path / "my_methods.py").write_text(python_block(ROOT / "docs" / "extend.md"))
-    (tmp_path / "study.toml").write_text(STUDY.format(method="fedmedian", plugins='plugins = ["my_methods.py"]'))
-    (tmp_path / "program.py").write_text(PROGRAM)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engines, "WorkerProcess", ForkedWorker)  # a process of its own, as any worker
-    runpy.run_path("program.py")["main"](SOURCE.parent)
-    assert json.loads((tmp_path / "two" / "plugins.json").read_text())["plugins"]
 
 
 def test_every_folder_is_in_the_table():

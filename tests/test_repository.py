@@ -68,19 +68,6 @@ def test_every_file_of_attacks_is_named():
     assert sorted(files - {Path(name.partition("::")[0]).name for name in NAMED}) == []
 
 
-def test_security_md_says_how_to_report_and_leads_to_the_page():
-    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    assert "## Report a weakness" in text
-    assert "(docs/security.md)" in text
-
-
-def test_each_actor_has_a_section_with_what_is_not_defended():
-    actors = re.findall(r"^\| ([\w' -]+) \|", PAGE.split("## The coordinator")[0], re.MULTILINE)[1:]
-    sections = re.split(r"^## ", PAGE, flags=re.MULTILINE)[2:]
-    assert [section.splitlines()[0].lower() for section in sections] == actors
-    assert all("**Not defended.**" in section for section in sections)
-
-
 SOURCES = sorted(
     path for top in ("src", "benchmarks", "lab", "examples", "deploy") for path in (ROOT / top).rglob("*.py")
 )
