@@ -1,4 +1,4 @@
-"""CONTRIBUTING and docs/extend.md, followed to the letter: inside a copy of the repository, and as a third party."""
+"""CONTRIBUTING, followed to the letter inside a copy of the repository."""
 
 from __future__ import annotations
 

@@ -134,6 +134,7 @@ def test_a_plugin_module_may_be_an_entry_point_as_well(site_packages):
         ("import sys\nsys.exit(3)", "cannot be loaded: SystemExit: 3"),
         ("SOURCE = {}\nMETHODS = {}", "has a dict SOURCE; did you mean SOURCES?"),
         ("ATTACKS = [1]", "must be a dict"),
+        ("METHODS = {3: 4}", "is no text"),
         ("class Mine: pass\nATTACKS = {'mine': Mine}", "'mine' in attacks is no subclass of Attack; derive it"),
         ("from polyclinic import FedAvg\nMETHODS = {'other': FedAvg}", "'other' in methods calls itself 'fedavg'"),
         ("from polyclinic import Source\nclass S(Source): pass\nSOURCES = {'s': S}", "'s' in sources lacks load"),

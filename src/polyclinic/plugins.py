@@ -243,11 +243,14 @@ def _add(module: ModuleType, origin: str) -> None:
 
 
 def tables_of(module: ModuleType) -> dict[str, Mapping[str, Any]]:
-    """What a plug-in module offers, by kind of thing; BadInput for a dict that is none, or has a misspelt name."""
+    """What a plug-in module offers, by kind of thing; BadInput for a dict that is none, has a key that is no text,
+    or a misspelt name."""
     where, found = module.__file__ or module.__name__, {}
     for name, table in vars(module).items():
         if name in GROUPS and not isinstance(table, Mapping):
             raise BadInput(f"plugins: {name} in {where} must be a dict of names and classes")
+        if name in GROUPS and not all(isinstance(key, str) for key in table):
+            raise BadInput(f"plugins: a key of {name} in {where} is no text; a key is the name that studies use")
         if name in GROUPS and not isinstance(table, Registry):  # which is ours, imported by the module
             found[name.lower()] = table
         meant = difflib.get_close_matches(name, list(GROUPS), n=1, cutoff=0.85) if name.isupper() else []

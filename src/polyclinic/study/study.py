@@ -38,7 +38,7 @@ from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer
 
 #: settings that are left out of a study's tables where they are as usual: so they are in older studies
-NEWER = (
+NEWER: tuple[tuple[str, str, Any], ...] = (
     ("data", "max_pixels", MOST_PIXELS),
     ("data", "allow_outside", False),
     ("data", "class_folders", "auto"),
