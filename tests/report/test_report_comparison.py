@@ -10,8 +10,7 @@ from report_page import Page, change, charts
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.report.theme import svg_of
-from polyclinic.report.write import build_report, html_of
+from polyclinic.report.write import build_report, html_of, svg_of
 from polyclinic.runner.compare import compare
 
 # --- a comparison ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from polyclinic.report.comparison import _summary as comparison_summary
 from polyclinic.report.evidence import ComparisonEvidence, Ledgers, SiteImages
 from polyclinic.report.predictions import edge
 from polyclinic.report.sites import sites_section
-from polyclinic.report.theme import figure_of
+from polyclinic.report.write import figure_of
 from polyclinic.runner.evaluate.calibration import calibrations_of
 from polyclinic.runner.evaluate.case_scores import Cases
 

@@ -14,8 +14,7 @@ from report_page import Page, change, charts
 
 from polyclinic.errors import BadInput
 from polyclinic.report.blocks import Picture, Table, Text
-from polyclinic.report.theme import WEB
-from polyclinic.report.write import build_report, html_of, paper_of, parts_of, write_report
+from polyclinic.report.write import WEB, build_report, html_of, paper_of, parts_of, write_report
 from polyclinic.runner.evaluate.case_scores import read_cases
 
 OLD = Path(__file__).parents[1] / "data" / "run_format_1" / "finished"

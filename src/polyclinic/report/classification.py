@@ -15,10 +15,9 @@ from polyclinic.metrics.statistics import (
     predictive_values,
     sensitivity_at_specificity,
 )
-from polyclinic.palette import Palette
+from polyclinic.palette import Palette, heat_map, legend, plain, tidy
 from polyclinic.report.blocks import Block, Cell, Chart, Section, Table, Text, number
 from polyclinic.report.evidence import RunEvidence
-from polyclinic.report.theme import heat_map, legend, plain, tidy
 from polyclinic.runner.evaluate.calibration import calibrations_of
 from polyclinic.runner.evaluate.case_scores import Cases
 from polyclinic.runner.evaluate.case_statistics import scores_of

@@ -12,7 +12,7 @@ from polyclinic.attacks.attack import LEAKS, NOT_TESTED, verdict_word
 from polyclinic.errors import BadInput
 from polyclinic.files import human_bytes
 from polyclinic.metrics.statistics import delong_test, holm, mcnemar
-from polyclinic.palette import Palette
+from polyclinic.palette import Palette, legend, plain, tidy
 from polyclinic.report.blocks import Block, Cell, Chart, Report, Section, Table, Text, number
 from polyclinic.report.evidence import ComparisonEvidence, RunEvidence
 from polyclinic.report.leaving import recovered
@@ -20,7 +20,6 @@ from polyclinic.report.metric_names import LOWER, counted, listed, metric_name, 
 from polyclinic.report.run_report import warnings_of
 from polyclinic.report.scores import forest
 from polyclinic.report.sites import reproduce_section, sites_section
-from polyclinic.report.theme import legend, plain, tidy
 from polyclinic.runner.evaluate.case_scores import Cases
 from polyclinic.runner.evaluate.case_statistics import scores_of
 

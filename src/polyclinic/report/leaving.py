@@ -9,11 +9,10 @@ from typing import Any
 from polyclinic.attacks.attack import LEAKS, verdict_word
 from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
-from polyclinic.palette import Palette
+from polyclinic.palette import Palette, stacked_bars
 from polyclinic.report.blocks import Block, Cell, Chart, Picture, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence, drawn_picture
 from polyclinic.report.metric_names import counted
-from polyclinic.report.theme import stacked_bars
 
 #: pictures of an audit, and of the sites' contact sheets, that a report shows
 MOST_PICTURES = 8

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from polyclinic.json_types import JsonMapping
-from polyclinic.palette import Palette
+from polyclinic.palette import Palette, heat_map, legend, plain, tidy
 from polyclinic.report.blocks import Block, Cell, Chart, Section, Table, Text
 from polyclinic.report.evidence import RunEvidence
 from polyclinic.report.metric_names import LOWER, metric_name
-from polyclinic.report.theme import heat_map, legend, plain, tidy
 from polyclinic.runner.evaluate.case_statistics import FEWEST, intervals_of, metrics_of
 from polyclinic.runner.run.result_display import few_images, image_counts
 

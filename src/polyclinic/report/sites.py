@@ -10,11 +10,10 @@ import numpy as np
 import tomli_w
 
 from polyclinic.data.labels import masked_share
-from polyclinic.palette import Palette
+from polyclinic.palette import Palette, heat_map, plain, stacked_bars, tidy
 from polyclinic.report.blocks import Block, Chart, Picture, Section, Table, Text
 from polyclinic.report.evidence import SHOWN, RunEvidence, rows_png
 from polyclinic.report.metric_names import listed
-from polyclinic.report.theme import heat_map, plain, stacked_bars, tidy
 
 #: sites that charts, and pictures, show
 MOST_SITES, MOST_SHOWN = 16, 6

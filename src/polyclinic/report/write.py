@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from markupsafe import Markup, escape
@@ -23,13 +24,16 @@ from polyclinic import __version__
 from polyclinic.errors import BadInput
 from polyclinic.extras import need
 from polyclinic.files import atomic_write
-from polyclinic.report.blocks import Report, Table, anchor, is_number, shown
+from polyclinic.palette import LIGHT, SERIES, Palette
+from polyclinic.report.blocks import Chart, Report, Table, anchor, is_number, shown
 from polyclinic.report.comparison import report_of_comparison
 from polyclinic.report.evidence import COMPARISON, open_comparison, open_run
 from polyclinic.report.metric_names import DEFINITIONS
 from polyclinic.report.run_report import report_of_run
-from polyclinic.report.theme import svg_of, svg_on_paper
 from polyclinic.templates import render
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: rows of a table that a page and paper show, and that the CSV behind it has
 MOST_ROWS, MOST_ON_PAPER, MOST_IN_CSV = 500, 30, 20_000
@@ -171,3 +175,53 @@ def _letters(cells: Sequence[Any]) -> int:
 
 def _chosen(cells: Sequence[Any], places: Sequence[int]) -> list[Any]:
     return [cells[place] for place in places if place < len(cells)]
+
+
+# --- charts as SVG: on a page of HTML in the colours of the reader's choice, dark or light -------------------
+
+
+#: stand-ins for the CSS variables of a page: each becomes its variable, and no drawing uses them otherwise
+WEB = Palette(
+    "#010101", "#010102", "#010103", "#010104", "#010105", "#010106", "#010107", "#010108",
+    tuple(f"#0102{i:02x}" for i in range(16, 16 + len(SERIES))),
+)  # fmt: skip
+
+
+def figure_of(chart: Chart, theme: Palette) -> Figure:
+    """The chart, drawn by matplotlib."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=chart.size, layout="constrained")
+    figure.patch.set_alpha(0)
+    chart.draw(figure.subplots(chart.panels, 1, sharex=True), theme)
+    return figure
+
+
+def svg_of(chart: Chart) -> Markup:
+    """The chart as an SVG element for a page: colours are CSS variables, texts are texts."""
+    svg = _svg(chart, WEB, "none")
+    for variable, stand_in in WEB.variables().items():
+        svg = svg.replace(stand_in, f"var({variable})")
+    return Markup(svg)
+
+
+def svg_on_paper(chart: Chart) -> Markup:
+    """The chart as an SVG element for paper: colours are light, texts are drawn."""
+    return Markup(_svg(chart, LIGHT, "path"))
+
+
+def _svg(chart: Chart, theme: Palette, texts: str) -> str:
+    import matplotlib
+
+    content = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": texts, "svg.hashsalt": chart.key, "font.family": "sans-serif"}):
+        figure_of(chart, theme).savefig(content, format="svg", metadata={"Date": None, "Creator": None})
+    svg = content.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    # numbered names of groups are the same in every drawing, and nobody asks for them
+    svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)
+    svg = re.sub(r'<svg ([^>]*?)height="[^"]*"', r"<svg \1", svg, count=1)
+    svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    words, wide = escape(f"{chart.title}. The table below has its figures."), round(chart.size[0] * 105)
+    # no pattern: a backslash in a title is a letter
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{words}" style="max-width: {wide}px" ', 1)

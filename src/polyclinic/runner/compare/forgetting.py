@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write, read_tensors
+from polyclinic.palette import LIGHT, heat_map
 from polyclinic.run_folder import check_whole
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import load_run_study
@@ -57,40 +60,20 @@ def _matrix(assembly: Assembly, handovers: Path, split: str) -> dict[str, dict[s
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """A heat map for each kept round: what each hand-over made of each site's images."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rounds = found["rounds"]
-    colours = "viridis" if found["better"] == "higher" else "viridis_r"
-    figure, axes = pyplot.subplots(
-        1, len(rounds), figsize=(1.6 + 4.2 * len(rounds), 4.2), squeeze=False, layout="constrained"
-    )
+    rounds, unit = found["rounds"], f" ({found['unit']})" if found.get("unit") else ""
+    figure = Figure(figsize=(1.6 + 4.2 * len(rounds), 4.2), layout="constrained")
     values = [v for table in rounds.values() for row in table.values() for v in row.values()]
-    for axis, (number, table) in zip(axes[0], rounds.items(), strict=True):
+    for axes, (number, table) in zip(figure.subplots(1, len(rounds), squeeze=False)[0], rounds.items(), strict=True):
         sites = list(table)
-        grid = [[table[site].get(turn, float("nan")) for turn in sites] for site in sites]
-        image = axis.imshow(grid, cmap=colours, vmin=min(values), vmax=max(values))
-        axis.set_xticks(range(len(sites)), sites, rotation=30, ha="right")
-        axis.set_yticks(range(len(sites)), sites)
-        axis.set_xlabel("model after its turn at")
-        axis.set_ylabel(f"{found['split']} images of")
-        axis.set_title(f"round {number}", fontsize=10)
-        _write_numbers(axis, grid, image)
-    unit = f" ({found['unit']})" if found.get("unit") else ""
-    figure.colorbar(image, ax=axes[0].tolist(), label=found["metric"] + unit, shrink=0.8)
+        grid = np.array([[table[site].get(turn, np.nan) for turn in sites] for site in sites], dtype=float)
+        heat_map(axes, LIGHT, grid, (sites, sites), (min(values), max(values)))
+        axes.set_xlabel("model after its turn at")
+        axes.set_ylabel(f"{found['split']} images of")
+        axes.set_title(f"round {number}", fontsize=10)
     figure.suptitle(f"Forgetting: {found['metric']}{unit} of each hand-over, {found['better']} is better", fontsize=11)
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def _write_numbers(axis: Any, grid: list[list[float]], image: Any) -> None:
-    for row, values in enumerate(grid):
-        for column, value in enumerate(values):
-            red, green, blue, _ = image.cmap(image.norm(value))
-            dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
-            axis.text(column, row, f"{value:.2f}", ha="center", va="center", color="white" if dark else "black")
 
 
 def write(found: dict[str, Any], folder: Path) -> None:

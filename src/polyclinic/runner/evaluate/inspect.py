@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from polyclinic.json_types import JsonMapping, JsonObject
-from polyclinic.palette import INK, LIGHT, SERIES
+from polyclinic.palette import INK, LIGHT, SERIES, heat_map, stacked_bars
 from polyclinic.runner.run.run import run
 from polyclinic.study import Study, parse_study
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: tables that a study has for training, and a question has no use for
@@ -46,61 +45,29 @@ def inspect_federated(study: Study, *, cache: Path | None = None) -> JsonObject:
 
 def draw_inspection(found: JsonMapping, title: str) -> Figure:
     """Labels, intensities, sizes and spacings of each site, or of all together where only totals are known. No image is
-    shown."""
+    shown; nothing is drawn where a count is not told."""
     from matplotlib.figure import Figure
 
-    rows = found["per_site"] or {"all sites": found["total"]}
+    rows, classes = found["per_site"] or {"all sites": found["total"]}, found["classes"]
     figure = Figure(figsize=(11, 3.2 + 0.9 * len(rows)), facecolor="white", layout="constrained")
     axes = figure.subplots(2, 2)
-    _draw_labels(axes[0, 0], rows, found["classes"])
-    low, high = 0, 255
-    names = [f"{low + (high - low) * n // 16}" for n in range(16)]
-    _draw_shares(axes[0, 1], rows, "intensities", names, "mean intensity of an image (0 to 255), lower edge of the bin")
-    sides = ["0", *(f"{edge:g}" for edge in found["sides"])]
-    _draw_shares(axes[1, 0], rows, "sides", sides, "longer side of an image in pixels, lower edge of the bin")
-    spacings = ["0", *(f"{edge:g}" for edge in found["spacings"]), "unknown"]
-    _draw_shares(axes[1, 1], rows, "spacings", spacings, "distance of pixels in mm, lower edge of the bin")
+    labels = {site: [max(count, 0) for count in one["labels"]] for site, one in rows.items()}
+    names = classes or [str(number) for number in range(len(found["total"]["labels"]))]
+    stacked_bars(axes[0, 0], LIGHT, labels, names, "training images" + ("" if classes else ", by bins of the value"))
+    if not classes or len(names) > len(SERIES):
+        axes[0, 0].get_legend().remove()
+    tables = {
+        "intensities": ([str(255 * n // 16) for n in range(16)], "mean intensity of an image (0 to 255)"),
+        "sides": (["0", *(f"{edge:g}" for edge in found["sides"])], "longer side of an image in pixels"),
+        "spacings": (["0", *(f"{edge:g}" for edge in found["spacings"]), "unknown"], "distance of pixels in mm"),
+    }
+    for one, (table, (edges, words)) in zip((axes[0, 1], axes[1, 0], axes[1, 1]), tables.items(), strict=True):
+        counts = np.array([[max(count, 0) for count in row[table]] for row in rows.values()], float)
+        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        heat_map(one, LIGHT, np.where(shares >= 0.005, shares, np.nan), (list(rows), edges), form=".0%")
+        one.set_xlabel(f"{words}, lower edge of the bin")
     known = "" if found["mean_ks"] is None else f"; mean KS of labels {found['mean_ks']:.2f}"
     count = len(found["per_site"])
     sites = f"{count} site{'s' if count > 1 else ''}" if count else "totals over all sites"
     figure.suptitle(f"{title}: {sites}{known}", x=0.01, ha="left", color=INK)
     return figure
-
-
-def _draw_labels(axes: Axes, rows: JsonMapping, classes: list[str]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    names = classes or [str(number) for number in range(len(next(iter(rows.values()))["labels"]))]
-    left = np.zeros(len(rows))
-    for number, name in enumerate(names):
-        counts = np.array([max(one["labels"][number], 0) for one in rows.values()], float)
-        colour = LIGHT.colour(number)
-        axes.barh(list(rows), counts, left=left, color=colour, label=name, edgecolor="white", linewidth=0.5)
-        left += counts
-    axes.invert_yaxis()
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("training images" + ("" if classes else ", by bins of the label's value"))
-    axes.spines[["top", "right"]].set_visible(False)
-    if classes and len(names) <= len(SERIES):
-        axes.legend(frameon=False, ncols=min(4, len(names)), loc="lower left", bbox_to_anchor=(0, 1.0))
-
-
-def _draw_shares(axes: Axes, rows: JsonMapping, table: str, names: list[str], label: str) -> None:
-    """One row of cells a site: the darker, the larger the share of its images; nothing where a count is not told."""
-    counts = np.array([[max(count, 0) for count in one[table]] for one in rows.values()], float)
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    for (row, column), share in np.ndenumerate(shares):
-        if share >= 0.005:
-            axes.text(
-                column,
-                row,
-                f"{share:.0%}",
-                ha="center",
-                va="center",
-                fontsize=7,
-                color="black" if share < 0.6 else "white",
-            )
-    axes.set_yticks(range(len(rows)), list(rows))
-    axes.set_xticks(range(len(names)), names, fontsize=7)
-    axes.set_xlabel(label)
