@@ -16,7 +16,6 @@ from starlette.exceptions import HTTPException
 from polyclinic import __version__
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.json_types import JsonObject
-from polyclinic.report.blocks import Table
 from polyclinic.report.serve import places
 from polyclinic.report.serve.jobs import Jobs
 from polyclinic.report.serve.places import files_of, is_run_folder, is_study, listing
@@ -150,11 +149,10 @@ class FolderView:
         return plain({**content, "files": self._files(place)})
 
     def compare(self, name: Annotated[list[Name], Query()]) -> Any:
-        """Chosen runs side by side: their curves, their final figures, and these as CSV."""
+        """Chosen runs side by side: their curves and their final figures."""
         if not 1 <= len(set(name)) <= MOST_COMPARED:
             raise BadInput(f"choose 1 to {MOST_COMPARED} runs to compare")
-        runs = [{"name": one, **RunFiles(self._run(one)).detail()} for one in dict.fromkeys(name)]
-        return plain({"runs": runs, "csv": as_csv(runs)})
+        return plain({"runs": [{"name": one, **RunFiles(self._run(one)).detail()} for one in dict.fromkeys(name)]})
 
     def start(self, wanted: Start) -> Any:
         """Run a study of this folder."""
@@ -226,10 +224,3 @@ class FolderView:
             }
             for file in files_of(entry)
         ]
-
-
-def as_csv(runs: list[JsonObject]) -> str:
-    """The final figures of runs, one line each."""
-    metrics = list(dict.fromkeys(name for run in runs for name in run["metrics"]))
-    columns = ["name", "method", "seed", "state", "rounds_done", "images", *metrics, "bytes", "epsilon"]
-    return Table(columns, [[{**run, **run["metrics"]}.get(column) for column in columns] for run in runs]).csv()

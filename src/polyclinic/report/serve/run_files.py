@@ -15,7 +15,7 @@ from typing import Any
 
 from polyclinic.json_types import JsonObject, parse_json
 from polyclinic.report.blocks import is_number
-from polyclinic.run_folder import LOCK, is_held
+from polyclinic.run_folder import LOCK, history_of, is_held
 
 #: points of a curve
 MOST_POINTS = 1000
@@ -104,8 +104,7 @@ class RunFiles:
         return found if isinstance(found, dict) else {}
 
     def _history(self) -> list[JsonObject]:
-        lines = (parsed(text) for text in read_text(self.folder / "history.jsonl").splitlines())
-        return [line for line in lines if isinstance(line, dict) and isinstance(line.get("round"), int)]
+        return history_of(read_text(self.folder / "history.jsonl"))
 
 
 def seconds_left(history: list[JsonObject], rounds: Any, age: float) -> float | None:

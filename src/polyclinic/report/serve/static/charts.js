@@ -1,6 +1,6 @@
 // Line charts as SVG, drawn here: no library, no inline style. Dashes and marks tell lines apart without colours.
 
-import { download, make, number, table } from "/shared.js";
+import { make, number, table } from "/shared.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
 const COLOURS = 8; // --c0 to --c7 of the style sheet
@@ -49,7 +49,7 @@ export function lineChart({ key, title, xLabel, yLabel, lines, format = number, 
   axes(svg, [x0, x1], [y0, y1], across, up, { xLabel, yLabel, format, whole });
   shown.forEach((line, place) => drawLine(svg, line, place, across, up, format));
   const legend = shown.length > 1 ? make("ul", { class: "legend" }, shown.map((line, place) => legendItem(line, place))) : null;
-  return make("figure", { class: "chart", "data-chart": key }, svg, legend, behind(key, title, xLabel, yLabel, shown, svg));
+  return make("figure", { class: "chart", "data-chart": key }, svg, legend, behind(key, title, xLabel, yLabel, shown));
 }
 
 function axes(svg, [x0, x1], [y0, y1], across, up, { xLabel, yLabel, format, whole }) {
@@ -90,39 +90,12 @@ function legendItem(line, place) {
   return make("li", {}, sample, " ", line.name);
 }
 
-/** The values of a chart as a table, and both to take away. */
-function behind(key, title, xLabel, yLabel, lines, svg) {
+/** The values of a chart as a table. */
+function behind(key, title, xLabel, yLabel, lines) {
   const places = [...new Set(lines.flatMap((line) => line.points.map(([x]) => x)))].sort((a, b) => a - b);
   const values = lines.map((line) => new Map(line.points));
   const rows = places.map((x) => [x, ...values.map((one) => one.get(x))]);
   const names = [xLabel, ...lines.map((line) => line.name)];
-  const file = title.replace(/[^\w-]+/g, "_").slice(0, 60);
-  const csv = () => download(`${file}.csv`, "text/csv", [names, ...rows].map((row) => row.map(cell).join(",")).join("\r\n"));
-  const picture = () => download(`${file}.svg`, "image/svg+xml", standalone(svg));
-  const content = make("div", {},
-    make("p", {}, make("button", { type: "button", onclick: csv, "data-key": `csv ${key}` }, "CSV"), " ",
-      make("button", { type: "button", onclick: picture, "data-key": `svg ${key}` }, "Picture (SVG)")),
+  return make("details", { "data-key": `behind ${key}` }, make("summary", {}, "Values"),
     table(`values ${key}`, `${title} (${yLabel})`, names.map((name, at) => [name, (row) => number(row[at]), "number"]), rows.slice(-200)));
-  return make("details", { "data-key": `behind ${key}` }, make("summary", {}, "Values and downloads"), content);
-}
-
-function cell(value) {
-  let text = value === undefined ? "" : String(value);
-  if (typeof value === "string" && /^[=+\-@\t]/.test(text)) text = `'${text}`;
-  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-}
-
-/** A copy that has its looks inside, so that it can be opened anywhere. */
-function standalone(svg) {
-  const copy = svg.cloneNode(true);
-  copy.setAttribute("xmlns", SPACE);
-  const looks = { ".grid": { stroke: "#ddd" }, ".axis": { stroke: "#333" }, ".tick": { fill: "#333", "font-size": 12 },
-    ".name": { fill: "#111", "font-size": 15, "font-weight": "bold" }, ".middle": { "text-anchor": "middle" },
-    ".end": { "text-anchor": "end" } };
-  for (const [selector, look] of Object.entries(looks)) {
-    for (const one of copy.querySelectorAll(selector)) for (const [name, value] of Object.entries(look)) one.setAttribute(name, value);
-  }
-  copy.setAttribute("font-family", "sans-serif");
-  copy.insertBefore(draw("rect", { width: "100%", height: "100%", fill: "white" }), copy.firstChild);
-  return new XMLSerializer().serializeToString(copy);
 }

@@ -1,7 +1,7 @@
 // The page of a folder: everything in it, one run, one comparison, or chosen runs side by side.
 
 import { lineChart, narrow } from "/charts.js";
-import { attempt, bytes, count, download, duration, get, make, number, poll, post, progressBar, say, show, table, takeToken, when } from "/shared.js";
+import { attempt, bytes, count, duration, get, make, number, poll, post, progressBar, say, show, table, takeToken, when } from "/shared.js";
 
 const chosen = new Set();
 let filter = "";
@@ -299,7 +299,6 @@ function comparePage(found) {
       ["State", stateCell], ["Images", (run) => run.images],
       ...metrics.map((name) => [name, (run) => number(run.metrics[name]), "number"]), ["Carried", (run) => bytes(run.bytes), "number"],
       ["Epsilon", (run) => number(run.epsilon), "number"]], found.runs),
-    make("p", {}, make("button", { type: "button", "data-key": "csv", onclick: () => download("runs.csv", "text/csv", found.csv) }, "These figures as CSV")),
   ];
 }
 

@@ -49,7 +49,7 @@ function askForToken() {
 
 // --- elements -----------------------------------------------------------------------------------
 
-const ATTRIBUTES = new Set(["for", "colspan", "scope", "role", "open", "list", "tabindex", "download", "href", "target",
+const ATTRIBUTES = new Set(["for", "colspan", "scope", "role", "open", "list", "tabindex", "href", "target",
   "rel", "src", "alt", "loading", "type", "min", "max", "value", "name", "size", "maxlength", "autocomplete"]);
 
 export function make(tag, properties = {}, ...children) {
@@ -111,12 +111,6 @@ export function table(key, caption, columns, rows, empty = "Nothing yet.") {
 export function progressBar(done, all, words) {
   const share = all ? Math.min(1, done / all) : 0;
   return make("progress", { max: 1, value: share, title: words, "aria-label": words });
-}
-
-export function download(name, type, content) {
-  const link = make("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
 // --- numbers and words --------------------------------------------------------------------------
