@@ -120,7 +120,7 @@ def test_a_run_killed_after_a_round_ends_in_the_same_bits(tiny, undisturbed, tmp
         older = re.sub("^noise_multiplier", "noise", begun.read_text(), flags=re.MULTILINE)
         older = re.sub("^max_grad_norm", "clip", older, flags=re.MULTILINE)
         begun.write_text(with_own_digest(older.partition("\n")[2]))
-        with pytest.raises(BadInput, match=r"privacy\.noise: is now called 'noise_multiplier'"):
+        with pytest.raises(BadInput, match=r"study\.toml: privacy\.noise: is now called 'noise_multiplier'"):
             load_study(begun)
     resumed = run(study, tmp_path / "killed", resume=True)
     assert resumed["weights_sha256"] == whole["weights_sha256"]

@@ -56,7 +56,15 @@ def load_default(sets: list[str]) -> Study:
 
 def load_study(path: Path, sets: list[str] | None = None) -> Study:
     """The study in a TOML file, with `a.b=c` settings on top; BadInput says what is wrong with it."""
-    return _load(path, _tables_in(path), sets)
+    try:
+        return _load(path, _tables_in(path), sets)
+    except BadInput as error:
+        old = [
+            one for one in (*GONE, *RENAMED) if str(error).startswith(f"{one}:") and one not in parse_sets(sets or [])
+        ]
+        if not old:
+            raise
+        raise BadInput(f"{path}: {error}") from None  # written by an older version, maybe long ago
 
 
 def _tables_in(path: Path) -> JsonObject:

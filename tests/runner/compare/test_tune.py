@@ -186,6 +186,10 @@ def test_a_search_chooses_by_validation_and_goes_on_where_it_stopped(tiny, tmp_p
     assert entry.study == chosen.with_settings({"method.rounds": 7})
     with pytest.raises(BadInput, match="has no settings for 'cwt'"):
         entries(study, ["fedprox", "cwt"], 1, out, [], tuned=chosen_settings(out))
+    older = {"methods": {"fedavg": {"chosen": {"privacy.noise": 1.0}}}}
+    (out / "older.json").write_text(json.dumps(older))
+    with pytest.raises(BadInput, match=r"older\.json: privacy\.noise is now called 'noise_multiplier'"):
+        chosen_settings(out / "older.json")
 
 
 @pytest.mark.slow

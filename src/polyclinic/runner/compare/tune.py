@@ -11,30 +11,21 @@ import json
 import math
 import statistics
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_write, digest_of
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon
 from polyclinic.randomness import numpy_rng
-from polyclinic.runner.compare.compare import (
-    Entry,
-    check_all,
-    default_jobs,
-    for_method,
-    has_setting,
-    parse_methods,
-    run_all,
-)
+from polyclinic.runner.compare import compare as comparison
+from polyclinic.runner.compare.compare import Entry
+from polyclinic.settings import RENAMED
 from polyclinic.study import Study
 from polyclinic.study.changes import parse_sets
-
-if TYPE_CHECKING:
-    from polyclinic.runner.compare.compare import Entry
 
 #: values to try, by setting: {"method.mu": [0.1, 0.01]}; "fedprox:method.mu" is for one method
 Space = Mapping[str, Sequence[Any]]
@@ -81,8 +72,8 @@ def tune(
     out = Path(out)
     trials = plan(study, over, out, budget=budget, methods=list(methods), seeds=seeds)
     planned = [run for trial in trials for run in trial.runs]
-    check_all(planned)
-    failed = run_all(planned, out, jobs or default_jobs(study), lambda _: None)
+    comparison.check_all(planned)
+    failed = comparison.run_all(planned, out, jobs or comparison.default_jobs(study), lambda _: None)
     found = summarise(study, over, trials, failed, budget=budget, seeds=seeds)
     write(found, study, out)
     return found
@@ -92,22 +83,18 @@ def plan(
     study: Study, over: Space, out: Path, *, budget: int, methods: Sequence[str] = (), seeds: int = 1
 ) -> list[Trial]:
     """The trials of every method, each a valid study; BadInput before any work where one is not."""
-    chosen = parse_methods(",".join(methods)) if methods else [study.method.name]
+    chosen = comparison.parse_methods(",".join(methods)) if methods else [study.method.name]
     _check(study, over, chosen, budget, seeds)
     trials = []
     for method in chosen:
         for settings in choose(space_of(over, method), budget // seeds, study.seed):
-            changed = for_method(study, method, settings).with_settings({"evaluation.final": "validation"})
-            trials.append(Trial(method, settings, _runs(changed, method, settings, seeds, out)))
+            changed = comparison.for_method(study, method, settings).with_settings({"evaluation.final": "validation"})
+            runs = []
+            for seed in range(study.seed, study.seed + seeds):
+                folder = out / f"{method}-{digest_of(settings)[:10]}-seed{seed}"
+                runs.append(Entry(method, seed, changed.with_settings({"seed": seed}), folder, settings=settings))
+            trials.append(Trial(method, settings, tuple(runs)))
     return trials
-
-
-def _runs(study: Study, method: str, settings: JsonObject, seeds: int, out: Path) -> tuple[Entry, ...]:
-    name = f"{method}-{digest_of(settings)[:10]}"
-    return tuple(
-        Entry(method, seed, study.with_settings({"seed": seed}), out / f"{name}-seed{seed}", settings=settings)
-        for seed in range(study.seed, study.seed + seeds)
-    )
 
 
 def _check(study: Study, over: Space, methods: list[str], budget: int, seeds: int) -> None:
@@ -121,7 +108,7 @@ def _check(study: Study, over: Space, methods: list[str], budget: int, seeds: in
             raise BadInput(f"--over {name}: '{method}' is not among the methods, {', '.join(methods)}")
         if path == "method.name" or (path != "data.size" and path.partition(".")[0] in FIXED):
             raise BadInput(f"--over {name}: a search cannot change it, since scores could not be compared then")
-        if not any(has_setting(one, path) for one in ([method] if colon else methods)):
+        if not any(comparison.has_setting(one, path) for one in ([method] if colon else methods)):
             raise BadInput(f"--over {name}: none of the methods has this setting")
         if not values or any(value in values[:place] for place, value in enumerate(values)):
             raise BadInput(f"--over {name}: give at least one value, and each only once")
@@ -129,7 +116,7 @@ def _check(study: Study, over: Space, methods: list[str], budget: int, seeds: in
 
 def space_of(over: Space, method: str) -> dict[str, Sequence[Any]]:
     """The values to try for one method, by setting; a setting that it does not have is left out."""
-    common = {path: values for path, values in over.items() if ":" not in path and has_setting(method, path)}
+    common = {path: values for path, values in over.items() if ":" not in path and comparison.has_setting(method, path)}
     special = {path.partition(":")[2]: values for path, values in over.items() if path.partition(":")[0] == method}
     return {**common, **special}
 
@@ -231,7 +218,7 @@ def write(found: JsonMapping, study: Study, out: Path) -> None:
 
 
 def _best_study(found: JsonMapping, study: Study, method: str, facts: JsonMapping) -> str:
-    chosen = for_method(study, method, facts["chosen"])
+    chosen = comparison.for_method(study, method, facts["chosen"])
     words = f"{found['metric']} {facts['score']:.4f} on validation images, the best of {facts['tried']} settings"
     return f"# Written by `polyclinic tune`: {words} of {method}; tuning.json lists all.\n{chosen.to_toml()}"
 
@@ -241,13 +228,16 @@ def chosen_settings(path: Path) -> dict[str, JsonObject]:
     file = path / "tuning.json" if path.is_dir() else path
     try:
         methods = parse_json(file.read_text(encoding="utf-8"))["methods"]
-        return {name: dict(facts["chosen"]) for name, facts in methods.items() if "chosen" in facts}
+        found = {name: dict(facts["chosen"]) for name, facts in methods.items() if "chosen" in facts}
     except FileNotFoundError:
         raise BadInput(
             f"--tuned {path}: there is no {file.name}; name the folder that `polyclinic tune` wrote"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"--tuned {file}: is not a tuning.json; name the folder that `polyclinic tune` wrote") from None
+    for old in [path for settings in found.values() for path in settings if path in RENAMED]:
+        raise BadInput(f"--tuned {file}: {old} is now called '{RENAMED[old]}', as in Opacus; rename it there")
+    return found
 
 
 def cost_of_search(runs: Iterable[Entry]) -> JsonObject | None:
@@ -255,33 +245,22 @@ def cost_of_search(runs: Iterable[Entry]) -> JsonObject | None:
 
     Settings that were picked by the scores of these runs have used their training images so much.
     """
-    by_site: dict[str, list[JsonObject]] = {}
-    private = 0
+    by_site: dict[str, list[JsonObject]] = {}  # what a site had spent at the end of each run, by its ledgers
+    private = set()
     for run in runs:
-        found = dict(_records(run.folder)) if run.result is not None else {}
-        private += bool(found)
-        for site, record in found.items():
-            by_site.setdefault(site, []).append(record)
-    if not private:
-        return None
-    worst = max((_composed(records) for records in by_site.values()), key=lambda cost: cost["epsilon"])
-    return {"runs": private, **worst}
-
-
-def _records(folder: Path) -> Iterator[tuple[str, JsonObject]]:
-    """What each site of a run had spent at the end, by its ledger."""
-    for file in sorted((folder / "ledger").glob("*.jsonl")):
-        lines = (parse_json(line) for line in file.read_text(encoding="utf-8").splitlines())
-        spent = [line["privacy"] for line in lines if line.get("privacy") and line["privacy"]["mechanisms"]]
-        if spent:
-            yield file.stem, max(spent, key=lambda record: record["steps"])
-
-
-def _composed(records: list[JsonObject]) -> JsonObject:
-    history = [Mechanism(**one) for record in records for one in record["mechanisms"]]
-    delta = min(record["delta"] for record in records)
-    accountant = records[0]["accountant"]
-    return {"epsilon": composed_epsilon(history, delta, accountant), "delta": delta, "accountant": accountant}
+        for file in sorted((run.folder / "ledger").glob("*.jsonl")) if run.result is not None else []:
+            lines = (parse_json(line) for line in file.read_text(encoding="utf-8").splitlines())
+            spent = [line["privacy"] for line in lines if line.get("privacy") and line["privacy"]["mechanisms"]]
+            if spent:
+                private.add(run.folder)
+                by_site.setdefault(file.stem, []).append(max(spent, key=lambda record: record["steps"]))
+    costs = []
+    for records in by_site.values():
+        history = [Mechanism(**one) for record in records for one in record["mechanisms"]]
+        delta, accountant = min(record["delta"] for record in records), records[0]["accountant"]
+        epsilon = composed_epsilon(history, delta, accountant)
+        costs.append({"epsilon": epsilon, "delta": delta, "accountant": accountant})
+    return {"runs": len(private), **max(costs, key=lambda cost: cost["epsilon"])} if costs else None
 
 
 def sentence(cost: JsonObject) -> str:
