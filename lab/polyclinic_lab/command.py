@@ -61,12 +61,12 @@ def reproduce(
 
 
 def _run(claim: Claim, out: Path, options: dict[str, Any], quiet: bool) -> dict[str, Any]:
-    from polyclinic.cli.compare import Bars
+    from polyclinic.cli.compare import watched
     from polyclinic_lab import judge
 
     arms = judge.plan(claim, out, options["scale"], options["seeds"], phantom=options["phantom"], runs=options["runs"])
-    with Bars([entry for arm in arms.values() for entry in arm], quiet=quiet) as bars:
-        return judge.reproduce(claim, out, watch=bars.update, **options)
+    with watched([entry for arm in arms.values() for entry in arm], quiet=quiet) as update:
+        return judge.reproduce(claim, out, watch=update, **options)
 
 
 def show_list(claims: list[Claim], *, as_json: bool) -> None:

@@ -14,7 +14,6 @@ from polyclinic.cli.tables import (
     threat_table,
     verdict_table,
 )
-from polyclinic.runner.run.result_display import few_images
 
 WHY = (
     "this budget does not find a planted leak either (an update of one step on held-out images, without noise: half of "
@@ -83,13 +82,6 @@ def test_a_warning_that_was_shown_is_not_repeated(capsys):
     ]
     print_warnings(Console(), [], shown=[])
     assert capsys.readouterr().out == ""
-
-
-def test_sites_with_few_images_and_with_none_are_named():
-    said = few_images({"north": 30, "south": 4, "west": 0}, ["north", "south"])
-    assert said.startswith("fewer than 10 images at south (4): one image decides")
-    assert said.endswith("; no row for west: none of these images is theirs")
-    assert few_images({"north": 30}, ["north"]) == ""
 
 
 def test_a_replay_is_put_into_words():

@@ -76,7 +76,7 @@ def test_the_curves_are_the_accountants_and_fall_with_the_number_of_images():
         (["--samples", "100", "--noise", "1", "--epochs", "0"], "--epochs"),
         (["--samples", "0", "--noise", "1", "--epochs", "1"], "samples"),
         (["--samples", "100", "--noise", "1", "--epochs", "1", "--delta", "2"], "delta"),
-        (["--samples", "100", "--noise", "1", "--epochs", "1", "--accountant", "gdp"], "rdp or prv"),
+        (["--samples", "100", "--noise", "1", "--epochs", "1", "--accountant", "gdp"], "choose one of rdp, prv"),
         (["--samples", "100", "--epochs", "1", "--target-epsilon", "-1"], "--target-epsilon"),
         (["--curve", "picture.txt"], ".png"),
         (["--curve", "/no/such/folder/picture.png", "--epochs", "2"], "--curve"),

@@ -23,7 +23,6 @@ from polyclinic.cli import (
     serve,
     site,
     study,
-    tune,
 )
 from polyclinic.cli.groups import Commands
 
@@ -56,7 +55,7 @@ commands: dict[str, Callable[..., None]] = {
     "list": plugins.list_entries,
     "new-plugin": plugins.new_plugin,
     "compare": compare.compare,
-    "tune": tune.tune,
+    "tune": compare.tune,
     "forgetting": evaluate.forgetting,
     "predict": predict.predict,
     "evaluate": evaluate.evaluate,

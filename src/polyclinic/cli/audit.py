@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from polyclinic.cli.groups import UNNAMED, DefaultCommand, UnnamedCommand
-from polyclinic.cli.run import PLUGIN
+from polyclinic.cli.run import PLUGIN, check_choice
 from polyclinic.errors import BadInput
 
 BUDGET = typer.Option(
@@ -69,7 +69,7 @@ def audit(
     """
     from polyclinic.cli.tables import show_grid, show_verdicts
 
-    _check_budget(budget)
+    check_choice("--budget", budget, "quick", "standard", "thorough")
     if grid and (kinds or sites or study or trajectory or coordinator or features != "pixels"):
         flags = "--kinds, --sites, --features, --study, --trajectory and --coordinator"
         raise BadInput(f"--grid: attacks every variation alike; leave {flags} out")
@@ -164,7 +164,7 @@ def update(
     from polyclinic.audits.external import audit_update
     from polyclinic.audits.external_files import Sent, parse_settings
 
-    _check_budget(budget)
+    check_choice("--budget", budget, "quick", "standard", "thorough")
     if (after is None) == (change is None):
         raise BadInput("--after: name the weights that the site sent, or with --change the difference; one of the two")
     known = parse_settings(settings)
@@ -185,15 +185,8 @@ def images(
     """Search images of a generator for copies of its training images, and for signs of who was trained on."""
     from polyclinic.audits.external import audit_images
 
-    _check_budget(budget)
+    check_choice("--budget", budget, "quick", "standard", "thorough")
     show_or_print(audit_images(synthetic, training, held_out, out, budget=budget), out, as_json)
-
-
-def _check_budget(budget: str) -> None:
-    from polyclinic.study.tables import EFFORTS
-
-    if budget not in EFFORTS:
-        raise BadInput(f"--budget: no such choice: '{budget}'; choose quick, standard or thorough")
 
 
 def show_or_print(report: dict[str, Any], out: Path, as_json: bool) -> None:

@@ -1,8 +1,10 @@
-"""`polyclinic compare`: several methods and seeds on one study, in one table."""
+"""`polyclinic compare`: several methods and seeds on one study, in one table; `polyclinic tune` searches settings."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,6 @@ from polyclinic.files import check_place
 from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.progress import Progress
-
     from polyclinic.runner.compare.compare import Entry
     from polyclinic.study import Study
 
@@ -55,8 +53,6 @@ def compare(
     `--set fedprox:method.mu=0.1` changes a setting for one method only. `--over sites.target_ks=0.02,0.63,0.97`
     compares all methods at each of the values.
     """
-    import json
-
     from polyclinic.runner.compare import compare as comparison
     from polyclinic.runner.compare import outcome
     from polyclinic.runner.compare.outcome import choose_baseline
@@ -72,12 +68,15 @@ def compare(
         for group, more in groups_over(over).items()
     }
     every = [entry for planned in groups.values() for entry in planned]
+    if jobs not in (None, "auto") and not (str(jobs).isdecimal() and int(str(jobs)) > 0):
+        raise BadInput(f"--jobs {jobs}: write a number of runs from 1 on, or auto")
+    at_once = comparison.default_jobs(chosen) if jobs in (None, "auto") else int(str(jobs))
     check_before_any_starts(every, quiet=quiet or as_json)
     failed: dict[Path, str] = {}
-    at_once, sharing = jobs_of(jobs, chosen), comparison.mps(out / "mps") if mps else contextlib.nullcontext()
-    with sharing, Bars(every, quiet=quiet or as_json) as bars:
+    sharing = comparison.mps(out / "mps") if mps else contextlib.nullcontext()
+    with watched(every, quiet=quiet or as_json) as update, sharing:
         for group, planned in groups.items():
-            failed |= comparison.run_all(planned, out / group, at_once, lambda _: bars.update(every))
+            failed |= comparison.run_all(planned, out / group, at_once, update)
     found = {group: outcome.summarise(planned, against) for group, planned in groups.items()}
     for group, summary in found.items():
         outcome.write(summary, chosen, out / group)
@@ -104,64 +103,38 @@ def check_before_any_starts(planned: list[Entry], *, quiet: bool) -> None:
     from polyclinic.cli.display import RunDisplay
     from polyclinic.runner.compare.compare import check_all
 
-    if quiet:
-        return check_all(planned)
     with contextlib.closing(RunDisplay()) as display:
-        check_all(planned, display)
+        check_all(planned, None if quiet else display)
 
 
-def jobs_of(text: str | None, study: Study) -> int:
-    """The runs at a time that `--jobs` means."""
-    from polyclinic.runner.compare.compare import default_jobs
+@contextlib.contextmanager
+def watched(planned: list[Entry], *, quiet: bool) -> Iterator[Callable[[object], None]]:
+    """One progress display for all runs, a bar each, and what brings it up to date."""
+    from rich.console import Console
 
-    if text in (None, "auto"):
-        return default_jobs(study)
-    if not str(text).isdecimal() or int(str(text)) < 1:
-        raise BadInput(f"--jobs {text}: write a number of runs from 1 on, or auto")
-    return int(str(text))
+    from polyclinic.cli.display import progress_bars
 
+    console = Console(stderr=True)
+    bars = None if quiet or not console.is_terminal else progress_bars(console)
+    finished = {entry.folder for entry in planned if entry.result is not None}
+    of_bar = {entry.folder: {"description": entry.words, "total": entry.study.method.rounds} for entry in planned}
+    tasks = {folder: bars.add_task(**one, note="") for folder, one in of_bar.items()} if bars else {}
 
-class Bars:
-    """One progress display for all runs: a bar each."""
-
-    def __init__(self, planned: list[Entry], *, quiet: bool) -> None:
-        from rich.console import Console
-
-        from polyclinic.cli.display import progress_bars
-
-        self.console, self.quiet = Console(stderr=True), quiet
-        self.bars: Progress | None = None if quiet or not self.console.is_terminal else progress_bars(self.console)
-        self.finished = {entry.folder for entry in planned if entry.result is not None}
-        self.tasks: dict[Path, Any] = {}
-        if self.bars is not None:
-            for entry in planned:
-                total = entry.study.method.rounds
-                self.tasks[entry.folder] = self.bars.add_task(entry.words, total=total, note="")
-
-    def __enter__(self) -> Bars:
-        if self.bars:
-            self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bars:
-            self.bars.stop()
-
-    def update(self, planned: list[Entry]) -> None:
+    def update(_: object) -> None:
         for entry in planned:
-            if self.bars:
-                self.bars.update(self.tasks[entry.folder], completed=entry.rounds_done, note=entry.inner_work)
-            if entry.folder not in self.finished and entry.result is not None:
-                self.finished.add(entry.folder)
-                if not self.quiet and not self.bars:
-                    done = f"{len(self.finished)} of {len(planned)}"
-                    self.console.print(f"{entry.words}: finished ({done})")
+            if bars:
+                bars.update(tasks[entry.folder], completed=entry.rounds_done, note=entry.inner_work)
+            if entry.folder not in finished and entry.result is not None:
+                finished.add(entry.folder)
+                if not quiet and not bars:
+                    console.print(f"{entry.words}: finished ({len(finished)} of {len(planned)})")
+
+    with bars or contextlib.nullcontext():
+        yield update
 
 
 def groups_over(over: str | None) -> dict[str, list[str]]:
     """Changes of the study by the name of their folder: one for each value of `--over`; without it, none."""
-    import json
-
     from polyclinic.runner.compare.tune import parse_over
 
     if over is None:
@@ -192,11 +165,16 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
     for method, values in methods.items():
         cells = [method]
         for name in [*names, own]:
-            cells.append(mean_and_deviation(values.get(name)))
+            one = values.get(name)
+            deviation = f" ± {one['std']:.3f}" if one and one["n"] > 1 else ""
+            cells.append(f"{one['mean']:.3f}{deviation}" if one else "-")
             cells += interval_and_p(statistics.get(method, {}).get(name)) if name == main else []
         rows.append([*cells, human_bytes(values["total_bytes"]["mean"]), f"{values['seconds']['mean']:.0f}"])
     if guessed:
-        rows += [None, ("a guess", *guessed_cells(guessed, names, main))]
+        rows += [None, ["a guess"]]
+        for name in names:  # where tests stand beside a column, two cells stay empty
+            value = guessed.get(name.removeprefix("test_"))
+            rows[-1] += ["" if value is None else f"{value:.3f}", *(["", ""] if name == main else [])]
     n = next(iter(methods.values()))["seconds"]["n"]
     folds = max(row.get("fold", 0) for row in summary["rows"])
     runs = f"{n} runs of {folds} folds" if folds else f"{n} seed{'s' if n > 1 else ''}"
@@ -214,14 +192,6 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
         )
 
 
-def guessed_cells(guessed: JsonObject, names: list[str], with_statistics: str) -> Iterator[str]:
-    """Scores of a guess by column; beside those `with_statistics` two columns stay empty."""
-    for name in names:
-        value = guessed.get(name.removeprefix("test_"))
-        yield "" if value is None else f"{value:.3f}"
-        yield from ("", "") if name == with_statistics else ()
-
-
 def print_warnings(planned: list[Entry]) -> None:
     """A line for each method whose runs warned: the last thing that one said, and how many more there are."""
     from rich.console import Console
@@ -234,12 +204,6 @@ def print_warnings(planned: list[Entry]) -> None:
             Console().print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
-def mean_and_deviation(value: dict[str, float] | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value['mean']:.3f}" + (f" ± {value['std']:.3f}" if value["n"] > 1 else "")
-
-
 def interval_and_p(entry: JsonObject | None) -> list[str]:
     """The interval of a mean, and p against the baseline, as cells."""
     if entry is None:
@@ -247,3 +211,70 @@ def interval_and_p(entry: JsonObject | None) -> list[str]:
     test = entry.get("against_baseline")
     p = "-" if test is None else "< 0.001" if test["p_holm"] < 0.001 else f"{test['p_holm']:.3f}"
     return [f"{entry['low']:.3f} to {entry['high']:.3f}", p]
+
+
+def tune(
+    study: Path | None = STUDY,
+    over: list[str] = typer.Option(
+        ..., "--over", metavar="TABLE.SETTING=VALUE,VALUE", help="Values to try for a setting; may be repeated."
+    ),
+    budget: int = typer.Option(..., min=1, help="The most runs of each method, all seeds counted."),
+    methods: str = typer.Option("", help="Methods to tune, separated by commas.  [default: the study's]"),
+    seeds: int = typer.Option(1, min=1, help="Seeds for each choice of settings, counted up from the study's."),
+    out: Path = typer.Option(Path("runs/tuning"), help="The folder for all runs, tuning.json and best.toml."),
+    sets: list[str] = SET,
+    jobs: int | None = typer.Option(
+        None, min=1, help="Runs at a time.  [default: as the cores allow]", show_default=False
+    ),
+    quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),
+    as_json: bool = typer.Option(False, "--json", help="Print tuning.json, and nothing else on stdout."),
+) -> None:
+    """Search the best settings on validation images; test images are not looked at.
+
+    Every method gets the same budget. All combinations are tried where they fit into it, else some drawn by the seed.
+    `--over fedprox:method.mu=0.1,0.01` is for one method. A search that was interrupted goes on where it stopped.
+    """
+    from polyclinic.runner.compare import tune as search
+    from polyclinic.runner.compare.compare import default_jobs, run_all
+
+    check_place(out / "tuning.json")
+    chosen, space = chosen_study(study, sets), search.parse_over(over)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    trials = search.plan(chosen, space, out, budget=budget, methods=names, seeds=seeds)
+    planned = [run for trial in trials for run in trial.runs]
+    check_before_any_starts(planned, quiet=quiet or as_json)
+    with watched(planned, quiet=quiet or as_json) as update:
+        failed = run_all(planned, out, jobs or default_jobs(chosen), update)
+    found = search.summarise(chosen, space, trials, failed, budget=budget, seeds=seeds)
+    try:
+        search.write(found, chosen, out)
+    finally:
+        if as_json:
+            typer.echo(json.dumps(found))
+        else:
+            print_trials(found)
+    if not as_json:
+        typer.echo(f"runs, tuning.json, best.toml and best-<method>.toml are in {out}")
+
+
+def print_trials(found: JsonObject) -> None:
+    """A row for each trial; a star marks what is chosen."""
+    from rich.console import Console
+
+    from polyclinic.cli.tables import table_of
+    from polyclinic.runner.compare.compare import words_of
+    from polyclinic.runner.compare.tune import sentence
+
+    rows = []
+    for row in found["trials"]:
+        settings = words_of(row["settings"]) or "as in the study"
+        star = "*" if found["methods"][row["method"]].get("chosen") == row["settings"] else ""
+        cells = (f"{row['score']:.4f}", f"{row['loss']:.4f}") if "score" in row else ("failed", "-")
+        rows.append((row["method"], settings, *cells, star))
+    seeds = found["budget"]["seeds"]
+    over = f", mean over {seeds} seeds" if seeds > 1 else ""
+    title = f"{found['metric']} on validation images ({found['better']} is better){over}"
+    columns = ("method", "settings", found["metric"], "loss", "chosen")
+    Console().print(table_of(columns, rows, words=("settings",), whole=1, title=title))
+    if "privacy" in found:
+        typer.echo(sentence(found["privacy"]))

@@ -12,7 +12,6 @@ import typer
 
 from polyclinic.cli.groups import group_of
 from polyclinic.cli.run import SET
-from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -146,15 +145,15 @@ def counts_table(parts: PreparedSites, title: str) -> Table:
     from polyclinic.cli.tables import table_of
 
     info, splits = parts.info, ("train", "validation", "test")
-    about = (
-        "masked pixels: their share in training images" if _only_masks(info) else "classes and values: training images"
-    )
-    columns = ("site", *splits, *_columns(info))
-    counts = {site: [f"{count:,}" for count in info["counts"][site].values()] for site in parts.names}
-    rows: list[Any] = [(site, *counts[site], *_what_is_there(parts, site)) for site in parts.names]
+    about = "masked pixels: their share in" if _only_masks(info) else "classes and values:"
+    names, of_site, of_all = _labels(parts)
+    rows: list[Any] = [
+        (site, *(f"{count:,}" for count in info["counts"][site].values()), *of_site[site]) for site in parts.names
+    ]
     sums = [sum(own[name] for own in info["counts"].values()) for name in splits]
-    rows += [None, ("all", *(f"{count:,}" for count in sums), *_over_all_sites(info))]
-    return table_of(columns, rows, title=title, title_justify="left", caption=about)
+    rows += [None, ("all", *(f"{count:,}" for count in sums), *of_all)]
+    columns, caption = ("site", *splits, *names), f"{about} training images"
+    return table_of(columns, rows, title=title, title_justify="left", caption=caption)
 
 
 def _only_masks(info: JsonObject) -> bool:
@@ -162,35 +161,30 @@ def _only_masks(info: JsonObject) -> bool:
     return bool(info["has_masks"]) and len(info["classes"]) == 1
 
 
-def _columns(info: JsonObject) -> list[str]:
-    classes = info["classes"]
-    if _only_masks(info):
-        return ["masked pixels"]
-    if not classes:
-        return [f"{name} ({info['unit']})" if info["unit"] else name for name in ("lowest", "median", "highest")]
-    return classes if len(classes) <= MOST_CLASSES else [f"classes of {len(classes)}"]
-
-
-def _what_is_there(parts: PreparedSites, site: str) -> list[str]:
+def _labels(parts: PreparedSites) -> tuple[list[str], dict[str, list[str]], list[str]]:
+    """Columns about the labels of training images: their names, the cells of each site, and those of all sites."""
     import numpy as np
 
     from polyclinic.data.labels import masked_share
     from polyclinic.data.parts import open_site
 
-    classes = parts.info["classes"]
-    if _only_masks(parts.info):
-        return [f"{masked_share(open_site(parts.folder, site).train.masks):.1%}"]
+    info, classes = parts.info, parts.info["classes"]
+    if _only_masks(info):
+        masks = {site: open_site(parts.folder, site).train.masks for site in parts.names}
+        return ["masked pixels"], {site: [f"{masked_share(own):.1%}"] for site, own in masks.items()}, []
     if not classes:
-        labels = open_site(parts.folder, site).train.labels
-        return [f"{value:.0f}" for value in np.quantile(labels, [0, 0.5, 1])]
-    counts = parts.info["class_counts"][site]["train"]
-    return [f"{count:,}" for count in counts] if len(classes) <= MOST_CLASSES else [str(sum(c > 0 for c in counts))]
-
-
-def _over_all_sites(info: JsonObject) -> list[str]:
-    if _only_masks(info) or not 0 < len(info["classes"]) <= MOST_CLASSES:
-        return []
-    return [f"{sum(column):,}" for column in zip(*(c["train"] for c in info["class_counts"].values()), strict=True)]
+        names = [f"{name} ({info['unit']})" if info["unit"] else name for name in ("lowest", "median", "highest")]
+        labels = {site: open_site(parts.folder, site).train.labels for site in parts.names}
+        return names, {site: [f"{v:.0f}" for v in np.quantile(own, [0, 0.5, 1])] for site, own in labels.items()}, []
+    counts = {site: info["class_counts"][site]["train"] for site in parts.names}
+    if len(classes) > MOST_CLASSES:
+        return (
+            [f"classes of {len(classes)}"],
+            {site: [str(sum(c > 0 for c in own))] for site, own in counts.items()},
+            [],
+        )
+    sums = [f"{sum(column):,}" for column in zip(*counts.values(), strict=True)]
+    return classes, {site: [f"{count:,}" for count in own] for site, own in counts.items()}, sums
 
 
 def _sentence(info: JsonObject) -> str:
@@ -203,6 +197,7 @@ def draw_sites(parts: PreparedSites, title: str, target: Path) -> None:
     """The picture of the sites, with a few training images of each taken evenly over its labels."""
     import numpy as np
 
+    from polyclinic.cli.tables import save_figure
     from polyclinic.data.parts import open_site
     from polyclinic.data.plots import draw, outlined
 
@@ -222,13 +217,7 @@ def draw_sites(parts: PreparedSites, title: str, target: Path) -> None:
     about = "with the outlines of their masks" if masked else order_words
     words = f"Training images {about}: up to {most} of each site, {many:,} in all"
     whole = f"{title}: {info['source']} at {len(sites)} sites"
-    figure = draw(sites, classes=tuple(info["classes"]), unit=info["unit"], title=whole, samples=words)
-    try:
-        figure.savefig(target, dpi=150)
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"--out {target}: cannot write the picture ({error}); name a .png in a folder that exists"
-        ) from None
+    save_figure(draw(sites, classes=tuple(info["classes"]), unit=info["unit"], title=whole, samples=words), target)
 
 
 def _default(field: FieldInfo) -> str:

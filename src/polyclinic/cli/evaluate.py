@@ -9,8 +9,7 @@ from typing import Any
 
 import typer
 
-from polyclinic.cli.run import ALLOW_IMPORT, ENSEMBLE, PLUGIN, SET, SITE
-from polyclinic.errors import BadInput
+from polyclinic.cli.run import ALLOW_IMPORT, ENSEMBLE, PLUGIN, SET, SITE, check_choice
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
 
@@ -41,32 +40,17 @@ def evaluate(
     from polyclinic.runner.evaluate.evaluate import evaluate as library
     from polyclinic.study import load_study
 
-    _check_choice("--split", split, "test", "validation")
-    _check_choice("--outputs", outputs, "probabilities", "logits")
-    found = library(
-        model,
-        load_study(study, sets),
-        split=split,  # type: ignore[arg-type]
-        outputs=outputs,  # type: ignore[arg-type]
-        label_map=label_map,
-        by=by,
-        site=site,
-        ensemble=ensemble,
-        plugins=plugins,
-        allow_import=allow_import,
-        against=against,
-    )
+    check_choice("--split", split, "test", "validation")
+    check_choice("--outputs", outputs, "probabilities", "logits")
+    asked: Any = {"split": split, "outputs": outputs, "label_map": label_map, "by": by, "against": against}
+    chosen: Any = {"site": site, "ensemble": ensemble, "plugins": plugins, "allow_import": allow_import}
+    found = library(model, load_study(study, sets), **asked, **chosen)
     if out is not None:
         atomic_write(out, json.dumps(found, indent=1) + "\n")
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
         show(found)
-
-
-def _check_choice(flag: str, value: str, *choices: str) -> None:
-    if value not in choices:
-        raise BadInput(f"{flag}: no such choice: '{value}'; choose {' or '.join(choices)}")
 
 
 def show(found: JsonObject) -> None:
@@ -146,8 +130,7 @@ def forgetting(
     from polyclinic.cli.tables import table_of
     from polyclinic.runner.compare import forgetting as library
 
-    if split not in ("train", "validation", "test"):
-        raise BadInput(f"--split: no such split: '{split}'; choose train, validation or test")
+    check_choice("--split", split, "train", "validation", "test")
     found = library.matrices(run, split, plugins)
     library.write(found, run)
     for number, matrix in found["rounds"].items() if not quiet else []:

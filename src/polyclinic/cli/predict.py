@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from polyclinic.cli.run import ALLOW_IMPORT, ENSEMBLE, PLUGIN, SITE
+from polyclinic.cli.run import ALLOW_IMPORT, ENSEMBLE, PLUGIN, SITE, check_choice
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
-    from polyclinic.runner.predict.predict import Prediction, Predictor
+    from polyclinic.runner.predict.predict import Prediction
 
 
 def predict(
@@ -44,13 +44,13 @@ def predict(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each image instead of CSV."),
 ) -> None:
     """Say what a released model sees in images: class and probabilities, a value, or a mask."""
+    from polyclinic.runner.evaluate.calibration import case_count
     from polyclinic.runner.predict.masks import write_masks
     from polyclinic.runner.predict.predict import load_predictor, other_kind
 
     if as_json and out is not None:
         raise BadInput("--json: prints, and --out writes a CSV file; give one of them")
-    if slices not in (None, "middle", "all"):
-        raise BadInput(f"--slices: must be middle or all, not '{slices}'")
+    check_choice("--slices", "middle" if slices is None else slices, "middle", "all")
     predictor = load_predictor(model, site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import)
     if masks is not None and not predictor.task.dense:
         raise BadInput("--masks: this model does not draw masks; leave it out")
@@ -63,23 +63,16 @@ def predict(
         typer.echo(f"{file}: {reason}; skipped", err=True)
 
     # all of them before anything is written: with --strict an unreadable image must not leave half a file
-    found = list(
-        predictor.predict(
-            images,
-            coverage=coverage,
-            specificity=specificity,
-            slices=slices,  # type: ignore[arg-type]
-            on_bad_file=None if strict else skip,
-        )
-    )
+    wanted: Any = {"coverage": coverage, "specificity": specificity, "slices": slices}
+    found = list(predictor.predict(images, **wanted, on_bad_file=None if strict else skip))
     if not found:
         raise BadInput(f"images: none of the {len(skipped)} files can be read; name other files")
     if masks is not None:
         _write(masks, lambda: write_masks(found, masks))
     if any(one.frame is not None and one.file.suffix.lower() != ".npz" for one in found):
         say_other_slices(slices, predictor.card.slices)
-    _say_what_is_missing(predictor, coverage, model, site)
-    if said := other_kind(found):
+    cases = case_count(model, site) if len(predictor.model.networks) == 1 else None
+    for said in filter(None, (predictor.why_no_set(coverage, cases, site), other_kind(found))):
         typer.echo(said, err=True)
     rows = [_row(one) for one in found]
     if as_json:
@@ -88,16 +81,6 @@ def predict(
         _write(out, lambda: atomic_write(out, _csv(rows)))
     else:
         sys.stdout.write(_csv(rows))
-
-
-def _say_what_is_missing(predictor: Predictor, coverage: float, model: Path, site: str | None) -> None:
-    """Say on stderr why the table has no sets or intervals."""
-    from polyclinic.runner.evaluate.calibration import case_count
-    from polyclinic.runner.predict.predict import why_no_set
-
-    cases = case_count(model, site) if len(predictor.models) == 1 else None
-    if why := why_no_set(predictor.task, predictor.calibration, coverage, cases, site):
-        typer.echo(why, err=True)
 
 
 def say_other_slices(asked: str | None, trained: object) -> None:

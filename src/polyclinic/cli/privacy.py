@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from polyclinic.cli.run import check_choice
 from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonObject
 
@@ -21,6 +22,7 @@ DOES_NOT_COVER = (
     "anything else computed from real images: codes, latents, batch-norm statistics, an EMA codebook, scores",
     "a patient with several images: epsilon is for one image and its label",
 )
+COVERAGE = {"covers": [COVERS], "does_not_cover": list(DOES_NOT_COVER)}
 
 
 def privacy(
@@ -38,8 +40,7 @@ def privacy(
     json: bool = typer.Option(False, "--json", help="Print one JSON object instead of sentences."),
 ) -> None:
     """Say what epsilon training with differential privacy spends, and what that covers."""
-    if accountant not in ("rdp", "prv"):
-        raise BadInput(f"--accountant: no such accountant: '{accountant}'; choose rdp or prv")
+    check_choice("--accountant", accountant, "rdp", "prv")
     if samples is None and curve is None:
         raise BadInput("--samples: missing; give the number of training images of the site")
     for flag, value in (("--noise", noise), ("--epochs", epochs), ("--target-epsilon", target_epsilon)):
@@ -75,7 +76,7 @@ class Plan:
             steps_in,
         )
 
-        noise, epochs, target = self.noise, self.epochs, self.target
+        noise, epochs, target, accountant = self.noise, self.epochs, self.target, self.accountant
         if target is None and (noise is None or epochs is None):
             missing = "--noise" if noise is None else "--epochs"
             raise BadInput(f"{missing}: missing; give it, or --target-epsilon to have it found")
@@ -85,21 +86,22 @@ class Plan:
         rate = sampling_rate_for(samples, self.batch)
         delta = self.delta if self.delta is not None else default_delta(samples)
         found: JsonObject = {"samples": samples, "batch": self.batch, "sampling_rate": rate}
-        found |= {"delta": delta, "accountant": self.accountant}
+        found |= {"delta": delta, "accountant": accountant}
         steps = steps_in(epochs, samples, self.batch) if epochs is not None else 0
         if noise is not None and epochs is not None:
             found |= {"noise": noise, "epochs": epochs, "steps": steps}
-            found["epsilon"] = compute_epsilon(rate, noise, steps, delta, self.accountant)
-        if target is not None:
-            found["target_epsilon"] = target
-        if target is not None and epochs is not None:
-            needed = noise_for(target, rate, steps or 1, delta, self.accountant)
+            found["epsilon"] = compute_epsilon(rate, noise, steps, delta, accountant)
+        if target is None:
+            return found | COVERAGE
+        found["target_epsilon"] = target
+        if epochs is not None:
+            needed = noise_for(target, rate, steps or 1, delta, accountant)
             found["noise_for_target"] = {"noise": needed, "epochs": epochs, "steps": steps}
-        if target is not None and noise is not None:
-            allowed = steps_for(target, rate, noise, delta, self.accountant)
+        if noise is not None:
+            allowed = steps_for(target, rate, noise, delta, accountant)
             whole = math.floor(allowed * rate * 100) / 100
             found["epochs_for_target"] = {"epochs": whole, "steps": allowed, "noise": noise}
-        return found | {"covers": [COVERS], "does_not_cover": list(DOES_NOT_COVER)}
+        return found | COVERAGE
 
     def draw(self, path: Path, sizes: list[int]) -> Path:
         """Draw epsilon against epochs for several numbers of images."""

@@ -46,20 +46,16 @@ def report(
     if dossier:
         if pdf or by or prevalence is not None or title:
             raise BadInput("--dossier: takes no --pdf, --by, --prevalence or --title; leave them out")
-        _write_dossier(folder, out)
+        from polyclinic.report.dossier import write_dossier
+
+        done = write_dossier(folder, out)
+        typer.echo(f"written: {done.folder / 'index.html'} ({done.files} files)")
+        typer.echo(f"note this digest elsewhere, for report verify --digest: {done.digest}")
         return
     from polyclinic.report.write import build_report, write_report
 
     made = build_report(folder, by=by, prevalence=prevalence, images=images, title=title)
     typer.echo(f"written: {' and '.join(map(str, write_report(made, folder, out, pdf=pdf)))}")
-
-
-def _write_dossier(folder: Path, out: Path | None) -> None:
-    from polyclinic.report.dossier import write_dossier
-
-    done = write_dossier(folder, out)
-    typer.echo(f"written: {done.folder / 'index.html'} ({done.files} files)")
-    typer.echo(f"note this digest elsewhere, for report verify --digest: {done.digest}")
 
 
 @app.command()

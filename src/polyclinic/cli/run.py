@@ -74,6 +74,14 @@ def run(
         print_result(result, shown=display.warnings if isinstance(display, RunDisplay) else ())
 
 
+def check_choice(flag: str, value: str, *choices: str) -> None:
+    """BadInput for a value of a flag that is not among its choices."""
+    if value not in choices:
+        from polyclinic.settings import no_such_choice
+
+        raise BadInput(f"{flag}: {no_such_choice(value, list(choices))}")
+
+
 def chosen_study(path: Path | None, sets: list[str], begun: Path | None = None) -> Study:
     """The study of a file, of a run folder that was begun, or the embedded default; with `--set`s on top."""
     from polyclinic.study import load_run_study, load_study

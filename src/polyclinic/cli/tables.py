@@ -22,6 +22,8 @@ from polyclinic.json_types import JsonMapping
 from polyclinic.runner.run.result_display import few_images, image_counts
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from polyclinic.runner.run.result import Result
 
 Rows = Iterable[Sequence[Any] | None]
@@ -77,8 +79,13 @@ def print_result(result: Result, shown: Sequence[str] = ()) -> None:
     if found := result.values.get("replay"):
         console.print(replay_sentence(found), soft_wrap=True)
     print_warnings(console, result.values.get("warnings", []), shown)
-    if result["privacy"]:
-        console.print(privacy_sentence(result["privacy"]), soft_wrap=True)
+    if privacy := result["privacy"]:
+        console.print(
+            f"epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g} ({privacy['accountant'].upper()}) at "
+            f"site '{privacy['site']}', the most of any; covers {', '.join(privacy['covers'])}; "
+            f"does not cover {'; '.join(privacy['does_not_cover'])}",
+            soft_wrap=True,
+        )
 
 
 def print_warnings(console: Console, warnings: Sequence[str], shown: Sequence[str]) -> None:
@@ -104,15 +111,6 @@ def replay_sentence(found: Mapping[str, float]) -> str:
         chance = f"{found['which_site_chance']:.0%} by chance"
         words.append(f"and which site made one in {found['which_site_accuracy']:.0%} of cases ({chance})")
     return "; ".join(words)
-
-
-def privacy_sentence(privacy: JsonMapping) -> str:
-    """Epsilon that was spent at most, what that covers and what it does not."""
-    return (
-        f"epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g} ({privacy['accountant'].upper()}) at site "
-        f"'{privacy['site']}', the most of any; covers {', '.join(privacy['covers'])}; "
-        f"does not cover {'; '.join(privacy['does_not_cover'])}"
-    )
 
 
 def _cells(metrics: JsonMapping, names: list[str]) -> list[str]:
@@ -142,20 +140,22 @@ def show_inspection(found: JsonMapping, title: str, picture: Path | None) -> Non
     for sentence in found["guidance"]:
         console.print(sentence, soft_wrap=True)
     if picture is not None:
-        _draw(found, title, picture)
+        from polyclinic.runner.evaluate.inspect import draw_inspection
+
+        save_figure(draw_inspection(found, title), picture)
         console.print(f"picture: {picture}")
 
 
 def _of_images(found: JsonMapping) -> Table:
     """Sizes, spacings, and images without a value in a column."""
-    sides, spacings = bin_names(found["sides"]), [*bin_names(found["spacings"]), "unknown"]
     heads = [
-        *(f"{name} px" for name in sides),
-        *(f"{name} mm" if name != "unknown" else "mm unknown" for name in spacings),
+        *(f"{name} px" for name in bin_names(found["sides"])),
+        *(f"{name} mm" for name in bin_names(found["spacings"])),
     ]
+    heads.append("mm unknown")
     rows = {**found["per_site"], "all": found["total"]}
-    shown = [n for n in range(len(heads)) if any([*one["sides"], *one["spacings"]][n] for one in rows.values())]
     cells = {site: [*one["sides"], *one["spacings"]] for site, one in rows.items()}
+    shown = [n for n in range(len(heads)) if any(own[n] for own in cells.values())]
     told = [(site, *(_cell(cells[site][n]) for n in shown), _cell(one["missing"][0])) for site, one in rows.items()]
     title = "images: longer side in pixels, distance of pixels in mm"
     return table_of(("site", *(heads[n] for n in shown), "lacks a value"), told, title=title, title_justify="left")
@@ -171,13 +171,13 @@ def _cell(count: int) -> str:
     return "-" if count < 0 else f"{count:,}"
 
 
-def _draw(found: JsonMapping, title: str, target: Path) -> None:
-    from polyclinic.runner.evaluate.inspect import draw_inspection
-
+def save_figure(figure: Figure, target: Path) -> None:
+    """Save a picture; BadInput where it cannot be written."""
     try:
-        draw_inspection(found, title).savefig(target, dpi=150)
+        figure.savefig(target, dpi=150)
     except (OSError, ValueError) as error:
-        raise BadInput(f"{target}: cannot write the picture ({error}); name a .png in a folder that exists") from None
+        why = f"cannot write the picture ({error}); name a .png in a folder that exists"
+        raise BadInput(f"--out {target}: {why}") from None
 
 
 # --- audits -------------------------------------------------------------------------------------------
@@ -220,11 +220,11 @@ def verdict_table(report: Mapping[str, Any], width: int = 80) -> Table:
 def _rows(kind: str, of_kind: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     attacked = f"{of_kind['attacked']} of {of_kind['left']}" if "attacked" in of_kind else "-"
     if not of_kind.get("questions"):
-        yield kind, attacked, "-", _word(of_kind["verdict"]), of_kind["words"]
+        yield kind, attacked, "-", Text(of_kind["verdict"], STYLES.get(of_kind["verdict"], "")), of_kind["words"]
         return
     for number, (name, one) in enumerate(of_kind["questions"].items()):
         first = (kind, attacked) if number == 0 else ("", "")
-        yield *first, name, _word(one["verdict"]), one["why"]
+        yield *first, name, Text(one["verdict"], STYLES.get(one["verdict"], "")), one["why"]
 
 
 def attacks_of(kind: str, of_kind: Mapping[str, Any]) -> Iterator[str]:
@@ -255,10 +255,6 @@ def coordinator_table(found: Mapping[str, Any]) -> Table:
         rows.append((row["attack"], checked, back, row["by_chance"], _figure(row["psnr"], 1)))
     look = {"title": f"a coordinator that chooses the weights: {found['verdict']}", "caption": found["why"]}
     return table_of(columns, rows, words=columns, whole=1, box=box.SIMPLE_HEAD, **look)
-
-
-def _word(word: str) -> Text:
-    return Text(word, STYLES.get(word, ""))
 
 
 def shorten(words: str, most: int) -> str:
