@@ -78,8 +78,7 @@ ALLOWED = {
     ("src/polyclinic/plugins.py", "exec"),
     ("src/polyclinic/plugins.py", "compile"),
     # TorchScript: what this command has just written; a model of others that the user names (no Python runs in it)
-    ("src/polyclinic/runner/export/formats.py", "torch.jit.load"),
-    ("src/polyclinic/runner/evaluate/external_models.py", "torch.jit.load"),
+    ("src/polyclinic/runner/export/export.py", "torch.jit.load"),
     # the Inception and LPIPS weights of others: an unpickler that makes arrays and nothing else, after their hash
     ("src/polyclinic/metrics/networks/inception.py", "import pickle"),
     ("src/polyclinic/metrics/networks/weights.py", "import pickle"),

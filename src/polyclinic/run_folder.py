@@ -83,6 +83,17 @@ def read_result(folder: Path) -> JsonObject:
     return read_json(folder / "result.json")
 
 
+def history_of(text: str) -> list[JsonObject]:
+    """The rounds of `history.jsonl`, without a line that is damaged or half written."""
+    found = []
+    for one in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            line = parse_json(one)
+            if isinstance(line, dict) and isinstance(line.get("round"), int):
+                found.append(line)
+    return found
+
+
 def write_result(folder: Path, values: JsonMapping, *, durable: bool = False) -> None:
     """Write `result.json`, which makes a run a finished one; the digests come first, lest it be one without them."""
     content = (json.dumps(values, indent=2) + "\n").encode()

@@ -113,7 +113,7 @@ def test_the_finished_model_is_the_sites_to_use(kit, method, monkeypatch):
     assert predictor.calibration.cases == len(data.validation)
     assert (predictor.card.shape, predictor.card.classes) == ("pad", ("benign", "odd", "malignant"))
     expected = common["weights"].tensors if common else kept
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in predictor.models[0].state_dict().items())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in predictor.model.networks[0].state_dict().items())
 
 
 @pytest.mark.parametrize(

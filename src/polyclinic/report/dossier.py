@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -144,7 +144,7 @@ def _fill(folder: Path, run: Path) -> tuple[str, int]:
     _write(folder / "data_sheet.md", data_sheet(folder / EVIDENCE))
     shown = ShownFigures(Evidence(folder), digests_in(folder))
     body = Markup(_sections(shown, folder, ledgers))
-    figures = [figure.as_json(shown.digests[figure.file]) for figure in shown.figures]
+    figures = [{**asdict(figure), "sha256": shown.digests[figure.file]} for figure in shown.figures]
     _write(folder / FIGURES, json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
     title, files = f"Dossier: {run.resolve().name}", digests_in(folder)
     _write(folder / PAGE, render("dossier.html", title=title, titles=TITLES, body=body, files=files, quote=quote))

@@ -11,11 +11,9 @@ prints, is kept elsewhere and given to the check.
 
 from __future__ import annotations
 
-import functools
-import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Literal
@@ -43,9 +41,6 @@ class Figure:
     form: Form
     text: str
 
-    def as_json(self, sha256: str) -> dict[str, str]:
-        return {**asdict(self), "sha256": sha256}
-
 
 class NoFigure(Exception):  # noqa: N818 - reads as a sentence where it is caught
     """There is no value at a place."""
@@ -56,6 +51,7 @@ class Evidence:
     """The files of evidence in a folder, read once."""
 
     folder: Path
+    _contents: dict[str, Any] = field(default_factory=dict)
 
     def figure(self, file: str, place: str, form: Form = "number") -> Figure | None:
         """The figure at a place; None where there is none."""
@@ -66,12 +62,14 @@ class Evidence:
 
     def value(self, file: str, place: str) -> Any:
         """The value at a place; NoFigure where there is none."""
-        content = read(self.folder / file)
+        if file not in self._contents:
+            self._contents[file] = read(self.folder / file)
+        content = self._contents[file]
         return in_lines(content, place) if file.endswith(".jsonl") else at_pointer(content, place)
 
 
-@functools.lru_cache(maxsize=256)
-def _read(path: Path, stamp: tuple[int, int]) -> Any:
+def read(path: Path) -> Any:
+    """The content of a file of JSON, lines of JSON or TOML; NoFigure where it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
@@ -81,15 +79,6 @@ def _read(path: Path, stamp: tuple[int, int]) -> Any:
         return parse_json(text)
     except (OSError, ValueError) as error:
         raise NoFigure(f"{path.name} cannot be read ({' '.join(str(error).split())[:100]})") from None
-
-
-def read(path: Path) -> Any:
-    """The content of a file of JSON, lines of JSON or TOML; NoFigure where it cannot be read."""
-    try:
-        found = path.stat()
-    except OSError:
-        raise NoFigure(f"{path.name} is not there") from None
-    return _read(path, (found.st_mtime_ns, found.st_size))
 
 
 def pointer(*steps: object) -> str:
@@ -217,19 +206,9 @@ def verify_dossier(folder: Path, digest: str | None = None, run: Path | None = N
 def _links(folder: Path) -> Iterator[str]:
     if folder.is_symlink():
         yield f"{folder}: is a link"
-    for path in _everything(folder):
+    for path in folder.rglob("*"):  # hidden ones too, without following links
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            yield f"{_name(path, folder)}: is a link, or no file at all"
-
-
-def _everything(folder: Path) -> Iterator[Path]:
-    """All files and folders below, hidden ones too, without following links."""
-    for place, folders, files in os.walk(folder, followlinks=False):
-        yield from (Path(place) / name for name in [*folders, *files])
-
-
-def _name(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix()
+            yield f"{path.relative_to(folder).as_posix()}: is a link, or no file at all"
 
 
 def _manifest(folder: Path, digest: str | None) -> tuple[Mapping[str, str] | None, list[str]]:
@@ -253,8 +232,8 @@ def _manifest(folder: Path, digest: str | None) -> tuple[Mapping[str, str] | Non
 
 
 def _files(folder: Path, recorded: Mapping[str, str]) -> list[str]:
-    there = {_name(path, folder) for path in _everything(folder) if path.is_file()}
-    folders = {_name(path, folder) for path in _everything(folder) if path.is_dir()}
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    folders = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()}
     needed = {parent.as_posix() for name in recorded for parent in Path(name).parents}
     same = {name for name in there & recorded.keys() if sha256_of(folder / name) == recorded[name]}
     found = {
@@ -269,7 +248,10 @@ def _files(folder: Path, recorded: Mapping[str, str]) -> list[str]:
 def _figures(folder: Path, recorded: Mapping[str, str]) -> list[str]:
     """Every figure must stand in its file as the page shows it, and the list and the page must name the same ones."""
     try:
-        listed = [(_figure(one), one["sha256"]) for one in parse_json((folder / FIGURES).read_text(encoding="utf-8"))]
+        listed = [
+            (Figure(*(str(one[name]) for name in ("file", "place", "form", "text"))), one["sha256"])  # type: ignore[arg-type]
+            for one in parse_json((folder / FIGURES).read_text(encoding="utf-8"))
+        ]
         page = (folder / PAGE).read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError, TypeError):
         return [f"{FIGURES}, {PAGE}: cannot be read"]
@@ -278,10 +260,6 @@ def _figures(folder: Path, recorded: Mapping[str, str]) -> list[str]:
     if figures_on(page) != [Figure(f.file, f.place, f.form, visible(f.text)) for f, _ in listed]:
         problems.append(f"{PAGE}: does not show the figures that {FIGURES} lists")
     return problems
-
-
-def _figure(one: Mapping[str, Any]) -> Figure:
-    return Figure(*(str(one[name]) for name in ("file", "place", "form", "text")))  # type: ignore[arg-type]
 
 
 def _wrong(evidence: Evidence, figure: Figure, sha256: str, recorded: Mapping[str, str]) -> str | None:

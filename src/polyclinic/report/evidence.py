@@ -29,7 +29,7 @@ from polyclinic.federation.ledger.keys import head_from_json
 from polyclinic.federation.ledger.ledger import LedgerBroken, check_head, verify
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.report.metric_names import IN_UNIT
-from polyclinic.run_folder import FINISHED, check_whole
+from polyclinic.run_folder import FINISHED, check_whole, history_of
 from polyclinic.runner.evaluate.case_scores import Cases, read_cases
 
 #: files of a finished run that a report reads, and whose digests it compares
@@ -233,17 +233,8 @@ class _Files:
         return found
 
     def history(self) -> list[JsonObject]:
-        """The rounds, without one whose line is only half written."""
-        name, found = "history.jsonl", []
-        text = self.content(name).decode("utf-8", "replace") if (self.folder / name).is_file() else ""
-        for one in text.splitlines():
-            try:
-                line: Any = parse_json(one)
-            except ValueError:
-                continue
-            if isinstance(line, dict) and isinstance(line.get("round"), int):
-                found.append(line)
-        return found
+        name = "history.jsonl"
+        return history_of(self.content(name).decode("utf-8", "replace")) if (self.folder / name).is_file() else []
 
 
 def _result(files: _Files) -> JsonObject:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic.cli.compare import jobs_of
+from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.runner.compare.compare import CONTROL, LOGS, PIPES, default_jobs, mps
+from polyclinic.runner.compare.compare import CONTROL, LOGS, PIPES, mps
 
 SCRIPT = """#!/bin/sh
 if [ "$1" = "-d" ]; then echo "began in $CUDA_MPS_PIPE_DIRECTORY" >> NOTES; else read word; echo "$word" >> NOTES; fi
@@ -75,10 +75,7 @@ def test_a_service_that_fails_is_told_in_a_sentence(service, tmp_path):
     assert PIPES not in os.environ
 
 
-def test_jobs_are_a_number_or_auto(tiny):
-    study = tiny("fedavg")
-    assert jobs_of("auto", study) == jobs_of(None, study) == default_jobs(study)
-    assert jobs_of("3", study) == 3
-    for text in ("0", "-1", "many", "1.5", ""):
-        with pytest.raises(BadInput, match=r"--jobs"):
-            jobs_of(text, study)
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", ""])
+def test_jobs_are_a_number_or_auto(text, tmp_path, capsys):
+    assert run_app(["compare", "--methods", "fedavg", "--out", str(tmp_path / "out"), "--jobs", text]) == 2
+    assert capsys.readouterr().err.startswith(f"--jobs {text}: write a number of runs from 1 on, or auto")

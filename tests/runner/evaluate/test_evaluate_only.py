@@ -71,7 +71,7 @@ def test_exports_are_scored_alike(study, trained, figures, tmp_path, form):
 def test_logits_of_a_foreign_network_are_read_as_such(study, trained, figures, tmp_path):
     from polyclinic.runner.predict.predict import load_predictor
 
-    network = load_predictor(trained.folder).models[0]
+    network = load_predictor(trained.folder).model.networks[0]
     traced = torch.jit.trace(network, torch.zeros(2, 3, 28, 28))
     traced.save(tmp_path / "theirs.pt")
     found = evaluate(tmp_path / "theirs.pt", study, outputs="logits")

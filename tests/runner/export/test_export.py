@@ -19,7 +19,7 @@ from PIL import Image
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.runner.export import formats
+from polyclinic.runner.export import export as formats
 from polyclinic.runner.export.export import check_agreement, drawn_images, export
 from polyclinic.runner.export.preparation import INFERENCE, metadata, write_bundle, write_preparation
 from polyclinic.runner.predict.model_file import read_model_file

@@ -146,6 +146,7 @@ def test_sites_with_few_images_are_named():
         "fewer than 10 images at west (2): one image decides"
     )
     assert few_images(counts, ["north", "east"]) == ""
+    assert few_images({"north": 30, "west": 0}, ["north"]) == "no row for west: none of these images is theirs"
     many = {f"site-{number}": 3 for number in range(8)}
     assert "site-4 (3) and 3 more sites:" in few_images(many, many)
 

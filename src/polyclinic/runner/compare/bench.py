@@ -135,7 +135,7 @@ def generators(folder: Path, device: str) -> list[Measured]:
         generator = GENERATORS[name].model_validate({"name": name, **settings})
         model = generator.build(channels=1, size=SIDE, target=TWO, seed=0, device=device)
         fit = partial(model.fit, noise(count, 1), torch.arange(count) % 2)
-        seconds = timed(partial(_with_new_draws, fit), repeats=1, device=device)
+        seconds = timed(lambda: fit(torch_rng("bench", "generator")), repeats=1, device=device)  # noqa: B023
         what = f"{name}, {SIDE} px, training"
         rows.append(Measured(f"generators, {name}", what, round(count / seconds), "images/s"))
     return rows
@@ -162,10 +162,6 @@ def encoders(folder: Path, device: str) -> list[Measured]:
     encoder = ENCODERS[name](device, side=112)
     seconds = timed(lambda: encoder.features(noise(count, 3)), repeats=1, device=device)
     return [Measured("encoders", f"{name}, 112 px", round(count / seconds), "images/s")]
-
-
-def _with_new_draws(fit: Callable[[torch.Generator], object]) -> None:
-    fit(torch_rng("bench", "generator"))
 
 
 PARTS: dict[str, Callable[[Path, str], list[Measured]]] = {

@@ -115,38 +115,26 @@ def entries(
     """A run for every method, seed and fold. `sets` of the form `fedprox:method.mu=0.1` hold for one method only, as
     the settings in `tuned` do."""
     common, special = sets_by_method(sets, methods)
-    check_folds(folds, common, special)
+    if folds is not None and not 2 <= folds <= MOST_FOLDS:
+        raise BadInput(f"--folds {folds}: a cross-validation has 2 to {MOST_FOLDS} folds")
     untuned = [method for method in methods if tuned is not None and method not in tuned]
     if untuned:
         raise BadInput(f"--tuned: has no settings for '{untuned[0]}'; tune it too, with the same budget")
     planned = []
     for method in methods:
-        changes = {**(tuned or {}).get(method, {}), **parse_sets(common), **parse_sets(special.get(method, []))}
-        first = first_seed(study, changes)
+        given = {**parse_sets(common), **parse_sets(special.get(method, []))}
+        if folds is not None and "data.fold" in given:
+            raise BadInput(f"--set data.fold: --folds {folds} sets the fold of every run; leave out one of the two")
+        changes = {**(tuned or {}).get(method, {}), **given}
+        first = changes.get("seed", study.seed)  # seeds are counted up from here
+        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+            raise BadInput(f"--set seed={first}: must be a whole number, 0 or more")
         for seed in range(first, first + seeds):
             for fold in range(1, folds + 1) if folds else [None]:
                 mine = {**changes, "seed": seed, **({"data.fold": f"{fold}/{folds}"} if fold else {})}
                 folder = out / (f"{method}-seed{seed}" + (f"-fold{fold}of{folds}" if fold else ""))
                 planned.append(Entry(method, seed, for_method(study, method, mine), folder, fold))
     return planned
-
-
-def first_seed(study: Study, changes: JsonMapping) -> int:
-    """Where seeds are counted up from: the study's seed, or that of `--set seed`."""
-    first = changes.get("seed", study.seed)
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise BadInput(f"--set seed={first}: must be a whole number, 0 or more")
-    return first
-
-
-def check_folds(folds: int | None, common: list[str], special: Mapping[str, list[str]]) -> None:
-    """BadInput for a number of folds that makes no cross-validation, or beside a fold that is set by hand."""
-    if folds is None:
-        return
-    if not 2 <= folds <= MOST_FOLDS:
-        raise BadInput(f"--folds {folds}: a cross-validation has 2 to {MOST_FOLDS} folds")
-    if "data.fold" in parse_sets([*common, *(text for sets in special.values() for text in sets)]):
-        raise BadInput(f"--set data.fold: --folds {folds} sets the fold of every run; leave out one of the two")
 
 
 def for_method(study: Study, method: str, changes: JsonObject) -> Study:
@@ -197,7 +185,7 @@ def parse_methods(text: str) -> list[str]:
     return names
 
 
-def sets_by_method(sets: list[str], methods: list[str], flag: str = "--set") -> tuple[list[str], dict[str, list[str]]]:
+def sets_by_method(sets: list[str], methods: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     """Changes for all methods, and those written `fedprox:method.mu=0.1` by their method."""
     common: list[str] = []
     special: dict[str, list[str]] = {}
@@ -205,27 +193,18 @@ def sets_by_method(sets: list[str], methods: list[str], flag: str = "--set") -> 
         method, colon, rest = text.partition(":")
         if colon and "=" not in method:
             if method not in methods:
-                raise BadInput(f"{flag} {text}: '{method}' is not among the methods compared")
-            _check_has(text, method, rest, flag)
+                raise BadInput(f"--set {text}: '{method}' is not among the methods compared")
+            path = rest.partition("=")[0].strip()
+            if not has_setting(method, path):
+                known, setting = list(METHODS[method].model_fields), path.partition(".")[2]
+                wrong = f"'{method}' has no setting '{setting}'{did_you_mean(setting, known)}"
+                raise BadInput(f"--set {text}: {wrong}; choose from {', '.join(known)}")
             special.setdefault(method, []).append(rest)
         else:
+            if not any(has_setting(one, text.partition("=")[0].strip()) for one in methods):
+                raise BadInput(f"--set {text}: none of the methods compared has this setting")
             common.append(text)
-            _check_someone_has(text, methods, flag)
     return common, special
-
-
-def _check_has(text: str, method: str, change: str, flag: str) -> None:
-    path = change.partition("=")[0].strip()
-    if not has_setting(method, path):
-        known, setting = list(METHODS[method].model_fields), path.partition(".")[2]
-        hint = did_you_mean(setting, known)
-        raise BadInput(f"{flag} {text}: '{method}' has no setting '{setting}'{hint}; choose from {', '.join(known)}")
-
-
-def _check_someone_has(text: str, methods: list[str], flag: str) -> None:
-    path = text.partition("=")[0].strip()
-    if not any(has_setting(method, path) for method in methods):
-        raise BadInput(f"{flag} {text}: none of the methods compared has this setting")
 
 
 # --- running ------------------------------------------------------------------------------------------
@@ -236,8 +215,10 @@ def check_all(planned: list[Entry], display: Display | None = None) -> None:
     from polyclinic.runner.run.run import assemble
 
     found: dict[str, list[str]] = {}
-    different = _one_of_each(planned)
-    for entry in different:
+    # of unfinished runs that differ in their seed only, which no check looks at, one
+    unfinished = [entry for entry in planned if entry.result is None]
+    different = {json.dumps({**entry.study.as_tables(), "seed": 0}): entry for entry in unfinished}
+    for entry in different.values():
         try:
             assemble(entry.study, entry.folder, display=display)
         except BadInput as error:
@@ -245,12 +226,6 @@ def check_all(planned: list[Entry], display: Display | None = None) -> None:
     told = [words if len(who) == len(different) else f"{'; '.join(who)}: {words}" for words, who in found.items()]
     if told:
         raise BadInput("\n".join(told))
-
-
-def _one_of_each(planned: list[Entry]) -> list[Entry]:
-    """Unfinished runs that differ in more than their seed, which no check looks at."""
-    unfinished = [entry for entry in planned if entry.result is None]
-    return list({json.dumps({**entry.study.as_tables(), "seed": 0}): entry for entry in unfinished}.values())
 
 
 def run_all(

@@ -6,10 +6,10 @@ import csv
 import io
 import json
 import math
-import statistics
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from polyclinic.errors import BadInput
@@ -27,10 +27,15 @@ def summarise(planned: list[Entry], baseline: str) -> JsonObject:
     """`rows`, one for each finished run, `methods`, with mean and standard deviation over seeds and folds, and
     `statistics`, with intervals and tests against the baseline."""
     rows = [row_of(entry) for entry in planned if entry.result is not None]
-    methods = {}
+    methods: JsonObject = {}
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == method]
-        methods[method] = dict(_spreads(mine))
+        named = [name for name, value in mine[0].items() if not isinstance(value, str) and name not in ("seed", "fold")]
+        values = {name: [row[name] for row in mine if name in row] for name in named}
+        methods[method] = {
+            name: {"mean": fmean(some), "std": stdev(some) if len(some) > 1 else 0.0, "n": len(some)}
+            for name, some in values.items()
+        }
     folds = max(entry.fold or 0 for entry in planned) or None
     tests = statistics_of(rows, baseline, folds)
     guessed = next((e.result["without_images"] for e in planned if e.result and "without_images" in e.result), None)
@@ -48,26 +53,21 @@ def row_of(entry: Entry) -> JsonObject:
     return row | {"mean_ks": result["heterogeneity"]["mean_ks"], "weights_sha256": result["weights_sha256"]}
 
 
-def _spreads(rows: list[JsonObject]) -> Iterator[tuple[str, dict[str, float]]]:
-    for name, value in rows[0].items():
-        if isinstance(value, str) or name in ("method", "seed", "fold"):
-            continue
-        values = [row[name] for row in rows if name in row]
-        std = statistics.stdev(values) if len(values) > 1 else 0.0
-        yield name, {"mean": statistics.fmean(values), "std": std, "n": len(values)}
-
-
 def write(summary: JsonObject, study: Study, out: Path) -> None:
     """`comparison.json`, `comparison.csv` with a line for each run, and `comparison_statistics.csv`."""
     content = {"study": study.as_tables(), "task": study.task.name, "metric": study.task.metric, **summary}
     atomic_write(out / "comparison.json", json.dumps(content, indent=2) + "\n")
-    columns = list(dict.fromkeys(name for row in summary["rows"] for name in row))
-    text = io.StringIO(newline="")
-    table = csv.DictWriter(text, columns)
-    table.writeheader()
-    table.writerows(summary["rows"])
-    atomic_write(out / "comparison.csv", text.getvalue())
+    columns = dict.fromkeys(name for row in summary["rows"] for name in row)
+    atomic_write(out / "comparison.csv", _csv(columns, summary["rows"]))
     atomic_write(out / "comparison_statistics.csv", as_csv(summary))
+
+
+def _csv(columns: Iterable[str], rows: Iterable[JsonObject]) -> str:
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, list(columns))
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
 
 
 #: columns of `comparison_statistics.csv`
@@ -123,9 +123,7 @@ def _values(rows: list[JsonObject], metric: str) -> dict[str, dict[Hashable, flo
 
 def as_csv(summary: JsonObject) -> str:
     """`comparison_statistics.csv`: a line for each method and metric."""
-    text = io.StringIO(newline="")
-    table = csv.DictWriter(text, COLUMNS)
-    table.writeheader()
+    lines = []
     for method, spreads in summary["methods"].items():
         for metric in metrics_in([spreads]):
             entry = summary["statistics"].get(method, {}).get(metric, {})
@@ -135,8 +133,8 @@ def as_csv(summary: JsonObject) -> str:
             line |= {name: test[name] for name in ("difference", "p", "p_holm") if test}
             if test:
                 line |= {"difference_low": test["low"], "difference_high": test["high"], "pairs": test["n"]}
-            table.writerow(line)
-    return text.getvalue()
+            lines.append(line)
+    return _csv(COLUMNS, lines)
 
 
 #: how much of the width from one group of bars to the next the bars take
@@ -160,12 +158,26 @@ def draw(summaries: Mapping[str, JsonObject], task: Task, file: Path, unit: str 
         found = [group.get(method, {}).get(f"test_{task.metric}") for group in groups.values()]
         bars = [(x, value) for x, value in zip(at, found, strict=True) if value]
         if bars:
-            axes.bar([x for x, _ in bars], [value["mean"] for _, value in bars], width, label=method, **_style(place))
+            axes.bar(
+                [x for x, _ in bars],
+                [value["mean"] for _, value in bars],
+                width,
+                label=method,
+                color=f"C{place % 10}",
+                alpha=0.85,
+                edgecolor="white",
+            )
         lines = [(x, value["mean"], value["std"]) for x, value in bars if value["n"] > 1]
         if lines:
             x, mean, std = zip(*lines, strict=True)
             axes.errorbar(x, mean, std, fmt="none", ecolor="black", capsize=3)
-    _guess(axes, summaries, task.metric)
+    # what somebody reaches who has seen no image; nothing where comparisons differ in it
+    known = {(one.get("without_images") or {}).get(task.metric) for one in summaries.values()}
+    value = known.pop() if len(known) == 1 else None
+    if value is not None:
+        axes.axhline(value, color="0.3", linestyle="--", linewidth=1)
+        place_of_words: Any = {"xycoords": ("axes fraction", "data"), "va": "bottom", "fontsize": 8}
+        axes.annotate(" a guess without images", (0, value), **place_of_words)
     if len(groups) == 1:  # the names of methods stand under their bars, and no legend is needed
         places = [(place - (len(methods) - 1) / 2) * width for place in range(len(methods))]
         axes.set_xticks(places, methods, rotation=20 if len(methods) > 4 else 0)
@@ -179,21 +191,6 @@ def draw(summaries: Mapping[str, JsonObject], task: Task, file: Path, unit: str 
     axes.set_axisbelow(True)
     with atomic_file(file) as partial:
         figure.savefig(partial, dpi=120, format="png")
-
-
-def _style(place: int) -> dict[str, Any]:
-    return {"color": f"C{place % 10}", "alpha": 0.85, "edgecolor": "white"}
-
-
-def _guess(axes: Any, summaries: Mapping[str, JsonObject], metric: str) -> None:
-    """A line at what somebody reaches who has seen no image; where comparisons differ in it, none."""
-    known = {(one.get("without_images") or {}).get(metric) for one in summaries.values()}
-    if len(known) == 1 and None not in known:
-        (value,) = known
-        axes.axhline(value, color="0.3", linestyle="--", linewidth=1)
-        axes.annotate(
-            " a guess without images", (0, value), xycoords=("axes fraction", "data"), va="bottom", fontsize=8
-        )
 
 
 def _title(groups: Mapping[str, JsonObject], metric: str) -> str:

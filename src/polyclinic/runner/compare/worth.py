@@ -150,20 +150,14 @@ def _by_retraining(
         )
     if retrainings < least:
         raise BadInput(f"--retrainings: {retrainings} are too few for {len(names)} sites; {least} is the least")
-    runs: dict[frozenset[str], float] = {}
-
-    def game(some: frozenset[str]) -> float:
-        if some not in runs:
-            runs[some] = _trained_value(study, parts, some)
-        return runs[some]
-
+    game = functools.cache(functools.partial(_trained_value, study, parts))
     metric = study.evaluation.metric or study.task.metric
     value = f"validation {metric} over the images of all sites (better is higher)"
     orders = None if needed <= retrainings else (retrainings - len(names) - 1) // len(names)
     found = shares_of(names, game, value, "", orders)
     how = "" if orders is None else f", {orders} random orders of the sites"
-    found["how"] = f"{sum(1 for some in runs if some)} runs of the study{how}"
-    return found
+    game(frozenset())  # the first weights, which no run makes
+    return found | {"how": f"{game.cache_info().currsize - 1} runs of the study{how}"}
 
 
 def _trained_value(study: Study, parts: PreparedSites, some: frozenset[str]) -> float:

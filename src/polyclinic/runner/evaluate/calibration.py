@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -85,7 +84,8 @@ def calibrate(
         return None
     if like == "classification":
         return _of_classes(found, truth.astype(np.int64), first)
-    return _of_values(found, truth, first)
+    fits = {share: ConformalIntervals.fit(found[first], truth[first], coverage=share) for share in COVERAGES}
+    return Calibration(cases=len(first), quantiles=_finite({share: fit.reach for share, fit in fits.items()}))
 
 
 def calibrate_on(trainer: Trainer, part: ImageSet) -> Calibration | None:
@@ -138,46 +138,29 @@ def _of_classes(logits: np.ndarray, labels: np.ndarray, first: np.ndarray) -> Ca
     flawless = bool((logits.argmax(1) == labels).all())
     temperature = 1.0 if flawless else _rounded(fit_temperature(logits, labels))
     probabilities = apply_temperature(logits, temperature)
-    quantiles = {
-        share_key(share): ConformalSets.fit(probabilities[first], labels[first], coverage=share).quantile
-        for share in COVERAGES
-    }
-    return Calibration(
-        cases=len(first),
-        temperature=temperature,
-        quantiles=_finite(quantiles),
-        thresholds=_thresholds(probabilities, labels),
-    )
+    sets = {share: ConformalSets.fit(probabilities[first], labels[first], coverage=share) for share in COVERAGES}
+    thresholds: dict[float, float] = {}
+    if probabilities.shape[1] == 2 == len(np.unique(labels)):  # of two classes that are both there
+        points = {share: sensitivity_at_specificity(probabilities[:, 1], labels, share) for share in SPECIFICITIES}
+        thresholds = {share: point.threshold for share, point in points.items()}
+    quantiles = _finite({share: fit.quantile for share, fit in sets.items()})
+    fitted = {"quantiles": quantiles, "thresholds": _finite(thresholds)}
+    return Calibration(cases=len(first), temperature=temperature, **fitted)
 
 
-def _thresholds(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """By specificity, of two classes that are both there."""
-    if probabilities.shape[1] != 2 or len(np.unique(labels)) != 2:
-        return {}
-    points = {share: sensitivity_at_specificity(probabilities[:, 1], labels, share) for share in SPECIFICITIES}
-    return _finite({share_key(share): point.threshold for share, point in points.items()})
-
-
-def _of_values(values: np.ndarray, labels: np.ndarray, first: np.ndarray) -> Calibration:
-    reaches = {
-        share_key(share): ConformalIntervals.fit(values[first], labels[first], coverage=share).reach
-        for share in COVERAGES
-    }
-    return Calibration(cases=len(first), quantiles=_finite(reaches))
-
-
-def _finite(values: dict[str, float]) -> dict[str, float]:
-    """Without those that so few cases cannot give; rounded up, so that the coverage or specificity holds."""
-    return {name: _rounded_up(value) for name, value in values.items() if math.isfinite(value)}
+def _finite(values: dict[float, float]) -> dict[str, float]:
+    """By share, without those that so few cases cannot give; rounded up, so that coverage or specificity holds."""
+    found = {}
+    for share, value in values.items():
+        if math.isfinite(value):
+            nearest = _rounded(value)
+            up = nearest if nearest >= value else _rounded(value + abs(value) * 10.0 ** (1 - DIGITS))
+            found[share_key(share)] = up
+    return found
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
-
-
-def _rounded_up(value: float) -> float:
-    nearest = _rounded(value)
-    return nearest if nearest >= value else _rounded(value + abs(value) * 10.0 ** (1 - DIGITS))
 
 
 #: images without which their range says little
@@ -201,22 +184,15 @@ class Looks(Settings):
         """How an image differs, in words; nothing where it does not. `image` is prepared, uint8 [C, H, W]; `pixels` are
         those of the file, [H, W] or [H, W, 3], as preparation takes colours away."""
         found = figures(image)
-        found["colour"] = max(found["colour"], figures(_channels_first(pixels))["colour"])
-        odd = [_Odd(name, value, getattr(self, name)) for name, value in found.items()]
-        return "; ".join(one.words() for one in odd if one.is_outside())
-
-
-class _Odd(NamedTuple):
-    name: str
-    value: float
-    usual: Range
-
-    def is_outside(self) -> bool:
-        room = MARGIN + (self.usual[1] - self.usual[0]) / 2
-        return not self.usual[0] - room <= self.value <= self.usual[1] + room
-
-    def words(self) -> str:
-        return f"{self.name} {self.value:.0f}, and {self.usual[0]} to {self.usual[1]} there"
+        of_file = figures(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
+        found["colour"] = max(found["colour"], of_file["colour"])
+        odd = []
+        for name, value in found.items():
+            low, high = getattr(self, name)
+            room = MARGIN + (high - low) / 2
+            if not low - room <= value <= high + room:
+                odd.append(f"{name} {value:.0f}, and {low} to {high} there")
+        return "; ".join(odd)
 
 
 def figures(image: np.ndarray) -> dict[str, float]:
@@ -238,7 +214,3 @@ def looks_of(sets: Iterable[np.ndarray]) -> Looks | None:
         for name in found[0]
     }
     return Looks(images=len(found), **ranges)
-
-
-def _channels_first(pixels: np.ndarray) -> np.ndarray:
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

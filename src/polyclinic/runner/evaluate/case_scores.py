@@ -255,7 +255,10 @@ def _check(cases: Cases) -> None:
     if array is None or array.ndim != dimensions or array.dtype.kind not in "fiu":
         raise ValueError(f"what the model said is missing, or has another shape than {cases.like} has")
     if cases.like == "classification":
-        _check_classes(cases)
+        if not _numbers_below(cases.labels, array.shape[1]):
+            raise ValueError("labels has numbers that are none of a class")
+        if cases.outputs is not None and cases.outputs.shape != array.shape:
+            raise ValueError("outputs has another shape than predictions")
     if cases.like == "segmentation" and array.shape[1] != 3:
         raise ValueError("areas must be three for each image")
     if (cases.columns is None) != (cases.column_names is None):
@@ -273,11 +276,3 @@ def _numbers_below(values: np.ndarray, bound: int) -> bool:
     if values.ndim != 1 or values.dtype.kind not in "iu":
         return False
     return not len(values) or (values.min() >= 0 and values.max() < bound)
-
-
-def _check_classes(cases: Cases) -> None:
-    assert cases.predictions is not None
-    if not _numbers_below(cases.labels, cases.predictions.shape[1]):
-        raise ValueError("labels has numbers that are none of a class")
-    if cases.outputs is not None and cases.outputs.shape != cases.predictions.shape:
-        raise ValueError("outputs has another shape than predictions")

@@ -9,7 +9,7 @@ import torch
 
 from polyclinic.data.parts import PreparedSites, open_site
 from polyclinic.errors import BadInput
-from polyclinic.json_types import JsonMapping, JsonObject
+from polyclinic.json_types import JsonObject
 from polyclinic.metrics.roc import CONFIDENCE
 from polyclinic.metrics.statistics import (
     Interval,
@@ -145,20 +145,11 @@ def guessed_scores(study: Study, parts: PreparedSites) -> dict[str, float]:
     their own) and a study without a last evaluation."""
     task, split = study.task, study.evaluation.final
     if task.like == "classification" and split != "none":
-        return _most_frequent_class(parts.info, split)
-    return _mean_label(parts, split) if task.like == "regression" and split != "none" else {}
-
-
-def _most_frequent_class(info: JsonMapping, split: str) -> dict[str, float]:
-    counts = [of_site[split] for of_site in (info.get("class_counts") or {}).values() if of_site]
-    total = np.sum(counts, axis=0) if counts else np.zeros(0)
-    if (total > 0).sum() < 2:
-        return {}
-    return {"accuracy": float(total.max() / total.sum()), "balanced_accuracy": 1 / int((total > 0).sum())}
-
-
-def _mean_label(parts: PreparedSites, split: str) -> dict[str, float]:
-    if not all((parts.folder / site).is_dir() for site in parts.names):
+        counts = [of_site[split] for of_site in (parts.info.get("class_counts") or {}).values() if of_site]
+        total = np.sum(counts, axis=0) if counts else np.zeros(0)
+        there = int((total > 0).sum())
+        return {} if there < 2 else {"accuracy": float(total.max() / total.sum()), "balanced_accuracy": 1 / there}
+    if task.like != "regression" or split == "none" or not all((parts.folder / one).is_dir() for one in parts.names):
         return {}  # at deployed sites nobody sees the labels
     sites = [open_site(parts.folder, name) for name in parts.names]
     known = np.concatenate([site.train.labels for site in sites])

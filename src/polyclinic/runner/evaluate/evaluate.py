@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
+import torch
 
 from polyclinic.data.parts import ImageSet, open_site, prepare
 from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.json_types import JsonObject
+from polyclinic.models import find_weights
 from polyclinic.runner.evaluate.case_scores import Cases, joined_cases
 from polyclinic.runner.evaluate.case_statistics import changes_of, intervals_of, metrics_of, statistics_of_cases
-from polyclinic.runner.evaluate.external_models import GivenModel, Outputs, load_model
+from polyclinic.runner.export.export import FORMATS, Format, Predict, refuse_missing
+from polyclinic.runner.predict.model_file import ReleasedModel, read_model_file
+from polyclinic.runner.predict.predict import Chosen, load_predictor
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study
 
 Split = Literal["test", "validation"]
+#: what the numbers of a foreign model are
+Outputs = Literal["probabilities", "logits"]
 #: sub-groups of fewer images get no figures: they would say nothing
 FEWEST = 10
 
@@ -31,33 +38,23 @@ def evaluate(
     outputs: Outputs = "probabilities",
     label_map: Sequence[str] = (),
     by: Sequence[str] = (),
-    site: str | None = None,
-    ensemble: bool = False,
-    plugins: Sequence[str] = (),
-    allow_import: Sequence[str] = (),
     against: str | Path | None = None,
     cache: Path | None = None,
+    **chosen: Unpack[Chosen],
 ) -> JsonObject:
     """Metrics of a model on the sites of a study: pooled, per site and of sub-groups, with intervals and calibration.
 
     `label_map`: classes of the study, or of one site, that the model calls otherwise: `ill=sick`, `north:ill=sick`.
     `by`: columns (`data.columns`) whose values are sub-groups. `outputs`: what a foreign model's numbers are.
-    `against`: a second model, which the first one is compared with on the same cases.
+    `against`: a second model, which the first one is compared with on the same cases. `chosen`: which of a run's models
+    is meant, and the code that it may use.
     """
     parts = prepare(study.data, study.sites, cache=cache)
     assembly = Assembly(study, parts, Path())
     names = LabelMap.parse(label_map, parts.names, parts.info["classes"])
 
     def scored(file: str | Path) -> tuple[GivenModel, Cases]:
-        given = load_model(
-            Path(file),
-            assembly,
-            outputs=outputs,
-            site=site,
-            ensemble=ensemble,
-            plugins=plugins,
-            allow_import=allow_import,
-        )
+        given = load_model(Path(file), assembly, outputs, **chosen)
         return given, _all_cases(given, assembly, split, names)
 
     given, cases = scored(model)
@@ -126,7 +123,8 @@ def _report(given: GivenModel, assembly: Assembly, cases: Cases, split: Split, b
     study, classes = assembly.study, given.classes or tuple(assembly.prepared.info["classes"])
     sites = [name for name in cases.sites.tolist() if len(cases.of_site(name))]
     per_site = {name: metrics_of(cases.of_site(name)) for name in sites}
-    missing = _missing_classes(cases, sites, classes) if cases.like == "classification" else {}
+    seen = {name: set(cases.of_site(name).labels.tolist()) for name in sites if cases.like == "classification"}
+    missing = {site: [name for i, name in enumerate(classes) if i not in own] for site, own in seen.items()}
     return {
         "model": given.what,
         "task": study.task.name,
@@ -140,22 +138,16 @@ def _report(given: GivenModel, assembly: Assembly, cases: Cases, split: Split, b
     }
 
 
-def _missing_classes(cases: Cases, sites: Sequence[str], classes: Sequence[str]) -> dict[str, list[str]]:
-    return {
-        site: [name for number, name in enumerate(classes) if number not in set(cases.of_site(site).labels.tolist())]
-        for site in sites
-    }
-
-
 def _subgroups(cases: Cases, column: str, split: Split) -> JsonObject:
     """Metrics with intervals of each value of a column."""
     values, found = cases.column(column), {}
     for value in np.unique(values).tolist():
         some = cases.take(np.flatnonzero(values == value))
-        figures = {} if len(some) < FEWEST else metrics_of(some)
-        intervals = {} if len(some) < FEWEST else intervals_of(some, (split, column, value))
-        plain = {name: {"low": one.low, "high": one.high} for name, one in intervals.items()}
-        found[value] = {"images": len(some), "metrics": figures, "intervals": plain}
+        found[value] = {"images": len(some), "metrics": {}, "intervals": {}}
+        if len(some) >= FEWEST:
+            intervals = intervals_of(some, (split, column, value))
+            found[value]["intervals"] = {name: {"low": one.low, "high": one.high} for name, one in intervals.items()}
+            found[value]["metrics"] = metrics_of(some)
     return found
 
 
@@ -203,3 +195,113 @@ class LabelMap:
                 )
             found.append(-1 if meant == LEFT_OUT else list(of_model).index(meant))
         return np.array(found, np.int64)
+
+
+# --- models as anybody may bring them: one function from prepared images to predictions -------------------
+
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class GivenModel:
+    """A model that somebody brought. `classes` are the names that it knows, None where its file says none."""
+
+    what: str
+    predict: Predict
+    classes: tuple[str, ...] | None = None
+    size: int | None = None
+
+    def of_all(self, images: np.ndarray) -> np.ndarray:
+        """Predictions for uint8 images [N, C, H, W], in pieces."""
+        pieces = [self.predict(np.array(images[at : at + BATCH])) for at in range(0, len(images), BATCH)]
+        return np.concatenate(pieces).astype(np.float64)
+
+
+def load_model(path: Path, assembly: Assembly, outputs: Outputs, **chosen: Unpack[Chosen]) -> GivenModel:
+    """The model of a run folder or `model.safetensors`, of an export (ONNX, TorchScript, MONAI bundle), or weights for
+    the study's own network, which may come from a plug-in."""
+    if not path.exists():
+        raise BadInput(f"MODEL {path}: there is no such file or folder; name a run folder or a model file")
+    # the file of a model, in a bundle or an exported folder too
+    inside = (path / form.file for form in FORMATS.values() if path.is_dir())
+    file = next((one for one in inside if one.is_file()), path)
+    if file.suffix == ".onnx":
+        refuse_missing("onnx", ("onnxruntime",))
+        said = _opened(file, FORMATS["onnx"], "ONNX")
+        return GivenModel("an ONNX file", _finished(said, assembly, outputs))
+    if file.suffix in (".ts", ".pt", ".pth") and _is_torchscript(file):
+        said = _opened(file, FORMATS["torchscript"], "TorchScript")
+        return GivenModel("a TorchScript file", _finished(said, assembly, outputs))
+    if path.is_dir() or _has_card(file):
+        found = load_predictor(path, **chosen)
+        card = found.card
+        return GivenModel("a model of a run", _released(found.model), card.classes, card.size)
+    return GivenModel("weights of the study's network", _weights(file, assembly), tuple(assembly.target.classes))
+
+
+def _released(model: ReleasedModel) -> Predict:
+    """As `predict` has it, but in float64: probabilities that float32 cannot tell apart keep their order."""
+
+    @torch.no_grad()
+    def predict(images: np.ndarray) -> np.ndarray:
+        batch = torch.from_numpy(images).float() / 255
+        pairs = zip(model.networks, model.temperatures, strict=True)
+        said = [model.task.predictions(network(batch).double() / t, model.target) for network, t in pairs]
+        return torch.stack(said).mean(0).numpy()
+
+    return predict
+
+
+def _is_torchscript(file: Path) -> bool:
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as content:
+        return any("/code/" in name for name in content.namelist())
+
+
+def _has_card(file: Path) -> bool:
+    try:
+        read_model_file(file)
+    except BadInput:
+        return False
+    return True
+
+
+def _opened(file: Path, form: Format, what: str) -> Predict:
+    try:
+        return form.load(file)
+    except Exception as error:  # whatever the library of a format raises
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise BadInput(f"MODEL {file}: cannot be read as {what} ({reason})") from None
+
+
+def _finished(predict: Predict, assembly: Assembly, outputs: Outputs) -> Predict:
+    """The same with logits as the task reads them, and one column a class."""
+    task, target = assembly.study.task, assembly.target
+
+    def finished(images: np.ndarray) -> np.ndarray:
+        try:
+            found = torch.from_numpy(np.array(predict(images), np.float64))
+        except Exception as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            shape = "x".join(str(side) for side in images.shape[1:])
+            raise BadInput(f"MODEL: cannot take images of {shape} ({first}); set data.size to its own") from None
+        return (task.predictions(found, target) if outputs == "logits" else found).numpy()
+
+    return finished
+
+
+def _weights(file: Path, assembly: Assembly) -> Callable[[np.ndarray], np.ndarray]:
+    study, trainer = assembly.study, assembly.trainer()
+    size = study.model.input_size or assembly.prepared.info["size"]
+    found = find_weights(str(file), study.model.backbone, size=size, arguments=study.model.arguments)
+    assert found is not None, "a file is named"
+    trainer.load(found.fitted(assembly.initial_weights(), study.model.backbone).weights)
+
+    @torch.no_grad()
+    def predict(images: np.ndarray) -> np.ndarray:
+        batch = torch.from_numpy(images).to(trainer.device).float() / 255
+        return study.task.predictions(trainer.model.eval()(batch).double().cpu(), assembly.target).numpy()
+
+    return predict

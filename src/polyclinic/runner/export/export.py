@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import io
 import json
-from collections.abc import Sequence
+import logging
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
+import torch
 
 from polyclinic import __version__
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.files import atomic_folder
+from polyclinic.files import atomic_folder, sha256_of
 from polyclinic.randomness import numpy_rng
-from polyclinic.runner.export.formats import FORMATS, Format, Predict, refuse_missing
 from polyclinic.runner.export.model_card import model_card
-from polyclinic.runner.export.preparation import write_bundle, write_preparation
-from polyclinic.runner.predict.model_file import MODEL, Card
-from polyclinic.runner.predict.predict import Predictor, load_predictor
+from polyclinic.runner.export.preparation import INPUT, write_bundle, write_preparation
+from polyclinic.runner.predict.model_file import MODEL, Card, ReleasedModel
+from polyclinic.runner.predict.predict import Chosen, Predictor, load_predictor
 from polyclinic.settings import no_such_choice
 
 #: images of the user's that are compared at most
 SAMPLES = 32
+#: the version of ONNX's operators, the first that resizes as torch does
+OPSET = 18
+#: uint8 images [N, C, size, size] in, predictions out
+Predict = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -41,53 +50,39 @@ def export(
     out: str | Path | None = None,
     *,
     images: Sequence[str | Path] = (),
-    site: str | None = None,
-    ensemble: bool = False,
-    plugins: Sequence[str] = (),
-    allow_import: Sequence[str] = (),
+    **chosen: Unpack[Chosen],
 ) -> Exported:
     """Write the model of a run (its folder, or its `model.safetensors`) as `onnx`, `torchscript` or `monai-bundle`.
 
     `out` is a new folder, by default `exported/<to>` in the run folder. Predictions are compared on `images`, files or
     folders, or on images that are drawn; WorkFailed, and nothing is written, if they differ by more than 1e-5.
+    `chosen`: which of a run's models is meant, and the code that it may use.
     """
     if to not in FORMATS:
         raise BadInput(f"--to: {no_such_choice(to, list(FORMATS))}")
     format_ = FORMATS[to]
     refuse_missing(to, format_.packages)
     path = Path(run)
-    predictor = load_predictor(path, site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import)
+    predictor = load_predictor(path, **chosen)
     home = path if path.is_dir() else path.parent
     folder = Path(out) if out is not None else home / "exported" / to
-    samples, what = _samples(predictor, [Path(image) for image in images])
-    _make_room(folder)
-    try:
-        with atomic_folder(folder) as partial:
-            file = partial / format_.file
-            file.parent.mkdir(exist_ok=True)
-            agreement = _write_and_check(predictor, format_, file, samples, what)
-            chosen = {"file": MODEL, "site": site, "ensemble": ensemble}
-            _write_beside(partial, home, predictor, to, agreement, chosen)
-    except OSError as error:
-        raise BadInput(f"--out {folder}: cannot be written ({error.strerror or error}); name another place") from None
-    return Exported(folder, folder / format_.file, agreement)
-
-
-def _samples(predictor: Predictor, images: Sequence[Path]) -> tuple[np.ndarray, str]:
-    """The images to compare predictions on, and what they are."""
-    if not images:
-        return drawn_images(predictor.card), "drawn images (black, white, shades, noise)"
-    found = predictor.prepared_images(images, SAMPLES)
-    return found, f"{len(found)} of the user's images"
-
-
-def _make_room(folder: Path) -> None:
+    samples, what = drawn_images(predictor.card), "drawn images (black, white, shades, noise)"
+    if images:
+        samples = predictor.prepared_images(map(Path, images), SAMPLES)
+        what = f"{len(samples)} of the user's images"
     if folder.exists():
         raise BadInput(f"--out {folder}: is there already; remove it, or name another folder")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(folder) as partial:
+            file = partial / format_.file
+            file.parent.mkdir(exist_ok=True)
+            agreement = _write_and_check(predictor, format_, file, samples, what)
+            origin = {"file": MODEL, "site": chosen.get("site"), "ensemble": chosen.get("ensemble", False)}
+            _write_beside(partial, predictor, to, agreement, model_card(home, predictor.card, format_.file, to), origin)
     except OSError as error:
         raise BadInput(f"--out {folder}: cannot be written ({error.strerror or error}); name another place") from None
+    return Exported(folder, folder / format_.file, agreement)
 
 
 def _write_and_check(predictor: Predictor, format_: Format, file: Path, samples: np.ndarray, what: str) -> Agreement:
@@ -106,27 +101,22 @@ def _write_and_check(predictor: Predictor, format_: Format, file: Path, samples:
 
 
 def _write_beside(
-    folder: Path, home: Path, predictor: Predictor, to: str, agreement: Agreement, chosen: dict[str, Any]
+    folder: Path, predictor: Predictor, to: str, agreement: Agreement, card: str, origin: dict[str, Any]
 ) -> None:
-    """What lies beside the model: preparation, card, and what was done with the model that was `chosen`."""
-    card = model_card(home, predictor.card, FORMATS[to].file, to)
+    """What lies beside the model: preparation, model card, and what was exported."""
     (folder / "model_card.md").write_text(card, encoding="utf-8")
     write_preparation(folder, predictor.card, predictor.calibration)
     if to == "monai-bundle":
         write_bundle(folder, predictor.card, card)
-    files = {path.relative_to(folder).as_posix(): _sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     content: dict[str, Any] = {
         "polyclinic": __version__,
         "format": to,
-        "from": {**chosen, "weights_sha256": predictor.card.weights_sha256},
-        "agreement": agreement.as_json(),
-        "sha256": files,
+        "from": {**origin, "weights_sha256": predictor.card.weights_sha256},
+        "agreement": asdict(agreement),
+        "sha256": {path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
     }
     (folder / "export.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 #: how far a probability may differ; of a value, in the network's own scale, where the range of labels is -1 to 1
@@ -143,9 +133,6 @@ class Agreement:
     tolerance: float
     largest_difference: float
     each_alone: float
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def drawn_images(card: Card) -> np.ndarray:
@@ -169,8 +156,9 @@ def check_agreement(ours: Predict, theirs: Predict, images: np.ndarray, what: st
 
     All images at once and each alone: an exporter that fixed the number of images is found, too.
     """
-    scale = _scale(card)
-    expected = ours(images)
+    # half the range of labels where the model gives values; 1 for probabilities
+    low, high = (card.label_range if card.built_task().like == "regression" else None) or (-1.0, 1.0)
+    scale, expected = (high - low) / 2, ours(images)
     found = Agreement(
         len(images),
         what,
@@ -187,15 +175,128 @@ def check_agreement(ours: Predict, theirs: Predict, images: np.ndarray, what: st
     return found
 
 
-def _scale(card: Card) -> float:
-    """Half the range of labels where the model gives values; 1 for probabilities."""
-    low, high = card.label_range or (-1.0, 1.0)
-    return (high - low) / 2 if card.built_task().like == "regression" else 1.0
-
-
 def _largest(a: np.ndarray, b: np.ndarray) -> float:
     if a.shape != b.shape:
         raise WorkFailed(
             f"the exported model gives {a.shape} where the released one gives {b.shape}; try another format"
         )
     return float(np.abs(a.astype(np.float64) - b).max())
+
+
+# --- the file formats: how a model is written, and how the written file is asked for predictions ----------
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of model files."""
+
+    file: str  #: where the model lies in the exported folder
+    write: Callable[[ReleasedModel, np.ndarray, Path, Mapping[str, str]], None]
+    load: Callable[[Path], Predict]  #: the written file, as a program of others would use it
+    packages: tuple[str, ...] = ()  #: what must be installed to write and check it
+
+
+def refuse_missing(name: str, packages: tuple[str, ...]) -> None:
+    """BadInput if a package is not installed that a format needs."""
+    if missing := [package for package in packages if find_spec(package) is None]:
+        raise BadInput(f"--to {name}: needs {', '.join(missing)}; install them with pip install 'polyclinic[export]'")
+
+
+def write_torchscript(model: ReleasedModel, sample: np.ndarray, path: Path, facts: Mapping[str, str]) -> None:
+    """The network as TorchScript, for torch in Python and in C++."""
+    with _quiet(), torch.no_grad():
+        traced = torch.jit.freeze(torch.jit.trace(model, torch.from_numpy(sample), check_trace=False))
+        content = io.BytesIO()
+        torch.jit.save(traced, content, _extra_files={name: text.encode() for name, text in facts.items()})
+    _write_without_source_lines(content, path)
+
+
+def _write_without_source_lines(content: io.BytesIO, path: Path) -> None:
+    """TorchScript notes for messages which line of which file a step came from: that names folders of this machine."""
+    with zipfile.ZipFile(content) as whole, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as kept:
+        for entry in whole.infolist():
+            if not entry.filename.endswith(".debug_pkl"):
+                kept.writestr(zipfile.ZipInfo(entry.filename), whole.read(entry))
+
+
+def load_torchscript(path: Path) -> Predict:
+    with _quiet():
+        loaded = torch.jit.load(path, map_location="cpu").eval()
+
+    @torch.no_grad()
+    def predict(images: np.ndarray) -> np.ndarray:
+        try:  # ours take uint8, others numbers from 0 to 1
+            return loaded(torch.from_numpy(images)).numpy()
+        except RuntimeError:
+            return loaded(torch.from_numpy(images).float() / 255).numpy()
+
+    return predict
+
+
+def write_onnx(model: ReleasedModel, sample: np.ndarray, path: Path, facts: Mapping[str, str]) -> None:
+    """The network as ONNX, in one file, for any number of images at a time."""
+    import onnx
+
+    with _quiet(), torch.no_grad():
+        program: Any = torch.onnx.export(
+            model,
+            (torch.from_numpy(sample),),
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+            input_names=[INPUT],
+            output_names=["predictions"],
+            opset_version=OPSET,
+            verbose=False,
+        )
+    found = program.model_proto
+    _without_places(found)
+    for name, text in facts.items():
+        found.metadata_props.add(key=name, value=text)
+    onnx.checker.check_model(found)
+    onnx.save(found, path)
+
+
+def _without_places(found: Any) -> None:
+    """Remove what the exporter notes about each node: it names files of this machine."""
+    for node in [*found.graph.node, *(node for function in found.functions for node in function.node)]:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    del found.graph.metadata_props[:]
+    for value in [*found.graph.input, *found.graph.output, *found.graph.value_info, *found.graph.initializer]:
+        del value.metadata_props[:]
+
+
+def load_onnx(path: Path) -> Predict:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    given = session.get_inputs()[0]
+    takes_bytes = "uint8" in given.type
+
+    def predict(images: np.ndarray) -> np.ndarray:
+        batch: Any = images if takes_bytes else images.astype(np.float32) / 255
+        return np.asarray(session.run(None, {given.name: batch})[0])
+
+    return predict
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """A while without the exporters' remarks about themselves; what matters is checked afterwards."""
+    exporter = logging.getLogger("torch.onnx")
+    before = exporter.level
+    exporter.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        exporter.setLevel(before)
+
+
+FORMATS = {
+    "onnx": Format("model.onnx", write_onnx, load_onnx, ("onnx", "onnxscript", "onnxruntime")),
+    "torchscript": Format("model.ts", write_torchscript, load_torchscript),
+    "monai-bundle": Format("models/model.ts", write_torchscript, load_torchscript, ("monai",)),
+}

@@ -20,10 +20,10 @@ import torch
 from polyclinic import __version__
 from polyclinic.data import pixels, reading
 from polyclinic.runner.evaluate.calibration import Calibration
-from polyclinic.runner.export.formats import INPUT
 from polyclinic.runner.predict.model_file import Card
 
 FOLDER = "preparation"
+INPUT = "images"  #: the name of the network's input
 SETTINGS = "settings.json"
 #: modules whose source is copied; they import each other, NumPy, Pillow, pydicom, nibabel and SciPy only
 COPIED = (pixels, reading)

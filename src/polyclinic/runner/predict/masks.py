@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -17,21 +18,13 @@ from polyclinic import __version__
 from polyclinic.data.pixels import Shape
 from polyclinic.data.reading import is_dicom, is_nifti, open_nifti
 from polyclinic.errors import BadInput, Notice
-from polyclinic.files import atomic_file
+from polyclinic.files import atomic_file, atomic_write
+
+if TYPE_CHECKING:
+    from polyclinic.runner.predict.predict import Prediction
 
 Array = np.ndarray[Any, Any]
 SLICE_ENDING = re.compile(r"-\d{4}$")  #: of the name of a slice's mask
-
-
-class Masked(Protocol):
-    """A prediction with a mask."""
-
-    @property
-    def file(self) -> Path: ...
-    @property
-    def frame(self) -> int | None: ...
-    @property
-    def mask(self) -> Array | None: ...
 
 
 def in_own_size(map_: Array, shape: Sequence[int], fitted: Shape) -> Array:
@@ -59,13 +52,13 @@ def _resized(map_: Array, height: int, width: int) -> Array:
     return np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
 
 
-def write_masks(found: Sequence[Masked], folder: Path) -> list[Path]:
+def write_masks(found: Sequence[Prediction], folder: Path) -> list[Path]:
     """Write one mask file for each image file, with its name; a number stands before names that two of them share.
 
     NIfTI for NIfTI, DICOM SEG for DICOM where highdicom is installed, else PNG, one for each slice. BadInput where the
     folder holds the images themselves: a mask would take the place of its image.
     """
-    of_file: dict[Path, list[Masked]] = {}
+    of_file: dict[Path, list[Prediction]] = {}
     for one in found:
         of_file.setdefault(one.file, []).append(one)
     if any(file.parent.resolve() == folder.resolve() for file in of_file):
@@ -90,7 +83,7 @@ def _names(files: Sequence[Path]) -> list[str]:
     return [f"{number:05d}-{stem}" if is_shared(stem) else stem for number, stem in enumerate(stems, 1)]
 
 
-def _write(file: Path, masks: Sequence[Masked], target: Path) -> list[Path]:
+def _write(file: Path, masks: Sequence[Prediction], target: Path) -> list[Path]:
     if is_nifti(file):
         return [_write_nifti(file, masks, target.with_name(target.name + ".nii.gz"))]
     if is_dicom(file) and find_spec("highdicom") is not None:
@@ -106,7 +99,7 @@ def _stem(file: Path) -> str:
     return file.name.removesuffix(".gz").rpartition(".")[0] or file.name
 
 
-def _write_png(one: Masked, target: Path, *, many: bool) -> Path:
+def _write_png(one: Prediction, target: Path, *, many: bool) -> Path:
     assert one.mask is not None
     path = target.with_name(f"{target.name}-{one.frame:04d}.png" if many else f"{target.name}.png")
     with atomic_file(path) as partial:
@@ -114,7 +107,7 @@ def _write_png(one: Masked, target: Path, *, many: bool) -> Path:
     return path
 
 
-def _write_nifti(file: Path, masks: Sequence[Masked], path: Path) -> Path:
+def _write_nifti(file: Path, masks: Sequence[Prediction], path: Path) -> Path:
     """The masks of a volume's slices as a volume of the same shape and affine; other slices are 0."""
     import nibabel
 
@@ -129,16 +122,11 @@ def _write_nifti(file: Path, masks: Sequence[Masked], path: Path) -> Path:
         canonical[:, :, frame] = one.mask.T[::-1, ::-1]
     back = nibabel.orientations.ornt_transform([[0, 1], [1, 1], [2, 1]], turn)
     voxels = nibabel.apply_orientation(canonical, back).reshape(on_disk.shape)
-    found = nibabel.Nifti1Image(voxels, on_disk.affine)
-    content = found.to_bytes()
-    with atomic_file(path) as partial:
-        import gzip
-
-        partial.write_bytes(gzip.compress(content, mtime=0))
+    atomic_write(path, gzip.compress(nibabel.Nifti1Image(voxels, on_disk.affine).to_bytes(), mtime=0))
     return path
 
 
-def _write_dicom_seg(file: Path, masks: Sequence[Masked], path: Path) -> Path:
+def _write_dicom_seg(file: Path, masks: Sequence[Prediction], path: Path) -> Path:
     """A binary DICOM segmentation that refers to the image."""
     import highdicom
     import pydicom

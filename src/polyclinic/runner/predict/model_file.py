@@ -7,6 +7,7 @@ the whole file with what the run wrote down about it: a damaged model is not use
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,14 +98,6 @@ def looked_up_names(task: str, backbones: Mapping[str, str]) -> list[tuple[Regis
     return [(TASKS, task), *((registry_of(name), name) for name in backbones.values())]
 
 
-def _needed_plugins(study: Study, backbones: Mapping[str, str]) -> dict[str, str]:
-    """The plug-ins, with their SHA-256, that have the network or the task."""
-    names = looked_up_names(study.task.name, backbones)
-    used = {registry.origin(name) for registry, name in names if not is_importable(name)}
-    loaded = plugged.load_from_study(study.plugins)
-    return {name: sha256 for name, sha256 in loaded.items() if f"plug-in {name}" in used}
-
-
 def card_of(
     study: Study,
     info: Mapping[str, Any],
@@ -115,11 +108,14 @@ def card_of(
 ) -> Card:
     """The card of a model trained by `study` on data with these facts (`PreparedSites.info`)."""
     facts = {name: info[name] for name in ("channels", "size", "classes", "unit", "label_range")}
+    names = looked_up_names(study.task.name, backbones)
+    used = {registry.origin(name) for registry, name in names if not is_importable(name)}
+    loaded = plugged.load_from_study(study.plugins)
     return Card(
         backbones=backbones,
         arguments=study.model.arguments,
-        plugins=_needed_plugins(study, backbones),
-        installed=packages_of(looked_up_names(study.task.name, backbones)),
+        plugins={name: sha256 for name, sha256 in loaded.items() if f"plug-in {name}" in used},
+        installed=packages_of(names),
         norm=study.model.norm,
         input_size=study.model.input_size,
         head=study.method.head,
@@ -134,7 +130,7 @@ def card_of(
 
 
 def preparation_of(data: Source) -> dict[str, Any]:
-    """How the images of a source are prepared, as settings of a card."""
+    """The preparation of the images of a source, as settings of a card."""
     from_files = isinstance(data, FileSource)  # phantoms have settings of the same names and another meaning
     named = [name for name in ("shape", "window", "slices", "graham") if from_files and hasattr(data, name)]
     return {name: getattr(data, name) for name in named}
@@ -164,7 +160,8 @@ def _opened(file: Path) -> tuple[Card, dict[str, Tensor]]:
             text = (opened.metadata() or {}).get(CARD)
             if text is None:
                 raise BadInput(f"{file}: does not say what network it is of; name a model that polyclinic run wrote")
-            check_format(_format_of(text), RUN_FORMAT, str(file))
+            with contextlib.suppress(ValueError, AttributeError):  # it is no card: that is said below
+                check_format(parse_json(text).get("format", 1), RUN_FORMAT, str(file))
             return TypeAdapter(Card).validate_json(text), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, ValidationError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -183,14 +180,6 @@ def _refuse_other_than_recorded(file: Path, card: Card) -> None:
         raise BadInput(f"{record}: is damaged, and so {file.name} cannot be checked; fetch the run again") from None
     if card.weights_sha256 != weights or (whole and hashlib.sha256(file.read_bytes()).hexdigest() != whole):
         raise BadInput(f"{file}: is not the model that result.json beside it names (SHA-256); fetch the run again")
-
-
-def _format_of(card: str) -> object:
-    """The format number in a card; 1 where there is none, or where what is written is no card at all."""
-    try:
-        return parse_json(card).get("format", 1)
-    except (ValueError, AttributeError):
-        return 1
 
 
 def built_model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path) -> Backbone:
@@ -309,7 +298,5 @@ class ReleasedModel(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         batch = images.float() / 255
         pairs = zip(self.networks, self.temperatures, strict=True)
-        return torch.stack([self._predictions(network(batch), t) for network, t in pairs]).mean(0)
-
-    def _predictions(self, output: Tensor, temperature: float) -> Tensor:
-        return self.task.predictions(output if temperature == 1 else output / temperature, self.target)
+        outputs = [network(batch) if t == 1 else network(batch) / t for network, t in pairs]
+        return torch.stack([self.task.predictions(output, self.target) for output in outputs]).mean(0)

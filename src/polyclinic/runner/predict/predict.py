@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyclinic.data.own_images import only_site_plugins
 from polyclinic.data.pixels import Fit, fit_image, graham
@@ -78,11 +78,6 @@ class Predictor:
     task: Task
     calibration: Calibration | None = None
 
-    @property
-    def models(self) -> tuple[nn.Module, ...]:
-        """The networks whose outputs are averaged; mostly one."""
-        return tuple(self.model.networks)
-
     @torch.no_grad()
     def outputs(self, images: np.ndarray) -> Tensor:
         """Probabilities [N, C], values in the label's unit [N], or probabilities of the mask [N, H, W].
@@ -92,7 +87,7 @@ class Predictor:
         return self.model(torch.from_numpy(images))
 
     def _batch(self) -> int:
-        """How many images go through the network at once."""
+        """Images that go through the network at once."""
         side = max(self.card.size, self.card.input_size or 0)
         return max(1, min(BATCH, BATCH_PIXELS // side**2))
 
@@ -124,12 +119,21 @@ class Predictor:
         BadInput for a file that cannot be read, unless `on_bad_file` is there: it is told, and the file is skipped.
         `slices` of volumes, if not those of the training images.
         """
-        reader = Reader(self.card.window, slices or self.card.slices)
-        for batch in _batches(self._read_all(reader, paths, on_bad_file), self._batch()):
+        read = self._read_all(Reader(self.card.window, slices or self.card.slices), paths, on_bad_file)
+        while batch := list(itertools.islice(read, self._batch())):
+            self._check(coverage, specificity)
             outputs = self.outputs(np.stack([one.image for one in batch]))
-            readings = readings_of(self.card, self.task, self.calibration, outputs, coverage, specificity)
-            for one, output, values in zip(batch, outputs, readings, strict=True):
-                yield self._prediction(one, output, values)
+            for one, output in zip(batch, outputs, strict=True):
+                mask = None
+                if self.task.dense:
+                    own = output.numpy()
+                    mask = (own if self.card.graham else in_own_size(own, one.shape, self.card.shape)) > 0.5
+                    values: dict[str, Any] = {"pixels": int(mask.sum()), "share": round(float(mask.mean()), 6)}
+                elif self.task.like == "regression":
+                    values = self._value(float(output), coverage)
+                else:
+                    values = self._classes(output.double().numpy(), coverage, specificity)
+                yield Prediction(one.file, one.frame, values, mask, one.unlike)
 
     def _read_all(self, reader: Reader, paths: Iterable[Path], on_bad_file: OnBadFile | None) -> Iterator[_Read]:
         """Every image that can be read."""
@@ -137,7 +141,8 @@ class Predictor:
             try:
                 images = [self._read(file, frame, pixels) for frame, pixels in _pictures(reader, file)]
             except Exception as error:  # whatever a decoder raises on a broken file is a fact about that file
-                reason = _why_unreadable(file, error)
+                words = " ".join(str(error).split())[:200] or type(error).__name__
+                reason = f"cannot be read as an image: {words}"
                 if on_bad_file is None:
                     raise BadInput(f"{file}: {reason}") from None
                 on_bad_file(file, reason)
@@ -148,13 +153,50 @@ class Predictor:
         image, looks = self._fitted(pixels), self.card.looks
         return _Read(file, frame, image, pixels.shape[:2], looks.unlike(image, pixels) if looks else "")
 
-    def _prediction(self, one: _Read, output: Tensor, values: dict[str, Any]) -> Prediction:
-        if not self.task.dense:
-            return Prediction(one.file, one.frame, values, unlike=one.unlike)
-        own = output.numpy() if self.card.graham else in_own_size(output.numpy(), one.shape, self.card.shape)
-        mask = own > 0.5
-        values = {"pixels": int(mask.sum()), "share": round(float(mask.mean()), 6)}
-        return Prediction(one.file, one.frame, values, mask, one.unlike)
+    def _check(self, coverage: float, specificity: float | None) -> None:
+        if coverage not in COVERAGES:
+            known = ", ".join(share_key(share) for share in COVERAGES)
+            raise BadInput(f"--coverage: {coverage:g} is not kept with the model; choose one of {known}")
+        thresholds = self.calibration.thresholds if self.calibration else {}
+        if specificity is not None and not thresholds:
+            raise BadInput("--specificity: the model has no thresholds (two classes and a calibration); leave it out")
+        if specificity is not None and share_key(specificity) not in thresholds:
+            known = ", ".join(thresholds)
+            raise BadInput(f"--specificity: {specificity:g} is not kept with the model; choose one of {known}")
+
+    def _value(self, value: float, coverage: float) -> dict[str, Any]:
+        row = {self.card.unit or "value": round(value, 4)}
+        reach = self.calibration.reach(coverage) if self.calibration else None
+        if reach is None:
+            return row
+        # labels lie in this range, so that an interval without what is outside it holds the truth as often
+        lowest, highest = self.card.label_range or (-math.inf, math.inf)
+        low, high = (min(max(end, lowest), highest) for end in (value - reach, value + reach))
+        return row | {f"low_{_percent(coverage)}": round(low, 4), f"high_{_percent(coverage)}": round(high, 4)}
+
+    def _classes(self, shares: np.ndarray, coverage: float, specificity: float | None) -> dict[str, Any]:
+        shares, classes = shares / shares.sum(), self.card.classes  # float32 sums to one only nearly
+        row: dict[str, Any] = {"class": classes[int(shares.argmax())]}
+        row |= {f"p({name})": round(float(p), 6) for name, p in zip(classes, shares, strict=True)}
+        sets = self.calibration.sets(shares[None], coverage) if self.calibration else None
+        if sets is not None:
+            row[f"set_{_percent(coverage)}"] = [name for name, is_in in zip(classes, sets[0], strict=True) if is_in]
+        if specificity is not None and self.calibration is not None:
+            cut = self.calibration.thresholds[share_key(specificity)]
+            row[f"positive_{_percent(specificity)}"] = bool(shares[1] > cut)
+        return row
+
+    def why_no_set(self, coverage: float, cases: int | None, site: str | None) -> str:
+        """The reason why rows have no set or interval of this coverage, "" where they have one or need none; `cases`
+        are the patients of the validation images, of a site where the model is its own; None: not known."""
+        if self.task.dense or (self.calibration and share_key(coverage) in self.calibration.quantiles):
+            return ""
+        percent, needed = _percent(coverage), least_cases(coverage)
+        missing = f"set_{percent}" if self.task.like == "classification" else f"low_{percent} and high_{percent}"
+        had = self.calibration.cases if self.calibration else cases
+        if had is None or had >= needed:
+            return f"no {missing}: the model has no calibration"
+        return f"no {missing}: a calibration needs {needed} validation patients, {site or 'this run'} had {had}"
 
 
 def _pictures(reader: Reader, file: Path) -> Iterator[tuple[int | None, np.ndarray]]:
@@ -165,47 +207,42 @@ def _pictures(reader: Reader, file: Path) -> Iterator[tuple[int | None, np.ndarr
         yield from ((frame, reader.pixels(file, frame)) for frame in reader.frames(file))
 
 
-def _why_unreadable(file: Path, error: Exception) -> str:
-    return f"cannot be read as an image: {' '.join(str(error).split())[:200] or type(error).__name__}"
+class Chosen(TypedDict, total=False):
+    """Which of a file's models is meant, and the code that it may use: a model from somebody else does not choose what
+    runs here. In a kit, its site.toml says so.
 
-
-def _batches(images: Iterator[Any], most: int) -> Iterator[list[Any]]:
-    while batch := list(itertools.islice(images, most)):
-        yield batch
-
-
-def load_predictor(
-    path: Path,
-    *,
-    site: str | None = None,
-    ensemble: bool = False,
-    plugins: Sequence[str] = (),
-    allow_import: Sequence[str] = (),
-) -> Predictor:
-    """The model of a run folder or of a `model.safetensors`; where each site has one, a site's or all together.
-
-    `plugins`: its plug-in files, where they are now. `allow_import`: modules, or packages, that may be imported for it.
-    A model from somebody else does not choose what code runs here. In a kit, its site.toml says both.
+    `site` names the model of a site, `ensemble` takes those of all sites together. `plugins`: its plug-in files, where
+    they are now. `allow_import`: modules, or packages, that may be imported for it.
     """
+
+    site: str | None
+    ensemble: bool
+    plugins: Sequence[str]
+    allow_import: Sequence[str]
+
+
+def load_predictor(path: Path, **chosen: Unpack[Chosen]) -> Predictor:
+    """The model of a run folder or of a `model.safetensors`; where each site has one, the `chosen`."""
     if path.is_dir():
         check_whole(path)
     file = path / MODEL if path.is_dir() else path
     card, tensors = read_model_file(file)
     with only_site_plugins(file.parent) as kit:
         if kit is None:
-            refuse_imports(card, file, [*allow_import, *plugins])
+            plugins = chosen.get("plugins", ())
+            refuse_imports(card, file, [*chosen.get("allow_import", ()), *plugins])
             load_plugins(card, file, plugins)
-        chosen = _chosen(list(card.backbones), file, site, ensemble)
-        networks = [built_model(card, name, tensors, file) for name in chosen]
+        names = _names(list(card.backbones), file, chosen.get("site"), chosen.get("ensemble", False))
+        networks = [built_model(card, name, tensors, file) for name in names]
         refuse_changed(card.installed | card.networks, looked_up_names(card.task["name"], card.backbones), file)
         task = card.built_task()
-    fitted = [card.calibrations.get(name) for name in chosen]
+    fitted = [card.calibrations.get(name) for name in names]
     temperatures = [(one and one.temperature) or 1.0 for one in fitted]
     model = ReleasedModel(networks, temperatures, task, card.target)
     return Predictor(card, model, task, fitted[0] if len(fitted) == 1 else None)
 
 
-def _chosen(names: list[str], file: Path, site: str | None, ensemble: bool) -> list[str]:
+def _names(names: list[str], file: Path, site: str | None, ensemble: bool) -> list[str]:
     """Of the sites whose models a file has, those to predict with."""
     if site and ensemble:
         raise BadInput("--site: names one model, and --ensemble takes all of them; give one of the two")
@@ -221,29 +258,24 @@ def predict(
     model: str | Path,
     images: Iterable[str | Path],
     *,
-    site: str | None = None,
-    ensemble: bool = False,
-    plugins: Sequence[str] = (),
-    allow_import: Sequence[str] = (),
     coverage: float = COVERAGE,
     specificity: float | None = None,
     slices: Slices | None = None,
     strict: bool = True,
+    **chosen: Unpack[Chosen],
 ) -> list[Prediction]:
     """What a released model (a run folder, or its `model.safetensors`) says about files and folders of images.
 
-    `plugins` and `allow_import` say where the code is that the model needs, and may use (`load_predictor`). Without
-    `strict`, a file that cannot be read is named in a warning and skipped.
+    Without `strict`, a file that cannot be read is named in a warning and skipped. `chosen`: `site`, `ensemble`,
+    `plugins` and `allow_import`, as `Chosen` says.
     """
-    predictor = load_predictor(Path(model), site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import)
+
+    def skip(file: Path, reason: str) -> None:
+        warnings.warn(f"{file}: {reason}; skipped", Notice, stacklevel=2)
+
+    wanted: Any = {"coverage": coverage, "specificity": specificity, "slices": slices}
     found = list(
-        predictor.predict(
-            (Path(image) for image in images),
-            coverage=coverage,
-            specificity=specificity,
-            slices=slices,
-            on_bad_file=None if strict else warn_of_bad_file,
-        )
+        load_predictor(Path(model), **chosen).predict(map(Path, images), **wanted, on_bad_file=None if strict else skip)
     )
     if said := other_kind(found):
         warnings.warn(said, Notice, stacklevel=2)
@@ -259,10 +291,6 @@ def other_kind(found: Sequence[Prediction]) -> str:
         f"{len(odd)} of {len(found)} images do not look like those of the study, such as {odd[0].file.name} "
         f"({odd[0].unlike}): what the model says of such an image may mean nothing"
     )
-
-
-def warn_of_bad_file(file: Path, reason: str) -> None:
-    warnings.warn(f"{file}: {reason}; skipped", Notice, stacklevel=2)
 
 
 def image_files(paths: Iterable[Path]) -> list[Path]:
@@ -285,76 +313,6 @@ def image_files(paths: Iterable[Path]) -> list[Path]:
 
 #: between the classes of a set, in a table
 BETWEEN = " | "
-
-
-def readings_of(
-    card: Card, task: Task, calibration: Calibration | None, outputs: Tensor, coverage: float, specificity: float | None
-) -> list[dict[str, Any]]:
-    """A row for each image of a batch; an empty one where the model draws masks."""
-    _check(task, calibration, coverage, specificity)
-    if task.dense:
-        return [{} for _ in outputs]
-    if task.like == "regression":
-        return [_value(card, calibration, float(value), coverage) for value in outputs]
-    return _classes(card, calibration, outputs.double().numpy(), coverage, specificity)
-
-
-def why_no_set(
-    task: Task, calibration: Calibration | None, coverage: float, cases: int | None, site: str | None
-) -> str:
-    """Why rows have no set or interval of this coverage, "" where they have one or need none; `cases` are the patients
-    of the validation images, of a site where the model is its own, or None where that is not known."""
-    if task.dense or (calibration and share_key(coverage) in calibration.quantiles):
-        return ""
-    percent, needed = _percent(coverage), least_cases(coverage)
-    missing = f"set_{percent}" if task.like == "classification" else f"low_{percent} and high_{percent}"
-    had = calibration.cases if calibration else cases
-    if had is None or had >= needed:
-        return f"no {missing}: the model has no calibration"
-    return f"no {missing}: a calibration needs {needed} validation patients, {site or 'this run'} had {had}"
-
-
-def _check(task: Task, calibration: Calibration | None, coverage: float, specificity: float | None) -> None:
-    if coverage not in COVERAGES:
-        known = ", ".join(share_key(share) for share in COVERAGES)
-        raise BadInput(f"--coverage: {coverage:g} is not kept with the model; choose one of {known}")
-    if specificity is None:
-        return
-    known = ", ".join(calibration.thresholds) if calibration else ""
-    if not known:
-        raise BadInput("--specificity: the model has no thresholds (two classes and a calibration); leave it out")
-    if calibration and share_key(specificity) not in calibration.thresholds:
-        raise BadInput(f"--specificity: {specificity:g} is not kept with the model; choose one of {known}")
-
-
-def _value(card: Card, calibration: Calibration | None, value: float, coverage: float) -> dict[str, Any]:
-    row = {card.unit or "value": round(value, 4)}
-    reach = calibration.reach(coverage) if calibration else None
-    if reach is None:
-        return row
-    # labels lie in this range, so that an interval without what is outside it holds the truth as often
-    lowest, highest = card.label_range or (-math.inf, math.inf)
-    low, high = (min(max(end, lowest), highest) for end in (value - reach, value + reach))
-    return row | {f"low_{_percent(coverage)}": round(low, 4), f"high_{_percent(coverage)}": round(high, 4)}
-
-
-def _classes(
-    card: Card, calibration: Calibration | None, shares: np.ndarray, coverage: float, specificity: float | None
-) -> list[dict[str, Any]]:
-    shares = shares / shares.sum(1, keepdims=True)  # float32 sums to one only nearly
-    sets = calibration.sets(shares, coverage) if calibration else None
-    rows = []
-    for number, of_image in enumerate(shares):
-        named = {f"p({name})": round(float(p), 6) for name, p in zip(card.classes, of_image, strict=True)}
-        row: dict[str, Any] = {"class": card.classes[int(of_image.argmax())], **named}
-        if sets is not None:
-            inside = [name for name, taken in zip(card.classes, sets[number], strict=True) if taken]
-            row[f"set_{_percent(coverage)}"] = inside
-        if specificity is not None and calibration is not None:
-            cut = calibration.thresholds[share_key(specificity)]
-            row[f"positive_{_percent(specificity)}"] = bool(of_image[1] > cut)
-        rows.append(row)
-    return rows
 
 
 def _percent(share: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from polyclinic.data.listing import Listing, problem_of, unreadable
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.partitions.base import Column, Sites
 from polyclinic.data.partitions.clusters import Clusters
-from polyclinic.data.parts import PreparedSites, prepare, spread
+from polyclinic.data.parts import prepare, spread
 from polyclinic.data.reading import is_image_name
 from polyclinic.data.source import AtSites, FileSource, Source
 from polyclinic.data.survey_folders import are_same_names, institutions_of, one_to_one
@@ -42,26 +42,36 @@ def check_files(study: Study) -> list[str]:
     as a run does it, only where their pixels decide: for sites that differ by their images, and for a file of weights
     of somebody else's network. Of a file for a backbone of the package only the names are compared.
     """
-    model, named = study.model, study.model.weights not in (RANDOM, PUBLIC)  # public ones come with the backbone
+    model = study.model
+    if model.weights in (RANDOM, PUBLIC):  # public ones come with the backbone
+        return _counted_images(study)
     size = model.input_size or study.data.size
-    file = find_weights(model.weights, model.backbone, size=size, arguments=model.arguments) if named else None
+    file = find_weights(model.weights, model.backbone, size=size, arguments=model.arguments)
     if file is None:
         return _counted_images(study)
     if not is_importable(model.backbone) and model.backbone in registry_of(model.backbone).builtin:
         return [*_counted_images(study), _named_alike(study, file)]
-    return _compared(study, file)
+    if not _are_here(study.data):  # channels and classes are not known: the first and last layer cannot be compared
+        network = network_of(study)
+        file.renamed(network.own_name).fitted(network.state_dict(), model.backbone)
+        return [AWAY, f"{file.path}: its tensors fit {model.backbone}"]
+    parts = prepare(study.data, study.sites)
+    network = Assembly(study, parts, Path()).build_model()
+    fitted = file.renamed(network.own_name).fitted(network.state_dict(), model.backbone)
+    return [_counted(parts.info["counts"]), f"{file.path}: {fitted.sentence()}"]
 
 
 def _counted_images(study: Study) -> list[str]:
     """How many images there are in each part, where the study's settings depend on it."""
-    if not _counts_images(study):
+    data = study.data
+    if all(setting is None for setting in (data.fold, data.test_per_class, data.test_total_per_class)):
         return []
-    if not _are_here(study.data):
+    if not _are_here(data):
         return [AWAY]
     if study.sites.partition in PARTITIONS.builtin and not isinstance(study.sites, Clusters):
-        where = spread(study.data.without_pixels(), study.data, study.sites)
+        where = spread(data.without_pixels(), data, study.sites)
         return [_counted({site: {name: len(parts[name]) for name in SPLITS} for site, parts in where.items()})]
-    return [_counted(prepare(study.data, study.sites).info["counts"])]
+    return [_counted(prepare(data, study.sites).info["counts"])]
 
 
 def _named_alike(study: Study, file: WeightsFile) -> str:
@@ -74,17 +84,6 @@ def _named_alike(study: Study, file: WeightsFile) -> str:
     if 2 * len(fit) < len(file.tensors):
         return f"WARNING: {file.path}: only {many}; it may be a file of another network"
     return f"{file.path}: {many}; the run compares their shapes"
-
-
-def _compared(study: Study, file: WeightsFile) -> list[str]:
-    """What the images and the weights are, both read as a run does it."""
-    parts = prepare(study.data, study.sites) if _are_here(study.data) else None
-    return [AWAY if parts is None else _counted(parts.info["counts"]), _weights_sentence(study, file, parts)]
-
-
-def _counts_images(study: Study) -> bool:
-    data = study.data
-    return any(setting is not None for setting in (data.fold, data.test_per_class, data.test_total_per_class))
 
 
 def check_images(data: Source) -> list[str]:
@@ -136,14 +135,6 @@ def _counted(counts: Mapping[str, Mapping[str, int]]) -> str:
     return ", ".join(f"{name} images: {sum(own[name] for own in counts.values())}" for name in SPLITS)
 
 
-def _weights_sentence(study: Study, file: WeightsFile, parts: PreparedSites | None) -> str:
-    """How much of the file the network takes over. Without the images, channels and classes are not known, so that the
-    first and the last layer cannot be compared."""
-    network = network_of(study) if parts is None else Assembly(study, parts, Path()).build_model()
-    fitted = file.renamed(network.own_name).fitted(network.state_dict(), study.model.backbone)
-    return f"{file.path}: " + (fitted.sentence() if parts else f"its tensors fit {study.model.backbone}")
-
-
 FEW_PATIENTS = 10
 FEW_TRAINED = 5  #: training images of a site
 FILLED = 0.2  #: share of label_range that labels have at least, where its unit is theirs
@@ -169,7 +160,12 @@ def data_hints(data: Source, sites: Sites) -> list[str]:
 def _labels(listing: Listing) -> list[str]:
     count, classes = len(listing), listing.classes
     if listing.label_range is not None and count:
-        return _range(np.asarray(listing.labels, float), listing.label_range)
+        labels, (lowest, highest) = np.asarray(listing.labels, float), listing.label_range
+        low, high = float(labels.min()), float(labels.max())
+        if count < 2 or high - low >= FILLED * (highest - lowest):
+            return []
+        said = f"labels are from {low:g} to {high:g}, and data.label_range is from {lowest:g} to {highest:g}"
+        return [f"{said}; have both the same unit?"]
     if len(classes) > MOST_CLASSES and len(classes) > NEARLY_ALL * count:
         return [f"{len(classes)} classes for {count} images; does data.label name the right column?"]
     if len(classes) > MOST_CLASSES and all(to_number(name) is not None for name in classes):
@@ -178,14 +174,6 @@ def _labels(listing: Listing) -> list[str]:
             '"regression" and data.label_range'
         ]
     return []
-
-
-def _range(labels: np.ndarray, bounds: tuple[float, float]) -> list[str]:
-    low, high = float(labels.min()), float(labels.max())
-    if len(labels) < 2 or high - low >= FILLED * (bounds[1] - bounds[0]):
-        return []
-    said = f"labels are from {low:g} to {high:g}, and data.label_range is from {bounds[0]:g} to {bounds[1]:g}"
-    return [f"{said}; have both the same unit?"]
 
 
 def _patients(listing: Listing) -> list[str]:
@@ -217,11 +205,11 @@ def _sites(data: FileSource, listing: Listing, sites: Sites) -> list[str]:
     except BadInput:  # a run says what is wrong
         return []
     counts = {site: (len(parts["train"]), len(parts["validation"])) for site, parts in where.items()}
-    few = [site for site, (trained, validated) in counts.items() if trained < FEW_TRAINED or not validated]
-    return [_sentence(few, counts)] if few else []
-
-
-def _sentence(few: Sequence[str], counts: dict[str, tuple[int, int]]) -> str:
-    named = [f"{site} ({counts[site][0]} training, {counts[site][1]} validation images)" for site in few[:NAMED]]
-    more = [f"and {len(few) - NAMED} more"] if len(few) > NAMED else []
-    return f"sites with very few images: {', '.join([*named, *more])}; join them, or leave them out with sites.names"
+    few = [
+        f"{site} ({trained} training, {validated} validation images)"
+        for site, (trained, validated) in counts.items()
+        if trained < FEW_TRAINED or not validated
+    ]
+    named = [*few[:NAMED], *([f"and {len(few) - NAMED} more"] if len(few) > NAMED else [])]
+    words = f"sites with very few images: {', '.join(named)}; join them, or leave them out with sites.names"
+    return [words] if few else []

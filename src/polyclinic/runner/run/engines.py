@@ -41,12 +41,14 @@ def in_process_engine(assembly: Assembly) -> Engine:
 def ray_engine(assembly: Assembly) -> Engine:
     """Sites in actors of Ray."""
     settings = assembly.study.engine
+    usual = 0.0 if device_of(settings.device) == "cpu" else 0.25  # of a GPU, while a site works
+    gpus = settings.gpus if settings.gpus is not None else usual
     return Ray(
         assembly.prepared.names,
         host_from,
         assembly.worker_spec,
         assembly.folder,
-        share=Share(settings.workers, settings.threads, gpu_share(settings.gpus, device_of(settings.device))),
+        share=Share(settings.workers, settings.threads, gpus),
         address=settings.address,
         deadline=settings.deadline,
     )
@@ -58,8 +60,3 @@ def check_engine(study: Study) -> None:
     elsewhere = settings.name != "in-process" or settings.deadline is not None or settings.workers not in (1, "auto")
     if problem and elsewhere:
         raise BadInput(problem)
-
-
-def gpu_share(chosen: float | None, device: str) -> float:
-    """The share of a GPU that a site takes while it works: the one chosen, or a quarter where it works on one."""
-    return chosen if chosen is not None else 0.0 if device == "cpu" else 0.25

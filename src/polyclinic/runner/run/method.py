@@ -30,7 +30,8 @@ def run_method(method: Method, federation: Federation) -> Weights:
     except (BadInput, WorkFailed, RunPaused):
         raise
     except Exception as error:
-        files = _foreign_files(method)
+        places = [getattr(sys.modules.get(one), "__file__", None) for one in foreign_modules(type(method))]
+        files = [Path(file) for file in places if file]
         if not files:
             raise
         file, line = _place(error, files)
@@ -38,12 +39,6 @@ def run_method(method: Method, federation: Federation) -> Weights:
             f"method '{method.name}' failed at the coordinator in {file}, line {line}: {reason(error)}; mend it, or "
             "set POLYCLINIC_TRACEBACK=1 to see all calls"
         ) from error
-
-
-def _foreign_files(method: Method) -> list[Path]:
-    """The files of the method's classes that are not our own."""
-    found = [getattr(sys.modules.get(module), "__file__", None) for module in foreign_modules(type(method))]
-    return [Path(file) for file in found if file]
 
 
 def _place(error: Exception, files: list[Path]) -> tuple[str, int | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -19,7 +18,7 @@ from polyclinic.engines.nvflare.job import end_with, simulate, site_names, write
 from polyclinic.engines.nvflare.relay import Relay
 from polyclinic.engines.worker_process import Outcome, WorkerProcess, python_command
 from polyclinic.errors import WorkFailed
-from polyclinic.run_folder import worker_lock
+from polyclinic.run_folder import history_of, worker_lock
 from polyclinic.runner.run.assembly import Assembly, assemble_from
 from polyclinic.runner.run.recorder import Display
 
@@ -64,9 +63,7 @@ class Follower:
                 self.display.round_done(line, self.rounds)
 
     def _lines(self) -> list[dict[str, Any]]:
-        with contextlib.suppress(OSError, ValueError):  # not there yet, or being written
-            return [json.loads(text) for text in self.history.read_text(encoding="utf-8").splitlines()]
-        return []
+        return history_of(self.history.read_text(encoding="utf-8")) if self.history.exists() else []
 
 
 # --- in the simulator's processes ---------------------------------------------------------------------

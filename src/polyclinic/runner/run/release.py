@@ -25,15 +25,10 @@ def released_models(federation: Federation, recorder: Recorder, last: Weights) -
         return {"": dict(selected)}
     group = "best" if recorder.best_round else "local"
     common = {**federation.trainer.initial_local, **selected}
-    own = {site: _own_part(federation, site, group) for site in federation.sites}
+    states = {site: federation.simulated_state(site) for site in federation.sites}
+    own = {site: state.group(group) or state.group("local") for site, state in states.items()}  # kept at the sites
     # a site that keeps all of its model may have another network than the coordinator
     return {site: part if part and not selected else common | part for site, part in own.items()}
-
-
-def _own_part(federation: Federation, site: str, group: str) -> dict[str, Tensor]:
-    """The weights that a simulated site keeps for itself."""
-    state = federation.simulated_state(site)
-    return state.group(group) or state.group("local")
 
 
 def final_metrics(federation: Federation, study: Study, models: Models, personal: bool) -> JsonObject:
