@@ -12,7 +12,7 @@ from rich.console import Console
 
 from polyclinic import progress
 from polyclinic.cli import display as displays
-from polyclinic.cli.display import InnerProgress, RunDisplay, progress_bars
+from polyclinic.cli.display import RunDisplay
 from polyclinic.engines import worker_process
 from polyclinic.engines.worker_process import WorkerProcess
 from polyclinic.federation.call import pack, unpack
@@ -48,22 +48,28 @@ def test_the_time_left_follows_from_what_is_done(seconds, done, total, words):
 def test_lines_of_a_log_say_how_far_and_how_long(monkeypatch, capsys):
     clock = itertools.count(0.0, 11.0)  # each look at the clock is eleven seconds later
     monkeypatch.setattr(displays.time, "monotonic", lambda: next(clock))
-    inner = InnerProgress(Console(file=io.StringIO()))
-    inner.show(None, "generator of north", 0, 100)
-    inner.show(None, "generator of north", 20, 100)
+    shown = RunDisplay()
+    shown.console = Console(file=io.StringIO())
+    shown.working("generator of north", 0, 100)
+    shown.working("generator of north", 20, 100)
     assert capsys.readouterr().err == "  generator of north: 20 of 100, about 44 s left\n"
 
 
 def test_a_terminal_has_a_bar_for_inner_work_until_it_is_done():
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    bars, inner = progress_bars(console), InnerProgress(console)
-    rounds = bars.add_task("rounds", total=2, note="")
-    inner.show(bars, "autoencoder of north", 1, 30)
-    assert [task.description for task in bars.tasks] == ["rounds", "  autoencoder of north"]
-    inner.show(bars, "prior of north", 1, 20)
-    assert [task.description for task in bars.tasks] == ["rounds", "  prior of north"]
-    inner.show(bars, "prior of north", 20, 20)
-    assert [task.id for task in bars.tasks] == [rounds]
+    shown = RunDisplay()
+    shown.console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    shown.preparing("rounds", 0, 2)
+
+    def bars():
+        return [task.description for task in shown._bars.tasks]
+
+    shown.working("autoencoder of north", 1, 30)
+    assert bars() == ["rounds", "  autoencoder of north"]
+    shown.working("prior of north", 1, 20)
+    assert bars() == ["rounds", "  prior of north"]
+    shown.working("prior of north", 20, 20)
+    assert bars() == ["rounds"]
+    shown.close()
 
 
 def test_generators_tell_how_far_they_are(tiny, tmp_path, monkeypatch):

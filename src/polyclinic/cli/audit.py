@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from polyclinic.cli.groups import UNNAMED, DefaultCommand, UnnamedCommand
 from polyclinic.cli.run import PLUGIN, check_choice
 from polyclinic.errors import BadInput
+
+if TYPE_CHECKING:
+    from polyclinic.cli.display import RunDisplay
 
 BUDGET = typer.Option(
     "quick",
@@ -67,13 +69,14 @@ def audit(
     `polyclinic audit update` and `polyclinic audit images` attack what other programs made: see their --help. A RUN
     that is called like one of them is written ./update.
     """
+    from polyclinic.cli.display import RunDisplay
     from polyclinic.cli.tables import show_grid, show_verdicts
 
     check_choice("--budget", budget, "quick", "standard", "thorough")
     if grid and (kinds or sites or study or trajectory or coordinator or features != "pixels"):
         flags = "--kinds, --sites, --features, --study, --trajectory and --coordinator"
         raise BadInput(f"--grid: attacks every variation alike; leave {flags} out")
-    display = None if quiet or as_json else AuditProgress()
+    display = None if quiet or as_json else RunDisplay()
     options: dict[str, Any] = {"budget": budget, "device": device, "plugins": plugins}
     if not grid:
         options |= {"features": features, "kinds": _names(kinds), "sites": _names(sites), "study": study}
@@ -85,7 +88,7 @@ def audit(
         show_grid(report, run) if grid else show_verdicts(report, run)
 
 
-def _report(run: Path, grid: bool, options: dict[str, Any], display: AuditProgress | None) -> dict[str, Any]:
+def _report(run: Path, grid: bool, options: dict[str, Any], display: RunDisplay | None) -> dict[str, Any]:
     from polyclinic.audits.audit import audit as audit_run
     from polyclinic.audits.grid import grid as grid_of_run
     from polyclinic.progress import listening
@@ -94,7 +97,7 @@ def _report(run: Path, grid: bool, options: dict[str, Any], display: AuditProgre
     work = grid_of_run if grid else audit_run
     try:
         with listening(display.working) if display else contextlib.nullcontext():
-            return work(run, progress=display.show if display else None, **options)
+            return work(run, progress=display.auditing if display else None, **options)
     except KeyboardInterrupt:
         found = report.is_file() and report.stat().st_mtime >= begun  # an older report is an earlier audit's
         words = f"what was found so far is in {report}" if found else "nothing was found yet"
@@ -113,37 +116,6 @@ def _steps(text: str) -> list[int]:
     if not all(step.isdecimal() for step in _names(text)):
         raise BadInput(f"--trajectory: '{text}' is no list of whole numbers; write steps such as 0,10,100")
     return [int(step) for step in _names(text)]
-
-
-class AuditProgress:
-    """Progress on stderr: a bar in a terminal, a line for each parcel elsewhere."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        from polyclinic.cli.display import InnerProgress, progress_bars
-
-        self.console = Console(stderr=True)
-        self.inner = InnerProgress(self.console)
-        self.bars = progress_bars(self.console) if self.console.is_terminal else None
-        self._task: Any = None
-        self._begun = time.monotonic()
-
-    def show(self, what: str, done: int, total: int) -> None:
-        if self.bars is None:
-            print(f"audit: {done} of {total} {what} ({time.monotonic() - self._begun:.0f} s)", file=sys.stderr)
-            return
-        if self._task is None:
-            self.bars.start()
-            self._task = self.bars.add_task("audit", total=total, note="")
-        self.bars.update(self._task, completed=done, total=total, note=what)
-
-    def working(self, what: str, done: int, total: int) -> None:
-        self.inner.show(self.bars, what, done, total)
-
-    def close(self) -> None:
-        if self.bars is not None:
-            self.bars.stop()
 
 
 @app.command()

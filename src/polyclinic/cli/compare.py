@@ -117,8 +117,8 @@ def watched(planned: list[Entry], *, quiet: bool) -> Iterator[Callable[[object],
     console = Console(stderr=True)
     bars = None if quiet or not console.is_terminal else progress_bars(console)
     finished = {entry.folder for entry in planned if entry.result is not None}
-    of_bar = {entry.folder: {"description": entry.words, "total": entry.study.method.rounds} for entry in planned}
-    tasks = {folder: bars.add_task(**one, note="") for folder, one in of_bar.items()} if bars else {}
+    rounds = {entry.folder: (entry.words, entry.study.method.rounds) for entry in planned}
+    tasks = {place: bars.add_task(words, total=n, note="") for place, (words, n) in rounds.items()} if bars else {}
 
     def update(_: object) -> None:
         for entry in planned:

@@ -31,50 +31,13 @@ def progress_bars(console: Console) -> Progress:
     )
 
 
-def headline(validation: JsonMapping | None, metric: str) -> str:
-    """`validation accuracy 0.912`, or nothing where there is none."""
-    value = ((validation or {}).get("pooled") or {}).get(metric)
-    return "" if value is None else f"validation {metric} {value:.3f}"
-
-
-class InnerProgress:
-    """Long work within a round or an attack: a bar of its own in a terminal, elsewhere a line now and then."""
-
-    #: seconds between two lines, and the least that work must last to be worth one
-    line_every = 10.0
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._what, self._begun, self._said = "", 0.0, 0.0
-        self._task: Any = None
-
-    def show(self, bars: Progress | None, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if what != self._what or done == 0:
-            self._end(bars)
-            self._what, self._begun, self._said = what, now, now
-        if bars is not None:
-            self._show_bar(bars, what, done, total)
-        elif not self.console.is_terminal and now - self._said > self.line_every:
-            self._said = now
-            left = time_left(now - self._begun, done, total)
-            print(f"  {what}: {done} of {total}, {left}", file=sys.stderr, flush=True)
-
-    def _show_bar(self, bars: Progress, what: str, done: int, total: int) -> None:
-        if self._task is None or self._task not in bars.task_ids:
-            self._task = bars.add_task(f"  {what}", total=total, note="")
-        bars.update(self._task, completed=done)
-        if done >= total:
-            self._end(bars)
-
-    def _end(self, bars: Progress | None) -> None:
-        if bars is not None and self._task is not None and self._task in bars.task_ids:
-            bars.remove_task(self._task)
-        self._task = None
+#: seconds between two lines about long work, and the least that it must last to be worth one
+LINE_EVERY = 10.0
 
 
 class RunDisplay(Display):
-    """Shows one run on stderr: a bar in a terminal, a line now and then elsewhere."""
+    """Shows one run, or an audit, on stderr: a bar in a terminal, a line now and then elsewhere; and a bar of its own
+    for long work within a round or an attack."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -82,7 +45,8 @@ class RunDisplay(Display):
         self._task: Any = None
         self._metric = ""
         self._said = 0.0
-        self._inner = InnerProgress(self.console)
+        self._inner: Any = None
+        self._work, self._begun, self._told = "", 0.0, 0.0
         #: warnings that were shown, so that the end of a run need not repeat them
         self.warnings: list[str] = []
 
@@ -107,7 +71,25 @@ class RunDisplay(Display):
             self._bars.update(self._task, note=f"{operation}: {who}")
 
     def working(self, what: str, done: int, total: int) -> None:
-        self._inner.show(self._bars, what, done, total)
+        now = time.monotonic()
+        if what != self._work or done == 0:
+            self._end_work()
+            self._work, self._begun, self._told = what, now, now
+        if self._bars is not None:
+            if self._inner not in self._bars.task_ids:
+                self._inner = self._bars.add_task(f"  {what}", total=total, note="")
+            self._bars.update(self._inner, completed=done)
+            if done >= total:
+                self._end_work()
+        elif not self.console.is_terminal and now - self._told > LINE_EVERY:
+            self._told = now
+            left = time_left(now - self._begun, done, total)
+            print(f"  {what}: {done} of {total}, {left}", file=sys.stderr, flush=True)
+
+    def _end_work(self) -> None:
+        if self._bars is not None and self._inner in self._bars.task_ids:
+            self._bars.remove_task(self._inner)
+        self._inner = None
 
     def failed(self, failure: Failure) -> None:
         self.console.print(f"site '{failure.site}' failed ({failure.operation}): {failure.reason}", style="yellow")
@@ -117,7 +99,12 @@ class RunDisplay(Display):
         self.console.print(f"warning: {sentence}", style="yellow", highlight=False, soft_wrap=True)
 
     def round_done(self, line: JsonMapping, rounds: int) -> None:
-        self._show("rounds", line["round"], rounds, headline(line["validation"], self._metric))
+        value = ((line["validation"] or {}).get("pooled") or {}).get(self._metric)
+        note = "" if value is None else f"validation {self._metric} {value:.3f}"
+        self._show("rounds", line["round"], rounds, note)
+
+    def auditing(self, what: str, done: int, total: int) -> None:
+        self._show("audit", done, total, what)
 
     def finished(self, result: JsonMapping) -> None:
         self.close()
@@ -129,15 +116,12 @@ class RunDisplay(Display):
 
     def _show(self, what: str, done: int, total: int, note: str) -> None:
         if not self.console.is_terminal:
-            self._say_now_and_then(what, done, total, note)
+            if time.monotonic() - self._said > 5 or done == total:
+                self._said = time.monotonic()
+                print(f"{what}: {done} of {total} {note}".rstrip(), file=sys.stderr)
             return
         if self._bars is None:
             self._bars = progress_bars(self.console)
             self._bars.start()
             self._task = self._bars.add_task(what, total=total, note=note)
         self._bars.update(self._task, completed=done, total=total, note=note)
-
-    def _say_now_and_then(self, what: str, done: int, total: int, note: str) -> None:
-        if time.monotonic() - self._said > 5 or done == total:
-            self._said = time.monotonic()
-            print(f"{what}: {done} of {total} {note}".rstrip(), file=sys.stderr)

@@ -39,11 +39,8 @@ def serve(
         from polyclinic.deployment.site_status import approvals_of
 
         approvals_of(kit)  # BadInput now if it is no site's kit
-    listening = server.listen(host, port, tuple(names))
-    try:
+    with contextlib.closing((listening := server.listen(host, port, tuple(names))).socket):
         _serve(place.resolve(), listening, is_kit=kit is not None)
-    finally:
-        listening.socket.close()
 
 
 def _serve(place: Path, listening: Listening, *, is_kit: bool) -> None:

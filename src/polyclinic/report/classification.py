@@ -192,7 +192,10 @@ def operating_points(
                 called = scores[:, c] > cut
                 sensitivity, specificity = called[truth], ~called[~truth]
                 values = predictive_values(float(sensitivity.mean()), float(specificity.mean()), share)
-                shares = [_ci(int(right.sum()), len(right)) for right in (sensitivity, specificity)]
+                shares = []
+                for right in (sensitivity, specificity):
+                    low, high = share_interval(int(right.sum()), len(right))
+                    shares.append(f"{number(right.mean())} [{number(low)}, {number(high)}]")
                 rows.append([name, f"{wanted:.0%}", how, cut, *shares, float(share), *map(float, values)])
     columns = ("positive class", "wanted specificity", "threshold chosen on", "threshold", "sensitivity", "specificity",
                "prevalence", "PPV", "NPV")  # fmt: skip
@@ -203,11 +206,6 @@ def operating_points(
         f"{own if prevalence is None else 'the given prevalence'}. Intervals take the threshold as given."
     )
     return [Table(columns, rows, "Operating points"), Text(words, "note")]
-
-
-def _ci(count: int, total: int) -> str:
-    low, high = share_interval(count, total)
-    return f"{number(count / total)} [{number(low)}, {number(high)}]"
 
 
 def _counts(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

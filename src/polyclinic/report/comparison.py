@@ -68,7 +68,13 @@ def _summary(found: ComparisonEvidence) -> list[str]:
         much, little = human_bytes(bytes_of[most]), human_bytes(bytes_of[least])
         several = f"{most} carried most, {much} a run; {least} least, {little}."
         words.append(several if len(bytes_of) > 1 else f"{most} carried {much} a run.")
-    return [*words, _attacked(found), _tested(found)]
+    tested = "Each method ran once: nothing says whether the differences are more than chance. Use more seeds."
+    if found.content.get("statistics"):
+        tested = (
+            "Intervals are over seeds (and folds): they say how much training varies on this one test set. p is that "
+            f"of the paired t test against {found.baseline}, corrected by Holm for the number of methods."
+        )
+    return [*words, _attacked(found), tested]
 
 
 def _value(found: ComparisonEvidence, method: str, key: str) -> str:
@@ -112,16 +118,6 @@ def _verdicts(found: ComparisonEvidence) -> str:
     said = f"leaks in {listed(leaks)}" if leaks else "nothing was shown to leak"
     said += f"; {listed(untested)}: not tested" if untested else ""
     return f"No attack that rebuilds images was run; the reports of the runs have the verdicts: {said}."
-
-
-def _tested(found: ComparisonEvidence) -> str:
-    tests = found.content.get("statistics") or {}
-    if not tests:
-        return "Each method ran once: nothing says whether the differences are more than chance. Use more seeds."
-    return (
-        f"Intervals are over seeds (and folds): they say how much training varies on this one test set. p is that of "
-        f"the paired t test against {found.baseline}, corrected by Holm for the number of methods."
-    )
 
 
 def picture(found: ComparisonEvidence) -> Section:
@@ -245,7 +241,10 @@ def paired_section(comparison: ComparisonEvidence) -> Section | None:
     found = {method: _tests(cases, reference) for method, cases in others.items()}
     if not found:
         return None
-    corrected = [_holm([tests[place] for tests in found.values()]) for place in (1, 2)]
+    corrected: list[list[float | None]] = []  # p values; where there is none, none
+    for values in zip(*(tests[1:] for tests in found.values()), strict=True):
+        known = iter(holm([value for value in values if value is not None]))
+        corrected.append([None if value is None else next(known) for value in values])
     rows = [[method, tests[0], *(p[i] for p in corrected)] for i, (method, tests) in enumerate(found.items())]
     columns = ("method", f"AUC minus that of {baseline}", "p (DeLong, Holm)", "p (McNemar, Holm)")
     table = Table(columns, rows, f"On the same test images as {baseline}")
@@ -272,9 +271,3 @@ def _tests(cases: Cases, reference: Cases) -> tuple[float | None, float | None, 
             found = delong_test(scores_of(cases)[:, 1], scores_of(reference)[:, 1], cases.labels)
             return found.difference, found.p, p_errors
     return None, None, p_errors
-
-
-def _holm(values: Sequence[float | None]) -> list[float | None]:
-    """Corrected p values; where there is none, none."""
-    known = iter(holm([value for value in values if value is not None]))
-    return [None if value is None else next(known) for value in values]

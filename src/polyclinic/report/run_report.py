@@ -31,13 +31,19 @@ def report_of_run(run: RunEvidence, by: Sequence[str] = (), prevalence: float | 
     if by and cases is None:
         raise BadInput(f"--by {by[0]}: {run.folder} kept no predictions of single images; a deployed run keeps none")
     kept = [] if cases is None or cases.column_names is None else [str(name) for name in cases.column_names]
+    if cases is None or not len(cases):
+        by_task = Section("single", "Curves and single cases", [Text(WITHOUT_CASES)])
+    elif run.like == "classification":
+        by_task = classes_section(run, cases, prevalence)
+    else:
+        by_task = values_section(run, cases) if run.like == "regression" else masks_section(run, cases)
     sections = [
         sites_section(run),
         scores_section(run),
         site_statistics(run),
         worth_section(run),
         training_section(run),
-        _by_task(run, prevalence),
+        by_task,
         *(subgroups(run, column) for column in by or kept),
         leaving.bytes_section(run),
         leaving.sheets_section(run),
@@ -51,15 +57,6 @@ def report_of_run(run: RunEvidence, by: Sequence[str] = (), prevalence: float | 
     subtitle = f"Run '{run.folder.resolve().name}', seed {run.result['seed']}, polyclinic {version}"
     there = [section for section in sections if section is not None]
     return Report(title, subtitle, summary_of(run), there, warnings_of(run))
-
-
-def _by_task(run: RunEvidence, prevalence: float | None) -> Section:
-    cases = run.judged
-    if cases is None or not len(cases):
-        return Section("single", "Curves and single cases", [Text(WITHOUT_CASES)])
-    if run.like == "classification":
-        return classes_section(run, cases, prevalence)
-    return values_section(run, cases) if run.like == "regression" else masks_section(run, cases)
 
 
 #: the words of a sentence for a kind of task

@@ -124,7 +124,8 @@ def listing(folder: Path) -> Listing:
         elif "startup" in folders and "local" in folders:  # a kit: `serve --kit` shows it
             folders.clear()
         else:
-            if "comparison.json" in files or ("studies" in folders and _has_runs(place, folders)):
+            has_runs = "studies" in folders and any(is_run_folder(place / one) for one in folders)
+            if "comparison.json" in files or has_runs:
                 found.comparisons.append(place)
                 folders[:] = [one for one in folders if one != "studies"]
             found.studies += [place / one for one in files if one.endswith(".toml") and is_study(place / one)]
@@ -141,10 +142,6 @@ def is_run(files: list[str]) -> bool:
 
 def is_run_folder(place: Path) -> bool:
     return place.is_dir() and is_run([one.name for one in place.iterdir()])
-
-
-def _has_runs(place: Path, folders: list[str]) -> bool:
-    return any(is_run_folder(place / one) for one in folders)
 
 
 def is_study(file: Path) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,52 +68,40 @@ def _from_sums(study: Study, parts: PreparedSites, names: list[str], metric: str
         train = _sums_of(assembly, names, "train")
         if metric is None:
             return worth_from_sums(train, _sums_of(assembly, names, "validation"), method.head_of)
-        game = functools.cache(functools.partial(_scored_value, study, train, _validation_of(assembly, names)))
-        value = f"validation {metric} over the images of all sites (better is higher)"
-    return shares_of(
-        names, game, value, f"exact, from the sites' sums; {2 ** min(len(names), EXACT)} coalitions at most"
-    )
+        held_out = list(_validation_of(assembly, names))
+    if not held_out:
+        raise BadInput("data.validation: no site has validation images to score; set a share above 0")
+
+    @functools.cache
+    def game(some: frozenset[str]) -> float:
+        """The validation score of the head that these sites' sums give, added up over all sites' own scores."""
+        sums, outputs = [], next(iter(train.values())).in_units()[1].shape[1]
+        head = torch.zeros(held_out[0][0].shape[1] + 1, outputs, dtype=torch.float64)
+        if some:
+            head = method.head_of(reduce(add, (train[name] for name in sorted(some))))
+        for features, targets, cases, trainer in held_out:
+            said = (head[0] + features @ head[1:]).float()
+            seen = trainer.task.observe(said, targets, trainer.target)
+            sums.append(trainer.task.sums(seen, targets, cases, trainer.target))
+        return _ranked(study, study.task.finish(reduce(study.task.add, sums)))
+
+    value = f"validation {metric} over the images of all sites (better is higher)"
+    how = f"exact, from the sites' sums; {2 ** min(len(names), EXACT)} coalitions at most"
+    return shares_of(names, game, value, how)
 
 
-class HeldOut(NamedTuple):
-    """A site's validation images: features float64 [N, k], and what its scores are added up by."""
-
-    features: Tensor
-    targets: Tensor
-    cases: Tensor | None
-    trainer: Any
-
-
-def _validation_of(assembly: Assembly, names: list[str]) -> list[HeldOut]:
-    host, found = assembly.host(), []
+def _validation_of(assembly: Assembly, names: list[str]) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Any]]:
+    """Features float64 [N, k] of each site's validation images, and what its scores are added up by."""
+    host = assembly.host()
     method: Any = assembly.study.method
     for name in names:
         site = host.sites.get(name)
         part = site.data.validation
-        if not len(part):
-            continue
-        site.data = replace(site.data, train=part)
-        cases = None if part.cases is None else torch.from_numpy(np.array(part.cases))
-        targets = torch.from_numpy(np.array(part.labels))
-        features = torch.from_numpy(np.array(method.features(site))).double()
-        found.append(HeldOut(features, targets, cases, site.trainer))
-    if not found:
-        raise BadInput("data.validation: no site has validation images to score; set a share above 0")
-    return found
-
-
-def _scored_value(study: Study, train: dict[str, Moments], held_out: list[HeldOut], some: frozenset[str]) -> float:
-    """The validation score of the head that these sites' sums give, added up over all sites' own scores."""
-    method: Any = study.method
-    sums, outputs = [], next(iter(train.values())).in_units()[1].shape[1]
-    head = torch.zeros(held_out[0].features.shape[1] + 1, outputs, dtype=torch.float64)
-    if some:
-        head = method.head_of(reduce(add, (train[name] for name in sorted(some))))
-    for one in held_out:
-        said = (head[0] + one.features @ head[1:]).float()
-        seen = one.trainer.task.observe(said, one.targets, one.trainer.target)
-        sums.append(one.trainer.task.sums(seen, one.targets, one.cases, one.trainer.target))
-    return _ranked(study, study.task.finish(reduce(study.task.add, sums)))
+        if len(part):
+            site.data = replace(site.data, train=part)
+            cases = None if part.cases is None else torch.from_numpy(np.array(part.cases))
+            targets = torch.from_numpy(np.array(part.labels))
+            yield torch.from_numpy(np.array(method.features(site))).double(), targets, cases, site.trainer
 
 
 def _ranked(study: Study, scored: dict[str, float]) -> float:

@@ -54,11 +54,15 @@ def _place(error: Exception, files: list[Path]) -> tuple[str, int | None]:
     return frame.filename, frame.lineno
 
 
+def has_noised_scores(study: Study) -> bool:
+    """Whether scores leave with noise, beside which no exact figure may stand."""
+    return study.privacy is not None and study.privacy.score_noise is not None
+
+
 def more_operations(study: Study, first_weights: Callable[[str], Weights | None]) -> tuple[object, ...]:
     """Operations that a study's sites have beside those of its method."""
-    noised = study.privacy is not None and study.privacy.score_noise is not None
-    if noised or not study.evaluation.statistics or study.evaluation.final != "test":
-        return ()  # beside scores with noise no exact figure may stand
+    if has_noised_scores(study) or not study.evaluation.statistics or study.evaluation.final != "test":
+        return ()
     if isinstance(study.method, EvaluateOnly):  # which asks for statistics itself, and a site tells them once
         return ()
     ends_early = study.method.patience is not None

@@ -16,7 +16,7 @@ from torch import Tensor
 from polyclinic import __version__
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
-from polyclinic.json_types import JsonMapping, JsonObject, parse_json
+from polyclinic.json_types import JsonObject, parse_json
 from polyclinic.privacy.account import summary
 from polyclinic.run_folder import check_whole
 from polyclinic.runner.run import result_display
@@ -77,7 +77,12 @@ class Result:
         """A row for each round: seconds, bytes so far, validation metrics of all sites together and of each site.
 
         A pandas DataFrame where pandas is installed, else a list of dicts."""
-        return result_display.as_frame(result_display.history_rows(self.folder / "history.jsonl"))
+        rows = result_display.history_rows(self.folder / "history.jsonl")
+        try:
+            import pandas
+        except ImportError:
+            return rows
+        return pandas.DataFrame(rows)
 
     def model(self, site: str | None = None, **code: Any) -> ReleasedModel:
         """The released model as a torch module: prepared uint8 images in, probabilities, values or masks out.
@@ -99,15 +104,14 @@ class Result:
         """Learning curves, and the released model at each site, as a matplotlib figure; by default of the task's own
         metric."""
         images, scores, _ = result_display.final_scores(self.values)
-        chosen = metric or own_metric(self.values["task"], scores)
+        task = self.values["task"]
+        own = TASKS[task].metric if task in TASKS else ""  # of a plug-in's task, which may be unknown here, the first
+        chosen = metric or (own if own in scores else next(iter(scores)))
         if chosen not in scores:
             raise BadInput(f"metric '{chosen}': is not among {', '.join(scores)} of this run's {images} images")
         rows = result_display.history_rows(self.folder / "history.jsonl")
-        return result_display.draw(self.values, rows, chosen, self._unit(chosen))
-
-    def _unit(self, metric: str) -> str:
-        """The unit of an error in the label's own unit; nothing for other metrics."""
-        return self.values["data"].get("unit", "") if metric in IN_UNITS else ""
+        unit = self.values["data"].get("unit", "") if chosen in IN_UNITS else ""
+        return result_display.draw(self.values, rows, chosen, unit)
 
     def __repr__(self) -> str:
         images, scores, per_site = result_display.final_scores(self.values)
@@ -117,12 +121,6 @@ class Result:
 
     def _repr_html_(self) -> str:
         return result_display.as_html(self.values, self.folder)
-
-
-def own_metric(task: str, scores: JsonMapping) -> str:
-    """The metric that a task counts as its own; the first one of a task that is not known here."""
-    known = TASKS[task].metric if task in TASKS else ""
-    return known if known in scores else next(iter(scores))
 
 
 def result_of(

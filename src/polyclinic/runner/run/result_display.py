@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polyclinic.errors import Damaged
 from polyclinic.extras import need
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 
 def history_rows(file: Path) -> list[JsonObject]:
     """A flat row for each round: `validation_auc` is of all sites together, `validation_auc/site-1` of one."""
-    lines = file.read_bytes().split(b"\n") if file.exists() else []
-    return [_row_of_line(file, number, line) for number, line in enumerate(lines, 1) if line]
-
-
-def _row_of_line(file: Path, number: int, text: bytes) -> JsonObject:
-    try:
-        return _row(parse_json(text))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise Damaged(f"{file}, line {number}: is damaged; bring the file back from a copy") from None
+    rows = []
+    for number, text in enumerate(file.read_bytes().split(b"\n") if file.exists() else [], 1):
+        try:
+            rows += [_row(parse_json(text))] if text else []
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise Damaged(f"{file}, line {number}: is damaged; bring the file back from a copy") from None
+    return rows
 
 
 def _row(line: JsonMapping) -> JsonObject:
@@ -36,15 +34,6 @@ def _row(line: JsonMapping) -> JsonObject:
     for site, found in scores.get("per_site", {}).items():
         row |= {f"validation_{name}/{site}": value for name, value in found.items()}
     return {**row, "failed": ", ".join(sorted(line["failed"]))}
-
-
-def as_frame(rows: list[JsonObject]) -> Any:
-    """The rows as a pandas DataFrame; as they are where pandas is not installed."""
-    try:
-        import pandas
-    except ImportError:
-        return rows
-    return pandas.DataFrame(rows)
 
 
 # --- the picture --------------------------------------------------------------------------------------
@@ -141,11 +130,10 @@ def as_html(values: JsonMapping, folder: Path) -> str:
     images, whole, per_site = final_scores(values)
     size = values["communication"]["total_bytes"]
     title = f"{values['method']}, seed {values['seed']}: the released model on {images} images"
-    facts = f"{values['rounds']} rounds; {size:,} bytes carried; {privacy_in_words(values)}; {folder}"
+    privacy = values.get("privacy")
+    spent = (
+        f"epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g}" if privacy else "no differential privacy"
+    )
+    facts = f"{values['rounds']} rounds; {size:,} bytes carried; {spent}; {folder}"
     rows = [("all sites together", whole), *per_site.items()]
     return render("result.html", title=title, facts=facts, names=list(whole), rows=rows)
-
-
-def privacy_in_words(values: JsonMapping) -> str:
-    privacy = values.get("privacy")
-    return f"epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.3g}" if privacy else "no differential privacy"

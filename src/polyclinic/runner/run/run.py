@@ -40,7 +40,7 @@ from polyclinic.runner.run.assembly import WEIGHTS, Assembly
 from polyclinic.runner.run.engines import check_engine, in_process_engine, ray_engine
 from polyclinic.runner.run.loggers import Loggers
 from polyclinic.runner.run.machine import device_of, keep_freed_memory
-from polyclinic.runner.run.method import ask_statistics, run_method
+from polyclinic.runner.run.method import ask_statistics, has_noised_scores, run_method
 from polyclinic.runner.run.recorder import Display, Recorder
 from polyclinic.runner.run.release import Models, _flat, digest_of_weights, final_metrics, released_models, whose_part
 from polyclinic.runner.run.result import Result, result_of
@@ -234,11 +234,6 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     known = {site: one.model_dump(mode="json") for site, one in calibrations.items()}
     result |= {"without_images": guessed} if guessed else {}
     return result | {"calibrations": known, "model_sha256": hashlib.sha256(content).hexdigest()}
-
-
-def has_noised_scores(study: Study) -> bool:
-    """Whether scores leave with noise, beside which no exact figure may stand."""
-    return study.privacy is not None and study.privacy.score_noise is not None
 
 
 def kept_statistics(assembly: Assembly, models: Models) -> dict[str, Any]:
