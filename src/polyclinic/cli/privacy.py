@@ -67,14 +67,7 @@ class Plan:
 
     def figures(self, samples: int) -> JsonObject:
         """Everything that can be said from what was given, as plain values."""
-        from polyclinic.privacy.epsilon import (
-            compute_epsilon,
-            default_delta,
-            noise_for,
-            sampling_rate_for,
-            steps_for,
-            steps_in,
-        )
+        from polyclinic.privacy import epsilon
 
         noise, epochs, target, accountant = self.noise, self.epochs, self.target, self.accountant
         if target is None and (noise is None or epochs is None):
@@ -83,22 +76,22 @@ class Plan:
         if noise is None and epochs is None:
             cure = "give --noise to have the epochs found, or --epochs to have the noise found"
             raise BadInput(f"--target-epsilon: {cure}")
-        rate = sampling_rate_for(samples, self.batch)
-        delta = self.delta if self.delta is not None else default_delta(samples)
+        rate = epsilon.sampling_rate_for(samples, self.batch)
+        delta = self.delta if self.delta is not None else epsilon.default_delta(samples)
         found: JsonObject = {"samples": samples, "batch": self.batch, "sampling_rate": rate}
         found |= {"delta": delta, "accountant": accountant}
-        steps = steps_in(epochs, samples, self.batch) if epochs is not None else 0
+        steps = epsilon.steps_in(epochs, samples, self.batch) if epochs is not None else 0
         if noise is not None and epochs is not None:
             found |= {"noise": noise, "epochs": epochs, "steps": steps}
-            found["epsilon"] = compute_epsilon(rate, noise, steps, delta, accountant)
+            found["epsilon"] = epsilon.compute_epsilon(rate, noise, steps, delta, accountant)
         if target is None:
             return found | COVERAGE
         found["target_epsilon"] = target
         if epochs is not None:
-            needed = noise_for(target, rate, steps or 1, delta, accountant)
+            needed = epsilon.noise_for(target, rate, steps or 1, delta, accountant)
             found["noise_for_target"] = {"noise": needed, "epochs": epochs, "steps": steps}
         if noise is not None:
-            allowed = steps_for(target, rate, noise, delta, accountant)
+            allowed = epsilon.steps_for(target, rate, noise, delta, accountant)
             whole = math.floor(allowed * rate * 100) / 100
             found["epochs_for_target"] = {"epochs": whole, "steps": allowed, "noise": noise}
         return found | COVERAGE

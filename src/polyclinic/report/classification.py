@@ -7,14 +7,8 @@ from typing import Any
 import numpy as np
 
 from polyclinic.errors import BadInput
+from polyclinic.metrics import statistics
 from polyclinic.metrics.roc import auc, share_interval
-from polyclinic.metrics.statistics import (
-    apply_temperature,
-    calibration_error,
-    delong_interval,
-    predictive_values,
-    sensitivity_at_specificity,
-)
 from polyclinic.palette import Palette, heat_map, legend, plain, tidy
 from polyclinic.report.blocks import Block, Cell, Chart, Section, Table, Text, number
 from polyclinic.report.evidence import RunEvidence
@@ -80,7 +74,7 @@ def _points_of(curves: dict[int, tuple[np.ndarray, np.ndarray]], names: dict[int
 
 def _area(scores: np.ndarray, truth: np.ndarray) -> str:
     try:
-        found = delong_interval(scores, truth)
+        found = statistics.delong_interval(scores, truth)
         return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
     except BadInput:  # one positive or negative image only
         return f"{auc(scores[truth], scores[~truth]):.3f}"
@@ -136,7 +130,7 @@ def _calibration(run: RunEvidence, cases: Cases) -> Chart:
         name = "with each site's temperature" if common is None else f"with temperature {common:.2f}"
         kinds[name] = _warmed(cases, cases.outputs, temperatures)
     found = {name: reliability(p, cases.labels) for name, p in kinds.items()}
-    errors = {name: calibration_error(p, cases.labels) for name, p in kinds.items()}
+    errors = {name: statistics.calibration_error(p, cases.labels) for name, p in kinds.items()}
 
     def draw(axes: Any, theme: Palette) -> None:
         axes.plot([0, 1], [0, 1], color=theme.faint, linewidth=0.8, linestyle=":")
@@ -159,7 +153,7 @@ def _calibration(run: RunEvidence, cases: Cases) -> Chart:
 def _warmed(cases: Cases, outputs: np.ndarray, temperatures: dict[str, float]) -> np.ndarray:
     """Probabilities of each image by the temperature of its model; a model without one is left as it is."""
     of_site = np.array([temperatures.get(str(site), temperatures.get("", 1.0)) for site in cases.sites])
-    return apply_temperature(outputs / of_site[cases.site][:, None], 1.0)
+    return statistics.apply_temperature(outputs / of_site[cases.site][:, None], 1.0)
 
 
 def reliability(probabilities: np.ndarray, labels: np.ndarray) -> list[list[Cell]]:
@@ -188,10 +182,10 @@ def operating_points(
             choices["validation images"] = (scores_of(held)[:, c], held.labels == c)
         for wanted in SPECIFICITIES:
             for how, chosen in choices.items():
-                cut = float(sensitivity_at_specificity(*chosen, wanted).threshold)
+                cut = float(statistics.sensitivity_at_specificity(*chosen, wanted).threshold)
                 called = scores[:, c] > cut
                 sensitivity, specificity = called[truth], ~called[~truth]
-                values = predictive_values(float(sensitivity.mean()), float(specificity.mean()), share)
+                values = statistics.predictive_values(float(sensitivity.mean()), float(specificity.mean()), share)
                 shares = []
                 for right in (sensitivity, specificity):
                     low, high = share_interval(int(right.sum()), len(right))

@@ -25,22 +25,8 @@ from polyclinic.data.own_images import find_kit
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_folder, check_place, sha256_of
 from polyclinic.json_types import parse_json
-from polyclinic.report.dossier_check import (
-    EVIDENCE,
-    FIGURES,
-    MANIFEST,
-    OF_KIT,
-    PAGE,
-    SEAL,
-    Evidence,
-    Figure,
-    Form,
-    NoFigure,
-    broken_ledgers,
-    content_of,
-    in_bytes,
-    pointer,
-)
+from polyclinic.report import dossier_check as check
+from polyclinic.report.dossier_check import EVIDENCE, MANIFEST, SEAL, Evidence, Figure, Form, content_of
 from polyclinic.run_folder import FINISHED, check_whole
 from polyclinic.runner.export.model_card import EACH_ITS_OWN, LIMITS, model_card
 from polyclinic.runner.predict.model_file import MODEL, read_model_file
@@ -145,9 +131,9 @@ def _fill(folder: Path, run: Path) -> tuple[str, int]:
     shown = ShownFigures(Evidence(folder), digests_in(folder))
     body = Markup(_sections(shown, folder, ledgers))
     figures = [{**asdict(figure), "sha256": shown.digests[figure.file]} for figure in shown.figures]
-    _write(folder / FIGURES, json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
+    _write(folder / check.FIGURES, json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
     title, files = f"Dossier: {run.resolve().name}", digests_in(folder)
-    _write(folder / PAGE, render("dossier.html", title=title, titles=TITLES, body=body, files=files, quote=quote))
+    _write(folder / check.PAGE, render("dossier.html", title=title, titles=TITLES, body=body, files=files, quote=quote))
     recorded = digests_in(folder)
     content = {"polyclinic": __version__, "format": 1, "sha256": recorded}
     _write(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
@@ -166,7 +152,7 @@ class ShownFigures:
 
     def at(self, file: str, *steps: object, form: Form = "number") -> Markup | str:
         """The figure at a place of a file of JSON or TOML."""
-        return self.in_lines(file, pointer(*steps), form)
+        return self.in_lines(file, check.pointer(*steps), form)
 
     def in_lines(self, file: str, place: str, form: Form) -> Markup | str:
         """The figure at a place; a word where there is none."""
@@ -180,13 +166,13 @@ class ShownFigures:
         return link.format(look, quote(file), source, quote(file), quote(place), form, visible(figure.text))
 
     def has(self, file: str, *steps: object, form: Form = "number") -> bool:
-        return self.evidence.figure(file, pointer(*steps), form) is not None
+        return self.evidence.figure(file, check.pointer(*steps), form) is not None
 
     def tables(self, file: str, *steps: str) -> Mapping[str, Any]:
         """A table of a file; empty where there is none."""
         try:
-            found = self.evidence.value(file, pointer(*steps))
-        except NoFigure:
+            found = self.evidence.value(file, check.pointer(*steps))
+        except check.NoFigure:
             return {}
         return found if isinstance(found, Mapping) else {}
 
@@ -208,7 +194,7 @@ def _sections(shown: ShownFigures, folder: Path, ledgers: Mapping[str, str]) -> 
         titles=TITLES,
         limits=LIMITS,
         ledgers=ledgers,
-        broken=broken_ledgers(folder),
+        broken=check.broken_ledgers(folder),
         synthetic=[kind for kind in SYNTHETIC if kind in left],
         encoded=[kind for kind in ENCODED if kind in left],
     )
@@ -221,7 +207,7 @@ def data_sheet(evidence: Path) -> str:
     left = [kind for kind in SYNTHETIC if kind in by_kind]
     return render(
         "data_sheet.md",
-        synthetic=[(kind, in_bytes(by_kind[kind])) for kind in left],
+        synthetic=[(kind, check.in_bytes(by_kind[kind])) for kind in left],
         encoded=[kind for kind in ENCODED if kind in by_kind],
         size=study.get("data", {}).get("size", "the study's number of"),
         source=result.get("data", {}).get("source", "not known"),
@@ -238,7 +224,7 @@ def _copy_evidence(run: Path, evidence: Path) -> dict[str, str]:
         if (run / name).is_file():
             _copy(run / name, evidence / name)
     kit = find_kit(run)
-    for name in OF_KIT:
+    for name in check.OF_KIT:
         if kit is not None and (kit / "local" / name).is_file():
             _copy(kit / "local" / name, evidence / name)
     ledgers = sorted((run / "ledger").glob("*.jsonl"))

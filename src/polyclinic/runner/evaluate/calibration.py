@@ -19,13 +19,7 @@ from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
-from polyclinic.metrics.statistics import (
-    ConformalIntervals,
-    ConformalSets,
-    apply_temperature,
-    fit_temperature,
-    sensitivity_at_specificity,
-)
+from polyclinic.metrics import statistics
 from polyclinic.runner.evaluate.case_scores import Cases, read_cases
 from polyclinic.settings import Settings
 from polyclinic.training.loop import Trainer
@@ -54,7 +48,7 @@ class Calibration(Settings):
         quantile = self.quantiles.get(share_key(coverage))
         if quantile is None or self.temperature is None:
             return None
-        return ConformalSets(quantile, "adaptive", coverage).sets(probabilities)
+        return statistics.ConformalSets(quantile, "adaptive", coverage).sets(probabilities)
 
     def reach(self, coverage: float) -> float | None:
         """How far an interval reaches to both sides of a predicted value."""
@@ -84,7 +78,7 @@ def calibrate(
         return None
     if like == "classification":
         return _of_classes(found, truth.astype(np.int64), first)
-    fits = {share: ConformalIntervals.fit(found[first], truth[first], coverage=share) for share in COVERAGES}
+    fits = {share: statistics.ConformalIntervals.fit(found[first], truth[first], coverage=share) for share in COVERAGES}
     return Calibration(cases=len(first), quantiles=_finite({share: fit.reach for share, fit in fits.items()}))
 
 
@@ -136,12 +130,16 @@ def _patients(cases: Cases) -> np.ndarray | None:
 def _of_classes(logits: np.ndarray, labels: np.ndarray, first: np.ndarray) -> Calibration:
     # the best temperature of a model that makes no mistake is the coldest: it would never be in doubt again
     flawless = bool((logits.argmax(1) == labels).all())
-    temperature = 1.0 if flawless else _rounded(fit_temperature(logits, labels))
-    probabilities = apply_temperature(logits, temperature)
-    sets = {share: ConformalSets.fit(probabilities[first], labels[first], coverage=share) for share in COVERAGES}
+    temperature = 1.0 if flawless else _rounded(statistics.fit_temperature(logits, labels))
+    probabilities = statistics.apply_temperature(logits, temperature)
+    sets = {
+        share: statistics.ConformalSets.fit(probabilities[first], labels[first], coverage=share) for share in COVERAGES
+    }
     thresholds: dict[float, float] = {}
     if probabilities.shape[1] == 2 == len(np.unique(labels)):  # of two classes that are both there
-        points = {share: sensitivity_at_specificity(probabilities[:, 1], labels, share) for share in SPECIFICITIES}
+        points = {
+            share: statistics.sensitivity_at_specificity(probabilities[:, 1], labels, share) for share in SPECIFICITIES
+        }
         thresholds = {share: point.threshold for share, point in points.items()}
     quantiles = _finite({share: fit.quantile for share, fit in sets.items()})
     fitted = {"quantiles": quantiles, "thresholds": _finite(thresholds)}

@@ -10,14 +10,8 @@ import torch
 from polyclinic.data.parts import PreparedSites, open_site
 from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonObject
+from polyclinic.metrics import statistics
 from polyclinic.metrics.roc import CONFIDENCE
-from polyclinic.metrics.statistics import (
-    Interval,
-    classification_metrics,
-    mean_metrics,
-    regression_metrics,
-    weighted_bootstrap,
-)
 from polyclinic.metrics.statistics.intervals import WeightedMetrics
 from polyclinic.metrics.statistics.significance import delong_test
 from polyclinic.runner.evaluate.case_scores import Cases
@@ -54,11 +48,11 @@ def statistics_of_cases(cases: Cases, split: str) -> JsonObject:
     return tables
 
 
-def _plain(intervals: dict[str, Interval]) -> JsonObject:
+def _plain(intervals: dict[str, statistics.Interval]) -> JsonObject:
     return {name: {"value": one.value, "low": one.low, "high": one.high} for name, one in intervals.items()}
 
 
-def intervals_of(cases: Cases, address: tuple[str | int, ...], draws: int = DRAWS) -> dict[str, Interval]:
+def intervals_of(cases: Cases, address: tuple[str | int, ...], draws: int = DRAWS) -> dict[str, statistics.Interval]:
     """The metrics of cases with bootstrap intervals by patient; none where there are fewer than ten patients.
 
     `address` names the draws. Up to 1,000 patients intervals are BCa, with more of them percentiles.
@@ -66,7 +60,7 @@ def intervals_of(cases: Cases, address: tuple[str | int, ...], draws: int = DRAW
     patients = len(cases) if cases.patients is None else len(np.unique(cases.patients))
     if patients < FEWEST:
         return {}
-    return weighted_bootstrap(
+    return statistics.weighted_bootstrap(
         weighted_metrics(cases),
         len(cases),
         patients=cases.patients,
@@ -91,7 +85,9 @@ def changes_of(cases: Cases, before: Cases, address: tuple[str | int, ...], draw
     if patients < FEWEST:
         return {}
     where = ("cases", "changes", *address)
-    found = _plain(weighted_bootstrap(differences, len(cases), patients=cases.patients, address=where, draws=draws))
+    found = _plain(
+        statistics.weighted_bootstrap(differences, len(cases), patients=cases.patients, address=where, draws=draws)
+    )
     if cases.like == "classification" and cases.predictions is not None and cases.predictions.shape[1] == 2:
         with contextlib.suppress(BadInput):  # too few of a class
             test = delong_test(scores_of(cases)[:, 1], scores_of(before)[:, 1], cases.labels)
@@ -109,11 +105,11 @@ def weighted_metrics(cases: Cases) -> WeightedMetrics:
     """The metrics of the cases' task, of many draws at once."""
     if cases.like == "classification":
         assert cases.predictions is not None
-        return classification_metrics(cases.predictions, cases.labels, scores_of(cases))
+        return statistics.classification_metrics(cases.predictions, cases.labels, scores_of(cases))
     if cases.like == "regression":
         assert cases.predictions is not None
-        return regression_metrics(cases.predictions, cases.labels)
-    return mean_metrics(_of_masks(cases))
+        return statistics.regression_metrics(cases.predictions, cases.labels)
+    return statistics.mean_metrics(_of_masks(cases))
 
 
 def scores_of(cases: Cases) -> np.ndarray:

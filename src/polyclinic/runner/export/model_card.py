@@ -46,7 +46,13 @@ def model_card(folder: Path, card: Card, file: str, to: str | None = None) -> st
         counts=counts,
         splits=splits,
         images=[(site, *(of_site.get(split, 0) for split in splits)) for site, of_site in counts.items()],
-        identity=_identity(card, result, file),
+        identity=[
+            ("file", file),
+            ("SHA-256 of the released weights", card.weights_sha256),
+            ("method", card.method),
+            ("seed", result.get("seed", "not known")),
+            ("trained with polyclinic", result.get("environment", {}).get("polyclinic", "not known")),
+        ],
     )
 
 
@@ -67,26 +73,22 @@ def _scores(result: Mapping[str, Any]) -> list[Scores]:
     tested = metrics.get("test")
     if not tested:
         return []
-    known = metrics.get("intervals", {})
+    known, head = metrics.get("intervals", {}), ["metric", "value", "95 % interval"]
     intervals = known.get("pooled", {}) if known.get("split") == "test" else {}
-    found = []
+    unit = known.get("unit", "") if intervals else ""
+
+    def rows(values: Mapping[str, Any]) -> Rows:
+        return [(name, _number(value), _interval(intervals.get(name))) for name, value in values.items()]
+
+    found: list[Scores] = [(SITES_TOGETHER, unit, head, rows(tested))]
     if result.get("model") == EACH_ITS_OWN:  # the intervals are not of the mean over the models
-        rows: Rows = [(name, _number(value)) for name, value in tested.items()]
-        found.append((f"{SITES_TOGETHER}, the mean over the sites' models", "", ["metric", "value"], rows))
+        plain: Rows = [(name, _number(value)) for name, value in tested.items()]
+        found = [(f"{SITES_TOGETHER}, the mean over the sites' models", "", head[:2], plain)]
         if intervals:
             values = {name: some.get("value") for name, some in intervals.items()}
-            found.append(_with_intervals("Each image by its own site's model", values, intervals, known))
-    else:
-        found.append(_with_intervals(SITES_TOGETHER, tested, intervals, known))
-    sites = [(site, *(_number(own.get(name)) for name in tested)) for site, own in metrics["per_site"].items()]
+            found.append(("Each image by its own site's model", unit, head, rows(values)))
+    sites: Rows = [(site, *(_number(own.get(name)) for name in tested)) for site, own in metrics["per_site"].items()]
     return [*found, ("Of each site", "", ["site", *tested], sites)]
-
-
-def _with_intervals(
-    words: str, values: Mapping[str, Any], intervals: Mapping[str, Any], known: Mapping[str, Any]
-) -> Scores:
-    rows: Rows = [(name, _number(value), _interval(intervals.get(name))) for name, value in values.items()]
-    return words, known.get("unit", "") if intervals else "", ["metric", "value", "95 % interval"], rows
 
 
 def _interval(found: Any) -> str:
@@ -109,14 +111,4 @@ def _calibrations(card: Card) -> Rows:
             "; ".join(f"{specificity}: {value:g}" for specificity, value in one.thresholds.items()) or "-",
         )
         for site, one in card.calibrations.items()
-    ]
-
-
-def _identity(card: Card, result: Mapping[str, Any], file: str) -> Rows:
-    return [
-        ("file", file),
-        ("SHA-256 of the released weights", card.weights_sha256),
-        ("method", card.method),
-        ("seed", result.get("seed", "not known")),
-        ("trained with polyclinic", result.get("environment", {}).get("polyclinic", "not known")),
     ]

@@ -23,17 +23,9 @@ from polyclinic.errors import BadInput, Notice
 from polyclinic.metrics.statistics.calibration import COVERAGE
 from polyclinic.run_folder import check_whole
 from polyclinic.runner.evaluate.calibration import COVERAGES, Calibration, least_cases, share_key
+from polyclinic.runner.predict import model_file
 from polyclinic.runner.predict.masks import in_own_size
-from polyclinic.runner.predict.model_file import (
-    MODEL,
-    Card,
-    ReleasedModel,
-    built_model,
-    load_plugins,
-    looked_up_names,
-    read_model_file,
-    refuse_imports,
-)
+from polyclinic.runner.predict.model_file import MODEL, Card, ReleasedModel
 from polyclinic.study.reading import refuse_changed
 from polyclinic.tasks import Task
 
@@ -226,15 +218,17 @@ def load_predictor(path: Path, **chosen: Unpack[Chosen]) -> Predictor:
     if path.is_dir():
         check_whole(path)
     file = path / MODEL if path.is_dir() else path
-    card, tensors = read_model_file(file)
+    card, tensors = model_file.read_model_file(file)
     with only_site_plugins(file.parent) as kit:
         if kit is None:
             plugins = chosen.get("plugins", ())
-            refuse_imports(card, file, [*chosen.get("allow_import", ()), *plugins])
-            load_plugins(card, file, plugins)
+            model_file.refuse_imports(card, file, [*chosen.get("allow_import", ()), *plugins])
+            model_file.load_plugins(card, file, plugins)
         names = _names(list(card.backbones), file, chosen.get("site"), chosen.get("ensemble", False))
-        networks = [built_model(card, name, tensors, file) for name in names]
-        refuse_changed(card.installed | card.networks, looked_up_names(card.task["name"], card.backbones), file)
+        networks = [model_file.built_model(card, name, tensors, file) for name in names]
+        refuse_changed(
+            card.installed | card.networks, model_file.looked_up_names(card.task["name"], card.backbones), file
+        )
         task = card.built_task()
     fitted = [card.calibrations.get(name) for name in names]
     temperatures = [(one and one.temperature) or 1.0 for one in fitted]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from polyclinic import run_folder
 from polyclinic.data.own_images import find_kit
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput, Damaged
@@ -20,17 +21,6 @@ from polyclinic.federation.federation import Federation
 from polyclinic.files import PARTIAL, atomic_write, check_place, read_json, sync_files
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
-from polyclinic.run_folder import DIGESTS as NOTED
-from polyclinic.run_folder import (
-    LOCK,
-    WORKERS,
-    check_whole,
-    read_result,
-    run_lock,
-    with_own_digest,
-    write_result,
-    write_run_format,
-)
 from polyclinic.runner.evaluate.calibration import Calibration, calibrations_of, looks_of
 from polyclinic.runner.evaluate.case_scores import keep_cases, read_cases
 from polyclinic.runner.evaluate.case_statistics import guessed_scores, statistics_of_cases
@@ -48,7 +38,7 @@ from polyclinic.study import Study, load_run_study
 from polyclinic.study.reading import DIGESTS, load_checked, note_plugins
 
 #: what a run killed at its very beginning may leave in its folder
-BEFORE_THE_STUDY = {LOCK, WORKERS, "format.json", "images.json", DIGESTS, WEIGHTS, "study.toml"}
+BEFORE_THE_STUDY = {run_folder.LOCK, run_folder.WORKERS, "format.json", "images.json", DIGESTS, WEIGHTS, "study.toml"}
 
 
 def run(
@@ -67,23 +57,24 @@ def run(
     study, folder = _study_and_folder(study, out, resume)
     finished = folder / "result.json"
     if resume and finished.exists():
-        check_whole(folder, "*")  # who is told that a run is finished may rely on its other files, too
-        return Result(folder, read_result(folder))
+        run_folder.check_whole(folder, "*")  # who is told that a run is finished may rely on its other files, too
+        return Result(folder, run_folder.read_result(folder))
     check_place(folder)
     assembly = assemble(study, folder, display=display, cache=cache)
-    with run_lock(folder), threads(study.engine.threads), listening(display.working):
+    with run_folder.run_lock(folder), threads(study.engine.threads), listening(display.working):
         durable = study.engine.durable
-        write_run_format(folder)
-        (folder / NOTED).unlink(missing_ok=True)  # of a run that was killed just before its result was written
+        run_folder.write_run_format(folder)
+        # of a run that was killed just before its result was written
+        (folder / run_folder.DIGESTS).unlink(missing_ok=True)
         check_same_images(folder, assembly.prepared.info["digests"], durable=durable)
         note_plugins(folder, study)
         if words := assembly.note_weights():
             display.noted(words)
-        atomic_write(folder / "study.toml", with_own_digest(study.to_toml()), durable=durable)
+        atomic_write(folder / "study.toml", run_folder.with_own_digest(study.to_toml()), durable=durable)
         values = _carry_out(assembly, display)
         if durable:  # what the result counts is on disk before the result is
             sync_files([*folder.glob("ledger/*.jsonl"), *folder.glob("cases/*.npz"), folder / "history.jsonl"])
-        write_result(folder, values, durable=durable)
+        run_folder.write_result(folder, values, durable=durable)
     display.finished(values)
     return Result(folder, values)
 
