@@ -72,6 +72,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("model after its turn at")
         axes.set_ylabel(f"{found['split']} images of")
         axes.set_title(f"round {number}", fontsize=10)
+    figure.colorbar(axes.images[0], ax=figure.axes, label=found["metric"] + unit, shrink=0.8)
     figure.suptitle(f"Forgetting: {found['metric']}{unit} of each hand-over, {found['better']} is better", fontsize=11)
     figure.savefig(path, dpi=150)
 
