@@ -23,7 +23,7 @@ from polyclinic.study import Study, load_study
 from polyclinic.study.changes import parse_sets
 from polyclinic_lab.claim import Claim, Scale
 from polyclinic_lab.figure import draw
-from polyclinic_lab.measures import AUDIT, INVERTED, Row, measure
+from polyclinic_lab.measures import AUDIT, Row, measure
 from polyclinic_lab.origin import cpu_of, cpu_seconds, last_commit, note_origin, origin_of
 
 STUDIES = Path(__file__).parent / "studies"
@@ -58,8 +58,8 @@ def plan(
     """The runs of every arm: in `out`, or in `runs`, where a run is named by the digest of its study."""
     if phantom and not claim.phantom:
         raise BadInput(f"--phantom: the claim '{claim.name}' needs no images of yours; leave the flag out")
-    if not claim.arms:
-        return {}
+    if not claim.study:
+        return {label: [] for label in claim.arms}
     study = load_study(STUDIES / claim.study)
     planned = {}
     for label in claim.arms:
@@ -166,10 +166,10 @@ def cpu_of_all(entries: list[Entry], measuring: float) -> float | None:
 
 
 def audit_seconds(run: Path) -> float:
-    """Seconds that the attacks on a run took, those of its audit or those of all gradients at once; 0 without any."""
-    audit, together = (read_json(file) if (file := run / name).is_file() else {} for name in (AUDIT, INVERTED))
+    """Seconds that the attacks on a run took; 0 without any."""
+    audit = read_json(file) if (file := run / AUDIT).is_file() else {}
     findings = [one for parcel in audit.get("parcels", []) for one in parcel["findings"]]
-    return sum(float(one.get("seconds") or 0) for one in [*findings, together])
+    return sum(float(one.get("seconds") or 0) for one in findings)
 
 
 def copy_picture(claim: Claim, entries: list[Entry], file: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,31 +22,35 @@ from polyclinic_lab.origin import counted
 
 #: run folders by arm, in the order of the seeds
 Folders = Mapping[str, Sequence[Path]]
-#: in a run folder: what its audit found, and what came back of its gradients
-AUDIT, INVERTED = "audit.json", "inverted.json"
+#: in a run folder: what its audit found
+AUDIT = "audit.json"
 #: AUC on the test images of the site itself
 OWN_AUC = "auc at own site"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured quantity of one arm: a value for each seed."""
+    """One measured quantity of one arm: a value for each seed, or for each image; None where there is none."""
 
     label: str
     metric: str
-    values: tuple[float, ...]
+    values: tuple[float | None, ...]
+
+    @property
+    def known(self) -> list[float]:
+        return [value for value in self.values if value is not None]
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.values)
+        return statistics.fmean(self.known)
 
     @property
     def std(self) -> float:
         """The sample standard deviation; 0 for one value."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+        return statistics.stdev(self.known) if len(self.known) > 1 else 0.0
 
     def as_json(self) -> dict[str, object]:
-        numbers = {"mean": self.mean, "std": self.std, "n": len(self.values), "values": list(self.values)}
+        numbers = {"mean": self.mean, "std": self.std, "n": len(self.known), "values": list(self.values)}
         return {"label": self.label, "metric": self.metric, **numbers}
 
 
@@ -57,7 +60,8 @@ def measure(words: Sequence[str], folders: Folders, scale: str) -> list[Row]:
     if names[0][0] in OF_ALL:
         ((name, settings),) = names
         found = OF_ALL[name](folders, scale, *settings)
-        return [Row(label, metric, tuple(values)) for (label, metric), values in found.items()]
+        rows = [Row(label, metric, tuple(values)) for (label, metric), values in found.items()]
+        return [row for row in rows if row.known]
     rows = []
     for label, runs in folders.items():
         read = [
@@ -225,27 +229,6 @@ def curve(run: Path, name: str) -> dict[str, float]:
     return {f"first {OWN_AUC}, {name}": told[0], f"rise of {OWN_AUC}, {name}": told[-1] - told[0], **points}
 
 
-def recovered(run: Path) -> dict[str, float]:
-    """MSE and SSIM of images that converged, and the share that did not.
-
-    Each gradient has one image behind it: FedSGD with batches of one, one site, one image a round. The search of
-    `polyclinic audit`, with the settings of the arm, attacks all released gradients of the run at once.
-    """
-    found = kept(run, INVERTED, _inverted)
-    failed = found["non_converging"]
-    good = [number for number, missed in enumerate(failed) if not missed]
-    means = {name: sum(found[name][number] for number in good) / len(good) for name in ("mse", "ssim") if good}
-    return {"failed": 1 - len(good) / len(failed), **means}
-
-
-def _inverted(run: Path) -> dict[str, object]:
-    """Images that come back from all kept gradients of a run, and how long that took."""
-    from polyclinic.audits.audit import invert_together
-
-    begin = time.monotonic()
-    return {**invert_together(run), "seconds": round(time.monotonic() - begin, 1)}
-
-
 def coverage(run: Path) -> dict[str, float]:
     """Coverage and recall of the sites' generators (FELICIA, Fig. 5)."""
     from polyclinic_lab import generators
@@ -260,16 +243,23 @@ def projected(run: Path) -> dict[str, float]:
     return kept(run, "projected.json", generators.projected)
 
 
+def inverted(folders: Folders, scale: str, *words: str) -> Mapping[tuple[str, str], Sequence[float | None]]:
+    """For each arm and image: whether it came back from its gradient, and how well (see `inversions`)."""
+    from polyclinic_lab import inversions  # here: it imports the attacks
+
+    return inversions.inverted(folders, scale, *words)
+
+
 #: measures of one run, by name: numbers by metric
 OF_RUN: dict[str, Callable[..., Mapping[str, float]]] = {
     one.__name__: one
     for one in (
         *(test, own_sites, across_sites, cluster_gap, replay_quality, carried, carried_each_round, forgetting),
-        *(weights_parcels, audited, utility, curve, recovered, coverage, projected),
+        *(weights_parcels, audited, utility, curve, coverage, projected),
         own_measures.same_after_kill,
     )
 }
 #: measures of all runs of a claim together, or of none: values by label and metric
-OF_ALL: dict[str, Callable[..., Mapping[tuple[str, str], Sequence[float]]]] = {
-    one.__name__: one for one in (own_measures.one_digest, own_measures.overhead, own_measures.epsilons)
+OF_ALL: dict[str, Callable[..., Mapping[tuple[str, str], Sequence[float | None]]]] = {
+    one.__name__: one for one in (own_measures.one_digest, own_measures.overhead, own_measures.epsilons, inverted)
 }

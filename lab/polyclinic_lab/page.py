@@ -22,7 +22,8 @@ Written by `python -m polyclinic_lab.page`. `polyclinic reproduce CLAIM --out DI
 arms and settings are in `polyclinic_lab/claims/`, all measured values, the machine and the commit behind the verdict.
 
 - *yes*: the whole 95 % interval of the differences, seed by seed, lies on the claimed side. *no*: it lies on the other
-  side. *undecided*: it has both signs, or there are fewer than two pairs of runs.
+  side. *undecided*: it has both signs, or there are fewer than two pairs of runs. Claims on gradient inversion compare
+  image by image. In brackets: seeds, or images.
 - `quick` has small networks and images (two cores, at most 15 minutes), `full` comes near to the paper (a GPU).
   Numbers are those of the largest scale that was run: mean ± standard deviation over seeds, of what the rule asks.
 - `*`: the rule was written when a result was known. `†`: the study has changed since the record. Some claims got six

@@ -4,8 +4,9 @@
     accuracy of fedavg is lower than that of fedreplay by at least 0.05      (or: plus 0.05)
     psnr of cwt-replay is at least 25                                        (or: at most)
 
-Differences are taken seed by seed. Student's t gives their 95 % interval: a sentence holds if the whole interval lies
-on the claimed side, it does not if the whole interval lies on the other side, and else it is undecided.
+Differences are taken seed by seed, or image by image where a claim is about images. Student's t gives their 95 %
+interval: a sentence holds if the whole interval lies on the claimed side, it does not if the whole interval lies on the
+other side, and else it is undecided.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Literal
 from polyclinic.errors import BadInput
 
 Word = Literal["yes", "no", "undecided"]
-#: values, one for each seed, by label and metric
-Table = Mapping[tuple[str, str], Sequence[float]]
+#: values, one for each seed or image, by label and metric; None where there is none
+Table = Mapping[tuple[str, str], Sequence[float | None]]
 LOWER = re.compile(
     r"(?P<metric>.+) of (?P<label>.+) is lower than (?:(?P<factor>\S+) times )?that of (?P<other>.+?)"
     r"(?: by at least (?P<by>\S+)| plus (?P<plus>\S+))?"
@@ -55,7 +56,8 @@ class Sentence:
         others = table.get((self.other, self.metric), ()) if self.other else [0.0] * len(values)
         if len(values) != len(others):  # a seed is missing, and nobody knows which
             return Verdict("undecided", f"{self.words}: {len(values)} and {len(others)} seeds make no pairs")
-        differences = [a - self.factor * b - self.limit for a, b in zip(values, others, strict=True)]
+        pairs = [(a, b) for a, b in zip(values, others, strict=True) if a is not None and b is not None]
+        differences = [a - self.factor * b - self.limit for a, b in pairs]
         if self.exact and differences:
             worst = min(differences) if self.at_least else max(differences)
             return Verdict("yes" if self._holds(worst) else "no", f"{self.words}: {worst + self.limit:.4g}")

@@ -24,7 +24,7 @@ def measured(claim: Claim, planned: Mapping[str, list[Entry]], judged: Path) -> 
     Seeds that were not run are taken to cost as much as the others. `judged`: the folder of `claim.json`, which has the
     CPU minutes of a claim without runs.
     """
-    if not planned:
+    if not any(planned.values()):
         return _without_runs(judged)
     by_seed = [[cpu_of(entry.folder) for entry in arms] for arms in zip(*planned.values(), strict=True)]
     whole = [[one for one in seconds if one is not None] for seconds in by_seed if None not in seconds]

@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyclinic.attacks.scoring import score
 from polyclinic.audits import ATTACKS, Attack
 from polyclinic.audits.attack import EVERY_QUESTION, Finding, NotTried, SearchSteps, Seen, Tools
 from polyclinic.audits.attack_generators import load_generator, model_of_codes
-from polyclinic.audits.attack_updates import AttackPlan
 from polyclinic.audits.coordinator import rehearse
 from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit, released_models
@@ -333,44 +331,3 @@ def without_unread(seen: Seen) -> tuple[Seen, list[NotTried]]:
     together = tuple(parcel if one is seen.parcel else one for one in seen.together)
     gap = NotTried("every attack", f"the parcel holds {shown}, which no attack reads", EVERY_QUESTION)
     return replace(seen, parcel=parcel, together=together), [gap]
-
-
-#: all kept releases
-BUDGET = "thorough"
-
-
-def invert_together(folder: Path, *, device: str = "auto", cache: Path | None = None) -> dict[str, Any]:
-    """For each image behind a kept gradient: errors, similarity, and whether the search converged by the papers' rule.
-
-    Figures are None where an image that came back is not finite.
-    """
-    assembly, lines = open_run(folder, cache=cache)
-    wanted = parcels_to_audit(folder, assembly.study, lines, BUDGET, ("gradients",), ())
-    tools = build_tools(assembly, BUDGET, "pixels", device)
-    plans = [AttackPlan(audited.seen(tools)) for audited in wanted]
-    truths = [audited.truth(tools) for audited in wanted]
-    check_alike(folder, plans)
-    settings, knowledge = plans[0].settings(), plans[0].knowledge(truths[0])
-    labels = torch.stack([plan.true_labels(truth) for plan, truth in zip(plans, truths, strict=True)])
-    known = replace(
-        knowledge,
-        model=[plan.seen.network for plan in plans],
-        labels=None if knowledge.labels is None else labels,
-    )
-    parcels = [plan.seen.parcel for plan in plans]
-    settings.check(tools.threat)
-    back = settings.run(parcels, known, seed=tools.seed, device=tools.device)
-    behind = torch.stack([truth.images(torch.cat(truth.batches)) for truth in truths])
-    found = score(back.images, behind, back.start)
-    columns = {"mse": found.mse, "psnr": found.psnr, "ssim": found.ssim}
-    figures = {name: [None if value != value else value for value in told.tolist()] for name, told in columns.items()}
-    return {"attack": str(settings), **figures, "non_converging": found.non_converging.tolist()}
-
-
-def check_alike(folder: Path, plans: list[AttackPlan]) -> None:
-    """BadInput unless every gradient is of as many images, few enough to be searched for as they were."""
-    if not all(plan.exact for plan in plans) or len({plan.batch_size for plan in plans}) > 1:
-        raise BadInput(
-            f"{folder}: gradients are searched for together where each is of as many images, and of few; "
-            "`polyclinic audit` attacks others one by one"
-        )
