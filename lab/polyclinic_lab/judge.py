@@ -20,7 +20,7 @@ from polyclinic.files import atomic_write, digest_of, make_folder, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.runner.compare.compare import Entry, default_jobs, for_method, run_all
 from polyclinic.study import Study, load_study
-from polyclinic.study.changes import parse_sets
+from polyclinic.study.study import parse_sets
 from polyclinic_lab.claim import Claim, Scale
 from polyclinic_lab.figure import draw
 from polyclinic_lab.measures import AUDIT, Row, measure

@@ -94,11 +94,16 @@ class Archive(Mapping[str, np.ndarray]):
         declared = stream.tell() + math.prod(shape) * dtype.itemsize
         if declared != self._bytes[name]:
             raise ValueError(f"it declares {declared} bytes, and the archive has {self._bytes[name]}")
-        if len(shape) >= 3:  # [N, H, W], [N, H, W, C] or [N, C, H, W]
-            height, width = shape[2:4] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
+        if len(shape) >= 3:
+            height, width = sides_of(shape)
             check_pixels(width, height, self.max_pixels)
         if declared > LARGE and declared > shutil.disk_usage(tempfile.gettempdir()).free:
             raise ValueError(f"it has {declared} bytes, and {tempfile.gettempdir()} has no room to unpack it")
+
+
+def sides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Height and width of images [N, H, W], [N, H, W, C] or [N, C, H, W]."""
+    return shape[2:4] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
 
 
 def _unpacked(stream: IO[bytes]) -> np.ndarray:

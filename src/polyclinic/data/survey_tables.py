@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polyclinic.data.archives import Archive, as_bytes
+from polyclinic.data.archives import Archive, as_bytes, sides_of
 from polyclinic.data.cache import files_below
 from polyclinic.data.datasets.npz import Columns
 from polyclinic.data.labels import Labels, are_labels, code_notes, labels_of
@@ -275,7 +275,7 @@ def survey_archive(path: Path, hints: Hints = Hints()) -> Survey:  # noqa: B008 
     labels = labels_of(texts) if texts else Labels.masks()
     gaps = _gaps(texts, labels.task)
     taken = like_patients_note(columns.get("group", ""))
-    height, width = _sides(shape)
+    height, width = sides_of(shape)
     return Survey(
         path=path,
         source="npz",
@@ -316,7 +316,7 @@ def _candidates(shapes: Shapes) -> list[str]:
     fit = {
         own.removeprefix("train_")
         for own, shape in shapes.items()
-        if _has_image_shape(shape) and min(_sides(shape)) >= SMALLEST and not MASKS.search(own)
+        if _has_image_shape(shape) and min(sides_of(shape)) >= SMALLEST and not MASKS.search(own)
     }
     return sorted(own for own in fit if not own.startswith(("val_", "test_")))
 
@@ -329,11 +329,6 @@ def pictures_in(path: Path) -> Iterator[np.ndarray]:
         raise BadInput(f"which array are the images? it has {_listed(shapes)}; call them images")
     images = Columns(archive, fit[0]).images
     return (as_bytes(images[number]) for number in range(len(images)))
-
-
-def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Height and width."""
-    return shape[2:] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
 
 
 def _has_image_shape(shape: tuple[int, ...]) -> bool:

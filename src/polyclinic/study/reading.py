@@ -25,8 +25,7 @@ from polyclinic.questions import QUESTIONS
 from polyclinic.registry import BY_HAND, Registry, notice_once
 from polyclinic.run_folder import check_whole
 from polyclinic.settings import GONE, RENAMED
-from polyclinic.study.changes import apply_changes, fit_to_variants, parse_sets
-from polyclinic.study.study import Study, parse_study
+from polyclinic.study.study import Study, apply_changes, fit_to_variants, parse_sets, parse_study
 from polyclinic.study.unused import notice_other_images
 from polyclinic.tasks import TASKS
 

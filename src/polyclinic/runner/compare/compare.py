@@ -25,8 +25,8 @@ from polyclinic.run_folder import is_held, read_result
 from polyclinic.runner.compare.outcome import choose_baseline, summarise, write
 from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study, parse_study
-from polyclinic.study.changes import apply_changes, fit_to_variants, is_default_generator, method_has_table, parse_sets
 from polyclinic.study.reading import unknown_elsewhere
+from polyclinic.study.study import apply_changes, fit_to_variants, is_default_generator, method_has_table, parse_sets
 
 #: of a cross-validation; every method and seed runs once for each
 MOST_FOLDS = 100

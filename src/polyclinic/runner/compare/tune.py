@@ -25,7 +25,7 @@ from polyclinic.runner.compare import compare as comparison
 from polyclinic.runner.compare.compare import Entry
 from polyclinic.settings import RENAMED
 from polyclinic.study import Study
-from polyclinic.study.changes import parse_sets
+from polyclinic.study.study import parse_sets
 
 #: values to try, by setting: {"method.mu": [0.1, 0.01]}; "fedprox:method.mu" is for one method
 Space = Mapping[str, Sequence[Any]]
