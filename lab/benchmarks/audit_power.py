@@ -114,7 +114,7 @@ def run_case(case: Case, threads: int, end: float, device: str) -> dict[str, Any
         return None
     torch.set_num_threads(threads)
     register()
-    audit_module._draw_plot = lambda draw, path: False  # pictures cost more than some attacks, and nobody looks
+    audit_module.draw_plot = lambda draw, path: False  # pictures cost more than some attacks, and nobody looks
     begin = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -55,7 +55,7 @@ def audited(tiny, undisturbed, tmp_path, tmp_path_factory, finished, hurried):
             shutil.copytree(undisturbed(study).folder, folder)
             with pytest.MonkeyPatch.context() as patch:
                 if method not in DRAWN:
-                    patch.setattr(audit_module, "_draw_plot", lambda draw, path: False)
+                    patch.setattr(audit_module, "draw_plot", lambda draw, path: False)
                 audit_module.audit(folder)
             assert_valid(folder)
             finished[key] = folder

@@ -174,7 +174,7 @@ def seen_of(made: Tensor, level: float = 0.002) -> Seen:
     effort = SimpleNamespace(candidates=40, references=4, generator_steps=100)
     tools = SimpleNamespace(
         assembly=assembly, effort=effort, distance=Pixels(), device="cpu", seed=0, threat=ThreatModel(), level=level,
-        image_shape=(1, SIDE, SIDE), what="labels", references={}, planted={},
+        image_shape=(1, SIDE, SIDE), what="labels", trained={},
     )  # fmt: skip
     parcel = Parcel("synthetic-images", {"images": made}, {})
     return Seen("north", parcel, (parcel,), lambda kind: {}, 1, 0, tools)
@@ -198,7 +198,7 @@ def test_images_of_others_are_no_leak_and_the_planted_one_is_found_with_the_same
     train = module.reference_scorer
     monkeypatch.setattr(module, "reference_scorer", lambda *given: trained.append(1) or train(*given))
     attack = ReferenceGeneratorsAttack()
-    found = run_with_power(attack, seen_of(made), TRUTH, attack.attack)
+    found = run_with_power(attack, seen_of(made), TRUTH)
     assert [one.finding.verdict.leak for one in found] == [False, False]
     assert len(trained) == 4  # what is planted is asked about images that the references know already
     (check,) = found[0].power

@@ -27,7 +27,6 @@ from polyclinic.audits.verdicts import verdicts, with_doubt
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.metrics.roc import separation
 
 STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.5, "data.samples": 80, "optimizer.batch_size": 2}
 
@@ -142,7 +141,7 @@ def test_without_held_out_images_looking_like_an_image_is_not_enough():
 def test_membership_counts_at_the_level_of_the_audit():
     rng = torch.Generator().manual_seed(0)
     inside, outside = torch.randn(60, generator=rng) + 0.55, torch.randn(60, generator=rng)
-    found = Memberships(inside, outside, separation(inside, outside), "", "")
+    found = Memberships(inside, outside, "")
     assert found.verdict().leak
     assert not found.verdict(1e-6).leak
 

@@ -129,7 +129,7 @@ def released(tiny, undisturbed, tmp_path, hurry, monkeypatch):
     """A run of three rounds, of which sites kept the first and the last; the model is said to be of the second."""
     hurry(releases=2, candidates=25)
     monkeypatch.setattr(attack_membership, "PASSES", 2)
-    monkeypatch.setattr("polyclinic.audits.audit._draw_plot", lambda draw, path: False)
+    monkeypatch.setattr("polyclinic.audits.audit.draw_plot", lambda draw, path: False)
     shutil.copytree(undisturbed(tiny("fedavg", STUDY, rounds=3)).folder, tmp_path / "run")
     return tmp_path / "run"
 

@@ -99,13 +99,13 @@ def test_a_planted_leak_of_one_question_does_not_judge_another(seen, truth):
     """Copies are not what leaning images are about."""
 
     class Two:
+        def attack(self, seen: Seen, truth: Truth) -> list[Finding]:
+            return [Finding(q, "", Verdict(False, "", {}), question=q) for q in ("copies", "membership")]
+
         def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
             return [Planted("leaning", "planted", seen, truth, question="membership")]
 
-    def run(seen: Seen, truth: Truth) -> list:
-        return [Finding(q, "", Verdict(False, "", {}), question=q) for q in ("copies", "membership")]
-
-    copies, membership = run_with_power(Two(), seen, truth, run)
+    copies, membership = run_with_power(Two(), seen, truth)
     assert copies.power == ()
     assert [check.leak for check in membership.power] == ["leaning"]
 

@@ -131,7 +131,7 @@ class Threshold(Attack):
 
 
 def checked(attack: Threshold, seen: Any) -> CheckedFinding:
-    (found,) = run_with_power(attack, seen, None, attack.attack)  # type: ignore[arg-type]
+    (found,) = run_with_power(attack, seen, None)  # type: ignore[arg-type]
     assert isinstance(found, CheckedFinding)
     return found
 
@@ -174,6 +174,6 @@ def test_a_planted_leak_that_cannot_be_attacked_was_not_found():
 
 def test_what_was_not_tried_is_handed_on():
     attack = Threshold(0.5, 0.6)
-    (found,) = run_with_power(attack, "unreadable", None, attack.attack)  # type: ignore[arg-type]
+    (found,) = run_with_power(attack, "unreadable", None)  # type: ignore[arg-type]
     assert isinstance(found, NotTried)
     assert attack.ran == ["unreadable"]

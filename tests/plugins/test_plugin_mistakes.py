@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from plugin_studies import TABLES
 
@@ -100,11 +102,30 @@ def test_images_that_a_plugin_makes_or_spreads_wrongly_are_one_sentence(plugin, 
         prepare(study.data, study.sites)
 
 
-def test_an_attack_that_gives_no_findings_is_named(study, plugin, tmp_path):
-    plugin.write_text(plugin.read_text().replace("return [Finding", "found = [Finding"))
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (
+            "return [Finding",
+            "found = [Finding",
+            r"the attack \(plug-in .*\) gave None, and must give a list of Finding",
+        ),
+        ("return [Finding", "1 / 0; return [Finding", r"the attack \(plug-in .*\) failed: .*division by zero"),
+        (
+            "    def attack(",
+            "    def planted(self, seen, truth):\n        return 1 / 0\n\n    def attack(",
+            r"the attack \(plug-in .*\) failed: .*division by zero",
+        ),
+    ],
+)
+def test_an_attack_that_fails_leaves_its_kind_not_tested(study, plugin, tmp_path, old, new, why):
+    plugin.write_text(plugin.read_text().replace("Verdict(True", "Verdict(False").replace(old, new))
     done = run(Study(plugins=[str(plugin)], **TABLES).with_settings({"method.rounds": 1}), tmp_path / "run")
-    with pytest.raises(WorkFailed, match=r"the attack 'looking' \(plug-in .*\) gave None, and must give"):
-        polyclinic.audit(done.folder, kinds=["prototypes"])
+    report = polyclinic.audit(done.folder, kinds=["prototypes"])
+    assert report["complete"]
+    assert report["verdicts"]["prototypes"]["verdict"] == "not tested"
+    (gap,) = report["parcels"][0]["not_tried"]
+    assert re.search(why, gap["why"])
 
 
 def test_a_model_names_only_the_plugins_that_its_network_and_task_come_from(study, plugin, tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -32,26 +33,6 @@ Scorer = Callable[[Tensor, Tensor], Tensor]
 Train = Callable[[Tensor, int], Scorer]
 #: images that are asked about, with their labels
 ASKED = (Capability.CANDIDATES, Capability.CANDIDATE_LABELS)
-
-
-def nearest_synthetic_scores(
-    synthetic: Images,
-    images: Images,
-    distance: Distance,
-    *,
-    reference: Images | None = None,
-    turn: bool = True,
-    device: str = "cpu",
-) -> Tensor:
-    """GAN-Leaks (Chen et al. 2020), black box: a member lies closer to its nearest synthetic image.
-
-    `reference`: synthetic images of a generator that did not see the candidates. Some images are close to anything;
-    how close they are to these is subtracted (the paper's calibration).
-    """
-    near = nearest(images, synthetic, distance, turn=turn, device=device).distance
-    if reference is None:
-        return -near
-    return nearest(images, reference, distance, turn=turn, device=device).distance - near
 
 
 def nearness_scores(synthetic: Images, images: Images, distance: Distance, *, device: str = "cpu") -> Tensor:
@@ -171,15 +152,19 @@ def _moments(shadows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Memberships:
-    """Scores of the members [N] and of the others [M], higher where membership is more likely, and how well these
-    are told apart. `features`: what distances were measured with, empty where none were."""
+    """Scores of the members [N] and of the others [M], higher where membership is more likely. `features`: what
+    distances were measured with, empty where none were."""
 
     members: Tensor
     others: Tensor
-    separation: Separation
-    features: str
     threat_model: str
+    features: str = ""
     cases: tuple[np.ndarray, np.ndarray] | None = None  #: of members and of others, equal for images of one patient
+
+    @cached_property
+    def separation(self) -> Separation:
+        """How well members are told from the others."""
+        return separation(self.members, self.others)
 
     def verdict(self, level: float | None = None) -> Verdict:
         """In words, with the figures. `level`: the chance of a false alarm, which the exact test of the order has;
@@ -202,12 +187,11 @@ class MembershipAttack(AttackSettings):
     """An attack whose scores are compared: members come first."""
 
     def _result(self, scores: Tensor, members: int, features: str = "") -> Memberships:
-        inside, outside = scores[:members], scores[members:]
-        return Memberships(inside, outside, separation(inside, outside), features, str(self))
+        return Memberships(scores[:members], scores[members:], str(self), features)
 
 
 class NearestSynthetic(MembershipAttack):
-    """GAN-Leaks, black box: `NearestSynthetic().run(synthetic, members, others, distance)`."""
+    """GAN-Leaks (Chen et al. 2020), black box: `NearestSynthetic().run(synthetic, members, others, distance)`."""
 
     name: Literal["nearest-synthetic"] = "nearest-synthetic"
     turn: bool = Field(True, description="also look for mirrored and turned neighbours")
@@ -226,11 +210,15 @@ class NearestSynthetic(MembershipAttack):
         reference: Images | None = None,
         device: str = "cpu",
     ) -> Memberships:
-        """`reference`: synthetic images of a generator that saw neither, for the calibrated attack."""
-        scores = nearest_synthetic_scores(
-            synthetic, _candidates(members, others), distance, reference=reference, turn=self.turn, device=device
+        """`reference`: synthetic images of a generator that saw neither. Some images are close to anything; how close
+        they are to these is subtracted (the paper's calibration)."""
+        asked = _candidates(members, others)
+        near, *usual = (
+            nearest(asked, made, distance, turn=self.turn, device=device).distance
+            for made in (synthetic, reference)
+            if made is not None
         )
-        return self._result(scores, len(members), distance.name)
+        return self._result(usual[0] - near if usual else -near, len(members), distance.name)
 
 
 class ReferenceGenerators(MembershipAttack):

@@ -155,11 +155,13 @@ class Projection(AttackSettings):
             given = "no" if labels is None else str(len(labels))
             cure = "give one for each, or set conditional = false"
             raise BadInput(f"attack.conditional: {len(targets)} images have {given} labels; {cure}")
+        points = space.draw(self.starts, torch_rng(seed, "projection", "starts")).to(device)  # the same for all
         parts = []
         for rows in torch.arange(len(targets)).split(self.at_once):
             theirs = torch.as_tensor(labels)[rows].to(device) if self.conditional else None
-            begin = None if start is None else start[rows].to(device)
-            parts.append(self._search(space, targets[rows].to(device), theirs, distance, seed, begin))
+            some = targets[rows].to(device)
+            begin = self._start(space, some, theirs, distance, points) if start is None else start[rows].to(device)
+            parts.append(self._search(space, some, theirs, distance, begin))
         found = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
         return Projected(**found, features=distance.name)
 
@@ -178,47 +180,32 @@ class Projection(AttackSettings):
             closest.append(near.amin(1))
         return choices[torch.stack(closest).argmin(0).to(choices.device)]
 
-    def _search(
-        self,
-        space: LatentSpace,
-        targets: Tensor,
-        labels: Tensor | None,
-        distance: Distance,
-        seed: int,
-        start: Tensor | None,
-    ) -> dict[str, Tensor]:
-        with torch.no_grad():
-            wanted = distance.embed(targets)
-        if start is None:
-            start = self._start(space, targets, wanted, labels, distance, seed)
-        objective = ProjectionObjective(space, wanted, labels, distance)
-        optimizer = Adam(start, lr=self.lr, steps=self.iterations, decay=self.decay, decay_at=self.decay_at)
-        found = search(objective, optimizer)
-        with torch.no_grad():
-            images = space.images(found.point, labels).clamp(0, 1)
-        return {"images": images, "distances": found.loss, "start": start}
-
     def _start(
-        self,
-        space: LatentSpace,
-        targets: Tensor,
-        wanted: Tensor,
-        labels: Tensor | None,
-        distance: Distance,
-        seed: int,
+        self, space: LatentSpace, targets: Tensor, labels: Tensor | None, distance: Distance, points: Tensor
     ) -> Tensor:
         """For each target [N, D] the closest of some points, the same ones for all targets of a label."""
-        points = space.draw(self.starts, torch_rng(seed, "projection", "starts")).to(targets.device)
+        with torch.no_grad():
+            wanted = distance.embed(targets)
         start = torch.empty(len(targets), points.shape[1], device=targets.device)
         kinds = torch.zeros(len(targets), device=targets.device) if labels is None else labels
         for kind in kinds.unique():
             rows = (kinds == kind).nonzero()[:, 0]
-            asked = None if labels is None else kind.expand(len(points))
-            made = _images_of(space, points, asked)
+            made = _images_of(space, points, None if labels is None else kind.expand(len(points)))
             same_shape(targets, made, "images of the generator")
             vectors = embed_all(made, distance, device=targets.device).to(targets.device)
             start[rows] = points[squared_distances(wanted[rows], vectors).argmin(1)]
         return start
+
+    def _search(
+        self, space: LatentSpace, targets: Tensor, labels: Tensor | None, distance: Distance, start: Tensor
+    ) -> dict[str, Tensor]:
+        with torch.no_grad():
+            wanted = distance.embed(targets)
+        optimizer = Adam(start, lr=self.lr, steps=self.iterations, decay=self.decay, decay_at=self.decay_at)
+        found = search(ProjectionObjective(space, wanted, labels, distance), optimizer)
+        with torch.no_grad():
+            images = space.images(found.point, labels).clamp(0, 1)
+        return {"images": images, "distances": found.loss, "start": start}
 
 
 @torch.no_grad()

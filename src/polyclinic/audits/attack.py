@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from polyclinic.attacks.attack import AttackSettings, Capabilities, Capability, ThreatModel, Verdict
+from polyclinic.attacks.attack import Capabilities, ThreatModel, Verdict
 from polyclinic.audits.truth import Truth, What
 from polyclinic.data.parts import SiteData, open_site
 from polyclinic.federation.ledger.archive import Release
@@ -20,15 +20,6 @@ from polyclinic.metrics.perceptual import Distance
 from polyclinic.models import Backbone
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study.tables import Effort
-
-
-class PoolScores(NamedTuple):
-    """What reference models [S] say of the images of a pool [S, N], which of them saw each, bool [S, N], and the place
-    of each image by its pixels."""
-
-    scores: Tensor
-    inside: Tensor
-    place: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -43,10 +34,8 @@ class Tools:
     device: str
     trajectory: tuple[int, ...] = ()  #: steps of a search at which images and losses are kept
     level: float = 0.001  #: p at or below which a test counts: the audit's 1 %, divided by its number of tests
-    planted: dict[tuple[str, ...], list[Planted]] = field(default_factory=dict, compare=False, repr=False)
-    #: leaks that several attacks look for, by name, site and digest of the parcel: planted once
-    references: dict[tuple[str, ...], PoolScores] = field(default_factory=dict, compare=False, repr=False)
-    #: what reference generators said of a pool of images, by site and round: trained once for a parcel and its plants
+    #: what several attacks on a parcel train alike, by what it is: (the parcel it is for, what was trained)
+    trained: dict[str, tuple[object, Any]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -98,6 +87,12 @@ class Seen:
         """Whose parcel it is, for titles of pictures."""
         who = self.site if self.sites == 1 else f"sum of {self.sites} sites"
         return f"{who}, {self.kind}, round {self.round}"
+
+    def planted(self, leak: str, words: str, truth: Truth, *parcels: Parcel, question: str = "") -> Planted:
+        """A leak that is planted in place of this parcel and its company; this parcel itself if none is given."""
+        parcels = parcels or (self.parcel,)
+        seen = replace(self, parcel=parcels[0], together=parcels, more=tuple)
+        return Planted(leak, words, seen, truth, question)
 
     def companion(self, kind: str) -> Parcel | None:
         """A parcel that left together with this one."""
@@ -164,15 +159,8 @@ class NotTried:
     excluded: bool = False
 
 
-def not_granted(
-    settings: AttackSettings, seen: Seen, question: str = "images", has: Iterable[Capability] = ()
-) -> NotTried | None:
-    """Why an attack is outside the threat model, if it is; `has`: what the attacker has made itself."""
-    return lacking(settings.name, settings.needs - set(has), seen, question)
-
-
-def lacking(attack: str, needs: Capabilities, seen: Seen, question: str) -> NotTried | None:
-    """The same of an attack with these needs."""
+def not_granted(attack: str, needs: Capabilities, seen: Seen, question: str = "images") -> NotTried | None:
+    """Why an attack with these needs is outside the threat model, if it is."""
     missing = needs - seen.tools.threat.granted
     why = f"the threat model does not grant {', '.join(sorted(missing))}"
     return NotTried(attack, why, question, excluded=True) if missing else None

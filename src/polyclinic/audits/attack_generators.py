@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,9 +23,9 @@ from polyclinic.attacks.near_copies import (
     weakest_copies,
 )
 from polyclinic.attacks.projection import Projected, Projection
-from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, Tools, not_granted
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, not_granted
 from polyclinic.audits.attack_latents import NO_IMAGES, invert_codes, shape_of_latents
-from polyclinic.audits.planting import planted_codes, planted_leaning, planted_within_reach
+from polyclinic.audits.planting import Project, planted_codes, planted_leaning, planted_within_reach
 from polyclinic.audits.plots import Pairs, histograms
 from polyclinic.audits.recovery import score_in_order
 from polyclinic.audits.truth import Truth, truth_of_held_out
@@ -34,7 +34,6 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import CodedModel, Codes, GeneratorModel
 from polyclinic.generators.base import even_labels
-from polyclinic.generators.latent_space import LatentSpace
 from polyclinic.generators.replay_stream import from_groups
 from polyclinic.metrics.images import ORIENTATIONS
 from polyclinic.randomness import torch_rng
@@ -44,7 +43,6 @@ Cases = tuple[np.ndarray, np.ndarray] | None
 NEAR = "near-copies"
 SHOWN = 8  #: pairs of a picture
 VALUES = 8  # labels to choose from, where they are values and none is known
-NO_SAMPLES = "the generator was sent without what draws samples"
 OTHER_SIZE = NotTried("copies", "the parcel holds no images of the study's size", "copies")
 
 
@@ -60,7 +58,9 @@ class CopiesAttack(Attack):
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
         sent = sent_images(seen)
-        return [] if sent is None else planted_leaning(seen, asked_of_held_out(seen, truth), sent)
+        return (
+            [] if sent is None else planted_leaning(seen, truth_of_held_out(truth, seen.tools.effort.candidates), sent)
+        )
 
 
 class GeneratorAttack(CopiesAttack):
@@ -77,7 +77,7 @@ class GeneratorAttack(CopiesAttack):
             return [model]
         if seen.tools.assembly.study.in_latents:
             return [NotTried("copies", NO_IMAGES, "copies")]
-        made = sample(seen, model)
+        made = sample(seen, model, "copies", "samples", seen.parcel.digest)
         found: Results = [made] if isinstance(made, NotTried) else attack_images(seen, truth, made)
         return [*found, attack_by_projection(seen, truth, model)]
 
@@ -85,10 +85,14 @@ class GeneratorAttack(CopiesAttack):
         model = load_generator(seen, seen.parcel.tensors)
         if isinstance(model, NotTried) or seen.tools.assembly.study.in_latents:
             return []
-        made = sample(seen, model)
-        leaning = [] if isinstance(made, NotTried) else planted_leaning(seen, asked_of_held_out(seen, truth), made)
+        made = sample(seen, model, "copies", "samples", seen.parcel.digest)
+        leaning = (
+            []
+            if isinstance(made, NotTried)
+            else planted_leaning(seen, truth_of_held_out(truth, seen.tools.effort.candidates), made)
+        )
         search = search_in_reach(seen, model)
-        return leaning if isinstance(search, NotTried) else [*leaning, *planted_within_reach(seen, truth, search.run)]
+        return leaning if isinstance(search, NotTried) else [*leaning, *planted_within_reach(seen, truth, search[1])]
 
 
 class DecodingAttack(Attack):
@@ -98,11 +102,13 @@ class DecodingAttack(Attack):
     tests: ClassVar[int] = 3
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
-        decoded = decode(seen)
-        if isinstance(decoded, NotTried):
-            return [decoded]
-        if isinstance(decoded, Coded):
-            return invert_codes(seen, truth, decoded.model, decoded.codes)
+        coded = own_codes(seen)
+        if isinstance(coded, NotTried):
+            return [coded]
+        model, codes = coded
+        if seen.tools.assembly.study.in_latents:
+            return invert_codes(seen, truth, model, codes)
+        decoded = model.decode(codes)
         return [score_decoded(decoded, seen, truth), *attack_images(seen, truth, decoded)]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
@@ -123,25 +129,18 @@ def sent_images(seen: Seen) -> Tensor | None:
     return images if images.dtype == torch.uint8 else to_uint8(images)
 
 
-@dataclass(frozen=True)
-class Coded:
-    """Codes of latents, which no decoder makes images of."""
-
-    model: CodedModel
-    codes: Codes
-
-
-def decode(seen: Seen) -> Tensor | Coded | NotTried:
-    """The images uint8 that the decoder that was sent makes of codes; codes of latents are returned as they are."""
+def own_codes(seen: Seen) -> tuple[CodedModel, Codes] | NotTried:
+    """The codes that were sent of the site's own images, with the generator that decodes them."""
     model, labels = model_of_codes(seen), seen.companion("labels")
-    if isinstance(model, NotTried) or labels is None:
-        return model if isinstance(model, NotTried) else NotTried("decoding", "codes came without their labels")
-    if Capability.GENERATOR not in seen.tools.threat.granted:
-        return NotTried("decoding", "the threat model does not grant generator", excluded=True)
-    share = from_groups({"codes": seen.parcel.tensors, "labels": labels.tensors}, model).get(seen.site)
-    if share is None:
-        return NotTried("decoding", "the codes are of other sites' images")
-    return Coded(model, share.codes) if seen.tools.assembly.study.in_latents else model.decode(share.codes)
+    if isinstance(model, NotTried):
+        return model
+    if labels is None:
+        return NotTried("decoding", "codes came without their labels")
+    if refused := not_granted("decoding", frozenset({Capability.GENERATOR}), seen):
+        return refused
+    own = {site: of_site for site, of_site in labels.tensors.items() if site == seen.site}  # others' may go along
+    share = from_groups({"codes": seen.parcel.tensors, "labels": own}, model).get(seen.site)
+    return (model, share.codes) if share else NotTried("decoding", "the codes are of other sites' images")
 
 
 def model_of_codes(seen: Seen) -> CodedModel | NotTried:
@@ -165,18 +164,13 @@ def load_generator(seen: Seen, state: Mapping[str, Tensor]) -> GeneratorModel | 
     return model
 
 
-def sample(seen: Seen, model: GeneratorModel) -> Tensor | NotTried:
-    """As many uint8 images as the budget asks about, of all labels alike."""
+def sample(seen: Seen, model: GeneratorModel, attack: str, *address: str | int) -> Tensor | NotTried:
+    """As many uint8 images as the budget asks about, of all labels alike; `address`: of the draw."""
     labels = even_labels(seen.tools.effort.candidates, model.target)
     try:
-        return model.sample(labels, torch_rng(seen.tools.seed, "audit", "samples", seen.parcel.digest))
+        return model.sample(labels, torch_rng(seen.tools.seed, "audit", *address))
     except BadInput:
-        return NotTried("copies", NO_SAMPLES, "copies")
-
-
-def asked_of_held_out(seen: Seen, truth: Truth) -> Truth | None:
-    """The truth of a plant that is asked about as many images as the budget has."""
-    return truth_of_held_out(truth, seen.tools.effort.candidates)
+        return NotTried(attack, "the generator was sent without what draws samples", "copies")
 
 
 # --- attacks on synthetic images ----------------------------------------------------------------------
@@ -205,7 +199,7 @@ def attack_images(seen: Seen, truth: Truth, made: Tensor) -> Results:
 def search_copies(seen: Seen, sets: tuple[Tensor, Tensor, Tensor], cases: Cases) -> Finding | NotTried:
     """Copies of members among made images; `sets`: made images, members, held-out images."""
     search, tools, (made, members, _) = CopySearch(), seen.tools, sets
-    if refused := not_granted(search, seen):
+    if refused := not_granted(search.name, search.needs, seen):
         return refused
     found = search.run(*sets, tools.distance, cases=cases, seed=tools.seed, device=tools.device)
     near = found.training
@@ -228,7 +222,7 @@ def search_copies(seen: Seen, sets: tuple[Tensor, Tensor, Tensor], cases: Cases)
 def nearest_membership(seen: Seen, sets: tuple[Tensor, Tensor, Tensor], cases: Cases) -> Finding | NotTried:
     """Members told by the nearest made image; sets as above."""
     attack, tools = NearestSynthetic(), seen.tools
-    if refused := not_granted(attack, seen, "membership"):
+    if refused := not_granted(attack.name, attack.needs, seen, "membership"):
         return refused
     found = replace(attack.run(*sets, tools.distance, device=tools.device), cases=cases)
     draw = histograms(
@@ -249,40 +243,25 @@ def beside(made: Tensor, training: Tensor, figures: list[str], orientation: Tens
 # --- projection -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SearchInReach:
-    """A search of a generator's latent space, as the budget and the threat model have it."""
-
-    attack: Projection
-    space: LatentSpace
-    tools: Tools
-    choices: Tensor  #: labels to choose from where an image's own is not known
-
-    def run(self, images: Tensor, labels: Tensor) -> Projected:
-        """The closest images that the generator can make."""
-        labelled = self.attack.conditional and not self.attack.guessed
-        return self.attack.run(
-            self.space,
-            images,
-            self.tools.distance,
-            labels=labels if labelled else None,
-            choices=self.choices,
-            seed=self.tools.seed,
-            device=self.tools.device,
-        )
-
-
-def search_in_reach(seen: Seen, model: GeneratorModel) -> SearchInReach | NotTried:
-    space, effort, tools = model.latent_space(), seen.tools.effort, seen.tools
+def search_in_reach(seen: Seen, model: GeneratorModel) -> tuple[Projection, Project] | NotTried:
+    """A search of a generator's latent space, as the budget and the threat model have it: the attack, and what it does
+    with images and their labels."""
+    space, tools = model.latent_space(), seen.tools
     conditional = space is not None and space.labelled
     known = conditional and Capability.CANDIDATE_LABELS in tools.threat.granted
-    attack = Projection(
-        iterations=effort.projection_steps, conditional=conditional, guessed=not known, at_once=effort.projected
-    )
+    steps, at_once = tools.effort.projection_steps, tools.effort.projected
+    attack = Projection(iterations=steps, conditional=conditional, guessed=not known, at_once=at_once)
     if space is None:
         return NotTried(attack.name, "this generator names no space to search in", "membership")
+    if refused := not_granted(attack.name, attack.needs, seen, "membership"):
+        return refused
     choices = even_labels(len(model.target.classes) or VALUES, model.target)
-    return not_granted(attack, seen, "membership") or SearchInReach(attack, space, tools, choices)
+    where: dict[str, Any] = {"choices": choices, "seed": tools.seed, "device": tools.device}
+
+    def closest(images: Tensor, labels: Tensor) -> Projected:
+        return attack.run(space, images, tools.distance, labels=labels if known else None, **where)
+
+    return attack, closest
 
 
 def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Finding | NotTried:
@@ -290,17 +269,18 @@ def attack_by_projection(seen: Seen, truth: Truth, model: GeneratorModel) -> Fin
     search, count = search_in_reach(seen, model), seen.tools.effort.projected
     if isinstance(search, NotTried):
         return search
+    attack, closest = search
     members, others = truth.members(count), truth.held_out(count)
     if min(len(members[0]), len(others[0])) < 2:
-        return NotTried(search.attack.name, "the site has no held-out images to compare with", "membership")
-    found = search.attack.judge(search.run(*members), search.run(*others), truth.cases(count))
+        return NotTried(attack.name, "the site has no held-out images to compare with", "membership")
+    found = attack.judge(closest(*members), closest(*others), truth.cases(count))
     draw = histograms(
         f"{found.members.features} distance after projection",
         {"training images": found.members.distances, "held-out images": found.held_out.distances},
-        title=f"{seen.where}, {search.attack.name}\nHow near the generator comes to training images, and to others",
+        title=f"{seen.where}, {attack.name}\nHow near the generator comes to training images, and to others",
     )
     verdict = found.verdict(seen.tools.level)
-    return Finding(search.attack.name, found.threat_model, verdict, draw=draw, question="membership")
+    return Finding(attack.name, found.threat_model, verdict, draw=draw, question="membership")
 
 
 # --- near copies ----------------------------------------------------------------------------------------
@@ -312,8 +292,8 @@ class NearCopiesAttack(Attack):
     kinds: ClassVar[tuple[str, ...]] = ("generator", "synthetic-images")
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
-        if refused := not_granted(CopySearch(), seen, "copies"):
-            return [replace(refused, attack=NEAR)]
+        if refused := not_granted(NEAR, CopySearch().needs, seen, "copies"):
+            return [refused]
         made = made_images(seen)
         return [made] if isinstance(made, NotTried) else [search_near_copies(seen, truth, made)]
 
@@ -325,8 +305,7 @@ class NearCopiesAttack(Attack):
         spoiled = made.clone()
         spoiled[0] = weakest_copies(truth.members(1)[0].float() / 255, seen.tools.seed)[0]
         parcel = Parcel("synthetic-images", {"images": spoiled}, {"samples": len(spoiled)})
-        changed = replace(seen, parcel=parcel, together=(parcel,))
-        return [Planted("near copy", f"{WEAKEST_WORDS}, among {len(made)} images", changed, truth)]
+        return [seen.planted("near copy", f"{WEAKEST_WORDS}, among {len(made)} images", truth, parcel)]
 
 
 def made_images(seen: Seen) -> Tensor | NotTried:
@@ -339,11 +318,7 @@ def made_images(seen: Seen) -> Tensor | NotTried:
     model = load_generator(seen, seen.parcel.tensors)
     if isinstance(model, NotTried):
         return model
-    rng = torch_rng(seen.tools.seed, "audit", "near copies", seen.site, seen.round)
-    try:
-        return model.sample(even_labels(seen.tools.effort.candidates, model.target), rng)
-    except BadInput:
-        return NotTried(NEAR, NO_SAMPLES, "copies")
+    return sample(seen, model, NEAR, "near copies", seen.site, seen.round)
 
 
 def search_near_copies(seen: Seen, truth: Truth, made: Tensor) -> Finding | NotTried:

@@ -4,7 +4,6 @@ decoder that the attacker trains on images of its own.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -67,7 +66,7 @@ def invert(seen: Seen, truth: Truth, latents: Tensor) -> Results:
     """Search for images with latents [N, ...] that the receiver has, in the order of the site's images."""
     tools, (front, mixed) = seen.tools, front_of(seen)
     settings = LatentInversion(iterations=tools.effort.latent_steps, batch_norm="train" if mixed else "eval")
-    if refused := not_granted(settings, seen):
+    if refused := not_granted(settings.name, settings.needs, seen):
         return [refused, *_blind(seen, truth)]
     some = latents if mixed else latents[: 4 * tools.effort.images]  # a whole batch shares its statistics
     try:
@@ -132,14 +131,14 @@ class LearnedDecoderAttack(Attack):
         noisy = clean + NOISE * clean.std(0, keepdim=True) * noise
         parcel = Parcel(seen.kind, {seen.kind: noisy}, dict(seen.parcel.metadata))
         words = f"latents of {len(clean)} held-out images, with noise as large as their own deviation"
-        return [Planted("noisy latents", words, replace(seen, parcel=parcel, together=(parcel,)), other)]
+        return [seen.planted("noisy latents", words, other, parcel)]
 
 
 def decode_latents(seen: Seen, truth: Truth, latents: Tensor) -> Finding | NotTried:
     """Train a decoder and score what it makes of latents [N, ...], which keep the order of the site's images."""
     tools, (front, mixed) = seen.tools, front_of(seen)
     settings = LearnedDecoder(steps=tools.effort.latent_steps, width=_width(latents))
-    if refused := not_granted(settings, seen):
+    if refused := not_granted(settings.name, settings.needs, seen):
         return refused
     own = attacker_images(tools, seen.site, truth)
     if len(own.images) < FEWEST_OWN:

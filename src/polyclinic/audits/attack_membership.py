@@ -30,11 +30,11 @@ from polyclinic.attacks.membership import (
     score_all,
     shadow_scores,
 )
-from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, PoolScores, Results, Seen, not_granted
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, not_granted
 from polyclinic.audits.attack_generators import made_images
 from polyclinic.audits.planting import planted_leaning
 from polyclinic.audits.plots import histograms
-from polyclinic.audits.truth import Truth, site_of, truth_of_asked
+from polyclinic.audits.truth import Truth, truth_of_asked, truth_of_images
 from polyclinic.data.pixels import to_uint8
 from polyclinic.federation.ledger.archive import SUM_KINDS
 from polyclinic.federation.ledger.parcel import Parcel
@@ -71,11 +71,10 @@ class LossMembershipAttack(Attack):
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
         """The sent model, trained further on half of the held-out images until it just remembers them; the same one
         for all attacks on a parcel."""
-        where = ("memory", seen.site, seen.parcel.digest)
-        if where not in seen.tools.planted:
-            seen.tools.planted.clear()  # of the parcel before
-            seen.tools.planted[where] = plant_memory(seen, truth)
-        return seen.tools.planted[where]
+        of, trained = (seen.site, seen.parcel.digest), seen.tools.trained
+        if trained.get("memory", ("",))[0] != of:
+            trained["memory"] = of, plant_memory(seen, truth)
+        return trained["memory"][1]
 
 
 class ReferenceMembershipAttack(LossMembershipAttack):
@@ -122,7 +121,7 @@ class Candidates:
 def why_not(seen: Seen, truth: Truth, settings: LossThreshold | ShadowModels) -> NotTried | None:
     if unsent_names(seen):
         return NotTried(settings.name, "only a part of the network was sent", "membership")
-    if refused := not_granted(settings, seen, "membership"):
+    if refused := not_granted(settings.name, settings.needs, seen, "membership"):
         return refused
     return None if Candidates(seen, truth).enough else NotTried(settings.name, TOO_FEW, "membership")
 
@@ -143,7 +142,7 @@ def membership_finding(
     """Whether members score higher than chance has it, with figures by class."""
     inside, outside = scores[: asked.members], scores[asked.members :]
     behind = "images in these sums" if seen.kind in SUM_KINDS else "training images"
-    result = Memberships(inside, outside, separation(inside, outside), "", threat_model, asked.cases)
+    result = Memberships(inside, outside, threat_model, cases=asked.cases)
     said = result.verdict(seen.tools.level)
     rare = separation(inside, outside, false_alarms=RARE)
     rare_hits = {"hits_rare": rare.hits, "hits_rare_low": rare.hits_low, "hits_rare_high": rare.hits_high}
@@ -232,10 +231,9 @@ def plant_memory(seen: Seen, truth: Truth) -> list[Planted]:
     if half < FEWEST:
         return []
     weights, area = remembering(seen, images.float() / 255, answers, half)
-    data = site_of(truth.data, images, answers, members=half, what=seen.tools.what)
     words = f"the same model, trained until its loss tells {half} images from {len(images) - half} with AUC {area:.2f}"
-    parcel = Parcel(seen.kind, weights, seen.parcel.metadata)
-    return [Planted("memory", words, replace(seen, parcel=parcel, together=()), Truth([], data, truth.seed))]
+    other = truth_of_images(truth, images, answers, half, seen.tools.what)
+    return [seen.planted("memory", words, other, Parcel(seen.kind, weights, seen.parcel.metadata))]
 
 
 def unsent_names(seen: Seen, sent: Mapping[str, Tensor] | None = None) -> set[str]:
@@ -296,7 +294,7 @@ class ReferenceGeneratorsAttack(Attack):
     def attack(self, seen: Seen, truth: Truth) -> Results:
         """RMIA and LiRA with the same reference generators."""
         tools, settings = seen.tools, ReferenceGenerators(count=seen.tools.effort.references)
-        if refused := not_granted(settings, seen, "membership"):
+        if refused := not_granted(settings.name, settings.needs, seen, "membership"):
             return [refused]
         if tools.assembly.study.task.dense or tools.assembly.study.in_latents:
             return [NotTried(settings.name, "the generator makes more or other things than images", "membership")]
@@ -329,10 +327,9 @@ def some_made_images(seen: Seen) -> Tensor | NotTried:
 
 def scores_of_references(seen: Seen, asked: Candidates, samples: int, count: int) -> tuple[Tensor, Tensor]:
     """What reference generators say of the candidates; trained once for a parcel and what is planted beside it."""
-    key = ("generators", seen.site, str(seen.round))
-    names = [digest(image) for image in asked.images]
-    known = seen.tools.references.get(key)
-    if known is None or not set(names) <= known.place.keys():
+    of, names = (seen.site, seen.round), [digest(image) for image in asked.images]
+    parcel, (scores, inside, place) = seen.tools.trained.get("generators", ("", (None, None, {})))
+    if parcel != of or not set(names) <= place.keys():
         scores, inside = shadow_scores(
             lambda index, seed: reference_scorer(seen, asked, index, samples, seed),
             asked.images,
@@ -340,11 +337,10 @@ def scores_of_references(seen: Seen, asked: Candidates, samples: int, count: int
             count=count,
             seed=seen.tools.seed,
         )
-        known = PoolScores(scores, inside, {name: place for place, name in enumerate(names)})
-        seen.tools.references.clear()  # of the parcel before
-        seen.tools.references[key] = known
-    rows = [known.place[name] for name in names]
-    return known.scores[:, rows], known.inside[:, rows]
+        place = {name: row for row, name in enumerate(names)}
+        seen.tools.trained["generators"] = of, (scores, inside, place)
+    rows = [place[name] for name in names]
+    return scores[:, rows], inside[:, rows]
 
 
 def reference_scorer(seen: Seen, asked: Candidates, index: Tensor, samples: int, seed: int) -> Scorer:

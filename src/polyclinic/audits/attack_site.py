@@ -7,7 +7,7 @@ images are alike, nothing can be told.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import Capability, Verdict
 from polyclinic.attacks.membership import score_all
-from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, lacking
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, not_granted
 from polyclinic.audits.attack_membership import FEWEST, fit, losses_of, sent_model, unsent_names
 from polyclinic.audits.plots import histograms
-from polyclinic.audits.truth import Truth, site_of
+from polyclinic.audits.truth import Truth, truth_of_images
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.roc import separation
 from polyclinic.metrics.statistics.significance import chance_of_order
@@ -44,7 +44,7 @@ class SiteInferenceAttack(Attack):
     tests: ClassVar[int] = 2
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
-        if refused := lacking(NAME, NEEDS, seen, QUESTION):
+        if refused := not_granted(NAME, NEEDS, seen, QUESTION):
             return [refused]
         others = others_images(seen)
         if others is None or seen.sites > 1:
@@ -69,10 +69,9 @@ class SiteInferenceAttack(Attack):
         fit(seen, model, images[:half].float() / 255, answers[:half], PASSES * max(1, half // size), seen.round)
         state = model.cpu().state_dict()
         weights = {name: state[name].detach().clone() for name in seen.parcel.tensors if name in state}
-        data = site_of(truth.data, images[half:], answers[half:], members=0, what=seen.tools.what)
         words = f"an update trained on {half} images of a darker scanner; asked about are {len(images) - half} others"
-        parcel = Parcel(seen.kind, weights, seen.parcel.metadata)
-        return [Planted("site", words, replace(seen, parcel=parcel, together=()), Truth([], data, truth.seed))]
+        other = truth_of_images(truth, images[half:], answers[half:], 0, seen.tools.what)
+        return [seen.planted("site", words, other, Parcel(seen.kind, weights, seen.parcel.metadata))]
 
 
 def darker(images: Tensor) -> Tensor:

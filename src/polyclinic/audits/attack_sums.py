@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.decoders import FeatureDecoder
-from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, lacking, not_granted
+from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, not_granted
 from polyclinic.audits.attack_membership import FEWEST, WEAKEST, Candidates, membership_finding, unsent_names
 from polyclinic.audits.recovery import Identification, Recovery, correlations, recovery, without_grey
 from polyclinic.audits.sum_layouts import (
@@ -33,7 +33,7 @@ from polyclinic.audits.sum_layouts import (
     read_sums,
     sums_like,
 )
-from polyclinic.audits.truth import FEWEST_OWN, Truth, attacker_images, rows_of, site_of, truth_of_held_out
+from polyclinic.audits.truth import FEWEST_OWN, Truth, attacker_images, truth_of_held_out, truth_of_images
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.one_round import project, projection
 from polyclinic.metrics.perceptual import squared_distances
@@ -129,7 +129,7 @@ def threat(what: str, network: str) -> str:
 
 
 def why_not(name: str, seen: Seen, truth: Truth) -> NotTried | None:
-    if refused := lacking(name, NEEDS, seen, QUESTION):
+    if refused := not_granted(name, NEEDS, seen, QUESTION):
         return refused
     if not Candidates(seen, truth).enough:
         return NotTried(name, f"fewer than {FEWEST} images of either kind to compare", QUESTION)
@@ -202,10 +202,9 @@ def planted_sums(leak: str, seen: Seen, truth: Truth, make: Make, score: Score) 
         if area >= WEAKEST or count * 3 // 4 < FEWEST:
             break
         count = count * 3 // 4
-    data = replace(other.data, train=rows_of(other.data.train, np.arange(count)))
+    fewer = replace(other.data, train=other.data.train.take(np.arange(count)))
     words = f"{leak} of {count} held-out images, which tell these from others with AUC {area:.2f}"
-    changed = replace(seen, parcel=parcel, together=(parcel,), more=tuple)
-    return [Planted(leak, words, changed, Truth([], data, truth.seed))]
+    return [seen.planted(leak, words, Truth([], fewer, truth.seed), parcel)]
 
 
 NAME = FeatureDecoder().name
@@ -238,17 +237,15 @@ class FeatureDecoderAttack(Attack):
         parcel = sums_like(seen.parcel, features[:members] + spread * noise.numpy(), labels[:members])
         if [one.shape for one in few_images(parcel)] != [one.shape for one in few_images(seen.parcel)]:
             return []  # fewer held-out images of a class than the real sums have: the plant would be an easier one
-        data = site_of(truth.data, images, labels, members=members, what="labels")
         words = f"the same sums of held-out images, with noise of {NOISE:g} of the features' deviation on each image"
-        changed = replace(seen, parcel=parcel, together=(parcel,), more=tuple)
-        return [Planted("noisy sums", words, changed, Truth([], data, truth.seed))]
+        return [seen.planted("noisy sums", words, truth_of_images(truth, images, labels, members), parcel)]
 
 
 def decode_sums(seen: Seen, truth: Truth, groups: Sequence[FewImages]) -> Finding | NotTried:
     """Train a decoder, and score what it makes of the vectors of each group."""
     tools = seen.tools
     settings = FeatureDecoder(steps=tools.effort.latent_steps)
-    if refused := not_granted(settings, seen):
+    if refused := not_granted(settings.name, settings.needs, seen):
         return refused
     own = attacker_images(tools, seen.site, truth)
     if len(own.images) < FEWEST_OWN:
@@ -305,8 +302,8 @@ def score_sets(sets: Sequence[ComparedSet], held_out: Tensor, where: str = "") -
     and a guess may be the mean of a class."""
     found, true = torch.cat([one.found for one in sets]), torch.cat([_paired(one) for one in sets])
     means = torch.stack([one.held_out.mean(0) for one in sets])
-    result = recovery(found, true, torch.cat([held_out, means]), in_order=True, where=where)
-    return replace(result, identified=identify_in_classes(sets))
+    result = recovery(found, true, torch.cat([held_out, means]), in_order=True)
+    return replace(result, identified=identify_in_classes(sets), where=where)
 
 
 def _paired(one: ComparedSet) -> Tensor:

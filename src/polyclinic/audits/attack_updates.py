@@ -249,7 +249,7 @@ class AnalyticInversionAttack(Attack):
         shape, update = tools.image_shape, _update(seen)
         if not settings.fits(seen.network, shape) or not len(truth.used) or not update:
             return []
-        if refused := not_granted(settings, seen):
+        if refused := not_granted(settings.name, settings.needs, seen):
             return [refused]
         found = settings.run(update, seen.network, shape)
         batch = exact_images(update, seen.network)

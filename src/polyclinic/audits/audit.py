@@ -7,15 +7,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from polyclinic.audits import ATTACKS, Attack
-from polyclinic.audits.attack import EVERY_QUESTION, Finding, NotTried, SearchSteps, Seen, Tools
+from polyclinic.audits.attack import EVERY_QUESTION, Finding, NotTried, Planted, Results, Seen, Tools
 from polyclinic.audits.attack_generators import load_generator, model_of_codes
 from polyclinic.audits.coordinator import rehearse
 from polyclinic.audits.open_run import LedgerLines, open_run
@@ -109,17 +108,6 @@ def _find_device(device: str) -> str:
         ) from None
 
 
-class Clock:
-    """The time that a budget has; 0 minutes: as long as it takes."""
-
-    def __init__(self, minutes: float = 0) -> None:
-        self.minutes, self._begun = minutes, time.monotonic()
-
-    @property
-    def is_over(self) -> bool:
-        return bool(self.minutes) and time.monotonic() - self._begun > 60 * self.minutes
-
-
 def count_tests(wanted: Sequence[AuditedParcel]) -> int:
     """Tests of parcels that the audit is about to make: among so many, one may alarm by chance."""
     return max(1, sum(attack.tests for audited in wanted for attack in fitting_attacks(audited).values()))
@@ -135,20 +123,14 @@ def fitting_attacks(audited: AuditedParcel) -> dict[str, type[Attack]]:
 def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Clock | None = None) -> dict[str, Any]:
     """Attack one parcel; what audit.json says about it. Pictures show images, so they stay in the site's folder."""
     begin = time.perf_counter()
-    release, parcel = audited.release, audited.parcel
+    release = audited.release
     seen, gaps = without_unread(audited.seen(tools))
-    results = [*_attack(fitting_attacks(audited), seen, audited.truth(tools), clock or Clock()), *gaps]
-    findings = []
-    for tested in (result for result in results if isinstance(result, CheckedFinding)):
-        found = tested.finding
-        path = folder / "sites" / audited.site / "audit" / f"{release.name}-{parcel.kind}-{found.attack}.png"
-        shown = found.draw is not None and _draw_plot(found.draw, path)
-        written = _finding_json(tested, str(path.relative_to(folder)) if shown else None)
-        if found.search is not None:
-            path = path.with_name(f"{path.stem}-steps.png")
-            shown = found.search.draw is not None and _draw_plot(found.search.draw, path)
-            written["trajectory"] = _search_json(found.search, str(path.relative_to(folder)) if shown else None)
-        findings.append(written)
+    fitting, truth, clock = fitting_attacks(audited), audited.truth(tools), clock or Clock()
+    results = [found for name, kind in fitting.items() for found in run_attack(name, kind, seen, truth, clock)]
+    if not fitting:
+        results = [NotTried("every attack", "none is for this kind of parcel; a plug-in can add one")]
+    results += gaps
+    stem = folder / "sites" / audited.site / "audit" / f"{release.name}-{audited.parcel.kind}"
     return {
         "site": audited.who,
         "sites": audited.sites,
@@ -156,58 +138,71 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Cloc
         "operation": release.operation,
         "kind": audited.kind_that_left,
         "digests": audited.digests,
-        "findings": findings,
+        "findings": [_finding_json(one, stem, folder) for one in results if isinstance(one, CheckedFinding)],
         "not_tried": [asdict(result) for result in results if isinstance(result, NotTried)],
         "seconds": round(time.perf_counter() - begin, 1),
     }
 
 
-def _attack(
-    fitting: Mapping[str, type[Attack]], seen: Seen, truth: Truth, clock: Clock
+class Clock:
+    """The time that a budget has; 0 minutes: as long as it takes."""
+
+    def __init__(self, minutes: float = 0) -> None:
+        self.minutes, self._begun = minutes, time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.minutes) and time.monotonic() - self._begun > 60 * self.minutes
+
+
+def run_attack(
+    name: str, attack: type[Attack], seen: Seen, truth: Truth, clock: Clock
 ) -> list[CheckedFinding | NotTried]:
-    """What all these attacks found, with their power checks."""
-    if not fitting:
-        return [NotTried("every attack", "none is for this kind of parcel; a plug-in can add one")]
-    return [found for name, attack in fitting.items() for found in _in_time(name, attack(), seen, truth, clock)]
-
-
-def _in_time(name: str, attack: Attack, seen: Seen, truth: Truth, clock: Clock) -> list[CheckedFinding | NotTried]:
     """One attack with its power check, while the budget has time."""
     if clock.is_over:
-        return [
-            NotTried(name, f"the budget's {clock.minutes:g} minutes were used up; use a larger budget", EVERY_QUESTION)
-        ]
-    return run_with_power(attack, seen, truth, partial(_run_attack, name, attack))
+        why = f"the budget's {clock.minutes:g} minutes were used up; use a larger budget"
+        return [NotTried(name, why, EVERY_QUESTION)]
+    guarded = Guarded(name, attack)
+    return [*run_with_power(guarded, seen, truth), *guarded.gaps]
 
 
-def _run_attack(name: str, attack: Attack, seen: Seen, truth: Truth) -> list[Finding | NotTried]:
-    """What one attack found; an audit goes on with the others where one is too much for the device."""
-    try:
-        return _checked(name, attack.attack(seen, truth))
-    except torch.OutOfMemoryError:
-        return [
-            NotTried(
-                name, f"memory of {seen.tools.device} is too small; use a smaller budget, or the CPU", EVERY_QUESTION
-            )
-        ]
-    except (BadInput, WorkFailed):
-        raise
-    except Exception as error:
-        if name in ATTACKS.builtin:
+class Guarded(Attack):
+    """An attack whose failure is a gap in what is known, while the audit goes on with the others. Where one of
+    Polyclinic's own fails, but for want of memory, that is a mistake in it, and is raised."""
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, name: str, attack: type[Attack]) -> None:
+        self.name, self.kind = name, attack
+        self.gaps: list[NotTried] = []
+
+    def attack(self, seen: Seen, truth: Truth) -> Results:
+        return self._tried(lambda: self.kind().attack(seen, truth), Finding | NotTried, seen)
+
+    def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
+        return self._tried(lambda: self.kind().planted(seen, truth), Planted, seen)
+
+    def _tried(self, work: Callable[[], Any], kind: Any, seen: Seen) -> list[Any]:
+        try:
+            found = work()
+        except torch.OutOfMemoryError:
+            why = f"memory of {seen.tools.device} is too small; use a smaller budget, or the CPU"
+        except (BadInput, WorkFailed):
             raise
-        raise WorkFailed(f"the attack '{name}' ({ATTACKS.origin(name)}) failed: {reason(error)}") from error
+        except Exception as error:
+            if self.name in ATTACKS.builtin:
+                raise
+            why = f"the attack ({ATTACKS.origin(self.name)}) failed: {reason(error)}"
+        else:
+            if isinstance(found, list) and all(isinstance(one, kind) for one in found):
+                return found
+            wanted = "Planted" if kind is Planted else "Finding"
+            why = f"the attack ({ATTACKS.origin(self.name)}) gave {found!r:.50}, and must give a list of {wanted}"
+        self.gaps.append(NotTried(self.name, why, EVERY_QUESTION))
+        return []
 
 
-def _checked(name: str, found: Any) -> list[Finding | NotTried]:
-    """What an attack gave; WorkFailed if it is no list of findings."""
-    if not isinstance(found, list) or not all(isinstance(one, Finding | NotTried) for one in found):
-        raise WorkFailed(
-            f"the attack '{name}' ({ATTACKS.origin(name)}) gave {found!r:.50}, and must give a list of Finding"
-        )
-    return found
-
-
-def _draw_plot(draw: Callable[[Any], None], path: Path) -> bool:
+def draw_plot(draw: Callable[[Any], None], path: Path) -> bool:
     """Whether there was something to draw."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,36 +214,42 @@ def _draw_plot(draw: Callable[[Any], None], path: Path) -> bool:
         raise BadInput(f"{path}: cannot be written ({error.strerror}); make room or give access to it") from None
 
 
-def _finding_json(tested: CheckedFinding, picture: str | None) -> dict[str, Any]:
-    found = tested.finding
-    return {
+def _finding_json(tested: CheckedFinding, stem: Path, folder: Path) -> dict[str, Any]:
+    """What audit.json says of a finding, whose pictures are drawn under `stem`."""
+    found, power = tested.finding, [vars(one) for one in tested.power]
+    written = {
         "attack": found.attack,
         "question": found.question,
         "verdict": tested.word,
         "words": str(found.verdict),
         "evidence": _figures(found.verdict.evidence),
-        "power": [
-            {**vars(one), "evidence": _figures(one.evidence), "seconds": round(one.seconds, 1)} for one in tested.power
-        ],
+        "power": [{**one, "evidence": _figures(one["evidence"]), "seconds": round(one["seconds"], 1)} for one in power],
         "doubt": found.doubt,
         "seconds": round(tested.seconds, 1),
         "threat_model": found.threat_model,
         "assumed": found.assumed,
-        "picture": picture,
+        "picture": _picture(found.draw, stem.with_name(f"{stem.name}-{found.attack}.png"), folder),
     }
+    if search := found.search:
+        steps = stem.with_name(f"{stem.name}-{found.attack}-steps.png")
+        curves = {"steps": list(search.steps), **_figures({"loss": search.loss, "distance": search.distance})}
+        written["trajectory"] = {**curves, "picture": _picture(search.draw, steps, folder)}
+    return written
+
+
+def _picture(draw: Callable[[Path], None] | None, path: Path, folder: Path) -> str | None:
+    """Where the picture is in the run folder, if there was something to draw."""
+    return str(path.relative_to(folder)) if draw is not None and draw_plot(draw, path) else None
 
 
 def _figures(evidence: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _json_number(value) for name, value in evidence.items()}
 
 
-def _search_json(search: SearchSteps, picture: str | None) -> dict[str, Any]:
-    loss, distance = ([_json_number(value) for value in values] for values in (search.loss, search.distance))
-    return {"steps": list(search.steps), "loss": loss, "distance": distance, "picture": picture}
-
-
 def _json_number(value: Any) -> Any:
     """Plain JSON: figures of four digits, null for what is not a number."""
+    if isinstance(value, list):
+        return [_json_number(one) for one in value]
     if isinstance(value, float):
         return float(f"{value:.4g}") if math.isfinite(value) else None
     return value

@@ -26,7 +26,7 @@ from polyclinic.attacks.membership import LossThreshold, NearestSynthetic
 from polyclinic.attacks.near_copies import WEAKEST_WORDS, CopyIndex, weakest_copies
 from polyclinic.audits.attack import Finding
 from polyclinic.audits.attack_generators import near_copy_finding
-from polyclinic.audits.audit import write_file
+from polyclinic.audits.audit import draw_plot, write_file
 from polyclinic.audits.external_files import (
     ImageFolder,
     Sent,
@@ -43,7 +43,6 @@ from polyclinic.audits.run_inversion import ENOUGH, Search, geiping
 from polyclinic.audits.truth import FEWEST_OWN
 from polyclinic.audits.verdicts import CheckedFinding, PowerCheck, count_of, gravest, with_doubt
 from polyclinic.errors import BadInput
-from polyclinic.extras import picture_if_possible
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.study.tables import EFFORTS, Effort
@@ -193,7 +192,7 @@ def invert(update: Update, asked: Asked) -> Finding:
         raise BadInput(f"--settings: this update cannot be attacked: {error}") from None
     made = f"{count_of(settings.images, 'image')} in {count_of(settings.steps, 'step')}"
     where = f"Update of {made}, {search.settings.name}"
-    result = recovery(found.images[0], asked.truth, compared, in_order=False, where=where)
+    result = replace(recovery(found.images[0], asked.truth, compared, in_order=False), where=where)
     verdict = result.verdict()
     doubt = "" if verdict.leak else doubt_about(update, asked.truth, found.images[0])
     return Finding(search.settings.name, found.threat_model, verdict, search.assumed, result.draw, doubt=doubt)
@@ -296,11 +295,8 @@ def planted_check(leak: str, words: str, found: Finding) -> PowerCheck:
 
 def write_row(finding: Finding, checks: list[PowerCheck], out: Path, begin: float) -> Json:
     """What audit.json says of a finding, whose picture is drawn."""
-    out.mkdir(parents=True, exist_ok=True)
     picture = out / f"{finding.attack}.png"
-    if finding.draw is not None:
-        with picture_if_possible():
-            finding.draw(picture)
+    shown = finding.draw is not None and draw_plot(finding.draw, picture)
     took = time.perf_counter() - begin
     return {
         "attack": finding.attack,
@@ -312,7 +308,7 @@ def write_row(finding: Finding, checks: list[PowerCheck], out: Path, begin: floa
         "power": [{name: getattr(one, name) for name in ("leak", "words", "found", "evidence")} for one in checks],
         "threat_model": finding.threat_model,
         "assumed": finding.assumed,
-        "picture": picture.name if picture.is_file() else None,
+        "picture": picture.name if shown else None,
         "seconds": round(took, 1),
     }
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from polyclinic.audits.attack import Seen, Tools
 from polyclinic.audits.open_run import LedgerLines
-from polyclinic.audits.truth import Truth, join, rows_of
+from polyclinic.audits.truth import Truth, join
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput, WorkFailed, did_you_mean
 from polyclinic.federation.call import Call
@@ -56,6 +56,7 @@ class AuditedParcel:
     number: int
     others: tuple[Release, ...] = ()  #: further kept releases of the same operation by the same site
     peers: Mapping[str, Release] = field(default_factory=dict)  #: of other sites, of the same operation and round
+    is_released_model: bool = False  #: the model of a run, asked about one site's images: no parcel that left
 
     @property
     def site(self) -> str:
@@ -94,15 +95,16 @@ class AuditedParcel:
     @property
     def attacks(self) -> tuple[str, ...]:
         """Names of the attacks to run, where not all that fit the kind make sense; empty: all."""
-        return ()
+        return MEMBERSHIP if self.is_released_model else ()
 
     @property
     def sites(self) -> list[str]:
-        return list(self.parts)
+        return [] if self.is_released_model else list(self.parts)
 
     @property
     def digests(self) -> list[str]:
-        return [part.parcels[self.number].digest for part in self.parts.values()]
+        parts = [] if self.is_released_model else self.parts.values()
+        return [part.parcels[self.number].digest for part in parts]
 
     def _more(self, tools: Tools) -> tuple[Seen, ...]:
         """The same parcel of the other releases."""
@@ -143,7 +145,7 @@ def truth_of_scores(data: SiteData, splits: Sequence[str], seed: int) -> Truth:
     not are the ones held out of it."""
     scored = [getattr(data, name) for name in splits]
     others = [getattr(data, name) for name in ("validation", "test") if name not in splits]
-    none = rows_of(data.test, np.arange(0))
+    none = data.test.take(np.arange(0))
     return Truth([], SiteData(data.name, reduce(join, scored), reduce(join, others, none), none), seed)
 
 
@@ -162,14 +164,14 @@ def mean_parcel(parcels: Sequence[Parcel]) -> Parcel:
 
 def join_sites(sites: Sequence[SiteData]) -> SiteData:
     """All sites' images as if they were one site's."""
-    parts = {}
-    for split in ("train", "validation", "test"):
-        of_sites = [getattr(site, split) for site in sites]
-        names = [name for name in ("images", "labels", "masks") if getattr(of_sites[0], name) is not None]
-        arrays = {name: np.concatenate([getattr(part, name) for part in of_sites]) for name in names}
-        parts[split] = ImageSet(**arrays)
-    name = " and ".join(site.name for site in sites)
-    return SiteData(name, parts["train"], parts["validation"], parts["test"])
+
+    def of_split(split: str) -> ImageSet:
+        parts = [getattr(site, split) for site in sites]
+        return reduce(join, [ImageSet(one.images, one.labels, one.masks) for one in parts])  # patients differ by site
+
+    return SiteData(
+        " and ".join(site.name for site in sites), of_split("train"), of_split("validation"), of_split("test")
+    )
 
 
 # --- choosing parcels ------------------------------------------------------------------------------------------
@@ -344,35 +346,7 @@ def _check_names(flag: str, given: tuple[str, ...], known: list[str]) -> None:
             raise BadInput(f"{flag}: no such choice: '{name}'{hint}; choose from {', '.join(known)}")
 
 
-@dataclass(frozen=True)
-class ReleasedModel(AuditedParcel):
-    """The model of a run, asked about the images of one site. It is no parcel that left: no site and no digest."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.site}, the released model (round {self.release.round})"
-
-    @property
-    def attacks(self) -> tuple[str, ...]:
-        return MEMBERSHIP
-
-    @property
-    def sites(self) -> list[str]:
-        return []
-
-    @property
-    def digests(self) -> list[str]:
-        return []
-
-    def seen(self, tools: Tools) -> Seen:
-        parcel = self.parcel
-        return Seen(self.site, parcel, (parcel,), lambda kind: {}, max(1, self.release.round), 0, tools)
-
-    def truth(self, tools: Tools) -> Truth:
-        return Truth([], tools.site_data(self.site), tools.seed)
-
-
-def released_models(folder: Path, assembly: Assembly, chosen: Sequence[AuditedParcel]) -> list[ReleasedModel]:
+def released_models(folder: Path, assembly: Assembly, chosen: Sequence[AuditedParcel]) -> list[AuditedParcel]:
     """The released model for each site whose weights are attacked; none where it is of a round that is attacked anyway,
     or where the run has none (a deployed site, an unfinished run)."""
     asked = [one for one in chosen if one.parcel.kind == "weights" and len(one.parts) == 1]
@@ -385,10 +359,12 @@ def released_models(folder: Path, assembly: Assembly, chosen: Sequence[AuditedPa
         parcels = [Parcel("weights", load_file(file), {})]
     except (OSError, SafetensorError):
         return []
+    facts = {"name": f"released-{best:05d}", "round": best, "step": 0, "operation": "released model", "split": ""}
     released: Any = SimpleNamespace(
-        name=f"released-{best:05d}", round=best, operation="released model", left=(), parcels=parcels
+        **facts, left=(), parcels=parcels, kinds=["weights"], used=[], received=lambda kind: {}
     )
-    return [ReleasedModel({site: released}, 0) for site in dict.fromkeys(one.site for one in asked)]
+    sites = dict.fromkeys(one.site for one in asked)
+    return [AuditedParcel({site: released}, 0, is_released_model=True) for site in sites]
 
 
 def best_round(folder: Path) -> int | None:

@@ -19,7 +19,7 @@ from polyclinic.attacks.membership import NearestSynthetic
 from polyclinic.attacks.projection import Projected
 from polyclinic.audits.attack import Planted, Seen, Tools
 from polyclinic.audits.attack_latents import public_trainer
-from polyclinic.audits.truth import Truth, site_of, truth_of_held_out
+from polyclinic.audits.truth import Truth, truth_of_held_out, truth_of_images
 from polyclinic.data.pixels import to_uint8
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import CodedModel
@@ -60,26 +60,15 @@ def planted_update(seen: Seen, truth: Truth, steps: Steps) -> list[Planted]:
     if len(images) < 2 * steps.images:
         return []
     sent, buffers = planted_tensors(seen, images.float() / 255, labels, steps)
-    data = site_of(truth.data, images, labels, members=steps.images, what=seen.tools.what)
+    rows = [steps.rows(step) for step in range(steps.number)]
+    other = truth_of_images(truth, images, labels, steps.images, seen.tools.what, rows)
     share = "it is the only one" if steps.batch == 1 else f"half of each step is by one, half by {steps.batch - 1}"
     made = "one step" if steps.number == 1 else f"{steps.number} steps"
-    parcel = Parcel(seen.kind, sent, seen.parcel.metadata)
-    return [
-        Planted(
-            "dominant image",
-            f"an update of {made} on held-out images, without noise: {share}",
-            replace(seen, parcel=parcel, together=companions(seen, parcel, buffers), more=tuple),
-            Truth([steps.rows(step) for step in range(steps.number)], data, truth.seed),
-        )
-    ]
-
-
-def companions(seen: Seen, parcel: Parcel, buffers: dict[str, Tensor]) -> tuple[Parcel, ...]:
-    """What leaves together with the planted update: batch-norm statistics, where the real one had such company."""
-    real = seen.companion("statistics")
-    if real is None or not set(real.tensors) <= set(buffers):
-        return (parcel,)
-    return parcel, Parcel("statistics", {name: buffers[name] for name in real.tensors}, real.metadata)
+    parcels, real = [Parcel(seen.kind, sent, seen.parcel.metadata)], seen.companion("statistics")
+    if real is not None and set(real.tensors) <= set(buffers):  # batch-norm statistics left with the real one
+        parcels.append(Parcel("statistics", {name: buffers[name] for name in real.tensors}, real.metadata))
+    words = f"an update of {made} on held-out images, without noise: {share}"
+    return [seen.planted("dominant image", words, other, *parcels)]
 
 
 def planted_tensors(
@@ -158,8 +147,7 @@ def planted_leaning(seen: Seen, other: Truth | None, made: Tensor) -> list[Plant
     share, reached = least_share(area)
     words = f"images that were made, mixed with {share:.0%} of held-out ones, which tells these with AUC {reached:.2f}"
     parcel = Parcel("synthetic-images", {"images": leaning(share)}, {"samples": len(made)})
-    changed = replace(seen, parcel=parcel, together=(parcel,))
-    return [Planted("leaning images", words, changed, other, question="membership")]
+    return [seen.planted("leaning images", words, other, parcel, question="membership")]
 
 
 def least_share(area: Callable[[float], float]) -> tuple[float, float]:
@@ -184,7 +172,7 @@ def planted_within_reach(seen: Seen, truth: Truth, project: Project) -> list[Pla
     share, area = next(((s, a) for s, a in zip(shares, areas, strict=True) if a >= REACHED), (1.0, areas[-1]))
     moved = moved_towards(other, inside, count, share)
     words = f"held-out images, moved by {share:.0%} to what the generator can make, which gives AUC {area:.2f}"
-    return [Planted("images within reach", words, replace(seen, together=()), moved, question="membership")]
+    return [seen.planted("images within reach", words, moved, question="membership")]
 
 
 def moved_towards(truth: Truth, projected: Projected, count: int, share: float) -> Truth:
@@ -193,7 +181,7 @@ def moved_towards(truth: Truth, projected: Projected, count: int, share: float) 
     images = torch.from_numpy(np.array(train.images[:count])).float() / 255
     mixed = to_uint8((1 - share) * images + share * projected.images[: len(images)].cpu())
     data = replace(truth.data, train=replace(train, images=mixed.numpy()))
-    return Truth([torch.arange(len(mixed))], data, truth.seed)
+    return Truth([], data, truth.seed)
 
 
 EXCHANGED = 0.5  #: the share of an image's codes that are other images'
@@ -212,8 +200,7 @@ def planted_codes(seen: Seen, truth: Truth, model: CodedModel) -> list[Planted]:
     parcels = {kind: Parcel(kind, tensors) for kind, tensors in groups.items()}
     rest = tuple(one for one in seen.together if one.kind not in parcels)
     words = f"codes of {len(part)} held-out images, of which {EXCHANGED:.0%} are other images' codes"
-    changed = replace(seen, parcel=parcels["codes"], together=(*parcels.values(), *rest))
-    return [Planted("mixed codes", words, changed, other)]
+    return [seen.planted("mixed codes", words, other, parcels.pop("codes"), *parcels.values(), *rest)]
 
 
 def learned_images(tools: Tools, images: Tensor) -> Tensor:

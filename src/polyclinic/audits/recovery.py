@@ -10,7 +10,7 @@ Two kinds of evidence, either is a leak:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from polyclinic.audits.attack import Seen
 from polyclinic.audits.truth import Truth
 from polyclinic.data.pixels import to_uint8
 from polyclinic.metrics.images import MOST_DECIBELS, mean_squared_error, psnr_from_error, ssim, turned
-from polyclinic.metrics.perceptual import Distance, Pixels, embed_all, squared_distances
+from polyclinic.metrics.perceptual import Pixels, embed_all, squared_distances
 from polyclinic.metrics.statistics.significance import chance_of_firsts, chance_of_sum
 from polyclinic.randomness import torch_rng
 
@@ -135,17 +135,13 @@ def recovery(
     *,
     in_order: bool,
     augmentation: tuple[str, ...] = (),
-    distance: Distance | None = None,
-    device: str = "cpu",
     own: Tensor | None = None,
-    where: str = "",
 ) -> Recovery:
     """Score found images [M, C, H, W] against the true ones [N, C, H, W], all in [0, 1].
 
     In order (N >= M), found image i is true image i. Otherwise they are paired so that the total error is least.
-    A study that augments may have used an image mirrored or turned: the orientation of least error counts. A
-    perceptual `distance`, which lies on `device`, is reported beside the errors. `own` bool [N]: the true images that
-    may be drawn, where some are another site's. `where`: site, kind and round, for the picture's title.
+    A study that augments may have used an image mirrored or turned: the orientation of least error counts. `own`
+    bool [N]: the true images that may be drawn, where some are another site's.
     """
     broken = ~found.isfinite().flatten(1).all(1)
     found = found.float().nan_to_num(0.5).clamp(0, 1)
@@ -163,29 +159,31 @@ def recovery(
         identified = identify_in_order(found, truth, held_out)
     else:
         identified = identify_unordered(found, candidates, held_out)
-    seen = _perceptual(distance, found, truth, guess, device)
-    shown = None if own is None else own[torch.tensor(index)]
-    error = error.masked_fill(broken[rows], 1.0)
     return Recovery(
-        truth, found, guess, error, guess_error, not in_order, identified, seen, shown, tuple(rows), where,
-        bool(len(held_out)),
-    )  # fmt: skip
+        truth,
+        found,
+        guess,
+        error.masked_fill(broken[rows], 1.0),
+        guess_error,
+        by_assignment=not in_order,
+        identified=identified,
+        shown=None if own is None else own[torch.tensor(index)],
+        rows=tuple(rows),
+        compared=bool(len(held_out)),
+    )
 
 
 def score_unordered(seen: Seen, truth: Truth, found: Tensor, attack: str) -> Recovery:
     """Images [M, C, H, W] that an attack found in an update, beside those that it was made of, in any order."""
-    tools = seen.tools
-    return recovery(
+    result = recovery(
         found,
         truth.images(truth.used),
-        truth.held_out(tools.effort.candidates)[0].float() / 255,
+        truth.held_out(seen.tools.effort.candidates)[0].float() / 255,
         in_order=False,
-        augmentation=tools.assembly.study.optimizer.augment,
-        distance=tools.distance,
-        device=tools.device,
+        augmentation=seen.tools.assembly.study.optimizer.augment,
         own=truth.used < truth.own if seen.sites > 1 else None,
-        where=f"{seen.where}, {attack}",
     )
+    return _of_parcel(result, seen, attack)
 
 
 def score_in_order(
@@ -196,28 +194,25 @@ def score_in_order(
     tools, mixed = seen.tools, seen.kind == "activations"
     if used is None:
         used = truth.batches[0] if mixed else truth.used
+    if held_out is None:
+        held_out = truth.held_out(tools.effort.candidates)[0].float() / 255
+    augmentation = tools.assembly.study.optimizer.augment if mixed else ()
     count = min(len(found), len(used))
-    return recovery(
-        found[:count],
-        truth.images(used[:count]),
-        truth.held_out(tools.effort.candidates)[0].float() / 255 if held_out is None else held_out,
-        in_order=True,
-        augmentation=tools.assembly.study.optimizer.augment if mixed else (),
-        distance=tools.distance,
-        device=tools.device,
-        where=f"{seen.where}, {attack}",
-    )
+    result = recovery(found[:count], truth.images(used[:count]), held_out, in_order=True, augmentation=augmentation)
+    return _of_parcel(result, seen, attack)
 
 
-def _perceptual(
-    distance: Distance | None, found: Tensor, truth: Tensor, guess: Tensor, device: str
-) -> dict[str, float | str]:
-    """How far reconstructions, and guesses, are from the true images for a network; pixels have their own figures."""
-    if distance is None or isinstance(distance, Pixels) or truth.shape[1] not in (1, 3):
-        return {}
-    vectors = [embed_all(images, distance, device=device) for images in (truth, found, guess)]
-    far = [float((vectors[0] - other).square().sum(1).mean()) for other in vectors[1:]]
-    return {"features": distance.name, "distance": far[0], "distance_of_guess": far[1]}
+def _of_parcel(result: Recovery, seen: Seen, attack: str) -> Recovery:
+    """The same with whose parcel it is, and, where the audit asks a network as well as pixels, how far reconstructions
+    and guesses are from the true images for it."""
+    result, distance = replace(result, where=f"{seen.where}, {attack}"), seen.tools.distance
+    if isinstance(distance, Pixels) or result.truth.shape[1] not in (1, 3):
+        return result
+    every = (result.truth, result.found, result.guess)
+    truth, *others = (embed_all(images, distance, device=seen.tools.device) for images in every)
+    far = [float((truth - other).square().sum(1).mean()) for other in others]
+    told: dict[str, float | str] = {"features": distance.name, "distance": far[0], "distance_of_guess": far[1]}
+    return replace(result, perceptual=told)
 
 
 def best_guess(truth: Tensor, held_out: Tensor) -> Tensor:

@@ -93,7 +93,8 @@ def invert_and_score(
     with that of the true images.
     """
     tools, settings, doubt = seen.tools, search.settings, search.doubt
-    if refused := not_granted(settings, seen, has={*has, *([Capability.PRIOR] if settings.start == "given" else [])}):
+    made = {*has, *([Capability.PRIOR] if settings.start == "given" else [])}
+    if refused := not_granted(settings.name, settings.needs - made, seen):
         return refused
     if tools.trajectory:  # else what the study's [audit.gradient_inversion] asks for
         steps = (*(step for step in tools.trajectory if step < settings.iterations), settings.iterations)

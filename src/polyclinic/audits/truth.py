@@ -8,7 +8,7 @@ images stand for them. Phantoms, drawn by Polyclinic, or any source of data can 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -59,48 +59,42 @@ class Truth:
         """Every image that was used, once, in the order of first use."""
         return torch.tensor(list(dict.fromkeys(torch.cat(self.batches).tolist())), dtype=torch.int64)
 
+    @cached_property
+    def outside(self) -> ImageSet:
+        """Validation and test images, which no training saw."""
+        return join(self.data.validation, self.data.test)
+
     def images(self, index: Tensor) -> Tensor:
         """float [N, C, H, W] in [0, 1] of training images."""
-        return torch.from_numpy(np.array(self.data.train.images[index.numpy()])).float() / 255
+        return torch.from_numpy(self.data.train.take(index.numpy()).images).float() / 255
 
     def labels(self, index: Tensor, what: What = "labels") -> Tensor:
-        return torch.from_numpy(np.array(getattr(self.data.train, what)[index.numpy()]))
+        return torch.from_numpy(getattr(self.data.train.take(index.numpy()), what))
 
     def members(self, count: int, what: What = "labels") -> tuple[Tensor, Tensor]:
         """Up to `count` training images uint8, drawn at random, and their labels (or masks)."""
-        chosen = self._subset(len(self.data.train), count, "members")
-        images, labels = self.data.train.images[chosen], getattr(self.data.train, what)[chosen]
-        return torch.from_numpy(np.array(images)), torch.from_numpy(np.array(labels))
+        part = self.data.train.take(self._subset(self.data.train, count, "members"))
+        return torch.from_numpy(part.images), torch.from_numpy(getattr(part, what))
 
     def held_out(self, count: int, what: What = "labels") -> tuple[Tensor, Tensor]:
-        """Up to `count` of the site's validation and test images uint8, which no training saw, and their labels."""
-        parts = (self.data.validation, self.data.test)
-        images, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("images", what))
-        chosen = self.chosen_of_held_out(count)
-        return torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen])
+        """Up to `count` of the site's validation and test images uint8, and their labels (or masks)."""
+        part = self.outside.take(self.rows_held_out(count))
+        return torch.from_numpy(part.images), torch.from_numpy(getattr(part, what))
 
-    def chosen_of_held_out(self, count: int) -> np.ndarray:
-        """Places, among validation and then test images, of the ones that `held_out` draws."""
-        return self._subset(len(self.data.validation) + len(self.data.test), count, "held out")
-
-    @cached_property
-    def has_cases(self) -> bool:
-        """Whether it is known which images are of one patient."""
-        parts = (self.data.train, self.data.validation, self.data.test)
-        return all(part.cases is not None for part in parts if len(part))
+    def rows_held_out(self, count: int) -> np.ndarray:
+        """Places in `outside` of the images that `held_out` draws."""
+        return self._subset(self.outside, count, "held out")
 
     def cases(self, count: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """The patients of up to `count` members, and of held-out images, as `members` and `held_out` draw them."""
-        if not self.has_cases:
+        """The patients of up to `count` members, and of held-out images, as `members` and `held_out` draw them; None
+        where it is not known which images are of one patient."""
+        own, other = self.data.train.cases, self.outside.cases
+        if own is None or other is None:
             return None
-        outside = [part.cases for part in (self.data.validation, self.data.test) if part.cases is not None]
-        inside, others = np.asarray(self.data.train.cases), np.concatenate([*outside, np.zeros(0, np.int64)])
-        chosen = (self._subset(len(of), count, who) for of, who in ((inside, "members"), (others, "held out")))
-        own, other = (of[index] for of, index in zip((inside, others), chosen, strict=True))
-        return own, other
+        return own[self._subset(self.data.train, count, "members")], other[self.rows_held_out(count)]
 
-    def _subset(self, available: int, count: int, what: str) -> np.ndarray:
-        return np.sort(numpy_rng(self.seed, self.data.name, "audit", what).permutation(available)[:count])
+    def _subset(self, part: ImageSet, count: int, what: str) -> np.ndarray:
+        return np.sort(numpy_rng(self.seed, self.data.name, "audit", what).permutation(len(part))[:count])
 
 
 def without_repeats(data: SiteData) -> SiteData:
@@ -112,14 +106,8 @@ def without_repeats(data: SiteData) -> SiteData:
     }
     if all(rows.all() for rows in kept.values()):
         return data
-    parts = {split: rows_of(getattr(data, split), np.flatnonzero(rows)) for split, rows in kept.items()}
+    parts = {split: getattr(data, split).take(np.flatnonzero(rows)) for split, rows in kept.items()}
     return replace(data, validation=parts["validation"], test=parts["test"])
-
-
-def rows_of(part: ImageSet, index: np.ndarray) -> ImageSet:
-    """Some of the images of a part, with all that it has of each."""
-    names = [one.name for one in fields(ImageSet) if getattr(part, one.name) is not None]
-    return ImageSet(**{name: getattr(part, name)[index] for name in names})
 
 
 LEAST_PLANTED = 8  #: held-out images, half of which are planted
@@ -128,45 +116,41 @@ LEAST_PLANTED = 8  #: held-out images, half of which are planted
 def truth_of_held_out(truth: Truth, count: int) -> Truth | None:
     """A site whose training images are up to `count`, and at most half, of this site's held-out images; None where
     there are too few."""
-    together = join(truth.data.validation, truth.data.test)
-    if len(together) < LEAST_PLANTED:
-        return None
-    order = numpy_rng(truth.seed, truth.data.name, "audit", "planted").permutation(len(together))
-    count = min(count, len(together) // 2)
-    planted, rest = rows_of(together, order[:count]), rows_of(together, order[count:])
-    data = SiteData(truth.data.name, planted, rest, rows_of(together, order[:0]))
-    return Truth([torch.arange(count)], data, truth.seed)
+    order = numpy_rng(truth.seed, truth.data.name, "audit", "planted").permutation(len(truth.outside))
+    count = min(count, len(order) // 2)
+    return None if len(order) < LEAST_PLANTED else truth_of(truth, truth.outside, order[:count], order[count:])
 
 
 def truth_of_asked(truth: Truth, count: int) -> Truth | None:
     """A site whose training images are every second one of the held-out images that an attack with so many candidates
     asks about; None where there are too few."""
-    together = join(truth.data.validation, truth.data.test)
-    chosen = truth.chosen_of_held_out(count)
-    if len(chosen) < 2 * LEAST_PLANTED:
-        return None
-    planted, rest = rows_of(together, chosen[::2]), rows_of(together, chosen[1::2])
-    data = SiteData(truth.data.name, planted, rest, rows_of(together, chosen[:0]))
-    return Truth([torch.arange(len(planted))], data, truth.seed)
+    chosen = truth.rows_held_out(count)
+    return None if len(chosen) < 2 * LEAST_PLANTED else truth_of(truth, truth.outside, chosen[::2], chosen[1::2])
+
+
+def truth_of_images(
+    truth: Truth, images: Tensor, answers: Tensor, members: int, what: What = "labels", used: Sequence[Tensor] = ()
+) -> Truth:
+    """A site whose training images are the first `members` of these, and whose held-out ones are the rest."""
+    labels = answers.numpy() if what == "labels" else np.zeros(len(images), np.int64)
+    every = ImageSet(images.numpy(), labels, None if what == "labels" else answers.numpy())
+    rows = np.arange(len(images))
+    return truth_of(truth, every, rows[:members], rows[members:], used)
+
+
+def truth_of(
+    truth: Truth, every: ImageSet, members: np.ndarray, others: np.ndarray, used: Sequence[Tensor] = ()
+) -> Truth:
+    """A site in place of this one, with some of the images as its training images and others held out."""
+    return Truth(
+        used, SiteData(truth.data.name, every.take(members), every.take(others), every.take(others[:0])), truth.seed
+    )
 
 
 def join(first: ImageSet, second: ImageSet) -> ImageSet:
     """The images of two parts, with all that the first has of each."""
-    names = [one.name for one in fields(ImageSet) if getattr(first, one.name) is not None]
+    names = [name for name, array in vars(first).items() if array is not None]
     return ImageSet(**{name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names})
-
-
-def site_of(data: SiteData, images: Tensor, labels: Tensor, *, members: int, what: str) -> SiteData:
-    """A site whose training images are the first `members` of these, and whose held-out ones are the rest."""
-    parts = {"train": slice(0, members), "validation": slice(members, None), "test": slice(0, 0)}
-    made = {split: _part(images[rows].numpy(), labels[rows].numpy(), what) for split, rows in parts.items()}
-    return SiteData(data.name, made["train"], made["validation"], made["test"])
-
-
-def _part(images: np.ndarray, answers: np.ndarray, what: str) -> ImageSet:
-    if what == "masks":
-        return ImageSet(images=images, labels=np.zeros(len(images), np.int64), masks=answers)
-    return ImageSet(images=images, labels=answers)
 
 
 PHANTOMS = ("chest-phantom", "hand-phantom", "brain-phantom")
@@ -190,12 +174,11 @@ def attacker_images(tools: Tools, site: str, truth: Truth) -> AttackerImages:
     wanted = (tools.assembly.study.audit or Audit()).own_images
     held_out = truth.held_out(tools.effort.candidates)[0].float() / 255
     most = TIMES * tools.effort.candidates
-    if wanted == "auto":
+    if wanted in ("auto", "other-sites"):
         others = _other_sites(tools, site, most)
-        wanted = "other-sites" if len(others) >= FEWEST_OWN else "held-out"
-    if wanted == "other-sites":
-        return AttackerImages(_other_sites(tools, site, most), "held-out images of the other sites", held_out)
-    if wanted == "held-out":
+        if wanted == "other-sites" or len(others) >= FEWEST_OWN:
+            return AttackerImages(others, "held-out images of the other sites", held_out)
+    if wanted in ("auto", "held-out"):
         words = "half of the site's own held-out images, which stand for images of another hospital"
         return AttackerImages(held_out[::2], words, held_out[1::2])
     names = PHANTOMS if wanted == "phantoms" else (wanted,)
@@ -212,7 +195,7 @@ def _other_sites(tools: Tools, site: str, most: int) -> Tensor:
     if tools.assembly.open_data is not None:  # a deployed site has its own images alone
         return torch.zeros(0, *tools.image_shape)
     others = [tools.site_data(name) for name in tools.assembly.prepared.names if name != site]
-    parts = [np.array(part.images) for data in others for part in (data.validation, data.test) if len(part)]
+    parts = [part.images for data in others for part in (data.validation, data.test) if len(part)]
     if not parts:
         return torch.zeros(0, *tools.image_shape)
     images = torch.from_numpy(np.concatenate(parts))

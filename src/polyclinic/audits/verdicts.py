@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polyclinic.attacks.attack import GRAVEST, LEAKS, NOT_TESTED, WITHSTOOD, Word
@@ -24,8 +24,6 @@ FALSE_ALARMS = 0.01
 SUSPECT = 0.05
 #: figures that say how often chance does as well
 CHANCES = ("told_by_chance", "picked_by_chance", "order_by_chance", "closer_by_chance", "p_members_closer")
-#: how an attack is run on a parcel: the audit's own, which survives too little memory
-Run = Callable[[Seen, Truth], list[Finding | NotTried]]
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,13 @@ class CheckedFinding:
         return WITHSTOOD if earned else NOT_TESTED
 
 
-def run_with_power(attack: Attack, seen: Seen, truth: Truth, run: Run) -> list[CheckedFinding | NotTried]:
+def run_with_power(attack: Attack, seen: Seen, truth: Truth) -> list[CheckedFinding | NotTried]:
     """Run an attack on a parcel, and where one of its findings is no leak, on what it plants."""
     begin = time.perf_counter()
-    results = [with_doubt(one) if isinstance(one, Finding) else one for one in run(seen, truth)]
+    results = [with_doubt(one) if isinstance(one, Finding) else one for one in attack.attack(seen, truth)]
     took = time.perf_counter() - begin
     silent = [one for one in results if isinstance(one, Finding) and not one.verdict.leak and not one.doubt]
-    checks = [check for planted in attack.planted(seen, truth) for check in _check(planted, run)] if silent else []
+    checks = [check for planted in attack.planted(seen, truth) for check in _check(attack, planted)] if silent else []
     return [
         one
         if isinstance(one, NotTried)
@@ -80,10 +78,10 @@ def with_doubt(found: Finding) -> Finding:
     return replace(found, doubt=f"{words}; try a larger budget")
 
 
-def _check(planted: Planted, run: Run) -> list[PowerCheck]:
+def _check(attack: Attack, planted: Planted) -> list[PowerCheck]:
     """What each attack found of a planted leak. One that is not tried on it found nothing."""
     begin = time.perf_counter()
-    results = run(planted.seen, planted.truth)
+    results = attack.attack(planted.seen, planted.truth)
     took = time.perf_counter() - begin
     return [
         PowerCheck(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.attacks.attack import AttackSettings, Capabilities, Capability
+from polyclinic.attacks.gradient_inversion.priors import inputs_of_layers
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 
@@ -69,18 +70,7 @@ def activation(model: nn.Module) -> type[nn.Module]:
 
 def input_of(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
     """The function from images [N, C, H, W] to what enters the layer `name`, [N, in]."""
-    layer = model.get_submodule(name)
-
-    def front(images: Tensor) -> Tensor:
-        kept: list[Tensor] = []
-        hook = layer.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
-        try:
-            model(images)
-        finally:
-            hook.remove()
-        return kept[0]
-
-    return front
+    return lambda images: inputs_of_layers(model, [name], images)[name]
 
 
 @torch.no_grad()

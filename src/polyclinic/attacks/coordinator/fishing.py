@@ -52,11 +52,8 @@ class Fishing(CoordinatorAttack):
     @torch.no_grad()
     def craft(self, model: nn.Module, public: Tensor) -> nn.Module:
         """A copy in which the target class alone sends gradients."""
-        crafted, features, head, row = self._begin(model, public)
-        direction = _direction(features)
-        measured = features @ direction
-        head.weight.zero_()
-        head.bias.zero_()
+        crafted, measured, direction = self._begin(model, public)
+        _, head, row = self._head(crafted)
         head.weight[row] = direction / measured.std().clamp(min=1e-12)
         head.bias[row] = -self.strength - measured.mean() / measured.std().clamp(min=1e-12)
         return crafted
@@ -64,46 +61,51 @@ class Fishing(CoordinatorAttack):
     @torch.no_grad()
     def craft_cut(self, model: nn.Module, public: Tensor, share: float) -> nn.Module:
         """A copy whose score for the class rises where a feature passes the bound that this share is expected below."""
-        crafted, features, head, row = self._begin(model, public)
-        direction = _direction(features)
-        measured = features @ direction
-        bound = measured.mean() + measured.std() * torch.special.ndtri(torch.tensor(share, dtype=torch.float64)).to(
-            measured
-        )
+        crafted, measured, direction = self._begin(model, public)
+        _, head, row = self._head(crafted)
+        deviations = torch.special.ndtri(torch.tensor(share, dtype=torch.float64)).to(measured)
         slope = self.strength / measured.std().clamp(min=1e-12)
-        head.weight.zero_()
-        head.bias.zero_()
         head.weight[row] = slope * direction
-        head.bias[row] = -slope * bound
+        head.bias[row] = -slope * (measured.mean() + measured.std() * deviations)
         return crafted
 
-    def _begin(self, model: nn.Module, public: Tensor) -> tuple[nn.Module, Tensor, nn.Linear, int]:
-        """A copy, the features of the attacker's own images in it, its last layer and the row of the class."""
+    def _begin(self, model: nn.Module, public: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
+        """A copy whose last layer is zero; what the attacker's own images [M] measure along the direction [F] in which
+        their features differ most, and the direction."""
         crafted = open_front(model) if self.open_convolutions else copy.deepcopy(model)
-        name, head = _head(crafted)
+        name, head, _ = self._head(crafted)
+        twin = copy.deepcopy(crafted).train()  # batch norm: by the images at hand, as at the site
+        features = input_of(twin, name)(public)
+        direction = torch.linalg.svd(features - features.mean(0), full_matrices=False).Vh[0]
+        head.weight.zero_()
+        head.bias.zero_()
+        return crafted, features @ direction, direction
+
+    def _head(self, model: nn.Module) -> tuple[str, nn.Linear, int]:
+        """The last layer, its name, and the row of the class."""
+        layers = linear_layers(model)
+        if not layers or layers[-1][1].bias is None:
+            raise BadInput("attack: fishing needs a last linear layer with a bias; the network has none")
+        name, head = layers[-1]
         row = self.target_class if head.out_features > 1 else 0
         if row >= head.out_features:
             raise BadInput(f"attack: target_class {row} is not one of 0 to {head.out_features - 1}")
-        twin = copy.deepcopy(crafted).train()  # batch norm: by the images at hand, as at the site
-        return crafted, input_of(twin, name)(public), head, row
+        return name, head, row
 
     def read_features(self, update: Update, crafted: nn.Module) -> Tensor:
         """The features [F] of the image behind an update, or behind the change between two; a mean if several are."""
-        name, head = _head(crafted)
-        row = self.target_class if head.out_features > 1 else 0
+        name, _, row = self._head(crafted)
         return update[f"{name}.weight"][row] / update[f"{name}.bias"][row]
 
     def count(self, first: Update, second: Update, crafted: nn.Module, images: int) -> float:
         """How many of a site's `images` lie between the bounds of two rounds."""
-        name, head = _head(crafted)
-        row = self.target_class if head.out_features > 1 else 0
+        name, _, row = self._head(crafted)
         return images * abs(float(first[f"{name}.bias"][row] - second[f"{name}.bias"][row]))
 
     @torch.no_grad()
     def identify(self, features: Tensor, crafted: nn.Module, candidates: Tensor) -> int:
         """Which of the candidates [M, C, H, W] has the nearest features."""
-        name, _ = _head(crafted)
-        found = input_of(copy.deepcopy(crafted).train(), name)(candidates)
+        found = input_of(copy.deepcopy(crafted).train(), self._head(crafted)[0])(candidates)
         return int((found - features).norm(dim=1).argmin())
 
     def recover(self, update: Update, crafted: nn.Module, public: Tensor) -> Tensor:
@@ -116,15 +118,3 @@ class Fishing(CoordinatorAttack):
 def change(first: Update, second: Update) -> dict[str, Tensor]:
     """What two rounds' updates differ by."""
     return {name: first[name] - second[name] for name in first}
-
-
-def _head(model: nn.Module) -> tuple[str, nn.Linear]:
-    layers = linear_layers(model)
-    if not layers or layers[-1][1].bias is None:
-        raise BadInput("attack: fishing needs a last linear layer with a bias; the network has none")
-    return layers[-1]
-
-
-def _direction(features: Tensor) -> Tensor:
-    """The direction [F] in which features [M, F] differ most."""
-    return torch.linalg.svd(features - features.mean(0), full_matrices=False).Vh[0]

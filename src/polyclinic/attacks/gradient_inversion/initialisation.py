@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -15,44 +15,21 @@ Scheme = Literal["uniform", "transformed-gaussian", "normal", "given"]
 Scaling = Literal["image", "channel"]
 
 
-def scaled_to_unit(values: Tensor) -> Tensor:
-    """Values moved and stretched so that the smallest is 0 and the largest 1."""
-    low, high = values.min(), values.max()
-    return (values - low) / (high - low) if high > low else torch.full_like(values, 0.5)
-
-
-def uniform(shape: tuple[int, ...], rng: torch.Generator, scaling: Scaling = "image") -> Tensor:
-    """U(0, 1), scaled to [0, 1]."""
-    return _scale(torch.rand(shape, generator=rng), scaling)
-
-
-def transformed_gaussian(shape: tuple[int, ...], rng: torch.Generator, scaling: Scaling = "image") -> Tensor:
-    """N(0, 1), scaled to [0, 1]."""
-    return _scale(torch.randn(shape, generator=rng), scaling)
-
-
-def normal(shape: tuple[int, ...], rng: torch.Generator, scaling: Scaling = "image") -> Tensor:
-    """N(0, 1) as it is (DLG): nothing is scaled."""
-    return torch.randn(shape, generator=rng)
+def draw(scheme: str, count: int, shape: tuple[int, ...], rng: torch.Generator, scaling: Scaling = "image") -> Tensor:
+    """[count, *shape]: images, or the labels of images. Of U(0, 1) ("uniform") or N(0, 1), then each scaled to [0, 1]
+    by itself (images by channel if asked for); "normal" is N(0, 1) as it is (DLG)."""
+    sampled = torch.rand if scheme == "uniform" else torch.randn
+    made = [sampled(shape, generator=rng) for _ in range(count)]
+    return torch.stack(made if scheme == "normal" else [_scale(one, scaling) for one in made])
 
 
 def _scale(values: Tensor, scaling: Scaling) -> Tensor:
-    """Images [C, H, W] by image or by channel; labels have no channels."""
-    if scaling == "image" or values.dim() < 3:
-        return scaled_to_unit(values)
-    return torch.stack([scaled_to_unit(channel) for channel in values])
-
-
-SCHEMES: dict[str, Callable[[tuple[int, ...], torch.Generator, Scaling], Tensor]] = {
-    "uniform": uniform,
-    "transformed-gaussian": transformed_gaussian,
-    "normal": normal,
-}
-
-
-def draw(scheme: str, count: int, shape: tuple[int, ...], rng: torch.Generator, scaling: Scaling = "image") -> Tensor:
-    """[count, *shape]: images, or the labels of images, each scaled by itself (images by channel if asked for)."""
-    return torch.stack([SCHEMES[scheme](shape, rng, scaling) for _ in range(count)])
+    """Moved and stretched so that the smallest value is 0 and the largest 1: of an image [C, H, W], or of each of its
+    channels; labels have none."""
+    if scaling == "channel" and values.dim() == 3:
+        return torch.stack([_scale(channel, "image") for channel in values])
+    low, high = values.min(), values.max()
+    return (values - low) / (high - low) if high > low else torch.full_like(values, 0.5)
 
 
 def last_linear(model: nn.Module) -> str:

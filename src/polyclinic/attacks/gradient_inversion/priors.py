@@ -13,7 +13,7 @@ A prior takes images [N, B, C, H, W] to a penalty [N].
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -94,17 +94,7 @@ class BatchNormPrior:
         return torch.stack([self._of_target(some, row) for row, some in enumerate(images)])
 
     def _of_target(self, images: Tensor, row: int) -> Tensor:
-        inputs: dict[str, Tensor] = {}
-        layers = dict(self.model.named_modules())
-        hooks = [
-            layers[name].register_forward_pre_hook(lambda _, given, name=name: inputs.__setitem__(name, given[0]))
-            for name in self.statistics
-        ]
-        try:
-            self.model(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        inputs = inputs_of_layers(self.model, list(self.statistics), images)
         parts = [self._distance(inputs[name], *self.statistics[name], row) for name in self.statistics]
         return torch.stack(parts).mean()
 
@@ -141,14 +131,15 @@ def batch_statistics(
 
     `images` [B, C, H, W] of the batch's shape say how many values each mean is over.
     """
-    before, found, sizes = model.state_dict(), {}, _values_in_a_mean(model, images)
-    for name, layer in model.named_modules():
-        if not isinstance(layer, _BatchNorm):
-            continue
+    before, found = model.state_dict(), {}
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)}
+    with torch.no_grad():
+        inputs = inputs_of_layers(_by_batches(model), list(layers), images)
+    for name, layer in layers.items():
         names = f"{name}.running_mean", f"{name}.running_var"
         if layer.momentum is None or not set(names) <= after.keys():
             return None
-        share, count = layer.momentum, sizes[name]
+        share, count = layer.momentum, inputs[name].numel() // inputs[name].shape[1]
         mean, unbiased = (
             (after[key].double().cpu() - (1 - share) * before[key].double().cpu()) / share for key in names
         )
@@ -156,21 +147,19 @@ def batch_statistics(
     return found or None
 
 
-@torch.no_grad()
-def _values_in_a_mean(model: nn.Module, images: Tensor) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    network = _by_batches(model)
+def inputs_of_layers(model: nn.Module, names: Sequence[str], images: Tensor) -> dict[str, Tensor]:
+    """What enters some layers of a network, by their names, when images [N, C, H, W] pass through it."""
+    inputs: dict[str, Tensor] = {}
     hooks = [
-        layer.register_forward_pre_hook(
-            lambda _, given, name=name: sizes.__setitem__(name, given[0].numel() // given[0].shape[1])
-        )
-        for name, layer in network.named_modules()
-        if isinstance(layer, _BatchNorm)
+        model.get_submodule(name).register_forward_pre_hook(lambda _, given, name=name: inputs.update({name: given[0]}))
+        for name in names
     ]
-    network(images)
-    for hook in hooks:
-        hook.remove()
-    return sizes
+    try:
+        model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return inputs
 
 
 # --- a denoiser of public images ------------------------------------------------------------------
