@@ -1,8 +1,7 @@
-"""Updates: priors, simulated training, first layers, and all gradients of a run together."""
+"""Updates: priors, simulated training, and first layers."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 import pytest
@@ -18,18 +17,16 @@ from polyclinic.audits.attack_updates import (
     BATCH_NORM_PRIOR,
     AttackPlan,
     GradientInversionAttack,
-    invert_gradients,
     with_priors,
     with_start,
 )
-from polyclinic.audits.audit import audit, build_tools, invert_together
+from polyclinic.audits.audit import audit, build_tools
 from polyclinic.audits.open_run import open_run
 from polyclinic.audits.parcels import parcels_to_audit
 from polyclinic.audits.planting import planted_update
 from polyclinic.audits.run_inversion import is_front, loss_with_gradients
 from polyclinic.audits.truth import Truth
 from polyclinic.data.parts import prepare
-from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.archive import Release, releases
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.models import BACKBONES, split
@@ -187,27 +184,3 @@ def test_one_image_of_a_perceptron_comes_back(findings, method, settings):
 @pytest.mark.slow
 def test_a_network_that_begins_with_a_convolution_has_no_such_finding(findings):
     assert findings("fedsgd", "lenet5", batch="mini") == []
-
-
-SEARCH = {"optimizer": "adam", "iterations": 1, "label": "joint", "start": "uniform"}
-
-
-def test_together_they_end_as_one_by_one(tiny, undisturbed) -> None:
-    changes = {"audit.gradient_inversion": SEARCH, "audit.keep_parcels": 9, "optimizer.batch_size": 1}
-    folder = undisturbed(tiny("fedsgd", {**changes, "sites.count": 1}, rounds=2, batch="mini")).folder
-    found = invert_together(folder)
-    assembly, lines = open_run(folder)
-    tools = build_tools(assembly, "thorough", "pixels", "cpu")
-    wanted = parcels_to_audit(folder, assembly.study, lines, "thorough", ("gradients",), ())
-    alone = [invert_gradients(one.seen(tools), one.truth(tools)).verdict.evidence for one in wanted]
-    assert len(alone) == 2
-    assert found["mse"] == pytest.approx([one["mse"] for one in alone], rel=0.02)  # an audit cuts off what is no colour
-    assert found["ssim"] == pytest.approx([one["ssim"] for one in alone], abs=0.02)
-    assert found["non_converging"] == [bool(one["non_converging"]) for one in alone]
-
-
-def test_gradients_of_many_images_are_refused(tiny, undisturbed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EFFORTS, "thorough", dataclasses.replace(EFFORTS["thorough"], images=1))
-    folder = undisturbed(tiny("fedsgd", {"audit.keep_parcels": 1}, rounds=1)).folder
-    with pytest.raises(BadInput, match="one by one"):
-        invert_together(folder)

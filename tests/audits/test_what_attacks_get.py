@@ -15,7 +15,7 @@ from polyclinic.attacks.gradient_inversion.simulation import Simulation
 from polyclinic.audits import attack_generators as attack_synthetic
 from polyclinic.audits import attack_latents, attack_membership, attack_updates
 from polyclinic.audits.attack import Finding, NotTried, Seen, Tools
-from polyclinic.audits.audit import audit
+from polyclinic.audits.audit import audit, without_unread
 from polyclinic.audits.parcels import AuditedParcel
 from polyclinic.audits.plots import histograms
 from polyclinic.audits.recovery import Identification, recovery
@@ -165,6 +165,16 @@ def test_another_truth_changes_no_image_that_latents_or_codes_give_back(opened):
         first, second = (attack(seen, one)[0].draw.__self__ for one in (truth, other))
         assert torch.equal(first.found, second.found)
         assert not torch.equal(first.truth, second.truth)
+
+
+def test_codes_that_came_with_labels_of_other_sites_are_decoded(opened):
+    """In turns a site hands on labels of those before it; their codes are no images of its own."""
+    tools, (_, kept) = opened("cwt-replay", VQVAE2)
+    release = next(one for one in kept if "codes" in one.kinds)
+    assert set(release.parcel("labels").tensors) == {"site-1", "site-2"}
+    seen, _ = without_unread(Seen.of("site-2", release, release.kinds.index("codes"), tools))
+    _, codes = attack_synthetic.own_codes(seen)
+    assert len(codes["top"]) == len(tools.site_data("site-2").train)
 
 
 def test_activations_of_a_batch_are_inverted_in_training_mode_and_scored_with_that_batch(opened):

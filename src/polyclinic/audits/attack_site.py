@@ -88,10 +88,6 @@ class OtherSites:
     sites: list[str]
     cases: np.ndarray | None
 
-    @property
-    def asked(self) -> tuple[Tensor, Tensor]:
-        return self.images, self.answers
-
 
 def others_images(seen: Seen) -> OtherSites | None:
     """What is there of the other sites; None where there is nothing, as at a deployed site."""
@@ -140,7 +136,7 @@ def gains_by(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:
 def site_findings(seen: Seen, truth: Truth, others: OtherSites) -> Results:
     """From which site does an image come, and from which site does the update come?"""
     count, what = seen.tools.effort.candidates, seen.tools.what
-    own, theirs = gains(seen, *truth.held_out(count, what)), gains(seen, *others.asked)
+    own, theirs = gains(seen, *truth.held_out(count, what)), gains(seen, others.images, others.answers)
     cases = truth.cases(count)
     known = cases is not None and others.cases is not None
     asked = Asked(own, theirs, others.sites, cases[1] if known else None, others.cases if known else None)  # type: ignore[index]

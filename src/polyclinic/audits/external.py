@@ -78,7 +78,7 @@ def audit_images(
     if not finding.verdict.leak:
         spoiled = made.images.clone()
         spoiled[0] = weakest_copies(real.images[:1].float() / 255, seed)[0]
-        checks = [planted_check("near copy", WEAKEST_WORDS, search(spoiled))]
+        checks = [("near copy", WEAKEST_WORDS, search(spoiled))]
     rows = [write_row(finding, checks, out, begin)]
     begin = time.perf_counter()
     members = NearestSynthetic().run(made.images, real.images, others.images, Pixels())
@@ -163,7 +163,7 @@ def attack_update(
     if not found.verdict.leak and len(held) > 1:
         check = attack(plant(update, held[:1]), replace(asked, truth=held[:1], held=held[1:]))
         if check is not None:
-            checks = [planted_check("single image", "one step of plain descent on one held-out image", check)]
+            checks = [("single image", "one step of plain descent on one held-out image", check)]
     if update.settings.images > 1:  # what is planted is easier than what was asked
         found = replace(found, doubt="the planted leak has one image in one step, and this update has more")
     return write_row(found, checks, out, begin)
@@ -289,12 +289,11 @@ def _nearest(network: nn.Module, image: Tensor, sent: Tensor, outputs: int) -> T
 # --- what is written ----------------------------------------------------------------------------------
 
 
-def planted_check(leak: str, words: str, found: Finding) -> PowerCheck:
-    return PowerCheck(found.attack, leak, words, found.verdict.leak, found.verdict.evidence)
-
-
-def write_row(finding: Finding, checks: list[PowerCheck], out: Path, begin: float) -> Json:
-    """What audit.json says of a finding, whose picture is drawn."""
+def write_row(finding: Finding, planted: list[tuple[str, str, Finding]], out: Path, begin: float) -> Json:
+    """What audit.json says of a finding, whose picture is drawn. `planted`: leaks, in words, and what was found."""
+    checks = [
+        PowerCheck(one.attack, leak, words, one.verdict.leak, one.verdict.evidence) for leak, words, one in planted
+    ]
     picture = out / f"{finding.attack}.png"
     shown = finding.draw is not None and draw_plot(finding.draw, picture)
     took = time.perf_counter() - begin

@@ -257,12 +257,8 @@ def _questions(parcels: Sequence[JsonMapping]) -> list[str]:
 
 def _strongest_of_each(findings: Sequence[JsonMapping]) -> list[JsonMapping]:
     """Of each attack the finding with the most to show; the first of those that are alike."""
-    by_attack: dict[str, JsonMapping] = {}
-    for finding in findings:
-        best = by_attack.setdefault(finding["attack"], finding)
-        if _strength(finding) > _strength(best):
-            by_attack[finding["attack"]] = finding
-    return list(by_attack.values())
+    names = dict.fromkeys(finding["attack"] for finding in findings)
+    return [max((one for one in findings if one["attack"] == name), key=_strength) for name in names]
 
 
 def _strength(finding: JsonMapping) -> tuple[float, ...]:
