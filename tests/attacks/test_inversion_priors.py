@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
-from polyclinic.attacks.gradient_inversion.objective import FixedLabels, JoinedObjective, Objective
+from polyclinic.attacks.gradient_inversion.objective import FixedLabels, Objective
 from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, DenoiserPrior, GaussianPrior, batch_statistics
 from polyclinic.attacks.gradient_inversion.settings import PRESETS
 from polyclinic.attacks.gradient_inversion.simulation import Simulation
@@ -190,7 +190,7 @@ def test_a_joined_loss_is_the_mean_of_its_rounds(lenet):
     rounds = Objective(simulation, observed, labels, image_shape=(1, 1, SIDE, SIDE))
     point = torch.rand(1, SIDE * SIDE, generator=torch_rng("priors", "point"))
     both, gradient = rounds(point.expand(2, -1))
-    loss, joined = JoinedObjective(rounds)(point)
+    loss, joined = rounds.of_one_point()(point)
     assert float(loss) == pytest.approx(float(both.mean()), rel=1e-5)
     torch.testing.assert_close(joined[0], gradient.mean(0))
 

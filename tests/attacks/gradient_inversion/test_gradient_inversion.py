@@ -271,7 +271,7 @@ def test_settings_reach_the_optimiser():
     adamw = GradientInversion(optimizer="adamw").optimizer_at(torch.zeros(2, 7), 5)
     assert (float(adamw.lr), adamw.signed, adamw.box, adamw.decoupled) == (pytest.approx(1e-3), False, None, True)
     lbfgs = GradientInversion(iterations=7).optimizer_at(torch.zeros(2, 7), 5)
-    assert (lbfgs.lr.tolist(), lbfgs.steps, lbfgs.inner, lbfgs.memory.history) == ([pytest.approx(0.1)] * 2, 7, 20, 100)
+    assert (lbfgs.lr.tolist(), lbfgs.limit, lbfgs.memory.history) == ([pytest.approx(0.1)] * 2, 7 * 20, 100)
 
 
 @pytest.mark.slow

@@ -233,11 +233,6 @@ def test_the_best_point_is_the_one_of_lowest_loss():
     torch.testing.assert_close(problem(best.point)[0], best.loss)
 
 
-def test_torchs_short_steps_are_refused():
-    with pytest.raises(ValueError, match="inner >= 4"):
-        LBFGS(torch.zeros(1, 2), inner=3)
-
-
 @pytest.mark.parametrize("steps", [1, 5])
 def test_iterations_as_cuda_graphs_are_the_iterations(steps, monkeypatch):
     """On a pretended GPU; a step is up to 20 iterations, and targets finish at different ones."""

@@ -165,8 +165,11 @@ class FixedLabels:
 class Objective:
     """`objective(point [N, D])` gives the loss [N] and its gradient [N, D].
 
-    A point holds one target per row: its images [B, C, H, W], then its free labels, flattened.
+    A point holds one target per row: its images [B, C, H, W], then its free labels, flattened. Joined, one point [1, D]
+    must explain what was sent in each of N rounds.
     """
+
+    joined = False
 
     def __init__(
         self,
@@ -191,13 +194,25 @@ class Objective:
         self._distance_from = distance
         self._distance: Distance = distance([tensor.flatten(1) for tensor in self.observed.values()])
 
+    def of_one_point(self) -> Objective:
+        """The same of rounds of the same images, whose labels are those of the first."""
+        found = copy.copy(self)
+        found.joined = True
+        if isinstance(self.labels, FixedLabels):
+            found.labels = FixedLabels(self.labels.values[:1].expand_as(self.labels.values))
+        return found
+
     def __call__(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        if self.joined:
+            point = point.expand(len(next(iter(self.observed.values()))), -1)
         point = point.detach().requires_grad_()
-        images, labels = self.unpack(point)
+        images, labels = self._unpack(point)
         sent = self.simulation.of_targets(images, labels)
         loss = self._distance([sent[name].flatten(1) for name in self.observed])
         loss = loss + self.penalty(images)
         (gradient,) = torch.autograd.grad(loss.sum(), point)  # no target's loss depends on another's row
+        if self.joined:
+            return loss.detach().mean(0, keepdim=True), gradient.mean(0, keepdim=True)
         return loss.detach(), gradient
 
     def penalty(self, images: Tensor) -> Tensor:
@@ -209,6 +224,10 @@ class Objective:
 
     def unpack(self, point: Tensor) -> tuple[Tensor, Tensor]:
         """Images [N, B, C, H, W] and labels [N, B, ...] of a point [N, D]."""
+        images, labels = self._unpack(point)
+        return images, labels[: len(images)]
+
+    def _unpack(self, point: Tensor) -> tuple[Tensor, Tensor]:
         size = math.prod(self.point_shape)
         images = enlarge(point[:, :size].reshape(-1, *self.point_shape), self.image_shape)
         if isinstance(self.labels, FixedLabels):
@@ -238,7 +257,9 @@ class Objective:
         return torch.cat([other.reshape(len(point), -1), point[:, size:]], 1)
 
     def select_rows(self, rows: Tensor) -> Objective:
-        """The same for some of the targets only."""
+        """The same for some of the targets only; of a single point there are none to leave out."""
+        if self.joined:
+            return self
         labels = self.labels
         return Objective(
             self.simulation.select_rows(rows),
@@ -258,46 +279,3 @@ def enlarge(images: Tensor, shape: tuple[int, ...]) -> Tensor:
         return images
     larger = F.interpolate(images.flatten(0, 1), size=shape[-2:], mode="bilinear")
     return larger.unflatten(0, images.shape[:2])
-
-
-class JoinedObjective:
-    """Several rounds of the same images: one point [1, D] must explain what was sent in each of R rounds."""
-
-    def __init__(self, rounds: Objective) -> None:
-        """`rounds`: the objective with a target for each round. Labels are those of the first."""
-        self.rounds = rounds
-        if isinstance(rounds.labels, FixedLabels):
-            first = rounds.labels.values[:1]
-            rounds.labels = FixedLabels(first.expand_as(rounds.labels.values))
-
-    def __call__(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        loss, gradient = self.rounds(point.expand(self._count, -1))
-        return loss.mean(0, keepdim=True), gradient.mean(0, keepdim=True)
-
-    @property
-    def _count(self) -> int:
-        return len(next(iter(self.rounds.observed.values())))
-
-    @property
-    def labels(self) -> FreeLabels | FixedLabels:
-        return self.rounds.labels
-
-    def penalty(self, images: Tensor) -> Tensor:
-        return self.rounds.penalty(images)
-
-    def unpack(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        images, labels = self.rounds.unpack(point.expand(self._count, -1))
-        return images[:1], labels[:1]
-
-    def at_scale(self, scale: int) -> JoinedObjective:
-        return JoinedObjective(self.rounds.at_scale(scale))
-
-    def point_at(self, point: Tensor, scale: int) -> Tensor:
-        return self.rounds.point_at(point, scale)
-
-    @property
-    def point_shape(self) -> tuple[int, int, int, int]:
-        return self.rounds.point_shape
-
-    def select_rows(self, rows: Tensor) -> JoinedObjective:
-        return self

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from polyclinic.attacks.gradient_inversion import initialisation
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
-from polyclinic.attacks.gradient_inversion.objective import FixedLabels, FreeLabels, JoinedObjective, Objective
+from polyclinic.attacks.gradient_inversion.objective import FixedLabels, FreeLabels, Objective
 from polyclinic.attacks.gradient_inversion.priors import Prior
 from polyclinic.attacks.gradient_inversion.simulation import (
     LocalTraining,
@@ -139,7 +139,7 @@ class Inversion:
             priors=self._priors(),
         )
         if self.settings.joined:
-            return self._search(JoinedObjective(objective), parcels[:1], rows[:1])
+            return self._search(objective.of_one_point(), parcels[:1], rows[:1])
         return self._search(objective, parcels, rows)
 
     def _priors(self) -> list[tuple[float, Prior]]:
@@ -149,9 +149,7 @@ class Inversion:
             (weight, prior.to(self.device, settings.dtype)) for weight, prior in pairs if weight and prior is not None
         ]
 
-    def _search(
-        self, objective: Objective | JoinedObjective, parcels: Sequence[Parcel], rows: range
-    ) -> dict[str, Tensor]:
+    def _search(self, objective: Objective, parcels: Sequence[Parcel], rows: range) -> dict[str, Tensor]:
         """The best of all restarts; each begins with small images where the settings name scales."""
         best: dict[str, Tensor] = {}
         for restart in range(self.settings.restarts):
@@ -165,14 +163,14 @@ class Inversion:
             best = _better(best, self._fields(objective, start, found))
         return best
 
-    def _coarse(self, objective: Objective | JoinedObjective, start: Tensor, scale: int) -> Tensor:
+    def _coarse(self, objective: Objective, start: Tensor, scale: int) -> Tensor:
         """A better start [N, D]: the result of a shorter search for images that are `scale` times smaller."""
         coarse = objective.at_scale(scale)
         settings = self.settings.model_copy(update={"iterations": max(1, self.settings.iterations // COARSE)})
         optimizer = settings.optimizer_at(objective.point_at(start, scale), math.prod(coarse.point_shape))
         return coarse.point_at(search(coarse, optimizer).point, 1).detach()
 
-    def _fields(self, objective: Objective | JoinedObjective, start: Tensor, found: SearchResult) -> dict[str, Tensor]:
+    def _fields(self, objective: Objective, start: Tensor, found: SearchResult) -> dict[str, Tensor]:
         images, label = objective.unpack(found.point)
         classification = self.knowledge.loss is None
         return {
@@ -187,7 +185,7 @@ class Inversion:
             **self._trajectory_fields(objective, found.trajectory),
         }
 
-    def _trajectory_fields(self, objective: Objective | JoinedObjective, kept: Trajectory) -> dict[str, Tensor]:
+    def _trajectory_fields(self, objective: Objective, kept: Trajectory) -> dict[str, Tensor]:
         size = math.prod(self.shape)
         images = kept.points[..., :size].unflatten(2, self.shape)
         at_steps = [objective.penalty(some) for some in images.unbind(1)]
@@ -286,7 +284,7 @@ class Inversion:
         counts = [initialisation.counts(single, self.networks[row], layer, size) for single, row in pairs]
         return initialisation.as_labels(torch.cat(counts))
 
-    def _start(self, parcel: Parcel, row: int, objective: Objective | JoinedObjective, restart: int) -> Tensor:
+    def _start(self, parcel: Parcel, row: int, objective: Objective, restart: int) -> Tensor:
         """A target's start [D]: its images, then its free labels."""
         rng = torch_rng(self.seed, "gradient inversion", parcel.digest, restart)
         given, scheme = self.knowledge.start_images, self.settings.start

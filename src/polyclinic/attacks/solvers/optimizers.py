@@ -30,7 +30,6 @@ class Adam:
         decay_at: Sequence[float] = (),
         signed: bool = False,
         box: tuple[int, float, float] | None = None,
-        tolerance_grad: float = 0.0,
     ) -> None:
         """`start` [N, D]. The learning rate is multiplied by `decay` at each share of the steps in `decay_at`.
 
@@ -41,7 +40,6 @@ class Adam:
         self.steps, self.decay, self.weight_decay = steps, decay, weight_decay
         self.limit = steps
         self.decoupled, self.signed, self.box = decoupled, signed, box
-        self.tolerance_grad = tolerance_grad
         self.milestones = torch.tensor([round(share * steps) for share in decay_at], device=start.device)
         self.lr = torch.full((), lr, dtype=start.dtype, device=start.device)
         self.point = start.detach().clone()
@@ -55,7 +53,7 @@ class Adam:
     def update(self, loss: Tensor, gradient: Tensor) -> None:
         """Take the loss [N] and gradient [N, D] at `point`, and move every active target by one step."""
         finite = loss.isfinite() & gradient.isfinite().all(1)
-        flat = gradient.abs().amax(1) <= self.tolerance_grad
+        flat = gradient.abs().amax(1) <= 0
         self.diverged |= self.active & ~finite
         self.converged |= self.active & finite & flat
         self.active &= finite & ~flat
@@ -91,6 +89,8 @@ class Adam:
 
 
 CURVATURE = 1e-10  # torch's bound for a pair to be remembered
+#: torch's: iterations of a step, the largest gradient that is none, and the least change
+INNER, TOLERANCE_GRAD, TOLERANCE_CHANGE = 20, 1e-7, 1e-9
 
 
 class LBFGS:
@@ -102,19 +102,13 @@ class LBFGS:
         *,
         lr: float | Tensor = 1.0,
         steps: int = 100,
-        inner: int = 20,
         history: int = 100,
-        tolerance_grad: float = 1e-7,
-        tolerance_change: float = 1e-9,
     ) -> None:
-        """`start` [N, D]; `lr` one for all or [N]; the rest as torch's (`steps`: calls of step; `inner`: max_iter)."""
-        if inner < 4:
-            raise ValueError("below 4 iterations torch ends a step by its number of evaluations: use inner >= 4")
+        """`start` [N, D]; `lr` one for all or [N]; `steps`: calls of torch's step; `history` as torch's."""
         count, size = start.shape
         self.lr = torch.as_tensor(lr, dtype=start.dtype, device=start.device).expand(count).clone()
-        self.steps, self.inner = steps, inner
-        self.limit = steps * inner
-        self.tolerance_grad, self.tolerance_change = tolerance_grad, tolerance_change
+        self.steps = steps
+        self.limit = steps * INNER
         self.point = start.detach().clone()
         flags = {name: torch.zeros(count, dtype=torch.bool, device=start.device) for name in ("started", "diverged")}
         self.started, self.diverged = flags["started"], flags["diverged"]
@@ -130,13 +124,13 @@ class LBFGS:
     def update(self, loss: Tensor, gradient: Tensor) -> None:
         """Take the loss [N] and gradient [N, D] at `point`, and move every active target by one iteration."""
         finite = loss.isfinite() & gradient.isfinite().all(1)
-        flat = gradient.abs().amax(1) <= self.tolerance_grad
+        flat = gradient.abs().amax(1) <= TOLERANCE_GRAD
         self._end_stalled_steps(loss)
         going = self.active & finite & ~flat & (self.step_count < self.steps)
 
         self.memory.remember(self.move, gradient - self.gradient, going & self.started)
         direction = torch.where(self.started[:, None], self.memory.direction(gradient), -gradient)
-        downhill = ~((gradient * direction).sum(1) > -self.tolerance_change)  # true for NaN, as in torch
+        downhill = ~((gradient * direction).sum(1) > -TOLERANCE_CHANGE)  # true for NaN, as in torch
         self.diverged |= self.active & ~finite
         self.converged |= self.active & finite & (flat | (going & ~downhill))
         going &= downhill
@@ -156,15 +150,15 @@ class LBFGS:
 
     def _end_stalled_steps(self, loss: Tensor) -> None:
         """A step in which nothing moves any more is over; the target's next one begins at the same place."""
-        still = self.move.abs().amax(1) <= self.tolerance_change
-        still |= (loss - self.loss).abs() < self.tolerance_change
+        still = self.move.abs().amax(1) <= TOLERANCE_CHANGE
+        still |= (loss - self.loss).abs() < TOLERANCE_CHANGE
         still &= self.active & (self.inner_count > 0)
         self.step_count += still
         self.inner_count.masked_fill_(still, 0)
 
     def _count(self, moved: Tensor) -> None:
         self.inner_count += moved
-        over = self.inner_count >= self.inner
+        over = self.inner_count >= INNER
         self.step_count += over
         self.inner_count.masked_fill_(over, 0)
         self.active.copy_(moved & (self.step_count < self.steps))
