@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 import torch
@@ -152,24 +151,6 @@ def test_poisson_samples_cost_less(tiny_run):
     full = tiny_run(FEW, **AGES)["privacy"]
     some = tiny_run({**FEW, "batch": "poisson"}, **AGES)["privacy"]
     assert some["epsilon"] < full["epsilon"]
-
-
-@pytest.mark.parametrize(("noise", "expected"), [("each-site", 1.0), ("shared", 1 / math.sqrt(2))])
-def test_the_noise_of_a_site(tiny_run, monkeypatch, noise, expected):
-    """Of sums of nothing only the noise is left: clip 0.5 times noise 1, or its share among two sites."""
-    monkeypatch.setattr(private_head, "clipped_sum", lambda *_: torch.zeros(1, 400))
-    sent = []
-    release = private_steps.release_sum
-
-    def noted(*arguments, **more):
-        noisy, expected = release(*arguments, **more)
-        sent.append(noisy)
-        return torch.zeros(1, 6), expected
-
-    monkeypatch.setattr(private_steps, "release_sum", noted)
-    tiny_run({**FEW, "noise": noise, "numbers": 5}, **AGES)
-    assert len(sent) == 6
-    assert float(torch.cat(sent).std()) == pytest.approx(0.5 * expected, rel=0.1)
 
 
 def test_shared_noise_says_whom_it_does_not_protect_from(tiny_run):

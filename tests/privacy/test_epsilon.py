@@ -261,12 +261,17 @@ def test_no_privacy_to_speak_of_does_not_take_prv_minutes():
 
 
 def test_an_account_adds_up_over_rounds_and_survives_a_restart():
-    account = Account(1e-2)
+    account = Account(1e-2, trained=4, recorded=5, after=6)
     for _ in range(3):
         account.add(1.0, 0.1, 5)
+        account.add(2.0, 0.1, 0)  # no steps
     account.add(2.0, 0.1, 7)
-    assert account.history == [Mechanism(1.0, 0.1, 15), Mechanism(2.0, 0.1, 7)]
-    assert account.steps == 22
+    account.add(2.0, 1.0, 1)
+    assert account.history == [Mechanism(1.0, 0.1, 15), Mechanism(2.0, 0.1, 7), Mechanism(2.0, 1.0, 1)]
+    assert account.steps == 23
+    kept = account.tensors()
+    assert kept["history"].tolist() == [[1.0, 0.1, 15.0], [2.0, 0.1, 7.0], [2.0, 1.0, 1.0]]
+    assert kept["names"].tolist() == [4, 5, 6]
     again = Account.restored(account.tensors(), 1e-2, "rdp")
     assert again == account
     assert again.epsilon == composed_epsilon(account.history, 1e-2)

@@ -9,7 +9,6 @@ from torch import nn
 
 from polyclinic.errors import BadInput
 from polyclinic.privacy import clipped_sums
-from polyclinic.privacy.account import Account
 from polyclinic.privacy.clipped_sums import ClippedSums
 from polyclinic.privacy.dp_sgd import mixes_samples, try_gradients
 from polyclinic.privacy.epsilon import (
@@ -81,27 +80,6 @@ def test_rates_of_no_images_are_refused(samples, batch):
     with pytest.raises(BadInput, match="both must be at least 1"):
         sampling_rate_for(samples, batch)
     assert (sampling_rate_for(1, 1), sampling_rate_for(8, 2), sampling_rate_for(2, 8)) == (1.0, 0.25, 1.0)
-
-
-def test_no_steps_leave_an_account_as_it_was():
-    account = Account(1e-5)
-    account.add(1.0, 0.1, 0)
-    assert account.history == []
-    account.add(1.0, 0.1, 2)
-    account.add(2.0, 0.1, 0)
-    account.add(1.0, 0.1, 3)
-    assert account.history == [Mechanism(1.0, 0.1, 5)]
-    account.add(1.0, 0.2, 1)
-    assert account.history == [Mechanism(1.0, 0.1, 5), Mechanism(1.0, 0.2, 1)]
-
-
-def test_an_account_lies_in_a_sites_state_as_three_numbers_a_mechanism():
-    account = Account(1e-5, history=[Mechanism(1.5, 0.1, 2), Mechanism(1.0, 1.0, 3)], trained=4, recorded=5, after=6)
-    kept = account.tensors()
-    assert kept["history"].tolist() == [[1.5, 0.1, 2.0], [1.0, 1.0, 3.0]]
-    assert kept["names"].tolist() == [4, 5, 6]
-    assert Account.restored(kept, 1e-5, "rdp") == account
-    assert Account(1e-5).tensors()["history"].shape == (0, 3)
 
 
 def test_prv_is_asked_for_a_hundredth_of_an_epsilon(monkeypatch):

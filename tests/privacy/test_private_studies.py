@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import replace
@@ -12,15 +11,15 @@ import torch
 from private_runs import NOISE, PRIVATE, expected_epsilon, images_of, ledgers
 from processes import ForkedWorker
 
-from polyclinic.cli.tables import print_result
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
+from polyclinic.federation.call import Call
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.host import secret_in
+from polyclinic.federation.host import SiteHost, secret_in
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.federation.site import SitePosition, read_state
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.policy import Policy
 from polyclinic.privacy import account as records
-from polyclinic.privacy.account import Account
 from polyclinic.run_folder import with_own_digest
 from polyclinic.runner.run import engines
 from polyclinic.runner.run.assembly import Assembly
@@ -57,15 +56,6 @@ def test_the_result_states_the_worst_site_and_what_is_not_covered(tiny, undistur
     assert records.HELD_OUT in privacy["does_not_cover"]
     assert records.ONE_IMAGE in privacy["does_not_cover"]
     assert set(privacy["per_site"]) == set(images)
-
-
-def test_the_command_line_says_it_in_a_sentence(tiny, undisturbed, capsys):
-    print_result(undisturbed(tiny("fedavg", PRIVATE)))
-    said = capsys.readouterr().out
-    assert re.search(
-        r"epsilon [\d.]+ at delta [\d.]+ \(RDP\) at site 'site-\d', the most of any; covers everything", said
-    )
-    assert records.HELD_OUT in said
 
 
 def test_no_loss_of_training_images_leaves_a_private_site(tiny, tmp_path, monkeypatch):
@@ -160,16 +150,6 @@ def test_a_target_that_cannot_be_met_stops_the_study_before_it_begins(tiny, tmp_
     assert not (tmp_path / "never").exists()
 
 
-def test_a_sites_account_lies_in_its_state(tiny, undisturbed):
-    study = tiny("fedavg", PRIVATE)
-    result = undisturbed(study)
-    manifest = json.loads((result.folder / "checkpoint" / "manifest.json").read_text())
-    for site, images in images_of(study).items():
-        state = read_state(result.folder, site, SitePosition(*manifest["sites"][site]))
-        account = Account.restored(state.group("privacy"), 1 / images, "rdp")
-        assert account.epsilon == pytest.approx(expected_epsilon(images, 3))
-
-
 def test_prv_is_an_option_and_tighter(tiny, tmp_path, undisturbed):
     found = run(tiny("fedavg", {**PRIVATE, "privacy.accountant": "prv"}), tmp_path / "prv")
     rdp = undisturbed(tiny("fedavg", PRIVATE))
@@ -191,11 +171,6 @@ def test_a_deployed_sites_secret_is_drawn_once_and_kept(tmp_path):
 
 
 def test_the_secret_changes_the_noise_and_the_record_says_so(tiny, tmp_path):
-    from polyclinic.federation.call import Call
-    from polyclinic.federation.host import SiteHost
-    from polyclinic.federation.ledger.parcel import Parcel
-    from polyclinic.federation.policy import Policy
-
     study = tiny("fedavg", PRIVATE)
     parts = prepare(study.data, study.sites)
     sent = {}
@@ -212,11 +187,6 @@ def test_the_secret_changes_the_noise_and_the_record_says_so(tiny, tmp_path):
 
 def deployed_asked(study, folder, asked, restored=None):
     """What a deployed site releases when it is asked to train with each of these weights, one round after the other."""
-    from polyclinic.federation.call import Call
-    from polyclinic.federation.host import SiteHost
-    from polyclinic.federation.ledger.parcel import Parcel
-    from polyclinic.federation.policy import Policy
-
     parts = prepare(study.data, study.sites)
     assembly = Assembly(study, parts, folder)
     host = SiteHost(replace(assembly.host_spec(), policy=Policy(deployed=True)))

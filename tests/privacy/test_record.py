@@ -8,11 +8,8 @@ import pytest
 import torch
 
 from polyclinic.federation.bookkeeping import Coverage
-from polyclinic.federation.layers.gate import Gate, RawImages
-from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
-from polyclinic.federation.ledger.ledger import Ledger, verify
-from polyclinic.federation.ledger.parcel import Parcel, decode
-from polyclinic.federation.policy import Policy
+from polyclinic.federation.ledger.kinds import KINDS
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.privacy import account as records
 from polyclinic.privacy.account import Account
 from polyclinic.privacy.epsilon import compute_epsilon
@@ -113,31 +110,6 @@ def test_without_any_account_there_is_no_privacy_to_report():
 
 def parcel(privacy=None, kind="weights", **metadata) -> Parcel:
     return Parcel(kind, {"w": torch.ones(2)}, metadata, privacy)
-
-
-def test_a_parcel_takes_its_record_along_and_is_what_it_was_without_one():
-    record = records.record(account(), ["w"], ["x"])
-    assert decode(parcel(record).encoded).privacy == record
-    assert decode(parcel().encoded).privacy is None
-    assert b"privacy" not in parcel().encoded
-
-
-def test_a_record_that_is_no_table_is_rejected():
-    forged = parcel({"epsilon": 1.0}).encoded
-    start = forged.index(b'\\"privacy\\": {')
-    end = forged.index(b"}", start)
-    broken = forged[:start] + forged[start : end + 1].replace(b'{\\"epsilon\\": 1.0}', b'[\\"epsilon\\", 1.0]')
-    with pytest.raises(ParcelRejected, match="privacy"):
-        decode(broken + forged[end + 1 :])
-
-
-def test_the_gate_writes_the_record_into_the_ledger(tmp_path):
-    ledger = Ledger(tmp_path / "a.jsonl")
-    gate = Gate("a", Policy(), ledger, RawImages(torch.zeros(1, 1, 4, 4, dtype=torch.uint8).numpy()))
-    record = records.record(account(), ["w"], ["x"])
-    gate.release([parcel(record), parcel(None, "metrics")], round=1, operation="train", to="coordinator")
-    lines = verify(tmp_path / "a.jsonl")
-    assert [line["privacy"] for line in lines] == [record, None]
 
 
 # --- what the coordinator collects ---------------------------------------------------------------------------

@@ -235,17 +235,31 @@ def test_a_site_that_is_said_to_have_dropped_out_stays_masked(company):
     assert sent["cleo"]
 
 
-def test_unequal_questions_cannot_be_summed(company):
-    some = company()
+def with_tensors(call, name, **tensors):
+    kept = {key: one for key, one in {**call.parcels[name].tensors, **tensors}.items() if one is not None}
+    return replace(call, parcels={name: Parcel(call.parcels[name].kind, kept)})
 
-    def other_weights(call):
-        if (call.site, call.operation) != ("bo", "answer"):
-            return call
-        return replace(call, parcels={"weights": Parcel("weights", {"w": torch.full((50,), 1.000001)})})
 
-    some.lie = other_weights
-    with pytest.raises(WorkFailed, match="masks do not cancel"):
+#: what is lied about, at which step, to whom, the lie, and what is said: by the coordinator, or by a site
+LIES = {
+    "the question": ("answer", ["bo"], ("weights", {"w": torch.full((50,), 1.000001)}), "masks do not cancel"),
+    # the boxes of 'emil' reach only some sites, which so have masks with it, and the others have none
+    "the members": ("take_shares", ["ann", "bo"], ("shares", {"emil": None}), "are needed have signed"),
+    # the coordinator would know the masks with 'emil'; but the site's shares are sealed for a sum of other keys
+    "a mask key": ("give_shares", NAMES[:4], ("keys", {"emil": torch.arange(32, dtype=torch.uint8)}), "does not open"),
+    "a weak key": ("give_shares", NAMES, ("keys", {"emil": torch.zeros(32, dtype=torch.uint8)}), "is none that two"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_coordinator_that_lies_opens_no_sum(company, lie):
+    some, (step, sites, (name, tensors), words) = company(), LIES[lie]
+    some.lie = lambda call: (
+        with_tensors(call, name, **tensors) if call.operation == step and call.site in sites else call
+    )
+    with pytest.raises(WorkFailed) as failed:
         some.total()
+    assert any(words in reason for reason in [str(failed.value), *some.refusals()])
 
 
 def test_unequal_arguments_cannot_be_summed(company):
@@ -255,52 +269,6 @@ def test_unequal_arguments_cannot_be_summed(company):
     some.work = lambda call: honest(replace(call, arguments={}) if call.operation == "answer" else call)
     with pytest.raises(WorkFailed, match="masks do not cancel"):
         list(federation.ask_each("answer", weights={"w": torch.ones(5)}, lr=1))
-
-
-def test_unequal_members_cannot_be_summed(company):
-    """The boxes of 'emil' reach only some sites, which so have masks with it, and the others have none."""
-    some = company()
-
-    def withhold(call):
-        if call.operation != "take_shares" or call.site not in ("ann", "bo"):
-            return call
-        boxes = {name: box for name, box in call.parcels["shares"].tensors.items() if name != "emil"}
-        return replace(call, parcels={"shares": Parcel("shares", boxes)})
-
-    some.lie = withhold
-    with pytest.raises(WorkFailed):
-        some.total()
-
-
-def test_a_mask_key_that_the_coordinator_made_is_found_out(company):
-    """It would know the masks with this site; but the site's shares are sealed for a sum of other keys."""
-    some = company()
-
-    def swap(call):
-        if call.operation != "give_shares" or call.site == "emil":
-            return call
-        keys = {**call.parcels["keys"].tensors, "emil": torch.arange(32, dtype=torch.uint8)}
-        return replace(call, parcels={"keys": Parcel("keys", keys)})
-
-    some.lie = swap
-    with pytest.raises(WorkFailed):
-        some.total()
-    assert any("does not open" in reason for reason in some.refusals())
-
-
-def test_a_weak_mask_key_is_refused(company):
-    some = company()
-
-    def weak(call):
-        if call.operation != "give_shares":
-            return call
-        keys = {**call.parcels["keys"].tensors, "emil": torch.zeros(32, dtype=torch.uint8)}
-        return replace(call, parcels={"keys": Parcel("keys", keys)})
-
-    some.lie = weak
-    with pytest.raises(WorkFailed):
-        some.total()
-    assert any("is none that two sites could share" in reason for reason in some.refusals())
 
 
 def test_a_site_that_lies_about_shares_is_noticed(company):
