@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -101,7 +101,10 @@ def steps_for(
     least, most = 0, 1
     while most < MOST_STEPS and allowed(most):
         least, most = most, 2 * most
-    return _last(allowed, least, most)
+    while most - least > 1:  # `least` is allowed, `most` may not be
+        middle = (least + most) // 2
+        least, most = (middle, most) if allowed(middle) else (least, middle)
+    return least
 
 
 def noise_for(epsilon: float, sampling_rate: float, steps: int, delta: float, accountant: Accountant = "rdp") -> float:
@@ -140,14 +143,6 @@ def sampling_rate_for(samples: int, batch_size: int) -> float:
 def default_delta(images: int) -> float:
     """The delta for so many training images where none is given: one over their number, and below 1."""
     return 1 / max(images, 2)
-
-
-def _last(allowed: Callable[[int], bool], least: int, most: int) -> int:
-    """The last number from `least`, which is allowed, to `most`, which may not be."""
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (middle, most) if allowed(middle) else (least, middle)
-    return least
 
 
 def _check(one: Mechanism, delta: float) -> None:
@@ -238,12 +233,13 @@ def curves(
     """(epochs, epsilon) along each curve, by number of images."""
     count = min(POINTS[accountant], epochs)
     ends = sorted({1.0, *(epochs * number / count for number in range(1, count + 1))})
-    return {size: [(end, _epsilon_after(size, end, batch_size, noise, accountant)) for end in ends] for size in sizes}
-
-
-def _epsilon_after(size: int, epochs: float, batch_size: int, noise: float, accountant: Accountant) -> float:
-    rate, steps = sampling_rate_for(size, batch_size), steps_in(epochs, size, batch_size)
-    return compute_epsilon(rate, noise, steps, default_delta(size), accountant)
+    found: dict[int, list[tuple[float, float]]] = {}
+    for size in sizes:
+        rate, delta = sampling_rate_for(size, batch_size), default_delta(size)
+        steps = [steps_in(end, size, batch_size) for end in ends]
+        spent = [compute_epsilon(rate, noise, one, delta, accountant) for one in steps]
+        found[size] = list(zip(ends, spent, strict=True))
+    return found
 
 
 def draw_curves(

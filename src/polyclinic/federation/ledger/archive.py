@@ -26,7 +26,7 @@ from torch import Tensor
 from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel, decode
 from polyclinic.files import atomic_folder, write_tensors
-from polyclinic.json_types import JsonMapping, parse_json
+from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.randomness import seed_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ class ParcelArchive:
         self.random, self.seed = random, seed
         self._received: dict[str, dict[str, Parcel]] = {}
         self._steps: dict[tuple[str, str], tuple[int, int]] = {}
-        self._left: list[list[str]] = []
 
     def begins(self, site: Site, received: Mapping[str, Parcel]) -> None:
         """Tell before an operation what the site has received for it."""
@@ -78,11 +77,15 @@ class ParcelArchive:
         """Tell after the gate has let these parcels out. `used`: indices of the site's images in every batch that it
         took; `address`: what the operation's draws are addressed by; `left`: what they left as, in a sum of whole
         numbers."""
-        self._left = [[parcel.kind, parcel.digest] for parcel in left] if left else []
         if any(is_worth_keeping(parcel) for parcel in parcels):
             step = self._step(call)
             wanted = [p for p in parcels if is_worth_keeping(p) or p.kind in COMPANION_KINDS]
-            self._keep(site, call, step, wanted, used, address)
+            priority = seed_of(self.seed, site.name, "keep", address, call.round, step)
+            name = f"{call.round:05d}-{step:05d}-{call.operation}-{wanted[0].digest[:12]}"
+            note = {"operation": call.operation, "round": call.round, "step": step, "to": call.to, "priority": priority}
+            note |= {"left": [[parcel.kind, parcel.digest] for parcel in left]} if left else {}
+            note |= {"split": call.arguments["split"]} if "split" in call.arguments else {}
+            self._keep(site, name, note, wanted, used)
         if not site.memory:  # in the middle of a turn, what came at its beginning still counts
             self._received.pop(site.name, None)
 
@@ -93,16 +96,10 @@ class ParcelArchive:
         self._steps[call.site, call.operation] = (call.round, step + 1)
         return step
 
-    def _keep(
-        self, site: Site, call: Call, step: int, parcels: Sequence[Parcel], used: Sequence[Tensor], address: str
-    ) -> None:
+    def _keep(self, site: Site, name: str, note: JsonObject, parcels: Sequence[Parcel], used: Sequence[Tensor]) -> None:
+        """Write a release if it is chosen, and delete those that it takes the place of."""
         folder = site.folder / "kept"
-        priority = seed_of(self.seed, site.name, "keep", address, call.round, step)
-        name = f"{call.round:05d}-{step:05d}-{call.operation}-{parcels[0].digest[:12]}"
-        note = {"operation": call.operation, "round": call.round, "step": step, "to": call.to, "priority": priority}
-        note |= {"left": self._left} if self._left else {}
-        note |= {"split": call.arguments["split"]} if "split" in call.arguments else {}
-        kept = {old.name: old for old in releases(folder) if old.operation == call.operation}
+        kept = {old.name: old for old in releases(folder) if old.operation == note["operation"]}
         chosen = self._chosen([*((old.name, old.note) for old in kept.values() if old.name != name), (name, note)])
         if name in chosen and name not in kept:
             _write(folder / name, note, parcels, self._received.get(site.name, {}), used)

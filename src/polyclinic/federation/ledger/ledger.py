@@ -58,8 +58,7 @@ class Ledger:
         self.path = path
         make_folder_durable(path.parent) if anchor else path.parent.mkdir(parents=True, exist_ok=True)
         self._signer, self._anchor = signer, anchor
-        self._drop_torn_line()
-        lines = self._known_lines() if path.exists() else []
+        lines = self._known_lines()
         self._position = Position(len(lines), lines[-1]["digest_of_line"] if lines else GENESIS)
         self._signature: str = lines[-1].get("signature", "") if lines else ""
         self._digests = [line["digest_of_line"] for line in lines] if anchor else []
@@ -206,20 +205,20 @@ class Ledger:
 
     def _known_lines(self) -> list[JsonObject]:
         """The lines; those of a simulated site are its own, by their signatures. A deployed site's key may have been
-        rotated since: its ledger has an anchor."""
+        rotated since: its ledger has an anchor.
+
+        A machine that lost power can leave half a line at the end, which is dropped; nothing was sent for it.
+        """
+        if not self.path.exists():
+            return []
+        data = self.path.read_bytes()
+        if not data.endswith(b"\n"):
+            os.truncate(self.path, data.rfind(b"\n") + 1)  # in one step: a kill here must not cost the other lines
         lines = verify(self.path)
         if self._signer and not self._anchor:
             unsigned = sum("signature" not in line for line in lines)  # an older version wrote these
             verify(self.path, [signing_public_key(self._signer)], unsigned=unsigned)
         return lines
-
-    def _drop_torn_line(self) -> None:
-        """A machine that lost power can leave half a line at the end; nothing was sent for it."""
-        if not self.path.exists():
-            return
-        data = self.path.read_bytes()
-        if not data.endswith(b"\n"):
-            os.truncate(self.path, data.rfind(b"\n") + 1)  # in one step: a kill here must not cost the other lines
 
 
 def verify(
