@@ -37,9 +37,11 @@ if TYPE_CHECKING:
     from polyclinic.data.source import Source as Source
     from polyclinic.errors import BadInput as BadInput
     from polyclinic.errors import WorkFailed as WorkFailed
+    from polyclinic.federation.call import GateRefused as GateRefused
     from polyclinic.federation.call import Reply as Reply
     from polyclinic.federation.federation import Federation as Federation
     from polyclinic.federation.federation import Weights as Weights
+    from polyclinic.federation.layers.interface import SiteLayer as SiteLayer
     from polyclinic.federation.ledger.kinds import Kind as Kind
     from polyclinic.federation.ledger.parcel import Parcel as Parcel
     from polyclinic.federation.operation import operation as operation
@@ -85,7 +87,8 @@ _PUBLIC = {
     "data.partitions.base": ("Plan", "Sites"),
     "data.source": ("FileSource", "Source"),
     "errors": ("BadInput", "WorkFailed"),
-    "federation.call": ("Reply",),
+    "federation.call": ("GateRefused", "Reply"),
+    "federation.layers.interface": ("SiteLayer",),
     "federation.federation": ("Federation", "Weights"),
     "federation.ledger.kinds": ("Kind",),
     "federation.ledger.parcel": ("Parcel",),

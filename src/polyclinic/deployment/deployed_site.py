@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyclinic import __version__
+from polyclinic import __version__, plugins
 from polyclinic.data.allowed_paths import folder_name
 from polyclinic.data.own_images import load_site_plugins, only_site_plugins, own_data, own_source
 from polyclinic.data.parts import ImageSet, PreparedSites
@@ -32,6 +32,7 @@ from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import DataDependentRefusal, GateRefused, pack
 from polyclinic.federation.host import SiteHost
+from polyclinic.federation.layers.interface import SiteLayer
 from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.federation.ledger.kinds import ParcelRejected
@@ -180,8 +181,34 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
         anchors=kit / "anchors" / "runs",
         cache=kit / "cache",
         keep_model=lambda weights: write_model(assembly, site, weights, preparation, data.validation),
+        layers=own_layers(),
     )
     return SiteHost(replace(assembly.host_spec(), kit=own))
+
+
+def own_layers() -> tuple[SiteLayer, ...]:
+    """The layers of the plug-ins that the site's people list in site.toml (`LAYERS`: name -> class). BadInput where one
+    of them cannot be used: a site that believes it has a layer must have it."""
+    found = []
+    for plugin, loaded in plugins.LOADED.items():
+        listed = getattr(loaded.module, "LAYERS", {})
+        if not isinstance(listed, Mapping):
+            raise BadInput(f"plugins: LAYERS in {plugin} must be a dict of names and classes")
+        written = [one for one in vars(loaded.module).values() if isinstance(one, type) and issubclass(one, SiteLayer)]
+        for kind in written:
+            if kind is not SiteLayer and kind not in listed.values():
+                raise BadInput(f"plugins: {plugin} has a layer {kind.__name__} that is not in its dict LAYERS")
+        for name, kind in listed.items():
+            try:
+                layer = kind()
+            except Exception as error:
+                raise BadInput(
+                    f"plugins: {plugin} has a layer '{name}' that cannot be made: {reason_of(error)}"
+                ) from None
+            if not isinstance(layer, SiteLayer):
+                raise BadInput(f"plugins: {plugin} has a layer '{name}' that is no polyclinic.SiteLayer")
+            found.append(layer)
+    return tuple(found)
 
 
 def own_threads(request: Request) -> int:

@@ -23,7 +23,7 @@ from polyclinic.settings import Settings
 if TYPE_CHECKING:
     from polyclinic.data.parts import SiteData
     from polyclinic.federation.collaborators import MethodLike, StudyLike, TrainerLike
-    from polyclinic.federation.layers import Layer
+    from polyclinic.federation.layers.interface import SiteLayer
     from polyclinic.federation.layers.suspension import Suspensions
     from polyclinic.federation.ledger.archive import ParcelArchive
 
@@ -236,7 +236,7 @@ class Kit:
     #: puts a finished model where they find it
     keep_model: Callable[[Mapping[str, Tensor]], None] | None = None
     #: layers that they add, which may refuse, and never change what leaves
-    layers: tuple[type[Layer], ...] = ()
+    layers: tuple[SiteLayer, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

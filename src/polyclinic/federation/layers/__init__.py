@@ -1,7 +1,7 @@
 """The lists of layers: what a site does around an operation, and the coordinator around a reply, in this order.
 
 The lists are the specification. Each is passed from the first line to the last; `arriving` before the work, `working`
-around it, `leaving` before anything is sent, `left` after. A layer that raises refuses (refusals.py). A layer with
+around it, `leaving` before anything is sent, `left` after. A layer that raises refuses. One with
 nothing to do in a study is left out of its run (`Layer.is_needed`). Nobody else asks whether a site is deployed. No
 study and no coordinator adds, moves or removes a layer; a site's own people may add some that refuse (`OwnLayers`).
 """

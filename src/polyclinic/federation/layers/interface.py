@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from polyclinic.federation.call import Call
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.transaction import Parcels, Transaction
 from polyclinic.files import atomic_write
 
@@ -43,28 +47,56 @@ class Layer:
         """Write down what has happened. It may be told again after a kill, and does the same then."""
 
 
+class SiteLayer:
+    """A layer that a site's own people add (`LAYERS` in a plug-in of their site.toml). It may refuse, and never change.
+
+    GateRefused is told to the coordinator. What depends on images must not be told: any other exception in `leaving`
+    suspends the study until a person at the site has looked. Parcels are copies.
+    """
+
+    def arriving(self, call: Call) -> None:
+        """Look at a call, and at what came with it, opened, before any work."""
+
+    def leaving(self, call: Call, parcels: Parcels) -> None:
+        """Look at what the site made, before it becomes whole numbers, is rounded or sealed."""
+
+    def left(self, call: Call, parcels: Parcels) -> None:
+        """What is told here has left."""
+
+
 class OwnLayers(Layer):
-    """All that the site's people added, one after the other."""
+    """All layers that the site's people added, one after the other."""
 
     def __init__(self, host: SiteHost) -> None:
         super().__init__(host)
-        self.own = [kind(host) for kind in (self.spec.kit.layers if self.spec.kit else ())]
+        self.own = self.spec.kit.layers if self.spec.kit else ()
 
     def is_needed(self) -> bool:
         return bool(self.own)
 
     def arriving(self, transaction: Transaction) -> None:
         for layer in self.own:
-            layer.arriving(transaction)
+            layer.arriving(_copied_call(transaction))
 
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
         for layer in self.own:
-            layer.leaving(transaction, parcels)
+            layer.leaving(_copied_call(transaction), tuple(map(_copied, parcels)))
         return parcels
 
     def left(self, transaction: Transaction) -> None:
         for layer in self.own:
-            layer.left(transaction)
+            layer.left(_copied_call(transaction), tuple(map(_copied, transaction.sent)))
+
+
+def _copied_call(transaction: Transaction) -> Call:
+    parcels = {name: _copied(parcel) for name, parcel in transaction.received.items()}
+    return replace(transaction.call, parcels=parcels, arguments=copy.deepcopy(dict(transaction.call.arguments)))
+
+
+def _copied(parcel: Parcel) -> Parcel:
+    tensors = {name: tensor.detach().clone() for name, tensor in parcel.tensors.items()}
+    metadata, privacy = copy.deepcopy((dict(parcel.metadata), parcel.privacy))
+    return Parcel(parcel.kind, tensors, metadata, privacy)
 
 
 class Notes:
