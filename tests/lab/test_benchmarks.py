@@ -81,10 +81,8 @@ def test_every_kind_of_generator_is_timed(tmp_path):
     ("name", "options"),
     [
         ("engines", ("--engines", "in-process")),
-        ("first_runs", ()),
         ("peers", ()),
         ("secure_sum", ()),
-        ("wire", ("--only", "wire")),
     ],
 )
 def test_a_benchmark_of_rounds_runs(name, options, tmp_path):

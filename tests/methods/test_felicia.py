@@ -19,7 +19,6 @@ from polyclinic.generators.gan.model import GANSteps
 from polyclinic.generators.gan.trainer import RealBatches
 from polyclinic.methods.felicia import Felicia, _share_of_step
 from polyclinic.methods.shared.training_gans import NETWORKS
-from polyclinic.methods.shared.utility import TrainedNetwork, choose_by_validation
 from polyclinic.privacy.account import EVERYTHING
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.run.result import Result
@@ -270,9 +269,6 @@ def test_tuning_is_not_for_it(felicia):
     assert felicia().tuning is None
 
 
-# --- the examples -------------------------------------------------------------------------------------
-
-
 # --- privacy ------------------------------------------------------------------------------------------
 
 
@@ -310,13 +306,6 @@ def test_the_result_says_what_each_training_set_is_worth_in_all_and_by_subgroup(
     counts = result["data"]["counts"]
     weights = [counts[site]["test"] for site in released]
     assert pooled == pytest.approx(np.average([released[site]["accuracy"] for site in released], weights=weights))
-
-
-def test_the_gate_asks_validation_and_needs_its_margin():
-    scores = {"real": 0.80, "synthetic": 0.99, "augmented": 0.82}
-    found = {name: TrainedNetwork({}, score) for name, score in scores.items()}
-    assert choose_by_validation(found) == "augmented"
-    assert choose_by_validation(found, margin=0.03) == "real"
 
 
 def test_a_site_can_release_one_training_set_always(felicia, undisturbed):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from polyclinic.methods.shared.utility import OWN_SETS, TRAINING_SETS, TrainedNe
 from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run
 from polyclinic.study import Study
-from polyclinic.tasks import Target
 from polyclinic.training import private_steps
 
 STUDY = {
@@ -233,20 +231,3 @@ def test_without_sharing_no_site_gives_images_away(felicia, undisturbed):
 def test_a_network_from_all_sites_images_needs_them(felicia):
     with pytest.raises((BadInput, ValidationError), match=r"release 'augmented-all' needs.*set share_images = true"):
         felicia(release="augmented-all")
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "error"),
-    [
-        (torch.zeros(2, 3, 28, 28), torch.zeros(2, dtype=torch.long), "not uint8"),
-        (torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.zeros(2, dtype=torch.long), "not uint8"),
-        (torch.zeros(2, 3, 28, 28, dtype=torch.uint8), torch.tensor([0, 2]), "labels run from 0 to 2"),
-        (torch.zeros(2, 3, 28, 28, dtype=torch.uint8), torch.zeros(1, dtype=torch.long), "labels of shape"),
-    ],
-)
-def test_images_of_others_that_are_not_like_ones_own_are_refused(images, labels, error):
-    own = SimpleNamespace(images=np.zeros((1, 3, 28, 28), np.uint8))
-    target = SimpleNamespace(target=Target(classes=("a", "b")))
-    site: Any = SimpleNamespace(data=SimpleNamespace(train=own), trainer=target)
-    with pytest.raises((WorkFailed, BadInput), match=error):
-        utility.received_part(site, {"images": images, "labels": labels})

@@ -1,4 +1,4 @@
-"""Downstream utility: networks from three training sets with one start, the best of several checks on validation."""
+"""Downstream utility: networks of all training sets with one start, which is kept and released, what is told of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.call import Reply
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import utility
 from polyclinic.models import build, initial_weights
 from polyclinic.tasks import TASKS, Target
@@ -86,13 +89,6 @@ def test_a_network_is_kept_as_it_was_when_validation_liked_it_best(monkeypatch):
     assert all(torch.equal(found.weights[name], tensor) for name, tensor in seen[1].items())
 
 
-@pytest.mark.parametrize(("better", "metric", "sign"), [("higher", "dice", 1), ("lower", "mae", -1)])
-def test_a_larger_score_is_a_better_one_whatever_the_metric(better, metric, sign):
-    task = SimpleNamespace(metric=metric, better=better, finish=lambda sums: {metric: 0.25, "loss": 2.0})
-    found = utility.score(SimpleNamespace(task=task, evaluate=lambda part: {}), part(3, 1))
-    assert found == pytest.approx(sign * 0.25 - 2e-6, abs=1e-9)
-
-
 def test_each_training_set_is_what_its_name_says(monkeypatch):
     real, synthetic, others, validation = part(6, 1), part(4, 3), part(5, 4), part(9, 2)
     used: list[ImageSet] = []
@@ -106,13 +102,11 @@ def test_each_training_set_is_what_its_name_says(monkeypatch):
     sets = utility.training_sets(real, synthetic, others)
     found = utility.train_networks(make_site(real, validation), sets, 1, {})
     assert len({network.score for network in found.values()}) == 1  # all from the same draws
-    both = np.concatenate([real.images, synthetic.images])
-    of_all = np.concatenate([synthetic.images, others.images])
-    wanted = (real.images, synthetic.images, both, of_all, np.concatenate([real.images, of_all]))
+    wanted = ((real,), (synthetic,), (real, synthetic), (synthetic, others), (real, synthetic, others))
     assert tuple(sets) == utility.TRAINING_SETS
-    for train, images in zip(used, wanted, strict=True):
-        assert np.array_equal(train.images, images)
-        assert len(train.labels) == len(images)
+    for train, parts in zip(used, wanted, strict=True):
+        assert np.array_equal(train.images, np.concatenate([one.images for one in parts]))
+        assert train.labels.tolist() == [label for one in parts for label in one.labels.tolist()]
 
 
 def test_what_is_known_is_not_trained_again():
@@ -129,11 +123,162 @@ def test_without_validation_images_the_last_moment_counts():
     assert any(not torch.equal(found.weights[name], tensor) for name, tensor in first_weights().items())
 
 
-def test_validation_chooses_the_better_of_the_two_sets_with_synthetic_images():
-    def chosen(**scores: float) -> str:
-        networks = {name.replace("_", "-"): utility.TrainedNetwork({}, score) for name, score in scores.items()}
-        return utility.choose_by_validation(networks)
+# --- by hand ------------------------------------------------------------------------------------------
 
-    assert chosen(real=0.5, augmented=0.6, augmented_all=0.7, synthetic_all=0.9) == "augmented-all"
-    assert chosen(real=0.5, augmented=0.6, augmented_all=0.6) == "augmented"
-    assert chosen(real=0.7, augmented=0.6, augmented_all=0.7) == "real"
+
+def network(score):
+    return utility.TrainedNetwork({"w": torch.tensor([score])}, score)
+
+
+@pytest.mark.parametrize(
+    ("scores", "margin", "chosen"),
+    [
+        ({"real": 0.5, "augmented": 0.6}, 0.0, "augmented"),
+        ({"real": 0.5, "augmented": 0.5}, 0.0, "real"),
+        ({"real": 0.5, "augmented": 0.4, "synthetic": 0.9}, 0.0, "real"),
+        ({"real": 0.5, "augmented": 0.5625}, 0.0625, "real"),
+        ({"real": 0.5, "augmented": 0.6}, 0.0625, "augmented"),
+        ({"real": 0.5, "augmented": 0.6, "augmented-all": 0.7}, 0.0, "augmented-all"),
+        ({"real": 0.5, "augmented": 0.8, "augmented-all": 0.7}, 0.0, "augmented"),
+        ({"real": 0.5, "augmented": 0.6, "augmented-all": 0.6, "synthetic-all": 0.9}, 0.0, "augmented"),
+        ({"real": 0.7, "augmented": 0.6, "augmented-all": 0.7}, 0.0, "real"),
+    ],
+)
+def test_synthetic_images_are_used_where_validation_says_they_helped(scores, margin, chosen):
+    assert utility.choose_by_validation({name: network(score) for name, score in scores.items()}, margin) == chosen
+    if not margin:
+        assert utility.choose_by_validation({name: network(score) for name, score in scores.items()}) == chosen
+
+
+class Kept(dict):
+    """A site's state: numbers, and groups of tensors."""
+
+    def group(self, name):
+        return self.get(f"group {name}", {})
+
+    def put(self, name, tensors):
+        self[f"group {name}"] = tensors
+
+
+def test_sums_on_test_images_are_told_in_all_and_by_sub_group():
+    part = ImageSet(np.zeros((3, 1, 2, 2), np.uint8), np.array([1, 2, 4]), subgroup=np.array(["f", "m", "f"]))
+    trainer = SimpleNamespace(load=lambda weights: None, evaluate=lambda own: {"sum": torch.tensor(own.labels.sum())})
+    site = SimpleNamespace(data=SimpleNamespace(test=part), trainer=trainer)
+    found = utility.test_sums(site, {})
+    assert {name: int(value) for name, value in found.tensors.items()} == {"/sum": 7, "f/sum": 5, "m/sum": 2}
+    site.data.test = ImageSet(part.images, part.labels)
+    assert {name: int(value) for name, value in utility.test_sums(site, {}).tensors.items()} == {"/sum": 7}
+    site.data.test = ImageSet(part.images[:1], part.labels[:1])
+    assert {name: int(value) for name, value in utility.test_sums(site, {}).tensors.items()} == {"/sum": 1}
+    site.data.test = ImageSet(part.images[:0], part.labels[:0])
+    assert utility.test_sums(site, {}) is None
+
+
+def federation_with(states):
+    task = SimpleNamespace(
+        add=lambda a, b: {name: a[name] + b[name] for name in a},
+        finish=lambda sums: {name: float(value) for name, value in sums.items()},
+    )
+
+    def ask_all(operation, *, counted=True, weights=None, by_site=None):
+        if weights is None:
+            return [Reply("a", (Parcel("metrics", {"auc": torch.tensor(0.12345678).double()}),))]
+        size = float(weights["w"])
+        return [
+            Reply(site, (Parcel("metrics", {"/n": torch.tensor(size), "f/n": torch.tensor(2 * size)}),))
+            for site in ("a", "b")
+        ]
+
+    return SimpleNamespace(
+        round=3,
+        sites=list(states),
+        simulated_state=states.get,
+        trainer=SimpleNamespace(task=task),
+        ask_all=ask_all,
+    )
+
+
+def test_networks_of_every_training_set_are_tried_at_all_sites():
+    weights = {"w": torch.tensor(1.0)}
+    states = {
+        "north": Kept({"group diet-real": weights, "group diet-augmented-all": weights, "released": torch.tensor(4)}),
+        "south": Kept(),
+    }
+    federation = federation_with(states)
+    scored = {"test": {"n": 2.0}, "subgroups": {"f": {"n": 4.0}}}
+    assert utility.test_metrics(federation, "try", weights) == scored
+    assert utility.test_metrics(federation, "try", {}) == {}
+    assert utility.test_tables(federation, "try") == {
+        "north": {
+            **{"real": scored, "synthetic": {}, "augmented": {}, "augmented-all": scored},
+            "released": "augmented-all",
+        },
+        "south": {},
+    }
+    del states["north"]["released"]
+    assert utility.test_tables(federation, "try")["north"]["released"] == ""
+
+
+def images(labels, **more):
+    labels = np.asarray(labels)
+    pixels = np.broadcast_to(np.arange(len(labels), dtype=np.uint8)[:, None, None, None], (len(labels), 1, 4, 4))
+    return ImageSet(pixels.copy(), labels, **more)
+
+
+def trainer_of(metrics, metric="accuracy", better="higher"):
+    task = SimpleNamespace(finish=lambda sums: metrics, metric=metric, better=better)
+    return SimpleNamespace(task=task, evaluate=lambda part: {}, load=lambda weights: None)
+
+
+def test_a_score_is_larger_where_it_is_better_and_ties_go_by_the_loss():
+    score = utility.score
+    assert score(trainer_of({"accuracy": 0.5, "auc": 0.75, "loss": 2.0}), None) == pytest.approx(0.75 - 2e-6, abs=1e-9)
+    assert score(trainer_of({"accuracy": 0.5}), None) == 0.5
+    assert score(trainer_of({"mae": 3.0, "loss": 1.0}, "mae", "lower"), None) == pytest.approx(-3 - 1e-6, abs=1e-9)
+    site = SimpleNamespace(trainer=trainer_of({"accuracy": 0.5}), data=SimpleNamespace(test=images([])))
+    assert np.isnan(utility.test_score(site, utility.TrainedNetwork({}, 0.0)))
+    site.data.test = images([1])
+    assert utility.test_score(site, utility.TrainedNetwork({}, 0.0)) == 0.5
+
+
+def test_a_subset_keeps_what_is_known_of_each_image():
+    whole = images([0, 1, 2], cases=np.array([7, 8, 9]), subgroup=np.array(["a", "b", "c"]))
+    some = whole.take(np.array([2, 0]))
+    assert (some.labels.tolist(), some.cases.tolist(), some.subgroup.tolist()) == ([2, 0], [9, 7], ["c", "a"])
+    assert (some.images[:, 0, 0, 0].tolist(), some.masks) == ([2, 0], None)
+
+
+def test_coverage_needs_more_images_than_neighbours():
+    site = SimpleNamespace(data=SimpleNamespace(validation=images([]), test=images([]), train=images([0] * 30)))
+    assert utility.measure_coverage(site, images([0] * 30)) == {}
+    rng = np.random.default_rng(0)
+
+    def noise(count):
+        return ImageSet(rng.integers(0, 256, (count, 1, 4, 4), dtype=np.uint8), np.zeros(count))
+
+    enough = utility.NEIGHBOURS + 1
+    site.data = SimpleNamespace(validation=noise(3), test=noise(enough - 3), train=noise(30))
+    assert set(utility.measure_coverage(site, noise(enough))) >= {"precision", "recall"}
+    assert utility.measure_coverage(site, noise(enough - 1)) == {}
+    site.data.validation = noise(2)
+    assert utility.measure_coverage(site, noise(enough)) == {}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error"),
+    [
+        ({}, "not uint8"),
+        ({"images": torch.zeros(2, 1, 4, 4)}, "not uint8"),
+        ({"images": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)}, "not uint8"),
+        ({"images": torch.zeros(2, 1, 4, 4, dtype=torch.uint8)}, "give one each"),
+        ({"images": torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "labels": torch.zeros(1)}, "give one each"),
+        ({"images": torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "labels": torch.tensor([0, 2])}, "from 0 to 2"),
+    ],
+)
+def test_images_of_others_are_like_the_sites_own_and_have_labels(tensors, error):
+    site = SimpleNamespace(data=SimpleNamespace(train=images([0])), trainer=SimpleNamespace(target=TARGET))
+    with pytest.raises((WorkFailed, BadInput), match=error):
+        utility.received_part(site, tensors)
+    fine = {"images": torch.ones(2, 1, 4, 4, dtype=torch.uint8), "labels": torch.arange(2)}
+    found = utility.received_part(site, fine)
+    assert (found.labels.tolist(), int(found.images.min())) == ([0, 1], 1)
