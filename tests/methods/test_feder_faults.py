@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from feder_studies import runner, study_of
+from feder_studies import TABLES, runner, study_of
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods.feder import FedER, queue_of
 from polyclinic.methods.shared import site_generator
+from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 
 
@@ -96,26 +97,49 @@ def test_a_site_that_could_not_prepare_says_why_it_hands_over_nothing(go, monkey
 
 # --- bad input ------------------------------------------------------------------------------------------
 
-
-def test_one_site_has_nobody_to_hand_to():
-    with pytest.raises(BadInput, match="give it two sites or more"):
-        parse_study({**study_of().as_tables(), "sites": {"partition": "iid", "count": 1}})
+ASYNCHRONOUS = {"mode": "asynchronous"}
+TAKES = r"method.turn_takes.site-1: must be (greater than 0|a finite number)"
 
 
-def test_unknown_sites_are_named(go):
-    with pytest.raises(BadInput, match=r"model.backbones: there is no site 'west'"):
-        go(model={"backbones": {"west": "lenet5", "site-1": "small-cnn"}})
-    with pytest.raises(BadInput, match=r"method.turn_takes: there is no site 'west'"):
-        go(method={"turn_takes": {"west": 2.0}})
+@pytest.mark.parametrize(
+    ("name", "method", "changes", "message"),
+    [
+        ("feder", {"real_share": 0}, {}, "method.real_share"),
+        ("feder-b", {"buffer": 0}, {}, "method.buffer"),
+        ("feder", {}, {"sites": {"partition": "iid", "count": 1}}, "give it two sites or more"),
+        ("feder", {}, {"model": {"backbones": {"site-1": "unet"}}}, "model.backbones: 'unet' of site 'site-1' cannot"),
+        ("feder", {}, {"model": {"backbones": {"west": "lenet5"}}}, "model.backbones: there is no site 'west'"),
+        ("feder", {}, {"generator": {"name": "gann"}}, "generator.name: no such choice"),
+        ("feder", {}, {"privacy": {"on": ["classifier"]}}, "chooses when to stop training a generator by real images"),
+        (
+            "feder",
+            {},
+            {"generator": {"name": "vqvae2"}, "tuning": {"alpha": 1}},
+            "'vqvae2' is not trained step by step",
+        ),
+        ("feder", {"turn_takes": {"west": 2.0}}, {}, "method.turn_takes: there is no site 'west'"),
+        ("feder", {"turn_takes": {"site-1": 2.0}}, {}, r"method.turn_takes: sites in step wait .* set method.mode ="),
+        # with a turn that is no number, or takes for ever, nobody would ever be next
+        *(
+            ("feder", {**ASYNCHRONOUS, "turn_takes": {"site-1": takes}}, {}, TAKES)
+            for takes in (0.0, -3.0, float("nan"), float("inf"))
+        ),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_runs(name, method, changes, message, tmp_path, cache):
+    tables = {**study_of().as_tables(), "method": {"name": name, "rounds": 2, **method}, **changes}
+    with pytest.raises(BadInput, match=message):
+        run(parse_study(tables), tmp_path, cache=cache)
 
 
-def test_sites_in_step_have_no_pace_of_their_own(go):
-    with pytest.raises(BadInput, match=r"method.turn_takes: sites in step wait .* set method.mode = 'asynchronous'"):
-        go(method={"turn_takes": {"site-1": 2.0}})
-
-
-@pytest.mark.parametrize("takes", [0.0, -3.0, float("nan"), float("inf")])
-def test_a_turn_takes_some_time(takes):
-    """With one that is no number, or takes for ever, nobody would ever be next."""
-    with pytest.raises(BadInput, match=r"method.turn_takes.site-1: must be (greater than 0|a finite number)"):
-        study_of(method={"mode": "asynchronous", "turn_takes": {"site-1": takes}})
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"backbones": {"site-1": "lenet5"}}}, "model.backbones: 'fedavg' needs the same network at every"),
+        ({"tuning": {"alpha": 1}}, "tuning: 'fedavg' trains no generator"),
+    ],
+)
+def test_what_is_feders_is_not_fedavgs(changes, message):
+    tables = {name: table for name, table in TABLES.items() if name not in ("tuning", "generator")}
+    with pytest.raises(BadInput, match=message):
+        parse_study({**tables, "method": {"name": "fedavg"}, **changes})

@@ -9,7 +9,7 @@ import torch
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.files import write_tensors
-from polyclinic.methods.shared import site_generator, training_gans
+from polyclinic.methods.shared import training_gans
 from polyclinic.methods.shared.training_gans import STEPS
 from polyclinic.questions import statistics
 from polyclinic.questions.evaluate import second_model
@@ -81,19 +81,6 @@ def test_a_second_model_is_of_the_same_network(tmp_path):
     for other in ({"w": torch.zeros(3)}, {"w": torch.zeros(2).double()}, {"v": torch.zeros(2)}):
         with pytest.raises(BadInput, match="has other tensors than the first model"):
             second_model(str(file), other)
-
-
-def test_a_generator_of_the_cache_is_not_trained_again(monkeypatch, tmp_path):
-    fitted = []
-    model = SimpleNamespace(state=lambda: {"w": torch.ones(1)}, load=lambda state: None)
-    monkeypatch.setattr(site_generator, "new_generator", lambda site: model)
-    monkeypatch.setattr(site_generator, "fit", lambda site, own: fitted.append(site) or {"loss": 0.5})
-    monkeypatch.setattr(site_generator, "fingerprint", lambda site: "digest")
-    site = SimpleNamespace(cache_folder=tmp_path)
-    figures = [site_generator.train_generator(site, reuse=reuse)[1] for reuse in (False, True, True)]
-    assert figures == [{"loss": 0.5}] * 3
-    assert len(fitted) == 2
-    assert (tmp_path / "generators" / "digest.safetensors").is_file()
 
 
 # --- statistics
