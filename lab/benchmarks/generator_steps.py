@@ -85,7 +85,7 @@ def vqvae2(options: argparse.Namespace) -> list[dict[str, Any]]:
             images,
             torch.zeros(count, dtype=torch.long),
             rng,
-            FitOptions(progress=lambda *_, ends=ends: ends.append(now())),
+            FitOptions(report=lambda *_, ends=ends: ends.append(now())),
         )
         taken = [end - start for start, end in itertools.pairwise(ends[1:])]
         rate = round(count / statistics.median(taken), 1)

@@ -129,11 +129,11 @@ def measure(case: Case, settings: VQVAE2, steps: int, seed: int, device: str) ->
     )
     images, labels = torch.from_numpy(case.train.images), torch.from_numpy(case.train.labels)
     watch = Stopwatch()
-    model.fit_codes(images, torch_rng(seed, "codes"), FitOptions(progress=say))
+    model.fit_codes(images, torch_rng(seed, "codes"), FitOptions(report=say))
     row: dict[str, Any] = {"seed": seed, "autoencoder_seconds": watch.lap()}
     codes = model.encode(images)
     row["encode_seconds"] = watch.lap()
-    row["prior_loss"] = model.fit_prior(codes, labels, torch_rng(seed, "prior"), FitOptions(progress=say))
+    row["prior_loss"] = model.fit_prior(codes, labels, torch_rng(seed, "prior"), FitOptions(report=say))
     row["prior_seconds"] = watch.lap()
     model.sample(labels[:SAMPLED], torch_rng(seed, "speed"))
     row["seconds_for_1000_samples"] = watch.lap()

@@ -76,7 +76,7 @@ class FitOptions:
     """
 
     replayed: Iterator[Batch] | None = None
-    progress: Progress = lambda *_: None
+    report: Progress = lambda *_: None
     private: Mapping[str, LearnPrivately] = field(default_factory=dict)
 
 

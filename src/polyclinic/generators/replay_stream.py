@@ -50,7 +50,10 @@ class FromCodes:
         self.model = copy.deepcopy(model)
         self.codes = codes
         self.labels, self.masks = labels, masks
-        check_lengths(count(codes), labels, masks)
+        images = count(codes)
+        if len(labels) != images or (masks is not None and len(masks) != images):
+            found = f"{len(labels)} labels" + ("" if masks is None else f" and {len(masks)} masks")
+            raise BadInput(f"replay: codes of {images} images came with {found}; give one for each")
 
     def images(self, index: Tensor, rng: torch.Generator) -> Tensor:
         return self.model.decode(select(self.codes, index))
@@ -120,13 +123,6 @@ def endless_order(images: int, rng: torch.Generator) -> Iterator[int]:
     """Indices of one shuffled pass after another."""
     while True:
         yield from torch.randperm(images, generator=rng).tolist()
-
-
-def check_lengths(images: int, labels: Tensor, masks: Tensor | None) -> None:
-    """BadInput unless there is one label, and one mask where there are masks, for each image."""
-    if len(labels) != images or (masks is not None and len(masks) != images):
-        found = f"{len(labels)} labels" + ("" if masks is None else f" and {len(masks)} masks")
-        raise BadInput(f"replay: codes of {images} images came with {found}; give one for each")
 
 
 # --- codes of sites -------------------------------------------------------------------------------

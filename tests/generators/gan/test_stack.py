@@ -141,7 +141,7 @@ def test_a_stack_learns_what_each_learns_alone(name, changes, monkeypatch):
     monkeypatch.setattr("polyclinic.generators.gan.settings.PASSES", 2)
     told: list = []
     alone, stacked = ([learner(place, name, told, **changes) for place in (0, 1, 2)] for _ in range(2))
-    wanted = [one.model.fit(one.images, one.labels, one.rng, FitOptions(progress=one.progress)) for one in alone]
+    wanted = [one.model.fit(one.images, one.labels, one.rng, FitOptions(report=one.progress)) for one in alone]
     reports, _ = sorted(told), told.clear()
     found = fit_together(stacked)
     assert [entry[:4] for entry in sorted(told)] == [entry[:4] for entry in reports]

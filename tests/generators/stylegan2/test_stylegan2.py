@@ -7,17 +7,12 @@ import torch
 from small_stylegan2 import build, rng
 
 from polyclinic.errors import BadInput
-from polyclinic.generators.base import FitOptions, RandomSource
-from polyclinic.generators.stylegan2.ada import augmented
+from polyclinic.generators.base import FitOptions
 from polyclinic.generators.stylegan2.model import StyleGAN2
 from polyclinic.privacy.dp_sgd import mixes_samples, obstacles
 from polyclinic.tasks import Target
 
 pytestmark = pytest.mark.usefixtures("same_weights")
-
-
-def random(seed=0):
-    return RandomSource(rng(seed), torch.device("cpu"))
 
 
 # --- the model ---------------------------------------------------------------------------------------
@@ -144,19 +139,6 @@ def test_an_extra_loss_reaches_the_generator():
         steps.step(extra)
     assert float(steps.make(torch.zeros(8, dtype=torch.long)).mean()) < before - 0.1
     assert all(0 <= float(images.min()) <= float(images.max()) <= 1 for images in seen)
-
-
-# --- augmentation ------------------------------------------------------------------------------------
-
-
-def test_no_augmentation_at_the_start_and_some_of_it_later():
-    images = torch.rand(200, 1, 16, 16, generator=rng()) * 2 - 1
-    assert augmented(images, torch.tensor(0.0), random()) is images
-    changed = {}
-    for p in (0.1, 0.9):
-        same = (augmented(images, torch.tensor(p), random()) - images).abs().amax((1, 2, 3)) < 1e-4
-        changed[p] = 1 - float(same.double().mean())
-    assert 0.2 < changed[0.1] < 0.8 < changed[0.9]
 
 
 # --- settings ----------------------------------------------------------------------------------------

@@ -234,7 +234,7 @@ def test_replay_keeps_what_was_learned_at_an_earlier_site():
 def test_progress_is_told_after_every_epoch():
     told = []
     make().fit(
-        blobs(10), torch.zeros(10, dtype=torch.long), rng(), FitOptions(progress=lambda *args: told.append(args[:3]))
+        blobs(10), torch.zeros(10, dtype=torch.long), rng(), FitOptions(report=lambda *args: told.append(args[:3]))
     )
     assert told == [("autoencoder", 1, 2), ("autoencoder", 2, 2), ("prior", 1, 1)]
 

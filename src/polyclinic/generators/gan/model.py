@@ -64,7 +64,7 @@ class GANModel(GeneratorModel):
         for step in range(1, most + 1):
             losses.append(steps.step())
             if step % max(1, most // REPORTS) == 0:
-                options.progress("generator", step, most, float(torch.stack(losses[-100:]).mean()))
+                options.report("generator", step, most, float(torch.stack(losses[-100:]).mean()))
         return {"generator": float(torch.stack(losses[-100:]).mean())}
 
     def begin(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> Steps:

@@ -157,7 +157,7 @@ class StyleGAN2Model(AdversarialModel):
         for number in range(1, self.settings.steps + 1):
             steps.step()
             if number % max(1, self.settings.steps // REPORTS) == 0:
-                options.progress("generator", number, self.settings.steps, float(steps.loss))
+                options.report("generator", number, self.settings.steps, float(steps.loss))
         return {"generator": float(steps.loss), "augmentation": float(self.networks["controls"].get_buffer("p"))}
 
     def begin(

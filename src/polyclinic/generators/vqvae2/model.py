@@ -194,7 +194,7 @@ class VQVAE2Model(CodedModel):
         objective = Objective(net.parameters(), batch_of, loss_of, after, [drawn] if drawn is not None else [])
         net.to(memory_format=layout)  # type: ignore[call-overload]
         try:
-            return descend(objective, len(images), schedule, rng, partial(options.progress, "autoencoder"))
+            return descend(objective, len(images), schedule, rng, partial(options.report, "autoencoder"))
         finally:
             net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
@@ -234,7 +234,7 @@ class VQVAE2Model(CodedModel):
                 options.private["prior"](net, losses_of, batch_of, schedule, joined)
                 return float("nan")
             objective = Objective(net.parameters(), batch_of, loss_of)
-            return descend(objective, count(codes), schedule, rng, partial(options.progress, "prior"))
+            return descend(objective, count(codes), schedule, rng, partial(options.report, "prior"))
 
     # --- making images ----------------------------------------------------------------------------
 

@@ -173,7 +173,7 @@ def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
     tuning = tuning_settings(site)
     told = generator_progress(site)
     if tuning is None:
-        return _figures(model.fit(images, labels, rng, FitOptions(progress=told)))
+        return _figures(model.fit(images, labels, rng, FitOptions(report=told)))
     steps = generator_settings(site).steps_on(len(images))
     return private_tuning.fit(model, images, labels, rng, tuning.for_steps(steps), told)
 
