@@ -58,14 +58,6 @@ def test_a_run_leaves_behind_what_the_contract_says(here, capsys):
     for name in ("study.toml", "history.jsonl", "model.safetensors", "result.json"):
         assert (here / "out" / name).stat().st_size > 0
     assert {path.name for path in (here / "out" / "ledger").iterdir()} == {"site-1.jsonl", "site-2.jsonl"}
-    result = json.loads((here / "out" / "result.json").read_text())
-    assert result.keys() >= {"method", "seed", "task", "metrics", "heterogeneity", "communication"}
-    assert result.keys() >= {"privacy", "rounds", "timing", "environment"}
-    assert result["metrics"].keys() >= {"test", "mean", "per_site"}
-    assert re.fullmatch("[0-9a-f]{64}", result["weights_sha256"])
-    communication = result["communication"]
-    assert sum(communication["by_kind"].values()) == communication["total_bytes"]
-    assert sum(communication["per_site"].values()) == communication["total_bytes"]
 
 
 def test_json_is_the_result_and_nothing_else(here, capsys):

@@ -1,7 +1,5 @@
 """What a run leaves behind, what it refuses to begin with, and that only the study decides what comes out."""
 
-import json
-import math
 import shutil
 
 import numpy as np
@@ -18,8 +16,6 @@ from polyclinic.runner.run.release import digest_of_weights
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 
-KEYS = {"method", "seed", "task", "metrics", "heterogeneity", "communication", "privacy", "rounds", "timing"}
-KEYS |= {"environment", "weights_sha256", "failures", "batch_norm"}
 PERSONAL = ("fedbn", {"model.backbone": "small-cnn"})
 ALL = {
     "fedavg": ("fedavg", {}),
@@ -39,21 +35,6 @@ def fedavg(tiny, undisturbed):
 
 
 # --- what is left behind ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_result_holds_the_keys_that_people_script_against(tiny, undisturbed, name):
-    method, settings = ALL[name]
-    values = json.loads((undisturbed(tiny(method, settings)).folder / "result.json").read_text())
-    assert set(values) >= KEYS
-    assert (values["method"], values["seed"], values["task"], values["rounds"]) == (method, 0, "classification", 3)
-    assert set(values["metrics"]["per_site"]) == {"site-1", "site-2", "site-3"}
-    for table in (values["metrics"]["test"], values["metrics"]["mean"], *values["metrics"]["per_site"].values()):
-        assert 0 <= table["accuracy"] <= 1
-        assert all(math.isfinite(value) for value in table.values())
-    assert set(values["communication"]) >= {"total_bytes", "by_kind", "per_site"}
-    assert 0 <= values["heterogeneity"]["mean_ks"] <= 1
-    assert values["failures"] == []
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbn"])
