@@ -1,5 +1,7 @@
 """Cameras: each step changes what it says, a site's camera is always the same, and strength 0 is no camera."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,20 @@ def test_many_images_are_done_in_chunks():
 
 
 # --- by hand
+
+
+def test_a_style_has_the_strength_that_is_asked_for():
+    drawn = []
+
+    def uniform(low, high, count):
+        drawn.append((low, high, count))
+        return np.arange(1.0, count + 1)
+
+    numbered = draw_style(SimpleNamespace(uniform=uniform), 1.0)
+    assert drawn == [(-1, 1, 5), (0, 1, 4)], "no number more: all that is drawn later would be another"
+    assert np.log([numbered.gamma, numbered.contrast, *numbered.colour]) == pytest.approx([0.45, 0.7, 0.66, 0.88, 1.1])
+    assert (numbered.blur, numbered.noise, numbered.vignette) == pytest.approx((0.015, 0.12, 1.8))
+    assert numbered.crop == pytest.approx(0.2)
 
 
 def test_corners_are_darker_by_the_vignette():
