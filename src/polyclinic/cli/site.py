@@ -29,6 +29,8 @@ def pending(kit: Path = KIT) -> None:
     waiting = list(approvals.waiting())
     for one in stopped:
         typer.echo(f"{one.study}: suspended since {one.since}, with all studies of this site: {one.reason}")
+    for sentence in approvals.damaged():
+        typer.echo(sentence)
     for request in waiting:
         method = request.study["method"]
         typer.echo(f"{request.run}: waits since {request.since} ({method['name']}, {method['rounds']} rounds)")

@@ -3,6 +3,9 @@
 KIT/approvals/RUN/request.json       the study as it came, under the coordinator's name for its run
 KIT/approvals/RUN/decisions.jsonl    what was decided, by whom, about which study and which policy
 KIT/approvals/RUN/ledger/SITE.jsonl  a signed line for every decision, with its digest; without it a decision is void
+KIT/approvals/RUN/stopped            the study was stopped: written first, and nothing else is read for it
+
+A study whose request.json is damaged counts as stopped.
 
 An approval is for one study and for the policy that the site had then. Another study under the same name is refused;
 if the policy lets out more than before, the study waits again.
@@ -30,13 +33,13 @@ from polyclinic.deployment.approval_rules import (
     rules_of,
     widened,
 )
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput, Damaged, WorkFailed
 from polyclinic.federation.call import Suspended
 from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken, verify
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.files import atomic_write, digest_of, lock
+from polyclinic.files import atomic_write, digest_of, lock, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic.models import PUBLIC, RANDOM, read_weights
 from polyclinic.runner.run.assembly import trusted_file
@@ -56,6 +59,9 @@ TOLD: dict[str, str] = {
     "refused": "was refused by the site's own people",
     "revoked": "was revoked by the site's own people",
 }
+
+
+NO_DECISION = "nothing can be decided, and the study does not run"
 
 
 class NotApproved(Suspended):
@@ -113,13 +119,14 @@ class Approvals:
                 raise NameTaken(f"{MOST_WAITING} studies wait at this site already; wait until its people have decided")
             found = Request(run, study.as_tables(), digest, version, _now())
             _private_folder(self.folder / run)
-            atomic_write(self.folder / run / "request.json", json.dumps(asdict(found), indent=1) + "\n", private=True)
+            content = json.dumps(asdict(found), indent=1) + "\n"
+            atomic_write(self.folder / run / "request.json", content, private=True, durable=True)
             return found
 
     def find(self, run: str) -> Request | None:
-        """The study that came under this name."""
+        """The study that came under this name; Damaged if that cannot be read any more."""
         file = self.folder / folder_name(run) / "request.json"
-        return Request(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+        return _read_request(file) if file.exists() else None
 
     def named(self, run: str) -> Request:
         """The same; BadInput if there is none."""
@@ -128,10 +135,23 @@ class Approvals:
         return request
 
     def requests(self) -> list[Request]:
-        """All studies that came, the earliest first."""
-        files = self.folder.glob("*/request.json")
-        found = [Request(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
+        """All studies that came, the earliest first, but for those in `damaged`."""
+        found = []
+        for file in self.folder.glob("*/request.json"):
+            with contextlib.suppress(Damaged):
+                found.append(_read_request(file))
         return sorted(found, key=lambda one: (one.since, one.run))
+
+    def damaged(self) -> list[str]:
+        """The studies whose requests cannot be read any more, a sentence each."""
+        told = []
+        for file in sorted(self.folder.glob("*/request.json")):
+            try:
+                _read_request(file)
+            except Damaged:
+                cure = "bring it back from a copy, or have it sent under another name"
+                told.append(f"{file.parent.name}: its request.json is damaged; the study counts as stopped. {cure}")
+        return told
 
     # --- what was decided -------------------------------------------------------------------------
 
@@ -140,22 +160,23 @@ class Approvals:
 
         A decision that is in the ledger alone is one about no study: it can stop one, and approve none."""
         file = self.folder / run / "decisions.jsonl"
-        texts = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        written = {decision_digest(made): Decision(**made) for made in map(json.loads, texts)}
+        written = {}
+        for text in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []:
+            with contextlib.suppress(ValueError, TypeError, RecursionError):  # a damaged text decides nothing
+                made = json.loads(text)
+                written[decision_digest(made)] = Decision(**made)
         lines = self._ledger_lines(run)
         return [written.get(line["digest"], Decision(line["operation"], "", "", "", {})) for line in lines]
 
     def _last(self, run: str) -> Decision | None:
-        """What was decided last; where the ledger does not hold, a revocation."""
+        """What was decided last; a revocation where the ledger does not hold, or the study was stopped otherwise."""
         try:
-            return next(reversed(self.decisions(run)), None)
-        except LedgerBroken:
+            last = next(reversed(self.decisions(run)), None)
+        except (LedgerBroken, BadInput):
             return Decision("revoke", "", "", "", {})
-
-    def approved_last(self, run: str) -> bool:
-        """Whether the last decision about a study was to approve it, by a person or by a rule."""
-        last = self._last(run)
-        return last is not None and last.decision == "approve"
+        if self._mark(run).exists() and (last is None or last.decision == "approve"):
+            return Decision("revoke", "", "", "", {})
+        return last
 
     def _ledger_lines(self, run: str) -> list[JsonObject]:
         file, keys = self.ledger_file(run), KitKeys(self.kit / "local").verifying_keys(self.site)
@@ -168,12 +189,15 @@ class Approvals:
 
     def state(self, run: str) -> State:
         """Where a study stands, as the files say: the rules are not asked."""
-        last = self._last(run)
+        try:
+            request, last = self.named(run), self._last(run)
+        except Damaged:
+            return "revoked"
         if last is None:
             return "waiting"
         if last.decision != "approve":
             return "refused" if last.decision == "refuse" else "revoked"
-        same = self.named(run).digest == last.study
+        same = request.digest == last.study
         return "approved" if same and not self.new_in_policy(run) else "waiting"
 
     def new_in_policy(self, run: str) -> list[str]:
@@ -193,6 +217,8 @@ class Approvals:
     def stopped_before(self, request: Request) -> str | None:
         """The run of a study that a person refused or revoked, and from which this one differs in numbers at most; None
         if a person has approved this very study, whatever its seed."""
+        if damaged := self.damaged():  # nobody knows what it was
+            return damaged[0]
         decided = [(self._last(other.run), other) for other in self.requests()]
         for last, other in decided:
             by_person = last and last.decision == "approve" and not last.by.startswith(BY_RULE)
@@ -217,20 +243,58 @@ class Approvals:
 
     def decide(self, run: str, decision: Literal["approve", "refuse", "revoke"], why: str = "") -> None:
         """A person at the site decides; BadInput if there is nothing to decide. Each decision ends a suspension, for
-        which the site's other studies wait, too."""
-        self.named(run)
+        which the site's other studies wait, too. To stop is done first, and what else is to be done after it."""
+        stops = decision != "approve"
+        if not (self.folder / folder_name(run) / "request.json").exists():
+            self.named(run)
         with self._locked():
             try:
+                self.named(run)
                 decided = self.decisions(run)
-            except LedgerBroken as error:
-                raise WorkFailed(f"{run}: nothing can be decided, and the study does not run: {error}") from None
+            except (LedgerBroken, BadInput) as error:
+                if stops:
+                    self._stop(run)
+                told = "is stopped, and its ledger cannot say so" if stops else NO_DECISION
+                raise WorkFailed(f"{run}: {told}: {error}") from None
             was_approved = bool(decided) and decided[-1].decision == "approve"
             if decision == "refuse" and was_approved:
                 raise BadInput(f"{run}: was approved; `polyclinic site revoke {run}` takes the approval back")
             if decision == "revoke" and not was_approved:
                 raise BadInput(f"{run}: is not approved; `polyclinic site show {run}` says where it stands")
+            if stops:
+                self._stop(run)
             self._write(run, decision, getpass.getuser(), why)
+            if not stops:
+                self._mark(run).unlink(missing_ok=True)
         Suspensions(self.kit).release(run)
+
+    def stop_all(self, why: str) -> tuple[list[str], list[str]]:
+        """Take every approval back; the runs that were stopped, and what went wrong beside that. What cannot be read
+        may have been approved, and is stopped, too."""
+
+        def may_run(run: str) -> bool:
+            try:
+                last = next(reversed(self.decisions(run)), None)
+                return last is not None and last.decision == "approve" and not self._mark(run).exists()
+            except Exception:  # whatever is wrong with its files
+                return True
+
+        runs = [file.parent.name for file in sorted(self.folder.glob("*/request.json")) if may_run(file.parent.name)]
+        problems = []
+        for run in runs:
+            self._stop(run)
+        for run in runs:
+            try:
+                self.decide(run, "revoke", why)
+            except (WorkFailed, BadInput, OSError) as error:
+                problems.append(str(error))
+        return runs, problems
+
+    def _mark(self, run: str) -> Path:
+        return self.folder / folder_name(run) / "stopped"
+
+    def _stop(self, run: str) -> None:
+        atomic_write(self._mark(run), _now() + "\n", private=True, durable=True)
 
     def require(self, run: str) -> None:
         """NotApproved unless the study may run now; a rule of the site may approve it here."""
@@ -276,8 +340,8 @@ class Approvals:
         )
         ledger.commit()
         file = self.folder / run / "decisions.jsonl"
-        before = file.read_text(encoding="utf-8") if file.exists() else ""
-        atomic_write(file, before + json.dumps(made) + "\n", private=True)
+        before = file.read_bytes().rstrip(b"\n") + b"\n" if file.exists() else b""
+        atomic_write(file, before.lstrip(b"\n") + json.dumps(made).encode() + b"\n", private=True, durable=True)
 
     def ledger_file(self, run: str) -> Path:
         return self.folder / run / "ledger" / f"{self.site}.jsonl"
@@ -289,6 +353,19 @@ class Approvals:
     def waiting(self) -> Iterator[Request]:
         """The studies that wait for a person."""
         return (one for one in self.requests() if self.state(one.run) == "waiting")
+
+
+def _read_request(file: Path) -> Request:
+    """Damaged unless the file holds a study, and the one that its digest is of."""
+    try:
+        found = Request(**read_json(file))
+        about = {name: table for name, table in found.study.items() if name not in NOT_ABOUT_IMAGES}
+        fits = digest_of(about) == found.digest and found.run == file.parent.name and isinstance(found.since, str)
+    except (TypeError, AttributeError):
+        fits = False
+    if not fits:
+        raise Damaged(f"{file}: is damaged (it does not hold the study that came); bring it back from a copy")
+    return found
 
 
 class NameTaken(BadInput):

@@ -59,7 +59,9 @@ def test_a_broken_ledger_of_decisions_keeps_nobody_from_stopping_the_others(site
         site.post("/api/site/decide", run=run, decision="approve")
     ledger = Approvals(kit, "north").ledger_file("first")
     ledger.write_text(ledger.read_text().replace("approve", "refuse!"))
-    assert site.post("/api/site/stop-all").json()["stopped"] == ["second"]
+    answer = site.post("/api/site/stop-all").json()
+    assert answer["stopped"] == ["first", "second"]
+    assert "first: is stopped, and its ledger cannot say so" in answer["problems"][0]
     assert "does not hold" in studies(site)["first"]["decisions"][0]["why"]
     assert studies(site)["first"]["state"] == "revoked"
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyclinic.data.allowed_paths import folder_name
+from polyclinic.errors import Damaged
 from polyclinic.federation.call import Suspended
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.transaction import Parcels, Transaction
-from polyclinic.files import atomic_write
+from polyclinic.files import atomic_write, read_json
 
 if TYPE_CHECKING:
     from polyclinic.federation.site import Kit
@@ -47,12 +48,11 @@ class Suspensions:
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = Suspension(study, reason, time.strftime("%Y-%m-%d %H:%M:%S"))
-        atomic_write(self._file(study), json.dumps(asdict(found), indent=1) + "\n", private=True)
+        atomic_write(self._file(study), json.dumps(asdict(found), indent=1) + "\n", private=True, durable=True)
 
     def all(self) -> list[Suspension]:
-        """The studies that wait for a person, by name."""
-        files = sorted(self.folder.glob("*.json"))
-        return [Suspension(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
+        """The studies that wait for a person, by name; also where the file that says why is damaged."""
+        return [_read(file) for file in sorted(self.folder.glob("*.json"))]
 
     def release(self, study: str) -> bool:
         """A person at the site lets the study go on; false if it was not suspended."""
@@ -67,6 +67,14 @@ class Suspensions:
 
     def _file(self, study: str) -> Path:
         return self.folder / f"{folder_name(study)}.json"
+
+
+def _read(file: Path) -> Suspension:
+    try:
+        told = read_json(file)
+        return Suspension(file.stem, str(told["reason"]), str(told["since"]))
+    except (Damaged, KeyError):
+        return Suspension(file.stem, f"{file} is damaged; failures.log of the kit may say why", "a time not known")
 
 
 def refuse_while_stopped(kit: Kit) -> None:

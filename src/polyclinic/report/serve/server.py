@@ -7,6 +7,7 @@ empty page itself needs a token that only the terminal has shown. Other users of
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import hmac
@@ -16,9 +17,10 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from polyclinic.errors import BadInput
 
@@ -85,6 +87,7 @@ class Guard:
     def __init__(self, app: App, access: Access, open_paths: Iterable[str] = ()) -> None:
         """`open_paths` need no token: they hold nothing but the empty page. Files have keys of their own."""
         self.app, self.access, self.open_paths = app, access, frozenset(open_paths)
+        self.at_work = 0  # requests that have passed
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -98,7 +101,14 @@ class Guard:
         except Refused as refused:
             await _answer(send, refused.status, refused.words)
             return
-        await self.app(scope, _bounded(receive), _with_headers(send))
+        if self.at_work >= MOST_REQUESTS:
+            await _answer(send, 503, "the server has too much to do; try again in a moment")
+            return
+        self.at_work += 1
+        try:
+            await self.app(scope, _bounded(receive), _with_headers(send))
+        finally:
+            self.at_work -= 1
 
     def _check(self, scope: MutableMapping[str, Any]) -> None:
         headers: dict[str, list[str]] = {}
@@ -181,8 +191,48 @@ async def _answer(send: Send, status: int, words: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-#: connections at once: a browser has six
-MOST_CONNECTIONS = 64
+#: requests at once of who has passed the guard: a browser sends six
+MOST_REQUESTS = 64
+#: connections that may wait for the head of a request, and seconds that each has for it
+MOST_WAITING, HEAD_SECONDS = 256, 10.0
+
+
+class PromptProtocol(H11Protocol):
+    """A connection that brings no whole head of a request in time is closed; of too many, the one that waits longest.
+    So connections that say nothing, or say it slowly, shut nobody out."""
+
+    waiting: ClassVar[dict[PromptProtocol, None]] = {}
+    timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._end_wait()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.cycle.response_complete:
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_wait()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._end_wait()
+        self.waiting[self] = None
+        self.timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+        if len(self.waiting) > MOST_WAITING:
+            next(iter(self.waiting)).transport.abort()
+
+    def _end_wait(self) -> None:
+        self.waiting.pop(self, None)
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 @dataclass(frozen=True)
@@ -207,6 +257,7 @@ def listen(host: str, port: int, names: tuple[str, ...] = ()) -> Listening:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+        bound.listen(128)  # the address that is printed next answers
     except (OSError, OverflowError, UnicodeError) as error:
         bound.close()
         taken = getattr(error, "errno", None) == errno.EADDRINUSE
@@ -230,14 +281,13 @@ def make(app: App) -> uvicorn.Server:
     """A server that says nothing about itself, trusts no header of a proxy, and speaks plain HTTP only."""
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=PromptProtocol,
         ws="none",
         lifespan="off",
         log_level="error",
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=MOST_CONNECTIONS,
         timeout_keep_alive=10,
         timeout_graceful_shutdown=3,
     )

@@ -78,7 +78,7 @@ class SiteView:
                 "suspended": [asdict(one) for one in Suspensions(self.approvals.kit).all()],
                 "budgets": [{**asdict(one), "sentence": one.sentence} for one in budgets(policy, runs)],
                 "kinds": list(policy.kinds),
-                "problems": problems,
+                "problems": [*self.approvals.damaged(), *problems],
             }
             return plain(content)
 
@@ -96,13 +96,7 @@ class SiteView:
     def stop_all(self, made: Why) -> Any:
         """Take back every approval: nothing more leaves the site until its people approve a study again."""
         with self._lock:
-            stopped, problems = [], []
-            for run in [one.run for one in self.approvals.requests() if self.approvals.approved_last(one.run)]:
-                try:
-                    self.approvals.decide(run, "revoke", made.why)
-                    stopped.append(run)
-                except WorkFailed as error:  # its ledger does not hold, so it does not run either; stop the others
-                    problems.append(str(error))
+            stopped, problems = self.approvals.stop_all(made.why)
             return {"stopped": stopped, "problems": problems}
 
     def ledger(self, text: Text = "", kind: Text = "", run: Text = "") -> Any:
@@ -143,7 +137,7 @@ class SiteView:
     def _decisions(self, run: str) -> list[JsonObject]:
         try:
             made = self.approvals.decisions(run)
-        except LedgerBroken as error:
+        except (LedgerBroken, BadInput) as error:
             why = f"the ledger of decisions does not hold: {error}"
             return [{"decision": "revoke", "by": "", "at": "", "why": why}]
         return [{"decision": one.decision, "by": one.by, "at": one.at, "why": one.why} for one in made]
