@@ -14,6 +14,8 @@ def tables(**changes):
 
 PRIVATE = {"privacy": {"noise_multiplier": 1.0, "target_epsilon": 4.0, "cover": "all"}}
 PARTLY = {"privacy": {"noise_multiplier": 1.0, "target_epsilon": 4.0, "cover": "named"}}
+METHOD = {"name": "fedavg", "rounds": 20, "local_steps": 10}
+MODEL = {"backbone": "lenet5", "backbones": {"north": "resnet18"}}
 REPLAY = {"replay": {"ratio": 1.0}}
 
 
@@ -34,6 +36,21 @@ REPLAY = {"replay": {"ratio": 1.0}}
         ({"methods": ("fedavg+replay",)}, tables(**REPLAY), "the rule approve.methods"),
         ({"methods": ("fedavg+replay",)}, tables(), None),
         ({"methods": ("fedavg",), "max_epsilon": 4.0}, tables(privacy={"noise_multiplier": 1.0}), None),
+        *(
+            ({"methods": ("fedavg",), name: most}, tables(method=METHOD, data={"size": 28}, model=MODEL), approved)
+            for name, most, approved in (
+                ("max_local_steps", 10, "the rule approve.methods"),
+                ("max_local_steps", 9, None),
+                ("max_size", 28, "the rule approve.methods"),
+                ("max_size", 27, None),
+                ("networks", ("lenet5", "resnet18"), "the rule approve.methods"),
+                ("networks", ("lenet5",), None),
+                ("max_a_day", 0, None),
+            )
+        ),
+        ({"methods": ("fedavg",), "max_local_steps": 10}, tables(), None),  # epochs of who knows how many steps
+        ({"same_as_last": True, "max_a_day": 0}, tables(), None),
+        ({"every": True, "max_a_day": 0}, tables(), "the rule approve.every"),
         ({"max_rounds": 100}, tables(), None),  # limits alone approve nothing
         ({"same_as_last": True}, tables(), "the rule approve.same_as_last"),
         ({"same_as_last": True}, tables(seed=7), "the rule approve.same_as_last"),

@@ -18,7 +18,8 @@ import getpass
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -110,6 +111,7 @@ class Approvals:
         run, digest = folder_name(run), study_digest(study)
         if len(json.dumps(study.as_tables(), default=str)) > LONGEST:
             raise NameTaken(f"the study is longer than the {LONGEST} characters that a site takes; shorten it")
+        refuse_odd_text(study.as_tables(), names=(run, *study.sites.site_names()))
         with self._locked():
             if (known := self.find(run)) is not None:
                 if known.digest != digest:
@@ -316,11 +318,17 @@ class Approvals:
                 return "waiting"
             if self.begins_with_unknown_weights(request):
                 return "waiting"
-            rule = rules_of(self.policy_file).reason_to_approve(request.study, last.study if last else None)
+            rules = rules_of(self.policy_file)
+            rule = rules.reason_to_approve(request.study, last.study if last else None, self._approved_today())
             if rule is None:
                 return "waiting"
             self._write(run, "approve", rule, "")
         return "approved"
+
+    def _approved_today(self) -> int:
+        """Studies that rules have approved since midnight."""
+        last = [self._last(request.run) for request in self.requests()]
+        return sum(1 for one in last if one and one.by.startswith(BY_RULE) and one.at.startswith(_now()[:10]))
 
     def _write(self, run: str, decision: Literal["approve", "refuse", "revoke"], by: str, why: str) -> None:
         """The ledger first: no decision counts that is not in it."""
@@ -370,6 +378,32 @@ def _read_request(file: Path) -> Request:
 
 class NameTaken(BadInput):
     """A study that cannot wait here; may be told to the coordinator."""
+
+
+def refuse_odd_text(value: Any, names: Sequence[str] = ()) -> None:
+    """NameTaken for text of a study that a person could take for another: names of other letters than ASCII, control
+    characters, and words of letters of two scripts, of which one looks like the other."""
+    for name in names:
+        if not name.isascii():
+            raise NameTaken(f"{name!a}: names of runs and sites have letters of ASCII only; rename it")
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        for one in value:
+            refuse_odd_text(one)
+    if not isinstance(value, str):
+        return
+    odd = unicodedata.normalize("NFC", value) != value
+    odd |= any(unicodedata.category(letter)[0] in "C" for letter in value)
+    for word in "".join(letter if letter.isalpha() else " " for letter in value).split():
+        scripts = {unicodedata.name(letter, "?").split()[0] for letter in word}
+        odd |= len(scripts) > 1 and not scripts <= JAPANESE
+    if odd:
+        raise NameTaken(f"{ascii(value)[:100]}: has characters that look like others, or do not show; write it plainly")
+
+
+#: scripts that stand in one word; what begins the names of their letters
+JAPANESE = {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"}
 
 
 def study_digest(study: Study) -> str:

@@ -56,15 +56,23 @@ class ApprovalRules(Settings):
         gt=0,
         description="such a study must set privacy.target_epsilon to no more than this, and privacy.cover = 'all'",
     )
+    max_local_steps: int | None = Field(
+        None, ge=1, description="steps of a round that such a study may have; it must then set method.local_steps"
+    )
+    max_size: int | None = Field(None, ge=1, description="pixels of a side that such a study may ask for (data.size)")
+    networks: tuple[str, ...] = Field((), description="networks that such a study may train; none named: any")
+    max_a_day: int = Field(20, ge=0, description="studies that `methods` and `same_as_last` may approve in a day")
     same_as_last: bool = Field(
         False, description="approve a study without a person if only its seed differs from the last approved one"
     )
 
-    def reason_to_approve(self, study: JsonObject, last: JsonObject | None) -> str | None:
+    def reason_to_approve(self, study: JsonObject, last: JsonObject | None, today: int = 0) -> str | None:
         """The rule that approves this study, in words; None if a person must. `last` is the study that was approved
-        last. Studies are given as their tables, every default written out."""
+        last, `today` how many rules have approved. Studies are given as their tables, every default written out."""
         if self.every:
             return f"{BY_RULE}approve.every"
+        if today >= self.max_a_day:
+            return None
         if self.same_as_last and last is not None and not changed_settings(last, study, but=("seed",)):
             return f"{BY_RULE}approve.same_as_last"
         if method_of(study) in self.methods and self._within_limits(study):
@@ -72,13 +80,25 @@ class ApprovalRules(Settings):
         return None
 
     def _within_limits(self, study: JsonObject) -> bool:
-        few = self.max_rounds is None or study["method"]["rounds"] <= self.max_rounds
+        method, model = study["method"], study.get("model", {})
+        few = (
+            _is_within(method["rounds"], self.max_rounds)
+            and _is_within(method.get("local_steps"), self.max_local_steps)
+            and _is_within(study.get("data", {}).get("size"), self.max_size)
+        )
+        networks = {model.get("backbone"), *(model.get("backbones") or {}).values()}
+        few &= not self.networks or networks <= set(self.networks)
         return few and (self.max_epsilon is None or self._is_private(study.get("privacy", {}), self.max_epsilon))
 
     def _is_private(self, privacy: JsonObject, most: float) -> bool:
         """Whether epsilon covers everything that leaves, and stays below a limit."""
         target = privacy.get("target_epsilon")
         return privacy.get("cover") == "all" and target is not None and target <= most
+
+
+def _is_within(number: Any, most: int | None) -> bool:
+    """Whether a number keeps a limit; one that is not given does so only where there is none."""
+    return most is None or (number is not None and number <= most)
 
 
 def method_of(study: JsonObject) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from polyclinic.privacy.epsilon import compute_epsilon, sampling_rate_for
 from polyclinic.questions.evaluate import EvaluateOnly
 from polyclinic.runner.run.assembly import Assembly, trusted_file
 from polyclinic.runner.run.method import more_operations
-from polyclinic.study import Study
+from polyclinic.study import Study, parse_study
 
 #: kinds of parcel that are trained with differential privacy where `privacy.on` names the network
 COVERED = {
@@ -65,6 +65,8 @@ class Asked:
             *self.bytes(),
             *self.scores(),
             *self.privacy(),
+            "",
+            *unusual_settings(self.study),
             "",
             *new_against(last, self.study),
         ]
@@ -247,6 +249,25 @@ def _receiver(declared: Operation) -> str:
     if declared.partner == "sites":
         return "to other sites, sealed so that the coordinator cannot read it"
     return "to the coordinator"
+
+
+def unusual_settings(study: Study) -> list[str]:
+    """Every setting that is not what it is in a study that names its method alone."""
+    given = study.as_tables()
+    try:
+        bare = {"data": {"source": "at-sites"}, "sites": given["sites"], "method": {"name": study.method.name}}
+        usual = parse_study(bare).as_tables()
+    except BadInput:  # a method that needs more than its name: then all settings are said
+        usual = {}
+    told = []
+    for table, settings in sorted(given.items()):
+        before = usual.get(table)
+        if not isinstance(settings, Mapping):
+            told += [f"- {table} = {settings}"] if settings != before and table != "format" else []
+            continue
+        before = before if isinstance(before, Mapping) else {}
+        told += [f"- {table}.{name} = {value}" for name, value in settings.items() if value != before.get(name)]
+    return ["Settings that differ from the defaults:", *told]
 
 
 def new_against(last: JsonObject | None, study: Study) -> list[str]:
