@@ -16,7 +16,7 @@ from polyclinic import plugins
 from polyclinic.cli import run_app
 from polyclinic.data.own_images import own_data
 from polyclinic.data.source import AtSites
-from polyclinic.deployment import kits
+from polyclinic.deployment import deployed_site, kits
 from polyclinic.deployment.admin import Submission
 from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.deployed_site import FAILED, deployed_host, discreet, relay_of
@@ -91,6 +91,15 @@ def test_a_deployed_site_works_and_keeps_its_ledger_to_itself(kit):
     assert reply.parcel("weights").metadata["samples"] > 20
     assert (kit / "runs" / "first" / "ledger" / "north.jsonl").exists()
     assert (kit / "runs" / "first" / "sites" / "north" / "noise.key").exists()
+
+
+def test_studies_do_not_fill_the_disk_with_prepared_images(kit, monkeypatch):
+    monkeypatch.setattr(deployed_site, "MOST_CACHED", 2)
+    for number, size in enumerate((16, 20, 24, 28)):
+        host_of(kit, sent(data__size=size), run=f"run{number}")
+    left = [path for path in (kit / "cache" / "parts").iterdir() if path.is_dir()]
+    assert len(left) == 2
+    train(host_of(kit, sent(data__size=16), run="run0"))  # and what went is made again
 
 
 @pytest.mark.parametrize("method", ["fedavg", "standalone"])

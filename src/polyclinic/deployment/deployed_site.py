@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -48,6 +49,8 @@ from polyclinic.runner.run.run import note_plugins
 from polyclinic.study import Study, load_run_study, parse_study
 from polyclinic.tasks.task import Task
 
+#: sets of prepared images, and generators, that a kit keeps
+MOST_CACHED = 32
 #: what the coordinator hears of every failure whose reason stays at the site
 FAILED = "the site could not do this; its own people find the reason in failures.log of its kit"
 
@@ -164,6 +167,7 @@ def deployed_host(worker_spec: dict[str, Any]) -> SiteHost:
     torch.set_num_threads(own_threads(approvals.request(run, study, __version__)))
     approvals.require(run)
     data = own_data(kit / "local" / "site.toml", study.data, site, kit / "cache")
+    bound_cache(kit / "cache")
     parts = PreparedSites(kit, names, study.data.info(names))
     trusted = kit / TRUSTED_WEIGHTS
     assembly = Assembly(study, parts, kit / "runs" / run, policy, lambda _: data, trusted_weights=trusted)
@@ -209,6 +213,14 @@ def own_layers() -> tuple[SiteLayer, ...]:
                 raise BadInput(f"plugins: {plugin} has a layer '{name}' that is no polyclinic.SiteLayer")
             found.append(layer)
     return tuple(found)
+
+
+def bound_cache(cache: Path) -> None:
+    """Delete what was prepared first, where more is kept than `MOST_CACHED`: a study that needs it makes it again."""
+    folders = [one for one in (cache / "parts").glob("[!.]*") if one.is_dir()]
+    for kept in (folders, (cache / "generators").glob("*.safetensors")):
+        for old in sorted(kept, key=lambda path: path.stat().st_mtime, reverse=True)[MOST_CACHED:]:
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
 
 
 def own_threads(request: Request) -> int:
