@@ -3,9 +3,11 @@
 import base64
 import datetime
 import hashlib
+import itertools
 import json
 import shutil
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -26,9 +28,11 @@ from polyclinic.deployment.joining import Admission, Invitation, Request, admit,
 from polyclinic.deployment.processes import Participant
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.keys import KitKeys, SealBroken, open_box, public_key, seal_box, signing_public_key
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken, verify
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.sums.settings import floor_of
+from polyclinic.federation.sums.site_memory import OpenSum, check_agreement, signature_of
 from polyclinic.files import lock
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
@@ -169,6 +173,26 @@ def test_all_sites_see_the_same_words_and_each_calls_another(made, capsys):
     assert not same_words("", roster.words)
     assert not same_words(roster.words[:-1], roster.words)
     assert [roster.next_after(name) for name in NAMES] == ["linz", "wien", "graz"]
+
+
+def test_the_calls_join_all_sites_also_without_one_that_lies(made):
+    """Whoever is shown another list than the others, somebody honest calls somebody honest who sees another one."""
+    one = next(iter(admission_of(made).roster.sites.values()))
+    names = ("a", "b", "c", "d", "e")
+    roster = admission_of(made).roster.model_copy(update={"sites": dict.fromkeys(names, one)})
+    for liar in (None, *names):
+        honest = [name for name in names if name != liar]
+        for shown in itertools.product("AB", repeat=len(honest)):
+            sees = dict(zip(honest, shown, strict=True))
+            calls = [(name, roster.next_after(name)) for name in honest]
+            noticed = any(sees[a] != sees[b] for a, b in calls if b in sees)
+            assert noticed == (len(set(shown)) > 1)
+
+
+def test_a_server_without_sites_says_what_is_missing(federation, capsys):
+    (federation / "coordinator" / "server" / "local" / "confirmed.json").unlink()
+    assert run_app(["deploy", "start", str(federation / "coordinator" / "server")]) == 2
+    assert "no site was admitted; `polyclinic deploy admit" in capsys.readouterr().err
 
 
 def test_a_coordinator_who_swaps_one_public_key_is_caught(unconfirmed):
@@ -327,9 +351,28 @@ def test_new_keys_count_when_they_are_confirmed_and_old_ledgers_verify(federatio
         KitKeys(graz / "local").signing_key()
 
 
+def test_an_old_key_agrees_to_no_secure_sum(federation):
+    """Somebody who had it could open a sum in the name of a site that has new keys."""
+    graz, place = federation / "graz", federation / "coordinator"
+    old = KitKeys(graz / "local").signing_key()
+    admit(place, [draw_keys(graz, "graz")])
+    for name in NAMES:
+        confirm(to_confirm(federation / name, admission_of(federation)), admission_of(federation).roster.words)
+    keys = {name: OwnKeys.draw().public.sealing for name in NAMES}
+    begun = {"run": "run", "round": 1, "operation": "train", "step": "agreed", "keys": keys, "members": NAMES}
+    found = OpenSum(**begun, threshold=3)
+    own = {name: SimpleNamespace(name=name, keys=KitKeys(federation / name / "local")) for name in NAMES}
+    signed_by = {name: signature_of(site, found, NAMES).hex() for name, site in own.items()}
+    check_agreement(own["linz"], found, NAMES, signed_by)
+    thief = SimpleNamespace(name="graz", keys=SimpleNamespace(signing_key=lambda site: old))
+    with pytest.raises(ParcelRejected, match="2 of the 3 sites that are needed have signed"):
+        check_agreement(own["linz"], found, NAMES, signed_by | {"graz": signature_of(thief, found, NAMES).hex()})
+
+
 def test_a_site_that_lost_its_machine_joins_anew_and_the_others_are_asked(federation, capsys):
     place = federation / "coordinator"
-    shutil.rmtree(federation / "graz")
+    path, backup = release(federation / "graz", "before"), federation / "backup"
+    shutil.move(federation / "graz", backup)
     assert run_app(["site", "join", str(place / "invitation.json"), "graz", "--kit", str(federation / "graz")]) == 0
     with pytest.raises(BadInput, match="has other keys under the name 'graz' than this site has drawn"):
         to_confirm(federation / "graz", admission_of(federation))
@@ -337,6 +380,13 @@ def test_a_site_that_lost_its_machine_joins_anew_and_the_others_are_asked(federa
     found = to_confirm(federation / "linz", admission_of(federation))
     assert "  graz  NEW KEYS" in found.sentences()
     assert not found.is_known
+    for folder in ("runs", "anchors", "local/site_keys.toml", "local/site.toml"):  # what the backup has
+        (federation / "graz" / "local").mkdir(exist_ok=True)
+        shutil.move(backup / folder, federation / "graz" / folder)
+    confirm(to_confirm(federation / "graz", admission_of(federation)), admission_of(federation).roster.words)
+    release(federation / "graz", "after")
+    assert len(verify(path, KitKeys(federation / "graz" / "local").verifying_keys("graz"))) == 2
+    confirmation_of(federation / "graz")
 
 
 def test_keys_do_not_change_while_a_run_is_at_work(federation, monkeypatch):

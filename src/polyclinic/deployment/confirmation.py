@@ -180,6 +180,11 @@ def sign_kit(local: Path, roster: Roster, *, rehearsal: bool) -> None:
 def confirmation_of(kit: Path) -> Confirmation:
     """What the people of a kit confirmed; BadInput where they did not, or where the kit is not what they confirmed."""
     local = kit / "local"
+    if not (local / CONFIRMED).is_file() and (kit / "startup" / "fed_server.json").is_file():
+        raise BadInput(
+            f"{kit}: no site was admitted; `polyclinic deploy admit REQUEST...` does. A deployment of an older version "
+            "has drawn the keys of its sites: begin a new one with `polyclinic deploy init`"
+        )
     if not (local / CONFIRMED).is_file():
         raise BadInput(
             f"{kit}: nobody at this site has confirmed who takes part; `polyclinic site confirm ADMISSION` does. A kit "
