@@ -144,8 +144,7 @@ a test compares both. {meaning}
 SPEED = """Speed is a ratio of two loops that were measured in turns in one process, or seconds.
 Each command measures its table again; a file says when and by which code it was measured.
 
-**No figure here is of the present code.** They were measured when attacks and generators had kernels of
-their own, which are gone: gradient inversion, StyleGAN2 and VQ-VAE-2 are slower now, by how much is not known."""
+**Figures of a GPU are of the present code**, but for the comparison with another program; those of a CPU are older."""
 JUDGED = """A trial fails if it ends in a traceback, hangs, or ends well with another result than
 without the fault. A command that says in a sentence what is wrong has not failed."""
 MEANING = """1 is as fast. On a CPU, and beside other programs, CPU seconds are compared. A bare loop has no

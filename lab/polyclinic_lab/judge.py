@@ -121,11 +121,17 @@ def judge(claim: Claim, planned: Planned, out: Path, *, scale: Scale, phantom: b
     cpu = cpu_of_all(entries, cpu_seconds() - before)
     spent |= {} if cpu is None else {"cpu": cpu}
     found["minutes"] = {name: round(value / 60, 1) for name, value in spent.items()}
-    atomic_write(out / "claim.json", json.dumps(found, indent=1) + "\n")
+    atomic_write(out / "claim.json", as_text(found))
     with picture_if_possible():
         draw(found, out / "claim.png")
     copy_picture(claim, entries, out / "picture.png")
     return found
+
+
+def as_text(found: JsonObject) -> str:
+    """JSON, each list of numbers in one line: there may be a hundred images."""
+    numbers = re.compile(r"\[\s+([-+.\w]+(?:,\s+[-+.\w]+)*)\s+\]")
+    return numbers.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(found, indent=1)) + "\n"
 
 
 def describe(claim: Claim, rows: list[Row], scale: Scale, *, phantom: bool) -> JsonObject:

@@ -9,7 +9,6 @@ is said in the record.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 from polyclinic.files import atomic_write, make_folder, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic_lab.claim import CLAIMS, Claim, Scale, find_claim
-from polyclinic_lab.judge import judge, plan
+from polyclinic_lab.judge import as_text, judge, plan
 
 RECORDS = Path(__file__).parents[1] / "records"
 #: records by claim and scale
@@ -50,7 +49,8 @@ def minutes_of(claim: Claim, scale: Scale, kept: Kept) -> str:
     """Minutes of all runs and audits of a claim one after another, as they were measured; else about how many."""
     found = kept.get((claim.name, scale))
     if found is not None:
-        return f"{sum(found['minutes'].get(name, 0) for name in ('runs', 'audits')):.1f}"
+        parts = ("runs", "audits") if claim.study else ("this call",)
+        return f"{sum(found['minutes'].get(name, 0) for name in parts):.1f}"
     guess = claim.minutes[scale].get("cpu" if scale == "quick" else "gpu")
     return "-" if guess is None else f"~{guess:g}"
 
@@ -60,11 +60,11 @@ def main() -> None:
     claims = [find_claim(name) for name in options.claims.split(",") if name] or list(CLAIMS.values())
     with tempfile.TemporaryDirectory() as folder:
         runs = join(options.kept, Path(folder))
-        for claim in [one for one in claims if one.arms]:
+        for claim in [one for one in claims if one.study]:
             made = record(claim, runs, options)
             if made is not None:
                 file = options.records / f"{claim.name}-{options.scale}.json"
-                atomic_write(file, json.dumps(made, indent=1) + "\n")
+                atomic_write(file, as_text(made))
                 print(f"{claim.name}: {made['verdict']}", *made["missing"], sep="\n  missing: ")
 
 
