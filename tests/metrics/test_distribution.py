@@ -62,6 +62,13 @@ def test_kernel_distance_by_hand():
     assert kernel_distance(a, b) == pytest.approx(1 + 27 - 2 * (1 + 1 + 8 + 27) / 4)
 
 
+def test_kernel_distance_is_unbiased():
+    values = [kernel_distance(cloud(20, name=f"a{i}"), cloud(20, name=f"b{i}")) for i in range(200)]
+    deviation = np.std(values) / np.sqrt(len(values))
+    assert min(values) < 0
+    assert abs(np.mean(values)) < 3 * deviation
+
+
 def test_precision_and_recall_by_hand():
     real = torch.tensor([[0.0], [1.0], [2.0], [10.0]])  # radii to the nearest other: 1, 1, 1, 8
     made = torch.tensor([[0.5], [20.0]])  # radii: 19.5, 19.5

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from monai.metrics import PSNRMetric
+from monai.metrics import PSNRMetric, SSIMMetric
 from sklearn.decomposition import PCA
 
 from polyclinic.metrics.images import (
@@ -53,6 +53,12 @@ def test_psnr_from_errors_by_hand():
     assert psnr_from_error(errors, most=120).tolist() == pytest.approx([0, 10, 120, 120])
     assert psnr_from_error(errors).tolist() == [pytest.approx(0), pytest.approx(10), pytest.approx(150), math.inf]
     assert float(psnr_from_error(100 * errors[0], data_range=10)) == pytest.approx(0)
+
+
+def test_ssim_is_monais_with_a_window_of_11():
+    a, b = pictures(3, 2, 20, 17), pictures(3, 2, 20, 17, name="b")
+    expected = SSIMMetric(2, data_range=1.0, win_size=11)(a.float(), b.float())[:, 0]
+    torch.testing.assert_close(ssim(a, b, window=11).float(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("window", "flat"), [(7, True), (11, False)])
