@@ -22,7 +22,7 @@ from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.ledger.keys import Anchor, Head, anchor_from_json, head_from_json
 from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
-from polyclinic.federation.ledger.parcel import Parcel, decode_all, shortened
+from polyclinic.federation.ledger.parcel import HEADER_LIMIT, Parcel, decode_all, shortened
 from polyclinic.federation.ledger.wire import ROUNDING, Encoding
 
 T = TypeVar("T")
@@ -181,6 +181,8 @@ def _opened(data: bytes) -> tuple[int, dict[str, Any], list[int]]:
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8:
         raise ParcelRejected("the message is cut short")
+    if size > HEADER_LIMIT:
+        raise ParcelRejected(f"the message's header has {size} bytes, above the limit of {HEADER_LIMIT}")
     try:
         text = json.loads(data[8 : 8 + size])
         header, lengths = text["header"], text["lengths"]

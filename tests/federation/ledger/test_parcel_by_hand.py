@@ -2,13 +2,17 @@
 
 import hashlib
 import json
+import tracemalloc
+import zlib
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
 
-from polyclinic.federation.ledger import background, parcel
+from polyclinic.federation.call import Reply
+from polyclinic.federation.ledger import background, parcel, wire
 from polyclinic.federation.ledger.background import Background
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Expected, OneOf, Parcel, decode, decode_all, shortened
@@ -114,6 +118,61 @@ def test_numbers_are_not_unpacked_beyond_a_limit():
     most = 40 * 40 * 4 + sum(tensor.nbytes for tensor in load(data).values())
     assert decode(data, most=most).tensors["w"].shape == (40, 40)
     assert "6400 bytes are declared, and the limit is 6399" in refusal(data, most=most - 1)
+
+
+def few_bytes(numbers: int) -> bytes:
+    """A parcel that declares so many numbers, all equal, in a thousandth of their bytes."""
+    raw = np.ones(1, np.float32).tobytes() + bytes(2 * numbers)
+    blob = torch.frombuffer(bytearray(zlib.compress(raw)), dtype=torch.uint8)
+    of_wire = {"encoding": "fp16", "tensors": {"w": {"dtype": "float32", "shape": [numbers]}}}
+    said = json.dumps({"kind": "weights", "metadata": {}, "wire": of_wire})
+    return save({"w": blob}, {"parcel": said})
+
+
+def test_few_bytes_do_not_become_many(monkeypatch):
+    """400 kB that would become 800 MB, before anybody knows whether such weights were expected."""
+    data = few_bytes(2 * 10**8)
+    assert len(data) < 400_000
+    tracemalloc.start()
+    assert "800000000 bytes are declared" in refusal(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * len(data)
+    monkeypatch.setattr(wire, "ROOM", 8 * 10**6)
+    assert decode(few_bytes(10**6)).tensors["w"].shape == (10**6,)
+    assert "12000000 bytes are declared" in refusal(few_bytes(3 * 10**6))
+
+
+def test_what_would_become_too_many_bytes_travels_as_it_lies(monkeypatch):
+    """Zeros, such as the first control variates; what two ends have already is told by its difference all the same."""
+    monkeypatch.setattr(wire, "ROOM", 10**5)
+    mixed = {"zeros": torch.zeros(10**6), "w": torch.randn(1000, 100)}
+    for encoding in ("fp16", "int8"):
+        sent = shortened(Parcel("gradients", mixed), encoding)
+        assert len(sent.encoded) > 4 * 10**6
+        assert torch.equal(decode(sent.encoded).tensors["zeros"], mixed["zeros"])
+    weights = Parcel("weights", mixed)
+    same = shortened(weights, "delta", mixed)
+    assert len(same.encoded) < 10**5
+    assert torch.equal(decode(same.encoded, base=mixed).tensors["w"], mixed["w"])
+    black = Parcel("synthetic-images", {"x": torch.zeros(100, 1, 64, 64, dtype=torch.uint8)}, compressed=("x",))
+    assert len(black.encoded) > 400_000
+    assert torch.equal(decode(black.encoded).tensors["x"], black.tensors["x"])
+
+
+def test_long_headers_are_not_read():
+    """20 MB of metadata would be a gigabyte of Python's objects."""
+    many = "[" + "[]," * 10**7 + "[]]"
+    header = json.dumps({"__metadata__": {"parcel": f'{{"kind": "weights", "metadata": {{"x": {many}}}}}'}}).encode()
+    message = f'{{"lengths": [], "header": {{"site": "north", "head": {many}}}}}'.encode()
+    header, message = (len(one).to_bytes(8, "little") + one for one in (header, message))
+    tracemalloc.start()
+    assert refusal(header) == NOT_LONG_ENOUGH
+    with pytest.raises(ParcelRejected, match="above the limit"):
+        Reply.from_bytes(message)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**6
 
 
 def test_the_parcels_of_a_message_share_its_limit(monkeypatch):

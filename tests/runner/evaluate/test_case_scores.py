@@ -108,6 +108,11 @@ def test_each_site_is_judged_by_its_own_model_where_it_has_one(tiny, undisturbed
     assert result["model"] == "one of each site"
     for site, metrics in result.metrics["per_site"].items():
         assert metrics_of(cases.of_site(site))["accuracy"] == pytest.approx(metrics["accuracy"])
+    across = [metrics_of(cases)["accuracy"], result.metrics["test"]["accuracy"]]
+    assert across[0] != pytest.approx(across[1])  # two quantities, and the result says of what
+    said = result.metrics["models_judged"]
+    assert "mean over the sites' models" in said["test"]
+    assert "its own site's model" in said["intervals.pooled"]
 
 
 def test_masks_have_areas_distances_and_examples_from_worst_to_best(tiny, undisturbed):

@@ -129,7 +129,8 @@ def _is_as_installed() -> bool:
 #: not a kind of its own: the form in which a parcel of any kind goes from site to site (`layers/sealing.py`)
 SEALED = "sealed"
 
-HEADER_LIMIT = 16 * 2**20
+#: bytes of JSON, which takes twenty times as much memory once it is read
+HEADER_LIMIT = 4 * 2**20
 _METADATA_KEY = "parcel"
 _canonical_json = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 #: what reading broken tensors raises; KeyError for a dtype that torch does not have
@@ -196,6 +197,12 @@ class Parcel:
     def encoded(self) -> bytes:
         """The bytes of the parcel; the same tensors and metadata always give the same bytes."""
         packed = {name: wire_codec.pack_images(self.tensors[name]) for name in self._packed}
+        if sum(self.tensors[name].nbytes for name in packed) > wire_codec.ROOM:
+            within = {
+                name: self.tensors[name].nbytes <= wire_codec.EXPANDS * one.nbytes for name, one in packed.items()
+            }
+            packed = {name: one for name, one in packed.items() if within[name]}
+            object.__setattr__(self, "_packed", list(packed))
         travelling = {**self.tensors, **packed, **vars(self).get("_on_wire", (None, {}))[1]}
         return save(contiguous_cpu_copies(travelling), {_METADATA_KEY: self._description})
 
@@ -317,6 +324,10 @@ def decode(data: bytes, base: Mapping[str, Tensor] | None = None, most: int = ME
     if on_wire is not None and kind not in wire_codec.SHORTENED:
         raise ParcelRejected(f"{kind} never travels shortened")
     try:
+        room = max(wire_codec.EXPANDS * len(data), wire_codec.ROOM)
+        if isinstance(on_wire, dict) and on_wire.get("encoding") == "delta":
+            room += sum(tensor.nbytes for tensor in (base or {}).values())
+        most = min(most, room)
         tensors = wire_codec.unpack_all_images(decode_tensors(data), compressed, most)
         if on_wire is not None:
             tensors |= wire_codec.unpack(tensors, on_wire, most - sum(one.nbytes for one in tensors.values()), base)

@@ -38,6 +38,11 @@ LARGEST = 1e38
 #: quick compression: what is left to gain is small, and a wire is often faster than a thorough one
 LEVEL = 1
 
+#: a parcel becomes no more bytes than so many times its own, or than there is always room for: it is read before one
+#: knows whether it was expected. A sender leaves as it lies what would become more than that
+EXPANDS = 64
+ROOM = 2**26
+
 _TYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -50,13 +55,17 @@ def pack(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors that travel in fewer bytes, as bytes, and what a receiver must know of each: type and shape."""
     blobs, told = {}, {}
+    ample = encoding == "delta" or sum(tensor.nbytes for tensor in tensors.values()) <= ROOM
     for name, tensor in tensors.items():
         known = base.get(name)
         if not _is_eligible(tensor, encoding, known):
             continue
         plain = tensor.detach().cpu().contiguous()
         raw = _delta(plain, known) if encoding == "delta" and known is not None else _rounded(plain, encoding)
-        blobs[name] = torch.from_numpy(np.frombuffer(zlib.compress(raw, LEVEL), np.uint8).copy())
+        blob = zlib.compress(raw, LEVEL)
+        if not ample and plain.nbytes > EXPANDS * len(blob):
+            continue
+        blobs[name] = torch.from_numpy(np.frombuffer(blob, np.uint8).copy())
         told[name] = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
     return blobs, told
 

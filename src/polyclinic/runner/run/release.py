@@ -31,6 +31,11 @@ def released_models(federation: Federation, recorder: Recorder, last: Weights) -
     return {site: part if part and not selected else common | part for site, part in own.items()}
 
 
+#: what scores are of where each site has a model of its own
+OF_ALL = "mean over the sites' models, each on the images of all sites"
+OF_OWN = "all images together, each judged by its own site's model only"
+
+
 def final_metrics(federation: Federation, study: Study, models: Models, personal: bool) -> JsonObject:
     """Metrics of the released models on test images, computed once. Where each site has a model of its own, `test` is
     the mean over the models, each on the images of all sites, and `per_site` is each site's model on its own images.
@@ -51,7 +56,10 @@ def final_metrics(federation: Federation, study: Study, models: Models, personal
         of_model[site] = score(study.task, replies) or {"pooled": {}, "per_site": {}}
     own = {site: scored["per_site"].get(site, {}) for site, scored in of_model.items()}
     table = {"pooled": mean_of([s["pooled"] for s in of_model.values()]), "mean": mean_of(list(own.values()))}
-    tables = _tables(split, {**table, "per_site": own})
+    tables = {
+        **_tables(split, {**table, "per_site": own}),
+        "models_judged": {split: OF_ALL, "intervals.pooled": OF_OWN},
+    }
     if split == "validation":
         return tables
     across = {site: scored["per_site"] for site, scored in of_model.items()}
