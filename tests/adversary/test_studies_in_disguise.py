@@ -3,7 +3,8 @@
 import pytest
 from kit_of_north import came, make_kit
 
-from polyclinic.deployment.approval import Approvals, NameTaken, NotApproved, refuse_odd_text
+from polyclinic.deployment.approval import Approvals, NotApproved
+from polyclinic.deployment.approval_rules import NameTaken, refuse_odd_text
 from polyclinic.deployment.site_status import describe
 from polyclinic.errors import BadInput
 

@@ -18,8 +18,7 @@ import getpass
 import hashlib
 import json
 import time
-import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,9 +27,11 @@ from polyclinic.data.allowed_paths import folder_name
 from polyclinic.deployment.approval_rules import (
     BY_RULE,
     NOT_ABOUT_IMAGES,
+    NameTaken,
     changed_settings,
     differ_in_numbers_only,
     policy_of,
+    refuse_odd_text,
     rules_of,
     widened,
 )
@@ -374,36 +375,6 @@ def _read_request(file: Path) -> Request:
     if not fits:
         raise Damaged(f"{file}: is damaged (it does not hold the study that came); bring it back from a copy")
     return found
-
-
-class NameTaken(BadInput):
-    """A study that cannot wait here; may be told to the coordinator."""
-
-
-def refuse_odd_text(value: Any, names: Sequence[str] = ()) -> None:
-    """NameTaken for text of a study that a person could take for another: names of other letters than ASCII, control
-    characters, and words of letters of two scripts, of which one looks like the other."""
-    for name in names:
-        if not name.isascii():
-            raise NameTaken(f"{name!a}: names of runs and sites have letters of ASCII only; rename it")
-    if isinstance(value, Mapping):
-        value = [*value, *value.values()]
-    if isinstance(value, list | tuple):
-        for one in value:
-            refuse_odd_text(one)
-    if not isinstance(value, str):
-        return
-    odd = unicodedata.normalize("NFC", value) != value
-    odd |= any(unicodedata.category(letter)[0] in "C" for letter in value)
-    for word in "".join(letter if letter.isalpha() else " " for letter in value).split():
-        scripts = {unicodedata.name(letter, "?").split()[0] for letter in word}
-        odd |= len(scripts) > 1 and not scripts <= JAPANESE
-    if odd:
-        raise NameTaken(f"{ascii(value)[:100]}: has characters that look like others, or do not show; write it plainly")
-
-
-#: scripts that stand in one word; what begins the names of their letters
-JAPANESE = {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"}
 
 
 def study_digest(study: Study) -> str:

@@ -5,7 +5,8 @@ Without the table [approve] a person must approve every study.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,36 @@ def _change(setting: str, old: Any, new: Any) -> str:
     if old is None:
         return f"{setting} is new: {new}"
     return f"{setting} was {old} and is now {'not set' if new is None else new}"
+
+
+class NameTaken(BadInput):
+    """A study that cannot wait here; may be told to the coordinator."""
+
+
+def refuse_odd_text(value: Any, names: Sequence[str] = ()) -> None:
+    """NameTaken for text of a study that a person could take for another: names of other letters than ASCII, control
+    characters, and words of letters of two scripts, of which one looks like the other."""
+    for name in names:
+        if not name.isascii():
+            raise NameTaken(f"{name!a}: names of runs and sites have letters of ASCII only; rename it")
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        for one in value:
+            refuse_odd_text(one)
+    if not isinstance(value, str):
+        return
+    odd = unicodedata.normalize("NFC", value) != value
+    odd |= any(unicodedata.category(letter)[0] in "C" for letter in value)
+    for word in "".join(letter if letter.isalpha() else " " for letter in value).split():
+        scripts = {unicodedata.name(letter, "?").split()[0] for letter in word}
+        odd |= len(scripts) > 1 and not scripts <= JAPANESE
+    if odd:
+        raise NameTaken(f"{ascii(value)[:100]}: has characters that look like others, or do not show; write it plainly")
+
+
+#: scripts that stand in one word; what begins the names of their letters
+JAPANESE = {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"}
 
 
 #: which way each number of a policy lets out more

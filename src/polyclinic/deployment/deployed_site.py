@@ -24,8 +24,8 @@ from polyclinic.data.allowed_paths import folder_name
 from polyclinic.data.own_images import load_site_plugins, only_site_plugins, own_data, own_source
 from polyclinic.data.parts import ImageSet, PreparedSites
 from polyclinic.data.source import AtSites
-from polyclinic.deployment.approval import TOLD, TRUSTED_WEIGHTS, Approvals, NameTaken, NotApproved, Request, State
-from polyclinic.deployment.approval_rules import policy_of
+from polyclinic.deployment.approval import TOLD, TRUSTED_WEIGHTS, Approvals, NotApproved, Request, State
+from polyclinic.deployment.approval_rules import NameTaken, policy_of
 from polyclinic.deployment.confirmation import confirmation_of
 from polyclinic.engines.nvflare.job import end_with
 from polyclinic.engines.nvflare.relay import Relay, refusal
