@@ -5,7 +5,7 @@ create_graph, torch.optim.LBFGS or AdamW, a Python loop over targets. It is time
 the same set, and its time *per target* is compared with ours per target. Both start from the same points, in the same
 precision, in turns, and the median of each counts. On a CPU both are timed with one and with two threads, and the
 faster counts for each (small products gain nothing from a second thread, and on a busy machine lose much). CPU seconds
-with one thread are given as well: other work on the machine hardly changes their ratio. Needs torch and NumPy only.
+with one thread are given as well: other work on the machine hardly changes their ratio.
 
 With --device cuda, LeNet-5 runs in full float32; ResNet-18 lets both sides use TF32, which its size asks for.
 """

@@ -1,7 +1,4 @@
-"""What all benchmarks share: their flags, the last line of output, clocks, and medians of ways that take turns.
-
-It imports torch and NumPy, and nothing of Polyclinic: a benchmark of attacks runs where only these are installed.
-"""
+"""What all benchmarks share: their flags, the last line of output, clocks, and medians of ways that take turns."""
 
 from __future__ import annotations
 
