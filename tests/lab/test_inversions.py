@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polyclinic.errors import BadInput
 from polyclinic_lab import inversions
 from polyclinic_lab.rules import parse_sentence
 
@@ -28,16 +29,18 @@ def test_networks_are_the_papers():
 
 
 def test_a_label_says_the_attack():
-    fixed = inversions.settings_of("TG, 50", "lenet", "full")
+    fixed = inversions.settings_of("TG, 50", "lenet")
     assert (fixed.start, fixed.variance, fixed.kernel, fixed.scaled) == (
         "transformed-gaussian",
         50,
         "whole-gradient",
         False,
     )
-    other = inversions.settings_of("Unif, AG, lr 1", "lenet", "full")
+    other = inversions.settings_of("Unif, AG, lr 1", "lenet")
     assert (other.start, other.distance, other.lr, other.returns) == ("uniform", "adaptive-gaussian", 1.0, "last")
-    assert inversions.settings_of("TG, Eucl", "resnet", "full").iterations == 5000
+    assert inversions.settings_of("TG, Eucl", "resnet").iterations == 5000
+    with pytest.raises(BadInput, match="use --scale full"):
+        inversions.inverted({"TG, Eucl": []}, "quick", "noise", "resnet")
 
 
 def test_an_image_fails_by_its_error_after_the_first_step(short):
