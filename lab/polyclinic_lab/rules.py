@@ -66,6 +66,8 @@ class Sentence:
     def _judge_interval(self, differences: Sequence[float]) -> Verdict:
         if len(differences) < 2:
             return Verdict("undecided", f"{self.words}: {len(differences)} seeds, and an interval needs two")
+        if self.other and not any(differences):  # an interval without width would hold: no image failed either way
+            return Verdict("undecided", f"{self.words}: no pair differs")
         low, high = interval(differences)
         mean = statistics.fmean(differences)
         why = f"{self.words}: difference {mean:.3g}, 95 % interval {low:.3g} to {high:.3g}"
