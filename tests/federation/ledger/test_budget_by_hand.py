@@ -156,6 +156,14 @@ def test_scores_of_this_run_of_others_and_of_work_that_is_being_done_add_up(runs
         runs.budget(max_bytes=10**9).check_scores(10**9)  # no limit of scores
 
 
+def test_work_that_ends_while_others_look_has_nothing_set_aside(runs):
+    with runs.at_work(Reserved(3, 0)):
+        (runs.folder.parent / FOLDER / "busy.json").unlink()
+        (runs.folder.parent / FOLDER / "busy.json").symlink_to("gone")  # listed, and not there when it is read
+        assert Reservations(runs.folder, "mine").of_others() == Reserved()
+        runs.budget(max_bytes=3).check_bytes(3)
+
+
 def test_epsilon_of_this_run_and_of_others_adds_up(runs):
     runs.write("mine", privacy=record(1.0, steps=5))
     runs.write("old", privacy=record(2.0))

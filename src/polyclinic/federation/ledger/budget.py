@@ -71,8 +71,9 @@ class Reservations:
                 with lock(self._lock(file.stem), wait=0):
                     pass  # nobody works there any more
             except TimeoutError:
-                more = Reserved(*json.loads(file.read_text()))
-                found = Reserved(found.bytes + more.bytes, found.scores + more.scores)
+                with contextlib.suppress(FileNotFoundError):  # its work has ended just now, and is in its ledger
+                    more = Reserved(*json.loads(file.read_text()))
+                    found = Reserved(found.bytes + more.bytes, found.scores + more.scores)
         return found
 
 
