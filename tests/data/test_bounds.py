@@ -1,11 +1,16 @@
 """Files that declare more than they should, that lie elsewhere, and labels that are none."""
 
+import gzip
 import io
 import struct
+import subprocess
+import sys
+import tracemalloc
 import zipfile
 import zlib
 
 import numpy as np
+import pydicom
 import pytest
 from medical_files import write_dicom, write_nifti
 from PIL import Image
@@ -13,6 +18,7 @@ from PIL import Image
 from polyclinic.data.allowed_paths import refuse_outside
 from polyclinic.data.archives import Archive, Packed
 from polyclinic.data.datasets import SOURCES
+from polyclinic.data.datasets.benchmarks import read_idx
 from polyclinic.data.reading import Reader
 from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput
@@ -118,3 +124,157 @@ def test_nul_and_endless_cells_of_a_table(tmp_path):
     (tmp_path / "b.csv").write_bytes(b"path,label\na.png," + b"x" * 200_000 + b"\n")
     with pytest.raises(BadInput, match=r"b\.csv row 2: cannot be read \(field larger"):
         read_table(tmp_path / "b.csv")
+
+
+# --- few bytes that become many ------------------------------------------------------------------------------
+
+
+def peak_of(work) -> int:
+    """Bytes that Python had at once while this was refused with a sentence."""
+    tracemalloc.start()
+    try:
+        with pytest.raises((ValueError, BadInput)) as refused:
+            work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        assert len(str(refused.value)) > 20
+
+
+def deflated(path, plain: bytes, zeros: int, tail: bytes = b""):
+    """A DICOM file whose compressed part becomes `plain`, so many zeros and `tail`."""
+    meta = pydicom.dataset.FileMetaDataset()
+    meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = "1.2.840.10008.5.1.4.1.1.7", "1.2.3"
+    content, deflate = io.BytesIO(bytes(128) + b"DICM"), zlib.compressobj(9, zlib.DEFLATED, -15)
+    content.seek(132)
+    pydicom.filewriter.write_file_meta_info(content, meta)
+    pieces = [plain, *[bytes(2**20)] * (zeros // 2**20), bytes(zeros % 2**20), tail]
+    path.write_bytes(content.getvalue() + b"".join(map(deflate.compress, pieces)) + deflate.flush())
+    return path
+
+
+def header_of(rows: int, columns: int, pixels: int) -> bytes:
+    def short(tag, value):
+        return struct.pack("<HH2sHH", 0x28, tag, b"US", 2, value)
+
+    grey = struct.pack("<HH2sH", 0x28, 4, b"CS", 12) + b"MONOCHROME2 "
+    bits = short(0x100, 16) + short(0x101, 16) + short(0x102, 15) + short(0x103, 0)
+    sides = short(2, 1) + grey + short(0x10, rows) + short(0x11, columns) + bits
+    return sides + struct.pack("<HH2sHI", 0x7FE0, 0x10, b"OW", 0, pixels)
+
+
+def test_a_deflated_dicom_becomes_no_more_than_it_declares(tmp_path):
+    """400 kB that would become 400 MB, and several times that while it was read; its header alone, too."""
+    many = 400 * 2**20
+    files = [
+        deflated(tmp_path / "small.dcm", header_of(8, 8, many), many),
+        deflated(tmp_path / "sides.dcm", header_of(60000, 60000, many), many),
+        deflated(tmp_path / "header.dcm", struct.pack("<HH2sHI", 9, 0x10, b"OB", 0, many), many, header_of(8, 8, 128)),
+    ]
+    for file in files:
+        assert file.stat().st_size < 500_000
+        assert peak_of(lambda file=file: Reader().pixels(file)) < 80 * 2**20
+    tracemalloc.start()
+    assert Reader(slices="all").frames(files[0]) == (0,)
+    assert Reader().spacing(files[2])[0] != 0
+    assert tracemalloc.get_traced_memory()[1] < 80 * 2**20
+    tracemalloc.stop()
+
+
+def test_a_deflated_dicom_is_read_as_any_other(tmp_path):
+    values = np.arange(24, dtype=np.uint16).reshape(6, 4)
+    plain = write_dicom(tmp_path / "plain.dcm", values)
+    packed = deflated(
+        tmp_path / "packed.dcm", header_of(6, 4, 48) + values.tobytes(), 0, b"\xfc\xff\xfc\xffOB" + bytes(6)
+    )
+    assert np.array_equal(Reader().pixels(packed), Reader().pixels(plain))
+
+
+def test_compressed_frames_are_no_larger_than_their_header_says(tmp_path):
+    written = io.BytesIO()
+    Image.fromarray(np.zeros((64, 64), np.uint8)).save(written, "JPEG")
+    for side in (64, 8):
+        file = write_dicom(tmp_path / "a.dcm", np.zeros((side, side), np.uint8))
+        header = pydicom.dcmread(file)
+        header.PixelData = pydicom.encaps.encapsulate([written.getvalue()])
+        header["PixelData"].VR = "OB"
+        header["PixelData"].is_undefined_length = True
+        header.file_meta.TransferSyntaxUID = pydicom.uid.JPEGBaseline8Bit
+        header.save_as(file)
+        if side == 64:
+            assert Reader().pixels(file).shape == (64, 64)
+        else:
+            with pytest.raises(ValueError, match="frame has 64 x 64 pixels where the DICOM header declares 8 x 8"):
+                Reader().pixels(file)
+
+
+@pytest.mark.parametrize("what", ["place of the voxels", "extension"])
+def test_a_nifti_header_becomes_no_more_than_any_header(tmp_path, what):
+    many = 300 * 2**20
+    write_nifti(tmp_path / "a.nii", np.zeros((4, 4, 4), np.uint8))
+    start = bytearray((tmp_path / "a.nii").read_bytes()[:352])
+    start[348] = 1
+    struct.pack_into("<f", start, 108, many if what == "place of the voxels" else 4096.0)
+    with gzip.open(tmp_path / "b.nii.gz", "wb") as stream:
+        stream.write(bytes(start) + struct.pack("<ii", many, 4) + bytes(many))
+    assert peak_of(lambda: Reader().pixels(tmp_path / "b.nii.gz")) < 40 * 2**20
+    assert Reader(slices="all").frames(tmp_path / "b.nii.gz") == (0,)
+
+
+def test_the_header_of_an_array_is_short(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("images.npy", b"\x93NUMPY\x02\x00" + struct.pack("<I", 300 * 2**20) + bytes(300 * 2**20))
+    assert peak_of(lambda: Archive(tmp_path / "a.npz")["images"]) < 2**20
+
+
+BAD_HEADERS = [
+    "{'descr': '|u1',",
+    "(" * 500,
+    "{'descr': '''",
+    "  {\n {",
+    "{'descr': 3, 'fortran_order': 0, 'shape': 1}",
+]
+
+
+@pytest.mark.parametrize("text", BAD_HEADERS)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_header_that_is_no_python_is_told_in_one_sentence(tmp_path, text, version):
+    header = struct.pack("<H" if version == 1 else "<I", len(text)) + text.encode()
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as packed:
+        packed.writestr("images.npy", b"\x93NUMPY" + bytes([version, 0]) + header)
+    for read in (lambda a: a["images"], lambda a: a.shape("images"), lambda a: a.first("images")):
+        with pytest.raises(BadInput, match=r"a\.npz: the array 'images' cannot be read"):
+            read(Archive(tmp_path / "a.npz"))
+
+
+def test_an_idx_file_becomes_no_more_than_its_bound(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 500 * 2**20) + bytes(500 * 2**20)))
+    assert peak_of(lambda: read_idx(tmp_path / "a.gz")) < 300 * 2**20
+
+
+def test_a_file_of_another_format_is_no_picture(tmp_path):
+    """PostScript under the name of a PNG would start a program."""
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
+    with pytest.raises(OSError, match="cannot identify"):
+        Reader().pixels(tmp_path / "a.png")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+def test_the_bombs_fit_where_there_is_little_memory(tmp_path):
+    """The whole process, with what libraries allocate beside Python, in 600 MB more than it has."""
+    many = 2**30
+    deflated(tmp_path / "a.dcm", header_of(8, 8, many), many)
+    code = f"""
+import resource, numpy, pydicom, pydicom.pixels, nibabel
+from pathlib import Path
+from polyclinic.data.reading import Reader
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 600 * 2**20,) * 2)
+try:
+    Reader().pixels(Path({str(tmp_path / "a.dcm")!r}))
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "bytes of pixels where its header declares 128" in done.stdout, done.stderr

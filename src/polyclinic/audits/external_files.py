@@ -113,7 +113,7 @@ def _read_npz(path: Path, flag: str) -> dict[str, Tensor]:
                 raise ValueError(f"it unpacks to more than {MOST_BYTES >> 30} GiB")
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
             return {name: torch.from_numpy(np.ascontiguousarray(archive[name])) for name in archive.files}
-    except (*UNREADABLE, TypeError) as error:
+    except UNREADABLE as error:
         raise BadInput(f"{flag}: '{path}' is no archive of plain arrays ({error}); save it with numpy.savez") from None
 
 

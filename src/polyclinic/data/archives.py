@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import lzma
 import math
 import shutil
+import struct
 import tempfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +23,13 @@ from polyclinic.data.pixels import MOST_PIXELS, check_pixels, to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.registry import reason
 
-#: what reading a broken archive raises
-UNREADABLE = (ValueError, OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error, MemoryError)
+#: what reading a broken archive raises; numpy reads the header of an array as Python does
+UNREADABLE = (
+    *(ValueError, TypeError, LookupError, OverflowError, SyntaxError, OSError, EOFError, RuntimeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError),
+)
+#: bytes of the header of an array, which numpy bounds only once it has read them
+LONGEST_HEADER = 2**16
 #: arrays above this many bytes are unpacked to a temporary file and memory-mapped
 LARGE = 1 << 30
 
@@ -121,7 +129,11 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     version = np.lib.format.read_magic(file)
     if version not in read_header:
         raise ValueError(f"version {version} of the .npy format is unknown")
-    shape, fortran, dtype = read_header[version](file)
+    width = 2 * version[0]
+    start = file.read(width)
+    if (length := int.from_bytes(start, "little")) > LONGEST_HEADER:
+        raise ValueError(f"its header has {length} bytes")
+    shape, fortran, dtype = read_header[version](io.BytesIO(start + file.read(length)))
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     return shape, fortran, dtype

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MOST_PIXELS = 2**26
 #: a volume may have so many times the pixels of the largest image
 VOLUME = 8
+#: bytes that come before the pixels of a file, once they are unpacked
+MOST_HEADER = 2**23
 
 
 def check_pixels(width: int, height: int, most: int, slices: int = 1) -> None:

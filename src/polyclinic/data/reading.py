@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import math
+import struct
+import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,14 +14,16 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from polyclinic.data.pixels import MOST_PIXELS, check_pixels, to_uint8
+from polyclinic.data.pixels import MOST_HEADER, MOST_PIXELS, check_pixels, to_uint8
 
 if TYPE_CHECKING:
     import pydicom  # it and nibabel are imported where they are used: every process of a run would pay for them
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")
+#: what such files may be inside, whatever their name; Pillow knows others that start programs, or unpack much
+FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM", "JPEG2000")
 DICOM = (".dcm", ".dicom", ".ima")
 NIFTI = (".nii", ".nii.gz")
 
@@ -61,16 +67,14 @@ class Reader:
             if is_nifti(file):
                 import nibabel
 
-                image: Any = nibabel.load(file)
+                image = load_nifti(file)
                 upward = nibabel.io_orientation(image.affine)[:, 0].tolist().index(2)  # slices are taken across it
                 upward = upward if len(image.shape) > 2 else 2
                 zooms = [float(zoom) for axis, zoom in enumerate(image.header.get_zooms()[:3]) if axis != upward]
                 return zooms[0], zooms[1]
             if is_dicom(file):
-                import pydicom
-
                 tags = ["PixelSpacing", "ImagerPixelSpacing"]
-                header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=tags)
+                header = read_dicom(file, stop_before_pixels=True, specific_tags=tags)
                 found = next((header[tag].value for tag in tags if header.get(tag)), None)
                 return (float(found[1]), float(found[0])) if found else UNKNOWN_SPACING
         except Exception:  # a broken header is named where the pixels are read
@@ -109,11 +113,97 @@ def is_volume_name(file: Path) -> bool:
     return not _ends(file, PICTURES)
 
 
+def load_nifti(file: Path) -> Any:
+    """A NIfTI image whose voxels are not read; ValueError where what comes before them is larger than any header."""
+    import nibabel
+
+    with gzip.open(file) if _ends(file, (".gz",)) else file.open("rb") as stream:
+        start = stream.read(540)
+        order, second = ("<" if start[:1] in b"\x5c\x1c" else ">"), start[:4] in (b"\x1c\2\0\0", b"\0\0\2\x1c")
+        place = struct.unpack_from(f"{order}q", start, 168) if second else struct.unpack_from(f"{order}f", start, 108)
+        sizes = [float(place[0])]
+        at = 544 if second else 352
+        while at + 8 <= min(sizes[0], MOST_HEADER) and sizes[-1] > 0:  # extensions: their length, then their kind
+            stream.seek(at)
+            sizes.append(struct.unpack(f"{order}i", stream.read(4).ljust(4, b"\0"))[0])
+            at += int(sizes[-1])
+            if sizes[-1] > MOST_HEADER:
+                break
+    if not max(sizes) <= MOST_HEADER:
+        raise ValueError(
+            f"its header declares {max(sizes):.0f} bytes, above the limit of {MOST_HEADER}; export it again"
+        )
+    return nibabel.load(file)
+
+
+def read_dicom(file: Path, max_pixels: int = MOST_PIXELS, **options: Any) -> pydicom.Dataset:
+    """What `pydicom.dcmread` reads. A deflated file is inflated no further than any header, and then than the pixels
+    that the header declares: a megabyte can become a thousand."""
+    import pydicom
+
+    meta = pydicom.filereader.read_file_meta_info(file)
+    if meta.get("TransferSyntaxUID") != pydicom.uid.DeflatedExplicitVRLittleEndian:
+        return pydicom.dcmread(file, **options)
+    start = 144 + meta.FileMetaInformationGroupLength
+    meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    plain = inflater.decompress(file.read_bytes()[start:], MOST_HEADER)
+
+    def opened(**options: Any) -> tuple[pydicom.Dataset, int]:
+        content = io.BytesIO()
+        content.write(bytes(128) + b"DICM")
+        pydicom.filewriter.write_file_meta_info(content, meta)  # type: ignore[arg-type]
+        begins = content.tell()
+        content.write(plain)
+        content.seek(0)
+        return pydicom.dcmread(content, **options), content.tell() - begins
+
+    header, at = opened(stop_before_pixels=True)
+    if options.get("stop_before_pixels"):
+        return opened(**options)[0]
+    if len(plain) < at + 12:
+        raise ValueError("the DICOM file holds no image")
+    (length,) = struct.unpack_from("<I", plain, at + 8)
+    if length > (most := _declared_bytes(header, max_pixels) + 1):
+        raise ValueError(f"the file has {length} bytes of pixels where its header declares {most - 1}; export it again")
+    if (missing := at + 12 + length - len(plain)) > 0:
+        plain += inflater.decompress(inflater.unconsumed_tail, missing)
+    plain = plain[: at + 12 + length]
+    return opened(**options)[0]
+
+
+def _declared_bytes(header: pydicom.Dataset, max_pixels: int) -> int:
+    """Bytes of the pixels by what a header declares; ValueError where they are more than the study allows."""
+    names = ("NumberOfFrames", "SamplesPerPixel", "BitsAllocated")
+    frames, samples, bits = (int(header.get(name) or 1) for name in names)
+    check_pixels(int(header.Columns), int(header.Rows), max_pixels, frames * max(1, samples // 3) * max(1, bits // 16))
+    return (int(header.Columns) * int(header.Rows) * frames * samples * bits + 7) // 8
+
+
+def _check_frames(header: pydicom.Dataset) -> None:
+    """ValueError for compressed frames that say themselves that they are larger than the header does."""
+    from pydicom.encaps import generate_frames
+
+    if not header.file_meta.TransferSyntaxUID.is_encapsulated:
+        return
+    for frame in generate_frames(header.PixelData, number_of_frames=int(header.get("NumberOfFrames") or 1)):
+        try:
+            with Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000")) as picture:
+                width, height = picture.size
+        except UnidentifiedImageError:  # another compression, or one that no decoder takes either
+            continue
+        if width * height > int(header.Columns) * int(header.Rows):
+            raise ValueError(
+                f"a compressed frame has {width} x {height} pixels where the DICOM header declares "
+                f"{header.Columns} x {header.Rows}; export it again"
+            )
+
+
 def open_nifti(file: Path) -> Any:
     """A NIfTI image. One of two dimensions is a volume of one axial slice."""
     import nibabel
 
-    image: Any = nibabel.load(file)
+    image = load_nifti(file)
     if len(image.shape) != 2:
         return image
     is_axial = nibabel.io_orientation(image.affine)[2, 0] == 2
@@ -123,16 +213,15 @@ def open_nifti(file: Path) -> Any:
 def count_slices(file: Path) -> int:
     """Slices of a volume, from its header; 1 where that is broken, so that reading names the file."""
     import nibabel
-    import pydicom
 
     try:
         if is_nifti(file):
-            image: Any = nibabel.load(file)
+            image = load_nifti(file)
             if len(image.shape) == 2:
                 return 1
             upward = nibabel.io_orientation(image.affine)[:, 0].tolist().index(2)  # the axis from feet to head
             return int(image.shape[upward])
-        return int(pydicom.dcmread(file, stop_before_pixels=True).get("NumberOfFrames") or 1)
+        return int(read_dicom(file, stop_before_pixels=True).get("NumberOfFrames") or 1)
     except Exception:
         return 1
 
@@ -165,7 +254,7 @@ def _looks_like_dicom(file: Path) -> bool:
 
 
 def _picture(file: Path, max_pixels: int) -> np.ndarray:
-    with Image.open(file) as opened:
+    with Image.open(file, formats=FORMATS) as opened:
         check_pixels(*opened.size, max_pixels)
         picture = ImageOps.exif_transpose(opened)
         if picture.mode.startswith(("I", "F")):
@@ -180,13 +269,14 @@ def _dicom_frame(file: Path, frame: int | None, reader: Reader) -> np.ndarray:
     from pydicom.pixels import apply_modality_lut, pixel_array
 
     try:
-        header = pydicom.dcmread(file)
+        header = read_dicom(file, reader.max_pixels)
     except pydicom.errors.InvalidDicomError:  # its own words advise a setting of Python code
         raise ValueError("this is no DICOM file, or its beginning is damaged; export it again") from None
     if "PixelData" not in header:
         raise ValueError("the DICOM file holds no image")
-    frames, samples = int(header.get("NumberOfFrames") or 1), int(header.get("SamplesPerPixel") or 1)
-    check_pixels(int(header.Columns), int(header.Rows), reader.max_pixels, frames * max(1, samples // 3))
+    _declared_bytes(header, reader.max_pixels)
+    _check_frames(header)
+    frames = int(header.get("NumberOfFrames") or 1)
     values = pixel_array(header)
     if frames > 1:
         values = values[_index(frame, len(values))]
@@ -236,9 +326,10 @@ def load_volume(file: Path, max_pixels: int = MOST_PIXELS) -> tuple[np.ndarray, 
 def _load_volume(file: Path, modified: int, max_pixels: int) -> tuple[np.ndarray, tuple[float, float]]:
     import nibabel
 
-    opened: Any = nibabel.load(file)
+    opened = load_nifti(file)
     sides = (*opened.shape, 1, 1, 1)
-    check_pixels(int(sides[0]), int(sides[1]), max_pixels, math.prod(map(int, sides[2:])))
+    wide = max(1, opened.get_data_dtype().itemsize // 4)
+    check_pixels(int(sides[0]), int(sides[1]), max_pixels, math.prod(map(int, sides[2:])) * wide)
     image = nibabel.as_closest_canonical(open_nifti(file))
     voxels = np.asarray(image.dataobj, dtype=np.float32)
     if voxels.ndim != 3:

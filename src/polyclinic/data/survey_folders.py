@@ -13,7 +13,7 @@ import numpy as np
 
 from polyclinic.data.allowed_paths import safe_name
 from polyclinic.data.labels import MOST_CLASSES
-from polyclinic.data.reading import count_slices, is_dicom, is_volume_name
+from polyclinic.data.reading import count_slices, is_dicom, is_volume_name, read_dicom
 from polyclinic.data.survey_cases import IMAGE_FOLDER, MOST_SITES
 from polyclinic.data.tables import SPLIT_NAMES
 
@@ -228,10 +228,8 @@ def _tags(files: Sequence[Path], tag: str) -> list[str] | None:
 
 @lru_cache(maxsize=100_000)
 def _tags_of(file: Path, modified: int) -> tuple[str, ...]:
-    import pydicom  # imported where it is used: it takes time
-
     try:
-        header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(TAGS))
+        header = read_dicom(file, stop_before_pixels=True, specific_tags=list(TAGS))
     except Exception:  # a broken file is named by `study check`
         return ("",) * len(TAGS)
     return tuple(str(header.get(tag, "")).strip() for tag in TAGS)

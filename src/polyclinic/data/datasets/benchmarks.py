@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -53,17 +54,24 @@ class Mnist(FileSource):
         raise BadInput(f"data.path: '{self.location}' has no {name}.gz; see `polyclinic data show mnist`")
 
 
+#: bytes of an idx file once it is unpacked; MNIST's largest has 47 MB
+LARGEST_IDX = 2**27
+
+
 def read_idx(file: Path) -> np.ndarray:
     """The uint8 array of an idx file, packed with gzip or not."""
     try:
-        raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            raw = stream.read(LARGEST_IDX + 1)
+        if len(raw) > LARGEST_IDX:
+            raise ValueError(f"it unpacks to more than {LARGEST_IDX} bytes")
         zero, kind, dimensions = struct.unpack(">HBB", raw[:4])
         shape = struct.unpack(f">{dimensions}I", raw[4 : 4 + 4 * dimensions])
         values = np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * dimensions)
         if (zero, kind) != (0, 8):
             raise ValueError("it is not an idx file of bytes")
         return values.reshape(shape)
-    except (OSError, EOFError, struct.error, ValueError) as error:
+    except (OSError, EOFError, struct.error, zlib.error, ValueError) as error:
         raise BadInput(f"{file}: cannot be read as idx ({error}); get it again") from None
 
 

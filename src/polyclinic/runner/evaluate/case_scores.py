@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import io
 import zipfile
-import zlib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from polyclinic.data.archives import UNREADABLE
 from polyclinic.data.parts import ImageSet, open_site
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
@@ -208,12 +208,6 @@ def write_cases(cases: Cases, folder: Path, split: str) -> None:
     np.savez(content, allow_pickle=False, **{name: np.asarray(a) for name, a in arrays.items() if a is not None})
     (folder / FOLDER).mkdir(exist_ok=True)
     atomic_write(folder / FOLDER / f"{split}.npz", content.getvalue())
-
-
-#: what reading arrays of somebody else may raise; RuntimeError: encrypted, or packed in a way that is not known
-UNREADABLE = (
-    OSError, ValueError, KeyError, TypeError, IndexError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error
-)  # fmt: skip
 
 
 def read_cases(folder: Path, split: str = "test") -> Cases | None:

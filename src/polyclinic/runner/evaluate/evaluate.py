@@ -11,6 +11,7 @@ from typing import Literal, Unpack
 import numpy as np
 import torch
 
+from polyclinic.data.archives import UNREADABLE
 from polyclinic.data.parts import ImageSet, open_site, prepare
 from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.json_types import JsonObject
@@ -254,10 +255,11 @@ def _released(model: ReleasedModel) -> Predict:
 
 
 def _is_torchscript(file: Path) -> bool:
-    if not zipfile.is_zipfile(file):
+    try:
+        with zipfile.ZipFile(file) as content:
+            return any("/code/" in name for name in content.namelist())
+    except UNREADABLE:  # not TorchScript, or cut short
         return False
-    with zipfile.ZipFile(file) as content:
-        return any("/code/" in name for name in content.namelist())
 
 
 def _has_card(file: Path) -> bool:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from polyclinic import __version__
 from polyclinic.data.pixels import Shape
-from polyclinic.data.reading import is_dicom, is_nifti, open_nifti
+from polyclinic.data.reading import is_dicom, is_nifti, load_nifti, open_nifti, read_dicom
 from polyclinic.errors import BadInput, Notice
 from polyclinic.files import atomic_file, atomic_write
 
@@ -112,7 +112,7 @@ def _write_nifti(file: Path, masks: Sequence[Prediction], path: Path) -> Path:
     import nibabel
 
     image = open_nifti(file)
-    on_disk: Any = nibabel.load(file)  # of two dimensions, where it is one slice
+    on_disk = load_nifti(file)  # of two dimensions, where it is one slice
     turn = nibabel.io_orientation(image.affine)  # from the file's voxels to those that `reading.axial` shows
     shape = nibabel.apply_orientation(np.empty(image.shape, bool), turn).shape
     canonical = np.zeros(shape, np.uint8)
@@ -129,10 +129,9 @@ def _write_nifti(file: Path, masks: Sequence[Prediction], path: Path) -> Path:
 def _write_dicom_seg(file: Path, masks: Sequence[Prediction], path: Path) -> Path:
     """A binary DICOM segmentation that refers to the image."""
     import highdicom
-    import pydicom
     from pydicom.sr.codedict import codes
 
-    source = pydicom.dcmread(file)
+    source = read_dicom(file)
     frames = int(source.get("NumberOfFrames") or 1)
     pixels = np.zeros((frames, source.Rows, source.Columns), np.uint8)
     for one in masks:
