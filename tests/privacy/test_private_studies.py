@@ -11,6 +11,7 @@ import torch
 from private_runs import NOISE, PRIVATE, expected_epsilon, images_of, ledgers
 from processes import ForkedWorker
 
+from polyclinic.cli.tables import print_result
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
@@ -56,6 +57,15 @@ def test_the_result_states_the_worst_site_and_what_is_not_covered(tiny, undistur
     assert records.HELD_OUT in privacy["does_not_cover"]
     assert records.ONE_IMAGE in privacy["does_not_cover"]
     assert set(privacy["per_site"]) == set(images)
+
+
+def test_the_command_line_says_it_in_a_sentence(tiny, undisturbed, capsys):
+    print_result(undisturbed(tiny("fedavg", PRIVATE)))
+    said = capsys.readouterr().out
+    assert re.search(
+        r"epsilon [\d.]+ at delta [\d.]+ \(RDP\) at site 'site-\d', the most of any; covers everything", said
+    )
+    assert records.HELD_OUT in said
 
 
 def test_no_loss_of_training_images_leaves_a_private_site(tiny, tmp_path, monkeypatch):
