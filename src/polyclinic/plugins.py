@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,8 @@ def load_at_site(names: Any, file: Path) -> None:
         for name in resolved:
             if is_file(name) or not _has_entry_points(name):  # a module may be listed for its networks alone
                 _load(name)
+            else:
+                _load_layers(name)
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
 
@@ -257,6 +260,15 @@ def tables_of(module: ModuleType) -> dict[str, Mapping[str, Any]]:
         if meant and name not in GROUPS and isinstance(table, Mapping):
             raise BadInput(f"plugins: {where} has a dict {name}; did you mean {meant[0]}?")
     return found
+
+
+def _load_layers(name: str) -> None:
+    """Note the module of a distribution with entry points, which load its classes when they are needed, if it has
+    layers too: those are needed always."""
+    package = re.sub(r"[-.]+", "_", name)
+    if importlib.util.find_spec(package) and hasattr(module := _import_module(package), "LAYERS"):
+        folder, sha256 = digest_of_package(package)
+        LOADED[name] = Plugin(module, sha256, folder)
 
 
 def _has_entry_points(name: str) -> bool:

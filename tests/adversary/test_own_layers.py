@@ -102,6 +102,11 @@ def test_a_layer_that_raises_anything_else_suspends_the_study(kit):
         (RULES.replace("LAYERS =", "LAYER ="), "rules.py", "has a layer Rules that is not in its dict LAYERS"),
         (RULES + "LAYERS = [Rules, Broken]", "rules.py", "must be a dict"),
         (RULES + "LAYERS['x'] = dict", "rules.py", "'x' that is no polyclinic.SiteLayer"),
+        (
+            RULES + "LAYERS['x'] = type('X', (SiteLayer,), {'leave': 1})",
+            "rules.py",
+            "'x' with none of arriving, leaving",
+        ),
         (RULES + "Rules.__init__ = lambda self: 1 / 0", "rules.py", "'rules' that cannot be made"),
     ],
 )
@@ -125,3 +130,32 @@ def test_no_study_adds_a_layer(kit, tmp_path):
     kind = 'from polyclinic import Kind\nclass Notes(Kind):\n    "Notes."\nKINDS = {"notes": Notes}\n'
     (tmp_path / "rules.py").write_text(RULES + kind)
     assert kit.host(plugins=[str(tmp_path / "rules.py")]).spec.kit.layers == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('plugin = ["rules.py"]\n{}', "plugin: there is no such setting .did you mean 'plugins'"),
+        ('{}\n[datasets.others]\nplugins = ["rules.py"]', r"stands in a table \[datasets.NAME\]"),
+        ('{}\n[rules]\nplugins = ["rules.py"]', "rules: there is no such setting"),
+    ],
+)
+def test_a_list_of_layers_in_another_place_or_under_another_name_is_refused(kit, text, words):
+    (kit.folder / "local" / "rules.py").write_text(RULES)
+    site = kit.folder / "local" / "site.toml"
+    site.write_text(text.format(site.read_text()))
+    with pytest.raises(BadInput, match=words):
+        kit.host()
+
+
+def test_layers_of_an_installed_package_with_entry_points_are_there(kit, tmp_path, monkeypatch):
+    """Its entry points say which methods it has; its layers are needed whatever the study."""
+    info = tmp_path / "hospital_rules-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hospital-rules\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[polyclinic.methods]\nours = hospital_rules:Ours\n")
+    (tmp_path / "hospital_rules.py").write_text(RULES)
+    monkeypatch.syspath_prepend(tmp_path)
+    site = kit.folder / "local" / "site.toml"
+    site.write_text('plugins = ["hospital-rules"]\n' + site.read_text())
+    assert len(kit.host().spec.kit.layers) == 2

@@ -77,11 +77,16 @@ def admit(
     from polyclinic.engines.nvflare.job import refuse_missing
 
     refuse_missing()
+    before = joining.admitted(folder)
     made = joining.admit(folder, requests or [])
     typer.echo(f"{len(made.roster.sites)} sites take part: {', '.join(sorted(made.roster.sites))}")
+    for name, keys in made.roster.sites.items():
+        if before.get(name, keys) != keys:
+            typer.echo(f"{name}: NEW KEYS; ask its people by telephone whether this request is theirs")
     typer.echo(f"send {folder / joining.ADMISSION} to all of them, and start the server again; it has new keys of all")
     typer.echo("each site runs `polyclinic site confirm admission.json`, and its people call those of the next site")
-    typer.echo(f"the words that they should read to each other: {made.roster.words}")
+    if len(made.roster.sites) == 1:
+        typer.echo(f"they call you; the words: {made.roster.words}")
 
 
 @app.command("start")
@@ -90,10 +95,13 @@ def start(
     verbose: bool = typer.Option(False, "--verbose", help="Print what NVFlare says, instead of writing it to a file."),
 ) -> None:
     """Start one participant here, in the foreground, until Ctrl-C or the end of this process."""
+    from polyclinic.deployment.confirmation import confirmation_of
     from polyclinic.deployment.processes import Participant
     from polyclinic.engines.nvflare.job import end_tree
 
     participant = Participant.of(kit)
+    if confirmation_of(participant.kit).rehearsal:
+        typer.echo(f"{kit} is of a rehearsal: others have its keys, so use it with no patient's images", err=True)
     log = participant.kit / "console.log"
     with contextlib.nullcontext() if verbose else log.open("ab") as output:
         process = participant.start(output, alone=False)

@@ -141,7 +141,7 @@ def confirm(
 ) -> None:
     """Compare who takes part with another site by telephone, and make this site's kit."""
     from polyclinic.deployment import joining
-    from polyclinic.deployment.confirmation import read
+    from polyclinic.deployment.confirmation import read, same_words
     from polyclinic.engines.nvflare.job import refuse_missing
 
     refuse_missing()
@@ -151,14 +151,18 @@ def confirm(
     if found.is_known:
         typer.echo("this list was confirmed before: nobody needs to call")
     elif words is None:
-        other = found.roster.next_after(found.site)
-        whom = "the coordinator" if other == found.site else f"site '{other}'"
+        others = [f"site '{name}'" for name in found.roster.neighbours(found.site)] or ["the coordinator"]
         typer.echo(f"\nThe words of this list:\n\n    {found.roster.words}\n")
-        typer.echo(f"Call the people of {whom}, at a number that the coordinator did not give you. Read these words to")
-        typer.echo("each other. Are all eight the same, you see one list, and nobody has exchanged a key on the way.")
-        words = str(typer.prompt("The words that they read to you"))
+        typer.echo(f"Call the people of {others[0]}, at a number that the coordinator did not give you. Read these")
+        typer.echo("words to each other. Are all twelve the same, you see one list, and nobody has exchanged a key.")
+        if others[1:]:
+            typer.echo(f"The people of {others[1]} call you. If they do not, or have no list yet, confirm nothing.")
+        heard = [str(typer.prompt(f"The words that the people of {other} read to you")) for other in others]
+        words = next((one for one in heard if not same_words(one, found.roster.words)), heard[0])
     joining.confirm(found, words or "", server=server)
     typer.echo(f"confirmed; {kit} is the kit of site '{found.site}': README.txt there says what to do next")
+    if not found.is_known:
+        typer.echo("approve no study before the people of all sites say that they have confirmed the same list")
 
 
 @app.command("leave")

@@ -55,7 +55,16 @@ def only_site_plugins(folder: Path) -> Iterator[Path | None]:
 
 
 def _listed(file: Path) -> Any:
-    return read_toml(file).get("plugins", []) if file.exists() else []
+    """The plug-ins of a site's file. BadInput where the list has another name or place: a site whose people believe
+    that they have added a layer must have it."""
+    tables = read_toml(file) if file.exists() else {}
+    for name in tables.keys() - {"plugins", "datasets"}:
+        hint = did_you_mean(name, ["plugins", "datasets"])
+        raise BadInput(f"{file}: {name}: there is no such setting{hint}; take it out")
+    datasets = tables.get("datasets", {})
+    if isinstance(datasets, dict) and any("plugins" in one for one in datasets.values() if isinstance(one, dict)):
+        raise BadInput(f"{file}: plugins: stands in a table [datasets.NAME]; move the line above the first table")
+    return tables.get("plugins", [])
 
 
 def own_data(file: Path, wanted: AtSites, site: str, cache: Path) -> SiteData:

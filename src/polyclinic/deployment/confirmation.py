@@ -43,7 +43,7 @@ KEYS_HEAD = """# The public keys of the sites that were confirmed here, and of t
 """
 #: what the words stand for cannot be tried out in bulk: one try takes 32 MB and a tenth of a second
 SCRYPT = {"n": 2**15, "r": 8, "p": 1, "maxmem": 2**26}
-DIGITS, WORD = 40, 5
+DIGITS, WORD = 60, 5
 
 SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,63}$")]
 Key = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -84,19 +84,31 @@ class Roster(Settings):
                 X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(pair.sealing)))
             except ValueError:
                 raise BadInput(f"the list has no key of '{name}' that anything could be sealed for") from None
+        if any(signs_for_anybody(key) for key in signing):
+            raise BadInput("the list has a key by which anybody could sign; do not confirm it")
 
     @property
     def words(self) -> str:
-        """Eight words of five digits, 132 bits, that stand for the whole list: two lists have the same words by chance
-        only. Digits, as they are the same in every language and are told apart on a telephone."""
+        """Twelve words of five digits, 199 bits, that stand for the whole list. A coordinator that chooses both of two
+        lists searches for a pair with the same words: some 2^100 tries of `SCRYPT`. Digits, as they are the same in
+        every language and are told apart on a telephone."""
         digest = hashlib.scrypt(canonical(self), salt=b"polyclinic list of sites 1", dklen=32, **SCRYPT)
         digits = f"{int.from_bytes(digest, 'big') % 10**DIGITS:0{DIGITS}d}"
         return " ".join(digits[start : start + WORD] for start in range(0, DIGITS, WORD))
 
-    def next_after(self, site: str) -> str:
-        """Whom a site calls: in the order of names, and the first after the last. So the calls join all sites."""
+    def neighbours(self, site: str) -> tuple[str, ...]:
+        """With whom a site compares words: whom it calls, and who calls it. In the order of names, and the first after
+        the last, so the calls join all sites; one call alone would not, as each list says who is called."""
         names = sorted(self.sites)
-        return names[(names.index(site) + 1) % len(names)]
+        place = names.index(site)
+        found = dict.fromkeys((names[(place + 1) % len(names)], names[place - 1]))
+        return tuple(name for name in found if name != site)
+
+
+def signs_for_anybody(public: str) -> bool:
+    """Whether a signing key is a point of small order: for such a one, a signature of zeros fits one text in eight."""
+    zeros = (b"\1" + bytes(63)).hex()
+    return any(signer_of([bytes.fromhex(public)], bytes([n]), zeros) is not None for n in range(64))
 
 
 def same_words(given: str, words: str) -> bool:
@@ -155,10 +167,14 @@ class OwnKeys(NamedTuple):
 def pin(local: Path, roster: Roster, own: OwnKeys, *, rehearsal: bool = False) -> None:
     """Put keys and the confirmed list into a kit. A site's earlier signing keys stay, for ledgers of before."""
     file = local / PUBLIC_FILE
-    before = KitKeys(local).tables().get("signing", {}) if file.exists() else {}
+    tables = KitKeys(local).tables() if file.exists() else {}
+    before = tables.get("signing", {})
     names = {name: pair.signing for name, pair in roster.sites.items()} | {COORDINATOR: roster.coordinator.signing}
     signing = before | {n: [*(k for k in before.get(n, []) if k != key), key] for n, key in names.items()}
-    sealing = {name: pair.sealing for name, pair in roster.sites.items()}
+    # whom this site distrusts has no sealing key here until it has new keys
+    distrusted = set(tables.get(CONFIRMED_NAMES, ())) - set(tables.get("sealing", {}))
+    distrusted = {name for name in distrusted if names.get(name) in before.get(name, ())}
+    sealing = {name: pair.sealing for name, pair in roster.sites.items() if name not in distrusted}
     tables = {CONFIRMED_NAMES: sorted(roster.sites), "sealing": sealing, "signing": signing}
     own.write(local)
     atomic_write(file, KEYS_HEAD + tomli_w.dumps(tables), private=True, durable=True)
@@ -172,9 +188,16 @@ def sign_kit(local: Path, roster: Roster, *, rehearsal: bool) -> None:
     paths = sorted(path for pattern in patterns for path in local.glob(pattern))
     files = {Path(os.path.relpath(path, local)).as_posix(): sha256_of(path) for path in paths}
     at = time.strftime("%Y-%m-%d %H:%M:%S")
-    made = Confirmation(roster=roster, by=getpass.getuser(), at=at, rehearsal=rehearsal, files=files)
+    made = Confirmation(roster=roster, by=_user(), at=at, rehearsal=rehearsal, files=files)
     made = made.model_copy(update={"signature": signed(keys.signing_key(), made)})
     atomic_write(local / CONFIRMED, made.model_dump_json(indent=1) + "\n", private=True, durable=True)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())
 
 
 def confirmation_of(kit: Path) -> Confirmation:

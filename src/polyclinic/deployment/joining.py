@@ -46,15 +46,23 @@ from polyclinic.deployment.confirmation import (
     signed,
 )
 from polyclinic.errors import BadInput, did_you_mean
-from polyclinic.federation.ledger.keys import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE, secret_bytes, signing_public_key
+from polyclinic.federation.ledger.keys import (
+    PRIVATE_FILE,
+    PUBLIC_FILE,
+    SIGNING_FILE,
+    PublicKeys,
+    secret_bytes,
+    signing_public_key,
+)
 from polyclinic.files import atomic_write, lock, make_private
 from polyclinic.settings import Settings
 
-INVITATION, ADMISSION, REQUESTS, REQUEST, NEXT = (
+INVITATION, ADMISSION, REQUESTS, REQUEST, REVOKED, NEXT = (
     "invitation.json",
     "admission.json",
     "requests",
     ".request.json",
+    ".revoked",
     "next",
 )
 TLS_KEY = "client.key"
@@ -71,6 +79,8 @@ class Invitation(Settings):
     #: what the coordinator calls the images
     dataset: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     version: str = Field(pattern=r"^[\w.+-]{1,64}$")
+    #: one hand draws the keys of all sites, which protect nothing from it
+    rehearsal: bool = False
 
 
 class Request(Settings):
@@ -94,7 +104,9 @@ class Admission(Settings):
 # --- at the coordinator -------------------------------------------------------------------------------
 
 
-def invite(folder: Path, names: tuple[str, ...], dataset: str, server: str, port: int) -> Invitation:
+def invite(
+    folder: Path, names: tuple[str, ...], dataset: str, server: str, port: int, *, rehearsal: bool = False
+) -> Invitation:
     """Make the kits of server and admin, and the invitation. A deployment that is there already keeps its keys and its
     address, and invites these sites."""
     kits.check_names(names)
@@ -102,14 +114,16 @@ def invite(folder: Path, names: tuple[str, ...], dataset: str, server: str, port
         before = read(folder / INVITATION, Invitation)
         made = before.model_copy(update={"sites": names, "dataset": dataset, "version": __version__})
     else:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = kits.provision_coordinator(folder, server, port)
         signing = Ed25519PrivateKey.generate()
         OwnKeys(None, signing).write(folder / "server" / "local")
         key = signing_public_key(signing).hex()
         coordinator = {"server": server, "port": port, "authority": authority, "signing": key}
         try:
-            made = Invitation(coordinator=coordinator, sites=names, dataset=dataset, version=__version__)
+            made = Invitation(
+                coordinator=coordinator, sites=names, dataset=dataset, version=__version__, rehearsal=rehearsal
+            )
         except ValueError:
             shutil.rmtree(folder)
             raise BadInput(f"--server {server}, data.dataset {dataset}: use letters, digits, '-' and '_'") from None
@@ -118,25 +132,35 @@ def invite(folder: Path, names: tuple[str, ...], dataset: str, server: str, port
     return made
 
 
-def admit(folder: Path, files: Sequence[Path], *, rehearsal: bool = False) -> Admission:
+def admitted(folder: Path) -> dict[str, PublicPair]:
+    """The public keys of the sites whose requests were taken so far."""
+    taken = [read(file, Request) for file in sorted((folder / REQUESTS).glob("*.json"))]
+    return {one.site: one.keys for one in taken}
+
+
+def admit(folder: Path, files: Sequence[Path]) -> Admission:
     """Take requests, and write the admission of all sites whose requests were taken so far, with new certificates."""
     invitation = read(folder / INVITATION, Invitation)
+    taken = {file.stem: read(file, Request) for file in sorted((folder / REQUESTS).glob("*.json"))}
     for file in files:
         request = read(file, Request)
         _check_request(request, invitation, file)
-        (folder / REQUESTS).mkdir(mode=0o700, exist_ok=True)
-        atomic_write(folder / REQUESTS / f"{request.site}.json", request.model_dump_json(indent=1) + "\n", durable=True)
-    taken = [read(file, Request) for file in sorted((folder / REQUESTS).glob("*.json"))]
+        if (folder / REQUESTS / f"{request.site}{REVOKED}").exists():
+            raise BadInput(f"{file}: '{request.site}' was revoked; the hospital joins again under another name")
+        taken[request.site] = request
     if not taken:
         raise BadInput("REQUEST: missing; each site writes one with `polyclinic site join INVITATION NAME`")
-    roster = Roster(coordinator=invitation.coordinator, sites={one.site: one.keys for one in taken})
-    roster.check()
-    made = Admission(roster=roster, certificates={one.site: _certificate(folder, one) for one in taken})
+    roster = Roster(coordinator=invitation.coordinator, sites={name: one.keys for name, one in taken.items()})
+    roster.check()  # before anything is kept: one bad request must not spoil all later lists
+    made = Admission(roster=roster, certificates={name: _certificate(folder, one) for name, one in taken.items()})
+    (folder / REQUESTS).mkdir(mode=0o700, exist_ok=True)
+    for name, request in taken.items():
+        atomic_write(folder / REQUESTS / f"{name}.json", request.model_dump_json(indent=1) + "\n", durable=True)
     local = folder / "server" / "local"
     signing = Ed25519PrivateKey.from_private_bytes(secret_bytes(local / SIGNING_FILE))
     made = made.model_copy(update={"signature": signed(signing, made)})
     kits.renew_coordinator(folder, roster.coordinator.server)
-    pin(local, roster, OwnKeys(None, signing), rehearsal=rehearsal)
+    pin(local, roster, OwnKeys(None, signing), rehearsal=invitation.rehearsal)
     atomic_write(folder / ADMISSION, made.model_dump_json(indent=1) + "\n")
     shutil.copy(local / PUBLIC_FILE, folder / PUBLIC_FILE)
     make_private(folder)
@@ -151,8 +175,8 @@ def _check_request(request: Request, invitation: Invitation, file: Path) -> None
     try:
         csr = x509.load_pem_x509_csr(request.csr.encode())
         names = [str(name.value) for name in csr.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
-        fits = csr.is_signature_valid and names == [request.site]
-    except ValueError:
+        fits = names == [request.site] and isinstance(csr.public_key(), rsa.RSAPublicKey) and csr.is_signature_valid
+    except Exception:  # whatever a broken request makes the parser raise
         fits = False
     if not fits:
         raise BadInput(f"{file}: its request for a certificate is none of site '{request.site}'")
@@ -260,6 +284,7 @@ def to_confirm(kit: Path, admission: Admission) -> ToConfirm:
     check_signature(roster.coordinator.signing, admission, "ADMISSION")
     kits.check_names(tuple(roster.sites))
     roster.check()
+    _refuse_earlier_keys(kit, roster)
     if site not in roster.sites:
         raise BadInput(f"ADMISSION: does not have site '{site}'; send {asked[0].name} to the coordinator")
     folder = next((one for one in (kit / NEXT, kit / "local") if _public(one) == roster.sites[site]), None)
@@ -271,6 +296,19 @@ def to_confirm(kit: Path, admission: Admission) -> ToConfirm:
     found = ToConfirm(kit, site, admission, folder, _before(kit))
     _check_certificate(found)
     return found
+
+
+def _refuse_earlier_keys(kit: Path, roster: Roster) -> None:
+    """BadInput for a list, or a request in it, of before: the earlier keys of a site may be somebody else's now."""
+    file = kit / "local" / PUBLIC_FILE
+    known = PublicKeys(file) if file.is_file() else None
+    for name, keys in roster.sites.items():
+        if known and bytes.fromhex(keys.signing) in known.verifying_keys(name)[:-1]:
+            raise BadInput(
+                f"ADMISSION: has earlier keys of '{name}' than those confirmed here: it is an old list, or was made of "
+                f"an old request. Ask the people of '{name}'; if they mean these, they draw new ones instead "
+                "(`polyclinic site rotate-keys`)"
+            )
 
 
 def _public(folder: Path) -> PublicPair | None:
@@ -304,15 +342,16 @@ def _check_certificate(found: ToConfirm) -> None:
         made = x509.load_pem_x509_certificate(found.admission.certificates[found.site].encode())
         made.verify_directly_issued_by(x509.load_pem_x509_certificate(found.roster.coordinator.authority.encode()))
         own: Any = serialization.load_pem_private_key(_tls_key(found.keys).read_bytes(), None)
-        names = [name.value for name in made.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
-        fits = made.public_key() == own.public_key() and names == [found.site]
+        oids = x509.NameOID.COMMON_NAME, x509.NameOID.ORGANIZATION_NAME
+        names = [name.value for oid in oids for name in made.subject.get_attributes_for_oid(oid)]
+        fits = made.public_key() == own.public_key() and names == [found.site, kits.organisation(found.site)]
     except Exception:  # whatever a broken certificate makes the parser raise
         fits = False
     if not fits:
         raise BadInput(f"ADMISSION: its certificate for '{found.site}' is not for the key of this site")
 
 
-def confirm(found: ToConfirm, words: str, *, server: str = "", rehearsal: bool = False) -> None:
+def confirm(found: ToConfirm, words: str, *, server: str = "") -> None:
     """Make the kit, if these are the words of the list; they are not needed for a list that was confirmed before.
     `server` is the address of a relay in the hospital, `HOST:PORT`. Cut off in the middle, it can be done again."""
     if not found.is_known and not same_words(words, found.roster.words):
@@ -320,11 +359,11 @@ def confirm(found: ToConfirm, words: str, *, server: str = "", rehearsal: bool =
             "--words: these are not the words of the list that came here: somebody has another list. Nothing was "
             "changed. If nobody misread, the coordinator, or who sends in its name, deceives you: tell the other sites"
         )
-    kit, rehearsal = found.kit, rehearsal or bool(found.before and found.before.rehearsal)
+    kit, invitation = found.kit, read(found.kit / INVITATION, Invitation)
     with no_run_at_work(kit):
         kits.write_site(kit, found.site, found.admission, _tls_key(found.keys), server)
-        kits.write_own_settings(kit, read(kit / INVITATION, Invitation).dataset)
-        pin(kit / "local", found.roster, _own(found.keys), rehearsal=rehearsal)
+        kits.write_own_settings(kit, invitation.dataset)
+        pin(kit / "local", found.roster, _own(found.keys), rehearsal=invitation.rehearsal)
     if found.keys.name == NEXT:
         shutil.rmtree(found.keys)
     make_private(kit)

@@ -50,6 +50,8 @@ RIGHTS = {
 }
 
 
+#: how the folders begin in which a kit is made; one that a killed process left has a copy of the TLS key
+SCRATCH = ".confirm-"
 #: NVFlare's listener for its own processes on a machine: by default any user of the machine could connect to it
 LOCAL_LISTENER = {"internal": {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}}}
 
@@ -65,13 +67,13 @@ def rehearse(study: Study, folder: Path, *, server: str, port: int, display: Dis
     parts = prepare(study.data, study.sites, progress=display.preparing)
     sent = as_sent(study, parts, parts.names)
     assert isinstance(sent.data, AtSites)
-    invitation = invite(folder, parts.names, sent.data.dataset, server, port)
+    invitation = invite(folder, parts.names, sent.data.dataset, server, port, rehearsal=True)
     places = {name: folder / "sites" / name for name in parts.names}
     requests = [join(invitation, name, kit) for name, kit in places.items()]
-    admission = admit(folder, requests, rehearsal=True)
+    admission = admit(folder, requests)
     for name, kit in places.items():
         write_own_settings(kit, sent.data.dataset, parts.folder / name)
-        confirm(to_confirm(kit, admission), admission.roster.words, rehearsal=True)
+        confirm(to_confirm(kit, admission), admission.roster.words)
     (folder / "study.toml").write_text(sent.to_toml(), encoding="utf-8")
     make_private(folder)
     return parts.names
@@ -167,7 +169,7 @@ def _provisioned(folder: Path, server: str, port: int, other: dict[str, Any], ce
 def write_site(kit: Path, name: str, admission: Admission, tls_key: Path, relay: str) -> None:
     """Put what NVFlare needs into a site's kit; what its people may have changed there stays."""
     coordinator = admission.roster.coordinator
-    with tempfile.TemporaryDirectory(dir=kit) as scratch:
+    with tempfile.TemporaryDirectory(dir=kit, prefix=SCRATCH) as scratch:
         files = {"cert_path": admission.certificates[name], "rootca_path": coordinator.authority}
         for argument, text in files.items():
             (Path(scratch) / argument).write_text(text)

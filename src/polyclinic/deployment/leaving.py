@@ -11,10 +11,11 @@ import tomli_w
 from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.confirmation import KEYS_HEAD, confirmation_of, sign_kit
 from polyclinic.deployment.joining import NEXT
+from polyclinic.deployment.kits import SCRATCH
 from polyclinic.deployment.processes import LEFT, is_running
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.keys import PRIVATE_FILE, PUBLIC_FILE, SIGNING_FILE, KitKeys
-from polyclinic.files import atomic_write
+from polyclinic.files import PARTIAL, atomic_write
 
 
 def leave(kit: Path, site: str) -> list[Path]:
@@ -37,7 +38,8 @@ def leave(kit: Path, site: str) -> list[Path]:
 def secrets_of(kit: Path) -> list[Path]:
     """What of a kit could act in the site's name, undo its noise, or hold its images."""
     keys = [kit / "startup" / "client.key", kit / "local" / PRIVATE_FILE, kit / "local" / SIGNING_FILE]
-    return [*keys, kit / NEXT, *sorted((kit / "runs").glob("*/sites/*/noise.key")), kit / "cache"]
+    unfinished = [*kit.glob(f"{SCRATCH}*"), *(kit / "local").glob(f"*{PARTIAL}")]  # of a `confirm` that was killed
+    return [*keys, kit / NEXT, *unfinished, *sorted((kit / "runs").glob("*/sites/*/noise.key")), kit / "cache"]
 
 
 def _delete(path: Path) -> bool:

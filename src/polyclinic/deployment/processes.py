@@ -16,8 +16,8 @@ from polyclinic.deployment.approval_rules import rules_of
 from polyclinic.deployment.confirmation import confirmation_of
 from polyclinic.engines.nvflare.job import end_tree
 from polyclinic.engines.worker_process import python_command
-from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.files import atomic_write
+from polyclinic.errors import BadInput, Damaged, WorkFailed
+from polyclinic.files import atomic_write, read_json
 from polyclinic.json_types import JsonObject
 
 #: the processes of a rehearsal, by participant: their numbers and when they were started
@@ -38,7 +38,11 @@ class Participant:
         if (startup / "fed_server.json").is_file():
             return cls("server", kit.resolve())
         if (startup / "fed_client.json").is_file():
-            client = json.loads((startup / "fed_client.json").read_text(encoding="utf-8"))["client"]
+            client = read_json(startup / "fed_client.json").get("client")
+            if not isinstance(client, dict) or not isinstance(client.get("fqsn"), str):
+                raise Damaged(
+                    f"{startup / 'fed_client.json'}: is damaged; do `polyclinic site confirm ADMISSION` again"
+                )
             return cls(client["fqsn"], kit.resolve())
         if list(kit.glob("*.request.json")):
             raise BadInput(f"{kit}: nothing is confirmed yet; `polyclinic site confirm ADMISSION` makes the kit")
