@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 #: taken as an argument: weights up to the study's cut, and not of all of the network
 FRONT = "front"
+#: numbers of a parcel that a kind small by nature may have, for each class and one more: scores have 2,048 bins a class
+SMALL = {"metrics": 2**14, "statistics": 2**14}
+#: numbers of sums of products of features, and of what else is as large as a network
+AS_LARGE_AS_A_NETWORK = 2**28
 Partner = Literal["coordinator", "sites", "simulator"]
 
 
@@ -34,11 +38,19 @@ class Operation(NamedTuple):
     partner: Partner
     plan: type[Plan] | None
     address: str
+    most: Mapping[str, int] = {}
 
     def kind_of(self, argument: str) -> str:
         """The kind of parcel that the operation takes as this argument."""
         kind = self.takes.get(argument, argument.replace("_", "-"))
         return "weights" if kind == FRONT else kind
+
+    def too_many(self, kind: str, numbers: int, trainer: TrainerLike) -> str:
+        """A sentence where a parcel has more numbers than its operation declares, or than its kind has by nature."""
+        if numbers <= SMALL.get(kind, numbers) or self.partner == "simulator":
+            return ""
+        most = self.most.get(kind, SMALL[kind] * (len(getattr(trainer.target, "classes", None) or ()) + 1))
+        return f"{numbers} numbers, and '{self.address}' declares at most {most} of {kind}" if numbers > most else ""
 
 
 def signature_of(work: Callable) -> inspect.Signature:
@@ -60,6 +72,7 @@ def operation(
     partner: Partner = "coordinator",
     plan: type[Plan] | None = None,
     address: str | None = None,
+    most: Mapping[str, int] | None = None,
 ) -> Callable:
     """Marks a function of a method as an operation that releases parcels of the named kinds.
 
@@ -72,14 +85,15 @@ def operation(
     exists in simulation only.
     `plan`: the kind of plan that the function yields first, where plans of several simulated sites may be
     carried out together (`engine.stacked`). `address`: what random draws are addressed by instead of the function's
-    name, so that a function can be renamed and its draws stay the same.
+    name, so that a function can be renamed and its draws stay the same. `most`: numbers of a parcel by kind,
+    where metrics or statistics have more than few (`SMALL`).
 
     Answers that the coordinator needs the mean or the sum of only are named in the method's table `SUMMED`.
     """
 
     def mark(function: Callable) -> Callable:
         named = address or function.__name__
-        declared = Operation(releases, dict(takes or {}), splits, repeats, partner, plan, named)
+        declared = Operation(releases, dict(takes or {}), splits, repeats, partner, plan, named, dict(most or {}))
         function.operation = declared  # type: ignore[attr-defined]
         return function
 

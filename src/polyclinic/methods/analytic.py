@@ -25,6 +25,7 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Failure
+from polyclinic.federation.operation import AS_LARGE_AS_A_NETWORK
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.shared.method import Federation, Parcel, ParcelRejected, Site, Traits, Weights, operation
 from polyclinic.methods.shared.one_round import RESOLUTION, Moments, OneRound
@@ -83,7 +84,7 @@ class Analytic(OneRound):
         """The head float64 [k + 1, T] that sums give: offset, then slopes."""
         return solve(sums, self.penalty)[1]
 
-    @operation("statistics", splits=("validation",))
+    @operation("statistics", splits=("validation",), most={"statistics": AS_LARGE_AS_A_NETWORK})
     def give_held_out_sums(self, site: Site) -> Parcel:
         """The same sums over the site's validation images, where the study asks what each site adds."""
         if not self.worth:

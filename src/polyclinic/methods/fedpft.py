@@ -19,6 +19,7 @@ from torch import Tensor
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.layers.cohort import check_classes
+from polyclinic.federation.operation import AS_LARGE_AS_A_NETWORK
 from polyclinic.methods.shared.local_training import one_pass
 from polyclinic.methods.shared.method import Federation, Parcel, ParcelRejected, Site, Traits, Weights, operation
 from polyclinic.methods.shared.one_round import OneRound, head_shape
@@ -111,7 +112,7 @@ class FedPFT(OneRound):
         offset = head.bias.detach().cpu().double() - mean @ slopes
         return self.linear_head(federation, torch.cat([offset[None], slopes]))
 
-    @operation("statistics")
+    @operation("statistics", most={"statistics": AS_LARGE_AS_A_NETWORK})
     def give_mixtures(self, site: Site) -> Parcel:
         """The mixture of each class that the site has, and how many images it is of."""
         check_classes(site)

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import nn
 
 from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.operation import AS_LARGE_AS_A_NETWORK
 from polyclinic.methods.shared import aggregation, local_training, reply_checks
 from polyclinic.methods.shared.method import Federation, Method, Parcel, Site, State, Traits, Weights, operation
 from polyclinic.privacy.epsilon import sampling_rate_for
@@ -57,7 +58,7 @@ class FedSGD(Method):
             if self.weighting == "samples":
                 reply_checks.check_samples(reply)
 
-    @operation("gradients", "statistics")
+    @operation("gradients", "statistics", most={"statistics": AS_LARGE_AS_A_NETWORK})
     def gradient(self, site: Site, weights: Weights) -> tuple[Parcel, Parcel]:
         """The mean gradient over the site's images, and the batch-norm statistics after having seen them."""
         trainer, part = site.trainer, site.data.train

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.layers.cohort import check_classes, check_more_images_than
+from polyclinic.federation.operation import AS_LARGE_AS_A_NETWORK
 from polyclinic.methods.shared import one_round
 from polyclinic.methods.shared.method import Federation, Parcel, ParcelRejected, Site, Weights, operation
 from polyclinic.methods.shared.one_round import (
@@ -107,7 +108,7 @@ class GaussianHeads(OneRound):
         warn_of_small_classes(federation, counts)
         return total["counts"], total["first"], total["second"]
 
-    @operation("statistics")
+    @operation("statistics", most={"statistics": AS_LARGE_AS_A_NETWORK})
     def give_class_sums(self, site: Site) -> Parcel:
         """Counts, sums and second moments of the features of each class."""
         check_classes(site)

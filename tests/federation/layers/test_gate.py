@@ -1,17 +1,21 @@
 """What the gate lets out, what it keeps back, and that what it kept back is nowhere on record."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
+import one_site
 import pytest
 import torch
 
-from polyclinic.federation.call import GateRefused
-from polyclinic.federation.layers.gate import Gate, RawImages
+from polyclinic.federation.call import Call, GateRefused
+from polyclinic.federation.layers.gate import Gate, RawImages, ThroughGate
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import DEFAULT_KINDS, Policy
+from polyclinic.federation.transaction import Transaction
 
 SHAPE = (3, 8, 8)
 
@@ -143,3 +147,42 @@ def test_if_one_parcel_stays_all_stay(make_gate, bad):
     ]
     parcels[bad] = Parcel(parcels[bad].kind, {"c": torch.tensor(math.nan)})
     refused(gate, *parcels)
+
+
+# --- how much a kind can hold ---------------------------------------------------------------------------
+
+
+class Asked:
+    @operation("metrics", "statistics", "latents", "masked")
+    def train(self, site): ...
+
+    @operation("statistics", most={"statistics": 2**20})
+    def give_sums(self, site): ...
+
+
+def leaves(gate, parcel, declared=Asked.train):
+    """Through the site's gate, after an operation of a site with twenty images of 16 px in each split made it."""
+    host = SimpleNamespace(
+        spec=SimpleNamespace(policy=gate.policy), sites=SimpleNamespace(gates={"north": gate}), by_reference=False
+    )
+    transaction = Transaction(Call("north", "train", 1), declared, declared.operation)
+    transaction.site, transaction.made = one_site.make_site(), (parcel,)
+    return ThroughGate(host).leaving(transaction, (Parcel("masked", {"numbers": torch.ones(3)}),))
+
+
+def test_images_under_the_name_of_metrics_are_too_many_numbers(make_gate):
+    """15 MB of images, scaled to [-1, 1], which the look for raw images does not find; also behind a sum's masks."""
+    images = torch.from_numpy(pictures(1, count=320, shape=(3, 128, 128))).float() / 127.5 - 1
+    for kind in ("metrics", "statistics"):
+        with pytest.raises(GateRefused, match=f"kept back {kind} of 'train': 15728640 numbers, and 'train' declares"):
+            leaves(make_gate(), Parcel(kind, {"loss": images}))
+        assert leaves(make_gate(), Parcel(kind, {"loss": images.flatten()[: 3 * 2**14]}))
+        with pytest.raises(GateRefused, match="at most 49152 of"):
+            leaves(make_gate(), Parcel(kind, {"loss": images.flatten()[: 3 * 2**14 + 1]}))
+    assert leaves(make_gate(), Parcel("statistics", {"products": torch.ones(2**20)}), Asked.give_sums)
+    with pytest.raises(GateRefused, match="at most 1048576 of statistics"):
+        leaves(make_gate(), Parcel("statistics", {"products": torch.ones(2**20 + 1)}), Asked.give_sums)
+    with pytest.raises(GateRefused, match="of 60 images, where at most 7864320 can be"):
+        leaves(make_gate(), Parcel("latents", {"latents": torch.ones(60, 2**18)}))
+    with pytest.raises(GateRefused, match="metadata is longer than 1048576 bytes"):
+        leaves(make_gate(), Parcel("metrics", {}, {"pixels": [0.25] * 200_000}))

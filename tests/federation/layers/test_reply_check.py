@@ -55,6 +55,12 @@ def weights(*values, **metadata):
     return Parcel("weights", {"w": torch.tensor(values or [1.0])}, metadata)
 
 
+def test_metrics_and_statistics_have_few_numbers():
+    check(weights(), Parcel("statistics", {"s": torch.ones(3 * 2**14)}))
+    with pytest.raises(ParcelRejected, match="49153 numbers, and 'train' declares at most 49152 of statistics"):
+        check(weights(), Parcel("statistics", {"s": torch.ones(3 * 2**14 + 1)}))
+
+
 # --- kinds ----------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 
 #: kinds of an operation that releases something as large as the model, and at most numbers beside it
 UPDATES = frozenset({"weights", "gradients", "statistics"})
+#: bytes of a parcel's metadata as JSON: plain figures beside the tensors, or the layout of a sum
+MOST_METADATA = 2**20
+#: numbers for each pixel of each image of the site: of both orientations, by a network of 256 channels at full size
+PER_IMAGE = {"latents": 512, "activations": 512}
 
 
 class Reservation(Layer):
@@ -65,6 +70,9 @@ class ThroughGate(Layer):
     def leaving(self, transaction: Transaction, parcels: Parcels) -> Parcels:
         site, call = transaction.site, transaction.call
         transaction.outgoing = parcels
+        for parcel in transaction.made:
+            if words := self._too_large(transaction, parcel):
+                raise GateRefusedData(f"site '{call.site}' kept back {parcel.kind} of '{call.operation}': {words}")
         return self.sites.gates[call.site].release(
             parcels,
             round=call.round,
@@ -74,6 +82,17 @@ class ThroughGate(Layer):
             cohort=count_patients(self.spec, transaction) if self.spec.policy.min_cohort else None,
             by_reference=self.host.by_reference,
         )
+
+    def _too_large(self, transaction: Transaction, parcel: Parcel) -> str:
+        """Why a parcel, as the operation made it, has more numbers than it can need."""
+        site, numbers = transaction.site, sum(tensor.numel() for tensor in parcel.tensors.values())
+        if parcel.kind in PER_IMAGE:
+            images = sum(len(part) for part in (site.data.train, site.data.validation, site.data.test))
+            most = images * PER_IMAGE[parcel.kind] * math.prod(site.data.train.images.shape[2:])
+            return f"{numbers} numbers of {images} images, where at most {most} can be" if numbers > most else ""
+        if len(json.dumps(dict(parcel.metadata), default=str)) > MOST_METADATA:
+            return f"its metadata is longer than {MOST_METADATA} bytes"
+        return transaction.declared.too_many(parcel.kind, numbers, site.trainer)
 
 
 def model_bytes(trainer: TrainerLike) -> int:

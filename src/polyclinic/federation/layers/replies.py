@@ -85,6 +85,9 @@ class ReplyCheck:
         for parcel in reply.parcels:
             _ = parcel.size  # ValueError for what no parcel can carry, such as NaN beside the tensors
         for parcel in opened:
+            numbers = sum(tensor.numel() for tensor in parcel.tensors.values())
+            if declared is not None and (words := declared.too_many(parcel.kind, numbers, federation.trainer)):
+                raise ParcelRejected(words)
             self._check_counts(call, parcel)
             _check_tensors(parcel, call)
             if self._method and parcel.kind in ("labels", "masks"):

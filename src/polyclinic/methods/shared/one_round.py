@@ -24,6 +24,7 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.layers.cohort import check_classes, check_more_images_than
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.operation import AS_LARGE_AS_A_NETWORK
 from polyclinic.methods.shared import one_round
 from polyclinic.methods.shared.method import Federation, Method, Site, Traits, all_sites, operation
 from polyclinic.models import Encoded
@@ -231,7 +232,7 @@ class OneRound(Method):
         slopes = head[1:] if signs is None else signs @ head[1:]
         return {"fc.weight": slopes.T.float().contiguous(), "fc.bias": head[0].float()}
 
-    @operation("statistics")
+    @operation("statistics", most={"statistics": AS_LARGE_AS_A_NETWORK})
     def give_sums(self, site: Site) -> Parcel:
         return self.sums_at(site)
 
