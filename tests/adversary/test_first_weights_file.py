@@ -6,7 +6,7 @@ import pytest
 from attacked_site import SITE, ask, study
 
 from polyclinic import __version__
-from polyclinic.cli.deploy import with_digest_of_weights
+from polyclinic.deployment.admin import with_digest_of_weights
 from polyclinic.deployment.approval import TRUSTED_WEIGHTS, Approvals, NotApproved
 from polyclinic.deployment.approval_rules import policy_of
 from polyclinic.deployment.study_in_words import Asked

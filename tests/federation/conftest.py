@@ -6,9 +6,9 @@ import pytest
 from plain_study import plain_study
 from scripted_engine import SITES, Script, weights
 
+from polyclinic.federation.call import Expected
 from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.ledger.parcel import Expected
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from plain_study import plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import Damaged
-from polyclinic.federation.call import Call, GateRefused
+from polyclinic.federation.call import Call, Expected, GateRefused
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.federation.ledger.parcel import Expected, Parcel
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import HostSpec, SitePosition, SiteState, state_path

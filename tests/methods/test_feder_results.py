@@ -29,7 +29,7 @@ def test_sites_may_have_networks_of_their_own(go):
     assert all(any(line["kind"] == "synthetic-images" for line in lines_of(found, site)) for site in SITES)
     assert found.metrics["across_sites"]["site-2"].keys() == set(SITES)
     ensemble = load_predictor(found.folder, ensemble=True)
-    assert [type(model).__name__ for model in ensemble.models] == ["LeNet5", "SmallCNN", "LeNet5"]
+    assert [type(model).__name__ for model in ensemble.model.networks] == ["LeNet5", "SmallCNN", "LeNet5"]
     assert found.metrics["ensemble"]["test"]["accuracy"] > 0
 
 

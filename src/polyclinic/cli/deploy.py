@@ -151,7 +151,7 @@ def submit(
     within: float = WITHIN,
 ) -> None:
     """Run a study at the sites, and watch over it until it is done."""
-    from polyclinic.deployment.admin import Administration, Submission
+    from polyclinic.deployment.admin import Administration, Submission, study_to_send
     from polyclinic.deployment.study_in_words import traffic_in_words
 
     chosen = study_to_send(study, sets, folder)
@@ -176,7 +176,7 @@ def submit(
 @app.command("status")
 def status(folder: Path = FOLDER, within: float = WITHIN) -> None:
     """Show who is connected, who is lost, and how far every run is."""
-    from polyclinic.deployment.admin import SILENT, Administration
+    from polyclinic.deployment.admin import SILENT, Administration, describe
 
     with Administration(folder, within) as administration:
         silences = administration.silences(patient=True)
@@ -297,6 +297,7 @@ def evaluate(
     within: float = WITHIN,
 ) -> None:
     """Have the sites score a model on their own test images; nothing is trained, and only scores leave."""
+    from polyclinic.deployment.admin import study_to_send, with_digest_of_weights
     from polyclinic.models import read_weights
     from polyclinic.questions.evaluate import second_model
     from polyclinic.runner.evaluate.inspect import as_question
@@ -326,6 +327,7 @@ def worth(
 ) -> None:
     """Train the study's head in one round, and say what each site adds to it: leave-one-out and Shapley values."""
     from polyclinic.cli.evaluate import show_worth
+    from polyclinic.deployment.admin import study_to_send
 
     sent = study_to_send(study, sets, folder)
     if sent.method.name != "analytic":
@@ -346,13 +348,11 @@ def inspect(
 ) -> None:
     """Ask the sites for counts of images, patients and labels, and say what follows for the choice of a method."""
     from polyclinic.cli.tables import show_inspection
+    from polyclinic.deployment.admin import study_to_send
     from polyclinic.runner.evaluate.inspect import inspection_of
 
     result = send_question(inspection_of(study_to_send(study, sets, folder)), name, folder, None, within)
     show_inspection(result["inspect"], study.stem, picture)
-
-
-# --- behind the commands ------------------------------------------------------------------------------
 
 
 def send_question(asked: Study, name: str, folder: Path, out: Path | None, within: float) -> JsonObject:
@@ -376,34 +376,6 @@ def watch(administration: Administration, submission: Submission, job: str) -> J
         return Watch(administration, display, typer.echo).run(submission, job)
 
 
-def study_to_send(path: Path, sets: list[str], folder: Path) -> Study:
-    """A study without data of its own; one that was rehearsed gets what `deploy init` found out about its images."""
-    from polyclinic.data.source import AtSites
-    from polyclinic.study import load_study, parse_study
-
-    study = with_digest_of_weights(load_study(path, sets))
-    if isinstance(study.data, AtSites):
-        return study
-    if not (folder / "study.toml").is_file():
-        raise BadInput(f"{folder}: is no deployment; `polyclinic deploy init {path}` makes one")
-    known = load_study(folder / "study.toml")
-    assert isinstance(known.data, AtSites)
-    if (study.data.source, study.data.size) != (known.data.dataset, known.data.size):
-        have = f"the sites of {folder} have '{known.data.dataset}' at {known.data.size} px"
-        raise BadInput(f"data: {have}; submit a study of these, or make kits for this one")
-    there = known.as_tables()
-    return parse_study({**study.as_tables(), "data": there["data"], "sites": there["sites"]})
-
-
-def with_digest_of_weights(study: Study) -> Study:
-    """The study with the SHA-256 of its file of first weights, for the sites' people to see."""
-    from polyclinic.models import PUBLIC, RANDOM, read_weights
-
-    if study.model.weights in (RANDOM, PUBLIC) or study.model.weights_sha256 or not Path(study.model.weights).exists():
-        return study
-    return study.with_settings({"model.weights_sha256": read_weights(Path(study.model.weights)).sha256})
-
-
 def wait_for_sites(folder: Path, names: list[str], within: float) -> None:
     """Wait until the sites are connected, and say so."""
     from polyclinic.deployment.admin import Administration
@@ -416,21 +388,6 @@ def wait_for_sites(folder: Path, names: list[str], within: float) -> None:
         late = ", ".join(sorted(missing))
         raise WorkFailed(f"{late}: not connected within {within:g} seconds (--within); `deploy logs` may say why")
     typer.echo(f"connected: {', '.join(sorted(names)) or 'no site'}")
-
-
-def describe(job: JsonObject, administration: Administration) -> str:
-    """One line about a job."""
-    from polyclinic.deployment.coordination import in_words
-
-    text = f"{job['job_id']}  {job['status']}"
-    if job["status"] != "RUNNING":
-        return text
-    told = administration.progress(job["job_id"])
-    if told is None:
-        return f"{text}  (gives no answer: it is starting, or was lost with its server)"
-    done, lost = (told["last"] or {}).get("round", 0), ", ".join(told["lost"])
-    text += f"  {told['run']}: {done} of {told['rounds']} rounds{f', lost: {lost}' if lost else ''}"
-    return "; ".join([text, *in_words(told["approvals"])])
 
 
 def show_result(name: str, result: JsonObject, administration: Administration, out: Path | None) -> None:

@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from polyclinic import __version__
+from polyclinic.data.source import AtSites
 from polyclinic.deployment.coordination import OUTCOME, STOPPED, in_words
 from polyclinic.deployment.kits import ADMIN
 from polyclinic.engines.nvflare.job import STATUS, STOP, write_job
 from polyclinic.engines.worker_process import Outcome
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.json_types import JsonObject
+from polyclinic.models import PUBLIC, RANDOM, read_weights
 from polyclinic.runner.run.recorder import Display
-from polyclinic.study import Study
+from polyclinic.study import Study, load_study, parse_study
 
 T = TypeVar("T")
 #: seconds between looks at a running job
@@ -304,3 +306,39 @@ class Watch:
         if approvals and approvals != self._waiting:
             self.say("; ".join(in_words(approvals)))
         self._waiting = approvals
+
+
+def study_to_send(path: Path, sets: list[str], folder: Path) -> Study:
+    """A study without data of its own; one that was rehearsed gets what `deploy init` found out about its images."""
+    study = with_digest_of_weights(load_study(path, sets))
+    if isinstance(study.data, AtSites):
+        return study
+    if not (folder / "study.toml").is_file():
+        raise BadInput(f"{folder}: is no deployment; `polyclinic deploy init {path}` makes one")
+    known = load_study(folder / "study.toml")
+    assert isinstance(known.data, AtSites)
+    if (study.data.source, study.data.size) != (known.data.dataset, known.data.size):
+        have = f"the sites of {folder} have '{known.data.dataset}' at {known.data.size} px"
+        raise BadInput(f"data: {have}; submit a study of these, or make kits for this one")
+    there = known.as_tables()
+    return parse_study({**study.as_tables(), "data": there["data"], "sites": there["sites"]})
+
+
+def with_digest_of_weights(study: Study) -> Study:
+    """The study with the SHA-256 of its file of first weights, for the sites' people to see."""
+    if study.model.weights in (RANDOM, PUBLIC) or study.model.weights_sha256 or not Path(study.model.weights).exists():
+        return study
+    return study.with_settings({"model.weights_sha256": read_weights(Path(study.model.weights)).sha256})
+
+
+def describe(job: JsonObject, administration: Administration) -> str:
+    """One line about a job."""
+    text = f"{job['job_id']}  {job['status']}"
+    if job["status"] != "RUNNING":
+        return text
+    told = administration.progress(job["job_id"])
+    if told is None:
+        return f"{text}  (gives no answer: it is starting, or was lost with its server)"
+    done, lost = (told["last"] or {}).get("round", 0), ", ".join(told["lost"])
+    text += f"  {told['run']}: {done} of {told['rounds']} rounds{f', lost: {lost}' if lost else ''}"
+    return "; ".join([text, *in_words(told["approvals"])])

@@ -33,6 +33,7 @@ from polyclinic.deployment.approval_rules import (
     policy_of,
     refuse_odd_text,
     rules_of,
+    trusted_tensors,
     widened,
 )
 from polyclinic.errors import BadInput, Damaged, WorkFailed
@@ -40,10 +41,9 @@ from polyclinic.federation.call import Suspended
 from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken, verify
-from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.files import atomic_write, digest_of, lock, read_json
 from polyclinic.json_types import JsonObject
-from polyclinic.models import PUBLIC, RANDOM, read_weights
+from polyclinic.models import PUBLIC, RANDOM
 from polyclinic.runner.run.assembly import trusted_file
 from polyclinic.study import Study
 
@@ -393,12 +393,3 @@ def _private_folder(folder: Path) -> None:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S")
-
-
-def trusted_tensors(folder: Path, digest: str | None) -> Path | None:
-    """The file in a folder whose tensors have this digest, as those of a second model (`method.against`) have."""
-    for file in sorted(folder.glob("*.safetensors")) if digest else ():
-        with contextlib.suppress(BadInput):  # a file that is something else
-            if Parcel("weights", dict(read_weights(file).tensors)).digest == digest:
-                return file
-    return None

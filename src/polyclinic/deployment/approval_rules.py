@@ -5,6 +5,7 @@ Without the table [approve] a person must approve every study.
 
 from __future__ import annotations
 
+import contextlib
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,10 @@ from pydantic import Field, ValidationError
 
 from polyclinic.data.own_images import read_toml
 from polyclinic.errors import BadInput
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 from polyclinic.json_types import JsonObject
+from polyclinic.models import read_weights
 from polyclinic.settings import Settings, sentences
 
 #: parcels of metrics that a site lets out over all its runs, where its policy does not say how many
@@ -229,3 +232,12 @@ def _is_narrower(name: str, old: Any, new: Any) -> bool:
         ("shares", "random"),
         ("few_images", "refuse"),
     )
+
+
+def trusted_tensors(folder: Path, digest: str | None) -> Path | None:
+    """The file in a folder whose tensors have this digest, as those of a second model (`method.against`) have."""
+    for file in sorted(folder.glob("*.safetensors")) if digest else ():
+        with contextlib.suppress(BadInput):  # a file that is something else
+            if Parcel("weights", dict(read_weights(file).tensors)).digest == digest:
+                return file
+    return None

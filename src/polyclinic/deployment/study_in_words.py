@@ -9,8 +9,8 @@ from pathlib import Path
 from polyclinic.data.own_images import count_training_images, split_in_words
 from polyclinic.data.parts import PreparedSites
 from polyclinic.data.source import AtSites
-from polyclinic.deployment.approval import TRUSTED_WEIGHTS, trusted_tensors
-from polyclinic.deployment.approval_rules import changed_settings
+from polyclinic.deployment.approval import TRUSTED_WEIGHTS
+from polyclinic.deployment.approval_rules import changed_settings, trusted_tensors
 from polyclinic.errors import BadInput
 from polyclinic.federation.layers.gate import model_bytes
 from polyclinic.federation.layers.sealing import KeyExchange

@@ -21,7 +21,7 @@ from torch import Tensor
 from polyclinic.data.allowed_paths import COORDINATOR
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.ledger.keys import Anchor, Head, anchor_from_json, head_from_json
-from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
+from polyclinic.federation.ledger.kinds import KINDS, MESSAGE_LIMIT, ParcelRejected
 from polyclinic.federation.ledger.parcel import HEADER_LIMIT, Parcel, decode_all, shortened
 from polyclinic.federation.ledger.wire import ROUNDING, Encoding
 
@@ -255,3 +255,55 @@ def may_depend_on_images(error: Exception, *, working: bool) -> bool:
         return True
     unrelated = (GateRefused, ParcelRejected, Suspended, OSError, MemoryError, torch.OutOfMemoryError)
     return working and not isinstance(error, unrelated)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a receiver accepts: a kind, and where it knows them, every tensor's dtype and shape.
+
+    With `tensors` given, a parcel must hold exactly those names (a part of them with `partial`). Without it
+    any names and shapes pass, up to `max_bytes` in all.
+    """
+
+    kind: str
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] | None = None
+    partial: bool = False
+    max_bytes: int = MESSAGE_LIMIT
+
+    @classmethod
+    def like(cls, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> Expected:
+        """The same names, dtypes and shapes as `tensors`."""
+        return cls(kind, {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}, partial)
+
+    def check(self, parcel: Parcel) -> None:
+        """Raise ParcelRejected unless the parcel is what is expected."""
+        if parcel.kind != self.kind:
+            raise ParcelRejected(f"a parcel of kind '{parcel.kind}' came where '{self.kind}' was expected")
+        if parcel.layout.size > self.max_bytes:
+            raise ParcelRejected(f"a parcel of {parcel.layout.size} bytes is above the limit of {self.max_bytes}")
+        if self.tensors is None:
+            return
+        found, expected = parcel.tensors.keys(), self.tensors.keys()
+        if not (found <= expected if self.partial else found == expected):
+            unknown, missing = sorted(found - expected), [] if self.partial else sorted(expected - found)
+            raise ParcelRejected(f"{self.kind}: unexpected tensors {unknown[:3]}, missing tensors {missing[:3]}")
+        for name, dtype, shape in parcel.layout.shapes:
+            if (dtype, shape) != self.tensors[name]:
+                came, wanted = f"{dtype} {tuple(shape)}", "{} {}".format(*self.tensors[name])
+                raise ParcelRejected(f"{self.kind}: tensor '{name}' is {came}, expected {wanted}")
+
+
+@dataclass(frozen=True)
+class OneOf(Expected):
+    """A parcel that is any of several: weights of one of the networks that a study's sites have."""
+
+    choices: tuple[Expected, ...] = ()
+
+    def check(self, parcel: Parcel) -> None:
+        refusals = []
+        for choice in self.choices:
+            try:
+                return choice.check(parcel)
+            except ParcelRejected as refusal:
+                refusals.append(refusal)
+        raise refusals[0]

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyclinic.federation.call import Call, Failure, Reply
+from polyclinic.federation.call import Call, Expected, Failure, Reply
 from polyclinic.federation.ledger.keys import KeyRing
-from polyclinic.federation.ledger.parcel import Expected
 from polyclinic.federation.ledger.wire import Encoding
 from polyclinic.federation.site import SitePosition
 from polyclinic.federation.sums.settings import Federated

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from polyclinic.federation.call import Expected
 from polyclinic.federation.ledger.keys import KeyRing, SeedKeys
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.ledger.parcel import Expected
 from polyclinic.federation.policy import Policy
 from polyclinic.files import read_tensors
 from polyclinic.randomness import torch_rng

@@ -10,7 +10,7 @@ from plain_study import plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.engines.worker_process import reason_of
-from polyclinic.federation.call import Call, Failure, Reply
+from polyclinic.federation.call import Call, Expected, Failure, Reply
 from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.host import SiteHost
@@ -18,7 +18,7 @@ from polyclinic.federation.layers.call_checks import ExpectedForm
 from polyclinic.federation.ledger.keys import OVERHEAD, SeedKeys, public_key
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import verify
-from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Incoming, Policy
 from polyclinic.federation.site import HostSpec

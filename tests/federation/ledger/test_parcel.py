@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from polyclinic.federation.call import Call, unpack
+from polyclinic.federation.call import Call, Expected, unpack
 from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
-from polyclinic.federation.ledger.parcel import Expected, Parcel, decode
+from polyclinic.federation.ledger.parcel import Parcel, decode
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64,

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from polyclinic.federation.call import Reply
+from polyclinic.federation.call import Expected, OneOf, Reply
 from polyclinic.federation.ledger import background, parcel, wire
 from polyclinic.federation.ledger.background import Background
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.ledger.parcel import Expected, OneOf, Parcel, decode, decode_all, shortened
+from polyclinic.federation.ledger.parcel import Parcel, decode, decode_all, shortened
 
 
 def refusal(data, *given, **how) -> str:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load, save
 
-from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.call import Call, Expected, Reply
 from polyclinic.federation.ledger import wire as wire_codec
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.ledger.parcel import Expected, Parcel, decode, shortened
+from polyclinic.federation.ledger.parcel import Parcel, decode, shortened
 from polyclinic.federation.ledger.wire import (
     LONGEST,
     NotPictures,

@@ -4,12 +4,12 @@ looked at, so that a refusal tells nothing about any. After the work: the kinds 
 from __future__ import annotations
 
 from polyclinic.data.dataset import SPLITS
-from polyclinic.federation.call import COORDINATOR, GateRefused
+from polyclinic.federation.call import COORDINATOR, Expected, GateRefused
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.layers.sealing import unseal
 from polyclinic.federation.ledger.keys import is_countersigned, signer_of_line
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import FRONT, signature_of
 from polyclinic.federation.site import SiteState
 from polyclinic.federation.transaction import Parcels, Transaction

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import COORDINATOR, Call, Reply
+from polyclinic.federation.call import COORDINATOR, Call, Expected, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.ledger.parcel import SEALED, Expected, Parcel
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import Operation
 from polyclinic.tasks.task import MOST_IMAGES
 

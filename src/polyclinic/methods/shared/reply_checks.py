@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from polyclinic.federation.call import Expected
 from polyclinic.federation.layers.replies import LARGEST_GROWTH, SMALL
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.ledger.parcel import Expected
 from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:

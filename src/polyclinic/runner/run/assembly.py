@@ -19,11 +19,11 @@ from polyclinic import plugins
 from polyclinic.data.labels import unknown_classes, without_classes
 from polyclinic.data.parts import PreparedSites, SiteData, open_site
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.call import Expected, OneOf
 from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.ledger.archive import ParcelArchive
 from polyclinic.federation.ledger.keys import KeyRing
-from polyclinic.federation.ledger.parcel import Expected, OneOf
 from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.policy import Incoming, Policy
 from polyclinic.federation.site import HostSpec
