@@ -288,3 +288,13 @@ def test_status_counts_epsilon_as_the_gate_does(kit):
     steps, rate = line["privacy"]["mechanisms"][0]["steps"], line["privacy"]["mechanisms"][0]["sampling_rate"]
     assert run.epsilon == pytest.approx(compute_epsilon(rate, 1.0, steps, 1e-6))
     assert run.epsilon > line["privacy"]["epsilon"]
+
+
+def test_the_study_that_was_approved_last_is_known_where_the_clock_went_back(kit, approvals, monkeypatch):
+    for run, rounds, year in (("long_ago", 5, 2031), ("now", 7, 2026)):
+        approvals.request(run, study(method__rounds=rounds), __version__)
+        monkeypatch.setattr(approval, "_now", lambda year=year: f"{year}-01-01 00:00:00")
+        approvals.decide(run, "approve")
+    assert approvals.last_approved().run == "now"
+    approvals.decide("now", "revoke")
+    assert approvals.last_approved().run == "long_ago"

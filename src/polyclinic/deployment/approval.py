@@ -95,6 +95,8 @@ class Decision:
     study: str
     policy: JsonObject
     why: str = ""
+    #: an approval's place among those of the site, from 1: a clock may go back. An older version wrote none
+    number: int = 0
 
 
 class Approvals:
@@ -214,7 +216,7 @@ class Approvals:
     def last_approved(self, but: str = "") -> Request | None:
         """The study that was approved last, among those of other runs whose approval was not taken back."""
         decided = [(self._last(request.run), request) for request in self.requests() if request.run != but]
-        found = [(last.at, request) for last, request in decided if last and last.decision == "approve"]
+        found = [((last.number, last.at), request) for last, request in decided if last and last.decision == "approve"]
         return max(found, key=lambda pair: pair[0])[1] if found else None
 
     def stopped_before(self, request: Request) -> str | None:
@@ -336,7 +338,8 @@ class Approvals:
         request = self.named(run)
         # a mistake in policy.toml must not keep a person from stopping a study
         policy = policy_of(self.policy_file).model_dump(mode="json") if decision == "approve" else {}
-        made = asdict(Decision(decision, by, _now(), request.digest, policy, why))
+        number = self._next_number() if decision == "approve" else 0  # stopping depends on nothing else
+        made = asdict(Decision(decision, by, _now(), request.digest, policy, why, number))
         ledger = Ledger(self.ledger_file(run), KitKeys(self.kit / "local").signing_key(), self._anchor(run))
         ledger.append(
             round=0,
@@ -351,6 +354,10 @@ class Approvals:
         file = self.folder / run / "decisions.jsonl"
         before = file.read_bytes().rstrip(b"\n") + b"\n" if file.exists() else b""
         atomic_write(file, before.lstrip(b"\n") + json.dumps(made).encode() + b"\n", private=True, durable=True)
+
+    def _next_number(self) -> int:
+        last = [self._last(one.run) for one in self.requests()]
+        return 1 + max((one.number for one in last if one), default=0)
 
     def ledger_file(self, run: str) -> Path:
         return self.folder / run / "ledger" / f"{self.site}.jsonl"

@@ -245,6 +245,10 @@ class LooksOn(ParcelRejected):
     """A site that looks at what came and does no work with it. What it has seen stays in its state."""
 
 
+#: how a refusal of what another site sealed ends: nobody else can have made it
+AS_SENT = " (as another site sealed it)"
+
+
 def may_depend_on_images(error: Exception, *, working: bool) -> bool:
     """Whether the coordinator could learn something about a site's images from the mere fact of this failure.
 

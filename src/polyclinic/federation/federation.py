@@ -17,11 +17,12 @@ from torch import Tensor
 from polyclinic.errors import WorkFailed
 from polyclinic.federation import layers
 from polyclinic.federation.bookkeeping import Communication, Coverage, Heads
-from polyclinic.federation.call import COORDINATOR, Call, Failure, Reply, sort_payload
+from polyclinic.federation.call import AS_SENT, COORDINATOR, Call, Failure, Reply, sort_payload
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.collaborators import Engine, FederationSpec, Observer
 from polyclinic.federation.layers.replies import ReplyCheck
 from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED
 from polyclinic.federation.site import SitePosition, SiteState, read_state
 from polyclinic.federation.sums.coordinator_sums import Ask, CoordinatorSums
 from polyclinic.randomness import torch_rng
@@ -63,6 +64,7 @@ class Federation:
         self._checkpoint = Checkpoint(spec.folder / "checkpoint", durable=study.engine.durable)
         self.expected = spec.expected
         self.replies = ReplyCheck(method)
+        self.keys = spec.keys
         self.sums = CoordinatorSums(study.federation, spec.run_name, method)
         self.image_shape = spec.image_shape
         self._settings, self._every = study.engine, study.engine.checkpoint_every
@@ -195,7 +197,7 @@ class Federation:
 
     def _checked(self, call: Call, answer: Reply | Failure) -> Reply | Failure:
         if isinstance(answer, Failure):
-            return answer
+            return _of_sender(call, answer)
         try:
             for layer in layers.COORDINATOR:
                 layer(self, call, answer)
@@ -371,3 +373,11 @@ class Federation:
         """What a simulated site keeps for itself, read from disk: the simulator may look, nobody else."""
         assert self.engine.simulation, "what stays at a real site nobody else sees"
         return read_state(self._folder, site, self.engine.checkpoint().get(site, SitePosition()))
+
+
+def _of_sender(call: Call, failure: Failure) -> Failure:
+    """Where a site cannot use what another one sealed for it, the failure is the sender's."""
+    sealed = [parcel.metadata for parcel in call.parcels.values() if parcel.kind == SEALED]
+    if not sealed or not failure.reason.endswith(AS_SENT):
+        return failure
+    return Failure(sealed[0]["from"], sealed[0]["operation"], f"site '{call.site}' refused it: {failure.reason}")

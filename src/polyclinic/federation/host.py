@@ -117,7 +117,7 @@ class SiteHost:
             for one in asked:
                 if not isinstance(error, LooksOn):
                     one.undo()
-                answers[one.call.site] = error
+                answers[one.call.site] = one.refusal(error)
             if not isinstance(error, Exception):
                 raise
             if self.spec.kit and may_depend_on_images(error, working=working):

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from polyclinic.federation.call import Call
-from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.call import AS_SENT, Call
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import Operation, signature_of
 from polyclinic.federation.site import Site, SiteState
 
@@ -50,6 +51,13 @@ class Transaction:
             self.site.state = self.before
             self.site.memory.clear()
             self.site.cache.clear()
+
+    def refusal(self, error: BaseException) -> BaseException:
+        """The error; where something is wrong with what another site sealed, it says so."""
+        sealed = self.before is not None and any(parcel.kind == SEALED for parcel in self.call.parcels.values())
+        if not sealed or not isinstance(error, ParcelRejected):
+            return error
+        return type(error)(f"{error}{AS_SENT}").with_traceback(error.__traceback__)
 
     def begin_work(self) -> Any:
         """What the operation returns, or a generator that yields its plans."""

@@ -22,7 +22,9 @@ from torch import Tensor
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
 from polyclinic.federation.bookkeeping import SENT
+from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, State, Weights
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.files import write_tensors
 from polyclinic.generators import GeneratorModel, replay_stream
@@ -251,6 +253,10 @@ class FedER(LocalWork, OwnModels):
         return Parcel("metrics", together(site, part, list(models.values())))
 
     # --- the study's checks ----------------------------------------------------------------------
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        if call.operation == "hand_over" and "synthetic-images" not in {parcel.content for parcel in reply.parcels}:
+            raise ParcelRejected("a model came without a buffer of synthetic images")
 
     def needs_generator(self) -> bool:
         return True

@@ -26,8 +26,11 @@ from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.data.pixels import to_uint8
-from polyclinic.federation.call import Reply
+from polyclinic.errors import BadInput
+from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.generators import GeneratorModel
+from polyclinic.generators.base import check_labels
 from polyclinic.generators.gan.adversarial import AdversarialModel
 from polyclinic.generators.gan.model import GANModel
 from polyclinic.methods.shared import utility
@@ -58,6 +61,8 @@ from polyclinic.training import private
 from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
 
 Tensors = Mapping[str, Tensor]
+#: operations whose answer is synthetic images for the central discriminator
+SENDS_IMAGES = ("start_round", "generator_step", "train_locally")
 
 
 class Felicia(FeliciaSettings):
@@ -155,6 +160,28 @@ class Felicia(FeliciaSettings):
         if not self.share_images or len(federation.sites) == 1:
             return {}
         return images_of_others(federation.ask_all("give_images"))
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        """Images are of the study's size, with a class each where the central discriminator or other sites need it."""
+        shared = call.operation == "give_images"
+        if not shared and (call.operation not in SENDS_IMAGES or call.arguments.get("last")):
+            return
+        if not reply.parcels:
+            raise ParcelRejected("no synthetic images came")
+        images = reply.parcels[0].tensors.get("images", torch.empty(0))
+        kinds = (torch.uint8,) if shared or self.wire == "small" else (torch.float32,)
+        if images.dtype not in kinds or tuple(images.shape[1:]) != federation.image_shape or not len(images):
+            raise ParcelRejected("what came as synthetic images is none of the study's size")
+        labels, target = reply.parcels[0].tensors.get("labels"), federation.trainer.target
+        if labels is None and (shared or self.is_per_class(adversarial_settings(federation))):
+            raise ParcelRejected("synthetic images came without labels")
+        if labels is not None:
+            if target.classes and labels.dtype != torch.long:
+                raise ParcelRejected("synthetic images came with labels that are no classes")
+            try:
+                check_labels(labels, len(images), target)
+            except BadInput as error:
+                raise ParcelRejected(str(error)) from None
 
     def pack_gradient(self, gradient: Tensor) -> Tensor:
         return gradient.cpu() if self.wire == "exact" else gradient.to(torch.bfloat16).cpu()

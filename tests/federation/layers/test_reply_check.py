@@ -81,13 +81,19 @@ def test_a_reply_has_the_kinds_that_its_operation_releases(parcels, words):
 
 
 def test_what_goes_to_another_site_may_be_left_out_and_is_sealed():
-    sealed = Parcel(SEALED, {"sealed": torch.zeros(3, dtype=torch.uint8)}, {"kind": "latents"})
+    said = {"kind": "latents", "from": "s", "operation": "hand_on"}
+    sealed = Parcel(SEALED, {"box": torch.zeros(64, dtype=torch.uint8)}, said)
     check(operation="hand_on", to="t")
     check(operation="evaluate")
     assert sealed.content == "latents"
     check(sealed, operation="hand_on", to="t")
     with pytest.raises(ParcelRejected, match="a sealed parcel came, and nothing was to be sealed"):
         check(sealed, operation="hand_on")
+    with pytest.raises(ParcelRejected, match="'hand_on' hands on what is sealed, and latents came open"):
+        check(Parcel("latents", {"z": torch.zeros(3)}), operation="hand_on", to="t")
+    for name in ("from", "operation"):
+        with pytest.raises(ParcelRejected, match="does not say that this site sealed it for this"):
+            check(Parcel(SEALED, dict(sealed.tensors), {**said, name: "t"}), operation="hand_on", to="t")
 
 
 def test_what_a_method_would_stop_for_is_the_failure_of_one_site():

@@ -214,7 +214,8 @@ def test_a_parcel_that_was_tampered_with_is_refused(make, change, reason):
     federation = make(meddling(change))
     failure = federation.forward("a", "hand_over", "b", "take")
     assert isinstance(failure, Failure)
-    assert (failure.site, failure.operation) == ("b", "take")
+    assert (failure.site, failure.operation) == ("a", "hand_over")  # nobody else should have made it
+    assert failure.reason.startswith("site 'b' refused it: ")
     assert reason in failure.reason
     assert not taken_by(federation, "b")
 

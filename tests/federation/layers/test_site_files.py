@@ -1,6 +1,5 @@
 """What a site keeps for itself while it answers: boxes, tested models, and its transcript."""
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ from polyclinic.federation.layers import privacy as transcript
 from polyclinic.federation.layers.cohort import images_in_generator_step, patients_in
 from polyclinic.federation.layers.scores import ScoredModel, was_scored
 from polyclinic.federation.layers.sealing import TAKEN, KeyExchange, asked_in_state, seal, unseal
+from polyclinic.federation.ledger.appended import Notes
 from polyclinic.federation.ledger.keys import KitKeys, SeedKeys, seal_box
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
@@ -193,7 +193,7 @@ def test_scores_and_statistics_of_test_images_are_about_one_model(make):
         told(site, SCORES, 2.0)
     told(site, declared("weights"), 2.0)
     told(site, declared("weights"), 2.0, does=without)
-    kept = json.loads((site.folder / "tested.json").read_text())
+    kept = Notes(site.folder / "tested.json").read()
     assert {kind: len(models) for kind, models in kept.items()} == {"metrics": 1, "statistics": 1}
 
 

@@ -121,6 +121,7 @@ DEPLOYED = Lists(
 COORDINATOR = (
     replies.own_name,  # the site that was asked has answered
     replies.checked,  # a row of a sum; or kinds, form, numbers, and what the method wants
+    replies.checked_keys,  # and the site's public key is its own
     replies.head_of_ledger,  # which goes on from the one that is known
     replies.counted,  # bytes, and privacy
 )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from polyclinic.federation.call import Call
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.transaction import Parcels, Transaction
-from polyclinic.files import atomic_write
 
 if TYPE_CHECKING:
     from polyclinic.federation.host import SiteHost
@@ -97,20 +94,3 @@ def _copied(parcel: Parcel) -> Parcel:
     tensors = {name: tensor.detach().clone() for name, tensor in parcel.tensors.items()}
     metadata, privacy = copy.deepcopy((dict(parcel.metadata), parcel.privacy))
     return Parcel(parcel.kind, tensors, metadata, privacy)
-
-
-class Notes:
-    """Lists of texts by name, in a file of a deployed site that no coordinator puts back."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self) -> dict[str, list[str]]:
-        return dict(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else {}
-
-    def add(self, name: str, text: str) -> None:
-        """Note a text under a name, once; on disk when this returns."""
-        known = self.read()
-        if text not in known.setdefault(name, []):
-            known[name].append(text)
-            atomic_write(self.path, json.dumps(known), private=True, durable=True)

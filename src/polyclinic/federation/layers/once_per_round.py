@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from polyclinic.federation.call import Call, GateRefused
-from polyclinic.federation.layers.interface import Layer, Notes
+from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.layers.sealing import asked_in_state
+from polyclinic.federation.ledger.appended import Notes
 from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.ledger.ledger import Ledger, verify
+from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation
 from polyclinic.federation.transaction import Parcels, Transaction
@@ -51,9 +53,9 @@ class CallOrder(Layer):
 
     def arriving(self, transaction: Transaction) -> None:
         site, call, declared = transaction.site, transaction.call, transaction.declared
-        ledger, scored = self.sites.ledgers[call.site], ScoredWeights(site.folder / SCORED)
+        ledger, scored = self.sites.ledgers[call.site], ScoredWeights.at(site.folder / SCORED)
         transaction.asked = "" if declared.repeats else digest_of_call(site, call)
-        answered, put_back = AnsweredCalls(site.folder / ANSWERED), call.site in self.sites.put_back
+        answered, put_back = AnsweredCalls.at(site.folder / ANSWERED), call.site in self.sites.put_back
         check_once(transaction, ledger, answered, self.course, put_back=put_back)
         check_order(call, declared, ledger)
         begins = call.operation in self._begin
@@ -73,9 +75,9 @@ class CallOrder(Layer):
     def left(self, transaction: Transaction) -> None:
         call, folder = transaction.call, transaction.site.folder
         if transaction.made and not transaction.declared.repeats:
-            AnsweredCalls(folder / ANSWERED).note(call, transaction.asked)
+            AnsweredCalls.at(folder / ANSWERED).note(call, transaction.asked)
         if any(parcel.kind == SCORES for parcel in transaction.made):
-            ScoredWeights(folder / SCORED).note(call)
+            ScoredWeights.at(folder / SCORED).note(call)
 
 
 class Course(NamedTuple):
@@ -129,7 +131,7 @@ def check_once(
         most += course.may_end_in(call.round)  # after the last round the test images are scored, too
         if SCORES in declared.releases and put_back and answered.times(call) >= most:
             raise GateRefused(f"'{call.operation}' has released its scores of round {call.round} already")
-    elif ledger.times(call.round, call.operation, call.to) >= most:
+    elif ledger.times(call.round, call.operation) >= most:
         raise GateRefused(f"'{call.operation}' has released what it made in round {call.round} already")
 
 
@@ -140,23 +142,39 @@ def digest_of_call(site: Site, call: Call) -> str:
 
 
 class AnsweredCalls(Notes):
-    """The digests of the calls that a site answered in each round."""
+    """The digests of the calls that a site answered in each round, whoever received what they released."""
+
+    def clear(self) -> None:
+        super().clear()
+        self._times: Counter[tuple[int, str]] = Counter()
+        self._repeated = 0
+        #: the first round in which a model was scored twice, as happens when a run is over
+        self._ended = math.inf
+
+    def entered(self, name: str, text: str) -> None:
+        round, operation = _round_and_operation(name)
+        self._times[round, operation] += 1
+        if self._times[round, operation] > 1:
+            self._repeated += 1
+            self._ended = min(self._ended, round) if operation == EVALUATE else self._ended
 
     def has(self, call: Call, asked: str) -> bool:
-        return asked in self.read().get(_key(call), [])
+        return asked in self.of(_key(call))
 
     def times(self, call: Call) -> int:
         """How many different calls of this operation were answered in this round."""
-        return len(self.read().get(_key(call), []))
+        self.refresh()
+        return self._times[call.round, call.operation]
 
     def repeated(self) -> int:
         """How many calls were answered of which the same operation had been answered in the same round before."""
-        return sum(len(digests) - 1 for digests in self.read().values())
+        self.refresh()
+        return self._repeated
 
     def ended_before(self, round: int) -> bool:
-        """Whether a model was scored twice in an earlier round, as happens when a run is over."""
-        found = ((key.split()[:2], len(digests)) for key, digests in self.read().items())
-        return any(name == EVALUATE and int(number) < round and times > 1 for (number, name), times in found)
+        """Whether a model was scored twice in an earlier round."""
+        self.refresh()
+        return self._ended < round
 
     def note(self, call: Call, asked: str) -> None:
         """The site answers this call."""
@@ -167,8 +185,26 @@ def _key(call: Call) -> str:
     return f"{call.round} {call.operation} {call.to}"
 
 
+def _round_and_operation(key: str) -> tuple[int, str]:
+    round, operation, *_ = key.split(" ")
+    return int(round), operation
+
+
 class ScoredWeights(Notes):
     """The digests of the weights that a site scored in each round: the next round must begin with them."""
+
+    def clear(self) -> None:
+        super().clear()
+        self._begun: set[int] = set()
+        #: scored rounds after which none has begun
+        self._open: set[int] = set()
+
+    def entered(self, name: str, text: str) -> None:
+        if name == BEGUN:
+            self._begun.add(int(text))
+            self._open.discard(int(text) - 1)
+        elif int(name) + 1 not in self._begun:
+            self._open.add(int(name))
 
     def note(self, call: Call) -> None:
         """The site has released scores of the weights that came with a call."""
@@ -177,7 +213,7 @@ class ScoredWeights(Notes):
 
     def check(self, call: Call) -> None:
         """ParcelRejected for weights to begin a round with that are not those scored in the round before it."""
-        scored = self.read().get(str(call.round - 1), [])
+        scored = self.of(str(call.round - 1))
         if scored and "weights" in call.parcels and call.parcels["weights"].digest not in scored:
             raise ParcelRejected(
                 f"the weights that came for '{call.operation}' in round {call.round} are not those that were scored in "
@@ -191,13 +227,10 @@ class ScoredWeights(Notes):
     def check_left_out(self, call: Call, course: Course) -> None:
         """GateRefused where too many rounds were left out after scores: nobody compares what is scored then with what
         is trained next."""
-        known = self.read()
-        begun = {int(number) for number in known.pop(BEGUN, [])} | {call.round}
-        left_out = [number for number in map(int, known) if number + 1 < call.round and number + 1 not in begun]
-        if len(left_out) > course.left_out:
-            raise GateRefused(
-                f"the rounds after {len(left_out)} scored ones were left out, and {course.left_out} may be"
-            )
+        self.refresh()
+        left_out = sum(number + 1 < call.round for number in self._open)
+        if left_out > course.left_out:
+            raise GateRefused(f"the rounds after {left_out} scored ones were left out, and {course.left_out} may be")
 
 
 #: in the file of scored weights: the rounds that began at the site
@@ -217,8 +250,7 @@ def check_scores(
     """
     address = (call.round, call.operation)
     new = [one for one in parcels if one.kind == SCORES and not ledger.has(*address, one.kind, one.digest, call.to)]
-    lines = verify(ledger.path) if new and ledger.path.exists() else []
-    before = sum((line["round"], line["operation"], line["kind"]) == (*address, SCORES) for line in lines)
+    before = ledger.times(*address, kind=SCORES)
     allowed = (2 if course.may_end_in(call.round) else 1) + (REPEATS if put_back else 0)
     if before + len(new) > allowed:
         raise GateRefused(f"'{call.operation}' has released its scores of round {call.round} already")

@@ -10,8 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
+import torch
+
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import COORDINATOR, Call, Expected, Reply
+from polyclinic.federation.ledger.keys import KEY_BYTES, OVERHEAD
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import Operation
@@ -49,6 +52,19 @@ def checked(federation: Federation, call: Call, reply: Reply) -> None:
     federation.replies.check(federation, call, reply)
 
 
+def checked_keys(federation: Federation, call: Call, reply: Reply) -> None:
+    """The public key that a site gives is one, its own, and the one that was confirmed: with another it would open
+    nothing, and every other site would refuse it."""
+    if call.operation != "give_key":
+        return
+    found = [dict(parcel.tensors) for parcel in reply.parcels if parcel.kind == "keys"]
+    key = found[0].get(call.site) if len(found) == 1 and len(found[0]) == 1 else None
+    if key is None or key.dtype != torch.uint8 or tuple(key.shape) != (KEY_BYTES,):
+        raise ParcelRejected(f"no public key of site '{call.site}', and of no other, came")
+    if federation.keys and federation.keys.public(call.site) != key.numpy().tobytes():
+        raise ParcelRejected(f"the public key that came is not the one that was confirmed for site '{call.site}'")
+
+
 def head_of_ledger(federation: Federation, call: Call, reply: Reply) -> None:
     """The site's ledger goes on from the head that is known."""
     federation.heads.receive(call, reply)
@@ -84,6 +100,11 @@ class ReplyCheck:
             raise ParcelRejected("a sealed parcel came, and nothing was to be sealed")
         for parcel in reply.parcels:
             _ = parcel.size  # ValueError for what no parcel can carry, such as NaN beside the tensors
+        if declared is not None and declared.partner == "sites" and opened:
+            raise ParcelRejected(f"'{call.operation}' hands on what is sealed, and {opened[0].kind} came open")
+        for parcel in reply.parcels:
+            if parcel.kind == SEALED:
+                _check_box(call, parcel)
         for parcel in opened:
             numbers = sum(tensor.numel() for tensor in parcel.tensors.values())
             if declared is not None and (words := declared.too_many(parcel.kind, numbers, federation.trainer)):
@@ -165,6 +186,15 @@ class ReplyCheck:
         others = [value for about, value in self.said.items() if about.endswith(f"{asked}/first")]
         if 2 * sum(others) > len(others) - 1:
             raise ParcelRejected("scores came, and none did before, when most other sites sent some")
+
+
+def _check_box(call: Call, parcel: Parcel) -> None:
+    """ParcelRejected for what is no sealed box, or is said to be another site's: its failure would be that one's."""
+    box, said = parcel.tensors.get("box"), parcel.metadata
+    if box is None or len(parcel.tensors) > 1 or box.dtype != torch.uint8 or box.dim() != 1 or len(box) <= OVERHEAD:
+        raise ParcelRejected("what came sealed is no box")
+    if (said.get("from"), said.get("operation")) != (call.site, call.operation):
+        raise ParcelRejected("what came sealed does not say that this site sealed it for this")
 
 
 def _check_kinds(name: str, declared: Operation, reply: Reply) -> None:

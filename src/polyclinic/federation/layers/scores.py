@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.layers.interface import Layer, Notes
+from polyclinic.federation.layers.interface import Layer
+from polyclinic.federation.ledger.appended import Notes
 from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.kinds import PUBLIC
 from polyclinic.federation.ledger.parcel import Parcel

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
+import re
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from polyclinic.federation.call import Call
+from polyclinic.federation.ledger.appended import FirstUse
 from polyclinic.federation.ledger.keys import KEY_BYTES, SealBroken, open_box, public_key, seal_box
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel, decode
 from polyclinic.federation.operation import operation
-from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from polyclinic.federation.site import Site
 
@@ -99,25 +99,23 @@ def _take_once(site: Site, box: Tensor, sender: str, call: Call) -> None:
     drawn = box[:KEY_BYTES].cpu().reshape(1, -1)
     taken = site.state.get(TAKEN, torch.zeros(0, KEY_BYTES, dtype=torch.uint8))
     now = asked_in_state(site, call) if site.secret else ""
-    first = BoxFile(site.folder / BOXES).first_use(_bytes(drawn).hex(), now) if site.secret else ""
+    first = BoxFile.at(site.folder / BOXES).first(_bytes(drawn).hex(), now) if site.secret else ""
     if bool((taken == drawn).all(1).any()) or first != now:
         raise ParcelRejected(f"the sealed parcel from site '{sender}' was taken before")
     site.state[TAKEN] = torch.cat([taken, drawn])
 
 
-class BoxFile:
-    """A file with a line for every sealed box that a deployed site has taken: its key, and what it was taken for."""
+class BoxFile(FirstUse):
+    """What a deployed site took each sealed box for: on each line the box's key, and a digest of call and state."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def parsed(self, line: str) -> Iterator[tuple[str, str]]:
+        if not re.fullmatch("[0-9a-f]{64} [0-9a-f]{64}", line):
+            raise ValueError("no box")
+        box, asked = line.split(" ")
+        yield box, asked
 
-    def first_use(self, box: str, asked: str) -> str:
-        """What a box was taken for when it first came; `asked`, which is on disk when this returns, if that is now."""
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        known = dict(line.split(" ") for line in lines)
-        if box not in known:
-            atomic_write(self.path, "\n".join([*lines, f"{box} {asked}", ""]), private=True, durable=True)
-        return known.get(box, asked)
+    def line(self, name: str, value: str) -> str:
+        return f"{name} {value}"
 
 
 def asked_in_state(site: Site, call: Call) -> str:

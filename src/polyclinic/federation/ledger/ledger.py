@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -39,6 +39,7 @@ from polyclinic.json_types import JsonObject, parse_json
 GENESIS = "0" * 64
 #: what every line tells of what left: who can rewrite a chain can write anything into it
 _TYPES = {"round": int, "operation": str, "kind": str, "bytes": int, "digest": str, "to": str}
+_NONE: Counter[tuple] = Counter()
 _sorted_json = json.JSONEncoder(sort_keys=True).encode
 
 
@@ -62,8 +63,12 @@ class Ledger:
         self._position = Position(len(lines), lines[-1]["digest_of_line"] if lines else GENESIS)
         self._signature: str = lines[-1].get("signature", "") if lines else ""
         self._digests = [line["digest_of_line"] for line in lines] if anchor else []
-        self._on_record: Counter[tuple] = Counter()
-        self._times: Counter[tuple] = Counter(map(_address, lines))
+        #: releases of an interrupted attempt that have not come again yet, and all that left: by round and operation
+        self._on_record: defaultdict[tuple, Counter[tuple]] = defaultdict(Counter)
+        self._missing = 0
+        self._times: defaultdict[tuple, Counter[tuple]] = defaultdict(Counter)
+        for line in lines:
+            self._count(line)
         #: the last round in which something was released; without what came after the position a site was put back to
         self.last_round = max((line["round"] for line in lines), default=0)
         self._unsynced = False
@@ -86,7 +91,7 @@ class Ledger:
     def confirmed(self) -> int:
         """Number of lines, without those of an interrupted attempt that have not been repeated yet."""
         self.settle()
-        return self._position.lines - self._on_record.total()
+        return self._position.lines - self._missing
 
     def expect_repeats_after(self, lines: int) -> None:
         """From now on, releases that equal a line after the first `lines` ones are on record already.
@@ -99,23 +104,32 @@ class Ledger:
             raise LedgerBroken(f"{self.path}: holds {self._position.lines} lines, its last checkpoint has seen {lines}")
         if lines < self._position.lines:
             known = verify(self.path)
-            self._on_record = Counter(_identity(line) for line in known[lines:])
+            self._on_record.clear()
+            for line in known[lines:]:
+                self._on_record[_address(line)][_identity(line)] += 1
+            self._missing = len(known) - lines
             self.last_round = max((line["round"] for line in known[:lines]), default=0)
 
     def has(self, round: int, operation: str, kind: str, digest: str, to: str) -> bool:
         """Whether a release repeats one on record, made by an interrupted attempt."""
         self.settle()
-        return self._on_record[round, operation, kind, digest, to] > 0
+        return self._on_record.get((round, operation), _NONE)[kind, digest, to] > 0
 
     def may_repeat(self, round: int, operation: str) -> bool:
         """Whether an interrupted attempt has released something of this operation in this round."""
-        return any(left > 0 and known[:2] == (round, operation) for known, left in self._on_record.items())
+        return self._on_record.get((round, operation), _NONE).total() > 0
 
-    def times(self, round: int, operation: str, to: str) -> int:
-        """How often an operation has released something to somebody in a round; parcels of several kinds at once are
-        one time."""
-        found = [number for known, number in self._times.items() if known[:3] == (round, operation, to)]
-        return max(found, default=0)
+    def times(self, round: int, operation: str, to: str | None = None, kind: str | None = None) -> int:
+        """How often an operation has released something in a round, to whomever if `to` does not say; parcels of
+        several kinds at once are one time."""
+        found: Counter[str] = Counter()
+        for (of_kind, receiver), number in self._times.get((round, operation), _NONE).items():
+            if to in (None, receiver) and kind in (None, of_kind):
+                found[of_kind] += number
+        return max(found.values(), default=0)
+
+    def _count(self, line: JsonObject) -> None:
+        self._times[_address(line)][line["kind"], line["to"]] += 1
 
     def append(
         self,
@@ -165,8 +179,10 @@ class Ledger:
         told |= {"wire": about["wire"]} if about.get("wire", "exact") != "exact" else {}
         line: JsonObject = {"index": self._position.lines, "previous": self._position.digest, **told}
         self.last_round = max(self.last_round, line["round"])
-        if self._on_record[_identity(line)] > 0:
-            self._on_record[_identity(line)] -= 1
+        repeated = self._on_record.get(_address(line), _NONE)
+        if repeated[_identity(line)] > 0:
+            repeated[_identity(line)] -= 1
+            self._missing -= 1
             return
         if salted:
             line["salt"] = secrets.token_hex(16)
@@ -178,7 +194,7 @@ class Ledger:
         self._unsynced = True
         self._position = Position(self._position.lines + 1, line["digest_of_line"])
         self._signature = line.get("signature", "")
-        self._times[_address(line)] += 1
+        self._count(line)
         if self._anchor:
             self._digests.append(line["digest_of_line"])
 
@@ -276,12 +292,12 @@ def _digest_of(line: JsonObject) -> str:
 
 
 def _address(line: JsonObject) -> tuple:
-    return (line["round"], line["operation"], line["to"], line["kind"])
+    return (line["round"], line["operation"])
 
 
 def _identity(line: JsonObject) -> tuple:
-    """Two releases with the same identity let the same bytes out, to the same receiver, in the same round."""
-    return (line["round"], line["operation"], line["kind"], line["digest"], line["to"])
+    """Two releases of an operation in a round with the same identity let the same bytes out, to the same receiver."""
+    return (line["kind"], line["digest"], line["to"])
 
 
 class LedgerBroken(Exception):  # noqa: N818
