@@ -26,9 +26,7 @@ from measuring import GPU, WARM_UP, finish, flags, keep, machine, now, seconds_o
 
 from polyclinic.generators import GENERATORS
 from polyclinic.generators.base import FitOptions
-from polyclinic.generators.gan.model import GANSteps
-from polyclinic.generators.gan.stack import Learner, StackedSteps
-from polyclinic.generators.gan.trainer import RealBatches
+from polyclinic.generators.gan.model import GANSteps, Learner
 from polyclinic.generators.stylegan2.training import R1_EVERY
 from polyclinic.tasks import Target
 
@@ -98,29 +96,24 @@ def learner(name: str, size: int) -> Learner:
     return Learner(built(name, size), images.numpy(), np.arange(256) % 2, rng)
 
 
-def gan_steps(name: str, size: int) -> GANSteps:
-    one = learner(name, size)
-    return GANSteps(one.model, RealBatches(one.model, one.images, one.labels, one.rng), one.rng)
-
-
 def gan(options: argparse.Namespace) -> list[dict[str, Any]]:
     cases = (("dcgan", 32),) if options.quick else (("dcgan", 32), ("dcgan", 64), ("gan", 64))
     rows = []
     for name, size in cases:
-        rate = rates({"all": gan_steps(name, size).step}, *((1, 1) if options.quick else (50, 3)))
+        rate = rates({"all": GANSteps([learner(name, size)]).step}, *((1, 1) if options.quick else (50, 3)))
         rows.append({"generator": f"{name}, {size} px", "steps a second": rate["all"]})
     return rows
 
 
 def stacks(options: argparse.Namespace) -> list[dict[str, Any]]:
     members = 2 if options.quick else SITES
-    alone = [gan_steps("dcgan", 32) for _ in range(members)]
+    alone = [GANSteps([learner("dcgan", 32)]) for _ in range(members)]
 
     def one_after_the_other() -> None:
         for one in alone:
             one.step()
 
-    stacked = StackedSteps([learner("dcgan", 32) for _ in range(members)])
+    stacked = GANSteps([learner("dcgan", 32) for _ in range(members)])
     ways = {"one after the other": one_after_the_other, "stacked": stacked.step}
     found = rates(ways, *((1, 1) if options.quick else (50, 3)))
     row = {"generator": "dcgan, 32 px", "members": members, "steps a second": found}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_tuning import COARSE, TINY, TUNING, build, data, rng
 
-from polyclinic.generators.gan.model import TunedSteps
+from polyclinic.generators.gan.model import GANSteps, Learner
 from polyclinic.generators.private_tuning import (
     Meter,
     Phases,
@@ -170,7 +170,7 @@ def test_phase_two_may_go_to_growth_times_the_distance_of_phase_one(monkeypatch)
 
 def test_an_extra_loss_of_a_gan_sees_images_between_0_and_1():
     images = torch.cat([torch.zeros(12, 1, 28, 28), torch.full((12, 1, 28, 28), 255)]).byte()
-    steps, seen = TunedSteps(build(), images, data()[1], rng()), []
+    steps, seen = GANSteps([Learner(build(), images, data()[1], rng())]), []
     steps.step(lambda real, made: seen.append((real, made.detach())) or made.sum())
     ((real, made),) = seen
     assert (float(real.min()), float(real.max())) == (0.0, 1.0)
@@ -183,7 +183,7 @@ def test_the_privacy_loss_moves_a_gan_away_from_its_images():
     apart = {}
     for alpha in (0.0, 2000.0):
         model = build(TINY.model_copy(update={"lr": 0.01, "average": 0.0}))
-        steps = TunedSteps(model, images, labels, rng())
+        steps = GANSteps([Learner(model, images, labels, rng())])
         loss = privacy_loss(PrivateTuning(alpha=alpha), Pixels()) if alpha else None
         for _ in range(30):
             steps.step(loss)

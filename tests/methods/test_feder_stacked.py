@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from polyclinic.federation.site import SitePosition, read_state
-from polyclinic.generators.gan import stack
+from polyclinic.generators.gan import model
 from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import site_generator
 from polyclinic.methods.shared.site_generator import FitGenerator
@@ -47,7 +47,7 @@ def noting(function, calls):
 )
 def test_sites_worked_at_together_end_where_they_end_one_by_one(name, mode, go, monkeypatch):
     gans, classifiers = [], []
-    monkeypatch.setattr(site_generator, "fit_together", noting(stack.fit_together, gans))
+    monkeypatch.setattr(site_generator, "fit_together", noting(model.fit_together, gans))
     monkeypatch.setattr(stacking.StackedTrainer, "train", noting(stacking.StackedTrainer.train, classifiers))
     engine = {"checkpoint_every": 1}
     alone = go(name, {"mode": mode}, engine={**engine, "stacked": "never"})

@@ -15,8 +15,8 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.site import SitePosition, read_state
-from polyclinic.generators.gan.model import GANSteps
-from polyclinic.generators.gan.trainer import RealBatches
+from polyclinic.generators.gan.model import StepDraws, both_steps
+from polyclinic.generators.gan.trainer import GANNetworks, GANTrainer, RealBatches
 from polyclinic.methods.felicia import Felicia, _share_of_step
 from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.privacy.account import EVERYTHING
@@ -127,13 +127,12 @@ def local_gan(study: Study, name: str) -> dict[str, torch.Tensor]:
     target = Target(classes=tuple(parts.info["classes"]))
     own = seed_of(study.seed, name, "first weights")
     model = study.generator.build(channels=3, size=28, target=target, seed=own)
-    trainer = model.trainer()
+    trainer = GANTrainer(GANNetworks(model.networks), model.settings)
     for number in (1, 2):
         rng = torch_rng(study.seed, name, "gan", number)
-        steps = GANSteps(model, RealBatches(model, np.asarray(part.images), np.asarray(part.labels), rng), rng)
-        steps.trainer = trainer  # its optimisers go on from round to round
+        drawn = StepDraws(model, RealBatches(model, np.asarray(part.images), np.asarray(part.labels), rng), rng)
         for _ in range(2):
-            steps.step()
+            both_steps(trainer, *drawn.for_both(trainer))
     return model.state()
 
 

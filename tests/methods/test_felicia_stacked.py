@@ -13,7 +13,7 @@ from polyclinic.data.parts import prepare
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.gate import Gate
 from polyclinic.federation.site import SitePosition, read_state
-from polyclinic.generators.gan.stack import StackedGAN
+from polyclinic.generators.gan.model import StackedGAN
 from polyclinic.methods.shared.gan_site import SiteGANs
 from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.randomness import seed_of

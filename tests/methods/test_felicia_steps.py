@@ -17,7 +17,7 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.base import RandomSource
-from polyclinic.generators.gan.trainer import RealBatches
+from polyclinic.generators.gan.trainer import GANNetworks, GANTrainer, RealBatches
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared.felicia import CentralDiscriminator, to_floats
 from polyclinic.methods.shared.training_gans import NETWORKS, SyntheticBatch
@@ -59,7 +59,7 @@ class Plain:
         alike = study.method.first_weights == "same"
         seed = study.seed if alike else seed_of(study.seed, name, "first weights")
         self.model = study.generator.build(channels=3, size=28, target=self.target, seed=seed)
-        self.trainer = self.model.trainer()
+        self.trainer = GANTrainer(GANNetworks(self.model.networks), self.model.settings)
 
     def begin(self, round: int, purpose: str = "gan") -> None:
         rng = torch_rng(self.study.seed, self.name, purpose, round)
@@ -69,7 +69,7 @@ class Plain:
             self.noise = RandomSource(torch_rng(self.study.seed, "noise", purpose, round), CPU)
 
     def discriminate_and_make(self) -> Tensor:
-        real, self.labels = self.batches.next()
+        real, self.labels = next(self.batches)
         draws = self.trainer.draw_for_discriminator(self.random, len(real), len(real))
         self.trainer.discriminator_step(real, self.labels, self.labels, draws)
         self.fake = self.trainer.make_images(self.labels, self.noise)
@@ -134,7 +134,7 @@ class Both:
             rng = torch_rng(self.seed, one.name, f"other owner {step}", round)
             one.generate(self.gradient(fake, k, rng) if step >= self.method.warm_up else None)
         count = self.method.sent or steps * BATCH
-        labels = [one.batches.next()[1] for _ in range(-(-count // BATCH))]
+        labels = [next(one.batches)[1] for _ in range(-(-count // BATCH))]
         with torch.no_grad():
             made = [one.trainer.make_images(some, one.noise) for some in labels]
         return SyntheticBatch(torch.cat(made)[:count], torch.cat(labels)[:count])

@@ -25,7 +25,7 @@ from polyclinic.generators.gan.adversarial import (
 )
 from polyclinic.generators.gan.model import private_losses
 from polyclinic.generators.gan.networks import Down, Spectral, doublings, update_spectral_norms
-from polyclinic.generators.gan.trainer import DRAWS, augment, balanced_batches, endless_batches
+from polyclinic.generators.gan.trainer import DRAWS, GANNetworks, GANTrainer, augment, balanced_batches, endless_batches
 from polyclinic.privacy import dp_sgd
 from polyclinic.privacy.dp_sgd import obstacles
 from polyclinic.tasks import Target
@@ -120,7 +120,7 @@ def test_networks_of_each_class_get_their_own_rows_and_no_others():
 def test_apart_no_group_whose_spread_is_taken_holds_real_and_made_images(seed):
     """A class may have any number of images in a batch: scores in one pass must be those of two."""
     model = make("dcgan", condition="apart", spread=True, batch_size=8)
-    trainer = model.trainer()
+    trainer = GANTrainer(GANNetworks(model.networks), model.settings)
     images = torch.randn(8, 1, 28, 28, generator=rng(seed))
     labels = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
     together = trainer.scores([images, -images], [labels, labels])

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from polyclinic.generators import GENERATORS
 from polyclinic.generators.base import FitOptions, RandomSource, initial_networks
 from polyclinic.generators.gan import model as gan_model
+from polyclinic.generators.gan.model import Learner, StackedGAN, StackedNetworks, fit_together
 from polyclinic.generators.gan.settings import GAN
-from polyclinic.generators.gan.stack import Learner, StackedGAN, StackedNetworks, fit_together
-from polyclinic.generators.gan.trainer import GANTrainer, SingleGAN
+from polyclinic.generators.gan.trainer import GANNetworks, GANTrainer
 from polyclinic.tasks import Target
 from polyclinic.training.gpu.graphs import WARM_UP
 from polyclinic.training.gpu.stacked_layers import double_stacked, halve_stacked
@@ -67,6 +67,7 @@ def test_a_stack_computes_what_each_network_computes_alone(as_products, changes)
     for part, inputs in (("generator", (noise, labels)), ("discriminator", (images, labels))):
         alone = torch.stack([net[part].train()(*(x[m] for x in inputs)) for m, net in enumerate(members)])
         stacked = StackedNetworks([net[part] for net in members], as_products=as_products)
+        stacked.train()
         torch.testing.assert_close(stacked(*inputs), alone, rtol=1e-4, atol=1e-5)
 
 
@@ -110,11 +111,11 @@ def test_stacked_gans_learn_what_each_learns_alone(name, as_products):
     real, labels = torch.rand(2, 4, 1, 28, 28, generator=rng()) * 2 - 1, torch.tensor([[0, 1, 0, 1]] * 2)
     gradient = torch.randn(2, 4, 1, 28, 28, generator=rng(1)) / 100
     stack = StackedGAN([networks_of(chosen, seed) for seed in (1, 2)], as_products=as_products)
-    together = GANTrainer(stack, chosen.spec)
+    together = GANTrainer(stack, chosen)
     take_steps(together, real, labels, [RandomSource(rng(5 + m), CPU) for m in (0, 1)], gradient)
     for member, seed in enumerate((1, 2)):
         networks = networks_of(chosen, seed)
-        alone = GANTrainer(SingleGAN(networks), chosen.spec)
+        alone = GANTrainer(GANNetworks(networks), chosen)
         take_steps(alone, real[member], labels[member], [RandomSource(rng(5 + member), CPU)], gradient[member])
         found = stack.state(member)
         for part, tensor in networks.state_dict().items():

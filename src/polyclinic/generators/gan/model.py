@@ -1,16 +1,18 @@
-"""A GAN as a generator of images: `fit`, `sample`, and the trainer of its networks."""
+"""A GAN as a generator of images: `fit`, `sample`, and the steps of one GAN or of a stack of GANs of one shape."""
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
 
 from polyclinic.data.pixels import to_uint8
+from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import (
     PLAIN,
     Array,
@@ -18,6 +20,7 @@ from polyclinic.generators.base import (
     FitOptions,
     GeneratorModel,
     ModelSpec,
+    Progress,
     RandomSource,
     Steps,
     as_tensor,
@@ -25,14 +28,8 @@ from polyclinic.generators.base import (
     initial_networks,
 )
 from polyclinic.generators.gan.adversarial import GANLoss
-from polyclinic.generators.gan.trainer import (
-    DRAWS,
-    DiscriminatorDraws,
-    GANTrainer,
-    RealBatches,
-    SingleGAN,
-    random_labels,
-)
+from polyclinic.generators.gan.networks import OfEachClass, compute_as_products
+from polyclinic.generators.gan.trainer import DRAWS, GANNetworks, GANTrainer, RealBatches, random_labels
 from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.randomness import seed_of
 from polyclinic.training.generator_loop import LearnPrivately, Schedule, steps_are_recorded
@@ -44,6 +41,7 @@ if TYPE_CHECKING:
 
 CHUNK_PIXELS = 2**22  # made at a time
 REPORTS = 20  # times that progress is reported
+LAST = 100  # steps whose mean loss is told
 
 
 class GANModel(GeneratorModel):
@@ -56,24 +54,14 @@ class GANModel(GeneratorModel):
         self.settings, self.precision = settings, spec.precision
 
     def fit(self, images: Array, labels: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> dict[str, float]:
-        batches = RealBatches(self, images, labels, rng, options.replayed)
         if "generator" in options.private:
+            batches = RealBatches(self, images, labels, rng, options.replayed)
             return self._fit_privately(batches, rng, options.private["generator"])
-        steps = GANSteps(self, batches, rng)
-        losses, most = [], self.settings.steps_on(len(images))
-        for step in range(1, most + 1):
-            losses.append(steps.step())
-            if step % max(1, most // REPORTS) == 0:
-                options.report("generator", step, most, float(torch.stack(losses[-100:]).mean()))
-        return {"generator": float(torch.stack(losses[-100:]).mean())}
+        [losses] = fit_together([Learner(self, images, labels, rng, options.report, options.replayed)])
+        return losses
 
     def begin(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> Steps:
-        return TunedSteps(self, images, labels, rng)
-
-    def trainer(self, networks: nn.ModuleDict | None = None, *, capturable: bool = False) -> GANTrainer:
-        """The trainer of its networks, or of others of the same shape."""
-        gan, spec = SingleGAN(networks or self.networks), self.settings.spec
-        return GANTrainer(gan, spec, device=self.device, precision=self.precision, capturable=capturable)
+        return GANSteps([Learner(self, images, labels, rng)])
 
     def _fit_privately(self, batches: RealBatches, rng: torch.Generator, learn: LearnPrivately) -> dict[str, float]:
         """The discriminator learns with differential privacy; the generator, which sees no image, through a copy of it.
@@ -84,8 +72,8 @@ class GANModel(GeneratorModel):
         discriminator = self.networks["discriminator"]
         # private gradients hang on the modules of the discriminator: the generator's must not pass there
         twin = copy.deepcopy(discriminator)
-        networks = SingleGAN(nn.ModuleDict({**dict(self.networks.items()), "discriminator": twin}))
-        trainer = GANTrainer(networks, settings.spec, device=self.device)
+        networks = GANNetworks({**dict(self.networks.items()), "discriminator": twin})
+        trainer = GANTrainer(networks, settings, device=self.device)
 
         def batch_of(index: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
             twin.load_state_dict(discriminator.state_dict())
@@ -117,91 +105,6 @@ class GANModel(GeneratorModel):
         return GaussianSpace(lambda z, labels: (average(z, labels) + 1) / 2, self.settings.latent, labelled=True)
 
 
-class StepDraws:
-    """What the steps of one GAN are made of: real batches and random numbers. `real` is the last real batch."""
-
-    def __init__(self, model: GANModel, batches: RealBatches, rng: torch.Generator) -> None:
-        self.model, self.batches = model, batches
-        self.random = RandomSource(rng, model.device)
-        self.real = torch.empty(0)
-
-    def draw(self, trainer: GANTrainer) -> list[Tensor | None]:
-        """The inputs of a step: noise, labels and augmentation of the generator's images, then six for each step of
-        the discriminator."""
-        labels = torch.empty(0)
-        inputs: list[Tensor | None] = []
-        for _ in range(self.model.settings.critic_steps):
-            self.real, labels = self.batches.next()
-            wanted = self._labels_to_make(labels)
-            inputs += [self.real, labels, wanted]
-            inputs += trainer.draw_for_discriminator(self.random, len(labels), len(wanted))
-        wanted = self._labels_to_make(labels)
-        noise = self.random.normal(len(wanted), self.model.settings.latent)
-        return [noise, wanted, trainer.draw_for_generator(self.random, len(wanted)), *inputs]
-
-    def _labels_to_make(self, labels: Tensor) -> Tensor:
-        return self.model.settings.labels_to_make(labels, self.model.target, self.random)
-
-
-class GANSteps:
-    """A GAN's training, step by step. On a GPU steps without a further loss are recorded as a CUDA graph."""
-
-    def __init__(self, model: GANModel, batches: RealBatches, rng: torch.Generator) -> None:
-        graphed = gan_steps_are_recorded(model)
-        self.drawn = StepDraws(model, batches, rng)
-        self.trainer = model.trainer(capturable=graphed and model.device.type == "cuda")
-        self._take = GraphedStep(self._both, "a step of a GAN", graphed=graphed)
-
-    def step(self, image_gradient: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The discriminator's steps, then one of the generator; its loss. `image_gradient(fake)` gives the gradient of
-        a further loss w.r.t. the fake images."""
-        inputs = self.drawn.draw(self.trainer)
-        if image_gradient is not None:
-            return both_steps(self.trainer, *inputs, image_gradient=image_gradient)  # type: ignore[arg-type]
-        return self._take(*inputs).clone()  # a replay overwrites it
-
-    def _both(self, *inputs: Any) -> Tensor:
-        return both_steps(self.trainer, *inputs)
-
-
-def gan_steps_are_recorded(model: GANModel) -> bool:
-    """Where each class has networks of its own, a step depends on how many images of a class there are."""
-    return steps_are_recorded(list(model.networks.parameters())) and not model.settings.spec.per_class
-
-
-def both_steps(
-    trainer: GANTrainer,
-    noise: Tensor,
-    wanted: Tensor,
-    draws: Tensor | None,
-    *inputs: Tensor | None,
-    image_gradient: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """A step from what was drawn for it (`StepDraws.draw`), of one GAN or of a stack of GANs; the generator's loss."""
-    for start in range(0, len(inputs), 6):
-        real, labels, made, *drawn = inputs[start : start + 6]
-        trainer.discriminator_step(real, labels, made, DiscriminatorDraws(*drawn))  # type: ignore[arg-type]
-    fake = trainer.generate(noise, wanted)
-    gradient = None if image_gradient is None else image_gradient(fake)
-    return trainer.generator_step(fake, wanted, draws, gradient)
-
-
-class TunedSteps:
-    """A GAN's training, step by step: what `fit` does, and an extra loss."""
-
-    def __init__(self, model: GANModel, images: Tensor, labels: Tensor, rng: torch.Generator) -> None:
-        self.steps = GANSteps(model, RealBatches(model, images, labels, rng), rng)
-
-    def step(self, extra: ExtraLoss | None = None) -> None:
-        self.steps.step(None if extra is None else functools.partial(self._gradient, extra))
-
-    def _gradient(self, extra: ExtraLoss, fake: Tensor) -> Tensor:
-        """Of the extra loss w.r.t. the fake images, which lie in [-1, 1]."""
-        seen = fake.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(extra((self.steps.drawn.real + 1) / 2, (seen.float() + 1) / 2), seen)
-        return gradient
-
-
 def private_rows(
     trainer: GANTrainer, batch: tuple[Tensor, Tensor], wanted: Tensor, random: RandomSource, seeds: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -228,3 +131,194 @@ def private_losses(discriminator: nn.Module, loss: GANLoss) -> Callable[[Tensor,
         return torch.where(is_real, loss.real(scores), loss.fake(scores))
 
     return losses
+
+
+# --- stacks -------------------------------------------------------------------------------------------
+
+
+class StackedNetworks:
+    """M networks of one shape computed as one, with `torch.func.vmap`; `parameters` and `buffers` are [M, ...].
+
+    Each computes what it would compute alone, up to rounding. `as_products`: compute convolutions as matrix products,
+    which is faster on a GPU. Where each class has networks of its own, classes take turns (`OfEachClass`).
+    """
+
+    def __init__(self, networks: Sequence[nn.Module], *, as_products: bool = False) -> None:
+        self._parameters, self._buffers = stack_module_state(list(networks))
+        # only its layers are used: the weights are those in the stack
+        self.layout = copy.deepcopy(networks[0])
+        compute_as_products(self.layout, as_products)
+        for layer in self.layout.modules():
+            if isinstance(layer, OfEachClass):
+                layer.in_turns = True
+        self._forward = vmap(self._one)
+
+    def _one(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Tensor) -> Tensor:
+        return functional_call(self.layout, (parameters, buffers), inputs)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Each input [M, ...]: network m gets entry m of it."""
+        return self._forward(self._parameters, self._buffers, *inputs)
+
+    def train(self) -> None:
+        self.layout.train()
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        return self.layout.named_modules()
+
+    def parameters(self) -> list[Any]:
+        return list(self._parameters.values())
+
+    def buffers(self) -> list[Tensor]:
+        return list(self._buffers.values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {**self._parameters, **self._buffers}
+
+
+class StackedGAN(GANNetworks):
+    """The networks of M GANs."""
+
+    def __init__(self, members: Sequence[nn.ModuleDict], *, as_products: bool = False) -> None:
+        super().__init__(
+            {
+                part: StackedNetworks([networks[part] for networks in members], as_products=as_products)
+                for part in ("generator", "average", "discriminator")
+            }
+        )
+
+    def state(self, member: int) -> dict[str, Tensor]:
+        """What `GANModel.load` of one GAN takes."""
+        return {
+            f"{part}.{name}": tensor[member].detach().cpu().clone()
+            for part, stacked in self.networks.items()
+            for name, tensor in stacked.state_dict().items()
+        }
+
+
+def networks_of(models: Sequence[GANModel]) -> GANNetworks:
+    """The networks of one GAN, or of several as a stack."""
+    if len(models) == 1:
+        return GANNetworks(models[0].networks)
+    return StackedGAN([one.networks for one in models], as_products=models[0].device.type == "cuda")
+
+
+def stacked(each: Sequence[Any]) -> Any:
+    """The same input of each GAN as one tensor; that of a single GAN as it is, and None where there is none."""
+    return each[0] if len(each) == 1 or each[0] is None else torch.stack(list(each))
+
+
+# --- steps --------------------------------------------------------------------------------------------
+
+
+class StepDraws:
+    """What the steps of one GAN are made of: real batches and random numbers."""
+
+    def __init__(self, model: GANModel, batches: RealBatches, rng: torch.Generator) -> None:
+        self.model, self.batches = model, batches
+        self.random = RandomSource(rng, model.device)
+        #: labels of the last real batch, and of the fake images to make next
+        self.labels = self.wanted = torch.empty(0)
+
+    def for_discriminator(self, trainer: GANTrainer) -> list[Tensor | None]:
+        """For each of its steps: real images and their labels, labels of fake ones, and random numbers."""
+        inputs: list[Tensor | None] = []
+        for _ in range(self.model.settings.critic_steps):
+            real, self.labels = next(self.batches)
+            self.wanted = self.labels_to_make(self.labels)
+            draws = trainer.draw_for_discriminator(self.random, len(self.labels), len(self.wanted))
+            inputs += [real, self.labels, self.wanted, *draws]
+        return inputs
+
+    def for_both(self, trainer: GANTrainer) -> list[Tensor | None]:
+        """Noise, labels and augmentation of the generator's images, then what the discriminator needs."""
+        inputs = self.for_discriminator(trainer)
+        wanted = self.labels_to_make(self.labels)
+        noise = self.random.normal(len(wanted), self.model.settings.latent)
+        return [noise, wanted, trainer.draw_for_generator(self.random, len(wanted)), *inputs]
+
+    def labels_to_make(self, labels: Tensor) -> Tensor:
+        return self.model.settings.labels_to_make(labels, self.model.target, self.random)
+
+
+def both_steps(
+    trainer: GANTrainer,
+    noise: Tensor,
+    wanted: Tensor,
+    draws: Tensor | None,
+    *inputs: Tensor | None,
+    image_gradient: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """A step from what was drawn for it (`StepDraws.for_both`); the generator's loss. `image_gradient(fake, real)` is
+    the gradient of a further loss w.r.t. the fake images."""
+    real = trainer.discriminator_steps(inputs)
+    fake = trainer.generate(noise, wanted)
+    gradient = None if image_gradient is None else image_gradient(fake, real)
+    return trainer.generator_step(fake, wanted, draws, gradient)
+
+
+class Learner(NamedTuple):
+    """A GAN, and what it learns from; all of a stack have batches of one size and one shape of images."""
+
+    model: GANModel
+    images: Array
+    labels: Array
+    rng: torch.Generator
+    progress: Progress = lambda *_: None
+    replayed: Iterator[Batch] | None = None
+
+
+class GANSteps:
+    """The steps of one GAN, or of several as one. On a GPU steps without a further loss are recorded as a CUDA graph,
+    unless each class has networks of its own: then a step depends on how many images of a class there are."""
+
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        first = learners[0].model
+        graphed = steps_are_recorded(list(first.networks.parameters())) and not first.settings.separates_classes
+        self.drawn = [
+            StepDraws(one.model, RealBatches(one.model, one.images, one.labels, one.rng, one.replayed), one.rng)
+            for one in learners
+        ]
+        self.networks = networks_of([one.model for one in learners])
+        capturable = graphed and first.device.type == "cuda"
+        how: dict[str, Any] = {"device": first.device, "precision": first.precision, "capturable": capturable}
+        self.trainer = GANTrainer(self.networks, first.settings, **how)
+        self._take = GraphedStep(functools.partial(both_steps, self.trainer), "a step of a GAN", graphed=graphed)
+
+    def step(self, extra: ExtraLoss | None = None) -> Tensor:
+        """The discriminator's steps, then one of the generator, which pays `extra` besides; its loss, [] or [M]."""
+        each = [one.for_both(self.trainer) for one in self.drawn]
+        inputs = [stacked(parts) for parts in zip(*each, strict=True)]
+        if extra is not None:
+            return both_steps(self.trainer, *inputs, image_gradient=functools.partial(_gradient, extra))
+        return self._take(*inputs).clone()  # a replay overwrites it
+
+
+def _gradient(extra: ExtraLoss, fake: Tensor, real: Tensor) -> Tensor:
+    """Of the extra loss w.r.t. the fake images, which lie in [-1, 1]."""
+    seen = fake.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(extra((real + 1) / 2, (seen.float() + 1) / 2), seen)
+    return gradient
+
+
+def fit_together(learners: Sequence[Learner]) -> list[dict[str, float]]:
+    """What `GANModel.fit` does, for each of several GANs. One whose steps are through goes on with the others, and what
+    it learns then is not used."""
+    steps = GANSteps(learners)
+    mosts = [one.model.settings.steps_on(len(one.images)) for one in learners]
+    losses: list[Tensor] = []
+    found: dict[int, dict[str, float]] = {}
+    for step in range(1, max(mosts) + 1):
+        losses = [*losses[-LAST + 1 :], steps.step().reshape(-1)]
+        for place, (learner, most) in enumerate(zip(learners, mosts, strict=True)):
+            if step <= most and step % max(1, most // REPORTS) == 0:
+                learner.progress("generator", step, most, _mean(losses, place))
+            if step == most:
+                if isinstance(steps.networks, StackedGAN):
+                    learner.model.load(steps.networks.state(place))
+                found[place] = {"generator": _mean(losses, place)}
+    return [found[place] for place in range(len(learners))]
+
+
+def _mean(losses: Sequence[Tensor], place: int) -> float:
+    return float(torch.stack(list(losses))[:, place].mean())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -120,17 +120,16 @@ class Spectral(nn.Module):
 
 
 @torch.no_grad()
-def update_spectral_norms(module: nn.Module, tensors: dict[str, Tensor] | None = None) -> None:
-    """One power iteration for every layer with a spectral norm; `tensors`: those of stacked networks, by name."""
-    for path, layer in module.named_modules():
-        if isinstance(layer, Spectral):
-            found = tensors or dict(module.named_parameters()) | dict(module.named_buffers())
-            at = f"{path}." if path else ""
-            weight = found[f"{at}layer.weight"]
-            left, right = found[f"{at}left"], found[f"{at}right"]
-            matrix = weight.reshape(*left.shape, -1)
-            right.copy_(F.normalize(torch.einsum("...rc,...r->...c", matrix, left), dim=-1))
-            left.copy_(F.normalize(torch.einsum("...rc,...c->...r", matrix, right), dim=-1))
+def update_spectral_norms(network: Any) -> None:
+    """One power iteration for every layer with a spectral norm, of a network or of `StackedNetworks`."""
+    paths = [path for path, layer in network.named_modules() if isinstance(layer, Spectral)]
+    tensors = network.state_dict() if paths else {}
+    for path in paths:
+        at = f"{path}." if path else ""
+        left, right = tensors[f"{at}left"], tensors[f"{at}right"]
+        matrix = tensors[f"{at}layer.weight"].reshape(*left.shape, -1)
+        right.copy_(F.normalize(torch.einsum("...rc,...r->...c", matrix, left), dim=-1))
+        left.copy_(F.normalize(torch.einsum("...rc,...c->...r", matrix, right), dim=-1))
 
 
 class MinibatchSpread(nn.Module):

@@ -32,7 +32,7 @@ from polyclinic.generators.gan.networks import (
     NoiseWithLabel,
     for_each_class,
 )
-from polyclinic.generators.gan.trainer import GANSpec, adam, random_labels
+from polyclinic.generators.gan.trainer import adam, random_labels
 from polyclinic.tasks import Target
 
 CONDITION = (
@@ -133,20 +133,6 @@ class GAN(AdversarialGenerator):
     @property
     def takes_turns(self) -> bool:
         return self.balance and self.labels == "real"
-
-    @property
-    def spec(self) -> GANSpec:
-        """How its networks learn."""
-        return GANSpec(
-            loss=self.gan_loss,
-            latent=self.latent,
-            lr=self.lr,
-            lr_discriminator=self.lr_discriminator or self.lr,
-            penalty=self.penalty,
-            augment=self.augment,
-            ema=self.average,
-            per_class=self.condition == "apart",
-        )
 
     def check_images(self, size: int, task: str) -> None:
         if self.separates_classes and task != "classification":

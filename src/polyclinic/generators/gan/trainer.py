@@ -10,9 +10,8 @@ since the changes have gradients, the generator learns through them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from torch.optim import Adam
 
 from polyclinic.federation.collaborators import Batch
 from polyclinic.generators.base import Array, RandomSource, as_tensor, check_labels
-from polyclinic.generators.gan.adversarial import GANLoss, gradient_penalty
+from polyclinic.generators.gan.adversarial import gradient_penalty
 from polyclinic.generators.gan.networks import LARGEST_GROUP, update_spectral_norms
 from polyclinic.tasks import Target
 from polyclinic.training.generator_loop import autocast
@@ -28,78 +27,54 @@ from polyclinic.training.generator_loop import autocast
 if TYPE_CHECKING:
     from polyclinic.generators.gan.model import GANModel
     from polyclinic.generators.gan.settings import GAN
+    from polyclinic.generators.stylegan2.model import StyleGAN2Model
 
 BETAS = (0.5, 0.999)
 
 
-@dataclass(frozen=True)
-class GANSpec:
-    """How a GAN learns: its loss, sizes, learning rates, gradient penalty, augmentation, and the EMA's decay."""
-
-    loss: GANLoss
-    latent: int
-    lr: float
-    lr_discriminator: float
-    penalty: float = 0.0
-    augment: bool = False
-    ema: float = 0.999
-    per_class: bool = False  #: every class has networks of its own, which see any number of a batch's images
-
-
 class DiscriminatorDraws(NamedTuple):
-    """Random numbers of a discriminator's step; None where the spec needs none."""
+    """Random numbers of a discriminator's step; None where the settings need none."""
 
     noise: Tensor  #: [..., B, latent]
     augmentation: Tensor | None  #: [..., real and fake, DRAWS]
     mixing: Tensor | None  #: [..., B], how far a point of the gradient penalty is from the fake image
 
 
-class GANNetworks(Protocol):
-    """A generator, its EMA and a discriminator; or a stack of such."""
+class GANNetworks:
+    """Networks `generator`, `average` (its EMA) and `discriminator`; of one GAN, or each of them a stack of networks
+    (`StackedNetworks`), whose tensors have an axis in front."""
+
+    def __init__(self, networks: Mapping[str, Any] | nn.ModuleDict) -> None:
+        self.networks = networks
+        for network in networks.values():
+            network.train()
 
     def generate(self, noise: Tensor, labels: Tensor) -> Tensor:
         """Images in [-1, 1], [..., B, C, H, W], from noise [..., B, latent]."""
-
-    def score(self, images: Tensor, labels: Tensor) -> Tensor:
-        """How real the discriminator takes images for, [..., B]."""
-
-    def update_spectral_norms(self) -> None:
-        """One power iteration for every layer with a spectral norm."""
-
-    def update_ema(self, decay: float | Tensor) -> None:
-        """Move the EMA towards the present generator; `decay` [] may lie on the device."""
-
-    @property
-    def generator(self) -> list[nn.Parameter]: ...
-    @property
-    def generator_buffers(self) -> list[Tensor]: ...
-    @property
-    def discriminator(self) -> list[nn.Parameter]: ...
-
-
-class SingleGAN:
-    """The networks of one GAN: `networks` holds generator, average (its EMA) and discriminator."""
-
-    def __init__(self, networks: nn.ModuleDict) -> None:
-        self.networks = networks.train()
-
-    def generate(self, noise: Tensor, labels: Tensor) -> Tensor:
         return self.networks["generator"](noise, labels)
 
     def score(self, images: Tensor, labels: Tensor) -> Tensor:
-        return self.networks["discriminator"](images, labels)[:, 0]
+        """How real the discriminator takes images for, [..., B]."""
+        return self.networks["discriminator"](images, labels)[..., 0]
 
     def update_spectral_norms(self) -> None:
+        """One power iteration for every layer with a spectral norm."""
         update_spectral_norms(self.networks["discriminator"])
 
     @torch.no_grad()
     def update_ema(self, decay: float | Tensor) -> None:
+        """Move the EMA towards the present generator; `decay` [] may lie on the device."""
         average, now = self.networks["average"].state_dict(), self.networks["generator"].state_dict()
-        for name, tensor in now.items():
-            if tensor.is_floating_point():
-                average[name].lerp_(tensor, 1 - decay)
-            else:
-                average[name].copy_(tensor)
+        floats = [name for name in now if now[name].is_floating_point()]
+        here, there = [average[name] for name in floats], [now[name] for name in floats]
+        if isinstance(decay, Tensor):
+            away = torch._foreach_sub(there, here)
+            torch._foreach_mul_(away, 1 - decay)
+            torch._foreach_add_(here, away)
+        else:
+            torch._foreach_lerp_(here, there, 1 - decay)
+        for name in now.keys() - floats:
+            average[name].copy_(now[name])
 
     @property
     def generator(self) -> list[nn.Parameter]:
@@ -128,25 +103,26 @@ class GANTrainer:
     def __init__(
         self,
         networks: GANNetworks,
-        spec: GANSpec,
+        settings: GAN,
         *,
         device: torch.device | str = "cpu",
         precision: str = "fp32",
         capturable: bool = False,
     ) -> None:
-        self.networks, self.spec = networks, spec
+        self.networks, self.settings, self.loss = networks, settings, settings.gan_loss
         self.device, self.precision = torch.device(device), precision
         self.steps: int | Tensor = torch.zeros((), device=self.device) if capturable else 0
-        self.generator_optimizer = adam(networks.generator, spec.lr, capturable=capturable)
-        self.discriminator_optimizer = adam(networks.discriminator, spec.lr_discriminator, capturable=capturable)
+        self.generator_optimizer = adam(networks.generator, settings.lr, capturable=capturable)
+        lr = settings.lr_discriminator or settings.lr
+        self.discriminator_optimizer = adam(networks.discriminator, lr, capturable=capturable)
 
     # --- the discriminator ------------------------------------------------------------------------
 
     def draw_for_discriminator(self, random: RandomSource, real: int, fake: int) -> DiscriminatorDraws:
         """For a step on so many real and fake images."""
-        noise = random.normal(fake, self.spec.latent)
-        augmentation = random.uniform(real + fake, DRAWS) if self.spec.augment else None
-        return DiscriminatorDraws(noise, augmentation, random.uniform(real) if self.spec.penalty else None)
+        noise = random.normal(fake, self.settings.latent)
+        augmentation = random.uniform(real + fake, DRAWS) if self.settings.augment else None
+        return DiscriminatorDraws(noise, augmentation, random.uniform(real) if self.settings.penalty else None)
 
     def discriminator_step(self, real: Tensor, labels: Tensor, wanted: Tensor, draws: DiscriminatorDraws) -> Tensor:
         """A step on real images with their labels and on fake ones with the labels `wanted`; its loss, [...]."""
@@ -156,20 +132,27 @@ class GANTrainer:
         rows = [real.shape[-4], fake.shape[-4]]
         seen, made = self.augment(torch.cat([real, fake], -4), draws.augmentation).split(rows, -4)
         real_scores, fake_scores = self.scores([seen, made], [labels, wanted])
-        loss = self.spec.loss.real(real_scores).mean(-1) + self.spec.loss.fake(fake_scores).mean(-1)
+        loss = self.loss.real(real_scores).mean(-1) + self.loss.fake(fake_scores).mean(-1)
         if draws.mixing is not None:
             steep = gradient_penalty(lambda between: self.score(between, labels), seen, made, draws.mixing)
-            loss = loss + self.spec.penalty * steep.mean(-1)
+            loss = loss + self.settings.penalty * steep.mean(-1)
         self.discriminator_optimizer.zero_grad(set_to_none=True)
         loss.sum().backward()
         self.discriminator_optimizer.step()
         return loss.detach()
 
+    def discriminator_steps(self, inputs: Sequence[Any]) -> Tensor:
+        """Steps on inputs that are drawn already, six for each; the last real batch."""
+        for start in range(0, len(inputs), 6):
+            real, labels, wanted, *draws = inputs[start : start + 6]
+            self.discriminator_step(real, labels, wanted, DiscriminatorDraws(*draws))
+        return real
+
     # --- the generator ----------------------------------------------------------------------------
 
     def make_images(self, labels: Tensor, random: RandomSource) -> Tensor:
         """New images in [-1, 1] for labels [..., B], differentiable w.r.t. the generator's weights."""
-        return self.generate(random.normal(labels.shape[-1], self.spec.latent), labels)
+        return self.generate(random.normal(labels.shape[-1], self.settings.latent), labels)
 
     def generate(self, noise: Tensor, labels: Tensor) -> Tensor:
         """The same from noise [..., B, latent]."""
@@ -178,7 +161,7 @@ class GANTrainer:
 
     def draw_for_generator(self, random: RandomSource, count: int) -> Tensor | None:
         """Augmentation of so many fake images, for a step."""
-        return random.uniform(count, DRAWS) if self.spec.augment else None
+        return random.uniform(count, DRAWS) if self.settings.augment else None
 
     def generator_step(
         self, fake: Tensor, labels: Tensor, draws: Tensor | None, image_gradient: Tensor | None = None
@@ -188,7 +171,7 @@ class GANTrainer:
         `image_gradient` is the gradient of a further loss w.r.t. those images, of their shape.
         """
         scores = self.score(self.augment(fake, draws), labels)
-        loss = self.spec.loss.generator(scores).mean(-1)
+        loss = self.loss.generator(scores).mean(-1)
         self.generator_optimizer.zero_grad(set_to_none=True)
         further = image_gradient is not None
         ends, gradients = ([loss.sum(), fake], [None, image_gradient]) if further else ([loss.sum()], [None])
@@ -201,7 +184,9 @@ class GANTrainer:
     def _ema_decay(self) -> float | Tensor:
         """The EMA's decay with warm-up: min(ema, (1 + t) / (10 + t)) after t steps."""
         early = (1 + self.steps) / (10 + self.steps)
-        return early.clamp(max=self.spec.ema) if isinstance(early, Tensor) else min(self.spec.ema, early)
+        return (
+            early.clamp(max=self.settings.average) if isinstance(early, Tensor) else min(self.settings.average, early)
+        )
 
     # --- both -------------------------------------------------------------------------------------
 
@@ -218,7 +203,7 @@ class GANTrainer:
 
         Where each class has networks of its own, the images of one class may be any number.
         """
-        if self.spec.per_class or any(part.shape[-4] % LARGEST_GROUP for part in parts):
+        if self.settings.separates_classes or any(part.shape[-4] % LARGEST_GROUP for part in parts):
             return [self.score(part, known) for part, known in zip(parts, labels, strict=True)]
         together = self.score(torch.cat(parts, -4), torch.cat(labels, -1))
         return list(together.split([part.shape[-4] for part in parts], -1))
@@ -240,7 +225,7 @@ class RealBatches:
 
     def __init__(
         self,
-        model: GANModel,
+        model: GANModel | StyleGAN2Model,
         images: Array,
         labels: Array,
         rng: torch.Generator,
@@ -249,9 +234,15 @@ class RealBatches:
         self.model, self.replayed = model, replayed
         self.images = model.on_device(model.accept_images(images))
         self.labels = model.on_device(check_labels(as_tensor(labels), len(images), model.target))
-        self._order = index_batches(self.labels.cpu(), model.settings, rng)
+        size = model.settings.batch_size
+        self._order = endless_batches(len(self.images), size, rng)
+        if model.settings.balances_classes and not self.labels.is_floating_point():
+            self._order = balanced_batches(self.labels.cpu(), size, rng)
 
-    def next(self) -> tuple[Tensor, Tensor]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
         return self.at(next(self._order))
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,13 +258,6 @@ class RealBatches:
 def centred(images: Tensor) -> Tensor:
     """uint8 images as float32 in [-1, 1]."""
     return images.float().div_(127.5).sub_(1)
-
-
-def index_batches(labels: Tensor, settings: GAN, rng: torch.Generator) -> Iterator[Tensor]:
-    """Indices of real images, batch after batch, as the settings want them drawn."""
-    if settings.balance and not labels.is_floating_point():
-        return balanced_batches(labels, settings.batch_size, rng)
-    return endless_batches(len(labels), settings.batch_size, rng)
 
 
 def balanced_batches(labels: Tensor, size: int, rng: torch.Generator) -> Iterator[Tensor]:

@@ -30,7 +30,7 @@ from polyclinic.generators.base import (
 )
 from polyclinic.generators.gan.adversarial import AdversarialGenerator, AdversarialModel, GANLoss, Log
 from polyclinic.generators.gan.networks import OfEachClass
-from polyclinic.generators.gan.trainer import adam, centred, endless_batches
+from polyclinic.generators.gan.trainer import RealBatches, adam
 from polyclinic.generators.latent_space import GaussianSpace
 from polyclinic.generators.stylegan2.networks import Discriminator, SiteDiscriminator, StyleGAN2Shape, StyleGenerator
 from polyclinic.generators.stylegan2.training import BETAS, Steps
@@ -153,7 +153,7 @@ class StyleGAN2Model(AdversarialModel):
     def fit(self, images: Array, labels: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> dict[str, float]:
         if options.private:
             raise BadInput(str(self.settings.dp_obstacle()))
-        steps = self.begin(self.accept_images(images), as_tensor(labels), rng, replayed=options.replayed)
+        steps = self.begin(images, labels, rng, replayed=options.replayed)
         for number in range(1, self.settings.steps + 1):
             steps.step()
             if number % max(1, self.settings.steps // REPORTS) == 0:
@@ -162,8 +162,8 @@ class StyleGAN2Model(AdversarialModel):
 
     def begin(
         self,
-        images: Tensor,
-        labels: Tensor,
+        images: Array,
+        labels: Array,
         rng: torch.Generator,
         *,
         replayed: Iterator[Batch] | None = None,
@@ -173,25 +173,13 @@ class StyleGAN2Model(AdversarialModel):
 
         `graphs`: steps may be recorded as CUDA graphs, where the settings say so.
         """
-        check_labels(labels, len(images), self.target)
         drawn = _on_device(rng, self.device)
-        batches = self._batches(self.on_device(images), self.on_device(labels), drawn, replayed)
-        random, precision = RandomSource(drawn, self.device), self.precision
-        return Steps(self.settings, self.networks, batches, random, precision=precision, graphs=graphs)
+        real = RealBatches(self, images, labels, drawn, replayed)
+        batches = ((self._enlarged(some), known) for some, known in real)
+        return Steps(self, batches, RandomSource(drawn, self.device), graphs=graphs)
 
     def begin_halves(self, images: Tensor, labels: Tensor, rng: torch.Generator) -> Steps:
         return self.begin(images, labels, rng, graphs=False)  # see `Steps.generator_half`
-
-    def _batches(
-        self, images: Tensor, labels: Tensor, rng: torch.Generator, replayed: Iterator[Batch] | None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        for index in endless_batches(len(images), self.settings.batch_size, rng):
-            real, known = centred(images[index]), labels[index]
-            if replayed is not None:
-                more, theirs = next(replayed)
-                real = torch.cat([real, self.on_device(more) * 2 - 1])
-                known = torch.cat([known, self.on_device(theirs).to(known.dtype)])
-            yield self._enlarged(real), known
 
     def _enlarged(self, images: Tensor) -> Tensor:
         missing = self.inner - self.size

@@ -24,7 +24,7 @@ from polyclinic.training.gpu.graphs import GraphedFunction
 
 if TYPE_CHECKING:
     from polyclinic.generators.private_tuning import ExtraLoss
-    from polyclinic.generators.stylegan2.model import StyleGAN2
+    from polyclinic.generators.stylegan2.model import StyleGAN2Model
 
 #: steps between two of a regulariser
 R1_EVERY, PATH_EVERY = 16, 4
@@ -39,18 +39,16 @@ class Steps:
 
     def __init__(
         self,
-        settings: StyleGAN2,
-        networks: nn.ModuleDict,
+        model: StyleGAN2Model,
         batches: Iterator[tuple[Tensor, Tensor]],
         random: RandomSource,
         *,
-        precision: str = "fp32",
         graphs: bool = True,
     ) -> None:
         """`batches`: real images [B, C, size, size] in [-1, 1] with their labels [B], on the device."""
+        settings, networks = model.settings, model.networks.train()
         self.settings, self.batches, self.random = settings, batches, random
-        self.precision, self.device = precision, random.device
-        self.networks = networks.train()
+        self.precision, self.device, self.networks = model.precision, random.device, networks
         self.generator: StyleGenerator = networks["generator"]  # type: ignore[assignment]
         self.discriminator, self.controls = networks["discriminator"], networks["controls"]
         self.synthesise: Callable = self.generator.synthesis

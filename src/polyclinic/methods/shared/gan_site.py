@@ -6,7 +6,6 @@ batches and random numbers from generators of its own, stacked or not: the stack
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,9 +14,17 @@ import torch
 from torch import Tensor
 
 from polyclinic.generators.base import RandomSource
-from polyclinic.generators.gan.model import GANModel, private_losses, private_rows
-from polyclinic.generators.gan.stack import StackedGAN
-from polyclinic.generators.gan.trainer import DiscriminatorDraws, GANNetworks, GANTrainer, RealBatches, SingleGAN
+from polyclinic.generators.gan.model import (
+    GANModel,
+    StackedGAN,
+    StepDraws,
+    both_steps,
+    networks_of,
+    private_losses,
+    private_rows,
+    stacked,
+)
+from polyclinic.generators.gan.trainer import GANTrainer, RealBatches
 from polyclinic.methods.shared.training_gans import (
     DISCRIMINATOR_ADAM,
     GENERATOR_ADAM,
@@ -58,12 +65,10 @@ class SiteGANs(TrainingGANs):
         self.settings, self.device = first.settings, first.device
         self.private = private.is_private(sites[0], "generator")
         self.graphed = trainer.graphs and not self.private and steps >= GRAPH_PAYS
-        self.networks: GANNetworks = SingleGAN(first.networks)
-        if len(sites) > 1:
-            self.networks = StackedGAN([one.networks for one in models], as_products=self.device.type == "cuda")
+        self.networks = networks_of(models)
         capturable = self.graphed and self.device.type == "cuda"
         self.trainer = GANTrainer(
-            self.networks, self.settings.spec, device=self.device, precision=first.precision, capturable=capturable
+            self.networks, self.settings, device=self.device, precision=first.precision, capturable=capturable
         )
         self.noise = self.fake = torch.empty(0)  # of the images that were made last
         self.statistics = [buffer.clone() for buffer in self.networks.generator_buffers]
@@ -81,8 +86,11 @@ class SiteGANs(TrainingGANs):
     # --- a round in step with a coordinator ---------------------------------------------------------
 
     def start(self) -> list[SyntheticBatch]:
-        self._discriminator_steps()
-        self.noise = self._stack([member.draw_noise() for member in self.members])
+        if self.private:
+            self._private_steps()
+        else:
+            self.trainer.discriminator_steps(self._discriminator_inputs())
+        self.noise = self._draw_noise()
         return self._each(self._make(), self._wanted())
 
     def advance(self, gradients: Mapping[str, Tensor]) -> list[SyntheticBatch]:
@@ -90,8 +98,8 @@ class SiteGANs(TrainingGANs):
         if not self.graphed or gradient is None:
             return super().advance(gradients)
         before = (gradient, self.noise, self._wanted(), self._generator_draws())
-        inputs = [one for _ in range(self.settings.critic_steps) for one in self._discriminator_inputs()]
-        self.noise = self._stack([member.draw_noise() for member in self.members])
+        inputs = self._discriminator_inputs()
+        self.noise = self._draw_noise()
         step, wanted = self._step("advance", self._recorded_advance), self._wanted()
         return self._each(step(*before, self.noise, wanted, *inputs), wanted)
 
@@ -110,25 +118,14 @@ class SiteGANs(TrainingGANs):
             gradient = None if image_gradient is None else image_gradient(fake, wanted, draws)  # type: ignore[arg-type]
             self.trainer.generator_step(fake, wanted, self._generator_draws(), gradient)
             return
-        inputs = [one for _ in range(self.settings.critic_steps) for one in self._discriminator_inputs()]
-        noise = self._stack([member.draw_noise() for member in self.members])
-        name = "local" if image_gradient is None else "local, with a further loss"
-        step = self._step(name, functools.partial(self._local, image_gradient))
-        step(draws, noise, self._wanted(), self._generator_draws(), *inputs)
+        inputs, noise = self._discriminator_inputs(), self._draw_noise()
 
-    def _local(
-        self,
-        image_gradient: ImageGradient | None,
-        draws: Tensor,
-        noise: Tensor,
-        wanted: Tensor,
-        generator_draws: Tensor | None,
-        *inputs: Tensor,
-    ) -> None:
-        self._discriminator_updates(inputs)
-        fake = self.trainer.generate(noise, wanted)
-        gradient = None if image_gradient is None else image_gradient(fake, wanted, draws)
-        self.trainer.generator_step(fake, wanted, generator_draws, gradient)
+        def take(draws: Tensor, noise: Tensor, wanted: Tensor, *inputs: Tensor | None) -> None:
+            further = None if image_gradient is None else lambda fake, real: image_gradient(fake, wanted, draws)
+            both_steps(self.trainer, noise, wanted, *inputs, image_gradient=further)
+
+        step = self._step("local" if image_gradient is None else "local, with a further loss", take)
+        step(draws, noise, self._wanted(), self._generator_draws(), *inputs)
 
     @torch.no_grad()
     def sample(self, count: int) -> list[SyntheticBatch]:
@@ -136,9 +133,9 @@ class SiteGANs(TrainingGANs):
         labels_of_all: list[Tensor] = []
         while sum(some.shape[-4] for some in sampled) < count:
             for member in self.members:
-                labels = member.drawn_labels() if self.private else member.labels_to_make(member.batches.next()[1])
+                labels = member.drawn_labels() if self.private else member.labels_to_make(next(member.batches)[1])
                 member.wanted = labels
-            noise = self._stack([member.draw_noise() for member in self.members])
+            noise = self._draw_noise()
             labels_of_all.append(self._wanted())
             sampled.append(self.trainer.generate(noise, labels_of_all[-1]))
         batches = self._each(torch.cat(sampled, -4), torch.cat(labels_of_all, -1))
@@ -149,37 +146,25 @@ class SiteGANs(TrainingGANs):
             GENERATOR_ADAM: optimizer_tensors(self.trainer.generator_optimizer),
             DISCRIMINATOR_ADAM: optimizer_tensors(self.trainer.discriminator_optimizer),
         }
-        stacked = isinstance(self.networks, StackedGAN)
         for place, member in enumerate(self.members):
             state = member.site.state
-            networks = self.networks.state(place) if isinstance(self.networks, StackedGAN) else member.model.state()
-            state.put(NETWORKS, networks)
+            stack = self.networks if isinstance(self.networks, StackedGAN) else None
+            state.put(NETWORKS, member.model.state() if stack is None else stack.state(place))
             for group, tensors in adams.items():
-                state.put(group, _of_member(tensors, place) if stacked else tensors)
+                state.put(group, tensors if stack is None else _of_member(tensors, place))
             state[STEPS] = torch.tensor(int(self.trainer.steps))
 
     # --- inside -------------------------------------------------------------------------------------
 
-    def _discriminator_steps(self) -> None:
-        if self.private:
-            self._private_steps()
-            return
-        for _ in range(self.settings.critic_steps):
-            self._discriminator_updates(self._discriminator_inputs())
-
-    def _discriminator_updates(self, inputs: Sequence[Tensor | None]) -> None:
-        """Steps on inputs that are drawn already, six tensors for each."""
-        for start in range(0, len(inputs), 6):
-            real, labels, wanted, *draws = inputs[start : start + 6]
-            self.trainer.discriminator_step(real, labels, wanted, DiscriminatorDraws(*draws))  # type: ignore[arg-type]
-
     def _discriminator_inputs(self) -> list[Tensor | None]:
-        each = [member.discriminator_inputs(self.trainer) for member in self.members]
-        return [None if parts[0] is None else self._stack(parts) for parts in zip(*each, strict=True)]
+        each = [member.for_discriminator(self.trainer) for member in self.members]
+        return [stacked(parts) for parts in zip(*each, strict=True)]
 
     def _generator_draws(self) -> Tensor | None:
-        each = [self.trainer.draw_for_generator(member.random, len(member.wanted)) for member in self.members]
-        return None if each[0] is None else self._stack(each)  # type: ignore[arg-type]
+        return stacked([self.trainer.draw_for_generator(one.random, len(one.wanted)) for one in self.members])
+
+    def _draw_noise(self) -> Tensor:
+        return stacked([member.draw_noise() for member in self.members])
 
     def _make(self) -> Tensor:
         """Fake images, with gradients; a CUDA graph cannot keep those from call to call (`_make_again`)."""
@@ -218,11 +203,11 @@ class SiteGANs(TrainingGANs):
     ) -> Tensor:
         """`advance` as one function of its inputs."""
         self.trainer.generator_step(self._make_again(noise, wanted), wanted, generator_draws, gradient)
-        self._discriminator_updates(inputs)
+        self.trainer.discriminator_steps(inputs)
         return self._make_once(next_noise, next_wanted)
 
     def _wanted(self) -> Tensor:
-        return self._stack([member.wanted for member in self.members])
+        return stacked([member.wanted for member in self.members])
 
     def _gradient(self, by_site: Mapping[str, Tensor]) -> Tensor | None:
         """In a stack a site that dropped out goes on without the further loss; nobody gets what it makes."""
@@ -230,10 +215,7 @@ class SiteGANs(TrainingGANs):
             return None
         nothing = torch.zeros_like(next(iter(by_site.values())))
         found = [by_site.get(member.site.name, nothing) for member in self.members]
-        return self._stack([one.to(self.device).float() for one in found])
-
-    def _stack(self, each: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(each)) if len(self.members) > 1 else each[0]
+        return stacked([one.to(self.device).float() for one in found])
 
     def _each(self, images: Tensor, labels: Tensor) -> list[SyntheticBatch]:
         if len(self.members) == 1:
@@ -273,33 +255,18 @@ def _of_member(tensors: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
     return {name: t if name.endswith("/step") else t[place].clone() for name, t in tensors.items()}
 
 
-#: real images, their labels, labels of fake ones, and random numbers of a discriminator's step
-DiscriminatorInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-
-
-class SiteGAN:
+class SiteGAN(StepDraws):
     """One site's model, real batches and random numbers."""
 
     def __init__(self, site: Site, model: GANModel, shared_noise: bool, purpose: str) -> None:
-        self.site, self.model = site, model
         part, rng = site.data.train, site.rng(purpose)
-        self.batches = RealBatches(self.model, np.asarray(part.images), np.asarray(part.labels), rng)
-        self.random = self.noise = RandomSource(rng, site.trainer.device)
+        super().__init__(model, RealBatches(model, np.asarray(part.images), np.asarray(part.labels), rng), rng)
+        self.site, self.noise = site, self.random
         if shared_noise:  # PrivGAN's code: in every step all generators get the same noise
-            self.noise = RandomSource(torch_rng(site.seed, "noise", purpose, site.round), site.trainer.device)
-        self.wanted = torch.empty(0)  # labels of the fake images to make next
-
-    def discriminator_inputs(self, trainer: GANTrainer) -> DiscriminatorInputs:
-        real, labels = self.batches.next()
-        self.wanted = self.labels_to_make(labels)
-        draws = trainer.draw_for_discriminator(self.random, len(labels), len(self.wanted))
-        return real, labels, self.wanted, *draws
+            self.noise = RandomSource(torch_rng(site.seed, "noise", purpose, site.round), model.device)
 
     def draw_noise(self) -> Tensor:
         return self.noise.normal(len(self.wanted), self.model.settings.latent)
-
-    def labels_to_make(self, labels: Tensor) -> Tensor:
-        return self.model.settings.labels_to_make(labels, self.model.target, self.random)
 
     def drawn_labels(self) -> Tensor:
         """Labels in which no real image has a part."""

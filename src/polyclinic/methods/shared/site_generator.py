@@ -22,9 +22,8 @@ from polyclinic.federation.ledger.parcel import decode
 from polyclinic.files import cache_folder, digest_of, lock, make_folder, write_tensors
 from polyclinic.generators import Generator, GeneratorModel, private_tuning, replay_stream
 from polyclinic.generators.base import FitOptions, Progress
-from polyclinic.generators.gan.model import GANModel
+from polyclinic.generators.gan.model import GANModel, Learner, fit_together
 from polyclinic.generators.gan.settings import GAN
-from polyclinic.generators.gan.stack import Learner, fit_together
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.methods.shared.method import Federation, Parcel, Reply, Site
 from polyclinic.methods.shared.training_gans import batch_rows, stackable
