@@ -129,22 +129,9 @@ class Forgetful(FedAvg):
         return state.weights
 
 
-class Idle(FedAvg):
-    """Asks no site after its first round, so that nothing can stop it there."""
-
-    name: Literal["idle"] = "idle"  # type: ignore[assignment]
-
-    def run(self, federation):
-        state = federation.state(weights=federation.initial_weights())
-        for number in federation.rounds(self.rounds, state):
-            if number == 1:
-                state.weights = self.combine(federation, state, federation.ask_all("train", weights=state.weights))
-        return state.weights
-
-
 @pytest.mark.parametrize(
     ("method", "word"),
-    [(Unseeded, "same study"), (Forgetful, "resumed run"), (Idle, "its second round asks no site")],
+    [(Unseeded, "same study"), (Forgetful, "resumed run")],
 )
 def test_a_method_that_breaks_the_contract_is_told_how(method, word, tmp_path):
     with pytest.raises(AssertionError, match=f"{method.model_fields['name'].default}: .*{word}"):

@@ -57,12 +57,15 @@ ALWAYS = {"metrics", "keys"}
 
 
 class _StopInSecond(Display):
-    """Ends a run in its second round, as Ctrl-C does; one of a single round when its last scores are asked for."""
+    """Ends a run in its second round, as Ctrl-C does: when a site is asked, or at the end of a round that asks none. A
+    run of one round ends when its last scores are asked for."""
 
     done = 0
 
     def round_done(self, line: Mapping[str, Any], rounds: int) -> None:
         self.done += 1
+        if self.done == 2:
+            raise KeyboardInterrupt
 
     def asking(self, operation: str, sites: Sequence[str]) -> None:
         if self.done == 1:
@@ -114,7 +117,7 @@ def _check_equalities(study: Study, first: Result, folder: Path, workers: bool) 
     try:
         run(study, stopped, display=_StopInSecond(), cache=folder / "cache")
         raise AssertionError(
-            f"{name}: its second round asks no site, and so was not stopped there; ask them within "
+            f"{name}: no round ended, and so the run was not stopped in its second one; go through "
             "federation.rounds(...)"
         )
     except KeyboardInterrupt:

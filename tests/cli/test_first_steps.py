@@ -101,6 +101,9 @@ def test_a_participant_starts_without_the_debug_lines_of_nvflare(tmp_path, capfd
 
     kit = SimpleNamespace(name="north", kit=tmp_path, start=start)
     monkeypatch.setattr("polyclinic.deployment.processes.Participant.of", lambda _: kit)
+    monkeypatch.setattr(
+        "polyclinic.deployment.confirmation.confirmation_of", lambda _: SimpleNamespace(rehearsal=False)
+    )
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert run_app(["deploy", "start", str(tmp_path)]) == code
     said = capfd.readouterr()

@@ -14,7 +14,7 @@ import polyclinic
 from polyclinic.engines import in_process
 from polyclinic.engines.in_process import InProcess
 from polyclinic.federation.call import Call, Failure
-from polyclinic.federation.host import OpenSites
+from polyclinic.federation.host import OpenSites, SiteHost
 from polyclinic.federation.layers import gate
 from polyclinic.federation.ledger import background, parcel
 from polyclinic.federation.ledger.ledger import Ledger
@@ -73,10 +73,8 @@ def test_growing_into_workers_in_mid_run_changes_nothing(tiny, undisturbed, fork
     monkeypatch.setattr(in_process, "PAYS_AFTER", 0.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     begun_here = []
-    call_here = in_process.InProcess._call_here
-    monkeypatch.setattr(
-        in_process.InProcess, "_call_here", lambda self, call: (begun_here.append(call), call_here(self, call))[1]
-    )
+    handle = SiteHost.handle
+    monkeypatch.setattr(SiteHost, "handle", lambda self, call: (begun_here.append(call), handle(self, call))[1])
     run(study.with_settings({"engine.workers": "auto"}), tmp_path / "run")
     assert begun_here
     assert len(forked) == 2
@@ -102,8 +100,8 @@ def test_few_sites_in_memory_change_nothing(tiny, undisturbed, tmp_path, monkeyp
     expected = undisturbed(study).folder
     monkeypatch.setattr(OpenSites, "RESIDENT", 1)
     evicted = []
-    pop = OpenSites._save
-    monkeypatch.setattr(OpenSites, "_save", lambda self, site: (evicted.append(site.name), pop(self, site))[1])
+    save = OpenSites.save
+    monkeypatch.setattr(OpenSites, "save", lambda self, name: (evicted.append(name), save(self, name))[1])
     run(study, tmp_path / "run")
     assert len(evicted) > 3
     assert_same_run(tmp_path / "run", expected)

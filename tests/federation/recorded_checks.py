@@ -53,7 +53,7 @@ CONCERNS: dict[str, str] = {
     "model that was scored": f"{ROOM}.layers.scores:ScoredModel.check",
     "reservation": f"{ROOM}.layers.gate:Gate.reserved",
     "unseal": f"{ROOM}.layers.call_checks:unseal",
-    "expected": f"{ROOM}.ledger.parcel:Expected.check",
+    "expected": f"{ROOM}.call:Expected.check",
     "argument": f"{ROOM}.layers.call_checks:check_argument",
     "incoming": f"{ROOM}.layers.incoming:Inspection._inspect",
     "archive begins": f"{ROOM}.ledger.archive:ParcelArchive.begins",
@@ -93,7 +93,7 @@ AROUND = ("noted batches", "random shares")
 #: the same for the coordinator, which looks at a reply
 OF_REPLIES: dict[str, str] = {
     "row of a sum": f"{ROOM}.sums.coordinator_sums:CoordinatorSums.check",
-    "expected": f"{ROOM}.ledger.parcel:Expected.check",
+    "expected": f"{ROOM}.call:Expected.check",
     "reply": f"{ROOM}.layers.replies:ReplyCheck._check",
     "head of the ledger": f"{ROOM}.bookkeeping:Heads.receive",
     "traffic": f"{ROOM}.bookkeeping:Communication.came",
