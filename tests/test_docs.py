@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
+import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ import pytest
 import torch
 import typer.main
 from PIL import Image
+from processes import ForkedWorker
 
 import polyclinic
+from polyclinic import testing
 from polyclinic.cli import run_app
 from polyclinic.cli.app import app
 from polyclinic.cli.groups import UNNAMED, DefaultCommand
@@ -25,10 +27,10 @@ from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.methods import METHODS
 from polyclinic.registry import GROUPS, registry_of
+from polyclinic.runner.run import engines
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LONGEST_LINE = 100
 
 
 def test_the_python_examples_of_studies_run(tmp_path, monkeypatch):
@@ -40,6 +42,35 @@ def test_the_python_examples_of_studies_run(tmp_path, monkeypatch):
     assert 0 <= names["result"].metrics["per_site"]["site-1"]["accuracy"] <= 1
     assert names["longer"].method.rounds == 2
     assert (tmp_path / "runs" / "two-sites" / "result.json").exists()
+
+
+METHOD_PAGE = (ROOT / "docs" / "method_api.md").read_text(encoding="utf-8")
+OWNERS = {"federation": polyclinic.Federation, "site": polyclinic.Site, "local_training": polyclinic.local_training}
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_the_calls_of_a_method_are_those_of_the_code(owner):
+    """Each `owner.name(argument, other=None)` of the page has these parameters, in this order."""
+    calls = re.findall(rf"`{owner}\.(\w+)\(([^)]*)\)`", METHOD_PAGE)
+    assert len(calls) >= (1 if owner == "site" else 4)
+    for name, arguments in calls:
+        known = list(inspect.signature(getattr(OWNERS[owner], name)).parameters)
+        named = [one.split("=")[0].strip(" *") for one in arguments.split(",") if one.strip()]
+        assert [one for one in known if one in named] == named, name
+
+
+def test_fednova_of_the_page_holds_the_contract_and_is_fedavg_where_steps_are_alike(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", METHOD_PAGE, re.DOTALL)
+    (tmp_path / "fednova.py").write_text(code)
+    names = runpy.run_path(str(tmp_path / "fednova.py"))
+    plugins = [str(tmp_path / "fednova.py")]
+    found = testing.check_method(names["FedNova"], tmp_path / "contract", workers=False, plugins=plugins)
+    fedavg = polyclinic.run(testing.study_for(polyclinic.FedAvg), tmp_path / "fedavg")
+    assert found["weights_sha256"] == fedavg["weights_sha256"]  # sites of one size take as many steps
+    unlike = {"sites": {"partition": "quantity", "count": 3, "power": 1.5}}
+    nova = polyclinic.run(testing.study_for(names["FedNova"], plugins=plugins, **unlike), tmp_path / "nova")
+    plain = polyclinic.run(testing.study_for(polyclinic.FedAvg, **unlike), tmp_path / "plain")
+    assert nova["weights_sha256"] != plain["weights_sha256"]
 
 
 def test_the_python_example_of_statistics_runs(capsys):
@@ -127,7 +158,9 @@ def test_the_tutorials_plugin_runs(tmp_path, monkeypatch):
     assert ours["weights_sha256"] == fedavg["weights_sha256"]
     several = [*one, "sites.count=3"]
     assert polyclinic.run(polyclinic.load_study(Path("study.toml"), several), "three")["method"] == "fed-median"
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "test_median.py"], check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(engines, "WorkerProcess", ForkedWorker)
+    runpy.run_path("test_median.py")["test_fed_median"](tmp_path / "contract")
 
 
 @pytest.mark.parametrize("page", ["tutorials/first_study.md", "tutorials/three_hospitals.md", "../README.md"])

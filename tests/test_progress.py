@@ -55,23 +55,6 @@ def test_lines_of_a_log_say_how_far_and_how_long(monkeypatch, capsys):
     assert capsys.readouterr().err == "  generator of north: 20 of 100, about 44 s left\n"
 
 
-def test_a_terminal_has_a_bar_for_inner_work_until_it_is_done():
-    shown = RunDisplay()
-    shown.console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    shown.preparing("rounds", 0, 2)
-
-    def bars():
-        return [task.description for task in shown._bars.tasks]
-
-    shown.working("autoencoder of north", 1, 30)
-    assert bars() == ["rounds", "  autoencoder of north"]
-    shown.working("prior of north", 1, 20)
-    assert bars() == ["rounds", "  prior of north"]
-    shown.working("prior of north", 20, 20)
-    assert bars() == ["rounds"]
-    shown.close()
-
-
 def test_generators_tell_how_far_they_are(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0.0)
     told = []

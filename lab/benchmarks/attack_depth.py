@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.attacks import scoring
+from polyclinic.attacks.gradient_inversion.objective import cross_entropy
 from polyclinic.attacks.gradient_inversion.settings import PRESETS
-from polyclinic.attacks.gradient_inversion.simulation import cross_entropy
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.attacks.latent_inversion import LatentInversion
 from polyclinic.federation.ledger.parcel import Parcel

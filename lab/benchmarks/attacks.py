@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.attacks.gradient_inversion import networks
-from polyclinic.attacks.gradient_inversion.initialisation import draw
-from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective
-from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_entropy
+from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective, Simulation, cross_entropy
+from polyclinic.attacks.gradient_inversion.solver import draw
 from polyclinic.attacks.solvers.optimizers import LBFGS, Adam
 from polyclinic.attacks.solvers.search import BatchedOptimizer, SearchResult, search
 from polyclinic.randomness import torch_rng

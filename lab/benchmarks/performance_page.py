@@ -110,6 +110,21 @@ def faults(figures: Figures) -> str:
     return table(["fault", "tried", "failed"], rows)
 
 
+def transport(figures: Figures) -> str:
+    rows = []
+    for group in ("faults", "studies"):
+        for name, ended in sorted(figures[group].items()):
+            went_on, resumed = ended.get("same weights", 0), ended.get("stopped, resumed, same weights", 0)
+            rows.append([name, sum(ended.values()), went_on, resumed, sum(ended.values()) - went_on - resumed])
+    rows.append(
+        ["all", figures["trials"], *(sum(row[at] for row in rows if row[0] in figures["studies"]) for at in (2, 3, 4))]
+    )
+    return table(
+        ["trials with", "number", "went on: same weights", "stopped with a sentence, resumed: same weights", "failed"],
+        rows,
+    )
+
+
 def fuzz(figures: Figures) -> str:
     rows = [[name, f"{one['tried']:,}", f"{one['accepted']:,}"] for name, one in figures["targets"].items()]
     told = f"{figures['tried']:,} inputs, {len(figures['failures'])} failed."
@@ -134,6 +149,7 @@ SECTIONS: dict[str, Section] = {
 }
 CAMPAIGNS: dict[str, Section] = {
     "faults": ("Faults: kills, power cuts, damaged files, full disks, lying sites", faults),
+    "transport": ("The real transport: networks, processes, clocks, disks, servers", transport),
     "fuzz": ("Changed inputs", fuzz),
 }
 INTRODUCTION = """# {title}

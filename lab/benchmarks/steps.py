@@ -111,7 +111,13 @@ def recorded_step(name: str, size: int, rows: int, *, fused: bool) -> Way:
 
 def stacked_step(name: str, size: int, rows: int, members: int, *, graphs: bool) -> Way:
     model = StackedModel(network(name, size), members)
-    learn = StackedGradients(model, loss, autocast, graphs=graphs)
+
+    def of_batches(images: Tensor, targets: Tensor) -> Tensor:
+        with autocast():
+            output = model(images)
+        return torch.func.vmap(loss)(output.float(), targets)
+
+    learn = StackedGradients(model, of_batches, graphs=graphs)
     optimizer = adam(model.parameters.values(), fused=GPU)
     images, targets = batch(size, members, rows)
 

@@ -27,14 +27,14 @@ from torch import Tensor, nn
 
 import polyclinic
 from polyclinic.attacks import CraftedSum, Fishing, Imprint, OverflowFilter, TrapWeights, identified
-from polyclinic.attacks.coordinator.crafting import (
+from polyclinic.attacks.crafting import (
     dense_layer,
+    difference,
     input_of,
     inputs_of_rows,
     invert_front,
     without_repeats,
 )
-from polyclinic.attacks.coordinator.fishing import change
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput, WorkFailed
@@ -301,7 +301,7 @@ def fish(victim: Victim, strength: float, cuts: int) -> dict[str, Any]:
     named: set[int] = set()
     for (_, before), (model, update) in itertools.pairwise((one, victim.ask(one)) for one in crafted):
         if abs(attack.count(before, update, model, len(victim.images)) - 1) < 0.1:
-            named.add(attack.identify(attack.read_features(change(before, update), model), model, candidates))
+            named.add(attack.identify(attack.read_features(difference(before, update), model), model, candidates))
     members = sum(place < len(victim.images) for place in named)
     return {"identified": members, "of": len(victim.images), "by_chance": len(named) - members}
 

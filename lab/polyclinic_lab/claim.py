@@ -7,6 +7,7 @@ Changes of a study are written as on the command line (`method.name=cwt`); `@nam
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,13 +65,31 @@ class Claim:
     post_hoc: bool = False  #: the rule was written when a result for it was known already
     decides: str = ""  #: the claim that did not hold, and whose reason this experiment looks for
     finding: str = ""  #: what the experiments that look for the reason have shown, where a claim has some
+    tune: Changes = ()  #: values to choose from by cross-validation, as `polyclinic tune --over` takes them
     picture: str = ""  #: a picture in a run folder that the paper has, too: the first run's is copied beside the figure
 
     def changes(self, label: str, scale: Scale, *, phantom: bool) -> Changes:
         """All changes of the study for one arm; later ones stand above earlier ones."""
         drawn = self.phantom if phantom else ()
         own = self.arms_at.get(scale, {}).get(label, ())
-        return (*self.common, *self.scales.get(scale, ()), *drawn, *self.arms[label], *own)
+        chosen = CHOSEN.get(tuned_name(self, label, scale), ()) if self.tune and not phantom else ()
+        return (*self.common, *self.scales.get(scale, ()), *drawn, *self.arms[label], *own, *chosen)
+
+
+#: what `polyclinic_lab.tuning` has chosen, by arm
+TUNED = Path(__file__).parents[1] / "tuned.json"
+CHOSEN: dict[str, list[str]] = json.loads(TUNED.read_text(encoding="utf-8")) if TUNED.exists() else {}
+
+
+def tuned_name(claim: Claim, label: str, scale: Scale) -> str:
+    """What settings are chosen for: a study with an arm's changes, whatever claim has it."""
+    changes = (
+        *claim.common,
+        *claim.scales.get(scale, ()),
+        *claim.arms[label],
+        *claim.arms_at.get(scale, {}).get(label, ()),
+    )
+    return " ".join((claim.study, *changes))
 
 
 class ClaimsFile:
@@ -98,8 +117,9 @@ class ClaimsFile:
         """The fields of a claim as a table has them."""
         found = {name: value.strip() if isinstance(value, str) else value for name, value in raw.items()}
         if "rule" in raw:
-            found["rule"] = parse_rule(found.pop("rule"), found.pop("provided", ""), found.pop("exact", ()))
-        for name in {"common", "phantom", "measure"} & raw.keys():
+            words, provided = found.pop("rule"), found.pop("provided", "")
+            found["rule"] = parse_rule(words, provided, found.pop("exact", ()), found.pop("unit", "seeds"))
+        for name in {"common", "phantom", "measure", "tune"} & raw.keys():
             found[name] = self._changes(raw[name])
         found["scales"] = {scale: self._changes(found.pop(scale, ())) for scale in SCALES}
         if "arms" in raw:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.attacks.gradient_inversion.networks import LeNet, UnstridedResNet18, with_random_weights
+from polyclinic.attacks.gradient_inversion.objective import cross_entropy
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
-from polyclinic.attacks.gradient_inversion.simulation import cross_entropy
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.attacks.scoring import non_converging
 from polyclinic.data.datasets.npz import Npz

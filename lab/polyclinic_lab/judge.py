@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -124,7 +123,7 @@ def judge(claim: Claim, planned: Planned, out: Path, *, scale: Scale, phantom: b
     atomic_write(out / "claim.json", as_text(found))
     with picture_if_possible():
         draw(found, out / "claim.png")
-    copy_picture(claim, entries, out / "picture.png")
+    copy_picture(claim, planned, out / "picture.png")
     return found
 
 
@@ -178,8 +177,14 @@ def audit_seconds(run: Path) -> float:
     return sum(float(one.get("seconds") or 0) for one in findings)
 
 
-def copy_picture(claim: Claim, entries: list[Entry], file: Path) -> None:
-    """The picture that the paper has as well, as the first run drew it."""
-    found = sorted(entries[0].folder.glob(claim.picture)) if claim.picture else []
+def copy_picture(claim: Claim, planned: Planned, file: Path) -> None:
+    """The picture that the paper has as well, as the first run of each arm drew it, one below the other."""
+    from PIL import Image
+
+    runs = [arm[0].folder for arm in planned.values() if arm] if claim.picture else []
+    found = [Image.open(drawn[0]).convert("RGB") for run in runs if (drawn := sorted(run.glob(claim.picture)))]
     if found:
-        shutil.copyfile(found[0], file)
+        sheet = Image.new("RGB", (max(one.width for one in found), sum(one.height for one in found)), "white")
+        for place, one in enumerate(found):
+            sheet.paste(one, (0, sum(above.height for above in found[:place])))
+        sheet.save(file)

@@ -9,6 +9,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,20 @@ OWN_AUC = "auc at own site"
 
 @dataclass(frozen=True)
 class Row:
-    """One measured quantity of one arm: a value for each seed, or for each image; None where there is none."""
+    """One measured quantity of one arm: a value for each seed, or for each image; None where there is none.
+
+    A seed with a value for each image has a list of them.
+    """
 
     label: str
     metric: str
-    values: tuple[float | None, ...]
+    values: tuple[float | Sequence[float] | None, ...]
 
     @property
     def known(self) -> list[float]:
-        return [value for value in self.values if value is not None]
+        """A number for each seed: the mean over its images."""
+        means = [statistics.fmean(one) if isinstance(one, Sequence) else one for one in self.values]
+        return [value for value in means if value is not None]
 
     @property
     def mean(self) -> float:
@@ -72,7 +78,7 @@ def measure(words: Sequence[str], folders: Folders, scale: str) -> list[Row]:
     return rows
 
 
-def rows_of(label: str, found: Sequence[Mapping[str, float]]) -> list[Row]:
+def rows_of(label: str, found: Sequence[Mapping[str, float | list[float]]]) -> list[Row]:
     """A row for each metric that every run has: values of different arms are compared seed by seed."""
     names = [name for name in (found[0] if found else {}) if all(name in one for one in found)]
     return [Row(label, name, tuple(one[name] for one in found)) for name in names]
@@ -92,9 +98,13 @@ def test(run: Path, *names: str) -> dict[str, float]:
     return {name: read_result(run)["metrics"]["test"][name] for name in names}
 
 
-def own_sites(run: Path, name: str) -> dict[str, float]:
-    """The mean over sites of a metric, each model on its own site's test images."""
-    return {f"{name}, own site": read_result(run)["metrics"]["mean"][name]}
+def own_sites(run: Path, name: str, without: str = "") -> dict[str, float]:
+    """The mean over sites of a metric, each model on its own site's test images; `without`: a site that is left out."""
+    metrics = read_result(run)["metrics"]
+    if not without:
+        return {f"{name}, own site": metrics["mean"][name]}
+    scores = [one[name] for site, one in metrics["per_site"].items() if site != without]
+    return {f"{name}, own site, without {without}": statistics.fmean(scores)}
 
 
 def across_sites(run: Path, name: str) -> dict[str, float]:
@@ -236,11 +246,25 @@ def coverage(run: Path) -> dict[str, float]:
     return kept(run, "coverage.json", generators.coverage)
 
 
-def projected(run: Path) -> dict[str, float]:
-    """How near the sites' generators come to the images that they learnt from (FedER, Fig. 3)."""
-    from polyclinic_lab import generators
+def projected(folders: Folders, scale: str) -> Mapping[tuple[str, str], Sequence[list[float]]]:
+    """How near the sites' generators come to the images that they learnt from, image by image (FedER, Figs. 3 and 4).
 
-    return kept(run, "projected.json", generators.projected)
+    The runs of the first arm have no privacy loss, those of the second have it.
+    """
+    if len(folders) < 2:  # nothing is kept of one arm alone
+        return {}
+    (plain, ours), (private, theirs) = folders.items()
+    found = [
+        kept(one, "projected.json", partial(_project, other=two))["distances"]
+        for one, two in zip(ours, theirs, strict=True)
+    ]
+    return {(label, "distance"): [pair[place] for pair in found] for place, label in enumerate((plain, private))}
+
+
+def _project(run: Path, other: Path) -> JsonObject:
+    from polyclinic_lab import generators  # here: it imports the attacks
+
+    return {"distances": generators.projected(run, other)}
 
 
 def inverted(folders: Folders, scale: str, *words: str) -> Mapping[tuple[str, str], Sequence[float | None]]:
@@ -255,11 +279,12 @@ OF_RUN: dict[str, Callable[..., Mapping[str, float]]] = {
     one.__name__: one
     for one in (
         *(test, own_sites, across_sites, cluster_gap, replay_quality, carried, carried_each_round, forgetting),
-        *(weights_parcels, audited, utility, curve, coverage, projected),
+        *(weights_parcels, audited, utility, curve, coverage),
         own_measures.same_after_kill,
     )
 }
 #: measures of all runs of a claim together, or of none: values by label and metric
-OF_ALL: dict[str, Callable[..., Mapping[tuple[str, str], Sequence[float | None]]]] = {
-    one.__name__: one for one in (own_measures.one_digest, own_measures.overhead, own_measures.epsilons, inverted)
+OF_ALL: dict[str, Callable[..., Mapping[tuple[str, str], Sequence]]] = {
+    one.__name__: one
+    for one in (own_measures.one_digest, own_measures.overhead, own_measures.epsilons, projected, inverted)
 }

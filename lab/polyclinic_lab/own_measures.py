@@ -88,7 +88,7 @@ def epsilons(_: Folders, scale: str, *changes: str) -> Values:
     noise, delta = float(told.get("noise", 0.7)), float(told.get("delta", 0))
     accountant: Accountant = "prv" if told.get("accountant") == "prv" else "rdp"
     found: Values = {}
-    for samples, epochs in itertools.product((1144, 5000, 10000), (50, 100, 200, 225, 300)):
+    for samples, epochs in itertools.product((1144, 4575, 5000, 10000), (50, 100, 200, 225, 300)):
         steps, rate = steps_in(epochs, samples, 32), sampling_rate_for(samples, 32)
         spent = compute_epsilon(rate, noise, steps, delta or 1 / samples, accountant)
         found[f"{samples} images", f"epsilon after {epochs} epochs"] = [spent]

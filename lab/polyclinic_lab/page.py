@@ -1,4 +1,4 @@
-"""`pages/claims.md`: a table for each paper, written from the records.
+"""`pages/claims.md`, a table for each paper, and `pages/reasons.md`, why some did not hold; written from the records.
 
 python -m polyclinic_lab.page
 """
@@ -13,37 +13,44 @@ from polyclinic.json_types import JsonObject
 from polyclinic_lab.claim import CLAIMS, SCALES, Claim
 from polyclinic_lab.records import RECORDS, Kept, is_stale, records
 
-PAGE = Path(__file__).parents[1] / "pages" / "claims.md"
+PAGES = Path(__file__).parents[1] / "pages"
 VERDICTS = ("yes", "no", "undecided")
 HEAD = """\
 # Claims of the papers, and what came of them
 
-Written by `python -m polyclinic_lab.page`. `polyclinic reproduce CLAIM --out DIR` checks a claim again; its rule,
-arms and settings are in `polyclinic_lab/claims/`, all measured values, the machine and the commit behind the verdict.
+Written by `python -m polyclinic_lab.page`. `polyclinic reproduce CLAIM --out DIR` checks a claim again. A verdict leads
+to its record: all values, the rule, settings, data, machine, minutes and commit. [Why some did not hold](reasons.md).
 
-- *yes*: the whole 95 % interval of the differences, seed by seed, lies on the claimed side. *no*: it lies on the other
-  side. *undecided*: it has both signs, or there are fewer than two pairs of runs. Claims on gradient inversion compare
-  image by image. In brackets: seeds, or images.
-- `quick` has small networks and images (two cores, at most 15 minutes), `full` comes near to the paper (a GPU).
-  Numbers are those of the largest scale that was run: mean ± standard deviation over seeds, of what the rule asks.
-- `*`: the rule was written when a result was known. `†`: the study has changed since the record. Some claims got six
-  seeds when three had left them open: to look twice makes a wrong yes or no a little likelier than one in twenty.
+- *yes*: the whole 95 % interval of the differences (seed by seed, or image by image) lies on the claimed side. *no*: it
+  lies on the other side. *undecided*: it has both signs, or pooled training learnt too little to compare with; the
+  record says how many seeds would decide. In brackets: seeds, or images.
+- `quick`: small networks and images (two cores, at most 15 minutes); `full` comes near to the paper (a GPU). Numbers
+  are those of the largest scale that was run, mean ± standard deviation, of what the rule asks. *not run*: the
+  experiment was made anew, and has not had a GPU yet.
+- `*`: the rule was written when a result was known. `†`: the study has changed since the record.
+"""
+REASONS = """\
+# Why some claims did not hold
+
+Written by `python -m polyclinic_lab.page`. Experiments that change one thing each, with rules of their own; *yes* means
+that it is a reason. [All claims](claims.md).
 """
 
 
-def page(folder: Path = RECORDS) -> str:
-    """The whole page."""
+def pages(folder: Path = RECORDS) -> dict[str, str]:
+    """The text of both pages by the names of their files."""
     kept = records(folder)
+    return {"claims.md": page(kept), "reasons.md": "\n".join([REASONS, *_reasons(kept)]) + "\n"}
+
+
+def page(kept: Kept) -> str:
+    """The table of verdicts, and one for each paper."""
     papers = dict.fromkeys(claim.paper for claim in CLAIMS.values())
     lines = [HEAD, *_counts(kept, list(papers))]
     for paper in papers:
-        lines += [
-            "",
-            f"## {paper}",
-            "",
-            *_table([c for c in CLAIMS.values() if c.paper == paper and not c.decides], kept),
-        ]
-    return "\n".join([*lines, "", *_reasons(kept)]) + "\n"
+        claims = [claim for claim in CLAIMS.values() if claim.paper == paper and not claim.decides]
+        lines += ["", f"## {paper}", "", *_table(claims, kept)]
+    return "\n".join(lines) + "\n"
 
 
 def _counts(kept: Kept, papers: list[str]) -> Iterator[str]:
@@ -58,13 +65,13 @@ def _counts(kept: Kept, papers: list[str]) -> Iterator[str]:
 
 
 def _table(claims: list[Claim], kept: Kept) -> Iterator[str]:
-    yield "| | sentence | the paper | ours | quick | full | claim |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| | sentence | the paper | ours | verdict | claim |"
+    yield "|---|---|---|---|---|---|"
     for claim in claims:
-        found = kept.get((claim.name, "full")) or kept.get((claim.name, "quick"))
-        ours = _numbers(claim, found["ours"]) if found else ""
+        scales = [scale for scale in reversed(SCALES) if (claim.name, scale) in kept]
+        ours = _numbers(claim, kept[claim.name, scales[0]]["ours"]) if scales else ""
         theirs = _numbers(claim, [vars(number) for number in claim.numbers])
-        verdicts = " | ".join(_verdict(claim, scale, kept) for scale in SCALES)
+        verdicts = "; ".join(f"{scale}: {_verdict(claim, scale, kept)}" for scale in scales) or "not run"
         sentence = f"{claim.sentence}{' `*`' if claim.post_hoc else ''}"
         yield f"| {claim.place} | {sentence} | {theirs} | {ours} | {verdicts} | `{claim.name}` |"
 
@@ -79,7 +86,7 @@ def _numbers(claim: Claim, rows: list[JsonObject]) -> str:
     told: dict[str, list[str]] = {}
     for metric, label in asked:
         if row := known.get((metric, label)):
-            told.setdefault(metric, []).append(f"{label} = {_spread(row['mean'], row['std'])}")
+            told.setdefault(metric, []).append(f"{label} {_spread(row['mean'], row['std'])}")
     return "; ".join(f"{metric}: {', '.join(values)}" for metric, values in told.items())
 
 
@@ -95,9 +102,6 @@ def _verdict(claim: Claim, scale: str, kept: Kept) -> str:
 
 def _reasons(kept: Kept) -> Iterator[str]:
     """Findings of the experiments that look for the reason why a claim did not hold."""
-    yield "## Why some did not hold"
-    yield ""
-    yield "Experiments that change one thing each, with rules of their own; *yes* means that it is a reason."
     for claim in CLAIMS.values():
         experiments = [one for one in CLAIMS.values() if one.decides == claim.name]
         if experiments:
@@ -112,9 +116,10 @@ def _reasons(kept: Kept) -> Iterator[str]:
 def _spread(mean: float, std: float | None) -> str:
     if abs(mean) >= 1000:  # MB
         return f"{mean:,.0f}"
-    return f"{mean:.3g}" + (f" ± {std:.2g}" if std else "")
+    return f"{mean:.3g}" + (f"±{std:.2g}" if std else "")
 
 
 if __name__ == "__main__":
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGES.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (PAGES / name).write_text(text, encoding="utf-8")

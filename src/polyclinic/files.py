@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,6 +98,8 @@ def sync_folder(folder: Path) -> None:
 
 def make_folder_durable(folder: Path) -> None:
     """Create a folder and those above it; all their names are on disk when this returns."""
+    if folder.exists():
+        return
     missing = [above for above in (folder, *folder.parents) if not above.exists()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for new in missing:
@@ -140,7 +143,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, durable: bool = 
     copies = contiguous_cpu_copies(tensors)
     with atomic_file(path) as partial:
         try:
-            place = {_PLACE: _place_of(path)} if placed else {}
+            place = {_PLACE: f"{path.parent.name}/{path.name}"} if placed else {}
             save_file(copies, partial, {_DIGEST: digest_of_tensors(copies)} | place)
         except SafetensorError as error:  # a full disk, say
             raise StorageFailed(f"{path}: cannot be written ({error}); make room, then go on with --resume") from None
@@ -171,13 +174,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise Damaged(f"{path}: cannot be read ({error.strerror})") from None
     if noted is not None and digest_of_tensors(tensors) != noted:
         raise Damaged(f"{path}: is damaged (its SHA-256 is not the one that was noted when it was written)")
-    if place not in (None, _place_of(path)):
+    if place not in (None, f"{path.parent.name}/{path.name}"):
         raise Damaged(f"{path}: is damaged (it holds what was written as {place})")
     return tensors
-
-
-def _place_of(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"
 
 
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
@@ -290,7 +289,13 @@ def check_place(place: Path, flag: str = "--out") -> None:
     nearest = next((above for above in (place, *place.parents) if above.exists()), Path())
     if nearest != place and not nearest.is_dir():
         raise BadInput(f"{named}: {nearest} is a file, not a folder; name another place")
-    if not os.access(nearest, os.W_OK):
+    try:
+        writable = os.access(nearest, os.W_OK)
+        with tempfile.TemporaryFile(dir=nearest) if nearest.is_dir() else contextlib.nullcontext():
+            pass
+    except OSError:  # a place such as /proc, in which nobody makes a file
+        writable = False
+    if not writable:
         raise BadInput(f"{named}: {nearest} cannot be written; name another place, or change its permissions")
 
 

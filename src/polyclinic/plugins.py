@@ -97,8 +97,12 @@ def load_at_site(names: Any, file: Path) -> None:
         for name in resolved:
             if is_file(name) or not _has_entry_points(name):  # a module may be listed for its networks alone
                 _load(name)
-            else:
-                _load_layers(name)
+                continue
+            # its entry points load classes when they are needed; layers, if it has any, are needed always
+            package = re.sub(r"[-.]+", "_", name)
+            if importlib.util.find_spec(package) and hasattr(module := _import_module(package), "LAYERS"):
+                folder, sha256 = digest_of_package(package)
+                LOADED[name] = Plugin(module, sha256, folder)
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
 
@@ -167,7 +171,13 @@ def folders(names: Iterable[str]) -> list[str]:
 def _load(name: str, expected: str | None = None) -> Plugin:
     """One plug-in, a file or a module; BadInput where its SHA-256 is not the `expected` one."""
     if is_file(name):
-        folder, source = Path(name).parent, _read(Path(name))
+        folder = Path(name).parent
+        try:
+            source = Path(name).read_bytes()
+        except OSError as error:
+            raise BadInput(
+                f"plugins: {name} cannot be read ({error.strerror or error}); put the file there, or name its new place"
+            ) from None
         sha256 = hashlib.sha256(source).hexdigest()
     else:
         module = _import_module(name)
@@ -182,15 +192,6 @@ def _load(name: str, expected: str | None = None) -> Plugin:
         _add(module, f"plug-in {name}")
         LOADED[name] = Plugin(module, sha256, folder)
     return LOADED[name]
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadInput(
-            f"plugins: {path} cannot be read ({error.strerror or error}); put the file there, or name its new place"
-        ) from None
 
 
 def _run_file(path: Path, source: bytes) -> ModuleType:
@@ -260,15 +261,6 @@ def tables_of(module: ModuleType) -> dict[str, Mapping[str, Any]]:
         if meant and name not in GROUPS and isinstance(table, Mapping):
             raise BadInput(f"plugins: {where} has a dict {name}; did you mean {meant[0]}?")
     return found
-
-
-def _load_layers(name: str) -> None:
-    """Note the module of a distribution with entry points, which load its classes when they are needed, if it has
-    layers too: those are needed always."""
-    package = re.sub(r"[-.]+", "_", name)
-    if importlib.util.find_spec(package) and hasattr(module := _import_module(package), "LAYERS"):
-        folder, sha256 = digest_of_package(package)
-        LOADED[name] = Plugin(module, sha256, folder)
 
 
 def _has_entry_points(name: str) -> bool:

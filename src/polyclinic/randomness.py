@@ -27,7 +27,7 @@ SEED_AT, WORDS_AT = 0, 24
 
 def seed_of(*address: str | int) -> int:
     """A 63-bit seed, the same on every machine, for the given address."""
-    return _seed_of(_text(*address))
+    return int.from_bytes(hashlib.sha256(_text(*address)).digest()[:8], "big") >> 1
 
 
 def torch_rng(*address: str | int) -> torch.Generator:
@@ -86,20 +86,16 @@ def _seeded_gpus(gpus: Sequence[torch.device | int], *address: str | int) -> Ite
 
 
 def _text(*address: str | int) -> bytes:
-    return "\x1f".join(f"{type(part).__name__}:{part}" for part in address).encode()
-
-
-def _seed_of(text: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+    return "\x1f".join([f"{type(part).__name__}:{part}" for part in address]).encode()
 
 
 def _cpu_state(*address: str | int) -> torch.Tensor:
     """The state of a CPU generator at the beginning of its stream: all words of mt19937 come from the address."""
     import torch
 
-    state, text = _fresh_state().copy(), _text(*address)
-    words = np.frombuffer(hashlib.shake_256(text).digest(4 * WORDS), "<u4")
-    state[SEED_AT : SEED_AT + 8].view(np.uint64)[:] = _seed_of(text)
+    state = _fresh_state().copy()
+    words = np.frombuffer(hashlib.shake_256(_text(*address)).digest(4 * WORDS), "<u4")
+    state[SEED_AT : SEED_AT + 8].view(np.uint64)[:] = seed_of(*address)
     state[WORDS_AT : WORDS_AT + 8 * WORDS].view(np.uint64)[:] = words
     return torch.from_numpy(state)
 

@@ -42,6 +42,7 @@ def no_such_choice(word: str, choices: list[str]) -> str:
 #: settings that older versions had, and why they went: a study must not name them, a run folder may
 GONE = {
     "engine.compiled": "training passes are not compiled any more",
+    "generator.compile": "StyleGAN2's networks are not compiled any more",
     **dict.fromkeys(
         (f"policy.incoming.{name}" for name in ("images", "quiet", "exposed", "graded", "loss")),
         "the incoming check looks at no image any more",
@@ -65,7 +66,10 @@ def sentences(error: ValidationError, path: str, kind: type[Settings]) -> str:
 
 
 def _sentence(problem: Any, path: str, kind: type[Settings]) -> str:
-    where = ".".join([path, *(str(part) for part in problem["loc"] if not _is_type(part))]).strip(".")
+    # pydantic puts the tried type of a union into the path; users know only their fields
+    types = ("int", "float", "str", "bool")
+    parts = [str(one) for one in problem["loc"] if not (isinstance(one, str) and ("[" in one or one in types))]
+    where = ".".join([path, *parts]).strip(".")
     allowed = list(kind.model_fields)
     if problem["type"] == "extra_forbidden":
         if where in GONE:
@@ -75,19 +79,11 @@ def _sentence(problem: Any, path: str, kind: type[Settings]) -> str:
         word = str(problem["loc"][-1])
         return f"{where}: no such setting{did_you_mean(word, allowed)}; choose from {', '.join(allowed)}"
     if problem["type"] == "missing":
-        return f"{where}: missing; {_description(kind, problem['loc'])}"
+        field = kind.model_fields.get(str(problem["loc"][-1])) if problem["loc"] else None
+        given = f"give {field.description}" if field and field.description else "it has no default"
+        return f"{where}: missing; {given}"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     for python, plain in PLAIN.items():
         message = message.replace(python, plain)
     given = "" if isinstance(problem["input"], Mapping) else f" (it is {problem['input']!r})"
     return f"{where}: {message[0].lower()}{message[1:]}{given}"
-
-
-def _is_type(part: object) -> bool:
-    """Pydantic puts the tried type of a union into the path; users know only their fields."""
-    return isinstance(part, str) and ("[" in part or part in ("int", "float", "str", "bool"))
-
-
-def _description(kind: type[Settings], location: tuple) -> str:
-    field = kind.model_fields.get(str(location[-1])) if location else None
-    return f"give {field.description}" if field and field.description else "it has no default"

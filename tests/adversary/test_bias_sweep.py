@@ -9,7 +9,7 @@ import pytest
 import torch
 from attacked_site import SITE, ask
 
-from polyclinic.attacks.coordinator.crafting import dense_layer, input_of
+from polyclinic.attacks.crafting import dense_layer, input_of
 from polyclinic.federation.layers.suspension import Suspensions
 from polyclinic.training.image_draws import hold_rows_of_few
 

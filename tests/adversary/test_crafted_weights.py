@@ -5,7 +5,7 @@ import torch
 from attacked_site import ask
 from PIL import Image
 
-from polyclinic.attacks.coordinator.imprint import Imprint
+from polyclinic.attacks.coordinator import Imprint
 from polyclinic.attacks.scoring import identified
 
 

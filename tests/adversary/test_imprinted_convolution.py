@@ -6,7 +6,7 @@ import pytest
 import torch
 from attacked_site import SITE, ask
 
-from polyclinic.attacks.coordinator.crafting import input_of
+from polyclinic.attacks.crafting import input_of
 from polyclinic.federation.call import DataDependentRefusal
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.training.image_draws import hold_rows_of_few

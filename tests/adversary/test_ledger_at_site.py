@@ -8,8 +8,8 @@ import pytest
 from attacked_site import KINDS, SITE, ask, first_weights
 
 from polyclinic.cli import run_app
-from polyclinic.federation.bookkeeping import Heads
 from polyclinic.federation.call import COORDINATOR, Call, GateRefused
+from polyclinic.federation.layers.replies import Heads
 from polyclinic.federation.ledger.keys import KitKeys, sign_anchor
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import LedgerBroken

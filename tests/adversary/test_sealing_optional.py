@@ -57,13 +57,14 @@ def test_a_phantom_gets_no_key_and_no_parcel(host, tmp_path):
 
 @pytest.fixture
 def sealed(tmp_path):
-    """A box with two images that site 'south' sealed for 'north'."""
+    """A box with two images that site 'south' sealed for 'north' in the run 'run'."""
     sender, mine = KitKeys(tmp_path / "south"), KitKeys(tmp_path / "kit" / "local").public(SITE)
     buffer = Parcel(
         "synthetic-images", {"images": torch.zeros(2, 1, 32, 32, dtype=torch.uint8), "labels": torch.zeros(2)}
     )
     about = {"from": "south", "operation": "hand_over", "kind": "synthetic-images"}
-    box = seal_box(buffer.encoded, {**about, "to": SITE, "round": 1}, sender=sender.own(""), recipient=mine)
+    bound = {**about, "to": SITE, "round": 1, "run": "run"}
+    box = seal_box(buffer.encoded, bound, sender=sender.own(""), recipient=mine)
     return Parcel(SEALED, {"box": torch.frombuffer(box, dtype=torch.uint8)}, about)
 
 
@@ -76,6 +77,14 @@ def test_a_box_is_taken_once(host, sealed):
     ask(host, "receive", parcels={"synthetic_images": sealed})
     with pytest.raises(ParcelRejected, match="was taken before"):
         ask(host, "receive", parcels={"synthetic_images": sealed})
+
+
+def test_a_box_is_not_taken_in_another_run_of_the_study(kit, sealed):
+    """A coordinator kept it, and submits the study again under another name, where nobody has taken it yet."""
+    other = kit.host("other", **FEDER)
+    ask(other, "prepare", 0)
+    with pytest.raises(ParcelRejected, match="do not open"):
+        ask(other, "receive", parcels={"synthetic_images": sealed})
 
 
 def test_a_box_is_not_taken_again_after_the_run_was_put_back(kit, host, sealed):

@@ -34,7 +34,7 @@ def test_a_site_is_simulated_only_by_the_simulator_that_started_it(kit, order, t
 
 def test_the_simulators_own_processes_are_simulated(order, monkeypatch):
     monkeypatch.setenv(TOKEN, "0123")
-    monkeypatch.setattr("polyclinic.runner.run.nvflare_simulation.end_with", lambda pid: None)
+    monkeypatch.setattr("polyclinic.runner.run.nvflare_simulation.end_with", lambda *_: None)
     assert is_simulated("0123")
     assert programs.relay_for(order, "north", None).site == "site-1"
 
@@ -49,7 +49,7 @@ def test_a_site_that_cannot_take_part_names_no_file_and_no_host(kit, monkeypatch
 
 def test_a_message_that_breaks_the_relay_brings_no_traceback(kit, monkeypatch):
     """NVFlare sends the traceback of whatever a site's function raises."""
-    monkeypatch.setattr("polyclinic.deployment.deployed_site.end_with", lambda pid: None)
+    monkeypatch.setattr("polyclinic.deployment.deployed_site.end_with", lambda *_: None)
     from attacked_site import study
 
     from polyclinic import __version__

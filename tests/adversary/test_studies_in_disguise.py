@@ -38,7 +38,7 @@ def test_words_of_one_script_are_taken(kit):
 
 def test_every_unusual_setting_is_shown_to_the_officer(kit):
     came(kit, optimizer={"batch_size": 10, "lr": 0.7}, evaluation={"statistics": True}, method={"name": "fedavg"})
-    told = describe(Approvals(kit, "north"), "first")
+    told = describe(Approvals(kit, "north"), "first").sentences
     shown = told[told.index("Settings that differ from the defaults:") + 1 :]
     for line in ("- optimizer.lr = 0.7", "- optimizer.batch_size = 10", "- evaluation.statistics = True",
                  "- data.size = 16", "- model.backbone = lenet5"):  # fmt: skip

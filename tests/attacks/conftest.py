@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.attacks.gradient_inversion.networks import LeNet, with_random_weights
-from polyclinic.attacks.gradient_inversion.simulation import cross_entropy
+from polyclinic.attacks.gradient_inversion.objective import cross_entropy
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.randomness import torch_rng
 
@@ -45,3 +45,11 @@ def sent() -> Callable[..., list[Parcel]]:
         return parcels
 
     return send
+
+
+@pytest.fixture
+def one_image_each(lenet, smooth_images, sent):
+    """Eight sites with an image each: (network, images [8, 1, 1, 16, 16], labels [8, 1], parcels)."""
+    images = smooth_images(8)[:, None]
+    labels = (torch.arange(8) % 5)[:, None]
+    return lenet, images, labels, sent(lenet, images, labels)

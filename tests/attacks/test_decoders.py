@@ -84,8 +84,8 @@ def test_what_does_not_fit_is_refused():
         SurrogateDecoder().run(torch.zeros(2, 3), own)
     with pytest.raises(BadInput, match="by the same encoder"):
         PairedDecoder().run(torch.zeros(2, 3, 4, 4), own, torch.zeros(4, 5, 4, 4))
-    with pytest.raises(BadInput, match="an encoder makes maps of 8 x 8"):
-        SurrogateDecoder().run(torch.rand(8, 3, 4, 4), own, encoders=[drawn()])
+    with pytest.raises(BadInput, match="make maps of 8 x 8, and the parcel holds 5 x 5"):
+        SurrogateDecoder().run(torch.rand(8, 3, 5, 5), own)
 
 
 def test_a_training_that_broke_is_tried_again_more_slowly(monkeypatch):
@@ -104,25 +104,17 @@ def test_a_training_that_broke_is_tried_again_more_slowly(monkeypatch):
     assert rates == [0.5, 0.1, 0.02]
 
 
-LEARN = {"width": 16, "steps": 150, "batch_size": 16, "lr": 5e-3}
-
-
-def clouds(count: int, name: str) -> Tensor:
-    clouds = noise_images(count, 1, 16, torch_rng("learned decoder", name))
-    return 0.6 * clouds + 0.4 * torch.linspace(0, 1, 16)
-
-
 @pytest.fixture(scope="module")
 def encoder() -> nn.Module:
     """Batch norm in it has running statistics, as a trained network's has."""
     network = nn.Sequential(draw_encoder(1, 4, 3), nn.BatchNorm2d(draw_encoder(1, 4, 3)[-3].out_channels))
-    network.train()(clouds(64, "statistics"))
+    network.train()(images(64, "statistics"))
     return network.eval()
 
 
 def test_other_images_are_enough(encoder):
-    own, truth, others = clouds(128, "own"), clouds(24, "truth"), clouds(100, "others")
-    found = LearnedDecoder(**LEARN).decode(encode_images(encoder, truth), encoder, own)
+    own, truth, others = images(128, "own"), images(24, "truth"), images(100, "others")
+    found = LearnedDecoder(**FAST).decode(encode_images(encoder, truth), encoder, own)
     guess = (found.guess - truth).square().mean()
     assert float((found.images - truth).square().mean()) < 0.5 * float(guess)
     picked = pick_out(found.images, truth, others)
@@ -132,8 +124,8 @@ def test_other_images_are_enough(encoder):
 
 def test_latents_of_other_images_point_nowhere(encoder):
     """Under the null, the right one of 124 is picked by chance."""
-    own, truth, others = clouds(64, "own"), clouds(24, "truth"), clouds(100, "others")
-    found = LearnedDecoder(**{**LEARN, "steps": 40}).decode(encode_images(encoder, clouds(24, "else")), encoder, own)
+    own, truth, others = images(64, "own"), images(24, "truth"), images(100, "others")
+    found = LearnedDecoder(**{**FAST, "steps": 40}).decode(encode_images(encoder, images(24, "else")), encoder, own)
     assert pick_out(found.images, truth, others).right <= 2
 
 
@@ -143,16 +135,16 @@ def test_vectors_are_decoded_too():
     weights = torch.randn(256, 48, generator=torch_rng("learned decoder", "vectors")) / 16
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(256, 48, bias=False))
     encoder[1].weight.data = weights.T.contiguous()
-    own, truth = clouds(128, "own"), clouds(24, "truth")
+    own, truth = images(128, "own"), images(24, "truth")
     vectors = encode_images(encoder, truth)
     assert as_maps(vectors).shape == (24, 48, 1, 1)
-    found = LearnedDecoder(**{**LEARN, "width": 32}).decode(vectors, encoder, own)
+    found = LearnedDecoder(**{**FAST, "width": 32}).decode(vectors, encoder, own)
     assert found.images.shape == truth.shape
-    assert pick_out(found.images, truth, clouds(100, "others")).right >= 2  # by chance 0.2 of 24
+    assert pick_out(found.images, truth, images(100, "others")).right >= 2  # by chance 0.2 of 24
 
 
 def test_whole_batches_share_their_statistics(encoder):
-    pictures = clouds(20, "own")
+    pictures = images(20, "own")
     assert len(encode_images(encoder, pictures, together=8)) == 16
     apart, together = encode_images(encoder, pictures[:8]), encode_images(encoder, pictures[:8], together=8)
     assert not torch.allclose(apart, together, atol=1e-3)

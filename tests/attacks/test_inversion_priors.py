@@ -1,4 +1,4 @@
-"""Priors of gradient inversion: public images, batch-norm statistics that were sent, small images first, rounds."""
+"""Priors of gradient inversion: public images, batch-norm statistics that were sent, rounds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
-from polyclinic.attacks.gradient_inversion.objective import FixedLabels, Objective
-from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, DenoiserPrior, GaussianPrior, batch_statistics
+from polyclinic.attacks.gradient_inversion.objective import FixedLabels, Objective, Simulation
+from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, GaussianPrior, batch_statistics
 from polyclinic.attacks.gradient_inversion.settings import PRESETS
-from polyclinic.attacks.gradient_inversion.simulation import Simulation
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel
@@ -65,32 +64,12 @@ def lenet() -> nn.Module:
     return with_random_weights(LeNet(1, 3, SIDE), torch_rng("priors", "lenet"))
 
 
-# --- public images --------------------------------------------------------------------------------------
-
-
 def test_images_like_the_public_ones_are_likely():
     prior = GaussianPrior.of(PUBLIC)
     alike = prior(pictures(20, "others")[:, None])
     noise = prior(torch.rand(20, 1, 1, SIDE, SIDE, generator=torch_rng("priors", "noise")))
     assert float(alike.mean()) < 2
     assert float(noise.min()) > 10 * float(alike.max())
-
-
-@pytest.fixture(scope="module")
-def denoiser() -> DenoiserPrior:
-    return DenoiserPrior.of(PUBLIC, steps=120)
-
-
-def test_a_denoiser_changes_little_about_images_like_the_public_ones(denoiser):
-    alike = denoiser(pictures(20, "others")[:, None])
-    noise = denoiser(torch.rand(20, 1, 1, SIDE, SIDE, generator=torch_rng("priors", "noise")))
-    assert float(noise.min()) > 5 * float(alike.max())
-    assert denoiser.select_rows(torch.tensor([0])) is denoiser
-    assert denoiser.to("cpu", torch.float64)(PUBLIC[:1, None].double()).dtype == torch.float64
-    denoiser.to("cpu", torch.float32)
-
-
-# --- batch-norm statistics ------------------------------------------------------------------------------
 
 
 def test_statistics_of_the_very_batch_follow_from_running_ones(normed):
@@ -125,51 +104,31 @@ def test_sent_statistics_bring_a_batch_back_better(normed):
     assert helped < 0.8 * plain
 
 
-# --- searches -------------------------------------------------------------------------------------------
-
-
 def error_of(
     model, parcels: list[Parcel], labels: Tensor, *, batch: int = 1, known: dict | None = None, **settings
 ) -> float:
     """The squared error of what a short search from noise finds."""
-    attack = PRESETS["geiping"].model_copy(
-        update={"iterations": 60, "total_variation": 1e-4, "label": "known", **settings}
-    )
-    knowledge = Knowledge(
-        model,
-        (1, SIDE, SIDE),
-        batch_size=batch,
-        classes=3,
-        labels=labels[None].expand(len(parcels), -1),
-        **(known or {}),
-    )
-    found = attack.run(parcels, knowledge, seed=1)
+    usual = {"iterations": 60, "total_variation": 1e-4, "label": "known"}
+    attack = PRESETS["geiping"].model_copy(update={**usual, **settings})
+    more = {"batch_size": batch, "classes": 3, "labels": labels[None].expand(len(parcels), -1), **(known or {})}
+    found = attack.run(parcels, Knowledge(model, (1, SIDE, SIDE), **more), seed=1)
     return float((found.images[0] - TRUTH[:batch]).square().mean())
 
 
 def test_public_images_bring_an_image_back_better(lenet):
     parcel, _ = sent_by(lenet, TRUTH[:1], torch.tensor([1]))
     plain = error_of(lenet, [parcel], torch.tensor([1]))
-    helped = error_of(
-        lenet, [parcel], torch.tensor([1]), image_prior=1e-4, known={"image_prior": GaussianPrior.of(PUBLIC)}
-    )
+    known = {"image_prior": GaussianPrior.of(PUBLIC)}
+    helped = error_of(lenet, [parcel], torch.tensor([1]), image_prior=1e-4, known=known)
     assert helped < 0.5 * plain
-
-
-def test_small_images_first_bring_an_image_back_better(lenet):
-    parcel, _ = sent_by(lenet, TRUTH[:1], torch.tensor([1]))
-    plain = error_of(lenet, [parcel], torch.tensor([1]))
-    assert error_of(lenet, [parcel], torch.tensor([1]), scales=(4, 2)) < 0.7 * plain
 
 
 def test_rounds_of_the_same_image_are_one_question(lenet):
     """The loss of two rounds together is their mean, and one point is searched for."""
     later = copy.deepcopy(lenet)
     with torch.no_grad():
-        for parameter in later.parameters():
-            parameter.add_(
-                0.1 * torch.randn(parameter.shape, generator=torch_rng("priors", "later", parameter.shape[0]))
-            )
+        for one in later.parameters():
+            one.add_(0.1 * torch.randn(one.shape, generator=torch_rng("priors", "later", one.shape[0])))
     label = torch.tensor([1])
     parcels = [sent_by(model, TRUTH[:1], label)[0] for model in (lenet, later)]
     single = [error_of(model, [parcel], label) for model, parcel in zip((lenet, later), parcels, strict=True)]
@@ -199,5 +158,3 @@ def test_a_prior_without_what_it_needs_is_refused(lenet):
     parcel, _ = sent_by(lenet, TRUTH[:1], torch.tensor([1]))
     with pytest.raises(BadInput, match=r"attack\.image_prior: has a weight, and needs Knowledge\.image_prior"):
         error_of(lenet, [parcel], torch.tensor([1]), image_prior=0.1)
-    with pytest.raises(ValueError, match="scales: give divisors of the sides in descending order"):
-        type(PRESETS["geiping"])(scales=(2, 4))

@@ -15,14 +15,12 @@ from polyclinic.attacks.near_copies import (
     brighten,
     correlations,
     mirror,
-    mix,
     paste_over,
     search_power,
     shift,
     smooth,
 )
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
-from polyclinic.errors import BadInput
 from polyclinic.metrics.images import turned
 from polyclinic.randomness import torch_rng
 
@@ -107,9 +105,6 @@ def test_a_duplicate_between_training_and_held_out_images_raises_the_limit(sets)
     assert max(spoiled.limits(40)) > 1.5 * max(usual.limits(40))
 
 
-# --- power ----------------------------------------------------------------------------------------------
-
-
 def test_the_power_says_where_the_search_stops(index):
     power = search_power(index, 300)
     assert power.weakest >= 0.8
@@ -120,9 +115,6 @@ def test_the_power_says_where_the_search_stops(index):
     assert "a single copy is found if it is at most mirrored, shifted by" in str(power)
 
 
-# --- the parts --------------------------------------------------------------------------------------------
-
-
 def test_a_correlation_is_the_best_over_shifts_by_hand():
     image = torch.rand(1, 1, 16, 16, generator=torch_rng("near copies", "by hand"))
     moved = image.roll((2, -1), (-2, -1))
@@ -130,21 +122,3 @@ def test_a_correlation_is_the_best_over_shifts_by_hand():
     assert int(best_orientations(moved, image)) == 0
     assert int(best_orientations(turned(moved, 3), image)) == 1  # a quarter turn more undoes it
     assert float(correlations(moved, 1 - image)) < 0.9
-
-
-def test_smoothing_keeps_the_mean_of_a_flat_image():
-    assert torch.allclose(smooth(torch.full((1, 3, 9, 9), 0.4), 2.0), torch.tensor(0.4), atol=1e-5)
-
-
-def test_bad_input_is_named(sets, index):
-    with pytest.raises(BadInput, match="give 20 of each"):
-        CopyIndex(sets[0][:5], sets[1])
-    with pytest.raises(BadInput, match="made images: have shape"):
-        index.search(torch.zeros(2, 1, 16, 16))
-    with pytest.raises(BadInput, match="held-out images: have shape"):
-        CopyIndex(sets[0], torch.zeros(30, 1, 16, 16))
-
-
-def test_a_mixed_image_has_a_share_of_each():
-    images, others = torch.ones(2, 1, 4, 4), torch.full((3, 1, 4, 4), 0.5)
-    assert torch.allclose(mix(images, 0.4, others, torch_rng("mixed")), torch.full_like(images, 0.8))

@@ -142,14 +142,6 @@ def test_noise_that_is_not_frozen_is_named():
         FREE.run(GaussianSpace(noisy, 3), images(2, "a"), Pixels())
 
 
-def test_images_of_another_size_are_named():
-    with pytest.raises(BadInput, match="images of the generator: have shape"):
-        FREE.run(spanned(images(4, "a", 8)), images(2, "b"), Pixels())
-
-
-# --- intermediate spaces and codes ----------------------------------------------------------------------
-
-
 def blocks(vectors) -> Tensor:
     """A decoder that paints each place's vector (2 numbers) as two pixels below each other, twice as large."""
     (values,) = vectors
@@ -168,16 +160,3 @@ def test_codes_are_found():
         Projection(conditional=False, iterations=n, starts=4, lr=0.1).run(space, targets, Pixels()) for n in (1, 200)
     )
     assert found.distances.max() < 0.05 * once.distances.min()
-
-
-def test_a_point_stands_for_the_nearest_codes_and_gradients_pass():
-    codebook = torch.tensor([[0.0], [1.0]])
-    space = CodeSpace(lambda v: v[0], [codebook], [2])
-    spread = float(codebook.std())
-    point = (torch.tensor([[0.1, 0.4, 0.6, 3.0]]) / spread).requires_grad_()
-    assert space.codes(point)[0].tolist() == [[[0, 0], [1, 1]]]
-    made = space.images(point, None)
-    assert made.flatten().tolist() == pytest.approx([0, 0, 1, 1])
-    made.sum().backward()
-    assert point.grad is not None
-    torch.testing.assert_close(point.grad, torch.full((1, 4), spread))

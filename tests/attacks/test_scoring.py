@@ -20,15 +20,6 @@ def pictures(*shape: int, name: str = "a") -> torch.Tensor:
     return torch.rand(*shape, generator=torch_rng("scoring", name), dtype=torch.float64)
 
 
-def test_single_images_are_scored_in_their_order():
-    truth = pictures(3, 1, 1, 8, 8)
-    found = truth[[0, 2, 1]]
-    result = scoring.score(found, truth, torch.full_like(truth, 5.0))
-    assert not result.by_assignment
-    assert result.mse[0] == 0
-    assert result.mse[1] > 0.05
-
-
 def test_images_of_a_batch_are_assigned():
     truth = pictures(2, 3, 1, 8, 8)
     found = torch.stack((truth[0, [2, 0, 1]], truth[1, [1, 0, 2]])) + 0.01
@@ -117,11 +108,6 @@ def test_identified_counts_each_image_once_beside_those_that_the_site_never_had(
     assert str(scored) == "1 of 2 images identified at 40.0 dB (1 by chance)"
     with pytest.raises(BadInput, match="2 images of the site need as many others; 1 were given"):
         scoring.identified(found, truth, others[:1])
-
-
-def test_an_image_with_an_error_of_two_did_not_converge():
-    error, before = torch.tensor([1.9, 2.0, 0.5, 0.5, torch.nan]), torch.tensor([9.0, 9.0, 0.6, 0.5, 9.0])
-    assert scoring.non_converging(error, before).tolist() == [False, True, False, True, True]
 
 
 def test_images_through_the_steps(tmp_path: Path):

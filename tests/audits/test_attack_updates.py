@@ -10,7 +10,7 @@ from torch import nn
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
-from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation
+from polyclinic.attacks.gradient_inversion.objective import LocalTraining, Simulation
 from polyclinic.audits import attack_updates
 from polyclinic.audits.attack import Finding, Seen, Tools
 from polyclinic.audits.attack_updates import (
@@ -66,7 +66,7 @@ def test_statistics_that_left_are_those_of_the_batch(sent):
 
 def test_a_planted_update_has_the_same_company(sent):
     seen, truth = sent({"model.backbone": "small-cnn", "optimizer.batch_size": 4}, rounds=1, batch="mini")
-    (planted,) = planted_update(seen, truth, AttackPlan(seen).steps_to_plant)
+    (planted,) = planted_update(seen, truth)
     real, made = seen.companion("statistics"), planted.seen.companion("statistics")
     assert made.tensors.keys() == real.tensors.keys()
     assert made.digest != real.digest

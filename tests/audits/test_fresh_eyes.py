@@ -162,8 +162,8 @@ def test_a_site_that_nobody_attacked_has_not_withstood():
     lines = {site: [{"kind": "weights"}] for site in "abcd"}
     found = verdicts([withstood("a"), withstood("b")], lines)["weights"]
     assert found["verdict"] == NOT_TESTED
-    assert found["words"].startswith("withstood for a, b; c, d not tested")
-    assert found["withstood_for"] == ["a", "b"]
+    assert found["words"].startswith("what c, d sent was not attacked")
+    assert WITHSTOOD not in [one["verdict"] for one in found["questions"].values()]
     every = verdicts([withstood("a"), withstood("b"), withstood("c", "d")], lines)["weights"]
     assert (every["verdict"], every["sites_not_tested"]) == (WITHSTOOD, [])
 

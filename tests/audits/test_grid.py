@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.archive import releases
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.methods.shared.one_round import moments
 
 SMALL = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}
 
@@ -33,6 +35,16 @@ def test_a_sum_is_weighted_by_images():
     mean = mean_parcel([first, second])
     assert mean.tensors["w"].tolist() == [4.0, 2.0]
     assert mean.metadata["samples"] == 4
+
+
+def test_a_secure_sum_of_products_of_features_is_their_sum():
+    """What the coordinator of a one-round method opens, and what its audit attacks: whole numbers, added."""
+    each = [moments(np.full((count, 2), 0.5, np.float32), torch.ones(count, 1).double()) for count in (3, 5)]
+    parcels = [Parcel("statistics", one.tensors(), {"samples": one.count}) for one in each]
+    together = mean_parcel(parcels)
+    assert together.metadata["samples"] == 8
+    for name, tensor in (each[0] + each[1]).tensors().items():
+        assert torch.equal(together.tensors[name], tensor)
 
 
 def test_the_sum_of_gradients_is_the_gradient_over_all_images(tiny, undisturbed):

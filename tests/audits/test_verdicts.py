@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar
 
 import pytest
 
 from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Verdict
 from polyclinic.audits.attack import EVERY_QUESTION, Attack, Finding, NotTried, Planted
+from polyclinic.audits.audit import Clock, run_attack
 from polyclinic.audits.verdicts import CheckedFinding, run_with_power, verdicts
 
 
@@ -177,3 +179,29 @@ def test_what_was_not_tried_is_handed_on():
     (found,) = run_with_power(attack, "unreadable", None)  # type: ignore[arg-type]
     assert isinstance(found, NotTried)
     assert attack.ran == ["unreadable"]
+
+
+class Slow(Attack):
+    kinds = ("weights",)
+    questions = ("images",)
+
+    def attack(self, seen: Any, truth: Any) -> list[Any]:
+        time.sleep(60)
+        return []
+
+
+class Quick(Slow):
+    def attack(self, seen: Any, truth: Any) -> list[Any]:
+        return [NotTried("quick", "has nothing to say")]
+
+
+def test_an_attack_that_takes_long_is_cut_and_the_others_still_run():
+    clock, begin = Clock(0.5 / 60), time.monotonic()
+    (cut,) = run_attack("slow", Slow, None, None, clock)
+    assert time.monotonic() - begin < 10
+    assert (cut.attack, cut.question) == ("slow", "images")
+    assert "a quarter of what the budget had left" in cut.why
+    (said,) = run_attack("quick", Quick, None, None, Clock(1))
+    assert said.why == "has nothing to say"
+    (late,) = run_attack("quick", Quick, None, None, Clock(1e-9))
+    assert "used up" in late.why

@@ -11,7 +11,7 @@ import torch
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.copies import find_copies
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
-from polyclinic.attacks.gradient_inversion.simulation import Simulation
+from polyclinic.attacks.gradient_inversion.objective import Simulation
 from polyclinic.audits import attack_generators as attack_synthetic
 from polyclinic.audits import attack_latents, attack_membership, attack_updates
 from polyclinic.audits.attack import Finding, NotTried, Seen, Tools

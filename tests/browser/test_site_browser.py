@@ -34,15 +34,20 @@ def test_a_person_reads_approves_and_stops(open_page, address, kit, viewport, sc
     assert fits_the_screen(page)
     assert contrast(page) > 7
     card = page.locator("[data-run=first]")
-    card.locator("summary", has_text="What this study asks").click()
-    card.locator("li", has_text="train: weights, to the coordinator.").wait_for()
-    card.locator("input").fill("our board agreed")
+    card.locator("li", has_text="(step 'train'): weights of a model, to the coordinator.").wait_for()
+    card.locator("ol li", has_text="What attacks have got out of such parcels:").wait_for()
+    card.locator("input").nth(1).fill("our board agreed")
     asked = []
     page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
+    card.locator("button", has_text="Approve").click()
+    page.wait_for_selector("text=Write your name first")
+    assert asked == []
+    card.locator("input").first.fill("Ada Weiß")
     card.locator("button", has_text="Approve").click()
     page.wait_for_selector("text=Studies that wait for you (1)")
     assert asked[0].startswith("Approve first?")
     assert Approvals(kit, "north").decisions("first")[-1].why == "our board agreed"
+    assert Approvals(kit, "north").decisions("first")[-1].by.startswith("Ada Weiß (")
     page.locator("[data-run=first] button", has_text="Stop this study").click()
     page.locator("[data-run=first] h3", has_text="stopped").wait_for()
     assert Approvals(kit, "north").state("first") == "revoked"

@@ -9,6 +9,7 @@ from rich.console import Console
 from polyclinic.cli.tables import (
     attacks_of,
     coordinator_table,
+    print_table,
     print_warnings,
     replay_sentence,
     threat_table,
@@ -66,6 +67,32 @@ def test_the_table_fits_a_screen_of_80_columns_without_broken_words():
     assert any("try a larger one" in line for line in printed(verdict_table(REPORT, 240), 240))
     for table in (threat_table(REPORT), coordinator_table(COORDINATOR)):
         assert max(map(len, printed(table))) <= 80
+
+
+def test_a_wide_table_is_printed_in_parts_and_breaks_no_word():
+    columns = [
+        "method",
+        "balanced accuracy",
+        "95 % interval",
+        "p against fedavg",
+        "average surface distance",
+        "carried",
+    ]
+    rows = [
+        ["cwt-replay", "0.912 ± 0.034", "0.878 to 0.946", "< 0.001", "12.345 ± 1.234", "123.4 MB"],
+        None,
+        ["a guess"],
+    ]
+    shown = {}
+    for width in (200, 80, 60):
+        console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+        print_table(columns, rows, console=console, whole=1, title="everything that was measured")
+        shown[width] = console.export_text()
+        assert max(map(len, shown[width].splitlines())) <= width
+        words = set(re.findall(r"[\w.<%±-]+", shown[width]))
+        assert words == set(re.findall(r"[\w.<%±-]+", f"{columns} {rows[0]} a guess everything that was measured"))
+        assert "0.912 ± 0.034" in shown[width]
+    assert shown[200].count("cwt-replay") == 1 < shown[60].count("cwt-replay")
 
 
 def test_the_released_model_is_named_and_not_counted_among_the_parcels():

@@ -118,11 +118,23 @@ def test_bad_settings_are_one_sentence_and_leave_no_folder(here, capsys, setting
         (["compare", "study.toml", "--methods", "cwt", "--over", "optimizer.lr=1,1"], "each value only once"),
         (["run", "study.toml", "--set", "data.fold=7/5"], "data.fold: there is no fold 7/5"),
         (["ledger", "none"], "holds no ledger"),
+        (["ledger", "study.toml"], "study.toml: is no ledger; name a run folder"),
+        (
+            ["run", "."],
+            "is a folder, and a study is a TOML file; to go on with this run: polyclinic run --resume",
+        ),
+        (["run", "scans"], "of your own images: polyclinic study new study.toml --for scans"),
+        (["dossier"], "dossier: `polyclinic report RUN --dossier` writes one"),
+        (["explain"], "`polyclinic ledger show RUN --for-officer` explains what left"),
+        (["evaluate", "none", "--study", "none", "--out", "/proc/x"], "--out /proc/x: /proc cannot be written"),
+        (["predict", "none", "none", "--out", "study.toml/x"], "study.toml is a file, not a folder"),
+        (["bench", "--out", "study.toml/x"], "study.toml is a file, not a folder"),
         (["forgetting", "none"], "is not a run folder"),
     ],
 )
 def test_bad_commands_are_one_sentence(here, capsys, arguments, message):
     (here / "broken.toml").write_text("[data\n")
+    (here / "scans").mkdir()
     assert message in fails_with(capsys, 2, arguments)
 
 
@@ -159,6 +171,30 @@ def test_a_new_study_is_a_valid_study(here, capsys, table, name):
 def test_check_says_fine_and_what_the_study_is(here, capsys):
     assert run_app(["study", "check", "study.toml", "--set", "method.rounds=9"]) == 0
     assert "cwt for classification on fundus-phantom, sites: 2, rounds: 9" in capsys.readouterr().out
+
+
+AT_SITES = """
+data = { source = "at-sites", dataset = "scans", classes = ["clear", "ill"], channels = 1 }
+sites = { partition = "column", names = ["graz", "linz", "wien"] }
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ('name = "fedreplay"', "'give_latents' of 'fedreplay' releases latents, which the policy keeps back"),
+        ('name = "analytic"', "sends no sums of products of"),
+        ('name = "analytic"\nnumbers = 16', "a class of fewer than 10 patients (min_cohort)"),
+        ('name = "fedavg"', ""),
+    ],
+)
+def test_check_says_what_the_first_policy_of_a_kit_will_refuse(here, capsys, method, words):
+    network = 'backbone = "efficientnet-lite0-1024"' if "analytic" in method else ""
+    (here / "sent.toml").write_text(f"{AT_SITES}[method]\n{method}\n[model]\n{network}\n")
+    assert run_app(["study", "check", "sent.toml"]) == 0
+    said = capsys.readouterr().out
+    assert words in said
+    assert ("a site with the first policy of its kit will refuse this study: " in said) == bool(words)
 
 
 # --- compare, forgetting, ledger ----------------------------------------------------------------------

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
 import pytest
+import typer.main
 
 from polyclinic.cli import doctor as doctors
 from polyclinic.cli import run_app
+from polyclinic.cli.app import app
 from polyclinic.cli.doctor import examine
 from polyclinic.data.cache import entries
 from polyclinic.study.reading import default_path
@@ -55,6 +58,14 @@ def test_the_doctor_finds_a_cache_and_a_folder_that_cannot_be_written(monkeypatc
 
     monkeypatch.setattr(doctors.tempfile, "TemporaryDirectory", refuse)
     assert doctors.look_at_permissions()[0] == "wrong"
+
+
+def test_help_has_every_command_once_under_what_it_is_for(capsys):
+    assert run_app(["--help"]) == 0
+    shown = re.findall(r"^  ([a-z-]+)  ", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(shown) == sorted(set(shown))
+    assert {*typer.main.get_command(app).commands} <= {*shown}
+    assert shown.index("run") < shown.index("data") < shown.index("deploy") < shown.index("doctor")
 
 
 def test_help_shows_whole_sentences(capsys):

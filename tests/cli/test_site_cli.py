@@ -36,8 +36,9 @@ def test_a_study_is_seen_approved_revoked_and_approved_again(kit, capsys):
     for words in (
         "on your images 'scans'",
         "The other sites are south.",
-        "- train: weights, to the coordinator.",
-        "metrics, to the coordinator",
+        "In short:\n1. What leaves: weights of a model; scores.\n2. What attacks have got out of such parcels: 79 ",
+        "(step 'train'): weights of a model, to the coordinator.",
+        "scores, to the coordinator",
         "Your policy stops everything after 1000000 bytes.",
         "There is no differential privacy",
         "No study has been approved at this site before.",
@@ -45,7 +46,7 @@ def test_a_study_is_seen_approved_revoked_and_approved_again(kit, capsys):
         assert words in told
     assert "first: approved" in site(capsys, "approve", "first")
     assert site(capsys, "pending") == "nothing waits for you\n"
-    assert "It is approved." in site(capsys, "show", "first")
+    assert "It was approved by " in site(capsys, "show", "first")
     assert "nothing more of it leaves" in site(capsys, "revoke", "first", "--why", "asked by our board")
     assert Approvals(kit, "north").decisions("first")[-1].why == "asked by our board"
     assert "Its approval was revoked." in site(capsys, "show", "first")
@@ -87,9 +88,10 @@ def test_what_goes_between_sites_and_what_the_policy_keeps_back(kit, capsys):
     scans = {"source": "at-sites", "dataset": "scans", "size": 28, "classes": ["clear", "ill"]}
     came(kit, data=scans, method={"name": "feder", "rounds": 3}, generator={"name": "dcgan"})
     told = site(capsys, "show", "first")
-    assert "weights, synthetic-images, to other sites, sealed so that the coordinator cannot read it." in told
+    assert "weights of a model, synthetic images, to other sites, sealed so that the coordinator cannot" in told
+    assert "'hand_over' of 'feder' releases synthetic-images, which the policy keeps back; choose another" in told
     assert "Your policy keeps synthetic-images back, so this fails where it is needed." in told
-    assert "- give_key (The site's public key; its private one stays): keys" in told
+    assert "- The site's public key; its private one stays (step 'give_key'): public keys" in told
 
 
 def test_a_suspended_study_says_its_true_reason_and_approve_releases_it(kit, capsys):
@@ -135,7 +137,7 @@ def test_status_says_what_left_and_what_is_left_of_the_budgets(kit, capsys):
         ledger.append(round=number, operation="train", kind=kind, bytes=size, digest="0" * 64, to="coordinator")
     told = site(capsys, "status")
     assert "site north: not running on this machine" in told
-    assert "first: not at work. It is approved." in told
+    assert "first: not at work. It was approved by " in told
     assert "  weights: 2 parcels, 6,000 bytes left the site" in told
     assert "  last: weights by 'train' in round 2, to coordinator" in told
     assert "  bytes: 6,040 used of 1,000,000, 993,960 left (max_bytes)" in told

@@ -87,6 +87,10 @@ def test_cifar10_from_the_binary_version(root):
     assert data.labels.tolist() == [*range(10), 0, 1]
     assert data.classes[3] == "cat"
     assert data.split.tolist() == ["train"] * 10 + ["test"] * 2
+    animals = load("cifar10", root, labels="animals")
+    assert np.array_equal(animals.images, data.images[[3, 4, 5, 7]])
+    assert (animals.labels.tolist(), animals.classes) == ([0, 1, 0, 1], ("cat or dog", "deer or horse"))
+    assert animals.subgroup.tolist() == ["cat", "deer", "dog", "horse"]
     (root / "test_batch.bin").write_bytes(b"pickled")
     with pytest.raises(BadInput, match="not of the binary version"):
         load("cifar10", root)

@@ -109,7 +109,7 @@ def test_a_table_names_files_of_its_own_folder_only(table, tmp_path):
 
 
 def test_a_label_that_is_nan_is_no_class(table, tmp_path):
-    table.write_text("path,label\na.png,x\na.png,NaN\n")
+    table.write_text("path,label\na.png,x\n../b.png,NaN\n")
     with pytest.raises(BadInput, match=r"row 3.*: the label is NaN, which is no class"):
         SOURCES.get("csv")(path=table, size=28).listing()
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 30, 30), np.uint8), labels=np.array([0.0, np.nan]))

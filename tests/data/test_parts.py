@@ -157,11 +157,6 @@ def test_a_preparation_that_fails_leaves_nothing_behind(tmp_path, sites, monkeyp
     assert prepare(Drawn(), sites, cache=tmp_path).names == ("site-1", "site-2", "site-3")
 
 
-def test_the_cache_lies_where_the_environment_says(tmp_path, sites, monkeypatch):
-    monkeypatch.setenv("POLYCLINIC_CACHE", str(tmp_path / "here"))
-    assert prepare(Drawn(), sites).folder.parent == tmp_path / "here" / "parts"
-
-
 def test_each_site_has_its_own_camera_and_masks_follow_it(tmp_path, sites):
     class Seen(Drawn):
         acquisition: float = 1.0

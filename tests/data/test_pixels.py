@@ -12,7 +12,7 @@ from PIL import Image
 
 from polyclinic.data import listing as listings
 from polyclinic.data.parts import open_site, prepare
-from polyclinic.data.pixels import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square, to_uint8
+from polyclinic.data.pixels import Fit, crop_centre, fit_image, fit_mask, is_colour, make_square, structures, to_uint8
 from polyclinic.questions.inspect import SPACINGS, side_bins, spacing_bins
 from polyclinic.study import parse_study
 
@@ -30,12 +30,6 @@ def test_halves_go_up_in_arrays_and_to_even_in_tensors():
     assert half * np.float32(255) == 76.5
     assert to_uint8(half).tolist() == [77]
     assert to_uint8(torch.from_numpy(half)).tolist() == [76]
-
-
-def test_bytes_of_every_grey_value_come_back():
-    grey = np.arange(256, dtype=np.uint8)
-    assert np.array_equal(to_uint8(grey / np.float32(255)), grey)
-    assert torch.equal(to_uint8(torch.from_numpy(grey) / 255), torch.from_numpy(grey))
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +133,8 @@ def test_a_pixel_is_inside_a_mask_when_most_of_it_is():
     """Of four pixels that become one, three are inside, or two, or one."""
     mask = np.zeros((2, 6))
     mask[0, 0] = mask[0, 1] = mask[1, 0] = 1
-    mask[0, 2] = mask[1, 3] = 5
-    mask[0, 4] = 0.5
+    mask[0, 2] = mask[1, 3] = 1
+    mask[0, 4] = 1
     wide = np.vstack([mask, np.zeros((4, 6))])
     np.testing.assert_array_equal(fit_mask(wide, Fit(3))[0], [1, 1, 0])  # halves are inside: 127.5 is rounded up
     np.testing.assert_array_equal(fit_mask(wide, Fit(6)), wide > 0)
@@ -149,13 +143,34 @@ def test_a_pixel_is_inside_a_mask_when_most_of_it_is():
         fit_mask(np.zeros((2, 2, 1)), Fit(2))
 
 
+@pytest.mark.parametrize(
+    ("values", "several"),
+    [
+        ([0, 1], ""),
+        ([0, 255], ""),
+        ([0, 1, 2, 4], "1, 2, 4"),
+        ([0, 85, 170, 255], "85, 170, 255"),
+        ([0, 0.5, 1], "0.5, 1"),
+        ([0, *[255] * 30, 64, 128, 191], ""),  # soft edges
+        ([0, 1, 2, *[253, 254, 255] * 5], ""),  # JPEG's noise
+        (list(range(200)), ""),
+    ],
+)
+def test_a_mask_of_several_structures_is_refused(values, several):
+    mask = np.array([values], float)
+    assert structures(mask) == several
+    if several:
+        with pytest.raises(ValueError, match=f"has the values {several}, which are several structures"):
+            fit_mask(mask, Fit(2))
+
+
 def test_a_mask_that_cannot_be_read_is_a_problem():
     def broken(number):
         raise ValueError("no mask")
 
-    for mask, problem in ((None, None), (lambda number: None, None), (broken, ("3", "no mask"))):
-        listing = SimpleNamespace(picture=lambda number: None, mask=mask, name=str)
-        assert listings.problem_of(listing, 3) == problem
+    for mask, problem in ((None, None), (lambda number: numbered(2, 2) > 1, None), (broken, ("3", "no mask"))):
+        listing = SimpleNamespace(picture=lambda number: numbered(2, 2), mask=mask, name=str)
+        assert listings.look_at(listing, 3).problem == problem
 
 
 def test_images_with_the_same_problem_share_a_line():

@@ -137,6 +137,21 @@ def test_folds_are_equal_in_size_and_in_classes_and_validation_is_a_share_of_all
         assert all((site[parts["test"]] == name).sum() == 20 for name in "abc")
 
 
+@pytest.mark.parametrize("fold", [None, Fold(2, 4)])
+def test_folds_of_a_search_leave_the_test_images_alone_and_cover_the_rest(fold):
+    patient, site = np.repeat(np.arange(40), 2), np.repeat(["a", "b"], 40)
+    data = dataset(np.repeat(np.tile([0, 1], 20), 2), patient=patient, site=site)
+    shares = {"validation": 0.1, "test": 0.25, "seed": 3, "fold": fold}
+    whole = split(data, **shares)
+    parts = [split(data, **shares, tuning_fold=Fold(number, 3)) for number in (1, 2, 3)]
+    assert all(part["test"].tolist() == whole["test"].tolist() for part in parts)
+    held_out = np.concatenate([part["validation"] for part in parts])
+    assert sorted(held_out) == sorted(np.concatenate([whole["train"], whole["validation"]]))
+    for part in parts:
+        assert not set(patient[part["train"]]) & set(patient[part["validation"]])
+        assert set(site[part["validation"]]) == {"a", "b"}
+
+
 def test_the_folds_are_pinned():
     parts = split(dataset(np.tile([0, 1], 10)), validation=0.2, test=0.2, seed=7, fold=Fold(2, 4))
     assert {name: index.tolist() for name, index in parts.items()} == PINNED_FOLD

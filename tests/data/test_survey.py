@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+
 import medical_files
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from polyclinic.data.datasets.table import Csv
 from polyclinic.data.labels import are_labels, to_number
 from polyclinic.data.survey import survey
 from polyclinic.errors import BadInput
+from polyclinic.federation.policy import Policy
 from polyclinic.study import load_study
+from polyclinic.study.policy_check import Counts, refused_by
 
 SIDE = 40
 
@@ -72,9 +76,9 @@ def test_a_folder_per_class(folders, tmp_path, capsys):
     assert 0 < said.index("polyclinic study check") < said.index("polyclinic run")
     assert (study.data.source, study.data.path, study.task.name) == ("folder", folders, "classification")
     assert study.data.patient == "^([^_-]+)[_-]"
-    assert (study.optimizer.batch_size, study.method.name) == (4, "analytic")
+    assert (study.method.name, study.optimizer.balanced_batches, study.federation.sum) == ("fedavg", True, "secure")
     assert study.audit is not None
-    assert "these sums give single images away, see docs/encoders.md" in written(tmp_path)
+    assert "a site has fewer than 15 images of a class" in written(tmp_path)
 
 
 def test_masks_in_a_folder_beside_their_images(masked, tmp_path, capsys):
@@ -84,7 +88,8 @@ def test_masks_in_a_folder_beside_their_images(masked, tmp_path, capsys):
     assert "1 image has no mask and is left out, such as 03.png" in said
     assert (study.task.name, study.sites.partition, study.method.name) == ("segmentation", "iid", "fedavg")
     assert isinstance(study.data, Csv)
-    assert said.splitlines()[-1] == "all 11 images and their masks can be read"
+    assert "all 11 images and their masks can be read" in said
+    assert "hint: sites with very few images: site-1" in said
     assert len(study.data.listing()) == 11
     # three sites have about 3 images each, and train on 2
     assert "batch_size = 4  # the smallest site takes about 1 step in a pass" in written(tmp_path)
@@ -260,3 +265,30 @@ def test_patients_of_dicom_files_and_slices_of_volumes_are_found(tmp_path, capsy
 def write_dicom(path, *, patient, institution=""):
     """An image of 32 px that names its patient."""
     medical_files.write_dicom(path, np.zeros((32, 32), np.uint8), PatientID=patient, InstitutionName=institution)
+
+
+@pytest.mark.parametrize(
+    ("counts", "sites", "method", "rule", "sum"),
+    [
+        ((200, 200), 3, "analytic", None, "secure"),
+        ((300, 80), 3, "gaussian-heads", "fisher", "secure"),  # classes of different size
+        ((300, 30), 3, "fedavg", None, "secure"),  # few of a class at a site
+        ((200, 200), 2, "analytic", None, "float"),  # a sum of two shows each the other
+    ],
+)
+def test_the_method_is_one_that_a_policy_lets_run(tmp_path, counts, sites, method, rule, sum):
+    """The study's own words pass the kit of a hospital: nothing that can be foreseen is refused."""
+    labels = np.repeat(np.arange(len(counts)), counts)
+    place = np.random.default_rng(0).permutation(len(labels)) % sites
+    images = np.random.default_rng(0).integers(0, 255, (len(labels), 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=labels, site=np.array(["a", "b", "c"])[place])
+    assert run_app(["study", "new", str(tmp_path / "s.toml"), "--for", str(tmp_path / "a.npz")]) == 0
+    study = load_study(tmp_path / "s.toml")
+    assert (study.method.name, getattr(study.method, "rule", None), study.federation.sum) == (method, rule, sum)
+    assert (study.method.rounds == 1) is (method != "fedavg")
+    for name in "abc"[:sites]:
+        own = [int(np.sum((labels == label) & (place == "abc".index(name)))) * 65 // 100 for label in (0, 1)]
+        site = Counts(builtins.sum(own), builtins.sum(own), dict(zip(study.data.listing().classes, own, strict=True)))
+        assert refused_by(study, Policy(min_cohort=10, max_scores=1000, deployed=True), site, pinned=sites) == []
+    alone = load_study(tmp_path / "s.toml", ["method.name=standalone"])  # as `compare` does
+    assert alone.federation.sum == "float"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import numpy as np
 import pytest
 from test_survey import draw, write_dicom, write_study, written
@@ -19,7 +21,7 @@ def draw_tree(top, upper, lower, each=3):
     for one in upper:
         for two in lower:
             for number in range(each):
-                draw(top / one / two / f"{number}.png", seed=number)
+                draw(top / one / two / f"{number}.png", seed=crc32(f"{one} {two} {number}".encode()))
     return top
 
 

@@ -54,7 +54,7 @@ def test_approve_revoke_and_a_stolen_kit(deployment, tmp_path):
     site("approve", "fedavg-seed0")
     wait_for(lambda: len(rounds(deployment)) >= 2)
     assert rounds(deployment)[0]["failed"] == {}
-    assert "fedavg-seed0: at work. It is approved." in site("status")
+    assert "fedavg-seed0: at work. It was approved by " in site("status")
     nobody_else_can_look(deployment)
 
     site("revoke", "fedavg-seed0")

@@ -13,9 +13,12 @@ from polyclinic.deployment import deployed_site
 from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.coordination import OUTCOME, Coordination, Reach
 from polyclinic.deployment.kits import rehearse
+from polyclinic.engines.nvflare.engine import JOB_ENDED
+from polyclinic.engines.nvflare.relay import refusal
+from polyclinic.engines.worker_process import Outcome
 from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.federation.ledger.verify import check_run
-from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.display import Display
 from polyclinic.study import load_study
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
@@ -24,7 +27,7 @@ pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
 @pytest.fixture
 def coordinate(tiny, tmp_path, monkeypatch):
     """Makes the coordination of a run, with sites that have just been started."""
-    monkeypatch.setattr(deployed_site, "end_with", lambda pid: None)
+    monkeypatch.setattr(deployed_site, "end_with", lambda *_: None)
     monkeypatch.setattr(deployed_site, "WorkerProcess", ForkedWorker)
     folder, relays = tmp_path / "deployment", []
     rehearse(tiny("fedavg", {"sites.count": 2}), folder, server="localhost", port=8002, display=Display())
@@ -154,3 +157,11 @@ def test_the_servers_file_of_first_weights_reaches_sites_that_cannot_read_it(coo
     assert people.seen == [{"site-1": "waiting", "site-2": "waiting"}, {"site-2": "waiting"}]
     assert result(tmp_path / "job" / "run")["weights_sha256"] == expected["weights_sha256"]
     assert json.loads((tmp_path / "job" / "run" / "weights.json").read_text())["file"] == "first.safetensors"
+
+
+def test_a_run_that_its_owner_stops_at_once_is_stopped_whatever_its_sites_say(coordinate, tmp_path):
+    """NVFlare ends the job at the sites first: the run must not be taken for one that was lost."""
+    run = coordinate(False, tmp_path / "job")
+    run.reach = Reach(dict.fromkeys(run.reach.sends, lambda *_: refusal(JOB_ENDED)), run.reach.present)
+    run.stop()
+    assert run.run().error == Outcome.read(tmp_path / "job" / "run" / OUTCOME).error == "Stopped"

@@ -58,7 +58,7 @@ def test_child_site_and_server_are_killed_and_the_run_ends_well(deployment, tiny
 
     os.kill(Rehearsal(deployment).running()["site-2"], signal.SIGKILL)
     wait_for(lambda: rounds(deployment)[-1]["failed"].keys() == {"site-2"})
-    assert "engine.silence = 20" in rounds(deployment)[-1]["failed"]["site-2"]
+    assert "the site was stopped" in rounds(deployment)[-1]["failed"]["site-2"]
     polyclinic("deploy", "up", "--here", "site-2", "-d", deployment)
     missed = len(rounds(deployment))
     wait_for(lambda: len(rounds(deployment)) > missed + 1 and not rounds(deployment)[-1]["failed"])

@@ -3,9 +3,7 @@
 import base64
 import datetime
 import hashlib
-import json
 import shutil
-import tomllib
 from types import SimpleNamespace
 
 import pytest
@@ -23,14 +21,12 @@ from polyclinic.deployment.confirmation import (
     same_words,
     signed,
 )
-from polyclinic.deployment.joining import Admission, Invitation, Request, admit, confirm, draw_keys, join, to_confirm
+from polyclinic.deployment.joining import Admission, Invitation, admit, confirm, draw_keys, join, to_confirm
 from polyclinic.deployment.processes import Participant
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.keys import KitKeys, SealBroken, open_box, public_key, seal_box, signing_public_key
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken, verify
-from polyclinic.federation.policy import Policy
-from polyclinic.federation.sums.settings import floor_of
 from polyclinic.federation.sums.site_memory import OpenSum, check_agreement, signature_of
 from polyclinic.files import lock
 
@@ -121,7 +117,9 @@ def test_the_coordinators_machine_never_held_a_private_key_of_a_site(federation)
     files = [path for path in place.rglob("*") if path.is_file()]
     sent = [federation / name / f"{name}.request.json" for name in NAMES]
     assert {"cert.json", "admission.json", "signing.key", "server.key", "graz.json"} <= {path.name for path in files}
-    content = [path.read_bytes().replace(b"\n", b"").replace(b"\\n", b"") for path in (*files, *sent)]
+    written = [path.read_bytes() for path in (*files, *sent)]
+    joined = [text.replace(b"\n", b"").replace(b"\\n", b"") for text in written]  # base64 is broken into lines
+    content = [*written, *joined]  # as it stands, too: a key of random bytes may have the byte of a line's end
     for own in ((place / "server/local/signing.key").read_bytes(), *primes(place / "server/startup/server.key")):
         assert any(form in text for form in forms(own) for text in content)  # the search finds what is there
     for secret in secrets_of_sites(federation):
@@ -174,12 +172,6 @@ def test_all_sites_see_the_same_words_and_each_calls_another(made, capsys):
     assert [roster.neighbours(name)[0] for name in NAMES] == ["linz", "wien", "graz"]
 
 
-def test_a_server_without_sites_says_what_is_missing(federation, capsys):
-    (federation / "coordinator" / "server" / "local" / "confirmed.json").unlink()
-    assert run_app(["deploy", "start", str(federation / "coordinator" / "server")]) == 2
-    assert "no site was admitted; `polyclinic deploy admit" in capsys.readouterr().err
-
-
 def test_a_coordinator_who_swaps_one_public_key_is_caught(unconfirmed):
     """graz is shown a key of the coordinator's as linz's: the words that linz's people read are others."""
     honest, eve = admission_of(unconfirmed), OwnKeys.draw().public
@@ -209,42 +201,26 @@ def test_every_part_of_the_list_changes_the_words(made):
     assert len({one.words for one in (roster, *lists)}) == len(lists) + 1
 
 
-def test_a_site_of_the_coordinators_own_needs_a_new_call_and_lowers_no_floor(federation, capsys):
-    eve = OwnKeys.draw().public
-    with_eve = changed_admission(federation, paris=eve)
-    before = KitKeys(federation / "graz" / "local").pinned()
-    (federation / "new.json").write_text(with_eve.model_dump_json())
-    command = ["site", "confirm", str(federation / "new.json"), "--kit", str(federation / "graz")]
-    assert run_app([*command, "--words", admission_of(federation).roster.words]) == 2
-    told = capsys.readouterr()
-    assert "paris  NEW SITE" in told.out
-    assert "these are not the words" in told.err
-    assert KitKeys(federation / "graz" / "local").pinned() == before == NAMES
-    assert KitKeys(federation / "graz" / "local").public("paris") is None
-    # a list that hides sites from one of them does not fit either, and would be the only way down
-    assert floor_of(Policy(), len(before)).min_sites == 3
-    # and nobody writes a site into the file of keys by hand
-    file = federation / "graz" / "local" / "site_keys.toml"
-    file.write_text(file.read_text().replace("[signing]", f'paris = "{eve.sealing}"\n\n[signing]'))
-    with pytest.raises(BadInput, match=r"site_keys\.toml: is not the file that was confirmed"):
-        confirmation_of(federation / "graz")
-
-
 # --- a kit works when it is confirmed, and as long as it is what was confirmed ---------------------------
 
 
-def test_a_kit_refuses_to_work_before(unconfirmed, capsys):
-    assert run_app(["deploy", "start", str(unconfirmed / "graz")]) == 2
-    assert "nothing is confirmed yet; `polyclinic site confirm ADMISSION`" in capsys.readouterr().err
-
-
-def test_a_kit_of_an_older_version_is_refused_with_the_cure(federation, capsys):
-    kit = federation / "graz"
-    (kit / "local" / "confirmed.json").unlink()
-    assert run_app(["deploy", "start", str(kit)]) == 2
-    assert "join anew with `polyclinic site join INVITATION NAME`" in capsys.readouterr().err
-    assert run_app(["site", "status", "--kit", str(kit)]) == 0
-    assert "it takes part in nothing" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("kit", "words"),
+    [
+        ("graz", "nothing is confirmed yet; `polyclinic site confirm ADMISSION`"),
+        ("coordinator/server", "no site was admitted; `polyclinic deploy admit"),
+        ("linz", "join anew with `polyclinic site join INVITATION NAME`"),  # made by an older version
+    ],
+)
+def test_a_kit_refuses_to_work_before_and_says_the_cure(unconfirmed, made, capsys, kit, words):
+    if kit != "graz":
+        shutil.copytree(made / kit, unconfirmed / kit, dirs_exist_ok=True)
+        (unconfirmed / kit / "local" / "confirmed.json").unlink()
+    assert run_app(["deploy", "start", str(unconfirmed / kit)]) == 2
+    assert words in capsys.readouterr().err
+    if kit == "linz":
+        assert run_app(["site", "status", "--kit", str(unconfirmed / kit)]) == 0
+        assert "it takes part in nothing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -289,10 +265,14 @@ def test_a_confirmation_that_was_cut_off_is_done_again(unconfirmed, monkeypatch)
     confirmation_of(kit)
 
 
-def test_a_relay_of_the_hospital_is_written_into_the_kit(federation):
-    confirm(to_confirm(federation / "graz", admission_of(federation)), "", server="relay.example:9002")
-    assert '"relay.example:9002"' in (federation / "graz" / "startup" / "fed_client.json").read_text()
-    confirmation_of(federation / "graz")
+def test_a_relay_of_the_hospital_is_written_into_the_kit_and_stays_there(federation):
+    """A certificate is renewed each year by people who have forgotten the relay by then."""
+    for server in ("relay.example:9002", ""):
+        confirm(to_confirm(federation / "graz", admission_of(federation)), "", server=server)
+        assert '"relay.example:9002"' in (federation / "graz" / "startup" / "fed_client.json").read_text()
+        confirmation_of(federation / "graz")
+    confirm(to_confirm(federation / "graz", admission_of(federation)), "", server="fl.example.org:8002")
+    assert "relay.example" not in (federation / "graz" / "startup" / "fed_client.json").read_text()
 
 
 # --- new keys, lost keys, renewed certificates ----------------------------------------------------------
@@ -407,80 +387,3 @@ def test_a_further_site_is_invited_later(federation):
     assert invitation.coordinator == before.coordinator
     admit(place, [join(invitation, "paris", federation / "paris")])
     assert to_confirm(federation / "graz", admission_of(federation)).sentences()[-2].endswith("paris  NEW SITE")
-
-
-# --- refusals -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda r: {"keys": OwnKeys.draw().public}, "its signature does not fit"),
-        (lambda r: {"site": "wien"}, "its signature does not fit"),
-    ],
-)
-def test_a_request_that_was_changed_on_its_way_is_refused(federation, change, words):
-    file = federation / "graz" / "graz.request.json"
-    request = read(file, Request)
-    file.write_text(request.model_copy(update=change(request)).model_dump_json())
-    with pytest.raises(BadInput, match=words):
-        admit(federation / "coordinator", [file])
-
-
-def test_requests_that_do_not_fit_are_refused(federation, tmp_path):
-    place, own = federation / "coordinator", OwnKeys.draw()
-    request = read(federation / "graz" / "graz.request.json", Request)
-    for change, words in (
-        ({"coordinator": "0" * 64}, "of another federation"),
-        ({"site": "rom"}, "rom: the invitation asks for graz, linz, wien"),
-        ({"site": "linz"}, "is none of site 'linz'"),
-        ({"csr": "nothing"}, "is none of site 'graz'"),
-    ):
-        made = request.model_copy(update={**change, "keys": own.public})
-        (tmp_path / "r.json").write_text(
-            made.model_copy(update={"signature": signed(own.signing, made)}).model_dump_json()
-        )
-        with pytest.raises(BadInput, match=words):
-            admit(place, [tmp_path / "r.json"])
-    for text in ("", "[]", "{}", '{"site": "../x"}'):
-        (tmp_path / "r.json").write_text(text)
-        with pytest.raises(BadInput, match=r"r\.json: is "):
-            admit(place, [tmp_path / "r.json"])
-
-
-def test_lists_that_nobody_should_confirm_are_refused(federation):
-    sites = admission_of(federation).roster.sites
-    for change, words in (
-        ({"linz": sites["wien"]}, "one key under two names"),
-        ({"linz": sites["linz"].model_copy(update={"sealing": "0" * 64})}, "no key of 'linz'"),
-        ({"Wien": OwnKeys.draw().public}, "differ by upper case only"),
-        ({"coordinator": OwnKeys.draw().public}, "cannot be called 'coordinator'"),
-    ):
-        with pytest.raises(BadInput, match=words):
-            to_confirm(federation / "graz", changed_admission(federation, **change))
-    other = admission_of(federation).model_copy(update={"signature": "00" * 64})
-    with pytest.raises(BadInput, match="its signature does not fit"):
-        to_confirm(federation / "graz", other)
-    thief = rsa.generate_private_key(public_exponent=65537, key_size=2048).public_key()
-    forged = kits.issue(federation / "coordinator" / "authority", "graz", "graz", thief)
-    old = changed_admission(federation)
-    new = old.model_copy(update={"certificates": {**old.certificates, "graz": forged}, "signature": ""})
-    new = new.model_copy(update={"signature": signed(signing_key_of_coordinator(federation), new)})
-    with pytest.raises(BadInput, match="its certificate for 'graz' is not for the key of this site"):
-        to_confirm(federation / "graz", new)
-
-
-def test_an_invitation_brings_no_settings_of_a_site(federation, tmp_path):
-    """A name of images that would write a list of plug-ins into site.toml, and addresses that would write JSON."""
-    good = read(federation / "coordinator" / "invitation.json", Invitation).model_dump(mode="json")
-    for change in (
-        {"dataset": 'x]\nplugins = ["evil"]\n[a'},
-        {"sites": ["../../x"]},
-        {"coordinator": {**good["coordinator"], "server": 'x", "a": "'}},
-        {"policy": "kinds = []"},
-    ):
-        (tmp_path / "i.json").write_text(json.dumps({**good, **change}))
-        assert run_app(["site", "join", str(tmp_path / "i.json"), "graz", "--kit", str(tmp_path / "kit")]) == 2
-        assert not (tmp_path / "kit").exists()
-    tables = tomllib.loads((federation / "graz" / "local" / "policy.toml").read_text())
-    assert tables["approve"]["every"] is False

@@ -5,6 +5,7 @@ import base64
 import itertools
 import json
 import shutil
+import tomllib
 from functools import cache
 
 import pytest
@@ -23,15 +24,17 @@ from test_joining import (
 )
 
 from polyclinic.cli import run_app
-from polyclinic.deployment import joining
-from polyclinic.deployment.confirmation import Confirmation, OwnKeys, Roster, read, signed
-from polyclinic.deployment.joining import Request, admit, confirm, draw_keys, invite, join, to_confirm
+from polyclinic.deployment import joining, kits
+from polyclinic.deployment.confirmation import Confirmation, OwnKeys, Roster, confirmation_of, read, signed
+from polyclinic.deployment.joining import Invitation, Request, admit, confirm, draw_keys, invite, join, to_confirm
 from polyclinic.deployment.leaving import distrust, leave
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.keys import KitKeys
+from polyclinic.federation.policy import Policy
+from polyclinic.federation.sums.settings import floor_of
 
 
-def request_of(federation, site, key=None, **change):
+def request_of(federation, site, key=None, /, **change):
     """A site's request with changes, signed by a key of the list again."""
     request = read(federation / site / f"{site}.request.json", Request).model_copy(update=change)
     key = key or KitKeys(federation / site / "local").signing_key()
@@ -46,11 +49,6 @@ def confirm_all(federation):
 
 
 # --- words and calls -----------------------------------------------------------------------------------
-
-
-def test_a_coordinator_that_chooses_both_lists_cannot_search_for_a_pair_with_the_same_words(made):
-    """Half of the bits: 100, each a try of scrypt."""
-    assert 10 ** len(admission_of(made).roster.words.replace(" ", "")) > 2**199
 
 
 @cache
@@ -82,18 +80,34 @@ def test_confirm_asks_for_the_words_of_both_neighbours(unconfirmed, monkeypatch,
     words, asked = admission_of(unconfirmed).roster.words, []
     heard = iter([words, "1" * 60, words, words])
     monkeypatch.setattr("typer.prompt", lambda text: asked.append(text) or next(heard))
-    command = [
-        "site",
-        "confirm",
-        str(unconfirmed / "coordinator" / "admission.json"),
-        "--kit",
-        str(unconfirmed / "graz"),
-    ]
+    admission = str(unconfirmed / "coordinator" / "admission.json")
+    command = ["site", "confirm", admission, "--kit", str(unconfirmed / "graz")]
     assert run_app(command) == 2
     assert "these are not the words" in capsys.readouterr().err
     assert not (unconfirmed / "graz" / "startup").exists()
     assert run_app(command) == 0
     assert [text.split("site ")[1].split()[0] for text in asked] == ["'linz'", "'wien'"] * 2
+
+
+def test_a_site_of_the_coordinators_own_needs_a_new_call_and_lowers_no_floor(federation, capsys):
+    eve = OwnKeys.draw().public
+    with_eve = changed_admission(federation, paris=eve)
+    before = KitKeys(federation / "graz" / "local").pinned()
+    (federation / "new.json").write_text(with_eve.model_dump_json())
+    command = ["site", "confirm", str(federation / "new.json"), "--kit", str(federation / "graz")]
+    assert run_app([*command, "--words", admission_of(federation).roster.words]) == 2
+    told = capsys.readouterr()
+    assert "paris  NEW SITE" in told.out
+    assert "these are not the words" in told.err
+    assert KitKeys(federation / "graz" / "local").pinned() == before == NAMES
+    assert KitKeys(federation / "graz" / "local").public("paris") is None
+    # a list that hides sites from one of them does not fit either, and would be the only way down
+    assert floor_of(Policy(), len(before)).min_sites == 3
+    # and nobody writes a site into the file of keys by hand
+    file = federation / "graz" / "local" / "site_keys.toml"
+    file.write_text(file.read_text().replace("[signing]", f'paris = "{eve.sealing}"\n\n[signing]'))
+    with pytest.raises(BadInput, match=r"site_keys\.toml: is not the file that was confirmed"):
+        confirmation_of(federation / "graz")
 
 
 # --- old lists and old requests ---------------------------------------------------------------------------
@@ -141,6 +155,70 @@ def test_a_revoked_site_is_not_admitted_again(federation):
 
 
 # --- requests -------------------------------------------------------------------------------------------
+
+
+def test_requests_that_do_not_fit_are_refused(federation, tmp_path):
+    place, own = federation / "coordinator", OwnKeys.draw()
+    request = read(federation / "graz" / "graz.request.json", Request)
+    for change, words in (
+        ({"coordinator": "0" * 64}, "of another federation"),
+        ({"site": "rom"}, "rom: the invitation asks for graz, linz, wien"),
+        ({"site": "linz"}, "is none of site 'linz'"),
+        ({"csr": "nothing"}, "is none of site 'graz'"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            admit(place, [request_of(federation, "graz", own.signing, keys=own.public, **change)])
+    for change in ({"keys": own.public}, {"site": "wien"}):  # without a new signature
+        (tmp_path / "r.json").write_text(request.model_copy(update=change).model_dump_json())
+        with pytest.raises(BadInput, match="its signature does not fit"):
+            admit(place, [tmp_path / "r.json"])
+    for text in ("", "[]", "{}", '{"site": "../x"}'):
+        (tmp_path / "r.json").write_text(text)
+        with pytest.raises(BadInput, match=r"r\.json: is "):
+            admit(place, [tmp_path / "r.json"])
+
+
+def test_lists_that_nobody_should_confirm_are_refused(federation):
+    sites = admission_of(federation).roster.sites
+    for change, words in (
+        ({"linz": sites["wien"]}, "one key under two names"),
+        ({"linz": sites["linz"].model_copy(update={"sealing": "0" * 64})}, "no key of 'linz'"),
+        ({"Wien": OwnKeys.draw().public}, "differ by upper case only"),
+        ({"coordinator": OwnKeys.draw().public}, "cannot be called 'coordinator'"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            to_confirm(federation / "graz", changed_admission(federation, **change))
+    other = admission_of(federation).model_copy(update={"signature": "00" * 64})
+    with pytest.raises(BadInput, match="its signature does not fit"):
+        to_confirm(federation / "graz", other)
+    thief = rsa.generate_private_key(public_exponent=65537, key_size=2048).public_key()
+    forged = kits.issue(federation / "coordinator" / "authority", "graz", "graz", thief)
+    old = changed_admission(federation)
+    new = old.model_copy(update={"certificates": {**old.certificates, "graz": forged}, "signature": ""})
+    new = new.model_copy(update={"signature": signed(signing_key_of_coordinator(federation), new)})
+    with pytest.raises(BadInput, match="its certificate for 'graz' is not for the key of this site"):
+        to_confirm(federation / "graz", new)
+
+
+def test_an_invitation_brings_no_settings_of_a_site(federation, tmp_path):
+    """A name of images that would write a list of plug-ins into site.toml, and addresses that would write JSON."""
+    good = read(federation / "coordinator" / "invitation.json", Invitation).model_dump(mode="json")
+    for change in (
+        {"dataset": 'x]\nplugins = ["evil"]\n[a'},
+        {"sites": ["../../x"]},
+        {"coordinator": {**good["coordinator"], "server": 'x", "a": "'}},
+        {"policy": "kinds = []"},
+    ):
+        (tmp_path / "i.json").write_text(json.dumps({**good, **change}))
+        assert run_app(["site", "join", str(tmp_path / "i.json"), "graz", "--kit", str(tmp_path / "kit")]) == 2
+        assert not (tmp_path / "kit").exists()
+    policy, own = (
+        tomllib.loads((federation / "graz" / "local" / f"{one}.toml").read_text()) for one in ("policy", "site")
+    )
+    assert policy["approve"]["every"] is False
+    assert policy["min_cohort"] == 10
+    assert {"real-images", "labels", "masks"}.isdisjoint(policy["kinds"])
+    assert own["datasets"] == {"chest": {"source": "folder", "path": "/data/chest"}}
 
 
 def test_one_bad_request_spoils_no_later_list(federation):

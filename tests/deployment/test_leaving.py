@@ -1,14 +1,16 @@
 """A site that leaves for good, and a site that others no longer trust."""
 
 import json
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from pinned_keys import pin_keys
 
 from polyclinic.cli import run_app
 from polyclinic.deployment.approval import Approvals
 from polyclinic.deployment.confirmation import confirmation_of
-from polyclinic.deployment.processes import Participant
+from polyclinic.deployment.processes import Participant, is_running
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.study import Study
@@ -84,3 +86,15 @@ def test_nothing_is_sealed_for_a_site_that_is_not_trusted_and_its_old_ledgers_ve
     assert KitKeys(kit / "local").verifying_keys("south") == before
     assert run_app(["site", "distrust", "south", "--kit", str(kit)]) == 2
     assert "has no sealing key of this site" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", ["client.client_train", "server.server_train"])
+def test_a_kit_is_not_started_twice_on_a_machine(tmp_path, monkeypatch, program):
+    """Two servers with one folder, or two sites with one name, would each do half of the work."""
+    command = ["python", "-m", f"nvflare.private.fed.app.{program}", "-m", str(tmp_path.resolve())]
+    here = [SimpleNamespace(cmdline=lambda: command)]
+    monkeypatch.setattr(psutil, "process_iter", lambda: here)
+    with pytest.raises(BadInput, match="runs on this machine already"):
+        Participant("server", tmp_path).start()
+    command[-1] += "-2"
+    assert not is_running(tmp_path)

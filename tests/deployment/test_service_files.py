@@ -99,22 +99,14 @@ def test_the_commands_exist(text):
             command = command.commands[word]
 
 
-def study(method="fedavg", wire="exact"):
-    return Study(
+def test_a_round_moves_the_model_there_and_back():
+    study = Study(
         data={"source": "at-sites", "channels": 1, "size": 28},
         sites={"partition": "iid", "names": ["north", "south", "west"]},
         model={"backbone": "lenet5"},
-        method={"name": method, "rounds": 5},
-        engine={"name": "nvflare", "wire": wire},
+        method={"name": "fedavg", "rounds": 5},
     )
-
-
-def test_a_round_moves_the_model_there_and_back():
-    each = bytes_a_round(study())
+    each = bytes_a_round(study)
     assert each == 4 * (6 * 26 + 16 * (6 * 25 + 1) + 120 * (400 + 1) + 84 * 121 + 2 * 85)
-    assert traffic_in_words(study()).startswith("each site receives and sends about ")
-    assert "in each of 5 rounds" in traffic_in_words(study())
-
-
-def test_rounded_numbers_are_fewer_bytes():
-    assert bytes_a_round(study(wire="int8")) == bytes_a_round(study()) // 4
+    assert bytes_a_round(study.with_settings({"engine.wire": "int8"})) == each // 4
+    assert "in each of 5 rounds" in traffic_in_words(study)

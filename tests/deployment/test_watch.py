@@ -3,6 +3,7 @@
 The server's answers are written down here: a real server gives them in an order that nobody can choose.
 """
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +13,11 @@ from polyclinic.deployment.admin import ATTEMPTS, Administration, ServerGone, Su
 from polyclinic.deployment.coordination import STOPPED
 from polyclinic.engines.worker_process import Outcome
 from polyclinic.errors import WorkFailed
-from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.display import Display
 
 LOST = (["SUBMITTED", "RUNNING", "FINISHED:ABORTED"], None)
 REJOINING = (["RUNNING", "FINISHED:COMPLETED"], Outcome("Rejoining", "site-2: back again"))
+ENDED = (["RUNNING", "FINISHED:ABORTED"], Outcome("JobEnded", "NVFlare ended the job"))
 DONE = (["RUNNING", "FINISHED:COMPLETED"], Outcome(values={"rounds": 2}))
 
 
@@ -65,8 +67,9 @@ def watch(tiny, monkeypatch):
     return run
 
 
-def test_a_lost_job_and_one_that_a_site_rejoins_are_submitted_again(watch):
-    server = Server(LOST, REJOINING, DONE)
+@pytest.mark.parametrize("jobs", [(LOST, REJOINING), (ENDED, LOST)])
+def test_a_job_that_was_lost_or_ended_or_that_a_site_rejoins_is_submitted_again(watch, jobs):
+    server = Server(*jobs, DONE)
     assert watch(server) == {"rounds": 2}
     assert [(one.name, one.resume) for one in server.submitted] == [("run", True), ("run", True)]
 
@@ -119,6 +122,30 @@ def test_a_server_that_does_not_come_back_is_given_up(watch, monkeypatch):
     monkeypatch.setattr(admin, "SERVER_WAIT", -1.0)
     with pytest.raises(ServerGone):
         watch(Server((["RUNNING", *[ServerGone("no server answers")] * 3], None)))
+
+
+def test_a_site_that_is_lost_or_back_is_told_once(tiny, monkeypatch):
+    monkeypatch.setattr(admin, "LOOK", 0)
+    server, said = Server((["RUNNING"] * 6 + ["FINISHED:COMPLETED"], Outcome(values={"rounds": 2}))), []
+    told = [{"lost": lost, "last": {"round": 1}} for lost in ([], ["a"], ["a"], ["a", "b"], ["b"], [])]
+    server.progress = lambda job: told.pop(0)
+    Watch(server, Display(), said.append).run(Submission(tiny("fedavg"), "run"), "0")
+    assert said == ["lost: a", "lost: a, b", "lost: b", "no site is lost any more"]
+
+
+def test_what_nvflare_says_while_it_connects_is_not_shown(tmp_path, monkeypatch, capsys):
+    """It logs tracebacks of failures that it gets over, to the root logger, which has no handler in a command."""
+    api = pytest.importorskip("nvflare.fuel.flare_api.flare_api", reason="the extra [nvflare] is not installed")
+    (tmp_path / "admin" / "startup").mkdir(parents=True)
+    (tmp_path / "admin" / "startup" / "fed_admin.json").write_text("{}")
+
+    def session(*_, **__):
+        print("Traceback (most recent call last): ...", file=sys.stderr)
+        return SimpleNamespace(close=lambda: None, list_jobs=lambda reverse: [print("a trace", file=sys.stderr)])
+
+    monkeypatch.setattr(api, "new_secure_session", session)
+    assert Administration(tmp_path).jobs() == [None]
+    assert capsys.readouterr().err == ""
 
 
 class Info:

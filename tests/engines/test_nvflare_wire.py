@@ -11,7 +11,7 @@ from processes import wait_for
 
 from polyclinic.engines.nvflare import engine as coordinators_end
 from polyclinic.engines.nvflare import relay as sites_end
-from polyclinic.engines.nvflare.engine import Kept, NVFlare, Patience, pieces
+from polyclinic.engines.nvflare.engine import JOB_ENDED, STOPPED_AT_SITE, JobEnded, Kept, NVFlare, Patience, pieces
 from polyclinic.engines.nvflare.job import decode_property, encode_property, site_names, write_job
 from polyclinic.engines.nvflare.relay import Relay
 from polyclinic.engines.worker_process import WorkerGone
@@ -215,6 +215,56 @@ def test_one_lost_site_does_not_hold_up_the_others():
 
     answers = Federation("a", "b", "c", wire=wire, patience=LOST_SOON).ask("a", "b", "c")
     assert [bool(answer) for answer in answers] == [True, False, True]
+
+
+def test_a_site_that_is_stopped_is_lost_at_once():
+    """It answers whoever waits, and says at the coordinator that it leaves; nobody waits for `engine.silence`."""
+    ends = threading.Event()
+    federation = Federation("a", "b", behave=lambda call: call.site == "a" and ends.wait(60))
+    answers = federation.engine.call([Call(site, "train", 1, {}) for site in "ab"])
+    begun = threading.Thread(target=lambda: answered.extend(answers))
+    answered = []
+    begun.start()
+    wait_for(lambda: "wait" in federation.messages("a"))
+    federation.relays["a"].leave()
+    federation.engine.leaves("a")
+    begun.join()
+    left, stayed = answered
+    assert (left.reason, bool(stayed)) == (STOPPED_AT_SITE, True)
+    assert federation.workers["a"][0].killed.is_set()
+    assert federation.engine.lost == {"a"}
+    [again] = federation.ask("a")  # its process is there for another moment
+    assert (again.reason, federation.engine.lost) == (STOPPED_AT_SITE, {"a"})
+    ends.set()
+
+
+def test_a_job_that_nvflare_ended_is_no_failure_of_a_site():
+    """It ends a job at all sites where the process of one was killed: the run goes on in another job."""
+    pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
+    from nvflare.collab.api.exceptions import RunAborted
+
+    from polyclinic.deployment.programs import sender
+
+    ends = threading.Event()
+    federation = Federation("a", "b", behave=lambda call: ends.wait(60))
+    answers = federation.engine.call([Call(site, "train", 1, {}) for site in "ab"])
+    threading.Timer(0.3, lambda: federation.relays["b"].leave(JOB_ENDED)).start()
+    threading.Timer(0.5, lambda: federation.relays["a"].leave(JOB_ENDED)).start()
+    with pytest.raises(JobEnded, match="ended the job"):
+        list(answers)
+    assert federation.engine.lost == set()
+    ends.set()
+
+    class Proxy:
+        def __call__(self, timeout):
+            return self
+
+        def call(self, what, payload):
+            raise RunAborted("run is aborted while waiting for remote responses")
+
+    federation.engine._sites["a"] = sender(Proxy())
+    with pytest.raises(JobEnded):
+        federation.ask("a")
 
 
 def test_an_absent_site_is_a_failure_at_once():

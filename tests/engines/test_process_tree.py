@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 
 import psutil
 import pytest
@@ -45,10 +46,15 @@ def _sleep():
     time.sleep(3600)
 
 
-def _watch(pid, told):
-    end_with(pid)
+def _watch(pid, told, *leave):
+    end_with(pid, *leave)
     told.touch()
     time.sleep(3600)
+
+
+def _leave(told, failing):
+    told.touch()
+    assert not failing
 
 
 def test_a_process_ends_with_another(tmp_path):
@@ -60,6 +66,44 @@ def test_a_process_ends_with_another(tmp_path):
     watching.join()
     assert watching.exitcode == 1
     kill(other)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_process_that_ends_with_another_has_a_last_word(tmp_path, failing):
+    other = start(_sleep)
+    watching = start(_watch, other.pid, tmp_path / "watching", partial(_leave, tmp_path / "said", failing))
+    wait_for((tmp_path / "watching").exists)
+    assert not (tmp_path / "said").exists()
+    kill(other)
+    watching.join()
+    assert (watching.exitcode, (tmp_path / "said").exists()) == (1, True)
+
+
+#: a process that ends, with a word, when the one that started it is gone
+LEAVING = """
+import os, sys, time
+from polyclinic.engines.nvflare.job import end_with
+end_with(os.getppid(), lambda: open(sys.argv[1], "w").close())
+print(os.getpid(), flush=True)
+time.sleep(3600)
+"""
+STARTS = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], start_new_session=True)
+time.sleep(3600)
+"""
+
+
+def test_children_that_end_with_their_parent_have_a_moment_for_it(tmp_path):
+    """A clean stop of a site: its job says goodbye before it ends."""
+    command = [sys.executable, "-c", STARTS, LEAVING, tmp_path / "said"]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    end_tree(parent.pid)
+    assert (tmp_path / "said").exists()
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    parent.stdout.close()
+    parent.returncode = 0
 
 
 def test_a_process_that_comes_too_late_ends_at_once(tmp_path):

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pydantic
 import pytest
 import torch
 
@@ -12,13 +13,14 @@ from polyclinic.federation.layers.cohort import fewest_patients, images_in_priva
 from polyclinic.federation.layers.defence import Defence
 from polyclinic.federation.layers.replies import _check_targets
 from polyclinic.federation.ledger import verify as ledger_check
-from polyclinic.federation.ledger.archive import ATTACKABLE_KINDS, is_attackable
 from polyclinic.federation.ledger.budget import EpsilonLimit, OverBudget, Price
-from polyclinic.federation.ledger.kinds import KINDS, ParcelRejected
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import LedgerBroken
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.verify import Checked
 from polyclinic.federation.ledger.wire import _is_described
+from polyclinic.federation.operation import operation, signature_of
+from polyclinic.federation.policy import Policy
 from polyclinic.federation.sums import rows as fixed_point
 from polyclinic.federation.sums.rows import check_layout, check_open, parcels_of
 from polyclinic.tasks.regression import Regression
@@ -162,11 +164,6 @@ def test_means_of_whole_numbers(weight, mean):
     assert int(fixed_point.from_whole(np.array([12], dtype=np.uint64), weight, 24, torch.int64)) == mean
 
 
-def test_kinds_that_an_audit_can_attack():
-    assert {kind for kind in KINDS.builtin if is_attackable(kind)} == set(ATTACKABLE_KINDS)
-    assert not is_attackable("a kind that nobody knows")
-
-
 def test_what_the_coordinator_never_received_is_counted(monkeypatch, tmp_path):
     same = {"round": 1, "operation": "train", "kind": "weights", "digest": "d"}
     lines = [
@@ -197,3 +194,70 @@ def test_what_the_coordinator_never_received_is_counted(monkeypatch, tmp_path):
 def test_ages_are_no_classes():
     trainer = SimpleNamespace(task=Regression(), target=Target(label_range=(0.0, 200.0)))
     _check_targets(SimpleNamespace(trainer=trainer), Parcel("labels", {"t": torch.tensor([30.5, 120.0])}))
+
+
+# --- what a policy takes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "refused"),
+    [
+        ("max_bytes", 0, -1),  # 0: nothing leaves
+        ("max_scores", 0, -1),
+        ("min_cohort", 0, -1),
+        ("liars", 0, -1),
+        ("min_sites", 3, 2),  # of two sites each knows the other's part of a sum
+        ("max_epsilon", 1e-9, 0),
+        ("max_delta", 1e-300, 0),
+        ("max_delta", 0.999, 1),
+        ("accountants", ("prv",), ()),
+        ("kinds", (), ("no kind",)),
+    ],
+)
+def test_the_last_value_that_a_policy_takes(name, least, refused):
+    assert getattr(Policy(**{name: least}), name) == least
+    with pytest.raises(pydantic.ValidationError, match=name):
+        Policy(**{name: refused})
+
+
+@pytest.mark.parametrize(("images", "delta"), [(0, 0.5), (1, 0.5), (2, 0.5), (3, 1 / 3), (1000, 0.001)])
+def test_the_delta_of_a_site(images, delta):
+    assert Policy().delta_for(images) == delta
+    assert Policy(max_delta=1e-7).delta_for(images) == 1e-7
+
+
+# --- what a method declares of an operation, and what a call of it takes --------------------------------
+
+
+@pytest.fixture
+def declared():
+    class Declared:
+        @operation("weights")
+        def train(self, site, weights, steps=3):
+            """Its draws have its own name."""
+
+        @operation("metrics", address="before", takes={"front": "weights"}, splits=("test",))
+        def renamed(self, site, front):
+            """Its draws stay where they were."""
+
+    return Declared
+
+
+def test_an_operation_has_its_own_name_as_address_unless_another_is_given(declared):
+    assert declared.train.operation.address == "train"
+    assert declared.renamed.operation.address == "before"
+
+
+def test_an_operation_takes_what_its_arguments_are_named_like_unless_it_says_otherwise(declared):
+    assert dict(declared.train.operation.takes) == {}
+    assert declared.train.operation.kind_of("synthetic_images") == "synthetic-images"
+    assert dict(declared.renamed.operation.takes) == {"front": "weights"}
+    assert declared.renamed.operation.kind_of("front") == "weights"
+    assert declared.renamed.operation.kind_of("weights") == "weights"
+
+
+def test_a_bound_operation_takes_all_but_itself(declared):
+    assert list(signature_of(declared().train).parameters) == ["site", "weights", "steps"]
+    assert list(signature_of(declared.train).parameters) == ["self", "site", "weights", "steps"]
+    assert signature_of(declared().train).parameters["steps"].default == 3
+    assert signature_of(declared().train) is signature_of(declared().train)

@@ -186,10 +186,10 @@ class Kept:
     def __init__(self):
         self.given = []
 
-    def begins(self, site, received):
+    def begins(self, site, call, received):
         self.given.append(received)
 
-    def released(self, site, call, kept, used, address, left):
+    def released(self, site, call, kept, used, address, left, asked):
         self.given.append((kept, used, address, left))
 
 

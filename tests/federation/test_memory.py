@@ -14,7 +14,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
 from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.host import SiteHost, room_for_states
+from polyclinic.federation.host import SiteHost
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
@@ -132,17 +132,6 @@ def test_states_in_memory_are_bounded_by_their_size(tmp_path, kilobytes):
     for site in SITES:
         host.handle(Call(site, "keep", 2))
         assert float(host.resident()[-1].state["count"]) == 3
-
-
-@pytest.mark.parametrize(("pages", "room"), [(2**14, 2**28), (2**22, 2**29), (2**28, 2**30), (None, 2**28)])
-def test_room_for_states_is_a_share_of_the_memory_within_bounds(monkeypatch, pages, room):
-    def told(name):
-        if pages is None:
-            raise ValueError(name)
-        return {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages}[name]
-
-    monkeypatch.setattr("os.sysconf", told)
-    assert room_for_states() == room
 
 
 def test_only_the_sites_used_last_keep_a_cache(tmp_path):

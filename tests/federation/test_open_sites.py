@@ -34,27 +34,21 @@ def deployed(**settings):
 
 def test_a_simulated_site_has_no_secret_and_no_floor(tmp_path):
     site = sites_in(tmp_path, policy=Policy(few_images="allow")).get("a")
-    assert (site.secret, site.own_draws, site.max_delta, site.min_cohort, site.few_images) == (
-        "",
-        False,
-        1.0,
-        0,
-        "allow",
-    )
+    assert (site.secret, site.own_draws, site.min_cohort) == ("", False, 0)
     assert not (site.folder / "noise.key").exists()
     plain = Site("a", plain_study(), None, None, SiteState(), tmp_path)
-    assert (plain.max_delta, plain.min_cohort, plain.few_images, plain.round) == (1.0, 0, "allow", 0)
+    assert (plain.min_cohort, plain.policy.few_images, plain.round) == (0, "allow", 0)
 
 
 def test_a_deployed_site_has_a_secret_of_64_digits_and_what_its_policy_says(tmp_path):
     policy = deployed(min_cohort=7, few_images="refuse")
     site = sites_in(tmp_path, policy=policy).get("a")
-    assert (site.own_draws, site.max_delta, site.min_cohort, site.few_images) == (True, 1 / 5, 7, "refuse")
+    assert (site.own_draws, site.min_cohort) == (True, 7)
     assert len(bytes.fromhex(site.secret)) == 32
     assert site.secret == (tmp_path / "runs" / "study" / "sites" / "a" / "noise.key").read_text()
     assert sites_in(tmp_path, policy=policy).get("a").secret == site.secret  # a resumed run draws the same again
-    other = sites_in(tmp_path / "other", policy=deployed(draws="study", max_delta=0.01)).get("a")
-    assert (other.own_draws, other.max_delta) == (False, 0.01)
+    other = sites_in(tmp_path / "other", policy=deployed(draws="study")).get("a")
+    assert not other.own_draws
     assert other.secret != site.secret
 
 

@@ -1,4 +1,4 @@
-"""Privacy-preserving training of GANs: the loss against all pairs, when each phase ends, and what it keeps."""
+"""Privacy-preserving training of GANs: the loss against all pairs, when each phase ends and what it keeps, who can."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import itertools
 
 import pytest
 import torch
-from small_tuning import COARSE, TINY, TUNING, build, data, rng
 
+from polyclinic.errors import BadInput
+from polyclinic.generators import GENERATORS, private_tuning
+from polyclinic.generators.base import Generator, GeneratorModel
 from polyclinic.generators.gan.model import GANSteps, Learner
+from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.generators.private_tuning import (
     Meter,
     Phases,
@@ -19,13 +22,39 @@ from polyclinic.generators.private_tuning import (
     privacy_loss,
     warning_about,
 )
-from polyclinic.metrics.distribution import frechet_distance, kernel_distance
+from polyclinic.generators.stylegan2.model import StyleGAN2
+from polyclinic.generators.vqvae2.model import VQVAE2
+from polyclinic.metrics.distribution import Extractor, frechet_distance, kernel_distance
 from polyclinic.metrics.perceptual import Pixels
+from polyclinic.runner.run.run import run
+from polyclinic.study import parse_study
+from polyclinic.tasks import Target
 
-pytestmark = pytest.mark.usefixtures("coarse_features")
+TWO = Target(("a", "b"))
+TINY = DCGAN(width=2, latent=4, batch_size=8, steps=5)
+#: cheap features: means over a grid of 4x4
+COARSE = Extractor(lambda images: torch.nn.functional.adaptive_avg_pool2d(images[:, :1], 4).flatten(1), "coarse")
 
 
-# --- the loss of Eq. 3 -------------------------------------------------------------------------------
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def data(count=24):
+    images = torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=rng(9))
+    return images, torch.arange(count) % 2
+
+
+def build(settings=TINY):
+    return settings.build(channels=1, size=28, target=TWO, seed=0)
+
+
+TUNING = PrivateTuning(check_every=10, patience=30, most_steps=1000, most_tuning_steps=1000)
+
+
+@pytest.fixture(autouse=True)
+def coarse_features(monkeypatch):
+    monkeypatch.setattr(private_tuning, "features_named", lambda name, device: COARSE)
 
 
 def test_the_mean_over_all_pairs_from_means_alone():
@@ -42,9 +71,6 @@ def test_eq_3_and_4_by_hand(scale):
     loss = privacy_loss(PrivateTuning(alpha=2.0, scale=scale), distance)(real, made)
     expected = sum(pairs) / 9 if scale == "mean" else sum(pairs) / 3
     assert float(loss) == pytest.approx(-2 * expected, rel=1e-5)
-
-
-# --- the phases --------------------------------------------------------------------------------------
 
 
 class Counting:
@@ -192,17 +218,6 @@ def test_the_privacy_loss_moves_a_gan_away_from_its_images():
     assert apart[2000.0] > 1.3 * apart[0.0]
 
 
-def test_steps_of_a_gan_are_those_of_its_fit():
-    images, labels = data()
-    whole, stepped = build(), build()
-    whole.fit(images, labels, rng(4))
-    steps = stepped.begin(images, labels, rng(4))
-    for _ in range(TINY.steps):
-        steps.step()
-    first, second = whole.state(), stepped.state()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_figures_of_a_meter_are_of_the_sets_that_they_name():
     images, labels = data()
     meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"))
@@ -224,3 +239,109 @@ def test_figures_of_a_meter_are_of_the_sets_that_they_name():
         "kid": kernel_distance(real, made),
         "kid_floor": kernel_distance(real[:10], real[10:]),
     }
+
+
+def test_phases_are_as_long_as_the_generators_own_steps_unless_the_table_says_otherwise():
+    assert PrivateTuning().for_steps(600).lengths() == (120, 600, 60, 120)
+    assert PrivateTuning().for_steps(8).lengths() == (1, 8, 1, 1)
+    assert PrivateTuning(most_steps=50_000).for_steps(600).lengths() == (10_000, 50_000, 5000, 500)
+    assert PrivateTuning(preset="paper").for_steps(600).lengths() == (10_000, 100_000, 100_000, 500)
+
+
+def test_weights_that_are_missing_are_said_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYCLINIC_CACHE", str(tmp_path))
+    PrivateTuning().check_weights()
+    PrivateTuning(preset="paper", on=False).check_weights()
+    with pytest.raises(BadInput, match=r"lpips-vgg is not here .*; run polyclinic weights get lpips-vgg"):
+        PrivateTuning(preset="paper").check_weights()
+    with pytest.raises(BadInput, match=r"inception-fid is not here .*; run polyclinic weights get inception-fid"):
+        PrivateTuning(preset="paper", distance="pixels").check_weights()
+    data = {"source": "fundus-phantom", "size": 28, "samples": 40}
+    tables = {"data": data, "sites": {"partition": "iid", "count": 2}, "method": {"name": "feder"}}
+    study = parse_study({**tables, "tuning": {"preset": "paper"}})
+    with pytest.raises(BadInput, match="polyclinic weights get lpips-vgg"):
+        run(study, tmp_path / "run", cache=tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_with_fids_own_features_the_figure_is_called_fid(monkeypatch):
+    monkeypatch.undo()  # the features of the settings
+    monkeypatch.setattr(private_tuning, "inception_features", lambda **_: Extractor(COARSE.network, "Inception"))
+    short = {"check_every": 1, "most_steps": 1, "most_tuning_steps": 1, "distance": "pixels"}
+    settings = TUNING.model_copy(update={"features": "inception-fid", **short})
+    found = fit(build(), *data(), rng(), settings)
+    assert {"phase1_fid", "phase1_fid_half", "phase1_fid_floor", "phase2_fid"} <= set(found)
+    assert not any("_fd" in name for name in found)
+
+
+def test_gans_can_and_others_say_so():
+    assert DCGAN().tunable
+    assert StyleGAN2().tunable
+    assert not VQVAE2().tunable
+    model = VQVAE2(width=8, blocks=1).build(channels=1, size=28, target=TWO, seed=0)
+    with pytest.raises(BadInput, match="is not trained step by step; choose a GAN"):
+        fit(model, *data(), rng(), TUNING)
+
+
+class OneColour(Generator):
+    """A generator of somebody else: one grey level, which learns the mean of the images."""
+
+    name: str = "one-colour"
+    tunable = True
+
+    def build(self, *, channels, size, target, seed, device="cpu", precision="fp32"):
+        networks = {"level": torch.nn.Linear(1, 1)}
+        networks["level"].weight.data.fill_(0.1)
+        networks["level"].bias.data.fill_(0.2)
+        return OneColourModel(networks, channels=channels, size=size, target=target, device=device)
+
+    def dp_obstacle(self):
+        return "a test"
+
+
+class OneColourModel(GeneratorModel):
+    def fit(self, images, labels, rng, options=None):
+        return {}
+
+    def sample(self, labels, rng):
+        made = self.made(len(labels)).clamp(0, 1) * 255
+        return (made + torch.randn(made.shape, generator=rng)).clamp(0, 255).byte().detach()
+
+    def made(self, count):
+        level = self.networks["level"](torch.ones(1, 1))
+        return level.reshape(1, 1, 1, 1).expand(count, self.channels, self.size, self.size)
+
+    def begin(self, images, labels, rng):
+        return OneColourSteps(self, images)
+
+
+class OneColourSteps:
+    def __init__(self, model, images):
+        self.model, self.images, self.paid = model, images, []
+        self.optimizer = torch.optim.SGD(model.networks.parameters(), lr=0.05)
+
+    def step(self, extra=None):
+        real = self.images.float() / 255
+        loss = (self.model.made(len(real)) - real).square().mean()
+        if extra is not None:
+            loss = loss + extra(real, self.model.made(len(real)))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+def test_a_generator_of_somebody_else_takes_part_by_its_trait(tiny):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(GENERATORS, "one-colour", OneColour)
+        study = tiny("feder", {"generator": {"name": "one-colour"}})
+        assert study.tuning is not None
+        assert study.tuning.on
+    model = build(OneColour())
+    images = torch.full((24, 1, 28, 28), 128, dtype=torch.uint8)
+    changes = {"check_every": 1, "most_steps": 2, "most_tuning_steps": 5, "distance": "pixels", "growth": 1e9}
+    settings = TUNING.model_copy(update={**changes, "alpha": 4.0})
+    assert fit(model, images, torch.arange(24) % 2, rng(), settings)["phase2_steps"] == 5
+    # lr 0.05, two weights: the error 128/255 - 0.3 shrinks by 1 - 0.2 a step, then grows by 1 + 0.2 * 3
+    error = (128 / 255 - 0.3) * 0.8**2 * 1.6**5
+    level = model.networks["level"](torch.ones(1, 1)).item()
+    assert level == pytest.approx(128 / 255 - error, abs=1e-3)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic_lab.figure import _by_count, _panel, draw, shown_metrics
+from polyclinic_lab.figure import _by_count, draw, shown_metrics
 
 pytest.importorskip("matplotlib")
 
@@ -36,33 +36,6 @@ def test_bars_and_curves_are_drawn(tmp_path: Path) -> None:
 def test_metrics_of_the_rule_and_of_the_paper_come_first() -> None:
     rows = [row("a", metric, 1.0) for metric in ("MB", "seconds", "loss", "auc", "mae")]
     assert shown_metrics(found(*rows, paper=(row("a", "mae", 1.0),))) == ["auc", "mae", "MB", "seconds"]
-
-
-def test_metrics_of_the_same_training_set_come_next() -> None:
-    rows = [row("a", metric, 1.0) for metric in ("cat, real", "dog, real", "auc, augmented", "cat, augmented")]
-    told = found(*rows) | {"rule": "cat, augmented of a is at least 1"}
-    assert shown_metrics(told) == ["cat, augmented", "auc, augmented", "cat, real", "dog, real"]
-
-
-def test_deviations_larger_than_a_mean_do_not_pull_the_axis_below_zero() -> None:
-    from matplotlib.figure import Figure
-
-    axes = Figure().subplots()
-    _panel(axes, found(row("a", "failed", 0.05), row("c", "failed", 0.0)), "failed", ["a", "b", "c"])
-    assert axes.get_ylim()[0] == 0
-    assert axes.get_xlim() == pytest.approx((-0.6, 2.6))  # b has no bar
-
-
-def test_real_images_alone_are_a_dashed_line() -> None:
-    from matplotlib.figure import Figure
-
-    rows = [row("a", "auc, real", 0.6), row("b", "auc, real", 0.8), row("a", "auc, augmented", 0.5)]
-    lines = []
-    for metric in ("auc, augmented", "auc, real"):
-        axes = Figure().subplots()
-        _panel(axes, found(*rows), metric, ["a", "b"])
-        lines.append([line.get_ydata()[0] for line in axes.get_lines() if line.get_linestyle() == "--"])
-    assert lines == [[pytest.approx(0.7)], []]
 
 
 def test_arms_that_differ_in_the_number_of_sites_are_curves(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from polyclinic.errors import BadInput
-from polyclinic_lab.claim import CLAIMS, SCALES, Claim, ClaimsFile, find_claim
+from polyclinic_lab import claim
+from polyclinic_lab.claim import CLAIMS, SCALES, Claim, ClaimsFile, find_claim, tuned_name
 from polyclinic_lab.judge import STUDIES, plan, slug
 from polyclinic_lab.measures import OF_ALL, OF_RUN
-from polyclinic_lab.page import PAGE, page
+from polyclinic_lab.page import PAGES, pages
 from polyclinic_lab.records import is_stale, minutes_of, records
 
 SMALL = """
@@ -80,11 +81,11 @@ def test_an_experiment_adds_to_the_studies_of_its_claim(small: dict[str, Claim])
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_studies_of_a_claim_are_valid(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
-    claim = CLAIMS[name]
+    one = CLAIMS[name]
     for scale in SCALES:
-        for phantom in [False, True] if claim.phantom else [False]:
-            assert list(plan(claim, tmp_path, scale, 1, phantom=phantom)) == list(claim.arms)
-    assert len({slug(label) for label in claim.arms}) == len(claim.arms)
+        for phantom in [False, True] if one.phantom else [False]:
+            assert list(plan(one, tmp_path, scale, 1, phantom=phantom)) == list(one.arms)
+    assert len({slug(label) for label in one.arms}) == len(one.arms)
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -119,8 +120,10 @@ def test_a_record_judged_again_says_the_same(name: str, scale: str) -> None:
     assert (found["rule"], found["verdict"], found["why"]) == (CLAIMS[name].rule.words, verdict.word, verdict.why)
 
 
-def test_the_page_is_what_the_records_say() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m polyclinic_lab.page"
+def test_the_pages_are_what_the_records_say() -> None:
+    for name, text in pages().items():
+        assert (PAGES / name).read_text(encoding="utf-8") == text, "run python -m polyclinic_lab.page"
+    assert len(pages()["claims.md"].split()) <= 3000, "a reviewer reads it in five minutes"
 
 
 def test_a_record_of_another_study_is_stale() -> None:
@@ -136,3 +139,14 @@ def test_minutes_are_measured_where_there_is_a_record() -> None:
     kept = {(claim.name, "quick"): {"minutes": {"runs": 2.0, "audits": 0.5, "this call": 9.0}}}
     assert minutes_of(claim, "quick", kept) == "2.5"
     assert minutes_of(claim, "full", kept) == f"~{claim.minutes['full']['gpu']:g}"
+
+
+def test_what_was_tuned_changes_an_arm_in_every_claim_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, shortcut = CLAIMS["feder-table4-methods"], CLAIMS["feder-shortcut"]
+    name = tuned_name(table, "fedavg", "full")
+    monkeypatch.setitem(claim.CHOSEN, name, ["optimizer.lr=0.5"])
+    for one in (table, shortcut):
+        assert one.changes("fedavg", "full", phantom=False)[-1] == "optimizer.lr=0.5"
+    assert "optimizer.lr=0.5" not in table.changes("fedavg", "quick", phantom=False)
+    assert "optimizer.lr=0.5" not in table.changes("feder", "full", phantom=False)
+    assert "optimizer.lr=0.5" not in table.changes("fedavg", "full", phantom=True)

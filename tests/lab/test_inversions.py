@@ -55,7 +55,7 @@ def test_an_image_fails_by_its_error_after_the_first_step(short):
 def test_pairs_of_which_one_failed_are_left_out():
     rule = parse_sentence("mse of a is lower than that of b")
     table = {("a", "mse"): [1.0, None, 1.1, 0.9], ("b", "mse"): [2.0, 0.0, 2.2, None]}
-    assert rule.judge(table).why.startswith("mse of a is lower than that of b: difference -1.05")
+    assert rule.judge(table).why.startswith("yes: mse of a is lower than that of b: difference -1.05")
 
 
 def test_nothing_is_lower_where_no_pair_differs():

@@ -11,9 +11,8 @@ from polyclinic.errors import WorkFailed
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 from polyclinic_lab.claim import CLAIMS
-from polyclinic_lab.generators import DISTANCE
 from polyclinic_lab.judge import plan
-from polyclinic_lab.measures import Row, audited, carried_each_round, curve, forgetting, kept, measure, projected
+from polyclinic_lab.measures import Row, audited, carried_each_round, curve, forgetting, measure, projected
 
 
 @pytest.fixture
@@ -29,10 +28,6 @@ def audited_run(tmp_path: Path) -> Path:
 def test_a_number_of_an_audit_is_the_mean_of_its_findings(audited_run: Path) -> None:
     assert audited(audited_run, "latents", "picked", "decoder") == {"picked": pytest.approx(0.6)}
     assert audited(audited_run, "latents", "picked", "inversion") == {}
-
-
-def test_a_run_without_such_parcels_is_not_audited(tmp_path: Path) -> None:
-    assert audited(tmp_path, "latents", "picked", "decoder") == {}  # an audit of this empty folder would be refused
 
 
 def test_a_number_that_no_finding_has_is_an_error(audited_run: Path) -> None:
@@ -63,12 +58,20 @@ def test_generators_of_feder_are_projected_where_they_lie(tmp_path: Path, monkey
         "model": {"backbone": "small-cnn"},
         "method": {"name": "feder", "rounds": 1, "buffer": 8},
         "generator": {"name": "dcgan", "steps": 2, "width": 8, "latent": 8},
-        "tuning": {"on": False},
+        "tuning": {"distance": "pixels", "most_steps": 2, "most_tuning_steps": 2, "measured": 20},
     }
-    done = run(parse_study(tables), tmp_path / "run")
-    found = projected(done.folder)
-    assert 0 < found[DISTANCE] < 1  # a mean of squared differences of pixels in [0, 1]
-    assert json.loads((done.folder / "projected.json").read_text()) == found
+    plain, private = (
+        run(parse_study({**tables, "tuning": {**tables["tuning"], "alpha": alpha}}), tmp_path / f"{alpha}").folder
+        for alpha in (0.0, 1.0)
+    )
+    found = projected({"without": [plain], "with": [private]}, "quick")
+    for label in ("without", "with"):
+        ((distances,),) = [found[label, "distance"]]
+        assert len(distances) == 8  # four images at each of two sites
+        assert all(0 < value < 1 for value in distances)  # mean squared differences of pixels in [0, 1]
+    assert found["without", "distance"] != found["with", "distance"]
+    assert (plain / "projected.png").exists()
+    assert projected({"without": [plain]}, "quick") == {}
 
 
 def test_a_claim_s_measures_make_a_row_for_each_arm_and_metric(tmp_path: Path) -> None:
@@ -108,7 +111,7 @@ def test_bytes_of_a_site_and_round_are_those_that_sites_send(tmp_path: Path) -> 
 
 
 def test_a_curve_has_a_point_for_each_weighing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = plan(CLAIMS["felicia-figure9-longer"], tmp_path, "quick", 1, phantom=True)["FELICIA"][0].study
+    study = plan(CLAIMS["felicia-figure10-lambda"], tmp_path, "quick", 1, phantom=True)["1"][0].study
     monkeypatch.setattr("polyclinic_lab.measures.load_run_study", lambda run: study)
     worth = [{"round": n, "sites": {"hospital-1": {"test_synthetic": 0.5 + n / 10}}} for n in (1, 2, 3)]
     (tmp_path / "result.json").write_text(json.dumps({"metrics": {"diets": {"hospital-1": {}}}, "worth": worth}))
@@ -120,13 +123,6 @@ def test_a_curve_has_a_point_for_each_weighing(tmp_path: Path, monkeypatch: pyte
         "auc at own site, synthetic after 300 steps": 0.8,
     }
     assert curve(tmp_path, "augmented") == {}
-
-
-def test_what_was_computed_of_a_run_is_kept(tmp_path: Path) -> None:
-    asked: list[Path] = []
-    for _ in range(2):
-        assert kept(tmp_path, "worth.json", lambda run: {"worth": asked.append(run) or 7}) == {"worth": 7}
-    assert asked == [tmp_path]
 
 
 @pytest.mark.slow  # two processes that import torch
@@ -143,9 +139,3 @@ def test_a_killed_run_is_resumed_and_compared(tmp_path: Path) -> None:
         Row("fedavg", "different models", (1.0,))
     ]
     assert (tmp_path / "fedavg-seed0-killed" / "result.json").exists()
-
-
-def test_a_run_that_cannot_begin_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyclinic_lab.own_measures.sys.executable", "/bin/false")
-    with pytest.raises(WorkFailed, match="no round of the run"):
-        measure(["same_after_kill"], {"fedavg": [tmp_path / "run"]}, "quick")

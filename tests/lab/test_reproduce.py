@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from polyclinic.cli.app import app
@@ -15,7 +16,7 @@ from polyclinic.errors import BadInput
 from polyclinic.runner.compare.compare import Entry
 from polyclinic_lab.claim import CLAIMS
 from polyclinic_lab.judge import copy_picture, plan, reproduce
-from polyclinic_lab.origin import CPU, ORIGIN, RUN, commit, last_commit, machine, note_origin, origin, origin_of
+from polyclinic_lab.origin import CPU, ORIGIN, RUN, commit, last_commit, origin_of
 
 TINY = dataclasses.replace(
     CLAIMS["ours-one-site"],
@@ -75,20 +76,14 @@ def test_an_exported_tree_is_told_its_commit(monkeypatch: pytest.MonkeyPatch) ->
     assert last_commit(claim.file) == "abc123"
 
 
-def test_another_repository_around_an_exported_tree_does_not_give_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyclinic_lab.origin.git", lambda *words: "" if words[0] == "ls-files" else "theirs")
-    monkeypatch.setenv("POLYCLINIC_COMMIT", "abc123")
-    assert commit() == {"commit": "abc123", "commit_given": True}
-
-
-def test_a_picture_of_the_first_run_lies_beside_the_figure(tmp_path: Path) -> None:
-    claim = CLAIMS["qu-replayed-bone-age"]
-    (entry,) = (arm[0] for arm in plan(claim, tmp_path, "quick", 1, phantom=True).values())
-    drawn = entry.folder / "sites" / "site-1" / "replay.png"
-    drawn.parent.mkdir(parents=True)
-    drawn.write_bytes(b"picture")
-    copy_picture(claim, [entry], tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").read_bytes() == b"picture"
+def test_pictures_of_the_first_run_of_each_arm_lie_beside_the_figure(tmp_path: Path) -> None:
+    claim = CLAIMS["felicia-figure5-border"]
+    planned = plan(claim, tmp_path, "quick", 1, phantom=False)
+    for width, arm in zip((2, 3), planned.values(), strict=True):
+        arm[0].folder.mkdir(parents=True)
+        Image.new("RGB", (width, 5)).save(arm[0].folder / "scatter.png")
+    copy_picture(claim, planned, tmp_path / "picture.png")
+    assert Image.open(tmp_path / "picture.png").size == (3, 10)
 
 
 def test_the_list_has_minutes_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,17 +148,3 @@ def test_a_record_names_the_machines_and_commits_of_its_runs(tmp_path: Path) -> 
         (entry.folder / ORIGIN).write_text(json.dumps(note))
     found = {"date": "2026-01-02", "machine": "one GPU, two cores", "commit": "abc", "commit_given": True}
     assert origin_of([entry.folder for entry in entries]) == found
-
-
-def test_a_run_that_ended_here_says_so(tmp_path: Path) -> None:
-    note_origin(tmp_path)
-    assert json.loads((tmp_path / ORIGIN).read_text()) == origin()
-    assert origin_of([]) == origin()
-
-
-def test_the_machine_names_the_cores_that_a_run_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyclinic_lab.origin.os.cpu_count", lambda: 16)
-    monkeypatch.setattr("polyclinic_lab.origin.cores", lambda: 2)
-    assert "2 of 16 cores" in machine()
-    monkeypatch.setattr("polyclinic_lab.origin.cores", lambda: 16)
-    assert " of " not in machine()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from scipy import stats
 
 from polyclinic.errors import BadInput
-from polyclinic_lab.rules import interval, parse_rule, parse_sentence
+from polyclinic_lab.rules import interval, mixed_interval, parse_rule, parse_sentence
 
 CLEAR = {("a", "mae"): (1.0, 1.1, 0.9), ("b", "mae"): (2.0, 2.1, 1.9)}
 LOWER = "mae of a is lower than that of b"
@@ -84,3 +85,32 @@ def test_metrics_and_arms_may_have_commas_numbers_and_of() -> None:
 def test_another_sentence_is_refused() -> None:
     with pytest.raises(BadInput, match="is lower than that of ARM"):
         parse_sentence("mae of a beats that of b")
+
+
+def test_images_in_seeds_are_blocks() -> None:
+    """Two seeds of three images, differences 1, 2, 3 and 2, 3, 4.
+
+    Means 2 and 3: variance .5 between them, of which images explain 1/3: 1/6 is left. So the variance of the mean is
+    1/12 (one degree of freedom) + 1/6 (four): 1/4, with (1/4)² / (1/144 + 1/144) = 4.5 degrees.
+    """
+    low, high = mixed_interval([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]])
+    half = stats.t.ppf(0.975, 4.5) * 0.5
+    assert (low, high) == pytest.approx((2.5 - half, 2.5 + half))
+    alone = mixed_interval([[1.0, 2.0, 3.0]])
+    assert alone == pytest.approx(interval([1.0, 2.0, 3.0]))
+    table = {("a", "x"): [[1.0, 2.0], [1.0, 2.0]], ("b", "x"): [[3.0, 4.1], [2.9, 4.0]]}
+    assert parse_sentence("x of a is lower than that of b").judge(table).word == "yes"
+    assert parse_sentence("x of b is lower than that of a").judge(table).word == "no"
+    assert parse_sentence("x of b is at least 2.5").judge({("b", "x"): [[3.0, 3.1], [2.9, 3.0]]}).word == "yes"
+
+
+def test_an_open_sentence_says_how_many_seeds_would_decide() -> None:
+    """Differences -1, -2, 0: mean -1, deviation 1. t of n - 1 degrees over the root of n is below 1 first at n = 7."""
+    table = {("a", "x"): (1.0, 1.0, 1.0), ("b", "x"): (2.0, 3.0, 1.0)}
+    assert stats.t.ppf(0.975, 5) / 6**0.5 > 1 > stats.t.ppf(0.975, 6) / 7**0.5
+    why = parse_sentence("x of a is lower than that of b").judge(table).why
+    assert why.endswith("about 7 seeds would decide")
+    rule = parse_rule(["x of a is lower than that of b"], unit="images")
+    assert rule.judge(table).why.endswith("about 7 images would decide")
+    table = {("a", "x"): (1.0, 3.0), ("b", "x"): (2.0, 2.0)}
+    assert parse_sentence("x of a is lower than that of b").judge(table).why.endswith("more than 999 seeds are needed")

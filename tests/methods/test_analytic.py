@@ -1,21 +1,22 @@
-"""Analytic: the ridge head of all images together, whatever the partition."""
+"""Analytic: the ridge head of all images together, whatever the partition; its penalty, by hand."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
-from polyclinic.errors import BadInput
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods import METHODS
-from polyclinic.methods.analytic import PENALTIES, best_penalty, solve
+from polyclinic.methods.analytic import PENALTIES, best_penalty, solve, within_training
 from polyclinic.methods.shared import one_round
-from polyclinic.methods.shared.one_round import project, projection
+from polyclinic.methods.shared.one_round import RESOLUTION, project, projection
 from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.randomness import numpy_rng, torch_rng
-from polyclinic.runner.run.release import digest_of_weights
+from polyclinic.runner.predict.model_file import digest_of_weights
 
 AGES = {
     "data": {"source": "hand-phantom", "samples": 60},
@@ -133,3 +134,71 @@ def test_where_no_penalty_can_be_scored_the_largest_is_taken():
     assert best_penalty(torch.ones(1), torch.ones(1, 1), 1.0, 1) == PENALTIES[-1] == 100
     assert len(PENALTIES) == 33
     assert PENALTIES[0] == pytest.approx(1e-6)
+
+
+# --- the penalty, and what is believed ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_the_penalty_has_the_lowest_score_of_cross_validation(number):
+    """(RSS / n) / (1 - degrees of freedom / n)^2, from the hat matrix of 9 to 31 images."""
+    rng = numpy_rng("scores", number)
+    count, width = 9 + 2 * number, 5
+    features = rng.standard_normal((count, width)) * [1, 1, 2, 3, 0.5]
+    targets = features[:, :2] * (0.2 + number / 6) + rng.standard_normal((count, 2))
+    rows, goal = (features - features.mean(0)) / features.std(0), targets - targets.mean(0)
+
+    def score(penalty: float) -> float:
+        hat = rows @ np.linalg.solve(rows.T @ rows + penalty * count * np.eye(width), rows.T)
+        return float(((goal - hat @ goal) ** 2).sum() / count / (1 - (np.trace(hat) + 1) / count) ** 2)
+
+    values, vectors = torch.linalg.eigh(torch.from_numpy(rows.T @ rows / count))
+    turned = vectors.T @ torch.from_numpy(rows.T @ goal / count)
+    assert best_penalty(values, turned, float((goal**2).sum() / count), count) == min(PENALTIES, key=score)
+
+
+def test_sums_of_too_many_images_are_not_added():
+    def sums(count):
+        return one_round.Moments(torch.tensor([count]), torch.zeros(1, 1), torch.zeros(1))
+
+    assert (sums(one_round.MOST_IMAGES - 3) + sums(3)).count == one_round.MOST_IMAGES
+    with pytest.raises(WorkFailed, match="can overflow"):
+        sums(one_round.MOST_IMAGES - 3) + sums(4)
+
+
+def test_a_penalty_that_leaves_no_freedom_is_not_scored():
+    """Five features of six images: with next to no penalty the head passes through all targets."""
+    rng = numpy_rng("interpolation")
+    rows = rng.standard_normal((6, 5))
+    rows = (rows - rows.mean(0)) / rows.std(0)
+    goal = rng.standard_normal((6, 1))
+    goal -= goal.mean(0)
+    values, vectors = torch.linalg.eigh(torch.from_numpy(rows.T @ rows / 6))
+    turned = vectors.T @ torch.from_numpy(rows.T @ goal / 6)
+    chosen = best_penalty(values, turned, float((goal**2).mean()) - 1e-12, 6)  # as rounding leaves it
+    freedom = float((values / (values + chosen)).sum()) + 1
+    assert freedom / 6 < 0.99
+
+
+def test_a_feature_that_varies_less_than_four_steps_of_rounding_is_left_out():
+    """Two values that are 8 steps apart have a deviation of 4 steps, 9 one of 4.5."""
+    steps = np.array([[0, 0, 0], [8, 9, 9000]] * 20) * RESOLUTION
+    targets = torch.arange(40).double()[:, None] % 2
+    _, head = solve(one_round.moments(steps.astype(np.float32), targets), 0.1)
+    assert head[1].tolist() == [0.0]
+    assert float(head[2]) > 1
+    assert 0 < float(head[3]) < 1
+
+
+def test_far_more_validation_images_than_training_images_are_not_believed():
+    def sums(count):
+        return SimpleNamespace(count=count)
+
+    most = 10 * 7 + 100  # ten times as many, and a hundred more
+    failed = []
+    federation = SimpleNamespace(note_failures=failed.extend)
+    train = {site: sums(7) for site in ("north", "south", "west")}
+    held_out = {"north": sums(most), "south": sums(most + 1), "west": sums(1)}
+    assert within_training(federation, train, held_out).keys() == {"north", "west"}
+    assert [failure.site for failure in failed] == ["south"]
+    assert f"{most + 1} validation images beside 7 training images" in failed[0].reason

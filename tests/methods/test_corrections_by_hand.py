@@ -1,24 +1,17 @@
-"""Corrections of gradients at sites, mixtures step by step, and who trains an encoder: by hand."""
+"""Corrections of gradients, and steps of methods with personal models, by hand."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
+from test_baselines import PLAIN, bare_loop, of_sites
 
-from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.methods import fedpft
-from polyclinic.methods.feddyn import FedDyn
-from polyclinic.methods.fedpft import FedPFT
 from polyclinic.methods.fedprox import FedProx
-from polyclinic.methods.fedreplay import FedReplay
 from polyclinic.methods.moon import Moon
-from polyclinic.methods.private_head import PrivateHead, clipped_sum
 from polyclinic.methods.scaffold import Scaffold
 from polyclinic.methods.shared import local_training
-from polyclinic.randomness import torch_rng
-from polyclinic.training.plans import Fitted
 
 
 class State(dict):
@@ -38,9 +31,7 @@ def site(name, **groups):
 
 @pytest.fixture(autouse=True)
 def _few_steps(monkeypatch):
-    for method in (FedProx, FedDyn, Scaffold, Moon):
-        monkeypatch.setattr(method, "steps_at", lambda self, own: 2)
-    monkeypatch.setattr("polyclinic.training.private.record_of", lambda *_: None)
+    monkeypatch.setattr(FedProx, "steps_at", lambda self, own: 2)
 
 
 START = {"w": torch.tensor([1.0, 1.0])}
@@ -51,14 +42,6 @@ def corrected(plan, weights, gradients=ONES):
     """The gradients of one step at these weights, and the correction's state after it."""
     correction = plan.spec.correction
     return correction.change(gradients, {"w": torch.tensor(weights)}, correction.given, correction.state)
-
-
-def finish(work, weights, state=None, **metadata):
-    """What a site half returns once its network has been trained to these weights."""
-    fitted = Fitted({"w": torch.tensor(weights)}, {"samples": 4, "steps": 2, **metadata}, state or {})
-    with pytest.raises(StopIteration) as stopped:
-        work.send(fitted)
-    return stopped.value.value
 
 
 def test_fedprox_pulls_weights_back_to_the_start():
@@ -72,71 +55,9 @@ def test_fedprox_does_not_pull_a_layer_that_stays_at_the_site():
     assert corrected(plan, [1.0, 3.0])[0]["w"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("before", "wanted", "after"), [(None, [1, 2], [-2, -2]), ([0.5, 0.25], [0.5, 1.75], [-1.5, -1.75])]
-)
-def test_feddyn_has_a_linear_term_that_follows(before, wanted, after):
-    own = site("a", **({"linear": {"w": torch.tensor(before)}} if before else {}))
-    work = FedDyn(alpha=0.5).train(own, START)
-    plan = next(work)
-    assert corrected(plan, [1.0, 3.0])[0]["w"].tolist() == wanted  # 1 - h + 0.5 (w - 1)
-    assert finish(work, [5.0, 5.0]).tensors["w"].tolist() == [5, 5]
-    assert own.state["linear"]["w"].tolist() == after  # h - alpha (5 - 1)
-
-
-@pytest.mark.parametrize(("before", "wanted"), [(None, [4, 5]), ([1.0, 1.0], [3, 4])])
-def test_scaffold_adds_the_drift_and_takes_the_mean_gradient(before, wanted):
-    own = site("a", **({"control": {"w": torch.tensor(before)}} if before else {}))
-    common = {"w": torch.tensor([3.0, 4.0])}
-    work = Scaffold(option="II").train(own, START, common)
-    gradients, state = corrected(next(work), [1.0, 1.0])
-    assert gradients["w"].tolist() == wanted  # 1 + c - c_k
-    assert state["w"].tolist() == [1, 1], "the sum has no drift in it"
-    _, change = finish(work, [5.0, 5.0], {"w": torch.tensor([6.0, 2.0]).double()})
-    assert own.state["control"]["w"].tolist() == [3, 1]  # a sum of two steps
-    first = before or [0.0, 0.0]
-    assert change.tensors["w"].tolist() == [3 - first[0], 1 - first[1]]
-
-
 def test_weights_of_classes_are_inverse_to_their_frequency():
     assert local_training.class_weights(torch.tensor([0, 0, 0, 2]), 3).tolist() == pytest.approx([4 / 6, 0, 2])
     assert local_training.class_weights(torch.tensor([1.0, 1.0]), 2).tolist() == [0, 1]
-
-
-# --- aggregation
-
-
-# --- FedPFT
-
-
-def test_numbers_of_images_agree(monkeypatch):
-    monkeypatch.setattr(fedpft, "head_shape", lambda federation: (2, 1))
-    monkeypatch.setattr(FedPFT, "width", lambda self, federation: 2)
-    tensors = {"0/shares": torch.ones(1), "0/means": torch.ones(1, 2), "0/variances": torch.ones(1, 2)}
-    call = Call("north", "give_mixtures", 1)
-
-    def check(samples):
-        reply = Reply("north", (Parcel("statistics", tensors, {"counts": [4], "samples": samples}),))
-        FedPFT().check_reply(None, call, reply)
-
-    check(4)
-    with pytest.raises(ParcelRejected, match="are not 'samples' together"):
-        check(5)
-
-
-# --- FedReplay
-
-
-def test_who_trains_the_encoder():
-    counts = {"a": 3, "b": 9, "c": 9}
-    replies = [Reply(name, (Parcel("statistics", {}, {"samples": count}),)) for name, count in counts.items()]
-    federation = SimpleNamespace(sites=("a", "b", "c"), ask_all=lambda name: replies, rng=torch_rng)
-    assert FedReplay(encoder_site="largest").choose(federation) == ["b", "c", "a"]
-    assert FedReplay(encoder_site="c").choose(federation) == ["c"]
-    drawn = FedReplay(encoder_site="random").choose(federation)
-    assert sorted(drawn) == ["a", "b", "c"]
-    place = int(torch.randint(3, (1,), generator=torch_rng("encoder site")))
-    assert drawn[0] == federation.sites[place]
 
 
 # --- MOON and private heads
@@ -151,32 +72,130 @@ def test_the_contrast_is_small_near_the_common_model(mu):
     assert float(moon._contrast(last, common, last)) == pytest.approx(mu * far)
 
 
-@pytest.mark.parametrize("before", [None, {"w": torch.zeros(2)}])
-def test_a_site_of_moon_begins_with_the_common_model(before):
-    own = site("a", **({"last": before} if before else {}))
-    work = Moon().train(own, START)
-    reference = next(work).spec.reference
-    assert reference.cut == "last"
-    assert [one["w"].tolist() for one in reference.weights] == [[1, 1], [0, 0] if before else [1, 1]]
-    finish(work, [5.0, 6.0])
-    assert own.state["last"]["w"].tolist() == [5, 6]
+class Coordinator(SimpleNamespace):
+    """A federation of two sites whose replies are written down, one list for each round."""
+
+    sites = ("a", "b")
+
+    def state(self, **given):
+        self.kept = SimpleNamespace(**given)
+        return self.kept
+
+    def rounds(self, count, state):
+        return range(1, count + 1)
+
+    def ask_all(self, operation, **given):
+        self.asked = [*getattr(self, "asked", []), (operation, given)]
+        return self.replies[len(self.asked) - 1]
+
+    def evaluate(self, weights):
+        self.scored = [*getattr(self, "scored", []), weights]
 
 
-def test_the_noise_of_a_sum_is_shared_by_its_sites(monkeypatch):
-    shares = []
-    monkeypatch.setattr(PrivateHead, "_noisy_gradient", lambda self, own, head, share, limits=(): shares.append(share))
-    monkeypatch.setattr("polyclinic.methods.private_head.honest_sites", lambda own: 4)
-    own = site("a", basis={"sites": torch.tensor(9)})
-    method, head = PrivateHead(), {"head": torch.zeros(1)}
-    method.give_gradient(own, head)
-    method.give_shared_gradient(own, head)
-    method.give_share_of_sum(own, head)
-    assert shares == pytest.approx([1, 1 / 3, 1 / 2])
+def test_the_control_moves_by_the_share_of_sites_that_replied():
+    """Three of four sites reply, two of them as one sum; the controls of those that did change by 1 and 4."""
+
+    def reply(site, weight, change, **more):
+        parts = (Parcel("weights", {"w": torch.tensor([weight])}), Parcel("gradients", {"w": torch.tensor([change])}))
+        return Reply(site, tuple(Parcel(one.kind, one.tensors, {"samples": 1, **more}) for one in parts))
+
+    model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(1))})
+    federation = Coordinator(
+        replies=[[reply("a", 3.0, 1.0, sites=2), reply("b", 5.0, 4.0)], [reply("a", 4.0, 0.0)]],
+        initial_weights=lambda: {"w": torch.tensor([1.0])},
+        trainer=SimpleNamespace(model=model),
+    )
+    federation.sites = ("a", "b", "c", "d")
+    found = Scaffold(rounds=2, server_lr=0.5).run(federation)
+    first, second = (given for _, given in federation.asked)
+    assert first["gradients"]["w"].tolist() == [0]
+    assert second["weights"]["w"].tolist() == [1 + 0.5 * (4 - 1)]
+    assert second["gradients"]["w"].tolist() == [3 / 4 * 2.5]
+    assert federation.kept.control["w"].tolist() == [3 / 4 * 2.5]
+    assert found["w"].tolist() == [2.5 + 0.5 * (4 - 2.5)]
 
 
-def test_gradients_are_clipped_for_each_image_or_patient():
-    slopes = torch.tensor([[3.0], [0.5], [1.0], [float("inf")]])
-    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    assert clipped_sum(slopes, vectors, 2.0).tolist() == [[2.5, 1.0]]
-    patients = torch.tensor([0, 0, 1, 2])
-    assert clipped_sum(slopes, vectors, 2.0, patients).tolist() == [[2.0, 1.0]]
+# --- personal models: steps by a bare loop, and what a first round equals -----------------------------
+
+
+HEAD = [f"fc{layer}.{kind}" for layer in (1, 2, 3) for kind in ("weight", "bias")]  # LeNet-5 after its last cut
+
+
+ALONE = {"sites": {"partition": "iid", "count": 1}, **PLAIN}
+
+
+def values_of(model):
+    return {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
+def assert_own_model_is(result, values):
+    for name, tensor in values.items():
+        [ours] = of_sites(result, name)
+        torch.testing.assert_close(ours, tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_the_own_model_of_ditto_by_hand(tiny_run, tmp_path, cache):
+    """w steps along g(w); v along g(v) + lambda (v - w), with the w that the round began with."""
+    pull, result = 0.5, tiny_run({"name": "ditto", "strength": 0.5}, **ALONE)
+    model, step = bare_loop(result, tmp_path, cache)
+    common = own = values_of(model)
+    for number in (1, 2):
+        held_to = common
+        model.load_state_dict(common, strict=False)
+        step(number, lambda: None)
+        common = values_of(model)
+        model.load_state_dict(own, strict=False)
+
+        def pulled(held_to=held_to):
+            for name, one in model.named_parameters():
+                one.grad += pull * (one.detach() - held_to[name])
+
+        step(number, pulled)
+        own = values_of(model)
+    assert_own_model_is(result, own)
+
+
+def test_fine_tuning_by_hand(tiny_run, tmp_path, cache):
+    """Two rounds of FedAvg, and as many further steps as a pass has, in an order of their own."""
+    passes = tiny_run({"name": "fedavg"}, **ALONE)
+    model, step = bare_loop(passes, tmp_path, cache)
+    for number in (1, 2):
+        step(number, lambda: None)
+    steps = step(2, lambda: None, "tuning batches")
+    assert_own_model_is(tiny_run({"name": "finetune", "tuning_steps": steps}, **ALONE), values_of(model))
+
+
+def test_fedrep_by_hand(tiny_run, tmp_path, cache):
+    """One pass changes the head alone, the next one everything else."""
+    result = tiny_run({"name": "fedrep", "head_epochs": 1}, **ALONE)
+    model, step = bare_loop(result, tmp_path, cache)
+    for number in (1, 2):
+        step(number, lambda: leave_out(model, lambda name: name not in HEAD), "head batches")
+        step(number, lambda: leave_out(model, lambda name: name in HEAD))
+    assert_own_model_is(result, values_of(model))
+
+
+def leave_out(model, chosen):
+    for name, one in model.named_parameters():
+        if chosen(name):
+            one.grad.zero_()
+
+
+def test_a_first_round_of_fedper_has_fedavgs_common_layers_and_the_heads_of_standalone(tiny_run):
+    ours = tiny_run({"name": "fedper", "rounds": 1}, **PLAIN)
+    average = tiny_run({"name": "fedavg", "rounds": 1}, **PLAIN).weights()
+    alone = tiny_run({"name": "standalone", "rounds": 1}, **PLAIN)
+    for name, tensor in average.items():
+        expected = of_sites(alone, name) if name in HEAD else [tensor] * 3
+        assert all(torch.equal(*pair) for pair in zip(of_sites(ours, name), expected, strict=True))
+
+
+def test_a_first_step_of_fedrep_without_passes_for_the_head_is_fedavgs(tiny_run):
+    """The common layers have FedAvg's gradient as long as the head is where both began; it stays there."""
+    first = {"rounds": 1, "local_steps": 1}
+    ours = tiny_run({"name": "fedrep", "head_epochs": 0, **first}, **PLAIN)
+    for name, tensor in tiny_run({"name": "fedavg", **first}, **PLAIN).weights().items():
+        if name not in HEAD:
+            assert all(torch.equal(one, tensor) for one in of_sites(ours, name))
+        else:
+            assert len({one.numpy().tobytes() for one in of_sites(ours, name)} | {tensor.numpy().tobytes()}) == 2

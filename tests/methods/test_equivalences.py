@@ -139,9 +139,3 @@ def _tables_of(result: Result) -> dict:
     import tomllib
 
     return tomllib.loads((result.folder / "study.toml").read_text())
-
-
-def test_same_study_and_seed_same_weights_and_another_seed_others(tiny_run):
-    first, again = tiny_run({"name": "fedavg"}), tiny_run({"name": "fedavg"})
-    assert first["weights_sha256"] == again["weights_sha256"]
-    assert_not_same(first, tiny_run({"name": "fedavg"}, seed=1))

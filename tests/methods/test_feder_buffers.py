@@ -1,26 +1,29 @@
-"""FedER's buffers and its ensemble: what is in them, when a kept generator is another one, and how they are scored."""
+"""FedER's buffers, its ensemble and its results: what is in them, and when a kept generator is another one."""
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
-from feder_studies import SITES, TABLES, runner, study_of
+from feder_studies import SITES, TABLES, lines_of, runner, study_of
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.engines.in_process import InProcess
 from polyclinic.errors import BadInput
+from polyclinic.federation.call import Reply
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import private_tuning, replay_stream
 from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
-from polyclinic.methods import feder
+from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import pooling, site_generator
+from polyclinic.methods.shared.site_generator import uniform_labels
 from polyclinic.metrics.distribution import Extractor
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.runner.predict.predict import load_predictor
-from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.result import convergence
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 from polyclinic.tasks import Target
@@ -211,18 +214,6 @@ def test_a_large_buffer_brings_no_more_steps(go, monkeypatch):
     assert steps[:6] == steps[6:]
 
 
-def test_the_ensemble_is_the_majority_of_its_models_where_they_are_as_sure(go, monkeypatch, cache):
-    """Three models of which two call everything by the second class."""
-    logits = itertools.cycle([torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0]), torch.tensor([0.0, 2.0])])
-    monkeypatch.setattr(feder, "_outputs", lambda site, part, weights: next(logits).expand(len(part), -1))
-    found = go("feder-a", method={"rounds": 1})
-    study = study_of("feder-a")
-    folder = prepare(study.data, study.sites, cache=cache).folder
-    for site in SITES:
-        share = float((open_site(folder, site).test.labels == 1).mean())
-        assert found.metrics["ensemble"]["per_site"][site]["accuracy"] == pytest.approx(share)
-
-
 def test_the_ensemble_is_scored_as_it_predicts(go, cache):
     found = go("feder-a")
     ensemble = load_predictor(found.folder, ensemble=True)
@@ -238,3 +229,125 @@ def test_real_institutions_score_no_ensemble(go, monkeypatch):
     """Nobody there has all models; figures of something else must not take its name."""
     monkeypatch.setattr(InProcess, "simulation", False)
     assert set(go("feder-a").metrics) == {"test", "mean", "per_site"}
+
+
+# --- results: the ensemble, networks of their own, baselines, generators that are kept ----------------
+
+
+def test_sites_may_have_networks_of_their_own(go):
+    found = go(model={"backbone": "lenet5", "backbones": {"site-2": "small-cnn"}})
+    handed = {(site, line["to"]) for site in SITES for line in lines_of(found, site) if line["kind"] == "weights"}
+    assert handed <= {("site-1", "site-3"), ("site-3", "site-1")}  # models go where they fit, buffers everywhere
+    assert all(any(line["kind"] == "synthetic-images" for line in lines_of(found, site)) for site in SITES)
+    assert found.metrics["across_sites"]["site-2"].keys() == set(SITES)
+    ensemble = load_predictor(found.folder, ensemble=True)
+    assert [type(model).__name__ for model in ensemble.model.networks] == ["LeNet5", "SmallCNN", "LeNet5"]
+    assert found.metrics["ensemble"]["test"]["accuracy"] > 0
+
+
+def test_one_site_or_the_ensemble_predicts(go):
+    found = go("feder-a")
+    images = load_predictor(found.folder, ensemble=True)
+    sites = [load_predictor(found.folder, site=site) for site in SITES]
+    noise = torch.randint(0, 256, (4, sites[0].card.channels, 28, 28), dtype=torch.uint8).numpy()
+    together = torch.stack([site.outputs(noise) for site in sites]).mean(0)
+    assert torch.allclose(images.outputs(noise), together)
+
+
+def test_convergence_is_mean_and_deviation_over_the_models_by_hand():
+    across = {
+        "a": {"a": {"accuracy": 0.9}, "b": {"accuracy": 0.5}},
+        "b": {"a": {"accuracy": 0.7}, "b": {"accuracy": 0.5}},
+    }
+    found = convergence(across)
+    assert found["a"]["accuracy"]["mean"] == pytest.approx(0.8)
+    assert found["a"]["accuracy"]["std"] == pytest.approx(0.02**0.5)  # (0.1² + 0.1²) / (2 - 1)
+    assert found["b"]["accuracy"] == {"mean": 0.5, "std": 0.0}
+
+
+def test_the_result_has_site_performance_convergence_and_figures_of_generators(go):
+    found = go()
+    assert found["model"] == "one of each site"
+    assert set(found.metrics["convergence"]) == set(found.metrics["across_sites"]) == set(SITES)
+    assert set(found["generators"]) == set(SITES)
+    assert set(found.metrics["ensemble"]) == {"test", "per_site"}
+    for kind in ("weights", "synthetic-images"):
+        sent = [line["bytes"] for line in lines_of(found, "site-1") if line["kind"] == kind]
+        assert found["handed_over_per_round"]["site-1"][kind] == sum(sent) / 2
+
+
+def test_labels_of_a_buffer_are_drawn_alike_from_the_classes_of_the_site():
+    target = Target(("a", "b", "c"))
+    drawn = uniform_labels(3000, torch.tensor([0] * 99 + [2]).numpy(), target, torch.Generator().manual_seed(0))
+    counts = drawn.bincount(minlength=3).tolist()
+    assert counts[1] == 0
+    assert abs(counts[0] - 1500) < 150
+    values = uniform_labels(3000, torch.rand(5).numpy(), Target((), "years", (20.0, 80.0)), torch.Generator())
+    assert 20 <= values.min() < 25 < 75 < values.max() <= 80
+
+
+@pytest.mark.usefixtures("no_contact_sheets")
+def test_centralized_baselines_pool_what_they_say(tmp_path, cache):
+    found = {}
+    for images in ("real", "synthetic", "both"):
+        tables = {**TABLES, "method": {"name": "centralized", "images": images, "rounds": 1}}
+        if images == "real":
+            tables = {name: table for name, table in tables.items() if name not in ("tuning", "generator")}
+        found[images] = run(parse_study(tables), tmp_path / images, cache=cache)
+    kinds = {name: {line["kind"] for line in lines_of(one, "site-1")} for name, one in found.items()}
+    assert kinds["real"] == {"real-images", "labels", "metrics"}
+    assert kinds["synthetic"] == {"synthetic-images", "metrics"}
+    assert kinds["both"] == {"real-images", "labels", "synthetic-images", "metrics"}
+    assert len({one["weights_sha256"] for one in found.values()}) == 3
+
+
+def test_a_generator_is_trained_once_and_used_again(go, monkeypatch):
+    fitted = []
+    fit = site_generator.fit
+    monkeypatch.setattr(site_generator, "fit", lambda site, model: fitted.append(site.name) or fit(site, model))
+    plain = go()
+    assert len(fitted) == 3
+    first = go(method={"reuse_generators": True})
+    again = go("feder-a", method={"reuse_generators": True})
+    assert len(fitted) == 6
+    assert first["weights_sha256"] == plain["weights_sha256"]
+    assert again["generators"] == first["generators"]
+    go(method={"reuse_generators": True}, generator={"steps": 3})
+    assert len(fitted) == 9
+
+
+def federation_with(sums, simulation=True):
+    """Each site answers with these sums, or with nothing; what is asked is noted."""
+    asked = []
+
+    def ask_all(operation, *, counted, **parcels):
+        asked.append((operation, counted, {name: parcel.tensors for name, parcel in parcels.items()}))
+        metrics = {site: (Parcel("metrics", {"right": torch.tensor(n)}),) if n else () for site, n in sums.items()}
+        return [Reply(site, parcels) for site, parcels in metrics.items()]
+
+    task = SimpleNamespace(
+        add=lambda a, b: {name: a[name] + b[name] for name in a},
+        finish=lambda found: {name: float(value) for name, value in found.items()},
+    )
+    engine = SimpleNamespace(simulation=simulation)
+    return SimpleNamespace(engine=engine, ask_all=ask_all, trainer=SimpleNamespace(task=task)), asked
+
+
+def test_the_ensemble_is_scored_at_every_site_that_has_test_images():
+    federation, asked = federation_with({"a": 3.0, "b": 4.0, "c": 0.0})
+    found = FedER().more_metrics(federation, {"a": {"w": torch.ones(1)}, "b": {"w": torch.zeros(1)}})
+    assert found == {
+        "ensemble": {"test": {"right": 7.0}, "per_site": {"a": {"right": 3.0}, "b": {"right": 4.0}}},
+    }
+    [(operation, counted, models)] = asked
+    assert (operation, counted) == ("evaluate_together", False)
+    assert {name: float(tensors["w"]) for name, tensors in models.items()} == {"model_0": 1.0, "model_1": 0.0}
+
+
+def test_there_is_no_ensemble_without_test_images_or_between_institutions():
+    federation, asked = federation_with({"a": 0.0})
+    assert FedER().more_metrics(federation, {}) == {}
+    assert len(asked) == 1
+    federation, asked = federation_with({"a": 3.0}, simulation=False)
+    assert FedER().more_metrics(federation, {}) == {}
+    assert asked == []

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from feder_studies import TABLES, runner, study_of
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.methods.feder import FedER, queue_of
+from polyclinic.methods.feder import FedER
 from polyclinic.methods.shared import site_generator
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
@@ -19,14 +18,13 @@ def go(tmp_path, cache, monkeypatch):
     return runner(tmp_path, cache)
 
 
-def failing_once(monkeypatch, watch=lambda site: None):
-    """Site 2 cannot adapt in round 1; `watch` sees every other site before it adapts."""
+def failing_once(monkeypatch):
+    """Site 2 cannot adapt in round 1."""
     adapt = FedER.adapt
 
     def failing(self, site, only_newest=False):
         if site.name == "site-2" and site.round == 1:
             raise RuntimeError("the scanner is on fire")
-        watch(site)
         return adapt(self, site, only_newest)
 
     failing.operation = adapt.operation
@@ -42,28 +40,6 @@ def test_a_site_that_fails_is_left_out_of_its_round(go, monkeypatch):
     assert [(f["round"], f["site"]) for f in found["failures"]] == [(1, "site-2")]
     with pytest.raises(WorkFailed):
         go(engine={"on_failure": "stop"})
-
-
-def test_a_site_in_step_adapts_what_came_last_and_forgets_the_rest(go, monkeypatch):
-    queued, newest, trained = [], [], []
-
-    def watch(site):
-        if site.name == "site-2":
-            queued.append(len(queue_of(site)))
-            newest.append(site.state.group(queue_of(site)[-1])["weights/conv1.weight"].clone())
-
-    failing_once(monkeypatch, watch)
-    train = FedER.train
-
-    def noted(self, site, buffer):
-        if site.name == "site-2" and site.round:
-            trained.append(site.state.group("local")["conv1.weight"].clone())
-        return train(self, site, buffer)
-
-    monkeypatch.setattr(FedER, "train", noted)
-    go(method={"rounds": 3})
-    assert queued == [2, 1]  # round 2 finds what came in round 1, too; round 3 does not
-    assert all(torch.equal(given, used) for given, used in zip(newest, trained, strict=True))
 
 
 def test_without_work_at_any_site_the_round_is_over(go, monkeypatch):

@@ -1,9 +1,10 @@
-"""FedPFT: mixtures by hand, and features drawn from them."""
+"""FedPFT: mixtures by hand, step by step, and features drawn from them."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Normal
@@ -13,6 +14,7 @@ from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.fedpft import FedPFT, Mixture, _is_mixture, _received, fit
+from polyclinic.methods.shared.one_round import RESOLUTION
 from polyclinic.randomness import torch_rng
 from polyclinic.training.optimizer import Optimizer
 
@@ -96,6 +98,7 @@ def mixture(shares, width):
     [
         ({}, {}),
         ({}, {"counts": [1]}),
+        *(({}, {"counts": [count, 0]}) for count in (True, -1, 1.0, "1")),
         ({"0/shares": torch.ones(1)}, {"counts": [1, 0]}),
         (mixture(torch.ones(1), 3), {"counts": [1, 0]}),
         (mixture(-torch.ones(1), 2), {"counts": [1, 0]}),
@@ -121,3 +124,92 @@ def test_what_a_mixture_is():
     assert not _is_mixture(Mixture(torch.ones(1, 1), ones[:1], ones[:1]), 3), "shares are a list"
     assert not _is_mixture(Mixture(half[:0], ones[:0], ones[:0]), 3)
     assert not _is_mixture(Mixture(half, ones, ones), 2)
+
+
+# --- fitting ------------------------------------------------------------------------------------------
+
+
+def steps_by_hand(rows, means, iterations):
+    """Expectation-maximisation, one row and one component after the other."""
+    count = len(rows)
+    variance = rows.var(0)
+    shares, variances = np.full(len(means), 1 / len(means)), np.stack([variance] * len(means))
+    for _ in range(iterations):
+        weights = np.zeros((count, len(means)))
+        for place, row in enumerate(rows):
+            densities = [
+                share * np.prod(np.exp(-((row - m) ** 2) / (2 * v)) / np.sqrt(2 * np.pi * v))
+                for share, m, v in zip(shares, means, variances, strict=True)
+            ]
+            weights[place] = np.array(densities) / sum(densities)
+        sizes = weights.sum(0)
+        means = np.stack([(w[:, None] * rows).sum(0) / w.sum() for w in weights.T])
+        own = np.stack([(w[:, None] * (rows - m) ** 2).sum(0) for w, m in zip(weights.T, means, strict=True)])
+        variances = (own + 2 * variance) / (sizes[:, None] + 2)  # two images' worth of the variance of all
+        shares = sizes / count
+    return shares, means, variances
+
+
+def test_a_mixture_is_fitted_step_by_step():
+    rows = torch.randn(14, 2, generator=torch_rng("rows"), dtype=torch.float64) + torch.arange(14)[:, None] % 2 * 3
+    start = rows[torch.randperm(14, generator=torch_rng("start"))[:3]]
+    found = fit(rows, 3, 4, torch_rng("start"))
+    wanted = steps_by_hand(rows.numpy(), start.numpy(), 4)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one.numpy(), other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("components", [1, 2])
+def test_a_number_that_never_varies_keeps_a_variance(components):
+    """A deviation of about four steps of rounding; without it a density would divide by zero."""
+    rows = torch.tensor([[2.0, float(place)] for place in range(20)], dtype=torch.float64)
+    found = fit(rows, components, 3, torch_rng("flat"))
+    assert ((found.variances[:, 0].sqrt() / RESOLUTION).round() == 4).all()
+    assert (found.variances[:, 1] > 1).all()
+
+
+def mixtures_of(monkeypatch, counts, least, components=3):
+    """What a site sends: features of classes with so many images, in groups of ten that lie far apart."""
+    rows = [np.linspace(0, 1, count)[:, None] + 50 * (np.arange(count) // 10)[:, None] for count in counts]
+    labels = np.repeat(np.arange(len(counts)), counts)
+    monkeypatch.setattr(FedPFT, "features", lambda self, site: np.concatenate(rows))
+    monkeypatch.setattr("polyclinic.methods.fedpft.check_classes", lambda site: None)
+    target = SimpleNamespace(classes=tuple("abcd"[: len(counts)]))
+    site = SimpleNamespace(
+        data=SimpleNamespace(train=SimpleNamespace(labels=labels)),
+        trainer=SimpleNamespace(target=target),
+        min_cohort=least,
+        rng=torch_rng,
+    )
+    return FedPFT(components=components, iterations=20).give_mixtures(site)
+
+
+def test_a_component_has_ten_images_or_as_many_as_the_policy_wants(monkeypatch):
+    sent = mixtures_of(monkeypatch, [9, 20, 59, 0], least=0)
+    assert sent.metadata == {"samples": 88, "counts": [9, 20, 59, 0]}
+    assert [len(sent.tensors[f"{label}/shares"]) for label in (0, 1, 2)] == [1, 2, 3]
+    assert not any(name.startswith("3/") for name in sent.tensors)
+    coarse = mixtures_of(monkeypatch, [9, 20, 59, 0], least=20)
+    assert [len(coarse.tensors[f"{label}/shares"]) for label in (0, 1, 2)] == [1, 1, 2]
+
+
+def test_no_component_is_of_fewer_images_than_the_policy_wants(monkeypatch):
+    for seed in range(4):
+        sent = mixtures_of(monkeypatch, [39 + seed, 57], least=12, components=4)
+        for label, count in enumerate((39 + seed, 57)):
+            shares = sent.tensors[f"{label}/shares"]
+            assert len(shares) == 1 or float(shares.min()) * count >= 12 - 1e-3
+
+
+def test_rows_of_a_mixture_are_drawn_around_its_means():
+    mixture = Mixture(
+        torch.tensor([0.25, 0.75]).double(),
+        torch.tensor([[0.0, 10.0], [100.0, 200.0]]).double(),
+        torch.tensor([[1.0, 4.0], [9.0, 16.0]]).double(),
+    )
+    drawn, rng = mixture.sample(6, torch_rng("rows")), torch_rng("rows")
+    chosen = torch.multinomial(mixture.shares, 6, replacement=True, generator=rng)
+    noise = torch.randn(6, 2, generator=rng, dtype=torch.float64)
+    for row, place, own in zip(drawn, chosen.tolist(), noise, strict=True):
+        mean, deviation = ([0.0, 10.0], [1.0, 2.0]) if place == 0 else ([100.0, 200.0], [3.0, 4.0])
+        assert row.tolist() == pytest.approx([m + d * float(e) for m, d, e in zip(mean, deviation, own, strict=True)])

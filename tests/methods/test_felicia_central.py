@@ -61,23 +61,12 @@ def test_it_learns_to_identify_sites():
     assert float(share) == 1.0
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, 0.1), (0.01, 0.01)])
-def test_it_may_learn_at_a_rate_of_its_own(own, expected):
-    assert central(rate=0.1, central_lr=own).optimizer.param_groups[0]["lr"] == expected
-
-
 def test_another_site_is_another_and_every_other_comes():
     site = torch.tensor([0, 1, 2]).repeat(200)
     other = central(3, towards="other").other_sites(site, rng())
     assert (other != site).all()
     assert (torch.bincount(site * 3 + other, minlength=9) > 0).sum() == 6
     assert central(towards="other").other_sites(torch.tensor([0, 1]), rng()).tolist() == [1, 0]
-
-
-def test_warm_up_and_frozen_steps():
-    method = Felicia(warm_up=2, frozen=3)
-    assert [method.acts(step) for step in range(4)] == [False, False, True, True]
-    assert [method.learns(step) for step in range(4)] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(("learn", "act"), [(True, True), (True, False), (False, True), (False, False)])

@@ -17,9 +17,9 @@ from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.base import RandomSource
-from polyclinic.generators.gan.trainer import GANNetworks, GANTrainer, RealBatches
+from polyclinic.generators.gan.trainer import GANNetworks, GANTrainer, RealBatches, centred
 from polyclinic.methods.felicia import Felicia
-from polyclinic.methods.shared.felicia import CentralDiscriminator, to_floats
+from polyclinic.methods.shared.felicia import CentralDiscriminator
 from polyclinic.methods.shared.training_gans import NETWORKS, SyntheticBatch
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.run.result import Result
@@ -189,7 +189,7 @@ def test_the_small_wire_tells_the_central_discriminator_nearly_the_same(felicia)
     made = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     unprotected = SimpleNamespace(trainer=SimpleNamespace(privacy=None), generator=felicia().generator)
     parcel = method.parcel_of(unprotected, SyntheticBatch(made, torch.zeros(4)))
-    arrived = to_floats(parcel.tensors["images"])
+    arrived = centred(parcel.tensors["images"])
     assert parcel.tensors["images"].dtype == torch.uint8
     torch.testing.assert_close(arrived, made, rtol=0, atol=1 / 127)
     torch.testing.assert_close(method.pack_gradient(made).float(), made, rtol=2**-8, atol=0)

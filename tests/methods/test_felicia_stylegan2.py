@@ -1,4 +1,4 @@
-"""FELICIA on StyleGAN2: its steps against the same steps written out in one place, what leaves, resume."""
+"""FELICIA on StyleGAN2, and on a plug-in's GAN: steps against the same steps written out, what leaves, resume."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_folders import assert_same_run
 from torch.nn import functional as F
 
 from polyclinic.data.parts import open_site, prepare
@@ -95,33 +96,6 @@ def test_steps_are_those_written_out(felicia, undisturbed, options):
             torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=f"{site} {name}")
 
 
-@pytest.mark.parametrize("schedule", ["synchronous", "local"])
-@pytest.mark.slow
-def test_only_synthetic_images_leave_and_a_resumed_run_ends_with_the_same_bits(
-    felicia, undisturbed, tmp_path, monkeypatch, schedule
-):
-    study = felicia(schedule=schedule, exchange_every=2, shared_noise=True)
-    whole = undisturbed(study)
-    lines = [json.loads(line) for line in (whole.folder / "ledger" / "site-1.jsonl").read_text().splitlines()]
-    assert {line["kind"] for line in lines} == {"synthetic-images", "metrics"}
-    saved = Federation.save
-
-    def stop_after_the_first_round(self):
-        saved(self)
-        if self.round == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Federation, "save", stop_after_the_first_round)
-    with pytest.raises(KeyboardInterrupt):
-        run(study, tmp_path / "run")
-    monkeypatch.undo()
-    resumed = run(study, tmp_path / "run", resume=True)
-    for site in ("site-1", "site-2"):
-        one, other = (state_of(result, site).group(NETWORKS) for result in (whole, resumed))
-        assert all(torch.equal(one[name], other[name]) for name in one)
-    assert resumed["weights_sha256"] == whole["weights_sha256"]
-
-
 def test_the_central_term_changes_both_sites_and_their_first_weights_differ(felicia, undisturbed):
     alone, joined = undisturbed(felicia(weight=0.0)), undisturbed(felicia())
     style = "generator.mapping.layers.0.weight"
@@ -144,3 +118,51 @@ def test_its_steps_are_not_recorded_as_cuda_graphs(felicia, monkeypatch, tmp_pat
     monkeypatch.setattr(Steps, "__init__", watch)
     run(felicia(rounds=1, steps=1), tmp_path / "run")
     assert recorded == [False, False]
+
+
+# --- a plug-in's GAN, which shares no code with ours --------------------------------------------------
+
+
+PLUGIN = str(Path(__file__).with_name("plugin_gan.py"))
+
+
+@pytest.fixture
+def study(tiny):
+    def make(**method):
+        tables = {"plugins": [PLUGIN], "data.source": "skin-phantom", "data.samples": 60, "sites.count": 2}
+        tables |= {"generator.name": "linear-gan", "generator.batch_size": 8}
+        quick = {"steps": 3, "rounds": 2, "learner_steps": 1, "images": 8}
+        return tiny("felicia", tables, **{**quick, **method})
+
+    return make
+
+
+def generator_of(folder):
+    found = read_state(folder, "site-1", SitePosition(2, 0)).group(NETWORKS)
+    return found["generator.weight"]
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "local"])
+def test_the_central_term_reaches_its_generator(study, tmp_path, schedule):
+    for weight in (0.0, 50.0):
+        done = run(study(schedule=schedule, exchange_every=1, weight=weight), tmp_path / str(weight))
+        assert done["failures"] == []
+    assert not torch.equal(generator_of(tmp_path / "0.0"), generator_of(tmp_path / "50.0"))
+
+
+def test_a_resumed_run_is_the_same_run(study, tmp_path, monkeypatch):
+    run(study(), tmp_path / "whole")
+    saved = Federation.save
+
+    def stop_after_the_first_round(self):
+        saved(self)
+        if self.round == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Federation, "save", stop_after_the_first_round)
+    with pytest.raises(KeyboardInterrupt):
+        run(study(), tmp_path / "run")
+    monkeypatch.undo()
+    run(study(), tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    assert torch.equal(generator_of(tmp_path / "run"), generator_of(tmp_path / "whole"))

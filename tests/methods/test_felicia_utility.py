@@ -12,14 +12,11 @@ import torch
 from pydantic import ValidationError
 
 from polyclinic.data.parts import ImageSet, open_site, prepare
-from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.call import Reply
-from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.errors import BadInput
 from polyclinic.federation.site import Site, SitePosition, SiteState, read_state
 from polyclinic.generators.gan.trainer import centred
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared import utility
-from polyclinic.methods.shared.felicia import shared_images
 from polyclinic.methods.shared.utility import OWN_SETS, TRAINING_SETS, TrainedNetwork
 from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run
@@ -131,20 +128,6 @@ def test_sub_groups_make_up_the_whole(felicia, undisturbed):
             assert right / sum(counts.values()) == pytest.approx(marks["test"]["accuracy"])
 
 
-def test_as_many_images_as_asked_for_with_all_classes_alike(felicia, monkeypatch, tmp_path):
-    made = []
-    whole = utility.train_networks
-
-    def watch(site, sets, steps, known):
-        made.append(sets["synthetic"])
-        return whole(site, sets, steps, known)
-
-    monkeypatch.setattr(utility, "train_networks", watch)
-    run(felicia(images=400), tmp_path / "run")
-    assert [len(part) for part in made] == [400, 400]
-    assert all(0.4 < part.labels.mean() < 0.6 for part in made)
-
-
 def test_a_private_discriminator_takes_its_sites_images_for_real_and_fake_ones_for_fake(felicia, monkeypatch, tmp_path):
     whole, looks = private_steps.take_private_steps, []
 
@@ -203,29 +186,9 @@ def test_a_site_that_gets_no_images_of_others_chooses_by_validation(felicia, mon
     assert {table["released"] for table in result.metrics["diets"].values()} <= {"real", "augmented"}
 
 
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {"images": torch.zeros(2, 3, 8, 8)},
-        {"images": torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "labels": torch.zeros(3)},
-        {"labels": torch.zeros(0)},
-    ],
-)
-def test_a_site_that_shares_no_images_with_labels_is_named(tensors):
-    reply = Reply("west", (Parcel("synthetic-images", tensors),))
-    with pytest.raises(WorkFailed, match="site 'west': it shares no uint8 images with a label each"):
-        shared_images(reply)
-
-
 def test_one_site_has_nobody_to_share_with(felicia):
     with pytest.raises(BadInput, match=r"method\.share_images: there is no other site to share with; set it to false"):
         felicia({"sites.count": 1}, share_images=True)
-
-
-def test_without_sharing_no_site_gives_images_away(felicia, undisturbed):
-    result = undisturbed(felicia())
-    assert "give_images" not in (result.folder / "ledger" / "site-1.jsonl").read_text()
-    assert set(result.metrics["diets"]["site-1"]) == {*OWN_SETS, "released"}
 
 
 def test_a_network_from_all_sites_images_needs_them(felicia):

@@ -1,5 +1,6 @@
-"""GANs at sites: who can be stacked, rows of a batch, samples; models that are kept; means of joined rows: by hand."""
+"""GANs at sites, by hand: who can be stacked, rows of a batch, images that sites send."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 import torch
 
 from polyclinic.data.parts import ImageSet
-from polyclinic.errors import BadInput
-from polyclinic.files import write_tensors
+from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.generators import GENERATORS
+from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared import training_gans
+from polyclinic.methods.shared.felicia import images_of_others, join_images
 from polyclinic.methods.shared.training_gans import STEPS
-from polyclinic.questions import statistics
-from polyclinic.questions.evaluate import second_model
 
 
 @pytest.fixture
@@ -71,52 +74,71 @@ def test_classes_take_turns_where_a_batch_has_each_as_often(gans):
     assert not turns([gans(), gans("b", labels=(0,))])
 
 
-# --- models that are kept, read and joined
+# --- images of several sites --------------------------------------------------------------------------
 
 
-def test_a_second_model_is_of_the_same_network(tmp_path):
-    file = tmp_path / "second.safetensors"
-    write_tensors(file, {"w": torch.ones(2)})
-    assert second_model(str(file), {"w": torch.zeros(2)}).tensors["w"].tolist() == [1, 1]
-    for other in ({"w": torch.zeros(3)}, {"w": torch.zeros(2).double()}, {"v": torch.zeros(2)}):
-        with pytest.raises(BadInput, match="has other tensors than the first model"):
-            second_model(str(file), other)
+def reply(site, images, labels=None):
+    tensors = {"images": images, **({} if labels is None else {"labels": labels})}
+    return Reply(site, (Parcel("synthetic-images", tensors),))
 
 
-# --- statistics
+def coordinator(classes=2):
+    trainer = SimpleNamespace(device="cpu", target=SimpleNamespace(classes=tuple(map(str, range(classes)))))
+    return SimpleNamespace(trainer=trainer, sites=("a", "b", "c"))
 
 
-def test_dice_is_that_of_a_patients_images_together():
-    """Patient 1 has two images: 1 of 2 and 2 pixels are right, together 2 * 3 / (4 + 4)."""
-    said = torch.zeros(3, 1, 4)
-    said[0, 0, :2] = said[1, 0, :2] = said[2, 0, 0] = 0.9
-    true = torch.zeros(3, 1, 1, 4)
-    true[0, 0, 0, 1:3] = true[1, 0, 0, :2] = 1
-    task = SimpleNamespace(predictions=lambda output, target: output)
-    trainer = SimpleNamespace(task=task, target=None, outputs=lambda part: [(said[:2], true[:2]), (said[2:], true[2:])])
-    part = ImageSet(np.zeros((3, 1, 1, 4), np.uint8), np.zeros(3), cases=np.array([1, 1, 2]))
-    found = statistics._dice_of_patients(trainer, part)
-    assert found[0] == pytest.approx(0.75)
-    assert np.isnan(found[1])
-    assert found[2] == 0
+def test_images_are_joined_with_the_number_of_their_site():
+    black, white = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.full((2, 1, 2, 2), 255, dtype=torch.uint8)
+    found = join_images(coordinator(), [reply("c", black), reply("a", white)], per_class=False)
+    assert found.site.tolist() == [2, 2, 0, 0]
+    assert found.images.mean((1, 2, 3)).tolist() == pytest.approx([-1, -1, 1, 1])
+    assert found.turns
+    apart = [reply("a", black, torch.tensor([0, 1])), reply("b", white, torch.tensor([1, 0]))]
+    assert not join_images(coordinator(), apart, per_class=True).turns
+    in_turns = [reply("a", black, torch.tensor([0, 1])), reply("b", white, torch.tensor([0, 1]))]
+    joined = join_images(coordinator(), in_turns, per_class=True)
+    assert (joined.turns, joined.labels.tolist()) == (True, [0, 1, 0, 1])
 
 
-@pytest.mark.parametrize("bounds", [(0.0, 100.0), None])
-def test_what_one_patient_can_change_of_an_error(bounds):
-    labels = np.array([10.0, 20.0, 30.0, 50.0])
-    part = ImageSet(np.zeros((4, 1, 1, 1), np.uint8), labels, cases=np.array([1, 1, 2, 3]))
-    task = SimpleNamespace(
-        dense=False, like="regression", bounded=lambda said, _: said * 0, predictions=lambda said, _: said[:, 0]
-    )
-    trainer = SimpleNamespace(
-        task=task,
-        target=SimpleNamespace(label_range=bounds),
-        load=lambda weights: None,
-        outputs=lambda part: [(torch.ones(4, 1), None)],
-    )
-    found = statistics.score(SimpleNamespace(trainer=trainer, min_cohort=0), part, {})
-    most = (100 if bounds else 40) * 0.5 * 3  # half of the images are one patient's, of three
-    assert found.bounds == pytest.approx({"mae": most, "bias": most, "rmse": most * 2})
-    assert float(found.metrics(np.ones((1, 4)))["mae"][0]) == pytest.approx(26.5)
-    coarse = statistics.score(SimpleNamespace(trainer=trainer, min_cohort=5), part, {})
-    assert float(coarse.metrics(np.ones((1, 4)))["mae"][0]) == pytest.approx(27.5)
+def test_everybody_gets_the_images_of_all_others():
+    replies = [
+        reply(name, torch.full((1, 1, 2, 2), n, dtype=torch.uint8), torch.tensor([n])) for n, name in enumerate("abc")
+    ]
+    given = images_of_others(replies)
+    assert given["b"]["synthetic_images"].tensors["labels"].tolist() == [0, 2]
+    assert given["b"]["synthetic_images"].tensors["images"].flatten().tolist() == [0] * 4 + [2] * 4
+    assert images_of_others(replies[:1]) == {}
+
+
+FLOATS, BYTES = torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("operation", "tensors", "words"),
+    [
+        ("start_round", {"images": FLOATS, "labels": torch.tensor([0, 1])}, None),
+        ("start_round", {"images": BYTES, "labels": torch.tensor([0, 1])}, "none of the study's size"),
+        ("generator_step", {"images": torch.zeros(2, 1, 2, 3), "labels": torch.tensor([0, 1])}, "none of the study's"),
+        ("train_locally", {"images": FLOATS[:0], "labels": torch.zeros(0, dtype=torch.long)}, "none of the study's"),
+        ("train_locally", {"labels": torch.tensor([0, 1])}, "none of the study's size"),
+        ("start_round", {"images": FLOATS}, "came without labels"),
+        ("start_round", {"images": FLOATS, "labels": torch.tensor([0.0, 1.0])}, "labels that are no classes"),
+        ("start_round", {"images": FLOATS, "labels": torch.tensor([0])}, "give one each"),
+        ("start_round", {"images": FLOATS, "labels": torch.tensor([0, 2])}, "labels run from 0 to 2"),
+        ("start_round", {"images": FLOATS, "labels": torch.tensor([-1, 0])}, "labels run from -1 to 0"),
+        ("give_images", {"images": BYTES, "labels": torch.tensor([0, 1])}, None),
+        ("give_images", {"images": FLOATS, "labels": torch.tensor([0, 1])}, "none of the study's size"),
+        ("give_images", {"images": BYTES}, "came without labels"),
+        ("evaluate", {}, None),
+    ],
+)
+def test_images_that_a_site_sends_are_looked_at(operation, tensors, words):
+    """For the central discriminators of two classes, or for other sites."""
+    trainer = SimpleNamespace(target=SimpleNamespace(classes=("no", "yes")))
+    federation = SimpleNamespace(generator=GENERATORS["dcgan"](), image_shape=(1, 2, 2), trainer=trainer)
+    check, sent = Felicia(central="per-class").check_reply, Reply("a", (Parcel("synthetic-images", tensors),))
+    with pytest.raises(ParcelRejected, match=words) if words else nullcontext():
+        check(federation, Call("a", operation, 1), sent)
+    check(federation, Call("a", "generator_step", 1, arguments={"last": True}), Reply("a", ()))
+    with pytest.raises(ParcelRejected, match="no synthetic images came"):
+        check(federation, Call("a", "generator_step", 1, arguments={"last": False}), Reply("a", ()))

@@ -1,4 +1,4 @@
-"""Gaussian heads against Gaussian densities by hand."""
+"""Gaussian heads: densities, class sums and shrinkage against plain arithmetic, and what does not change them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch.distributions import MultivariateNormal, Normal
 from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
+from polyclinic.federation.call import Call, GateRefusedData, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods import gaussian_heads
 from polyclinic.methods.shared import one_round
+from polyclinic.methods.shared.one_round import RESOLUTION
 from polyclinic.models.encoders import QuadraticHead
 from polyclinic.randomness import numpy_rng
 from polyclinic.runner.predict.predict import load_predictor
@@ -79,14 +81,6 @@ def test_linear_discriminant_by_hand(monkeypatch, priors):
     same_probabilities(head[0] + rows @ head[1:], wanted + (SHARES if priors else 0))
 
 
-def test_shrinkage_by_hand():
-    covariance = torch.diag(torch.tensor([1.0, 3.0], dtype=torch.float64))
-    # OAS with p = 2: trace 4, of the square 10; the share is (0 * 10 + 16) / ((9 + 1 - 1) * (10 - 8))
-    share = 16 / 18
-    assert gaussian_heads.shrunk(covariance, 9).diag().tolist() == pytest.approx([1 + share, 3 - share])
-    assert torch.equal(gaussian_heads.shrunk(torch.eye(2).double(), 5), torch.eye(2).double())
-
-
 @pytest.mark.parametrize("rule", ["lda", "fisher", "naive-bayes", "qda"])
 def test_every_rule_runs_and_does_not_depend_on_the_partition(tiny_run, rule):
     found = [
@@ -147,3 +141,248 @@ def test_a_feature_that_never_varies_has_the_least_variance():
     first, squares = one_round.sums_and_squares(rows)
     weights = gaussian_heads.naive_bayes(torch.tensor([5, 0]), torch.stack([first] * 2), torch.stack([squares] * 2))
     assert weights["fc.products"][0].tolist() == pytest.approx([-0.5 / (4 / 4096) ** 2])
+
+
+# --- shrinkage, sums and densities by plain arithmetic, and what does not change them -----------------
+
+
+FEW_LABELS = torch.tensor([0] * 30 + [1] * 12)
+
+
+FEW_ROWS = numpy_rng("rules").standard_normal((42, 3)).astype(np.float32) + FEW_LABELS[:, None].numpy() * [1, 0.5, 0]
+
+
+FEW_ROWS[FEW_LABELS == 1] *= [2, 1, 0.5]
+
+
+def probabilities(rule, rows):
+    """What a rule says about the images that it is made of."""
+    rows = np.asarray(rows, np.float32)
+    if rule == "lda":
+        sums = one_round.moments(rows, F.one_hot(FEW_LABELS).double())
+        head = gaussian_heads.discriminant(*gaussian_heads.class_moments(sums), priors=True)
+        return (head[0] + torch.from_numpy(rows).double() @ head[1:]).softmax(1)
+    diagonal = rule == "naive-bayes"
+    sums_of = one_round.sums_and_squares if diagonal else one_round.sums_and_products
+    pairs = [sums_of(rows[label == FEW_LABELS]) for label in (0, 1)]
+    first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
+    make = gaussian_heads.naive_bayes if diagonal else gaussian_heads.quadratic
+    weights = make(torch.tensor([30, 12]), first, second)
+    head = QuadraticHead(3, 2, diagonal=diagonal)
+    head.load_state_dict({name.removeprefix("fc."): tensor for name, tensor in weights.items()})
+    return head(torch.from_numpy(rows)).detach().double().softmax(1)
+
+
+@pytest.mark.parametrize("rule", ["lda", "naive-bayes", "qda"])
+def test_the_unit_and_the_origin_of_a_feature_change_nothing(rule):
+    """Millimetres or inches, with shrinkage; up to the rounding of features."""
+    found, other = probabilities(rule, FEW_ROWS), probabilities(rule, FEW_ROWS * [8, 1, 2] + [0, 3, -2])
+    assert torch.allclose(found, other, atol=0.004)
+
+
+def test_a_quadratic_head_of_classes_with_one_covariance_is_linear():
+    """With uncorrelated features there is nothing to shrink, so qda is what lda is."""
+    alike = np.zeros((42, 3))
+    for label in (0, 1):
+        rows = FEW_ROWS[label == FEW_LABELS] - FEW_ROWS[label == FEW_LABELS].mean(0)
+        alike[label == FEW_LABELS] = rows @ np.linalg.inv(np.linalg.cholesky(np.cov(rows.T, bias=True))).T
+    alike = alike * [1, 2, 0.5] + FEW_LABELS[:, None].numpy() * [1.0, 0.5, 0.2]
+    assert torch.allclose(probabilities("qda", alike), probabilities("lda", alike), atol=0.004)
+
+
+def test_a_quadratic_head_is_shrunk_twice():
+    """Towards features without correlation in units of all classes, and then towards what the classes share."""
+    parts = [FEW_ROWS[label == FEW_LABELS].astype(np.float64) for label in (0, 1)]
+    covariances = [torch.from_numpy(np.cov(own.T, bias=True)) for own in parts]
+    pooled = (30 * covariances[0] + 12 * covariances[1]) / 42
+    scale = pooled.diag().sqrt()
+    values, vectors = torch.linalg.eigh(gaussian_heads.shrunk(pooled / torch.outer(scale, scale), 42))
+    whiten = vectors @ torch.diag(values**-0.5) @ vectors.T @ torch.diag(1 / scale)
+    rows = torch.from_numpy(FEW_ROWS).double() @ whiten.T
+    wanted = []
+    for own, covariance, share in zip(parts, covariances, (30 / 42, 12 / 42), strict=True):
+        mean = whiten @ torch.from_numpy(own.mean(0))
+        spread = gaussian_heads.shrunk(whiten @ covariance @ whiten.T, len(own))
+        wanted.append(MultivariateNormal(mean, spread).log_prob(rows) + np.log(share))
+    assert torch.allclose(probabilities("qda", FEW_ROWS), torch.stack(wanted, 1).softmax(1), atol=0.002)
+
+
+def test_shrinkage_of_four_features_by_hand():
+    covariance = torch.diag(torch.tensor([1.0, 1.0, 2.0, 4.0], dtype=torch.float64))
+    # OAS with p = 4: trace 8, of the square 22; the share is (22 / 2 + 64) / ((31 + 1 - 1 / 2) * (22 - 64 / 4))
+    share = 75 / 189
+    wanted = [(1 - share) * own + share * 2 for own in (1, 1, 2, 4)]
+    assert gaussian_heads.shrunk(covariance, 31).diag().tolist() == pytest.approx(wanted)
+    assert gaussian_heads.shrunk(covariance, 5).tolist() == (2 * torch.eye(4)).tolist(), "all of it"
+    nothing = torch.zeros(2, 2, dtype=torch.float64)
+    assert gaussian_heads.shrunk(nothing, 9).diag().tolist() == [gaussian_heads.LEAST_VARIANCE] * 2
+
+
+def test_a_class_of_one_image_and_one_of_none_by_hand():
+    """One feature: class 0 has 1 and 3, class 1 has 7, and class 2 no image."""
+    counts = torch.tensor([2, 1, 0])
+    first = torch.tensor([[4.0], [7.0], [0.0]]) / RESOLUTION
+    second = torch.tensor([[10.0], [49.0], [0.0]]) / RESOLUTION**2
+    weights = gaussian_heads.naive_bayes(counts, first, second)
+    pooled = 2 / 3  # of the three images: the class without one does not count
+    variances = [(2 + 2 * pooled) / 4, 2 * pooled / 3]
+    center = float(weights["fc.center"])
+    assert center == pytest.approx(11 / 3)
+    means = [2 - center, 7 - center]
+    assert weights["fc.weight"][:2].flatten().tolist() == pytest.approx(
+        [m / v for m, v in zip(means, variances, strict=True)]
+    )
+    assert weights["fc.products"][:2].flatten().tolist() == pytest.approx([-0.5 / v for v in variances])
+    gap = np.log(2 / 1) - 0.5 * (
+        np.log(variances[0] / variances[1]) + means[0] ** 2 / variances[0] - means[1] ** 2 / variances[1]
+    )
+    assert float(weights["fc.bias"][0] - weights["fc.bias"][1]) == pytest.approx(gap, rel=1e-4)
+    assert float(weights["fc.bias"][2]) < -50
+    quadratic = gaussian_heads.quadratic(counts, first, second)
+    assert float(quadratic["fc.bias"][2]) < -50
+    assert quadratic["fc.center"].tolist() == pytest.approx([11 / 3])
+    assert all(tensor.isfinite().all() for tensor in quadratic.values())
+    peaks = quadratic["fc.center"] + quadratic["fc.weight"][:2, 0] / (-2 * quadratic["fc.products"][:2, 0, 0])
+    assert peaks.tolist() == pytest.approx([2, 7]), "a class is most likely at its mean"
+
+
+def test_means_of_classes_are_those_of_their_images():
+    """A class of one image, and one of none."""
+    sums = one_round.moments(
+        np.array([[1.0], [3.0], [7.0]], np.float32), torch.tensor([[1, 0, 0], [1, 0, 0], [0, 1, 0]])
+    )
+    counts, means, within = gaussian_heads.class_moments(sums)
+    assert counts.tolist() == [2, 1, 0]
+    assert means.flatten().tolist() == [2, 7, 0]
+    assert within.tolist() == [[2 / 3]]
+
+
+def class_sums(rule, rows, labels):
+    sums = one_round.sums_and_squares if rule == "naive-bayes" else one_round.sums_and_products
+    pairs = [sums(rows[labels == label]) for label in (0, 1)]
+    first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
+    counts = torch.tensor([int((labels == label).sum()) for label in (0, 1)])
+    return {"counts": counts, "first": first, "second": second}
+
+
+def heads_federation(monkeypatch, replies=()):
+    monkeypatch.setattr(gaussian_heads, "head_shape", lambda federation: (3, 2))
+    said = []
+    settings = SimpleNamespace(settings=SimpleNamespace(sum="float"), covered=())
+    return SimpleNamespace(sums=settings, chosen=["a"], ask_all=lambda _: replies, warn=said.append, said=said)
+
+
+@pytest.mark.parametrize("rule", ["naive-bayes", "qda"])
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda sent: {**sent, "counts": sent["counts"][:1]},
+        lambda sent: {**sent, "first": sent["first"][:, :2]},
+        lambda sent: {**sent, "second": sent["second"][:, :-1]},
+        lambda sent: {**sent, "second": torch.cat([sent["second"]] * 2, 1)},
+        lambda sent: {**sent, "first": sent["first"].double()},
+        lambda sent: {**sent, "more": sent["counts"].double()},
+        lambda sent: {name: tensor for name, tensor in sent.items() if name != "second"},
+        lambda sent: {**sent, "counts": torch.tensor([-1, 43])},
+    ],
+)
+def test_class_sums_of_another_form_are_refused(monkeypatch, rule, lie):
+    method, federation = gaussian_heads.GaussianHeads(rule=rule), heads_federation(monkeypatch)
+    sent = class_sums(rule, FEW_ROWS.astype(np.float32), FEW_LABELS.numpy())
+
+    def check(tensors, operation="give_class_sums"):
+        reply = Reply("north", (Parcel("statistics", tensors, {"samples": 42}),))
+        method.check_reply(federation, Call("north", operation, 1), reply)
+
+    check(sent)
+    empty = {**sent, "counts": torch.tensor([42, 0]), "first": sent["first"].clone(), "second": sent["second"].clone()}
+    empty["first"][1], empty["second"][1] = 0, 0
+    check(empty)
+    check(lie(sent), "evaluate")
+    with pytest.raises(ParcelRejected, match="statistics: the sums are of another form than"):
+        check(lie(sent))
+
+
+@pytest.mark.parametrize("rule", ["naive-bayes", "qda"])
+def test_class_sums_of_sites_add_up_to_those_of_all_images(monkeypatch, rule):
+    rows, labels = FEW_ROWS.astype(np.float32), FEW_LABELS.numpy()
+    some = np.arange(42) % 3 == 0
+    replies = [
+        Reply(name, (Parcel("statistics", class_sums(rule, rows[chosen], labels[chosen])),))
+        for name, chosen in (("small", some), ("large", ~some))
+    ]
+    federation = heads_federation(monkeypatch, replies)
+    found = gaussian_heads.GaussianHeads(rule=rule).collect_by_class(federation)
+    whole = class_sums(rule, rows, labels)
+    for one, other in zip(found, whole.values(), strict=True):
+        assert torch.equal(one, other)
+    assert len(federation.said) == 1
+    assert federation.said[0].startswith("sites 'small', 'large': sums over a class of fewer than 10 images")
+
+
+def test_class_sums_of_one_image_pass():
+    sums, squares = one_round.sums_and_squares(np.ones((1, 2), np.float32))
+    none = torch.zeros(2, dtype=torch.int64)
+    sent = {"counts": torch.tensor([1, 0]), "first": torch.stack([sums, none]), "second": torch.stack([squares, none])}
+    federation = SimpleNamespace(sums=SimpleNamespace(covered=()), chosen=["a"])
+    check = gaussian_heads.GaussianHeads(rule="naive-bayes").check_class_sums
+    check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 1}))
+    for name, factor in (("first", 1.01), ("second", 0.98)):
+        lie = {**sent, name: (sent[name] * factor).long()}
+        with pytest.raises(ParcelRejected, match="those of no images"):
+            check(federation, "give_class_sums", Parcel("statistics", lie, {"samples": 1}))
+
+
+@pytest.mark.parametrize("rule", ["naive-bayes", "qda"])
+def test_the_largest_class_sums_pass_and_larger_ones_do_not(rule):
+    sums = one_round.sums_and_squares if rule == "naive-bayes" else one_round.sums_and_products
+    pairs = [sums(np.full((count, 2), 1e9, np.float32)) for count in (3, 2)]
+    first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
+    sent = {"counts": torch.tensor([3, 2]), "first": first, "second": second}
+    federation = SimpleNamespace(sums=SimpleNamespace(covered=()), chosen=["a"])
+    check = gaussian_heads.GaussianHeads(rule=rule).check_class_sums
+    check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 5}))
+    for place in range(second.numel()):
+        lie = second.clone()
+        lie.view(-1)[place] += 1
+        with pytest.raises(ParcelRejected, match="those of no images"):
+            check(federation, "give_class_sums", Parcel("statistics", {**sent, "second": lie}, {"samples": 5}))
+
+
+def test_products_a_little_larger_than_squares_allow_are_refused():
+    features = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
+    sent = one_round.moments(features, torch.zeros(2, 1)).tensors()
+    unit = 2.0**24
+    most = (1.25 * 13) ** 0.5 * unit
+    for factor, fits in ((0.999, True), (1.001, False)):
+        products = sent["products"].clone()
+        products[4] = int(most * factor)
+        sums = one_round.Moments(products, sent["cross"], sent["squares"])
+        assert one_round._possible(sums) is fits
+
+
+@pytest.mark.parametrize(("rule", "few", "refused"), [("qda", 3, True), ("qda", 4, False), ("naive-bayes", 3, False)])
+def test_sums_of_each_class_are_of_its_images(monkeypatch, rule, few, refused):
+    """Sums of products of three features need four images of a class."""
+    rows, labels = np.round(FEW_ROWS[: 5 + few] * 4) / 4, np.array([1] * 5 + [0] * few)
+    monkeypatch.setattr(gaussian_heads.GaussianHeads, "features", lambda self, site: rows.astype(np.float32))
+    monkeypatch.setattr(gaussian_heads, "check_classes", lambda site: None)
+    site = SimpleNamespace(
+        data=SimpleNamespace(train=SimpleNamespace(labels=labels)),
+        trainer=SimpleNamespace(device="cpu", target=SimpleNamespace(classes=("no", "yes", "nobody"))),
+        policy=SimpleNamespace(few_images="refuse"),
+    )
+    method = gaussian_heads.GaussianHeads(rule=rule)
+    if refused:
+        with pytest.raises(GateRefusedData, match="sums of products of 3 features of 3 images"):
+            method.give_class_sums(site)
+        return
+    found = method.give_class_sums(site)
+    assert found.metadata == {"samples": 5 + few}
+    assert found.tensors["counts"].tolist() == [few, 5, 0]
+    of_classes = [rows[labels == place] for place in range(3)]
+    first = np.stack([some.sum(0) for some in of_classes])
+    assert (found.tensors["first"] * RESOLUTION).numpy() == pytest.approx(first)
+    upper = np.triu_indices(3)
+    products = [(some**2).sum(0) if rule == "naive-bayes" else (some.T @ some)[upper] for some in of_classes]
+    assert (found.tensors["second"] * RESOLUTION**2).numpy() == pytest.approx(np.stack(products))

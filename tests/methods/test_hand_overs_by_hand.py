@@ -1,4 +1,4 @@
-"""What sites hand to the coordinator and to each other: pooled latents, shared images, replay, turns, alone or not."""
+"""What sites hand to the coordinator and to each other: latents, shared images, replay, counts."""
 
 from types import SimpleNamespace
 
@@ -11,8 +11,10 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.methods.fedavg_share import FedAvgShare
 from polyclinic.methods.fedreplay import FedReplay, _counts, _pooled
-from polyclinic.methods.shared import generative_replay, pooling
+from polyclinic.methods.shared import generative_replay, pooling, replay_space
+from polyclinic.methods.shared.generative_replay import GenerativeReplay, Replay
 from polyclinic.methods.shared.local_training import one_pass
 from polyclinic.questions.inspect import InspectSites
 from polyclinic.randomness import torch_rng
@@ -98,7 +100,7 @@ def test_shared_images_have_labels_and_masks():
 
 def test_a_site_that_cannot_train_the_generator_is_named():
     failed = Failure("north", "train_generator", "no room")
-    federation = SimpleNamespace(ask=lambda *given, **more: failed, once=lambda name, make: make())
+    federation = SimpleNamespace(ask=lambda *given, **more: failed)
     with pytest.raises(WorkFailed, match="site 'north' could not train the generator: no room"):
         generative_replay.train_generator_at(federation, "north", {})
 
@@ -125,18 +127,7 @@ def distributed(**changes):
         sites=("a", "b"),
         trainer=SimpleNamespace(privacy=changes.get("privacy")),
     )
-    return generative_replay._distribute(federation, {"generator/w": torch.ones(1)}), asked
-
-
-def test_codes_of_all_go_to_all_and_one_site_probes():
-    found, asked = distributed()
-    assert asked == [
-        ("encode_images", ["generator"]),
-        ("take_replay", ["codes", "generator"]),
-        ("look_at_replay", []),
-        ("probe_replay", "a"),
-    ]
-    assert {name: float(value) for name, value in found.items()} == {"psnr": 3, "probe": 0.5}
+    return generative_replay.distribute(federation, {"generator/w": torch.ones(1)}), asked
 
 
 @pytest.mark.parametrize(
@@ -151,9 +142,6 @@ def test_codes_of_all_go_to_all_and_one_site_probes():
 )
 def test_what_is_asked_follows_from_the_study(changes, operations):
     assert [operation for operation, _ in distributed(**changes)[1]] == operations
-
-
-# --- alone, or as a stack
 
 
 # --- inspect
@@ -188,38 +176,61 @@ def test_a_site_counts_its_images():
 # --- what is looked at of replay
 
 
-@pytest.mark.parametrize(("own", "wanted"), [(True, ["a", "b"]), (False, ["b"])])
-@pytest.mark.parametrize("made", ["on-the-fly", "buffer"])
-def test_a_site_replays_its_own_images_where_the_study_says_so(monkeypatch, own, wanted, made):
-    """What is replayed is put together once, and filled into a buffer where that is asked for."""
-    monkeypatch.setattr(generative_replay, "received", lambda site: ("model", {"a": 1, "b": 2}))
-    monkeypatch.setattr(generative_replay, "source", lambda site, model, codes: list(codes))
-    monkeypatch.setattr(generative_replay.replay_stream, "fill", lambda images, rng: (rng, images))
-    settings = generative_replay.Replay(own=own, made=made)
-    site = SimpleNamespace(name="a", replay_settings=settings, cache={}, lasting_rng=lambda purpose: purpose)
-    found = generative_replay.replayed_images(site)
-    assert found == (wanted if made == "on-the-fly" else ("buffer", wanted))
-    assert generative_replay.replayed_images(site) is found
+@pytest.mark.parametrize(("codes", "sampled"), [("prior", True), ("final-encoder", False)])
+def test_a_probe_and_a_look_know_whether_images_are_samples(monkeypatch, codes, sampled):
+    known = []
+    monkeypatch.setattr(generative_replay, "received", lambda site: ("model", {"a": "codes of a", "b": "codes of b"}))
+    monkeypatch.setattr(generative_replay, "source", lambda site, model, codes: codes)
+    monkeypatch.setattr(replay_space, "probe_images", lambda site, model, by_site, sampled: (by_site, sampled))
+    monkeypatch.setattr(replay_space, "measure", lambda site, model, sampled: known.append(sampled))
+    site = SimpleNamespace(replay_settings=Replay(codes=codes))
+    found = GenerativeReplay.probe_replay(None, site)
+    assert found == ({"a": {"a": "codes of a"}, "b": {"b": "codes of b"}}, sampled)
+    GenerativeReplay.look_at_replay(None, site)
+    assert known == [sampled]
 
 
-@pytest.mark.parametrize(
-    ("ratio", "batch", "images", "size"), [(1.0, 8, 20, 8), (0.5, 8, 20, 4), (2.0, 8, 3, 6), (0.1, 8, 20, 1)]
-)
-@pytest.mark.parametrize("latents", [True, False])
-def test_replayed_batches_are_a_share_of_real_ones(monkeypatch, ratio, batch, images, size, latents):
-    monkeypatch.setattr(generative_replay, "replayed_images", lambda site: "images")
-    monkeypatch.setattr(
-        generative_replay.replay_stream, "stream", lambda source, size, rng, **given: iter([(source, size)])
-    )
-    monkeypatch.setattr(generative_replay.replay_space, "in_latents", lambda site: latents)
-    limits = SimpleNamespace(to_latents=lambda units: f"latents of {units}")
-    monkeypatch.setattr(generative_replay.replay_space, "limits_of", lambda site: limits)
-    optimizer = SimpleNamespace(batch_size=batch, augment=())
-    trainer = SimpleNamespace(optimizer=optimizer, task=None, device=None)
-    site = SimpleNamespace(trainer=trainer, data=SimpleNamespace(train=range(images)), rng=torch_rng)
-    site.replay_settings = generative_replay.Replay(ratio=ratio)
-    found = generative_replay.replayed(site)
-    assert found.size == size
-    assert next(found.stream) == ("latents of images" if latents else "images", size)
-    site.replay_settings = generative_replay.Replay(ratio=0.05)
-    assert generative_replay.replayed(site) is None, "less than half an image is none"
+def test_who_trains_the_encoder():
+    counts = {"a": 3, "b": 9, "c": 9}
+    replies = [Reply(name, (Parcel("statistics", {}, {"samples": count}),)) for name, count in counts.items()]
+    federation = SimpleNamespace(sites=("a", "b", "c"), ask_all=lambda name: replies, rng=torch_rng)
+    assert FedReplay(encoder_site="largest").choose(federation) == ["b", "c", "a"]
+    assert FedReplay(encoder_site="c").choose(federation) == ["c"]
+    drawn = FedReplay(encoder_site="random").choose(federation)
+    assert sorted(drawn) == ["a", "b", "c"]
+    place = int(torch.randint(3, (1,), generator=torch_rng("encoder site")))
+    assert drawn[0] == federation.sites[place]
+
+
+def part(*labels, masks=False):
+    images = np.stack([np.full((1, 2, 2), label, np.uint8) for label in labels])
+    return ImageSet(images, np.array(labels), masks=images[:, 0].copy() if masks else None)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_shared_images_are_parcels_and_become_images_again(masks):
+    replies = [
+        Reply(site, (*pooling.release(own), Parcel("metrics", {"loss": torch.tensor(1.0)})))
+        for site, own in (("a", part(1, 2, masks=masks)), ("b", part(3, masks=masks)))
+    ]
+    kinds = ["real-images", "labels", *(["masks"] if masks else []), "metrics"]
+    assert [parcel.kind for parcel in replies[0].parcels] == kinds
+    pooled = pooling.pool(replies)
+    assert pooled["labels"].tolist() == [1, 2, 3]
+    assert pooling.pool(replies[:1])["labels"].tolist() == [1, 2]
+    assert list(pooling.parcels_of(pooled)) == ["real_images", "labels", *(["masks"] if masks else [])]
+    found = pooling.pooled_images(pooled)
+    assert (found.labels.tolist(), found.images[:, 0, 0, 0].tolist()) == ([1, 2, 3], [1, 2, 3])
+    assert (found.masks is not None) is masks
+    some = pooling.release(part(4, 5, 6), np.array([2, 0]))
+    assert some[1].tensors["labels"].tolist() == [6, 4]
+
+
+@pytest.mark.parametrize(("share", "images", "given"), [(0.5, 8, 4), (0.01, 8, 1), (0.3, 9, 3), (1.0, 5, 5)])
+def test_a_site_gives_its_share_of_images_and_one_at_least(share, images, given):
+    part = ImageSet(np.arange(images, dtype=np.uint8)[:, None, None, None], np.arange(images))
+    site = SimpleNamespace(data=SimpleNamespace(train=part), rng=torch_rng)
+    real, labels = FedAvgShare(share=share).give_share(site)
+    assert len(real.tensors["images"]) == given
+    numbers = labels.tensors["labels"].tolist()
+    assert numbers == sorted(set(numbers)) == real.tensors["images"].flatten().tolist()

@@ -6,7 +6,6 @@ import pytest
 from test_equivalences import assert_not_same, assert_same
 
 from polyclinic.errors import BadInput
-from polyclinic.methods import METHODS
 from polyclinic.training.loop import Trainer
 
 #: 64 training images at 2 sites: 32 each, four batches of 8 in a pass
@@ -25,12 +24,6 @@ def tables_of(method: str) -> dict:
     if method == "fedbn":
         return {**EQUAL, "model": {"backbone": "small-cnn"}}
     return {**EQUAL, **MADE} if method.startswith("feder") else EQUAL
-
-
-def test_every_method_whose_sites_train_by_themselves_knows_passes():
-    have = {name for name, kind in METHODS.items() if "local_steps" in kind.model_fields}
-    assert have == {name for name, kind in METHODS.items() if "local_epochs" in kind.model_fields} - {"centralized"}
-    assert {*LOCAL, "fedbn", "fedavg-share", "fedavg-replay", "cwt-replay", "feder", "feder-a", "feder-b"} <= have
 
 
 @pytest.mark.parametrize("method", [*LOCAL, "fedbn", "feder"])

@@ -1,14 +1,18 @@
-"""Sums in whole numbers: by hand, and the same for any partition and order."""
+"""Sums in whole numbers, and heads from them: by hand, and the same for any partition and order."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from polyclinic.errors import WorkFailed
+from polyclinic.federation.call import Reply
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import one_round
-from polyclinic.methods.shared.one_round import LIMIT, MOST_IMAGES, RESOLUTION, TARGET_RESOLUTION
+from polyclinic.methods.shared.one_round import LIMIT, MOST_IMAGES, RESOLUTION, TARGET_RESOLUTION, OneRound, moments
 from polyclinic.randomness import numpy_rng
 
 FEATURES = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
@@ -103,3 +107,69 @@ def test_the_largest_features_and_targets_pass(count):
     signs = np.where(numpy_rng("signs").random((count, 3)) < 0.5, -1e9, 1e9).astype(np.float32)
     sent = one_round.moments(signs, torch.full((count, 2), -100.0)).tensors()
     assert one_round.checked(sent, "north", 3, 2).count == count
+
+
+# --- a round ------------------------------------------------------------------------------------------
+
+
+def test_the_counts_of_classes_are_read_from_the_sums_of_targets():
+    """A target is 1 for its class: site a has 12 and 9 images of two classes, site b 10 and 11."""
+    warned = []
+
+    def sent(first, second):
+        goals = torch.tensor([[1.0, 0.0]] * first + [[0.0, 1.0]] * second)
+        features = np.linspace(-1, 1, 2 * len(goals), dtype=np.float32).reshape(-1, 2)
+        return (Parcel("statistics", moments(features, goals).tensors()),)
+
+    model = SimpleNamespace(encoder_class=SimpleNamespace(width=2), outputs=2)
+    trainer = SimpleNamespace(model=model, task=SimpleNamespace(like="classification"))
+    federation = SimpleNamespace(
+        trainer=trainer,
+        ask_all=lambda operation: [Reply("a", sent(12, 9)), Reply("b", sent(10, 11))],
+        sums=SimpleNamespace(settings=SimpleNamespace(sum="float")),
+        warn=warned.append,
+    )
+    method = SimpleNamespace(width=lambda own: 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_round, "Encoded", SimpleNamespace)
+        found = OneRound.collect_each(method, federation)
+        assert {site: sums.count for site, sums in found.items()} == {"a": 21, "b": 21}
+        assert [words.split(":")[0] for words in warned] == ["site 'a'"]
+        trainer.task.like = "regression"
+        OneRound.collect_each(method, federation)
+        assert len(warned) == 1
+
+
+def encoder_of(width, outputs):
+    model = SimpleNamespace(encoder_class=SimpleNamespace(width=width), outputs=outputs)
+    return SimpleNamespace(trainer=SimpleNamespace(model=model))
+
+
+@pytest.mark.parametrize(("numbers", "width"), [(None, 8), (3, 3), (8, 8), (20, 8)])
+def test_sums_are_about_all_features_or_so_many_numbers(monkeypatch, numbers, width):
+    monkeypatch.setattr(one_round, "Encoded", SimpleNamespace)
+    assert OneRound.width(SimpleNamespace(numbers=numbers), encoder_of(8, 2)) == width
+    assert one_round.head_shape(encoder_of(8, 2)) == (8, 2)
+
+
+def test_a_head_on_projected_numbers_is_one_on_features(monkeypatch):
+    """Offset first; a slope of a number is one of every feature, with its sign."""
+    monkeypatch.setattr(one_round, "Encoded", SimpleNamespace)
+    head = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).double()
+    found = OneRound.linear_head(SimpleNamespace(numbers=None), encoder_of(2, 2), head)
+    assert found["fc.bias"].tolist() == [1.0, 2.0]
+    assert found["fc.weight"].tolist() == [[3.0, 5.0], [4.0, 6.0]]
+    signs = one_round.projection(4, 2)
+    found = OneRound.linear_head(SimpleNamespace(numbers=2), encoder_of(4, 2), head)
+    features = torch.tensor([[0.5, -1.0, 2.0, 0.25]]).double()
+    wanted = features @ signs @ head[1:] + head[0]
+    said = features @ found["fc.weight"].double().T + found["fc.bias"]
+    assert torch.allclose(said, wanted)
+
+
+def test_a_projection_of_many_rows_is_that_of_each(monkeypatch):
+    rows = np.linspace(-1, 1, 21, dtype=np.float32).reshape(7, 3)
+    signs = torch.tensor([[0.5, -0.5], [0.5, 0.5], [-0.5, 0.5]]).double()
+    whole = one_round.project(rows, signs)
+    monkeypatch.setattr(one_round, "PIECE", 2)
+    np.testing.assert_array_equal(one_round.project(rows, signs), whole)

@@ -77,9 +77,3 @@ def test_what_cannot_be_noised_is_refused(changes, words):
     tables = {**AGES, "data": {"source": "brain-phantom", "samples": 60, "size": 28}, **changes}
     with pytest.raises(BadInput, match=words):
         parse_study({**tables, "method": METHOD})
-
-
-def test_cover_all_without_noise_names_the_cure():
-    privacy = {name: value for name, value in AGES["privacy"].items() if name != "score_noise"}
-    with pytest.raises(BadInput, match=r"privacy\.score_noise"):
-        parse_study({**AGES, "privacy": privacy, "method": METHOD})

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from polyclinic.errors import BadInput
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods import private_head
+from polyclinic.methods.private_head import PrivateHead, clipped_sum
 from polyclinic.methods.shared import public_basis
 from polyclinic.models.encoders import ENCODERS, Encoder
 from polyclinic.privacy.epsilon import compute_epsilon
@@ -212,3 +217,140 @@ def test_classes_are_learnt_as_well(tiny_run):
     result = tiny_run(FEW, **eyes)
     assert 0 <= result.metrics["test"]["accuracy"] <= 1
     assert result.weights()["fc.weight"].shape == (2, 16)
+
+
+# --- replies ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["give_gradient", "give_shared_gradient", "give_share_of_sum"])
+def test_a_reply_says_of_how_many_images_its_sum_is(operation):
+    head = {"head": torch.zeros(1, 3)}
+    call = SimpleNamespace(operation=operation, parcels={"statistics": Parcel("statistics", head)})
+
+    def reply(**metadata):
+        parcel = Parcel("gradients", head, metadata)
+        return SimpleNamespace(site="north", parcel=lambda kind: parcel, parcels=(parcel,), metadata=metadata)
+
+    PrivateHead().check_reply(None, call, reply(expected=4.0))
+    with pytest.raises(ParcelRejected, match=r"does not say how many images it is of \('expected'\)"):
+        PrivateHead().check_reply(None, call, reply(samples=4))
+
+
+@pytest.mark.parametrize("patients", [None, torch.tensor([0, 1, 2])])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_an_image_without_a_finite_gradient_adds_nothing(patients, wrong):
+    """Gradients (3, 4) and (0.3, 0.4) beside one that is not finite, in its slope or in its vector."""
+    slopes, vectors = torch.tensor([[1.0], [wrong], [0.1]]), torch.tensor([[3.0, 4.0]] * 3)
+    assert clipped_sum(slopes, vectors, 1.0, patients).flatten().tolist() == pytest.approx([0.9, 1.2])
+    slopes, vectors = torch.tensor([[1.0], [1.0], [0.1]]), torch.tensor([[3.0, 4.0], [wrong, 1.0], [3.0, 4.0]])
+    assert clipped_sum(slopes, vectors, 1.0, patients).flatten().tolist() == pytest.approx([0.9, 1.2])
+
+
+# --- the coordinator ----------------------------------------------------------------------------------
+
+
+class Coordinator(SimpleNamespace):
+    """A federation of two sites whose replies are written down, one list for each round."""
+
+    sites = ("a", "b")
+
+    def state(self, **given):
+        self.kept = SimpleNamespace(**given)
+        return self.kept
+
+    def rounds(self, count, state):
+        return range(1, count + 1)
+
+    def ask_all(self, operation, **given):
+        self.asked = [*getattr(self, "asked", []), (operation, given)]
+        return self.replies[len(self.asked) - 1]
+
+    def evaluate(self, weights):
+        self.scored = [*getattr(self, "scored", []), weights]
+
+
+COORDINATOR_BASIS = {"mean": torch.tensor([1.0, 2.0]), "matrix": torch.tensor([[2.0], [1.0]])}
+
+
+def private_run(monkeypatch, rounds, **settings):
+    """Each round two sites send gradients 1 and 3 of 2 and 6 images, for one slope and the constant."""
+    model = SimpleNamespace(outputs=1)
+    monkeypatch.setattr("polyclinic.methods.private_head._encoded", lambda given: model)
+    replies = [
+        [
+            SimpleNamespace(metadata={"expected": 2.0}, gradients={"head": torch.tensor([[1.0, 0.0]])}),
+            SimpleNamespace(metadata={"expected": 6.0}, gradients={"head": torch.tensor([[3.0, 8.0]])}),
+        ]
+    ] * rounds
+    federation = Coordinator(
+        replies=replies,
+        once=lambda name, work: COORDINATOR_BASIS,
+        trainer=SimpleNamespace(model=model, privacy=SimpleNamespace(max_grad_norm=0.25)),
+        sums=SimpleNamespace(settings=SimpleNamespace(sum=settings.pop("sum", "float"))),
+    )
+    found = PrivateHead(rounds=rounds, server_lr=0.5, beta=0.5, bias=0.25, **settings).run(federation)
+    return federation, found
+
+
+def heads_by_hand(rounds):
+    """Gradients of 0.5 and 1 an image; a rate of 0.5 / 0.25; momentum 0.5."""
+    head, velocity, heads = np.zeros(2), np.zeros(2), []
+    for _ in range(rounds):
+        velocity = 0.5 * velocity + np.array([4.0, 8.0]) / 8
+        head = head - 2 * velocity
+        heads.append(head)
+    return heads
+
+
+@pytest.mark.parametrize(("average", "averaged"), [(0.5, 2), (0.0, 1), (1.0, 4), (0.75, 3), (0.3, 2)])
+def test_the_private_head_is_the_mean_of_the_last_rounds(monkeypatch, average, averaged):
+    federation, found = private_run(monkeypatch, 4, average=average)
+    mean = np.mean(heads_by_hand(4)[-averaged:], axis=0)
+    slope = mean[0] * np.array([2.0, 1.0])
+    assert found["fc.weight"].tolist() == [pytest.approx(slope.tolist())]
+    assert found["fc.bias"].tolist() == [pytest.approx(0.25 * mean[1] - slope @ [1.0, 2.0])]
+    assert len(federation.scored) == 1, "the mean is there at the end only"
+    assert torch.equal(federation.scored[0]["fc.weight"], found["fc.weight"])
+    assert federation.kept.averaged == averaged
+    assert federation.asked[1][1]["statistics"]["head"].tolist() == [pytest.approx(heads_by_hand(1)[0].tolist())]
+
+
+@pytest.mark.parametrize(
+    ("noise", "summed", "operation"),
+    [
+        ("each-site", "float", "give_gradient"),
+        ("each-site", "secure", "give_gradient"),
+        ("shared", "float", "give_shared_gradient"),
+        ("shared", "secure", "give_share_of_sum"),
+    ],
+)
+def test_who_adds_the_noise_follows_from_the_sum(monkeypatch, noise, summed, operation):
+    federation, _ = private_run(monkeypatch, 1, noise=noise, sum=summed)
+    assert [asked for asked, _ in federation.asked] == [operation]
+
+
+class State(dict):
+    def group(self, name):
+        return self.get(name, {})
+
+    def put(self, name, tensors):
+        self[name] = dict(tensors)
+
+
+def site_with(name, **groups):
+    model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(2))})
+    model.cuts = ("first", "last")
+    trainer = SimpleNamespace(device=torch.device("cpu"), model=model, initial_local={}, local_names=(), privacy=None)
+    return SimpleNamespace(name=name, trainer=trainer, state=State(groups))
+
+
+def test_the_noise_of_a_sum_is_shared_by_its_sites(monkeypatch):
+    shares = []
+    monkeypatch.setattr(PrivateHead, "_noisy_gradient", lambda self, own, head, share, limits=(): shares.append(share))
+    monkeypatch.setattr("polyclinic.methods.private_head.honest_sites", lambda own: 4)
+    own = site_with("a", basis={"sites": torch.tensor(9)})
+    method, head = PrivateHead(), {"head": torch.zeros(1)}
+    method.give_gradient(own, head)
+    method.give_shared_gradient(own, head)
+    method.give_share_of_sum(own, head)
+    assert shares == pytest.approx([1, 1 / 3, 1 / 2])

@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 from polyclinic.errors import BadInput
-from polyclinic.methods.fedreplay import _pooled
 from polyclinic.models import public_weights
 
 PUBLIC = {"backbone": "efficientnet-lite0", "weights": "public", "input_size": 32}
@@ -25,16 +24,6 @@ def test_a_public_front_stays_as_it_is_and_the_rest_learns(tiny_run):
     kinds = [run["communication"]["by_kind"] for run in (result, plain)]
     assert kinds[0]["latents"] == pytest.approx(2 * kinds[1]["latents"], rel=0.05)
     assert "encoder" not in result.values
-
-
-def test_latents_of_mirrored_images_come_with_the_same_labels_and_mirrored_masks():
-    latents = torch.arange(4.0).reshape(2, 2)
-    sent = {"a/latents": latents, "a/flipped_latents": latents + 10, "a/targets": torch.tensor([1, 2])}
-    pooled, targets = _pooled(sent)
-    assert pooled.tolist() == [[0, 1], [2, 3], [10, 11], [12, 13]]
-    assert targets.tolist() == [1, 2, 1, 2]
-    masks = torch.tensor([[[1, 0]], [[1, 1]]])
-    assert _pooled({**sent, "a/targets": masks})[1][2:].tolist() == [[[0, 1]], [[1, 1]]]
 
 
 def test_a_public_front_wants_weights_that_are_not_random(study_of):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +11,12 @@ import pytest
 import torch
 from processes import ForkedWorker
 
-from polyclinic.data.plots import contact_sheet
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS
-from polyclinic.methods.shared import replay_space
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.methods.shared.method import ReplayMethod
 from polyclinic.runner.run import engines
-from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.display import Display
 from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
@@ -161,23 +158,6 @@ def test_every_choice_changes_what_is_learned(tiny_run, settings):
     assert (usual["weights_sha256"] == other["weights_sha256"]) == (settings == {"made": "buffer"})
 
 
-def test_the_contact_sheet_stays_in_the_folder_of_the_site_and_shows_images_and_codes(tiny_run, monkeypatch):
-    shown, words = [], []
-
-    def draw(rows, path, captions, title):
-        shown.append(rows)
-        words.append((captions, title))
-        contact_sheet(rows, path, captions, title)
-
-    monkeypatch.setattr(replay_space, "contact_sheet", draw)
-    result = tiny_run({"name": "cwt-replay", "rounds": 1})
-    assert (result.folder / "sites" / "site-1" / "replay.png").read_bytes().startswith(b"\x89PNG")
-    assert list(shown[0]) == ["real", "reconstructed", "top codes", "bottom codes"]
-    assert shown[0]["top codes"].shape == shown[0]["bottom codes"].shape == (10, 3, 28, 28)
-    assert set(words[0][0]) <= {"healthy", "diseased"}  # names of classes, not numbers
-    assert re.fullmatch(r"site-1: the first 10 of \d+ training images, and what replays them", words[0][1])
-
-
 def test_segmentation_replays_masks_with_their_images(tiny_run):
     result = tiny_run({"name": "cwt-replay", "rounds": 1}, **MASKS)
     assert "masks" in kinds_by_site(result)["site-1"]
@@ -312,13 +292,6 @@ def test_the_rest_is_trained_on_the_latents_of_all_sites(tiny_run, backbone, cut
     by_hand = rest.state_dict()
     for name in by_hand:
         torch.testing.assert_close(by_hand[name], result.weights()[name], rtol=1e-4, atol=1e-5)
-
-
-def test_masks_leave_with_the_latents_only_where_the_policy_allows(tiny_run):
-    result = tiny_run({"name": "fedreplay", "rounds": 1}, **MASKS)
-    assert kinds_by_site(result)["site-1"].count("masks") == 1
-    with pytest.raises(WorkFailed, match="kept back masks"):
-        tiny_run({"name": "fedreplay"}, **MASKS, policy={"kinds": ["weights", "latents", "statistics", "metrics"]})
 
 
 @pytest.mark.slow

@@ -5,12 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.ledger.wire import shrink
 from polyclinic.methods import METHODS
-from polyclinic.methods.shared import one_round, reply_checks
+from polyclinic.methods.shared import aggregation, one_round, reply_checks
 from polyclinic.methods.shared.one_round import MOST_IMAGES, RESOLUTION
 
 
@@ -50,19 +52,19 @@ def test_weights_up_to_the_cut_may_grow_a_thousand_times():
 
 
 def test_a_reply_says_of_how_many_images_it_is():
-    reply_checks.check_samples(Reply("north", (Parcel("weights", {}, {"samples": 3}),)))
+    aggregation.check_samples(Reply("north", (Parcel("weights", {}, {"samples": 3}),)))
     with pytest.raises(ParcelRejected, match="does not say of how many images it is"):
-        reply_checks.check_samples(reply("weights"))
+        aggregation.check_samples(reply("weights"))
 
 
 def test_shared_weights_are_all_but_local_ones():
     trainer = SimpleNamespace(state=lambda: {"a": 0, "b": 0}, local_names={"b"})
     federation = SimpleNamespace(trainer=trainer)
-    reply_checks.check_shared_weights(federation, reply("weights", a=torch.ones(1)))
+    aggregation.check_shared_weights(federation, reply("weights", a=torch.ones(1)))
     with pytest.raises(ParcelRejected, match=r"they differ in \['b'\]"):
-        reply_checks.check_shared_weights(federation, reply("weights", a=torch.ones(1), b=torch.ones(1)))
+        aggregation.check_shared_weights(federation, reply("weights", a=torch.ones(1), b=torch.ones(1)))
     trainer.local_names = {"a", "b"}
-    reply_checks.check_shared_weights(federation, reply("weights", a=torch.ones(1), b=torch.ones(1)))
+    aggregation.check_shared_weights(federation, reply("weights", a=torch.ones(1), b=torch.ones(1)))
 
 
 def test_activations_have_the_shape_of_the_cut_and_come_with_targets():
@@ -174,21 +176,6 @@ def test_targets_are_columns_of_classes_or_scaled_labels():
     assert one_round.scaled_targets(site("regression", ages, [0.0, 75.0])).tolist() == [[-1], [0.5]]
 
 
-def test_the_largest_latent_is_read_from_packed_numbers():
-    assert reply_checks._largest({"latents": torch.tensor([1.0, -3.0])}, "") == 3
-    assert reply_checks._largest({"latents": torch.tensor([4.0, -3.0])}, "") == 4
-    packed = {"x latents": torch.zeros(2, dtype=torch.int8), "x low": torch.tensor([-2.0, -9.0])}
-    assert reply_checks._largest({**packed, "x step": torch.tensor([0.1, 0.01])}, "x ") == pytest.approx(23.5)
-    assert reply_checks._largest({**packed, "x step": torch.tensor([0.01, 0.01])}, "x ") == pytest.approx(9)
-
-
-def test_latents_may_be_twenty_times_those_of_trial_images(monkeypatch):
-    monkeypatch.setattr(reply_checks, "_largest_of_trials", lambda *given: 2.0)
-    reply_checks.check_latents(None, {}, {"x latents": torch.tensor([41.0]), "other": torch.tensor([99.0])})
-    with pytest.raises(ParcelRejected, match=r"'x latents' holds numbers up to 41\.1, and .* no more than 41"):
-        reply_checks.check_latents(None, {}, {"x latents": torch.tensor([41.1])})
-
-
 def test_trial_images_are_plain_striped_and_random():
     images = reply_checks._trial_images((1, 8, 8))
     assert images.shape == (8, 1, 8, 8)
@@ -208,3 +195,70 @@ def test_activations_through_which_no_gradient_can_go_are_refused():
     with pytest.raises(ParcelRejected, match="activations: they are no floating-point numbers"):
         method.check_reply(federation, call, whole)
     method.check_reply(federation, call, reply("activations", labels(), activations=torch.zeros(2, 6)))
+
+
+# --- latents of an encoder ----------------------------------------------------------------------------
+
+
+class Trainer:
+    """One layer that doubles its images; with it, trial images up to 1 give latents up to 2."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.model = nn.Conv2d(1, 1, 1, bias=False)
+        self.kept, self.loaded = {}, 0
+
+    def load(self, weights):
+        self.loaded += 1
+        self.model.load_state_dict(weights)
+        return self.model
+
+    def split(self, model):
+        return model, None
+
+    def forward(self, images, model):
+        return model(images)
+
+
+@pytest.fixture
+def with_encoder():
+    return SimpleNamespace(trainer=Trainer(), image_shape=(1, 8, 8))
+
+
+DOUBLES = {"weight": torch.full((1, 1, 1, 1), 2.0)}
+
+
+#: twenty times the largest of the trial images, and one
+BOUND = 41.0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_latents_within_the_encoders_range_pass_and_larger_ones_do_not(with_encoder, precision, sign):
+    latents = torch.zeros(4, 1, 8, 8)
+    latents[2, 0, 3, 3] = sign * (BOUND - 0.5)
+    reply_checks.check_latents(with_encoder, DOUBLES, shrink(latents, precision))
+    latents[2, 0, 3, 3] = sign * (BOUND + 0.5)
+    with pytest.raises(ParcelRejected, match=r"numbers up to 41\.5, and the encoder gives no more than 41"):
+        reply_checks.check_latents(with_encoder, DOUBLES, shrink(latents, precision))
+
+
+def test_latents_of_mirrored_images_are_looked_at_too(with_encoder):
+    sent = {**shrink(torch.ones(2, 1, 8, 8), "fp32"), "flipped_latents": torch.full((2, 1, 8, 8), 99.0)}
+    with pytest.raises(ParcelRejected, match="flipped_latents"):
+        reply_checks.check_latents(with_encoder, DOUBLES, sent)
+
+
+def test_the_range_is_worked_out_once_an_encoder(with_encoder):
+    for encoder in (DOUBLES, DOUBLES, {"weight": torch.full((1, 1, 1, 1), 4.0)}):
+        reply_checks.check_latents(with_encoder, encoder, shrink(torch.ones(2, 1, 8, 8), "fp32"))
+    assert with_encoder.trainer.loaded == 2
+
+
+def test_an_encoder_that_is_training_still_does_afterwards(with_encoder):
+    for training in (True, False):
+        with_encoder.trainer.kept.clear()
+        with_encoder.trainer.model.train(training)
+        reply_checks.check_latents(with_encoder, DOUBLES, shrink(torch.ones(2, 1, 8, 8), "fp32"))
+        assert with_encoder.trainer.model.training is training

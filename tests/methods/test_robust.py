@@ -125,14 +125,6 @@ def test_multi_krum_against_the_definition(sites, liars, seed):
     assert aggregation.multi_krum(rows, liars).tolist() == kept
 
 
-@pytest.mark.parametrize(
-    ("sites", "share", "liars"),
-    [(1, 0.9, 0), (2, 0.9, 0), (3, 0.9, 1), (4, 0.9, 1), (5, 0.9, 2), (10, 0.25, 2), (12, 0.25, 3), (9, 0.0, 0)],
-)
-def test_liars_are_a_share_of_the_sites_and_fewer_than_half(sites, share, liars):
-    assert aggregation._liars(sites, share) == liars
-
-
 @pytest.mark.parametrize("rows", [[[10.0, 0.0], [0.1, 0.1]], [[0.1, 0.1], [10.0, 0.0]]])
 def test_clusters_look_at_directions_whatever_the_lengths(rows):
     """The cosine of these two is 0.71."""

@@ -6,23 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from polyclinic.attacks.gradient_inversion.initialisation import _whole
+from polyclinic.attacks.gradient_inversion.analytic import _whole
 from polyclinic.attacks.near_copies import brighten
 from polyclinic.federation.layers.incoming_figures import moved
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.site import SitePosition
 from polyclinic.methods.feder import mean_prediction
 from polyclinic.methods.gaussian_heads import log_priors
-from polyclinic.methods.scaffold import Scaffold
 from polyclinic.questions.statistics import _p
 from polyclinic.randomness import torch_rng
-from polyclinic.tasks.task import nearest_counts
-
-
-def test_scaffold_steps_from_the_weights_before_towards_the_mean():
-    before, mean = torch.tensor([1.0]), torch.tensor([3.0])
-    assert Scaffold._step(SimpleNamespace(server_lr=0.5), before, mean).tolist() == [2.0]
-    assert Scaffold._step(SimpleNamespace(server_lr=1.0), before, mean).tolist() == [3.0]
 
 
 def test_a_class_that_nobody_has_is_never_chosen():
@@ -63,11 +55,6 @@ def test_chances_of_a_difference_by_hand():
 def test_counts_that_nothing_is_known_of_are_even():
     assert _whole(torch.zeros(4), 8).tolist() == [2, 2, 2, 2]
     assert _whole(torch.tensor([-1.0, 3.0]), 6).tolist() == [0, 6]
-
-
-def test_nearest_counts_of_a_small_total():
-    assert float(nearest_counts(torch.tensor([0.3, 0.4]), 0.5).sum()) == pytest.approx(0.5)
-    assert nearest_counts(torch.tensor([3.0, -1.0]), 0.0).tolist() == [0.0, 0.0]
 
 
 def test_brighter_images_stay_within_their_range():

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from test_feder_buffers import MASKS, site_with
 
 from polyclinic.data.parts import ImageSet
-from polyclinic.errors import WorkFailed
 from polyclinic.methods.shared import replay_space, site_generator
 from polyclinic.methods.shared.replay_space import Limits
 from polyclinic.randomness import torch_rng
+from polyclinic.tasks import Target
 
 # --- latents as bytes ---------------------------------------------------------------------------------
 
@@ -138,44 +139,60 @@ def test_sites_are_told_apart_where_two_have_images_enough(monkeypatch, replayed
     assert float(unpaired.tensors["real_or_replayed_auc"]) == 0.5
 
 
-# --- generators of several sites ----------------------------------------------------------------------
+# --- contact sheets -----------------------------------------------------------------------------------
 
 
-# --- buffers ------------------------------------------------------------------------------------------
+@pytest.fixture
+def sheet(monkeypatch, tmp_path):
+    """What a contact sheet shows."""
+    found = {}
+
+    def contact_sheet(rows, file, words, title):
+        found.update(rows=rows, file=file, words=words, title=title)
+
+    monkeypatch.setattr(site_generator, "contact_sheet", contact_sheet)
+    return found
 
 
-def test_a_generator_of_pairs_learns_masks_as_a_last_channel():
-    masks = np.zeros((2, 4, 4), np.uint8)
-    masks[1] = 1
-    train = ImageSet(np.full((2, 3, 4, 4), 7, np.uint8), np.zeros(2), masks=masks)
-    site = SimpleNamespace(data=SimpleNamespace(train=train), trainer=SimpleNamespace(task=SimpleNamespace(dense=True)))
-    found = site_generator.training_images(site)
-    assert (found.shape, found.dtype) == ((2, 4, 4, 4), np.uint8)
-    assert found[:, :, 0, 0].tolist() == [[7, 7, 7, 0], [7, 7, 7, 255]]
-    site.trainer.task.dense = False
-    assert site_generator.training_images(site) is train.images
+def test_real_images_of_the_same_labels_stand_above_synthetic_ones(sheet, tmp_path):
+    site = site_with(labels=torch.arange(40) // 20, folder=tmp_path)
+    labels = torch.tensor([1, 0, 1])
+    buffer = {"images": torch.full((3, 1, 28, 28), 7, dtype=torch.uint8), "labels": labels}
+    site_generator._draw_sheet(site, buffer)
+    real = torch.from_numpy(site.data.train.images)
+    # the first image of class 1, the second of class 0, the third of class 1: none is shown twice
+    assert torch.equal(sheet["rows"]["real"], real[[20, 1, 22]])
+    assert torch.equal(sheet["rows"]["synthetic"], buffer["images"])
+    assert set(sheet["rows"]) == {"real", "synthetic"}
+    assert sheet["title"].startswith("west: 3 of 3 synthetic images")
+    assert sheet["file"] == tmp_path / "synthetic.png"
 
 
-class State(dict):
-    def group(self, name):
-        return self.get(f"group {name}", {})
+def test_masks_are_shown_white_on_black_for_twelve_images(sheet, tmp_path):
+    site = site_with(masks=MASKS.byte(), folder=tmp_path)
+    made = torch.zeros(15, 28, 28, dtype=torch.uint8)
+    made[1] = 1
+    buffer = {"images": torch.zeros(15, 1, 28, 28, dtype=torch.uint8), "labels": torch.zeros(15), "masks": made}
+    site_generator._draw_sheet(site, buffer)
+    rows = sheet["rows"]
+    assert {name: len(row) for name, row in rows.items()} == dict.fromkeys(rows, 12)
+    assert rows["synthetic mask"].shape == (12, 1, 28, 28)
+    assert rows["synthetic mask"].amax((1, 2, 3)).tolist() == [0, 255] + [0] * 10
+    even = list(range(0, 24, 2))  # images of label 0
+    assert rows["real mask"][:, 0, 0, 0].tolist() == [255 if place % 3 == 0 else 0 for place in even]
+    assert sheet["title"].startswith("west: 12 of 15 synthetic images")
 
 
-def test_a_buffer_is_compressed_once_and_kept_so(monkeypatch):
-    compressed = []
-    made = site_generator.parcel_of
-    monkeypatch.setattr(site_generator, "parcel_of", lambda buffer: compressed.append(1) or made(buffer))
-    images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
-    state = State({"group buffer": {"images": images, "labels": torch.tensor([1, 0])}})
-    site = SimpleNamespace(name="north", state=state, cache={})
-    first = site_generator.own_parcel(site)
-    assert site_generator.own_parcel(site) is first
-    site.cache = {}  # it was sent to disk and came back
-    again = site_generator.own_parcel(site)
-    assert again.encoded == first.encoded
-    assert again.tensors["labels"].tolist() == [1, 0]
-    assert len(compressed) == 1
-    with pytest.raises(
-        WorkFailed, match="site 'north' has no buffer to hand over: it could not prepare one in round 0"
-    ):
-        site_generator.own_parcel(SimpleNamespace(name="north", state=State(), cache={}))
+def test_an_empty_buffer_has_no_sheet_and_values_lie_in_their_range(sheet, tmp_path):
+    site = site_with(folder=tmp_path)
+    model = SimpleNamespace(sample=lambda labels, rng: torch.zeros(len(labels), 1, 28, 28, dtype=torch.uint8))
+    site_generator.draw_buffer(site, model, 0)
+    assert not sheet
+    site_generator.draw_buffer(site, model, 1)
+    assert sheet["title"].startswith("west: 1 of 1")
+    target = Target((), label_range=(20.0, 30.0))
+    ages = site_generator.uniform_labels(200, None, target, torch.Generator().manual_seed(0))
+    drawn = torch.rand(200, generator=torch.Generator().manual_seed(0))
+    assert ages.tolist() == pytest.approx((20 + 10 * drawn).tolist())
+    nothing = site_generator.uniform_labels(3, None, Target(()), torch.Generator().manual_seed(0))
+    assert nothing.tolist() == [0, 0, 0]

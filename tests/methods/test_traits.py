@@ -1,4 +1,4 @@
-"""What a method says of itself, and that a method from outside gets the truth without saying anything."""
+"""What a method says of itself, and a method from outside: it gets the truth without saying anything, and trains."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import pytest
 import torch
 
+from polyclinic import Study, run
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
@@ -80,6 +81,54 @@ def test_a_method_that_keeps_batch_norm_needs_some(tiny_run, monkeypatch):
             tiny_run({"name": name}, model={"norm": "group"})
 
 
-def test_traits_cannot_change_while_a_study_runs():
-    with pytest.raises(AttributeError):
-        METHODS["fedavg"].traits.needs_cut = True  # type: ignore[misc]
+PLUGIN = """
+from typing import ClassVar, Literal
+
+from polyclinic import Method, Parcel, local_training, operation
+
+
+class Alone(Method):
+    name: Literal["NAME"] = "NAME"
+    summary: ClassVar[str] = "every site trains alone"
+
+    def run(self, federation):
+        state = federation.state()
+        for _ in federation.rounds(self.rounds, state):
+            federation.ask_all("train")
+            federation.evaluate()
+        return {}
+
+    def local_names(self, model, batch_norm):
+        return frozenset(model.state_dict())
+
+    @operation()
+    def train(self, site):
+        BODY
+
+
+METHODS = {"NAME": Alone}
+"""
+
+
+@pytest.mark.parametrize(
+    ("called", "body"),
+    [
+        ("trains-alone", "local_training.train(site, {})"),
+        ("trains-and-looks", "assert local_training.train(site, {}).metadata['steps']"),
+    ],
+)
+def test_an_operation_may_train_and_release_nothing(tmp_path, called, body):
+    (tmp_path / "plugin.py").write_text(PLUGIN.replace("BODY", body).replace("NAME", called))
+    tables = {
+        "plugins": [str(tmp_path / "plugin.py")],
+        "data": {"source": "fundus-phantom", "size": 28, "samples": 36, "validation": 0.2, "test": 0.2},
+        "sites": {"partition": "iid", "count": 2},
+        "model": {"backbone": "lenet5"},
+        "optimizer": {"lr": 0.05, "batch_size": 4},
+        "engine": {"workers": 1, "device": "cpu"},
+    }
+    results = [
+        run(Study(**tables, method={"name": name, "rounds": 1}), tmp_path / name, cache=tmp_path / "cache")
+        for name in (called, "standalone")
+    ]
+    assert results[0]["weights_sha256"] == results[1]["weights_sha256"]

@@ -1,20 +1,11 @@
-"""Turns of FedER and images of FELICIA, by hand: clocks, queues, shares of a batch, and whose image is whose."""
+"""Turns of FedER, by hand: clocks, queues, and the share of a buffer in a batch."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import Reply
-from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.feder import FedER, queue_of
-from polyclinic.methods.shared.felicia import (
-    images_of_others,
-    join_images,
-    labels_of,
-    shared_images,
-)
 from polyclinic.randomness import torch_rng
 
 
@@ -112,48 +103,53 @@ def test_the_oldest_model_comes_first_or_the_newest_alone():
 # --- FELICIA
 
 
-def reply(site, images, labels=None):
-    tensors = {"images": images, **({} if labels is None else {"labels": labels})}
-    return Reply(site, (Parcel("synthetic-images", tensors),))
+class Clocks:
+    """A federation whose sites hand models on along a ring; those that fail do not begin a turn."""
 
+    def __init__(self, sites, fails=()):
+        self.sites, self.fails, self.told, self.evaluated = sites, fails, {}, 0
 
-def coordinator(classes=2):
-    trainer = SimpleNamespace(device="cpu", target=SimpleNamespace(classes=tuple(map(str, range(classes)))))
-    return SimpleNamespace(trainer=trainer, sites=("a", "b", "c"))
+    def state(self, **given):
+        return SimpleNamespace(**given)
 
+    def rounds(self, count, state):
+        return range(1, count + 1)
 
-def test_images_are_joined_with_the_number_of_their_site():
-    black, white = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.full((2, 1, 2, 2), 255, dtype=torch.uint8)
-    found = join_images(coordinator(), [reply("c", black), reply("a", white)], per_class=False)
-    assert found.site.tolist() == [2, 2, 0, 0]
-    assert found.images.mean((1, 2, 3)).tolist() == pytest.approx([-1, -1, 1, 1])
-    assert found.turns
-    apart = [reply("a", black, torch.tensor([0, 1])), reply("b", white, torch.tensor([1, 0]))]
-    assert not join_images(coordinator(), apart, per_class=True).turns
-    in_turns = [reply("a", black, torch.tensor([0, 1])), reply("b", white, torch.tensor([0, 1]))]
-    joined = join_images(coordinator(), in_turns, per_class=True)
-    assert (joined.turns, joined.labels.tolist()) == (True, [0, 1, 0, 1])
+    def rng(self, name):
+        return torch_rng(name)
+
+    def alike(self, site, successor):
+        return True
+
+    def forward(self, site, give, successor, take, model):
+        ring = dict(zip(self.sites, self.sites[1:] + self.sites[:1], strict=True))
+        return ring[site] == successor
+
+    def ask_all(self, operation, sites):
+        return [SimpleNamespace(site=site) for site in sites if site not in self.fails]
+
+    def evaluate(self):
+        self.evaluated += 1
+
+    def report(self, name, figures):
+        self.told[name] = figures
 
 
 @pytest.mark.parametrize(
-    "labels", [None, torch.tensor([0]), torch.tensor([0.0, 1.0]), torch.tensor([0, -1]), torch.tensor([0, 2])]
+    ("rounds", "takes", "time", "turns"),
+    [
+        (2, {"d": 3.0}, 3.0, 8),  # with a fourth site: at 1 b and c begin, at 2 c, and at 3 a has the last turn
+        (1, {}, 0.0, 3),  # all begin at once, and nobody is waited for
+        (2, {}, 1.0, 6),
+        (4, {}, 3.0, 12),
+        (2, {"c": 2.0}, 2.0, 6),  # at 1 b begins what a gave it, at 2 a and c
+        (3, {"c": 2.0}, 4.0, 9),
+        (3, {"c": 0.5}, 2.0, 9),  # who is quick waits for a model
+    ],
 )
-def test_images_come_with_a_class_each(labels):
-    with pytest.raises(WorkFailed, match="without a class from 0 to 1 each"):
-        labels_of(reply("a", torch.zeros(2, 1, 2, 2), labels), 2)
-    assert labels_of(reply("a", torch.zeros(2, 1, 2, 2), torch.tensor([1, 0])), 2).tolist() == [1, 0]
-
-
-def test_everybody_gets_the_images_of_all_others():
-    replies = [
-        reply(name, torch.full((1, 1, 2, 2), n, dtype=torch.uint8), torch.tensor([n])) for n, name in enumerate("abc")
-    ]
-    given = images_of_others(replies)
-    assert given["b"]["synthetic_images"].tensors["labels"].tolist() == [0, 2]
-    assert given["b"]["synthetic_images"].tensors["images"].flatten().tolist() == [0] * 4 + [2] * 4
-    assert images_of_others(replies[:1]) == {}
-    for wrong in (torch.zeros(1, 1, 2, 2), torch.zeros(1, 2, 2, dtype=torch.uint8)):
-        with pytest.raises(WorkFailed, match="it shares no uint8 images with a label each"):
-            shared_images(reply("a", wrong, torch.tensor([0])))
-    with pytest.raises(WorkFailed, match="it shares no uint8 images with a label each"):
-        shared_images(reply("a", torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0])))
+def test_time_is_that_of_the_turns_that_a_round_waits_for(rounds, takes, time, turns):
+    federation = Clocks(("a", "b", "c", *takes.keys() - {"c"}))
+    FedER(mode="asynchronous", rounds=rounds, turn_takes=takes).run_asynchronously(federation)
+    assert federation.evaluated == rounds
+    assert federation.told["asynchronous"]["turns"] == turns
+    assert federation.told["asynchronous"]["time"] == time

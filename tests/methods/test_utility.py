@@ -11,8 +11,6 @@ import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.call import Reply
-from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import utility
 from polyclinic.models import build, initial_weights
 from polyclinic.tasks import TASKS, Target
@@ -150,16 +148,6 @@ def test_synthetic_images_are_used_where_validation_says_they_helped(scores, mar
         assert utility.choose_by_validation({name: network(score) for name, score in scores.items()}) == chosen
 
 
-class Kept(dict):
-    """A site's state: numbers, and groups of tensors."""
-
-    def group(self, name):
-        return self.get(f"group {name}", {})
-
-    def put(self, name, tensors):
-        self[f"group {name}"] = tensors
-
-
 def test_sums_on_test_images_are_told_in_all_and_by_sub_group():
     part = ImageSet(np.zeros((3, 1, 2, 2), np.uint8), np.array([1, 2, 4]), subgroup=np.array(["f", "m", "f"]))
     trainer = SimpleNamespace(load=lambda weights: None, evaluate=lambda own: {"sum": torch.tensor(own.labels.sum())})
@@ -172,51 +160,6 @@ def test_sums_on_test_images_are_told_in_all_and_by_sub_group():
     assert {name: int(value) for name, value in utility.test_sums(site, {}).tensors.items()} == {"/sum": 1}
     site.data.test = ImageSet(part.images[:0], part.labels[:0])
     assert utility.test_sums(site, {}) is None
-
-
-def federation_with(states):
-    task = SimpleNamespace(
-        add=lambda a, b: {name: a[name] + b[name] for name in a},
-        finish=lambda sums: {name: float(value) for name, value in sums.items()},
-    )
-
-    def ask_all(operation, *, counted=True, weights=None, by_site=None):
-        if weights is None:
-            return [Reply("a", (Parcel("metrics", {"auc": torch.tensor(0.12345678).double()}),))]
-        size = float(weights["w"])
-        return [
-            Reply(site, (Parcel("metrics", {"/n": torch.tensor(size), "f/n": torch.tensor(2 * size)}),))
-            for site in ("a", "b")
-        ]
-
-    return SimpleNamespace(
-        round=3,
-        sites=list(states),
-        simulated_state=states.get,
-        trainer=SimpleNamespace(task=task),
-        ask_all=ask_all,
-    )
-
-
-def test_networks_of_every_training_set_are_tried_at_all_sites():
-    weights = {"w": torch.tensor(1.0)}
-    states = {
-        "north": Kept({"group diet-real": weights, "group diet-augmented-all": weights, "released": torch.tensor(4)}),
-        "south": Kept(),
-    }
-    federation = federation_with(states)
-    scored = {"test": {"n": 2.0}, "subgroups": {"f": {"n": 4.0}}}
-    assert utility.test_metrics(federation, "try", weights) == scored
-    assert utility.test_metrics(federation, "try", {}) == {}
-    assert utility.test_tables(federation, "try") == {
-        "north": {
-            **{"real": scored, "synthetic": {}, "augmented": {}, "augmented-all": scored},
-            "released": "augmented-all",
-        },
-        "south": {},
-    }
-    del states["north"]["released"]
-    assert utility.test_tables(federation, "try")["north"]["released"] == ""
 
 
 def images(labels, **more):
@@ -239,13 +182,6 @@ def test_a_score_is_larger_where_it_is_better_and_ties_go_by_the_loss():
     assert np.isnan(utility.test_score(site, utility.TrainedNetwork({}, 0.0)))
     site.data.test = images([1])
     assert utility.test_score(site, utility.TrainedNetwork({}, 0.0)) == 0.5
-
-
-def test_a_subset_keeps_what_is_known_of_each_image():
-    whole = images([0, 1, 2], cases=np.array([7, 8, 9]), subgroup=np.array(["a", "b", "c"]))
-    some = whole.take(np.array([2, 0]))
-    assert (some.labels.tolist(), some.cases.tolist(), some.subgroup.tolist()) == ([2, 0], [9, 7], ["c", "a"])
-    assert (some.images[:, 0, 0, 0].tolist(), some.masks) == ([2, 0], None)
 
 
 def test_coverage_needs_more_images_than_neighbours():

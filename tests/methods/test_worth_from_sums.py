@@ -1,13 +1,17 @@
-"""The worth of sites from open sums: exact, and the same as heads fitted for each coalition."""
+"""The worth of sites from open sums: by hand, and the same as heads fitted for each coalition."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.methods.shared.one_round import OneRound
+from polyclinic.methods import analytic
+from polyclinic.methods.shared.one_round import OneRound, moments
 from polyclinic.runner.compare.worth import worth
 
 
@@ -108,3 +112,64 @@ def test_a_site_that_lies_in_its_sums_is_named_and_left_out(tiny_run, monkeypatc
     assert failure["site"] == liars[0]
     assert words in failure["reason"]
     assert found.values["worth"]["all"] > -1
+
+
+# --- by hand ------------------------------------------------------------------------------------------
+
+
+HELD_OUT = torch.tensor([[0.5, 1.0], [2.0, -1.0], [0.25, 0.0], [1.0, 3.0]])
+
+
+GOALS = torch.tensor([[0.5, -0.5], [1.0, 0.0], [0.0, 0.25], [-1.0, 0.5]])
+
+
+HEAD = torch.tensor([[0.5, 1.0], [-0.25, 0.5], [0.125, 2.0]]).double()
+
+
+def test_the_value_of_sites_is_minus_the_mean_squared_error_by_hand():
+    held_out = moments(HELD_OUT.numpy(), GOALS)
+    solved = []
+
+    def solve(sums):
+        solved.append(sums.count)
+        return HEAD
+
+    train = {
+        name: moments(np.ones((count, 2), np.float32), torch.zeros(count, 2)) for name, count in (("a", 2), ("b", 3))
+    }
+    said = torch.cat([torch.ones(4, 1), HELD_OUT], 1).double() @ HEAD
+    error = float((said - GOALS).square().sum()) / 4
+    value = analytic.squared_error_value
+    assert value(train, held_out, solve, frozenset("ab")) == pytest.approx(-error, rel=1e-6)
+    assert value(train, held_out, solve, frozenset("b")) == pytest.approx(-error, rel=1e-6)
+    assert solved == [5, 3]
+    nothing = float(GOALS.square().sum()) / 4  # zero is said
+    assert value(train, held_out, solve, frozenset()) == pytest.approx(-nothing, rel=1e-6)
+    assert solved == [5, 3]
+
+
+def test_worth_wants_validation_images():
+    sums = {"a": moments(HELD_OUT.numpy(), GOALS)}
+    none = moments(HELD_OUT[:0].numpy(), GOALS[:0])
+    with pytest.raises(BadInput, match=r"^data\.validation: no site has validation images to score"):
+        analytic.worth_from_sums(sums, {"a": none}, lambda own: HEAD)
+    found = analytic.worth_from_sums(sums, {"a": none, "b": sums["a"]}, lambda own: HEAD)
+    assert found["how"] == "exact, from the sites' sums; all 2 coalitions"
+    assert found["sites"]["a"]["shapley"] == pytest.approx(found["all"] - found["none"])
+
+
+@pytest.mark.parametrize(("count", "orders", "asked"), [(10, None, None), (11, None, 200), (3, 7, 7)])
+def test_shares_are_sampled_above_ten_sites_or_where_orders_are_given(monkeypatch, count, orders, asked):
+    drawn = []
+
+    def sampled(names, game, number, rng):
+        drawn.append(number)
+        return {name: SimpleNamespace(value=1.0, low=0.5, high=1.5) for name in names}
+
+    monkeypatch.setattr(analytic, "sampled_shares", sampled)
+    names = [f"s{number}" for number in range(count)]
+    found = analytic.shares_of(names, lambda some: float(len(some)), "value", "how", orders)
+    row = {"leave_one_out": 1.0, "shapley": 1.0} | ({} if asked is None else {"low": 0.5, "high": 1.5})
+    assert found["sites"] == {name: pytest.approx(row) for name in names}
+    assert (found["all"], found["none"]) == (count, 0)
+    assert drawn == ([] if asked is None else [asked])

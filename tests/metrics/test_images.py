@@ -79,14 +79,6 @@ def test_ssim_window_by_window(window: int, flat: bool):
     assert float(ssim(a, b, window=window)) == pytest.approx(np.mean(values), abs=1e-12)
 
 
-def test_ssim_of_an_image_with_itself():
-    a = pictures(2, 1, 12, 12)
-    for window in (7, 11):
-        assert ssim(a, a, window=window).tolist() == pytest.approx([1, 1])
-    with pytest.raises(ValueError, match="7 or"):
-        ssim(a, a, window=9)
-
-
 def images(count: int) -> torch.Tensor:
     return torch.randint(0, 256, (count, 1, 6, 6), generator=torch_rng("pca", count), dtype=torch.uint8)
 

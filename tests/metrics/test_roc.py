@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from polyclinic.metrics.roc import auc, auc_from_counts, auc_interval, share_interval
+from polyclinic.metrics.roc import auc, auc_interval, aucs_from_counts, share_interval
 
 
 def test_auc_by_hand():
@@ -28,8 +28,8 @@ def test_auc_is_scikit_learns_with_ties_and_without(levels: int):
     scores, truth = rng.integers(0, levels, 300), rng.integers(0, 2, 300)
     expected = roc_auc_score(truth, scores)
     assert auc(scores[truth == 1], scores[truth == 0]) == pytest.approx(expected, abs=1e-12)
-    counts = [np.bincount(scores[truth == value], minlength=levels) for value in (1, 0)]
-    assert auc_from_counts(*counts) == pytest.approx(expected, abs=1e-12)
+    counts = [np.bincount(scores[truth == value], minlength=levels)[None] for value in (1, 0)]
+    assert aucs_from_counts(*counts)[0] == pytest.approx(expected, abs=1e-12)
     assert auc_interval(scores[truth == 1], scores[truth == 0])[0] == pytest.approx(expected, abs=1e-12)
 
 

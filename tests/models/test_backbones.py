@@ -43,15 +43,8 @@ def test_any_size_and_channels_give_finite_outputs_of_the_promised_shape(backbon
     ids=["18", "34", "50"],
 )
 def test_monai_resnet_weights_load_and_give_the_same_outputs_and_gradients(backbone, theirs, channels):
-    reference = theirs(
-        spatial_dims=2,
-        n_input_channels=channels,
-        num_classes=5,
-        conv1_t_size=7,
-        conv1_t_stride=2,
-        shortcut_type="B",
-        bias_downsample=False,
-    )
+    stem = {"conv1_t_size": 7, "conv1_t_stride": 2, "shortcut_type": "B", "bias_downsample": False}
+    reference = theirs(spatial_dims=2, n_input_channels=channels, num_classes=5, **stem)
     randomise(reference)
     ours = models.build(backbone, channels=channels, outputs=5, size=40)
     ours.load_state_dict(reference.state_dict())
@@ -69,11 +62,8 @@ def test_monai_resnet_weights_load_and_give_the_same_outputs_and_gradients(backb
 @pytest.mark.parametrize(
     ("backbone", "parameters"),
     [
-        ("resnet18", 11_689_512),
-        ("resnet34", 21_797_672),
-        ("resnet50", 25_557_032),
-        ("resnet101", 44_549_160),
-        ("resnet152", 60_192_808),
+        *(("resnet18", 11_689_512), ("resnet34", 21_797_672), ("resnet50", 25_557_032)),
+        *(("resnet101", 44_549_160), ("resnet152", 60_192_808)),
     ],
 )
 def test_resnets_have_as_many_parameters_as_published_for_a_thousand_classes(backbone, parameters):
@@ -84,30 +74,19 @@ def test_resnets_have_as_many_parameters_as_published_for_a_thousand_classes(bac
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_unet_is_monais_where_nothing_needs_padding(norm):
     ours = models.build("unet", channels=1, outputs=1, size=32, norm=norm)
-    theirs = nets.BasicUNet(
-        spatial_dims=2,
-        in_channels=1,
-        out_channels=1,
-        norm="batch" if norm == "batch" else ("group", {"num_groups": 16}),
-    )
+    kind = "batch" if norm == "batch" else ("group", {"num_groups": 16})
+    theirs = nets.BasicUNet(spatial_dims=2, in_channels=1, out_channels=1, norm=kind)
     theirs.load_state_dict(ours.state_dict())
     assert torch.equal(ours(images(1, 32)), theirs(images(1, 32)))
 
 
 def test_unet_512_has_the_papers_levels_filters_and_activation():
     model = models.build("unet-512", channels=3, outputs=1, size=32)
-    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
-    assert [layer.out_channels for layer in convolutions] == [
-        *(32, 32, 64, 64, 128, 128, 256, 256, 512, 512),  # four levels and the bottleneck
-        *(256, 256, 128, 128, 64, 64, 32, 32, 1),  # up again, and the output
-    ]
     # by hand: 3x3 weights, two numbers of batch norm a filter, 2x2 up-convolutions with bias, the last 1x1
     widths = (3, 32, 64, 128, 256, 512)
     down = sum(9 * a * b + 9 * b * b + 4 * b for a, b in itertools.pairwise(widths))
     up = sum(4 * 2 * w * w + w + 9 * 2 * w * w + 9 * w * w + 4 * w for w in (256, 128, 64, 32))
     assert models.parameter_count(model) == down + up + 32 + 1 == 7_763_041
-    kinds = {type(layer) for layer in model.modules() if not list(layer.children())}
-    assert kinds == {nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d, nn.ConvTranspose2d}
     names = set(model.state_dict())  # under which its weights are published
     assert {"encoder1.enc1conv1.weight", "encoder4.enc4norm2.running_var", "upconv3.bias", "conv.weight"} <= names
     assert {"bottleneck.bottleneckconv2.weight", "decoder1.dec1norm1.bias"} <= names
@@ -125,14 +104,6 @@ def test_unet_512_computes_what_its_layers_say_one_by_one():
     up = model.decoder2(torch.cat([model.upconv2(up), two], 1))
     up = model.decoder1(torch.cat([model.upconv1(up), one], 1))
     assert torch.equal(model(x), model.conv(up))
-
-
-@pytest.mark.parametrize("backbone", [*QUICK, "resnet50"])
-def test_group_norm_leaves_no_layer_that_mixes_images(backbone):
-    model = models.build(backbone, channels=1, outputs=2, size=28, norm="group")
-    assert models.norm_names(model) == set()
-    x = images(1, 28, count=3)
-    assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-5)
 
 
 def test_batch_norm_names_are_found_by_layer_not_by_spelling():
@@ -191,20 +162,10 @@ def test_felicias_classifiers_have_the_papers_layers_counted_by_hand():
     assert models.parameter_count(lesions) == filters + dense + (32 + 1) * 2 == 396_642
 
 
-def test_descriptions_name_the_cuts():
-    assert models.cuts("resnet34") == ("relu", "conv1", "layer1", "layer2", "layer3", "layer4")
-    assert models.describe("unet").endswith("cuts: block1")
-    assert all(models.describe(backbone) for backbone in models.BACKBONES)
-
-
 @pytest.mark.parametrize(
     ("backbone", "norm", "message"),
     [
-        (
-            "resnet81",
-            "batch",
-            r"model\.backbone: .*did you mean 'resnet18'.*lenet5, resnet101, resnet152, resnet18",
-        ),
+        ("resnet81", "batch", r"model\.backbone: .*did you mean 'resnet18'.*lenet5, resnet101, resnet152, resnet18"),
         ("resnet18", "layer", r"model\.norm: no such choice: 'layer'; choose one of batch, group"),
     ],
 )

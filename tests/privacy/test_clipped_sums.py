@@ -191,3 +191,17 @@ def test_a_patient_whose_gradient_is_not_finite_counts_as_none():
     batch = (torch.tensor([[float("inf"), 0.0], [0.1, 0.2]]), torch.tensor([0, 1]))
     [total] = PatientSums().total(losses, [batch], 1.0, list(model.parameters()))
     assert torch.allclose(total, torch.tensor([[0.1, 0.2]]))
+
+
+def test_stored_gradients_go_through_in_pieces_that_fit_the_memory(monkeypatch):
+    model, seen = nn.Linear(8, 1, bias=False), []
+
+    def losses(rows):
+        seen.append(len(rows))
+        return model(rows).sum(1)
+
+    monkeypatch.setattr(clipped_sums, "ROOM", {"cpu": 3 * 8 * 4})  # three times eight numbers of four bytes
+    sums = ClippedSums(model, "stored")
+    with sums.following():
+        sums.total(losses, [(torch.ones(7, 8),)], 1.0, list(model.parameters()))
+    assert seen == [3, 3, 1]

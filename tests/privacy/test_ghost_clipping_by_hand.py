@@ -14,6 +14,7 @@ from polyclinic.privacy.ghost_clipping import (
     _exact,
     as_weight,
     can_follow,
+    laid_out_as,
     product,
 )
 
@@ -232,3 +233,19 @@ def test_only_counted_rows_take_part():
         given = (lambda: model(rows)[:, 0], 10.0, list(model.parameters()), torch.tensor([True, False, True]))
         [found] = ghost.clipped_sums(*given)
     assert found.tolist() == [pytest.approx([3.5, 4.25], rel=1e-5)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "followed"), [({}, True), ({"padding_idx": 0}, False), ({"max_norm": 1.0}, False)]
+)
+def test_a_table_that_changes_its_rows_by_itself_is_not_followed(settings, followed):
+    assert can_follow(nn.Embedding(5, 4, **settings)) is followed
+
+
+def test_a_gradient_lies_in_memory_as_its_parameter():
+    parameter, gradient = torch.zeros(2, 3, 4, 4), torch.rand(2, 3, 4, 4)
+    assert laid_out_as(parameter, gradient) is gradient
+    other = gradient.contiguous(memory_format=torch.channels_last)
+    found = laid_out_as(parameter, other)
+    assert found.stride() == parameter.stride() != other.stride()
+    assert torch.equal(found, gradient)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from polyclinic.data.parts import ImageSet, SiteData
-from polyclinic.federation.bookkeeping import Coverage
+from polyclinic.federation.layers.replies import Coverage
 from polyclinic.federation.site import Site, SiteState
 from polyclinic.privacy import dp_sgd
 from polyclinic.privacy.settings import Privacy

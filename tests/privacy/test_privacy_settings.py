@@ -1,4 +1,4 @@
-"""The `[privacy]` table, and a sentence with the cure for everything that cannot be trained with it."""
+"""The `[privacy]` table, networks that are tried, and a sentence with the cure for what cannot be trained so."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from torch import nn
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import Codebook
 from polyclinic.models import BACKBONES, build
-from polyclinic.privacy.dp_sgd import mixes_samples, obstacles
-from polyclinic.privacy.epsilon import compute_epsilon
+from polyclinic.privacy.dp_sgd import mixes_samples, obstacles, try_gradients
+from polyclinic.privacy.epsilon import (
+    compute_epsilon,
+)
 from polyclinic.privacy.settings import Facts, Privacy, check_budget, check_facts
 from polyclinic.study import parse_study
 
@@ -238,3 +240,38 @@ def test_a_study_looks_at_the_network_without_drawing_weights():
     before = torch.random.get_rng_state()
     study({"name": "fedavg"}, {})
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_primary_model_cannot_be_private_for_patients_and_others_can():
+    facts = Facts("fedreplay", ("encoder", "primary", "classifier"))
+    check_facts(Privacy(on=("classifier",), unit="patient"), facts)
+    check_facts(Privacy(on=("encoder", "primary"), unit="image"), facts)
+    with pytest.raises(BadInput, match=r"privacy\.unit: the coordinator does not know"):
+        check_facts(Privacy(on=("encoder", "primary"), unit="patient"), facts)
+
+
+# --- networks that are tried --------------------------------------------------------------------------
+
+
+def test_dropout_is_no_reason_against_gradients_of_single_images():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    assert try_gradients(model, torch.rand(4, 1, 4, 4)) is None
+
+
+class Mixing(nn.Module):
+    """A share of the batch's mean is in every row, in numbers of some size."""
+
+    def __init__(self, share, size):
+        super().__init__()
+        self.share, self.size = share, size
+
+    def forward(self, rows):
+        return self.size * (rows + self.share * rows.mean(0))
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_a_hundredth_of_other_rows_is_noticed_in_numbers_of_any_size(size):
+    rows = torch.tensor([[1.0], [2.0], [-3.0], [5.0]])
+    assert mixes_samples(Mixing(0.01, size), rows)
+    assert not mixes_samples(Mixing(0.0, size), rows)
+    assert not mixes_samples(Mixing(0.0, 0.0), rows)

@@ -9,9 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from private_runs import NOISE, PRIVATE, expected_epsilon, images_of, ledgers
-from processes import ForkedWorker
 
-from polyclinic.cli.tables import print_result
 from polyclinic.data.parts import prepare
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call
@@ -22,7 +20,6 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 from polyclinic.privacy import account as records
 from polyclinic.run_folder import with_own_digest
-from polyclinic.runner.run import engines
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.run import run
 from polyclinic.study import load_study
@@ -59,15 +56,6 @@ def test_the_result_states_the_worst_site_and_what_is_not_covered(tiny, undistur
     assert set(privacy["per_site"]) == set(images)
 
 
-def test_the_command_line_says_it_in_a_sentence(tiny, undisturbed, capsys):
-    print_result(undisturbed(tiny("fedavg", PRIVATE)))
-    said = capsys.readouterr().out
-    assert re.search(
-        r"epsilon [\d.]+ at delta [\d.]+ \(RDP\) at site 'site-\d', the most of any; covers everything", said
-    )
-    assert records.HELD_OUT in said
-
-
 def test_no_loss_of_training_images_leaves_a_private_site(tiny, tmp_path, monkeypatch):
     seen = []
     original = Federation._checked
@@ -86,13 +74,6 @@ def test_without_the_table_there_is_no_privacy_to_report(tiny, undisturbed):
     result = undisturbed(tiny("fedavg"))
     assert result["privacy"] is None
     assert all(line["privacy"] is None for lines in ledgers(result.folder).values() for line in lines)
-
-
-def test_the_same_study_gives_the_same_bits_and_another_seed_others(tiny, undisturbed, tmp_path):
-    study = tiny("fedavg", PRIVATE)
-    again = run(study, tmp_path / "again")
-    other = run(study.with_settings({"seed": 1}), tmp_path / "other")
-    assert again["weights_sha256"] == undisturbed(study)["weights_sha256"] != other["weights_sha256"]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "cwt", "standalone"])
@@ -126,16 +107,6 @@ def test_a_run_killed_after_a_round_ends_in_the_same_bits(tiny, undisturbed, tmp
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     assert resumed["privacy"] == whole["privacy"]
     assert ledgers(resumed.folder) == ledgers(whole.folder)
-
-
-@pytest.mark.slow
-def test_workers_make_no_difference(tiny, undisturbed, tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "WorkerProcess", ForkedWorker)
-    study = tiny("fedavg", PRIVATE)
-    many = run(study.with_settings({"engine.workers": 2}), tmp_path / "workers")
-    whole = undisturbed(study)
-    assert many["weights_sha256"] == whole["weights_sha256"]
-    assert many["privacy"] == whole["privacy"]
 
 
 def test_a_site_stops_before_it_passes_its_target(tiny, tmp_path):

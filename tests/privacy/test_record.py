@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from polyclinic.federation.bookkeeping import Coverage
+from polyclinic.federation.layers.replies import Coverage
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.privacy import account as records

@@ -43,8 +43,6 @@ def test_labels_are_classes_or_values_between_the_bounds():
     assert (bins.tolist(), size) == ([1, 15], 16)
     own = SimpleNamespace(classes=(), label_range=None)
     assert inspect.label_bins_of(np.array([5.0, 6.0, 7.0]), own)[0].tolist() == [0, 8, 15]
-    assert inspect.label_bins(("a", "b")) == 2
-    assert inspect.label_bins(()) == 16
 
 
 def test_sides_and_spacings_are_those_of_the_files():
@@ -69,10 +67,6 @@ def test_sides_and_spacings_are_those_of_the_files():
     prepared = Prepared(geometry=None, images=np.zeros((2, 1, 100, 130)))
     assert inspect.side_bins(prepared).tolist() == [2, 2]
     assert inspect.spacing_bins(prepared).tolist() == [9, 9]
-
-
-def test_means_of_images():
-    assert inspect.mean_intensities(np.array([[[1, 3]], [[5, 5]]])).tolist() == [2, 5]
 
 
 def test_counts_of_few_patients_are_not_told():

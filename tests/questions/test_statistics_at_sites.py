@@ -158,19 +158,13 @@ def test_sub_groups_of_few_patients_and_their_complements_are_not_told(scores):
     labels, good, _ = scores
     sexes = np.array((["f"] * 100 + ["m"] * 80 + ["x"] * 60)[:CASES])
     few = np.array(["old"] * 150 + ["young"] * 85 + ["new"] * 5)
-    site = binary(labels, 10, columns=np.stack([sexes, few], 1), names=("sex", "scanner"))
-    told = told_about(site, site.data.test, {"outputs": good}, ["sex", "scanner", "unknown"])
+    single = np.array(["old"] * 150 + ["young"] * 88 + ["new", "rare"])
+    names = ("sex", "scanner", "ward")
+    site = binary(labels, 10, columns=np.stack([sexes, few, single], 1), names=names)
+    told = told_about(site, site.data.test, {"outputs": good}, [*names, "unknown"])
     groups = {name.split(":")[0] for name in told if " = " in name}
-    assert groups == {"sex = f", "sex = m", "sex = x", "scanner = old"}  # 'young' would give 'new' away
-
-
-def test_two_sub_groups_of_one_patient_each_do_not_follow_from_the_others(scores):
-    """All patients together and the two large groups would tell of the two who are in neither."""
-    labels, good, _ = scores
-    scanners = np.array(["old"] * 150 + ["young"] * 88 + ["new", "rare"])
-    site = binary(labels, 10, columns=scanners[:, None], names=("scanner",))
-    told = told_about(site, site.data.test, {"outputs": good}, ["scanner"])
-    assert {name.split(":")[0] for name in told if " = " in name} == {"scanner = old"}
+    # 'young' would give 'new' away, and the two of 'new' and 'rare'
+    assert groups == {"sex = f", "sex = m", "sex = x", "scanner = old", "ward = old"}
 
 
 def test_values_and_masks_have_intervals_too():
@@ -295,6 +289,14 @@ def test_a_deployed_site_without_test_images_has_nothing_to_tell(scores, tmp_pat
         {"bins": [5] * 5, "right": [6] * 5},
         {"right": [6] * 5},
         {"classes told": [1, 2**62]},
+        # just beyond the limits of the next test
+        {"auc": [1.001, 0.9, 1.0, 0.0]},
+        {"auc": [0.899, 0.9, 1.0, 0.0]},
+        {"auc": [0.5, 0.4, 0.6, 0.041]},
+        {"auc": [0.5, -21.0, 0.6, 0.0]},
+        {"auc": [0.5, 0.4, 21.0, 0.0]},
+        {"calibration_error": [21.0, 0.4, 0.6, 0.0]},
+        {"mae": [0.0, 0.0, 1.1e9, 0.0]},
     ],
     ids=str,
 )
@@ -325,24 +327,6 @@ def test_the_draws_of_a_calibration_error_may_all_lie_above_it():
 def test_intervals_at_their_limits_pass(told):
     """A value may be an end of its interval, and a variance its width squared."""
     check_told({name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in told.items()}, 2)
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        {"auc": [1.001, 0.9, 1.0, 0.0]},
-        {"auc": [0.899, 0.9, 1.0, 0.0]},
-        {"auc": [0.5, 0.4, 0.6, 0.041]},
-        {"auc": [0.5, -21.0, 0.6, 0.0]},
-        {"auc": [0.5, 0.4, 21.0, 0.0]},
-        {"calibration_error": [21.0, 0.4, 0.6, 0.0]},
-        {"mae": [0.0, 0.0, 1.1e9, 0.0]},
-    ],
-    ids=str,
-)
-def test_intervals_beyond_their_limits_are_refused(lie):
-    with pytest.raises(ParcelRejected, match="has numbers that no images have"):
-        check_told({name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in lie.items()}, 2)
 
 
 def test_a_simulated_site_tells_every_sub_group_of_ten_patients(scores):

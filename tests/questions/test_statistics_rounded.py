@@ -7,11 +7,13 @@ import pytest
 import torch
 from test_statistics_at_sites import binary, part_of, site_of
 
+from polyclinic.errors import BadInput
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.files import write_tensors
 from polyclinic.metrics.statistics.significance import delong_test
-from polyclinic.questions.evaluate import EvaluateOnly
+from polyclinic.questions.evaluate import EvaluateOnly, second_model
 from polyclinic.questions.statistics import changes_between, check_told, joined, score, told_about
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.task import MOST_IMAGES
@@ -192,12 +194,6 @@ def test_a_value_lies_in_its_interval_up_to_rounding(name, value, low, believed)
             check_told(told, 2)
 
 
-def test_a_refusal_shows_forty_letters_of_a_name():
-    for numbers in ([0.0] * 5, [0.5, 0.6, 0.4, 0.0]):
-        with pytest.raises(ParcelRejected, match=r"statistics: 'x{40}' (is no|has numbers)"):
-            check_told({"x" * 60: torch.tensor(numbers, dtype=torch.float64)}, 2)
-
-
 def test_nothing_is_said_of_classes_that_a_site_does_not_tell_of():
     interval = torch.tensor([0.5, 0.4, 0.6, 0.01], dtype=torch.float64)
     replies = [
@@ -225,3 +221,12 @@ def test_a_reply_with_intervals_is_checked_and_no_other():
     method.check_reply(federation, SimpleNamespace(operation="evaluate"), lie)
     with pytest.raises(ParcelRejected, match="'auc' is no interval"):
         method.check_reply(federation, SimpleNamespace(operation="give_intervals"), lie)
+
+
+def test_a_second_model_is_of_the_same_network(tmp_path):
+    file = tmp_path / "second.safetensors"
+    write_tensors(file, {"w": torch.ones(2)})
+    assert second_model(str(file), {"w": torch.zeros(2)}).tensors["w"].tolist() == [1, 1]
+    for other in ({"w": torch.zeros(3)}, {"w": torch.zeros(2).double()}, {"v": torch.zeros(2)}):
+        with pytest.raises(BadInput, match="has other tensors than the first model"):
+            second_model(str(file), other)

@@ -10,8 +10,12 @@ from report_page import Page, change, charts
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
+from polyclinic.palette import LIGHT
+from polyclinic.report.blocks import mean_of
+from polyclinic.report.comparison import name_points
 from polyclinic.report.write import build_report, html_of, svg_of
 from polyclinic.runner.compare import compare
+from polyclinic.runner.compare.outcome import statistics_of
 
 # --- a comparison ------------------------------------------------------------------------------------
 
@@ -49,6 +53,34 @@ def test_one_picture_has_error_recovered_images_and_bytes(comparison):
     page = Page(html_of(report))
     assert page.count("svg") == len(report.charts()) >= 5
     assert page.count("script") == 0
+
+
+def test_names_of_points_overlap_nowhere():
+    import matplotlib.pyplot as plt
+    from matplotlib.text import Text
+
+    figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
+    axes.set_xscale("log")
+    axes.set_xlim(1e3, 1e8)
+    axes.set_ylim(0.4, 1.0)
+    names = ("fedavg", "fedprox", "scaffold", "moon", "cwt", "analytic", "private-head", "fedreplay")
+    points = {f"{name} (not attacked)": (2e6 * 1.1**n, 0.8 + 0.003 * n) for n, name in enumerate(names)}
+    name_points(axes, LIGHT, {**points, "a long name of a method (100%)": (9e7, 0.8), "alone": (2e3, 0.5)})
+    figure.canvas.draw()
+    boxes = [Text.get_window_extent(text).padded(-1) for text in axes.texts]  # without the lines to the points
+    assert len(boxes) == len(names) + 2
+    for place, one in enumerate(boxes):
+        assert not any(one.overlaps(other) for other in boxes[place + 1 :])
+        assert one.x1 <= figure.bbox.x1
+    plt.close(figure)
+
+
+def test_a_mean_is_called_so_once_and_an_interval_of_shares_ends_at_1():
+    assert (mean_of("mae"), mean_of("auc")) == ("mean absolute error", "mean AUC")
+    rows = [{"method": "a", "seed": n, "test_auc": value, "test_mae": value} for n, value in enumerate((0.98, 1.0))]
+    found = statistics_of(rows, "a")["a"]
+    assert found["test_auc"]["high"] == 1.0 < found["test_mae"]["high"]
+    assert found["test_auc"]["low"] == found["test_mae"]["low"] > 0.8
 
 
 def test_a_comparison_whose_rows_lead_elsewhere_is_refused(comparison, tmp_path):

@@ -45,6 +45,7 @@ EXAMPLES: dict[str, tuple[list[str], list[str]]] = {
     "method.warm_up": (["method.name=felicia", "method.weight=0"], ["5"]),
     "method.encoder_site": (["method.name=fedreplay", "method.front=public"], ["random"]),
     "data.test": (["data.fold=1/5"], ["0.3"]),
+    "data.validation": (["data.tuning_fold=1/5"], ["0.3"]),
     "sites.power": (["sites.partition=quantity", "sites.shares=[1,1,1,2]"], ["2"]),
 }
 """Two rules share `optimizer.decay`."""

@@ -52,11 +52,6 @@ def test_sums_of_two_sites_are_those_of_the_pooled_images(ours, theirs):
     assert task.finish(added) == pytest.approx(task.finish(pooled))
 
 
-def test_no_images_no_metrics():
-    task = Regression()
-    assert task.finish(task.sums(torch.zeros(0, 1).double(), torch.zeros(0), None, MONTHS)) == {}
-
-
 @pytest.mark.parametrize("bad_range", [None, (5.0, 5.0), (9.0, 1.0)])
 def test_labels_without_a_usable_public_range_are_refused(bad_range):
     with pytest.raises(BadInput, match=r"task\.name: regression needs a public range.*choose a source"):

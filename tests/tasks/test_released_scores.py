@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polyclinic.metrics.roc import auc_from_counts
+from polyclinic.metrics.roc import aucs_from_counts
 from polyclinic.metrics.statistics.disclosure import step_above
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks.classification import BINS, Classification, cells_of, loss_in
@@ -206,7 +206,9 @@ def test_counts_of_two_classes_by_hand():
     assert told["confusion"].tolist() == sums["confusion"].tolist() == [[1, 1], [1, 1]]
     assert torch.equal(told["histograms"][0, 0], told["histograms"][1, 1].flip(0))
     rest, own = told["histograms"][1]
-    assert auc_from_counts(own, rest) == pytest.approx(3 / 4)  # margins 2 and -1 against 1 and -3
+    assert aucs_from_counts(own[None].numpy(), rest[None].numpy()) == pytest.approx(
+        3 / 4
+    )  # margins 2 and -1 against 1 and -3
     task.check_sums(told, TWO)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
+from torch.optim import SGD
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.site import SiteState
@@ -19,7 +20,15 @@ from polyclinic.tasks import TASKS, Target
 from polyclinic.training.augmentation import augment
 from polyclinic.training.generator_loop import Objective, Schedule, descend
 from polyclinic.training.loop import EVALUATION_BATCH, Trainer, TrainerSpec, copy_all
-from polyclinic.training.optimizer import Optimizer, keep_optimizer, moments_fit, start_optimizer, zero_moments
+from polyclinic.training.optimizer import (
+    Optimizer,
+    keep_optimizer,
+    moments_fit,
+    optimizer_tensors,
+    restore_optimizer,
+    start_optimizer,
+    zero_moments,
+)
 
 SIZE = 16
 TARGET = Target(("healthy", "ill"))
@@ -131,15 +140,6 @@ def test_masks_are_flipped_and_turned_with_their_images(kinds):
     assert len(outcomes) == max(1, 2 * ("flip" in kinds)) * max(1, 4 * ("turn" in kinds))  # each possible one occurs
 
 
-def test_augmentation_is_drawn_anew_for_each_batch():
-    batches = make_trainer(batch_size=4, augment=("flip",)).batches(numbered(4), rng())
-    patterns = set()
-    for images, _ in (next(batches) for _ in range(8)):
-        order = images.sum((1, 2, 3)).argsort()
-        patterns.add(tuple(images[order][:, 0, 0, 0].tolist()))
-    assert len(patterns) > 2
-
-
 def test_a_segmentation_batch_keeps_masks_on_their_images():
     part = numbered(12)
     trainer = make_trainer("segmentation", "unet", augment=("flip", "turn"), batch_size=6)
@@ -232,17 +232,6 @@ def test_a_kept_optimiser_equals_one_that_was_never_put_away(name):
     straight.train(straight.batches(part, rng()), 6, straight.optimizer.make(straight.model.parameters(), 1))
     for key, tensor in straight.weights().items():
         assert torch.equal(tensor, trainer.weights()[key]), key
-
-
-def test_an_optimiser_that_is_not_kept_starts_anew():
-    trainer = make_trainer(momentum=0.9)
-    site = SimpleNamespace(trainer=trainer, state=SiteState(), round=1, name="s")
-    for site.round in (1, 2):
-        optimizer = start_optimizer(site, trainer.model)
-        assert not optimizer.state
-        trainer.train(trainer.batches(numbered(8), rng()), 2, optimizer)
-        keep_optimizer(site, optimizer)
-    assert not site.state
 
 
 def test_a_kept_optimiser_takes_the_learning_rate_of_its_round():
@@ -346,6 +335,7 @@ def test_moments_in_one_block_take_the_same_steps(name, fused):
         model = copy.deepcopy(made)
         optimizer = getattr(torch.optim, name)(model.parameters(), 0.05, weight_decay=0.1, fused=fused)
         assert moments_fit(list(model.parameters()))
+        assert not moments_fit([*model.parameters(), nn.Parameter(torch.zeros(3, 2).T)]), "it has gaps in memory"
         if in_block:
             zero_moments(optimizer)
             assert all(float(state["exp_avg"].abs().sum()) == 0 for state in optimizer.state.values())
@@ -396,3 +386,19 @@ def test_what_a_loss_tells_is_seen_after_each_step_and_the_rate_follows_the_sche
     assert len(seen) == 6, "two batches in each of three epochs, and one look after each"
     assert all(moved > 0 for moved in seen), "a look comes after the step, which moves the weight"
     assert min(seen[:2]) > 20 * max(seen[2:4]) > 0, "a hundredth of the rate after an epoch"
+
+
+def test_the_state_of_an_optimiser_comes_back_under_its_names():
+    weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+    optimizer = SGD([weight], lr=0.1, momentum=0.9)
+    weight.grad = torch.tensor([1.0, -1.0])
+    optimizer.step()
+    kept = optimizer_tensors(optimizer)
+    assert {name: tensor.tolist() for name, tensor in kept.items()} == {"0/momentum_buffer": [1.0, -1.0]}
+    other = SGD([weight], lr=0.5, momentum=0.9)
+    restore_optimizer(other, {**kept, "0/an/other": torch.tensor([3.0, 4.0])})
+    assert other.state[weight]["momentum_buffer"].tolist() == [1.0, -1.0]
+    assert other.state[weight]["an/other"].tolist() == [3.0, 4.0]
+    assert other.param_groups[0]["lr"] == 0.5
+    restore_optimizer(other, {})
+    assert other.state[weight]["momentum_buffer"].tolist() == [1.0, -1.0]

@@ -10,7 +10,7 @@ from torch import nn
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
-from polyclinic.federation.bookkeeping import Coverage
+from polyclinic.federation.layers.replies import Coverage
 from polyclinic.privacy.settings import Privacy
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training import private_latents

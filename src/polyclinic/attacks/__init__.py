@@ -10,15 +10,13 @@ from typing import Any
 #: modules and the public names in each, which are imported when they are asked for
 _PUBLIC = {
     "attack": ("AttackSettings", "Capability", "ThreatModel", "Verdict"),
-    "coordinator.fishing": ("Fishing",),
-    "coordinator.imprint": ("CraftedSum", "Imprint", "TrapWeights"),
-    "coordinator.overflow": ("OverflowFilter",),
+    "coordinator": ("CraftedSum", "Fishing", "Imprint", "OverflowFilter", "TrapWeights"),
     "copies": ("CopySearch", "find_copies"),
     "decoders": ("PairedDecoder", "SurrogateDecoder"),
     "gradient_inversion.networks": ("LeNet", "with_random_weights"),
-    "gradient_inversion.priors": ("DenoiserPrior", "GaussianPrior"),
+    "gradient_inversion.objective": ("LocalTraining",),
+    "gradient_inversion.priors": ("GaussianPrior",),
     "gradient_inversion.settings": ("PRESETS", "GradientInversion"),
-    "gradient_inversion.simulation": ("LocalTraining",),
     "gradient_inversion.solver": ("Knowledge",),
     "latent_inversion": ("LatentInversion", "read_latents"),
     "membership": ("LossThreshold", "NearestSynthetic", "ShadowModels"),

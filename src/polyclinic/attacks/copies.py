@@ -52,8 +52,23 @@ class Copies:
     def verdict(self, level: float = SIGNIFICANT) -> Verdict:
         """In words, with the figures. `level`: the chance at which a share counts."""
         copies = int(self.is_copy.sum())
-        leak = copies > 0 or self.chance <= level
-        return Verdict(leak, self._because(copies, level), self._evidence(copies))
+        figures: dict[str, float | int | str] = {
+            "features": self.features,
+            "made": len(self.is_copy),
+            "copies": copies,
+            "copy_limit": self.limit,
+            "median_to_training": float(self.training.distance.median()),
+            "median_to_held_out": float(self.held_out.distance.median()),
+            "median_held_out_to_training": float(self.baseline.distance.median()),
+            "median_ratio": float(self.training.ratio.median()),
+            "median_ratio_held_out": float(self.baseline.ratio.median()),
+            "closer_share": self.closer_share,
+            "closer_by_chance": self.chance,
+            "authenticity": self.authenticity,
+            "compared": self.compared,
+            "orientations": "flips and quarter turns",
+        }
+        return Verdict(copies > 0 or self.chance <= level, self._because(copies, level), figures)
 
     def _because(self, copies: int, level: float) -> str:
         closer = f"{self.closer_share:.0%} lie closer to a training image than to a held-out one"
@@ -75,24 +90,6 @@ class Copies:
         if self.chance <= level:
             return f"no made image is a copy, but {closer}, which chance does in {self.chance:.2g} of cases"
         return f"none of {len(self.is_copy)} made images is a copy, and {closer}, no more than chance has it"
-
-    def _evidence(self, copies: int) -> dict[str, float | int | str]:
-        return {
-            "features": self.features,
-            "made": len(self.is_copy),
-            "copies": copies,
-            "copy_limit": self.limit,
-            "median_to_training": float(self.training.distance.median()),
-            "median_to_held_out": float(self.held_out.distance.median()),
-            "median_held_out_to_training": float(self.baseline.distance.median()),
-            "median_ratio": float(self.training.ratio.median()),
-            "median_ratio_held_out": float(self.baseline.ratio.median()),
-            "closer_share": self.closer_share,
-            "closer_by_chance": self.chance,
-            "authenticity": self.authenticity,
-            "compared": self.compared,
-            "orientations": "flips and quarter turns",
-        }
 
 
 def find_copies(
@@ -122,6 +119,7 @@ def find_copies(
     )
     near, baseline = nearest_of(to_training), nearest_of(from_held_out)
     limit = COPY_FACTOR * float(baseline.distance.quantile(CLOSE_SHARE, interpolation="lower"))
+    own = within.distances.clone().fill_diagonal_(torch.inf).amin(1)
     share, chance, compared = _closer_to_training(to_training.distances, to_held_out.distances, seed, cases)
     return Copies(
         training=near,
@@ -131,7 +129,7 @@ def find_copies(
         is_copy=near.distance < limit,
         closer_share=share,
         chance=chance,
-        authenticity=_authenticity(near, within.distances),
+        authenticity=float((near.distance >= own[near.index]).double().mean()),
         compared=compared,
         features=distance.name,
     )
@@ -161,34 +159,20 @@ def _closer_to_training(
     first, second = to_training[:, chosen[0]], to_held_out[:, chosen[1]]
     near, far = first.amin(1), second.amin(1)
     share = float(((near < far).double() + 0.5 * (near == far).double()).mean())
-    pointed = _nearest_by_lot(torch.cat([first, second], 1), rng)
-    groups = _groups(chosen, cases)
+    distances = torch.cat([first, second], 1)
+    least = distances == distances.amin(1, keepdim=True)  # of several, one by lot: the first would be a training image
+    pointed = (least * (1 + torch.rand(distances.shape, generator=rng))).argmax(1)
+    # a number from 0 on for each chosen image, equal for images of one patient of one set
+    groups = np.arange(2 * count)
+    if cases is not None:
+        pairs = zip(cases, chosen, strict=True)
+        own, other = (np.unique(np.asarray(of)[index.numpy()], return_inverse=True) for of, index in pairs)
+        groups = np.concatenate([own[1], len(own[0]) + other[1]])
     weights = np.bincount(groups[pointed.numpy()], minlength=int(groups.max()) + 1)
     trained = np.unique(groups[:count])
-    least = int(weights[trained].sum())
     pointing = [int(weight) for weight in weights if weight]
-    return share, chance_of_sum(pointing, len(trained), len(np.unique(groups)), least), count
-
-
-def _nearest_by_lot(distances: Tensor, rng: torch.Generator) -> Tensor:
-    """The column of the least distance of each row; of several, one by lot: the first would be a training image."""
-    least = distances == distances.amin(1, keepdim=True)
-    return (least * (1 + torch.rand(distances.shape, generator=rng))).argmax(1)
-
-
-def _groups(chosen: list[Tensor], cases: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
-    """A number from 0 on for each chosen training and held-out image, equal for images of one patient of one set."""
-    if cases is None:
-        return np.arange(sum(len(index) for index in chosen))
-    own, other = (
-        np.unique(np.asarray(of)[index.numpy()], return_inverse=True) for of, index in zip(cases, chosen, strict=True)
-    )
-    return np.concatenate([own[1], len(own[0]) + other[1]])
-
-
-def _authenticity(near: Nearest, within: Tensor) -> float:
-    own = within.clone().fill_diagonal_(torch.inf).amin(1)
-    return float((near.distance >= own[near.index]).double().mean())
+    chance = chance_of_sum(pointing, len(trained), len(np.unique(groups)), int(weights[trained].sum()))
+    return share, chance, count
 
 
 class CopySearch(AttackSettings):

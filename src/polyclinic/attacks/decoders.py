@@ -1,14 +1,10 @@
-"""Black-box inversion of latents: a decoder that the attacker trains, without the encoder's weights.
+"""Inversion of latents by a decoder that the attacker trains on images of its own.
 
-Qu et al. (preprint) say that nobody can rebuild images as long as the encoder is unknown. Two attackers try:
-
-- `PairedDecoder` has images of its own with the latents that the same encoder made of them: it could have the encoder
-  applied (a query), or it knows some of a site's images (a patient's own, a public data set).
-- `SurrogateDecoder` has images of its own and the latents that were sent, and nothing else: not the structure of the
-  encoder either. It draws encoders of its own, and brings the latents of all encoders into one form (principal
-  components over the channels, by variance), so that a decoder for its own encoders fits the unknown one.
-
-Both need latents that are maps [C, h, w]; places in a map belong to places in the image whatever the encoder.
+Qu et al. (preprint) say that nobody can rebuild images as long as the encoder is unknown. `PairedDecoder` has its own
+images with the latents that the same encoder made of them. `SurrogateDecoder` has no such latents: it draws encoders of
+its own, and brings the latents of all encoders into one form (principal components over the channels, by variance), so
+that a decoder for its own encoders fits the unknown one. Latents are maps [C, h, w], whose places belong to places in
+the image whatever the encoder.
 """
 
 from __future__ import annotations
@@ -78,11 +74,15 @@ class _DecoderSettings(AttackSettings):
         return DecodedLatents(found, images.float().mean(0, keepdim=True), str(self))
 
     def _train(self, sets: Sequence[Tensor], images: Tensor, seed: int, device: str) -> nn.Module:
-        """A decoder that has learnt the images from their latents; a smaller rate is tried where one learns nothing: a
-        training that broke must not look like latents that tell nothing."""
+        """A decoder that has learnt the images from their latents. A smaller rate is tried where it makes one image of
+        all latents: a training that broke must not look like latents that tell nothing."""
+        some = slice(0, TRIED)
         for slower in SLOWER:
             decoder = self._train_at(self.lr / slower, sets, images, seed, device)
-            if _tells_images_apart(decoder, sets[0], images, device):
+            with torch.no_grad():
+                made = decoder(sets[0][some].float().to(device)).cpu()
+            flat = float(made.std(0).mean()) < FLAT * float(images[some].std(0).mean())
+            if bool(made.isfinite().all()) and not flat:
                 break
         return decoder
 
@@ -102,15 +102,6 @@ class _DecoderSettings(AttackSettings):
         return decoder.eval()
 
 
-@torch.no_grad()
-def _tells_images_apart(decoder: nn.Module, latents: Tensor, images: Tensor, device: str) -> bool:
-    """Whether a decoder makes different images of different latents, and not the same one of all."""
-    some = slice(0, TRIED)
-    made = decoder(latents[some].float().to(device)).cpu()
-    flat = float(made.std(0).mean()) < FLAT * float(images[some].std(0).mean())
-    return bool(made.isfinite().all()) and not flat
-
-
 class PairedDecoder(_DecoderSettings):
     """`PairedDecoder().run(latents, own_images, own_latents)`."""
 
@@ -122,13 +113,7 @@ class PairedDecoder(_DecoderSettings):
     )
 
     def run(
-        self,
-        latents: Tensor,
-        own_images: Tensor,
-        own_latents: Tensor,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
+        self, latents: Tensor, own_images: Tensor, own_latents: Tensor, *, seed: int = 0, device: str = "cpu"
     ) -> DecodedLatents:
         """Images behind latents [N, C, h, w], from pairs of own_images [M, C, H, W] in [0, 1] and own_latents."""
         _check_maps(latents)
@@ -154,21 +139,10 @@ class SurrogateDecoder(_DecoderSettings):
         "structure and weights of the encoder are unknown; encoders that the attacker draws stand for it"
     )
 
-    def run(
-        self,
-        latents: Tensor,
-        own_images: Tensor,
-        *,
-        encoders: Sequence[nn.Module] = (),
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> DecodedLatents:
-        """Images behind latents [N, C, h, w] of one encoder, N in the hundreds, from images of the same kind alone.
-
-        `encoders`: the attacker's own, which make maps of the same sides; drawn at random if there are none.
-        """
+    def run(self, latents: Tensor, own_images: Tensor, *, seed: int = 0, device: str = "cpu") -> DecodedLatents:
+        """Images behind latents [N, C, h, w] of one encoder, N in the hundreds, from images of the same kind alone."""
         _check_maps(latents)
-        made = list(encoders) or [
+        made = [
             draw_encoder(own_images.shape[1], own_images.shape[-1] // latents.shape[-1], seed_of(seed, "surrogate", i))
             for i in range(self.surrogates)
         ]
@@ -181,8 +155,8 @@ class SurrogateDecoder(_DecoderSettings):
         for maps in sets:
             if maps.shape[2:] != latents.shape[2:]:
                 raise BadInput(
-                    f"attack: an encoder makes maps of {maps.shape[2]} x {maps.shape[3]}, and the parcel holds "
-                    f"{height} x {width}; give encoders that make such maps"
+                    f"attack: encoders for these images make maps of {maps.shape[2]} x {maps.shape[3]}, and the parcel "
+                    f"holds {height} x {width}; give images of another size"
                 )
         prepared = [principal_maps(maps, count, layout) for maps in (latents, *sets)]
         return self._decode(prepared[0], prepared[1:], own_images, seed, device)
@@ -251,9 +225,8 @@ class _Residual(nn.Module):
 
 def _check_maps(latents: Tensor) -> None:
     if latents.dim() != 4:
-        raise BadInput(
-            f"attack: latents of shape {tuple(latents.shape)} are no maps [N, C, h, w]; a decoder needs their places"
-        )
+        shape = tuple(latents.shape)
+        raise BadInput(f"attack: latents of shape {shape} are no maps [N, C, h, w]; a decoder needs their places")
 
 
 PENALTIES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)  #: of a linear decoder, in units of a vector's own length

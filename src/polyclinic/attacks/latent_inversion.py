@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from polyclinic.attacks.attack import AttackSettings, Capability
-from polyclinic.attacks.gradient_inversion import initialisation
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.objective import total_variation
+from polyclinic.attacks.gradient_inversion.solver import draw
 from polyclinic.attacks.scoring import Score, score
 from polyclinic.attacks.solvers.optimizers import Adam
 from polyclinic.attacks.solvers.search import search
@@ -97,10 +97,22 @@ class LatentInversion(AttackSettings):
         `together`: consecutive images that the site sent in one mini-batch, which matters where batch norm used its
         statistics. Where a search starts depends on `seed` and the latents alone.
         """
-        size = self._together(len(latents), together)
-        network = self._network(encoder, device)
+        size = together
+        if self.batch_norm == "train":
+            if together < 1 or len(latents) % together:
+                given = f"{len(latents)} latents are no whole batches of {together}"
+                raise BadInput(f"attack.together: {given}; give whole batches")
+            network = prepare_for_attack(encoder, batch_norm="train", device=device)
+        else:  # images do not mix
+            size, network = 1, copy.deepcopy(encoder).to(device).eval().requires_grad_(False)
         targets = latents.float().unflatten(0, (-1, size))
-        _check_shape(network, targets, image_shape, device)
+        with torch.no_grad():
+            found = network(torch.zeros(size, *image_shape, device=device)).shape
+        if found[1:] != targets.shape[2:]:
+            raise BadInput(
+                f"attack: the encoder makes latents of shape {tuple(found[1:])} from such images, and the parcel holds "
+                f"{tuple(targets.shape[2:])}; give the encoder and the image shape that the site used"
+            )
         parts = [
             self._search(network, some.to(device), image_shape, seed)
             for some in targets.split(max(1, self.at_once // size))
@@ -108,26 +120,13 @@ class LatentInversion(AttackSettings):
         fields = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
         return LatentReconstruction(**fields, together=size, threat_model=str(self))
 
-    def _together(self, count: int, together: int) -> int:
-        if self.batch_norm == "eval":
-            return 1  # images do not mix
-        if together < 1 or count % together:
-            raise BadInput(f"attack.together: {count} latents are no whole batches of {together}; give whole batches")
-        return together
-
-    def _network(self, encoder: nn.Module, device: str) -> nn.Module:
-        if self.batch_norm == "train":
-            return prepare_for_attack(encoder, batch_norm="train", device=device)
-        return copy.deepcopy(encoder).to(device).eval().requires_grad_(False)
-
     def _search(
         self, network: nn.Module, targets: Tensor, image_shape: tuple[int, int, int], seed: int
     ) -> dict[str, Tensor]:
         count, size = targets.shape[:2]
         shape = (size, *image_shape)
         starts = [
-            initialisation.draw(self.start, size, image_shape, torch_rng(seed, "latent inversion", digest(one)))
-            for one in targets
+            draw(self.start, size, image_shape, torch_rng(seed, "latent inversion", digest(one))) for one in targets
         ]
         start = torch.stack(starts).to(targets.device)
         objective = LatentObjective(network, targets, shape, self.total_variation, mixed=self.batch_norm == "train")
@@ -186,13 +185,3 @@ def read_latents(parcel: Parcel) -> Tensor:
     if parcel.kind == "latents":
         return restore(parcel.tensors)
     return parcel.tensors["activations"].float()
-
-
-def _check_shape(network: nn.Module, targets: Tensor, image_shape: tuple[int, int, int], device: str) -> None:
-    with torch.no_grad():
-        found = network(torch.zeros(targets.shape[1], *image_shape, device=device)).shape
-    if found[1:] != targets.shape[2:]:
-        raise BadInput(
-            f"attack: the encoder makes latents of shape {tuple(found[1:])} from such images, and the parcel holds "
-            f"{tuple(targets.shape[2:])}; give the encoder and the image shape that the site used"
-        )

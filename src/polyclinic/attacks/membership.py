@@ -48,14 +48,14 @@ def score_all(scorer: Scorer, images: Images, labels: Tensor) -> Tensor:
     if len(labels) != len(unit):
         raise BadInput(f"membership: {len(labels)} labels for {len(unit)} images; give one for each")
     with torch.no_grad():
-        pairs = zip(unit.split(AT_ONCE), labels.split(AT_ONCE), strict=True)
-        return torch.cat([_one_each(scorer(some, theirs), len(some)) for some, theirs in pairs])
-
-
-def _one_each(values: Tensor, count: int) -> Tensor:
-    if values.numel() != count:
-        raise BadInput(f"membership: the scorer gave {tuple(values.shape)} for {count} images; one number for each")
-    return values.detach().reshape(count).double().cpu()
+        found = []
+        for some, theirs in zip(unit.split(AT_ONCE), labels.split(AT_ONCE), strict=True):
+            values, count = scorer(some, theirs), len(some)
+            if values.numel() != count:
+                shape = tuple(values.shape)
+                raise BadInput(f"membership: the scorer gave {shape} for {count} images; one number for each")
+            found.append(values.detach().reshape(count).double().cpu())
+        return torch.cat(found)
 
 
 def log_odds(logits: Tensor, labels: Tensor) -> Tensor:
@@ -121,19 +121,19 @@ def lira(observed: Tensor, shadows: Tensor, inside: Tensor, *, online: bool = Tr
     return (far_out.square() - far_in.square()) / 2 + spread_out.log() - spread_in.log()
 
 
-def rmia(observed: Tensor, shadows: Tensor, population: Tensor, *, gamma: float = 1.0) -> Tensor:
+def rmia(observed: Tensor, shadows: Tensor, population: Tensor) -> Tensor:
     """Robust membership inference (Zarifzadeh et al. 2024, RMIA): a score [N] in [0, 1] for each candidate.
 
     `observed` [N] and `shadows` [S, N]: log probabilities of the true class (or minus the loss) under the attacked
     model and under S reference models, of which half saw each candidate. The likelihood ratio of a candidate is its
     probability under the attacked model over its mean under the reference models. The score is the share of the
-    images `population` (bool [N], not trained on) whose ratio it beats by the factor `gamma`; ties count half.
+    images `population` (bool [N], not trained on) whose ratio it beats; ties count half.
     """
     if shadows.shape[1:] != observed.shape or population.shape != observed.shape or not bool(population.any()):
         raise BadInput("membership: RMIA takes scores [N], of reference models [S, N], and a population bool [N]")
     count = torch.tensor(float(len(shadows)), dtype=torch.float64).log()
     ratio = observed.double() - (shadows.double().logsumexp(0) - count)
-    ahead = ratio[:, None] - ratio[None, population] - torch.tensor(gamma, dtype=torch.float64).log()
+    ahead = ratio[:, None] - ratio[None, population]
     # ties count half for everybody, an image of the population beside itself included: images that no model tells
     # apart must have the same score, whoever was trained on
     return ((ahead > 0).double() + 0.5 * (ahead == 0).double()).mean(1)

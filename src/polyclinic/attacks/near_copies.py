@@ -1,9 +1,8 @@
 """Near copies: single synthetic images that are training images, shifted, mirrored, turned, brighter, blurred or noisy.
 
-Each made image is compared with every training image and every held-out image by normalised correlation, which does
-not see brightness and contrast, over shifts and orientations, in several *views*: as it is, against blurred references
-(for blurred copies), with both smoothed (for noisy ones), and one quarter at a time (for a patch of a training image in
-another one).
+Each made image is compared with every training and held-out image by normalised correlation, which does not see
+brightness and contrast, over shifts and orientations, in several *views*: as it is, against blurred references, with
+both smoothed (for noisy copies), and one quarter at a time (for a patch of a training image in another one).
 
 Had the generator never seen the training images, they could be exchanged with the held-out ones: the *gap* between the
 best training image and the best held-out one would be as often below zero as above. The best of many is distributed
@@ -13,6 +12,7 @@ A copy has a gap that chance gives with a probability of `level` in the whole se
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -79,25 +79,17 @@ class NearCopies:
         """In words, with the figures."""
         count, total = int(self.is_copy.sum()), len(self.strength)
         best = int(self.strength.argmax())
-        figures: dict[str, float | int | str] = {
-            "made": total,
-            "copies": count,
-            "strongest": float(self.strength[best]),
-            "level": self.level,
-            "views": len(self.limits),
-        }
-        if not count:
+        strongest, turn = float(self.strength[best]), int(self.orientation[best])
+        words = f"none of {total} made images is a near copy (the nearest has {strongest:.0%} of the limit)"
+        if count:
+            how = f"{ORIENTATIONS[turn]} is" if turn else "is"
+            which = f"{how} training image {int(self.index[best])}"
             words = (
-                f"none of {total} made images is a near copy (the nearest has {self.strength[best]:.0%} of the limit)"
+                f"near copies of training images among {total} made ones: {count}, for instance number {best}, which "
+                f"{which} or a part of it, up to shift, brightness, blur and noise"
             )
-            return Verdict(False, words, figures)
-        turn = int(self.orientation[best])
-        how = f"{ORIENTATIONS[turn]} " if turn else ""
-        words = (
-            f"near copies of training images among {total} made ones: {count}, for instance number {best}, which "
-            f"{how}is training image {int(self.index[best])} or a part of it, up to shift, brightness, blur and noise"
-        )
-        return Verdict(True, words, figures)
+        seen = {"made": total, "copies": count, "strongest": strongest}
+        return Verdict(count > 0, words, {**seen, "level": self.level, "views": len(self.limits)})
 
 
 class CopyIndex:
@@ -115,15 +107,13 @@ class CopyIndex:
 
         They are asked as they are, and as blurred as the view's references: generators blur.
         """
-        return tuple(self._gaps_of_held_out(view) for view in range(len(VIEWS)))
-
-    def _gaps_of_held_out(self, view: int) -> tuple[float, float, float]:
-        small = _shrink(self.held_out)
-        blurs = sorted({0.0, VIEWS[view].blur})
-        gaps = [self._match(smooth(small, blur), view, held_out=True)[0] for blur in blurs]
-        middles = [float(gap.median()) for gap in gaps]
-        found = [_scale(gap - middle) for gap, middle in zip(gaps, middles, strict=True)]
-        return max(found), max(middles), max(float(gap.max()) for gap in gaps)
+        small, found = _shrink(self.held_out), []
+        for number, view in enumerate(VIEWS):
+            gaps = [self._match(smooth(small, blur), number, held_out=True)[0] for blur in sorted({0.0, view.blur})]
+            middles = [float(gap.median()) for gap in gaps]
+            scale = max(_scale(gap - middle) for gap, middle in zip(gaps, middles, strict=True))
+            found.append((scale, max(middles), max(float(gap.max()) for gap in gaps)))
+        return tuple(found)
 
     def limits(self, made: int, level: float = LEVEL) -> tuple[float, ...]:
         """Gaps that so many made images of an honest generator exceed with probability `level`; never below the largest
@@ -142,7 +132,13 @@ class CopyIndex:
         view = strengths.argmax(0)
         rows = torch.arange(len(images))
         index = torch.stack([nearest for _, nearest in found])[view, rows]
-        return NearCopies(strengths.amax(0), index, self._orientations(small, view, index), level, limits)
+        turns = torch.zeros(len(small), dtype=torch.int64)  # of each, in the view in which it was found
+        for number in view.unique().tolist():
+            those = view == number
+            queries = smooth(small[those].to(self.device), VIEWS[number].before)
+            partners = self._references[number][index[those].to(self.device)]
+            turns[those] = best_orientations(queries, partners, VIEWS[number].quarter).cpu()
+        return NearCopies(strengths.amax(0), index, turns, level, limits)
 
     def _match(self, small: Tensor, view: int, *, held_out: bool = False) -> tuple[Tensor, Tensor]:
         """Of each of Q images, [Q] each: by how much its best correlation with any training image, in Fisher's form
@@ -157,16 +153,6 @@ class CopyIndex:
         fisher = torch.atanh(best.clamp(-CLOSEST, CLOSEST)).cpu()
         values, index = fisher[:, :count].max(1)
         return values - fisher[:, count:].amax(1), index
-
-    def _orientations(self, small: Tensor, views: Tensor, index: Tensor) -> Tensor:
-        """How each image lies on its training image `index` [Q] in the view [Q] in which it was found."""
-        found = torch.zeros(len(small), dtype=torch.int64)
-        for view in views.unique().tolist():
-            rows = views == view
-            queries = smooth(small[rows].to(self.device), VIEWS[view].before)
-            partners = self._references[view][index[rows].to(self.device)]
-            found[rows] = best_orientations(queries, partners, VIEWS[view].quarter).cpu()
-        return found
 
 
 def _scale(centred: Tensor) -> float:
@@ -334,7 +320,11 @@ class SearchPower:
     @property
     def reach(self) -> dict[str, float | None]:
         """By change the highest level that is found, with all below it; None where not even the lowest is."""
-        return {name: _highest(levels) for name, levels in self.found.items()}
+        found: dict[str, float | None] = {}
+        for name, levels in self.found.items():
+            reached = itertools.takewhile(lambda one: one[1] >= FOUND, sorted(levels.items()))
+            found[name] = max((level for level, _ in reached), default=None)
+        return found
 
     def __str__(self) -> str:
         seen = [LADDERS[name].words.format(level) for name, level in self.reach.items() if level is not None]
@@ -343,15 +333,6 @@ class SearchPower:
         ]
         words = f"a single copy is found if it is at most {', '.join(seen)}" if seen else "no single copy is found"
         return words + (f"; not if it is {', '.join(unseen)}" if unseen else "")
-
-
-def _highest(levels: Mapping[float, float]) -> float | None:
-    best = None
-    for level, share in sorted(levels.items()):
-        if share < FOUND:
-            break
-        best = level
-    return best
 
 
 def search_power(

@@ -64,16 +64,13 @@ class Projections:
             f"{far:.3g}, KS {self.ks:.2f}, p {self.p_members_closer:.2g} that members are closer by chance; "
             f"{self.separation})"
         )
-        evidence: dict[str, float | int | str] = {
+        tested = {"ks": self.ks, "p_value": self.p_value, "p_members_closer": self.p_members_closer}
+        medians: dict[str, float | str] = {
             "features": self.members.features,
             "median_members": near,
             "median_held_out": far,
-            "ks": self.ks,
-            "p_value": self.p_value,
-            "p_members_closer": self.p_members_closer,
-            "auc": self.separation.auc,
         }
-        return Verdict(leak, because, evidence)
+        return Verdict(leak, because, {**medians, **tested, "auc": self.separation.auc})
 
 
 class Projection(AttackSettings):
@@ -160,10 +157,19 @@ class Projection(AttackSettings):
         for rows in torch.arange(len(targets)).split(self.at_once):
             theirs = torch.as_tensor(labels)[rows].to(device) if self.conditional else None
             some = targets[rows].to(device)
-            begin = self._start(space, some, theirs, distance, points) if start is None else start[rows].to(device)
-            parts.append(self._search(space, some, theirs, distance, begin))
-        found = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
-        return Projected(**found, features=distance.name)
+            with torch.no_grad():
+                wanted = distance.embed(some)
+            if start is None:
+                begin = self._start(space, some, wanted, theirs, distance, points)
+            else:
+                begin = start[rows].to(device)
+            adam = Adam(begin, lr=self.lr, steps=self.iterations, decay=self.decay, decay_at=self.decay_at)
+            found = search(ProjectionObjective(space, wanted, theirs, distance), adam)
+            with torch.no_grad():
+                images = space.images(found.point, theirs).clamp(0, 1)
+            parts.append((images, found.loss, begin))
+        made, distances, begun = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+        return Projected(made, distances, distance.name, begun)
 
     def _guess_labels(
         self, space: LatentSpace, targets: Tensor, choices: Tensor | None, distance: Distance, seed: int, device: str
@@ -181,11 +187,15 @@ class Projection(AttackSettings):
         return choices[torch.stack(closest).argmin(0).to(choices.device)]
 
     def _start(
-        self, space: LatentSpace, targets: Tensor, labels: Tensor | None, distance: Distance, points: Tensor
+        self,
+        space: LatentSpace,
+        targets: Tensor,
+        wanted: Tensor,
+        labels: Tensor | None,
+        distance: Distance,
+        points: Tensor,
     ) -> Tensor:
-        """For each target [N, D] the closest of some points, the same ones for all targets of a label."""
-        with torch.no_grad():
-            wanted = distance.embed(targets)
+        """For each target the closest of some points [P, D], the same ones for all targets of a label."""
         start = torch.empty(len(targets), points.shape[1], device=targets.device)
         kinds = torch.zeros(len(targets), device=targets.device) if labels is None else labels
         for kind in kinds.unique():
@@ -195,17 +205,6 @@ class Projection(AttackSettings):
             vectors = embed_all(made, distance, device=targets.device).to(targets.device)
             start[rows] = points[squared_distances(wanted[rows], vectors).argmin(1)]
         return start
-
-    def _search(
-        self, space: LatentSpace, targets: Tensor, labels: Tensor | None, distance: Distance, start: Tensor
-    ) -> dict[str, Tensor]:
-        with torch.no_grad():
-            wanted = distance.embed(targets)
-        optimizer = Adam(start, lr=self.lr, steps=self.iterations, decay=self.decay, decay_at=self.decay_at)
-        found = search(ProjectionObjective(space, wanted, labels, distance), optimizer)
-        with torch.no_grad():
-            images = space.images(found.point, labels).clamp(0, 1)
-        return {"images": images, "distances": found.loss, "start": start}
 
 
 @torch.no_grad()

@@ -1,7 +1,4 @@
-"""Scores of reconstructions (MSE, PSNR, SSIM): the only module of `attacks` that receives ground truth.
-
-It pairs reconstructions with true images; what is computed of a pair is in `metrics`.
-"""
+"""Scores of reconstructions (MSE, PSNR, SSIM): the only module of `attacks` that receives ground truth."""
 
 from __future__ import annotations
 
@@ -74,7 +71,7 @@ class TrajectoryScore:
         return {"mse": self.mse[good].mean(0), "ssim": self.ssim[good].mean(0)}
 
 
-def score_trajectory(images: Tensor, steps: Sequence[int], truth: Tensor, *, window: int = 7) -> TrajectoryScore:
+def score_trajectory(images: Tensor, steps: Sequence[int], truth: Tensor) -> TrajectoryScore:
     """Score images [N, K, B, C, H, W], kept at K steps of which the first is the start, against [N, B, C, H, W].
 
     Images of a batch are paired with the truth as they lie at the last step.
@@ -83,7 +80,7 @@ def score_trajectory(images: Tensor, steps: Sequence[int], truth: Tensor, *, win
         order = [assignment(f, t) for f, t in zip(images[:, -1], truth, strict=True)]
         images = torch.stack([rows[:, o] for rows, o in zip(images, order, strict=True)])
     kept = [images[:, k].flatten(0, 1)[:, None] for k in range(len(steps))]
-    scores = [score(found, truth.flatten(0, 1)[:, None], kept[0], window=window) for found in kept]
+    scores = [score(found, truth.flatten(0, 1)[:, None], kept[0]) for found in kept]
     columns = {name: torch.stack([getattr(one, name) for one in scores], 1) for name in ("mse", "ssim")}
     return TrajectoryScore(tuple(steps), columns["mse"], columns["ssim"], scores[-1].non_converging)
 
@@ -112,7 +109,11 @@ def score(found: Tensor, truth: Tensor, start: Tensor, *, window: int = 7, dista
     ratio, similarity = (torch.where(error.isnan(), error, one) for one in figures)
     if distance is None:
         return Score(error, ratio, similarity, failed, several)
-    far = torch.where(error.isnan(), error, _perceptual(distance, found, truth).to(error))
+    # what lies outside [0, 1] is no picture that a network has ever seen
+    pairs = zip(found.nan_to_num(0.5).clamp(0, 1).float().split(64), truth.float().split(64), strict=True)
+    with torch.no_grad():
+        away = torch.cat([distance(one, other) for one, other in pairs]).to(error)
+    far = torch.where(error.isnan(), error, away)
     return Score(error, ratio, similarity, failed, several, far, distance.name)
 
 
@@ -120,13 +121,6 @@ def non_converging(error: Tensor, before: Tensor) -> Tensor:
     """Who did not converge, by the papers' rule: an error that is not finite, not below that of the start, or 2 and
     above."""
     return ~(error < torch.minimum(before, torch.full_like(before, FAILED)))
-
-
-@torch.no_grad()
-def _perceptual(distance: Distance, found: Tensor, truth: Tensor) -> Tensor:
-    """[M] of images [M, C, H, W]; what lies outside [0, 1] is no picture that a network has ever seen."""
-    pairs = zip(found.nan_to_num(0.5).clamp(0, 1).float().split(64), truth.float().split(64), strict=True)
-    return torch.cat([distance(one, other) for one, other in pairs])
 
 
 def assignment(found: Tensor, truth: Tensor) -> Tensor:

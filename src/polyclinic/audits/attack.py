@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from polyclinic.attacks.attack import Capabilities, ThreatModel, Verdict
+from polyclinic.audits.recompute import Change, carry_out_changed
 from polyclinic.audits.truth import Truth, What
 from polyclinic.data.parts import SiteData, open_site
 from polyclinic.federation.ledger.archive import Release
@@ -71,12 +72,15 @@ class Seen:
     split: str = ""  #: the images that were scored, where scores are told
     more: Callable[[], tuple[Seen, ...]] = tuple  #: what else the site released by this operation, and the audit has
     peers: Callable[[], tuple[Seen, ...]] = tuple  #: what other sites released at the same time by this operation
+    #: for power checks alone: the parcels that the operation lets out where the site's images are changed
+    again: Callable[[Change], Sequence[Parcel]] = lambda change: ()
 
     @classmethod
     def of(cls, site: str, release: Release, number: int, tools: Tools) -> Seen:
         """A parcel of a kept release, without what only the site knows."""
         together, split = tuple(release.parcels), release.split
-        return cls(site, together[number], together, release.received, release.round, release.step, tools, split=split)
+        seen = cls(site, together[number], together, release.received, release.round, release.step, tools, split=split)
+        return replace(seen, again=partial(carry_out_changed, tools.assembly, site, release))
 
     @property
     def kind(self) -> str:
@@ -192,6 +196,7 @@ class Attack(ABC):
     """
 
     kinds: ClassVar[tuple[str, ...]]  #: kinds of parcel that it fits
+    questions: ClassVar[tuple[str, ...]] = (EVERY_QUESTION,)  #: what it asks, and leaves open where it is cut off
     tests: ClassVar[int] = 1  #: how many chances it compares with the audit's level, for each parcel
 
     @abstractmethod

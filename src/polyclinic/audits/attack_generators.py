@@ -50,6 +50,7 @@ class CopiesAttack(Attack):
     """Looks for copies of training images among synthetic ones, and tells members by the nearest synthetic image."""
 
     kinds: ClassVar[tuple[str, ...]] = ("synthetic-images",)
+    questions: ClassVar[tuple[str, ...]] = ("copies", "membership")
     tests: ClassVar[int] = 2
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
@@ -99,6 +100,7 @@ class DecodingAttack(Attack):
     """Decodes codes of real images with the decoder that was sent, and looks for copies and members."""
 
     kinds: ClassVar[tuple[str, ...]] = ("codes",)
+    questions: ClassVar[tuple[str, ...]] = ("images", "copies", "membership")
     tests: ClassVar[int] = 3
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
@@ -290,6 +292,7 @@ class NearCopiesAttack(Attack):
     """Looks for single near copies of training images: shifted, turned, brighter, blurred, noisy, or a patch of one."""
 
     kinds: ClassVar[tuple[str, ...]] = ("generator", "synthetic-images")
+    questions: ClassVar[tuple[str, ...]] = ("copies",)
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
         if refused := not_granted(NEAR, CopySearch().needs, seen, "copies"):

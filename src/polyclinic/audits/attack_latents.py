@@ -4,6 +4,7 @@ decoder that the attacker trains on images of its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -12,12 +13,20 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyclinic.attacks.attack import Verdict
-from polyclinic.attacks.decoders import LearnedDecoder, SurrogateDecoder, encode_images
+from polyclinic.attacks.decoders import LearnedDecoder, SurrogateDecoder
 from polyclinic.attacks.latent_inversion import LatentInversion, read_latents
 from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, not_granted
 from polyclinic.audits.recovery import Recovery, pick_out, score_in_order
-from polyclinic.audits.truth import FEWEST_OWN, AttackerImages, Truth, attacker_images, truth_of_held_out
+from polyclinic.audits.truth import (
+    FEWEST_OWN,
+    AttackerImages,
+    Truth,
+    attacker_images,
+    truth_of_held_out,
+    with_others,
+)
 from polyclinic.audits.verdicts import count_of
+from polyclinic.data.parts import SiteData
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.replay_space import public_limits
@@ -54,6 +63,7 @@ class LatentInversionAttack(Attack):
     """Searches for images with the latents or activations that were sent, with the encoder that the site was sent."""
 
     kinds: ClassVar[tuple[str, ...]] = ("activations", "latents")
+    questions: ClassVar[tuple[str, ...]] = ("images",)
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
         """Latents keep their order, so each has its own true image."""
@@ -108,6 +118,7 @@ class LearnedDecoderAttack(Attack):
     """Decodes latents or activations with a decoder that was trained on other people's images and the known encoder."""
 
     kinds: ClassVar[tuple[str, ...]] = ("activations", "latents")
+    questions: ClassVar[tuple[str, ...]] = ("images",)
     tests: ClassVar[int] = 2
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
@@ -116,28 +127,36 @@ class LearnedDecoderAttack(Attack):
         return [decode_latents(seen, truth, read_latents(seen.parcel))]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
-        """Latents of held-out images by the same encoder, with noise as large as their own deviation."""
+        """What the same operation makes of held-out images, with noise as large as its own deviation."""
         if not encoder_is_known(seen):
             return []
-        count = len(read_latents(seen.parcel))
-        other = truth_of_held_out(truth, count)
+        other = truth_of_held_out(truth, len(read_latents(seen.parcel)))
         if other is None:
             return []
-        front, mixed = front_of(seen)
-        images = other.images(torch.arange(len(other.data.train)))
-        together = min(count, len(images)) if mixed else 0
-        clean = encode_images(front, images, together=together, device=seen.tools.device)
+        others, mixed = other.data.train, seen.kind == "activations"
+        places = list(zip(truth.batches[0].tolist(), range(len(others)), strict=False))
+
+        def change(data: SiteData) -> SiteData:  # a batch keeps its size, as it shares its statistics
+            return replace(data, train=with_others(data.train, places, others) if mixed else others)
+
+        made = [one for one in seen.again(change) if one.kind == seen.kind]
+        if not made:
+            return []
+        clean = read_latents(made[0])[: len(others)]
         noise = torch.randn(clean.shape, generator=torch_rng(seen.tools.seed, "audit", "planted latents"))
         noisy = clean + NOISE * clean.std(0, keepdim=True) * noise
         parcel = Parcel(seen.kind, {seen.kind: noisy}, dict(seen.parcel.metadata))
-        words = f"latents of {len(clean)} held-out images, with noise as large as their own deviation"
+        words = f"latents of {len(clean)} held-out images by the same operation, with noise as large as their deviation"
         return [seen.planted("noisy latents", words, other, parcel)]
 
 
 def decode_latents(seen: Seen, truth: Truth, latents: Tensor) -> Finding | NotTried:
     """Train a decoder and score what it makes of latents [N, ...], which keep the order of the site's images."""
     tools, (front, mixed) = seen.tools, front_of(seen)
-    settings = LearnedDecoder(steps=tools.effort.latent_steps, width=_width(latents))
+    side = latents.shape[-1] if latents.dim() == 4 else 1
+    # fewer channels where the maps are larger, so that a step costs as much at every cut
+    width = max(16, min(128, 1024 // side // 8 * 8))
+    settings = LearnedDecoder(steps=tools.effort.latent_steps, width=width)
     if refused := not_granted(settings.name, settings.needs, seen):
         return refused
     own = attacker_images(tools, seen.site, truth)
@@ -161,12 +180,6 @@ def verdict_of(result: Recovery, own: AttackerImages, level: float = CHANCE) -> 
     figures = {"picked": picked.share, "picked_among": picked.among, "picked_by_chance": picked.chance}
     leak = verdict.leak or picked.chance <= level
     return Verdict(leak, f"{verdict.because}; {picked}", {**verdict.evidence, **figures})
-
-
-def _width(latents: Tensor) -> int:
-    """Channels of the decoder: fewer where the maps are larger, so that a step costs as much at every cut."""
-    side = latents.shape[-1] if latents.dim() == 4 else 1
-    return max(16, min(128, 1024 // side // 8 * 8))
 
 
 # --- codes of latents (`replay.space = "latents"`): decoded to latents, which are then inverted like any -----

@@ -59,6 +59,7 @@ class LossMembershipAttack(Attack):
     """Tells training images from others by the loss of the model that was sent (Yeom et al. 2018)."""
 
     kinds: ClassVar[tuple[str, ...]] = ("weights",)
+    questions: ClassVar[tuple[str, ...]] = ("membership",)
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
         settings = LossThreshold()
@@ -289,6 +290,7 @@ class ReferenceGeneratorsAttack(Attack):
     """Compares how near made images come to an image with how near those of reference generators come."""
 
     kinds: ClassVar[tuple[str, ...]] = ("generator", "synthetic-images")
+    questions: ClassVar[tuple[str, ...]] = ("membership",)
     tests: ClassVar[int] = 2
 
     def attack(self, seen: Seen, truth: Truth) -> Results:

@@ -41,6 +41,7 @@ class SiteInferenceAttack(Attack):
     """Tells a site's images from other sites' by how much its update lowers their loss, and whose an update is."""
 
     kinds: ClassVar[tuple[str, ...]] = ("weights",)
+    questions: ClassVar[tuple[str, ...]] = ("site", "origin")
     tests: ClassVar[int] = 2
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
@@ -112,13 +113,9 @@ def gains(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:
     """How much lower the loss of each image is after the site's training than before it, [N]; less the mean of what
     other sites' training of the same round did, where that is there: some images gain by anybody's."""
     own = gains_by(seen, images, answers)
-    others = [gains_by(peer, images, answers) for peer in peers_of(seen)]
+    whole = [peer for peer in seen.peers()[:MOST_PEERS] if not unsent_names(peer)]
+    others = [gains_by(peer, images, answers) for peer in whole]
     return own - torch.stack(others).mean(0) if others else own
-
-
-def peers_of(seen: Seen) -> list[Seen]:
-    """A few other sites' whole networks of the same round."""
-    return [peer for peer in seen.peers()[:MOST_PEERS] if not unsent_names(peer)]
 
 
 def gains_by(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:

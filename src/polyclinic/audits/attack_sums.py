@@ -57,6 +57,7 @@ class SecondMomentsAttack(Attack):
     """Tells the images behind sums of features: they lie in the space that second moments span, or near the means."""
 
     kinds: ClassVar[tuple[str, ...]] = ("statistics",)
+    questions: ClassVar[tuple[str, ...]] = ("membership",)
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
         sums = read_sums(seen.parcel)
@@ -93,6 +94,7 @@ class HistogramsAttack(Attack):
     """Tells the images behind histograms of scores: an image whose bin is empty was not among them."""
 
     kinds: ClassVar[tuple[str, ...]] = ("metrics",)
+    questions: ClassVar[tuple[str, ...]] = ("membership",)
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
         if histograms_of(seen.parcel) is None:
@@ -102,7 +104,8 @@ class HistogramsAttack(Attack):
         if refused := why_not(HISTOGRAMS, seen, truth):
             return [refused]
         asked = Candidates(seen, truth)
-        rounds = [seen, *(one for one in seen.more() if is_same_question(seen, one))]
+        alike = [one for one in seen.more() if one.split == seen.split and histograms_of(one.parcel) is not None]
+        rounds = [seen, *(one for one in alike if not unsent_names(one, sent=one.received("weights")))]
         scores = torch.stack([scores_in_round(one, asked.images, asked.answers) for one in rounds]).sum(0)
         found = membership_finding(
             HISTOGRAMS, threat("histograms of scores", "network that was scored"), scores, asked, seen,
@@ -158,12 +161,6 @@ def histograms_of(parcel: Parcel) -> Tensor | None:
     return found if fits else None
 
 
-def is_same_question(first: Seen, other: Seen) -> bool:
-    """Whether another release scored the same images in another round, with a network that is known."""
-    known = not unsent_names(other, sent=other.received("weights"))
-    return other.split == first.split and histograms_of(other.parcel) is not None and known
-
-
 def scores_in_round(seen: Seen, images: Tensor, answers: Tensor) -> Tensor:
     """Membership scores [M]: over all classes, empty bins that an image of its label falls into count against it."""
     counts = histograms_of(seen.parcel)
@@ -215,6 +212,7 @@ class FeatureDecoderAttack(Attack):
     """Decodes features of single images, or means of few, out of sums; a decoder learnt from others' images."""
 
     kinds: ClassVar[tuple[str, ...]] = ("statistics",)
+    questions: ClassVar[tuple[str, ...]] = ("images",)
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
         if read_sums(seen.parcel) is None or not isinstance(seen.network, Encoded):

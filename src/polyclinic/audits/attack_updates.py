@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.attacks.attack import Capability
-from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion, exact_batch, first_layer
-from polyclinic.attacks.gradient_inversion.initialisation import last_linear
+from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion, exact_batch, first_layer, last_linear
+from polyclinic.attacks.gradient_inversion.objective import LocalTraining
 from polyclinic.attacks.gradient_inversion.priors import BatchNormPrior, batch_statistics
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
-from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, not_granted
-from polyclinic.audits.planting import Steps, planted_update
+from polyclinic.audits.planting import planted_update
 from polyclinic.audits.recovery import score_unordered
 from polyclinic.audits.run_inversion import IMAGES_PRIOR, Search, geiping, invert_and_score, invert_front, is_front
 from polyclinic.audits.truth import FEWEST_OWN, Truth, attacker_images
@@ -31,12 +30,13 @@ class GradientInversionAttack(Attack):
     """Searches for images whose gradients, or whose training, give the update that was sent (Geiping et al. 2020)."""
 
     kinds: ClassVar[tuple[str, ...]] = ("gradients", "weights")
+    questions: ClassVar[tuple[str, ...]] = ("images",)
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
         return [invert_gradients(seen, truth)]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
-        return [] if is_front(seen) else planted_update(seen, truth, AttackPlan(seen).steps_to_plant)
+        return [] if is_front(seen) else planted_update(seen, truth)
 
 
 # --- gradient inversion -------------------------------------------------------------------------------
@@ -116,7 +116,10 @@ class AttackPlan:
         self.samples = int(metadata.get("samples", optimizer.batch_size))
         size = min(optimizer.batch_size, self.samples)
         self.steps = int(metadata.get("steps", max(1, self.samples // size))) if seen.kind == "weights" else 1
-        self.images = self._images_of_gradient() if seen.kind == "gradients" else size * self.steps
+        self.images = size * self.steps
+        if seen.kind == "gradients":
+            mini = getattr(seen.tools.assembly.study.method, "batch", "full") == "mini"
+            self.images = seen.sites * size if mini else self.samples
         self.sgd = optimizer.name == "sgd" or seen.kind == "gradients"  # whose steps are the coordinator's
         # a site may keep momentum from earlier rounds, which the attacker does not know
         self.unknown_momentum = bool(
@@ -126,12 +129,6 @@ class AttackPlan:
         as_made = self.sgd and not self.unknown_momentum and (seen.kind == "gradients" or seen.sites == 1)
         self.exact = as_made and self.images <= seen.tools.effort.images
         self.batch_size = self.images if self.exact else min(self.images, seen.tools.effort.images)
-
-    def _images_of_gradient(self) -> int:
-        study = self.seen.tools.assembly.study
-        mini = getattr(study.method, "batch", "full") == "mini"
-        size = study.optimizer.at_site(self.seen.site).batch_size
-        return self.seen.sites * min(size, self.samples) if mini else self.samples
 
     @property
     def chosen(self) -> GradientInversion | None:
@@ -144,15 +141,6 @@ class AttackPlan:
         """Whether every round's update is one step on all of the site's images."""
         whole = self.seen.kind == "gradients" and getattr(self.seen.tools.assembly.study.method, "batch", "") == "full"
         return whole and self.exact and self.seen.sites == 1
-
-    @property
-    def steps_to_plant(self) -> Steps:
-        """How the update was made; where that is not followed, one plain step on as many images as are searched for."""
-        training = self._training()
-        if not self.exact or training is None:
-            return Steps(1, self.batch_size, training.lr if training else 1.0)
-        plan = Steps(training.steps, training.batch_size or self.batch_size, training.lr)
-        return replace(plan, momentum=training.momentum, weight_decay=training.weight_decay, proximal=training.proximal)
 
     @property
     def doubt(self) -> str:
@@ -185,14 +173,11 @@ class AttackPlan:
             return self.chosen.model_copy(update={"kind": self.seen.kind})
         labels_known = Capability.LABELS in self.seen.tools.threat.granted and self.exact
         found = "known" if labels_known else "sign" if self.batch_size == 1 else "counts"
-        readable = self.seen.tools.assembly.study.task.like == "classification" and self._last_layer_sent()
+        layer = last_linear(self.seen.network)  # whose gradients and bias tell the labels
+        told = {f"{layer}.weight", f"{layer}.bias"} <= self.seen.parcel.tensors.keys()
+        readable = self.seen.tools.assembly.study.task.like == "classification" and told
         label = found if readable or labels_known else "joint"
         return geiping(self.seen.tools.effort, self.batch_size, kind=self.seen.kind, label=label)
-
-    def _last_layer_sent(self) -> bool:
-        """Whether labels can be read off: only from the gradients of the last layer and its bias."""
-        layer = last_linear(self.seen.network)
-        return {f"{layer}.weight", f"{layer}.bias"} <= self.seen.parcel.tensors.keys()
 
     def knowledge(self, truth: Truth) -> Knowledge:
         study, target = self.seen.tools.assembly.study, self.seen.tools.assembly.target
@@ -242,6 +227,7 @@ class AnalyticInversionAttack(Attack):
     """Computes the image behind an update of a network that begins with a linear layer (Phong et al. 2018)."""
 
     kinds: ClassVar[tuple[str, ...]] = ("gradients", "weights")
+    questions: ClassVar[tuple[str, ...]] = ("images",)
 
     def attack(self, seen: Seen, truth: Truth) -> Results:
         """Nothing where the network begins with another layer: no image can be computed then."""
@@ -261,7 +247,7 @@ class AnalyticInversionAttack(Attack):
         return [Finding(settings.name, str(settings), result.verdict(tools.level), assumed, result.draw)]
 
     def planted(self, seen: Seen, truth: Truth) -> list[Planted]:
-        return planted_update(seen, truth, AttackPlan(seen).steps_to_plant)
+        return planted_update(seen, truth)
 
 
 def exact_images(update: dict[str, Tensor], network: nn.Module) -> Tensor:

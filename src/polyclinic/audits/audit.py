@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,8 +20,10 @@ from polyclinic.audits import ATTACKS, Attack
 from polyclinic.audits.attack import EVERY_QUESTION, Finding, NotTried, Planted, Results, Seen, Tools
 from polyclinic.audits.attack_generators import load_generator, model_of_codes
 from polyclinic.audits.coordinator import rehearse
+from polyclinic.audits.hidden import hidden_images
 from polyclinic.audits.open_run import LedgerLines, open_run
 from polyclinic.audits.parcels import AuditedParcel, parcels_to_audit, released_models
+from polyclinic.audits.recompute import why_unexplained
 from polyclinic.audits.sum_layouts import names_of_sums
 from polyclinic.audits.truth import Truth
 from polyclinic.audits.verdicts import FALSE_ALARMS, CheckedFinding, run_with_power, verdicts
@@ -88,7 +93,12 @@ def audit(
 
 
 def build_tools(assembly: Assembly, budget: str, features: str, device: str, trajectory: Sequence[int] = ()) -> Tools:
-    where = _find_device(device)
+    try:
+        where = device_of(device)
+    except BadInput:
+        raise BadInput(
+            f"--device: there is no '{device}' here; write auto or cpu, or cuda where there is a GPU"
+        ) from None
     if any(step < 0 for step in trajectory) or sorted(set(trajectory)) != list(trajectory):
         raise BadInput("--trajectory: give steps in ascending order, each once, from 0 on, such as 0,10,100")
     if features not in FEATURES:
@@ -97,15 +107,6 @@ def build_tools(assembly: Assembly, budget: str, features: str, device: str, tra
     distance: Distance = Pixels() if features == Pixels.name else perceptual_distance(features, device=where)
     granted = (assembly.study.audit or Audit()).threat
     return Tools(assembly, granted, EFFORTS[budget], distance, assembly.study.seed, where, tuple(trajectory))
-
-
-def _find_device(device: str) -> str:
-    try:
-        return device_of(device)
-    except BadInput:
-        raise BadInput(
-            f"--device: there is no '{device}' here; write auto or cpu, or cuda where there is a GPU"
-        ) from None
 
 
 def count_tests(wanted: Sequence[AuditedParcel]) -> int:
@@ -124,11 +125,13 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Cloc
     """Attack one parcel; what audit.json says about it. Pictures show images, so they stay in the site's folder."""
     begin = time.perf_counter()
     release = audited.release
-    seen, gaps = without_unread(audited.seen(tools))
-    fitting, truth, clock = fitting_attacks(audited), audited.truth(tools), clock or Clock()
-    results = [found for name, kind in fitting.items() for found in run_attack(name, kind, seen, truth, clock)]
+    as_sent, truth, clock = audited.seen(tools), audited.truth(tools), clock or Clock()
+    results, doubt = look_inside(audited, as_sent, truth, clock)
+    seen, gaps = without_unread(as_sent)
+    fitting = fitting_attacks(audited)
+    results += [found for name, kind in fitting.items() for found in run_attack(name, kind, seen, truth, clock, doubt)]
     if not fitting:
-        results = [NotTried("every attack", "none is for this kind of parcel; a plug-in can add one")]
+        results += [NotTried("every attack", "none is for this kind of parcel; a plug-in can add one")]
     results += gaps
     stem = folder / "sites" / audited.site / "audit" / f"{release.name}-{audited.parcel.kind}"
     return {
@@ -138,10 +141,30 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Cloc
         "operation": release.operation,
         "kind": audited.kind_that_left,
         "digests": audited.digests,
+        **({} if audited.is_released_model else {"recomputed": not doubt}),
         "findings": [_finding_json(one, stem, folder) for one in results if isinstance(one, CheckedFinding)],
         "not_tried": [asdict(result) for result in results if isinstance(result, NotTried)],
         "seconds": round(time.perf_counter() - begin, 1),
     }
+
+
+def look_inside(audited: AuditedParcel, seen: Seen, truth: Truth, clock: Clock) -> tuple[list[Any], str]:
+    """Images that lie in a parcel's numbers, and the gap that it leaves in every question where it is not, bit for bit,
+    what its operation gives for the images that were used; and that in words."""
+    found: list[Finding] = []
+    try:
+        with clock.limit():
+            why, again = ("", {}) if audited.is_released_model else why_unexplained(seen.tools, audited)
+    except OutOfTime as error:
+        why, again = f"carrying its operation out again was cut off: {error}", {}
+    with contextlib.suppress(OutOfTime), clock.limit():
+        found = [] if audited.is_released_model else hidden_images(seen, truth, why, again)
+    gaps = [NotTried("recomputation", why, EVERY_QUESTION)] if why else []
+    return [*(CheckedFinding(one, (), 0.0) for one in found), *gaps], why
+
+
+class OutOfTime(BaseException):
+    """Raised in work that takes more than its share of a budget; no attack may catch it as a failure of its own."""
 
 
 class Clock:
@@ -151,19 +174,43 @@ class Clock:
         self.minutes, self._begun = minutes, time.monotonic()
 
     @property
-    def is_over(self) -> bool:
-        return bool(self.minutes) and time.monotonic() - self._begun > 60 * self.minutes
+    def left(self) -> float:
+        return 60 * self.minutes - (time.monotonic() - self._begun)
+
+    @contextlib.contextmanager
+    def limit(self) -> Iterator[None]:
+        """A while that is cut off at a quarter of the time that is left, so that what comes after it is tried as well.
+        Only begun in time where no alarm can be set (another thread, another system)."""
+        share = self.left / 4
+        if self.minutes and share <= 0:
+            raise OutOfTime(f"the budget's {self.minutes:g} minutes were used up; use a larger budget")
+        can_cut = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+        if not self.minutes or not can_cut:
+            yield
+            return
+
+        def cut(*_: object) -> None:
+            raise OutOfTime(f"it took {share:.0f} seconds, a quarter of what the budget had left; use a larger budget")
+
+        before = signal.signal(signal.SIGALRM, cut)
+        signal.setitimer(signal.ITIMER_REAL, share)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 def run_attack(
-    name: str, attack: type[Attack], seen: Seen, truth: Truth, clock: Clock
+    name: str, attack: type[Attack], seen: Seen, truth: Truth, clock: Clock, doubt: str = ""
 ) -> list[CheckedFinding | NotTried]:
-    """One attack with its power check, while the budget has time."""
-    if clock.is_over:
-        why = f"the budget's {clock.minutes:g} minutes were used up; use a larger budget"
-        return [NotTried(name, why, EVERY_QUESTION)]
+    """One attack with its power check, in its share of the budget's time. `doubt`: why nothing found says nothing."""
     guarded = Guarded(name, attack)
-    return [*run_with_power(guarded, seen, truth), *guarded.gaps]
+    try:
+        with clock.limit():
+            return [*run_with_power(guarded, seen, truth, doubt), *guarded.gaps]
+    except OutOfTime as error:
+        return [NotTried(name, str(error), question) for question in attack.questions]
 
 
 class Guarded(Attack):

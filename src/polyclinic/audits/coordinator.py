@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, Word
-from polyclinic.attacks.coordinator.crafting import CoordinatorAttack
-from polyclinic.attacks.coordinator.fishing import Fishing, change
-from polyclinic.attacks.coordinator.imprint import CraftedSum, Imprint, TrapWeights
+from polyclinic.attacks.coordinator import CoordinatorAttack, CraftedSum, Fishing, Imprint, TrapWeights
+from polyclinic.attacks.crafting import difference
 from polyclinic.attacks.scoring import identified
 from polyclinic.audits.attack import Tools
 from polyclinic.audits.truth import Truth
@@ -120,11 +119,6 @@ class Victim:
         self.model = self._assembly(False, Path()).build_model()
         self.model.load_state_dict(tools.assembly.initial_weights())
 
-    def with_study(self, study: Study) -> Victim:
-        other = copy.copy(self)
-        other.study = study
-        return other
-
     def _assembly(self, checked: bool, folder: Path) -> Assembly:
         study = self.study.with_settings({"policy.incoming": {"on": checked}})
         return Assembly(study, self.assembly.prepared, folder, open_data=self.assembly.open_data)
@@ -196,14 +190,15 @@ def fish(victim: Victim, checked: bool) -> Rehearsal:
     if victim.study.task.like != "classification":
         raise BadInput("attack: fishing needs classes")
     begin, images = time.perf_counter(), len(victim.images)
-    whole = victim.with_study(fedsgd_study(victim.study, images))
+    whole = copy.copy(victim)
+    whole.study = fedsgd_study(victim.study, images)
     attack = Fishing(strength=SLOPE)
     sent = [attack.craft_cut(victim.model, victim.public, share) for share in bounds(images)]
     updates, failed = whole.ask(sent, checked)
     candidates, named = torch.cat([victim.images, victim.others[:images]]), set[int]()
     for crafted, before, after in zip(sent[1:], updates[:-1], updates[1:], strict=False):
         if abs(attack.count(before, after, crafted, images) - 1) < ALONE:
-            features = attack.read_features(change(before, after), crafted)
+            features = attack.read_features(difference(before, after), crafted)
             named |= {attack.identify(features, crafted, candidates)}
     own = sum(place < images for place in named)
     stopped, took = len(updates) < len(sent) and not failed, round(time.perf_counter() - begin, 1)

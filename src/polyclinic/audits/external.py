@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyclinic.attacks.attack import NOT_TESTED, Word
 from polyclinic.attacks.copies import FEWEST
 from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion
-from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
+from polyclinic.attacks.gradient_inversion.objective import LocalTraining
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
 from polyclinic.attacks.membership import LossThreshold, NearestSynthetic
 from polyclinic.attacks.near_copies import WEAKEST_WORDS, CopyIndex, weakest_copies

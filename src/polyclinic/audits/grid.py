@@ -55,7 +55,8 @@ def grid(
     study = read_study(folder, None, plugins)
     wanted = variations(study)
     report: dict[str, Any] = {
-        "metric": utility_metric(study),
+        # of classes the area under the curve, which needs no threshold
+        "metric": "auc" if study.task.like == "classification" else study.task.metric,
         "better": study.task.better,
         "complete": False,
         "points": [],
@@ -69,15 +70,12 @@ def grid(
         found = audit(where, budget=budget, sites=names, device=device, cache=cache)
         report["points"].append(grid_point(name, report["metric"], result.values, found))
         report["complete"] = done + 1 == len(wanted)
-        write_grid(report, folder)
+        write_file(folder / "grid.json", json.dumps(report, indent=2) + "\n")
+        with picture_if_possible():
+            draw_grid(report, folder / "grid.png")
     if progress:
         progress("done", len(wanted), len(wanted))
     return report
-
-
-def utility_metric(study: Study) -> str:
-    """What utility is measured by: the task's metric, of classes the area under the curve, which needs no threshold."""
-    return "auc" if study.task.like == "classification" else study.task.metric
 
 
 def variations(study: Study) -> dict[str, Study]:
@@ -142,13 +140,6 @@ def grid_point(name: str, metric: str, result: Mapping[str, Any], report: Mappin
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def write_grid(report: Mapping[str, Any], folder: Path) -> None:
-    """`grid.json` and `grid.png` in the run folder."""
-    write_file(folder / "grid.json", json.dumps(report, indent=2) + "\n")
-    with picture_if_possible():
-        draw_grid(report, folder / "grid.png")
 
 
 def merge_overlapping(places: Sequence[tuple[float, float]], numbers: Sequence[int]) -> list[tuple[str, float, float]]:

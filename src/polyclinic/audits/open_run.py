@@ -11,15 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyclinic.data.own_images import find_kit, own_data
+from polyclinic.data.own_images import find_kit, own_data, read_toml
 from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.data.source import AtSites
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import LedgerBroken, verify
+from polyclinic.federation.policy import Incoming, Policy
 from polyclinic.run_folder import check_whole
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study, load_run_study, load_study
 
+#: settings of a site's policy that change what its operations give
+OF_DRAWS = ("draws", "shares", "scores", "samples", "min_cohort")
 #: what left each site, by the lines of its ledger
 LedgerLines = dict[str, list[dict[str, Any]]]
 
@@ -74,4 +78,15 @@ def assembly_at_site(study: Study, folder: Path, kit: Path, lines: LedgerLines) 
     (site,) = lines
     names = study.sites.site_names()
     data = own_data(kit / "local" / "site.toml", study.data, site, kit / "cache")
-    return Assembly(study, PreparedSites(kit, names, study.data.info(names)), folder, open_data=lambda _: data)
+    parts = PreparedSites(kit, names, study.data.info(names))
+    own = folder / "sites" / site / "noise.key"  # a rehearsal's part of a simulated run has none
+    policy = policy_in(kit / "local" / "policy.toml") if own.exists() else None
+    return Assembly(study, parts, folder, policy, lambda _: data)
+
+
+def policy_in(file: Path) -> Policy | None:
+    """How the site draws and what it tells; its limits and its check of what arrives do not count for an audit."""
+    if not file.is_file():
+        return None
+    kept = {name: value for name, value in read_toml(file).items() if name in OF_DRAWS}
+    return Policy(**kept, kinds=tuple(KINDS), incoming=Incoming(on=False), few_images="allow")

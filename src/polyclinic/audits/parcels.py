@@ -1,6 +1,4 @@
-"""The parcels that an audit attacks: those in a run folder whose digests are in the ledger, or means over sites; and
-the released model, which is that of the best round.
-"""
+"""Parcels that an audit attacks: in the ledger by their digest, or means over sites; and the released model."""
 
 from __future__ import annotations
 
@@ -13,27 +11,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from polyclinic.audits.attack import Seen, Tools
 from polyclinic.audits.open_run import LedgerLines
+from polyclinic.audits.recompute import Change, carry_out_changed
 from polyclinic.audits.truth import Truth, join
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput, WorkFailed, did_you_mean
 from polyclinic.federation.call import Call
 from polyclinic.federation.layers.defence import secure_sum
-from polyclinic.federation.ledger.archive import (
-    ATTACKABLE_KINDS,
-    SUM_KINDS,
-    Release,
-    is_attackable,
-    is_worth_keeping,
-    releases,
-)
+from polyclinic.federation.ledger import archive
+from polyclinic.federation.ledger.archive import Release, is_attackable, is_worth_keeping, releases
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.transaction import Transaction
+from polyclinic.federation.operation import Transaction
 from polyclinic.json_types import JsonObject
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study
@@ -56,6 +50,7 @@ class AuditedParcel:
     number: int
     others: tuple[Release, ...] = ()  #: further kept releases of the same operation by the same site
     peers: Mapping[str, Release] = field(default_factory=dict)  #: of other sites, of the same operation and round
+    not_kept: int = 0  #: parcels of this kind that left the site by this operation, and were not kept
     is_released_model: bool = False  #: the model of a run, asked about one site's images: no parcel that left
 
     @property
@@ -89,8 +84,9 @@ class AuditedParcel:
             seen = Seen.of(self.site, self.release, self.number, tools)
             return replace(seen, more=lambda: self._more(tools), peers=lambda: self._peers(tools))
         mean = mean_parcel([release.parcels[self.number] for release in self.parts.values()])
-        release = self.release
-        return Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, len(self.parts))
+        release, count = self.release, len(self.parts)
+        seen = Seen(self.site, mean, (mean,), release.received, release.round, release.step, tools, count)
+        return replace(seen, again=lambda change: self._again(tools, change))
 
     @property
     def attacks(self) -> tuple[str, ...]:
@@ -106,6 +102,11 @@ class AuditedParcel:
         parts = [] if self.is_released_model else self.parts.values()
         return [part.parcels[self.number].digest for part in parts]
 
+    def _again(self, tools: Tools, change: Change) -> list[Parcel]:
+        """The mean of what the sites let out, one after the other."""
+        made = [carry_out_changed(tools.assembly, site, release, change) for site, release in self.parts.items()]
+        return [mean_parcel([of_site[self.number] for of_site in made])] if all(made) else []
+
     def _more(self, tools: Tools) -> tuple[Seen, ...]:
         """The same parcel of the other releases."""
         alike = [other for other in self.others if other.kinds[self.number : self.number + 1] == [self.parcel.kind]]
@@ -118,7 +119,7 @@ class AuditedParcel:
 
     def truth(self, tools: Tools) -> Truth:
         splits = splits_behind(self.release, tools.assembly.study)
-        if self.parcel.kind in SUM_KINDS and splits != ("train",):
+        if self.parcel.kind in archive.SUM_KINDS and splits != ("train",):
             return truth_of_scores(tools.site_data(self.site), splits, tools.seed)
         opened = [tools.site_data(site) for site in self.parts]
         used, start = [], 0
@@ -150,7 +151,11 @@ def truth_of_scores(data: SiteData, splits: Sequence[str], seed: int) -> Truth:
 
 
 def mean_parcel(parcels: Sequence[Parcel]) -> Parcel:
-    """What a secure sum reveals of several sites' parcels: their mean, each counted by its number of images."""
+    """What a secure sum reveals of several sites' parcels: their mean, each counted by its number of images; of sums of
+    products of features their sum."""
+    if is_sum_of_products(parcels[0]):
+        added = {name: torch.stack([one.tensors[name] for one in parcels]).sum(0) for name in parcels[0].tensors}
+        return Parcel(parcels[0].kind, added, {"samples": sum(int(one.metadata["samples"]) for one in parcels)})
     counts = [int(parcel.metadata.get("samples", 1)) for parcel in parcels]
     total = sum(counts)
     scaled = [
@@ -160,6 +165,11 @@ def mean_parcel(parcels: Sequence[Parcel]) -> Parcel:
     mean = {name: tensor.to(parcels[0].tensors[name].dtype) for name, tensor in secure_sum(scaled).items()}
     steps = sum(int(parcel.metadata.get("steps", 1)) for parcel in parcels)
     return Parcel(parcels[0].kind, mean, {"samples": total, "steps": steps})
+
+
+def is_sum_of_products(parcel: Parcel) -> bool:
+    """Whether a parcel holds the whole numbers of a method of one round (methods/shared/one_round.py)."""
+    return parcel.kind == "statistics" and {"products", "cross", "squares"} <= parcel.tensors.keys()
 
 
 def join_sites(sites: Sequence[SiteData]) -> SiteData:
@@ -182,11 +192,11 @@ def _nothing_kept(folder: Path, study: Study, lines: LedgerLines) -> str:
         cure = "run the study with a table [audit], for example --set audit.keep_parcels=1"
         return f"{folder}: its sites kept no parcels to attack; {cure}"
     left = sorted({str(line["kind"]) for of_site in lines.values() for line in of_site})
-    if {*left} & {*ATTACKABLE_KINDS, *SUM_KINDS}:
+    if {*left} & {*archive.ATTACKABLE_KINDS, *archive.SUM_KINDS}:
         return f"{folder}: its sites kept none of the parcels that left ({', '.join(left)}); run the study again"
     return (
         f"{folder}: what left its sites ({', '.join(left) or 'nothing'}) is of no kind that an audit attacks, so "
-        f"nothing was tested; it attacks {', '.join((*ATTACKABLE_KINDS, *SUM_KINDS))}"
+        f"nothing was tested; it attacks {', '.join((*archive.ATTACKABLE_KINDS, *archive.SUM_KINDS))}"
     )
 
 
@@ -199,7 +209,7 @@ def parcels_to_audit(
         raise BadInput(_nothing_kept(folder, study, lines))
     _check_names("--sites", sites, list(kept))
     of_plugins = [kind for kind in KINDS if kind not in KINDS.builtin]
-    _check_names("--kinds", kinds, [*ATTACKABLE_KINDS, *SUM_KINDS, *of_plugins])
+    _check_names("--kinds", kinds, [*archive.ATTACKABLE_KINDS, *archive.SUM_KINDS, *of_plugins])
     wanted = {site: found for site, found in kept.items() if not sites or site in sites}
     summed = (study.audit is not None and study.audit.secure_sum) or study.federation.sum == "secure"
     groups = group_for_sums(wanted, budget) if summed else choose_releases(wanted, budget, every_site=bool(sites))
@@ -210,10 +220,21 @@ def parcels_to_audit(
         parcels = next(iter(group.values())).parcels
         others = () if summed else other_releases(wanted, group, lines)
         peers = {} if summed else releases_at_once(kept, group, lines)
-        found += [AuditedParcel(group, n, others, peers) for n, p in enumerate(parcels) if _is_wanted(p, kinds, summed)]
+        chosen = [AuditedParcel(group, n, others, peers) for n, p in enumerate(parcels) if _is_wanted(p, kinds, summed)]
+        found += [replace(one, not_kept=count_not_kept(one, kept, lines)) for one in chosen]
     if not found:
         raise BadInput(_no_parcels(wanted, kinds))
-    return sorted(found, key=lambda audited: audited.parcel.kind in SUM_KINDS)  # what may show images comes first
+    return sorted(
+        found, key=lambda audited: audited.parcel.kind in archive.SUM_KINDS
+    )  # what may show images comes first
+
+
+def count_not_kept(one: AuditedParcel, kept: Kept, lines: LedgerLines) -> int:
+    """Parcels of its kind that left its sites by its operation, less those that they kept."""
+    operation, kind = one.release.operation, one.kind_that_left
+    left = [line for site in one.parts for line in lines.get(site, ()) if line["operation"] == operation]
+    there = [release for site in one.parts for release in kept[site] if release.operation == operation]
+    return sum(line["kind"] == kind for line in left) - sum(release.kinds.count(one.parcel.kind) for release in there)
 
 
 def other_releases(kept: Kept, group: Mapping[str, Release], lines: LedgerLines) -> tuple[Release, ...]:
@@ -229,25 +250,25 @@ def releases_at_once(kept: Kept, group: Mapping[str, Release], lines: LedgerLine
     """What other sites kept of the same operation, round and step; not what their ledgers do not confirm."""
     ((site, release),) = group.items()
     when = (release.operation, release.round, release.step)
+
+    def is_confirmed(site: str, release: Release) -> bool:
+        try:
+            check_against_ledger(site, release, lines.get(site, []))
+        except WorkFailed:  # damage at another site does not stop the audit of this one
+            return False
+        return True
+
     return {
         name: one
         for name, of_site in kept.items()
         for one in of_site
-        if name != site and (one.operation, one.round, one.step) == when and _is_confirmed(name, one, lines)
+        if name != site and (one.operation, one.round, one.step) == when and is_confirmed(name, one)
     }
-
-
-def _is_confirmed(site: str, release: Release, lines: LedgerLines) -> bool:
-    try:
-        check_against_ledger(site, release, lines.get(site, []))
-    except WorkFailed:  # damage at another site does not stop the audit of this one
-        return False
-    return True
 
 
 def _is_wanted(parcel: Parcel, kinds: tuple[str, ...], summed: bool) -> bool:
     asked = parcel.kind in kinds if kinds else is_worth_keeping(parcel)
-    return asked and (parcel.kind in SUMMED or not summed)
+    return asked and (parcel.kind in SUMMED or is_sum_of_products(parcel) or not summed)
 
 
 def read_archive(folder: Path) -> list[Release]:
@@ -265,7 +286,7 @@ def read_archive(folder: Path) -> list[Release]:
 
 def _no_parcels(kept: Kept, kinds: tuple[str, ...]) -> str:
     kinds_kept = {kind for found in kept.values() for release in found for kind in release.kinds}
-    there = sorted(kind for kind in kinds_kept if is_attackable(kind) or kind in SUM_KINDS)
+    there = sorted(kind for kind in kinds_kept if is_attackable(kind) or kind in archive.SUM_KINDS)
     if kinds:
         asked = " or ".join(kinds)
         return f"--kinds: no parcel of kind {asked} is to be attacked; sites kept {', '.join(there)}"

@@ -1,25 +1,25 @@
 """Planted leaks, which show the power of an attack: updates, images of generators, and codes.
 
 Held-out images take the place of training images, so that no private image is copied. The leaks are as weak as the
-verdict claims to exclude; no defence and no noise is applied.
+verdict claims to exclude; no defence is applied. Updates and latents are planted through the method's own operation.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyclinic.attacks.copies import FEWEST
 from polyclinic.attacks.membership import NearestSynthetic
 from polyclinic.attacks.projection import Projected
 from polyclinic.audits.attack import Planted, Seen, Tools
 from polyclinic.audits.attack_latents import public_trainer
-from polyclinic.audits.truth import Truth, truth_of_held_out, truth_of_images
+from polyclinic.audits.truth import Truth, truth_of_held_out, with_others
+from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.data.pixels import to_uint8
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import CodedModel
@@ -30,91 +30,46 @@ from polyclinic.metrics.roc import auc
 from polyclinic.randomness import torch_rng
 
 
-@dataclass(frozen=True)
-class Steps:
-    """How the real update was made, which the planted one repeats."""
+class Dominated:
+    """Puts held-out images, with their labels, in the place of those that an operation took: the first image in half of
+    each batch, the others once each. Sites come one after the other, as their batches do."""
 
-    number: int = 1
-    batch: int = 1
-    lr: float = 1.0
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    proximal: float = 0.0
+    def __init__(self, batches: Sequence[Tensor], others: ImageSet) -> None:
+        self.others, self.seen = others, 0
+        self.places: dict[int, int] = {}
+        self.needed = 1
+        for batch in batches:
+            for number, place in enumerate(batch.tolist()):
+                if place not in self.places:
+                    first = number < (len(batch) + 1) // 2
+                    self.places[place] = 0 if first else self.needed
+                    self.needed += not first
 
-    @property
-    def images(self) -> int:
-        """Different images: one that is in every step, and the others, each in one step."""
-        return 1 + self.number * (self.batch - 1)
-
-    def rows(self, step: int) -> Tensor:
-        others = torch.arange(1 + step * (self.batch - 1), 1 + (step + 1) * (self.batch - 1))
-        return torch.cat([torch.zeros(1, dtype=torch.int64), others])
+    def __call__(self, data: SiteData) -> SiteData:
+        begin, self.seen = self.seen, self.seen + len(data.train)
+        own = [(place - begin, other) for place, other in self.places.items() if begin <= place < self.seen]
+        return replace(data, train=with_others(data.train, own, self.others))
 
 
-def planted_update(seen: Seen, truth: Truth, steps: Steps) -> list[Planted]:
-    """The update of these steps on held-out images, of which the first has half of the weight in each.
+def planted_update(seen: Seen, truth: Truth) -> list[Planted]:
+    """The same operation on held-out images, of which the first is half of each batch.
 
     Nothing without held-out images: some must be left to compare with.
     """
-    images, labels = truth.held_out(seen.tools.effort.candidates, seen.tools.what)
-    if len(images) < 2 * steps.images:
+    others = truth.outside.take(truth.rows_held_out(seen.tools.effort.candidates))
+    planted, made = Dominated(truth.batches, others), []
+    if len(others) >= 2 * planted.needed:
+        made = list(seen.again(planted))
+    found = next((one for one in made if one.kind == seen.kind), None)
+    if found is None:
         return []
-    sent, buffers = planted_tensors(seen, images.float() / 255, labels, steps)
-    rows = [steps.rows(step) for step in range(steps.number)]
-    other = truth_of_images(truth, images, labels, steps.images, seen.tools.what, rows)
-    share = "it is the only one" if steps.batch == 1 else f"half of each step is by one, half by {steps.batch - 1}"
-    made = "one step" if steps.number == 1 else f"{steps.number} steps"
-    parcels, real = [Parcel(seen.kind, sent, seen.parcel.metadata)], seen.companion("statistics")
-    if real is not None and set(real.tensors) <= set(buffers):  # batch-norm statistics left with the real one
-        parcels.append(Parcel("statistics", {name: buffers[name] for name in real.tensors}, real.metadata))
-    words = f"an update of {made} on held-out images, without noise: {share}"
-    return [seen.planted("dominant image", words, other, *parcels)]
-
-
-def planted_tensors(
-    seen: Seen, images: Tensor, labels: Tensor, steps: Steps
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What the site would have sent: gradients, or weights after all steps, under the names of the real parcel; and the
-    network's buffers after it."""
-    model = copy.deepcopy(seen.network).to(seen.tools.device).train()
-    if seen.kind == "gradients":
-        gradients = mixed_gradients(seen, model, images[steps.rows(0)], labels[steps.rows(0)])
-        return {name: gradients[name] for name in seen.parcel.tensors if name in gradients}, _buffers(model)
-    weights = dict(model.named_parameters())
-    start, velocity = {name: one.detach().clone() for name, one in weights.items()}, dict[str, Tensor]()
-    for step in range(steps.number):
-        gradients = mixed_gradients(seen, model, images[steps.rows(step)], labels[steps.rows(step)])
-        with torch.no_grad():
-            for name, gradient in gradients.items():
-                one = weights[name]
-                pull = steps.weight_decay * one + steps.proximal * (one - start[name])
-                moved = steps.momentum * velocity[name] if name in velocity else 0.0
-                velocity[name] = moved + gradient.to(one.device) + pull
-                one.sub_(velocity[name], alpha=steps.lr)
-    after = {**{name: one.detach().cpu() for name, one in weights.items()}, **_buffers(model)}
-    before = seen.received("weights")
-    return {name: after.get(name, before.get(name, one)) for name, one in seen.parcel.tensors.items()}, _buffers(model)
-
-
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    return {name: one.detach().cpu().clone() for name, one in model.named_buffers()}
-
-
-def mixed_gradients(seen: Seen, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Gradients of a network: half by the first image, half by all others."""
-    tools = seen.tools
-    task, target = tools.assembly.study.task, tools.assembly.target
-    answers = labels.to(tools.device)
-    targets = task.targets(answers, answers if task.dense else None)
-    losses = task.losses(model(images.to(tools.device)), targets, target)
-    weights = torch.full((len(images),), 0.5 / max(1, len(images) - 1), device=losses.device)
-    weights[0] = 0.5
-    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    found = torch.autograd.grad((losses * weights).sum(), list(parameters.values()), allow_unused=True)
-    return {
-        name: (torch.zeros_like(one) if gradient is None else gradient).detach().cpu()
-        for (name, one), gradient in zip(parameters.items(), found, strict=True)
-    }
+    every = with_others(truth.data.train, list(planted.places.items()), others)
+    rest, none = others.take(np.arange(planted.needed, len(others))), others.take(np.arange(0))
+    other = Truth(truth.batches, SiteData(truth.data.name, every, rest, none), truth.seed, truth.own)
+    size, count = max(len(batch) for batch in truth.batches), len(truth.batches)
+    share = "it is the only one" if size == 1 else f"it is half of each batch of {size}"
+    words = f"the operation carried out again on held-out images, one of them in {count} steps: {share}"
+    return [seen.planted("dominant image", words, other, found, *(one for one in made if one is not found))]
 
 
 LEANING, REACHED = 0.7, 0.85  #: areas under the curve of the two leaks
@@ -170,18 +125,12 @@ def planted_within_reach(seen: Seen, truth: Truth, project: Project) -> list[Pla
     shares = [step / STEPS for step in range(STEPS + 1)]
     areas = [auc(-inside.distances * (1 - share) ** 2, -outside.distances) for share in shares]
     share, area = next(((s, a) for s, a in zip(shares, areas, strict=True) if a >= REACHED), (1.0, areas[-1]))
-    moved = moved_towards(other, inside, count, share)
+    train = other.data.train
+    own = torch.from_numpy(np.array(train.images[:count])).float() / 255
+    mixed = to_uint8((1 - share) * own + share * inside.images[: len(own)].cpu())
+    moved = Truth([], replace(other.data, train=replace(train, images=mixed.numpy())), other.seed)
     words = f"held-out images, moved by {share:.0%} to what the generator can make, which gives AUC {area:.2f}"
     return [seen.planted("images within reach", words, moved, question="membership")]
-
-
-def moved_towards(truth: Truth, projected: Projected, count: int, share: float) -> Truth:
-    """The same truth with its first `count` members moved by a share of the way to their projections."""
-    train = truth.data.train
-    images = torch.from_numpy(np.array(train.images[:count])).float() / 255
-    mixed = to_uint8((1 - share) * images + share * projected.images[: len(images)].cpu())
-    data = replace(truth.data, train=replace(train, images=mixed.numpy()))
-    return Truth([], data, truth.seed)
 
 
 EXCHANGED = 0.5  #: the share of an image's codes that are other images'

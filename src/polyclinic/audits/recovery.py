@@ -146,7 +146,10 @@ def recovery(
     broken = ~found.isfinite().flatten(1).all(1)
     found = found.float().nan_to_num(0.5).clamp(0, 1)
     found[broken] = 0.5  # no image came back; grey points to none of the true ones
-    errors, which = _errors(found, candidates, ORIENTATIONS_OF[tuple(sorted({"flip", "turn"} & set(augmentation)))])
+    orientations = ORIENTATIONS_OF[tuple(sorted({"flip", "turn"} & set(augmentation)))]
+    tables = [squared_distances(found.flatten(1), turned(candidates, o).flatten(1)) for o in orientations]
+    best = torch.stack(tables).min(0)  # [M, N] over the allowed orientations of the candidates
+    errors, which = best.values, torch.tensor(orientations)[best.indices]
     if in_order:
         rows = index = list(range(len(found)))
     else:
@@ -221,13 +224,6 @@ def best_guess(truth: Tensor, held_out: Tensor) -> Tensor:
         return torch.full_like(truth, 0.5)
     choices = torch.cat([held_out, held_out.mean(0, keepdim=True)])
     return choices[squared_distances(truth.flatten(1), choices.flatten(1)).argmin(1)]
-
-
-def _errors(found: Tensor, candidates: Tensor, orientations: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Squared errors [M, N] over the allowed orientations of the candidates, and which orientation is best."""
-    tables = [squared_distances(found.flatten(1), turned(candidates, o).flatten(1)) for o in orientations]
-    best = torch.stack(tables).min(0)
-    return best.values, torch.tensor(orientations)[best.indices]
 
 
 def _decibels(error: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.gradient_inversion.objective import LocalTraining
 from polyclinic.attacks.gradient_inversion.priors import GaussianPrior
 from polyclinic.attacks.gradient_inversion.settings import PRESETS, GradientInversion
-from polyclinic.attacks.gradient_inversion.simulation import LocalTraining
-from polyclinic.attacks.gradient_inversion.solver import ImageTrajectory, Knowledge, Reconstruction
+from polyclinic.attacks.gradient_inversion.solver import ImageTrajectory, Knowledge
 from polyclinic.attacks.scoring import draw_images, non_converging
 from polyclinic.audits.attack import Finding, NotTried, SearchSteps, Seen, not_granted
 from polyclinic.audits.recovery import Recovery, score_unordered
@@ -106,18 +106,14 @@ def invert_and_score(
     result = score_unordered(seen, truth, back.images[0], settings.name)
     shown = None if back.trajectory is None else search_steps(back.trajectory, result)
     verdict = result.verdict(tools.level)
-    verdict.evidence.update(of_search(back, result))
+    # the error of the images that the search started from, and how many images did not converge
+    rows = list(result.rows)
+    after, start = (mean_squared_error(images[0, rows], result.truth) for images in (back.images, back.start))
+    verdict.evidence.update(mse_of_start=float(start.mean()), non_converging=int(non_converging(after, start).sum()))
     if not doubt and labels is not None and not verdict.leak:
         assert back.distance is not None, "every search tells it"
         doubt = unfinished(seen, truth, replace(search, settings=settings), labels, float(back.distance[0]))
     return Finding(settings.name, back.threat_model, verdict, search.assumed, result.draw, shown, doubt=doubt)
-
-
-def of_search(back: Reconstruction, result: Recovery) -> dict[str, float | int]:
-    """The error of the images that the search started from, and how many images did not converge."""
-    rows = list(result.rows)
-    error, start = (mean_squared_error(images[0, rows], result.truth) for images in (back.images, back.start))
-    return {"mse_of_start": float(start.mean()), "non_converging": int(non_converging(error, start).sum())}
 
 
 def unfinished(seen: Seen, truth: Truth, search: Search, labels: Tensor, distance: float) -> str:
@@ -131,7 +127,7 @@ def unfinished(seen: Seen, truth: Truth, search: Search, labels: Tensor, distanc
     rounds = len(search.parcels)
     start = truth.images(torch.cat(truth.batches))[None].expand(rounds, -1, -1, -1, -1)
     where = replace(search.knowledge, labels=labels[None].expand(rounds, *labels.shape), start_images=start)
-    once = {"iterations": 1, "lr": 1e-9, "restarts": 1, "trajectory": (), "scales": ()}
+    once = {"iterations": 1, "lr": 1e-9, "restarts": 1, "trajectory": ()}
     settings = search.settings.model_copy(update={"start": "given", "label": "known", **once})
     try:
         at_truth = settings.run(search.parcels, where, seed=0, device=seen.tools.device)

@@ -147,6 +147,17 @@ def truth_of(
     )
 
 
+def with_others(train: ImageSet, places: Sequence[tuple[int, int]], others: ImageSet) -> ImageSet:
+    """Training images, at some places with others of the same form; patients stay as they are."""
+    rows, taken = [list(some) for some in zip(*places, strict=True)] if places else ([], [])
+    changed = {}
+    for name in ("images", "labels", "masks"):
+        if (array := getattr(train, name)) is not None:
+            changed[name] = np.array(array)
+            changed[name][rows] = getattr(others, name)[taken]
+    return replace(train, **changed)
+
+
 def join(first: ImageSet, second: ImageSet) -> ImageSet:
     """The images of two parts, with all that the first has of each."""
     names = [name for name, array in vars(first).items() if array is not None]

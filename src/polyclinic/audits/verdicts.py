@@ -54,10 +54,11 @@ class CheckedFinding:
         return WITHSTOOD if earned else NOT_TESTED
 
 
-def run_with_power(attack: Attack, seen: Seen, truth: Truth) -> list[CheckedFinding | NotTried]:
-    """Run an attack on a parcel, and where one of its findings is no leak, on what it plants."""
+def run_with_power(attack: Attack, seen: Seen, truth: Truth, doubt: str = "") -> list[CheckedFinding | NotTried]:
+    """Run an attack on a parcel, and where one of its findings is no leak, on what it plants. `doubt`: why none of its
+    findings would say anything."""
     begin = time.perf_counter()
-    results = [with_doubt(one) if isinstance(one, Finding) else one for one in attack.attack(seen, truth)]
+    results = [with_doubt(one, doubt) if isinstance(one, Finding) else one for one in attack.attack(seen, truth)]
     took = time.perf_counter() - begin
     silent = [one for one in results if isinstance(one, Finding) and not one.verdict.leak and not one.doubt]
     checks = [check for planted in attack.planted(seen, truth) for check in _check(attack, planted)] if silent else []
@@ -69,8 +70,10 @@ def run_with_power(attack: Attack, seen: Seen, truth: Truth) -> list[CheckedFind
     ]
 
 
-def with_doubt(found: Finding) -> Finding:
+def with_doubt(found: Finding, doubt: str = "") -> Finding:
     """A finding that is no leak, and yet more than chance gives, leaves a doubt."""
+    if doubt and not found.verdict.leak:
+        return replace(found, doubt=doubt)
     chance = min(float(found.verdict.evidence.get(name, 1.0)) for name in CHANCES)
     if found.verdict.leak or found.doubt or chance >= SUSPECT:
         return found
@@ -136,8 +139,8 @@ def _with_other_operations(
     others = sorted(str(one) for one in left - {parcel.get("operation") for parcel in parcels} if one)
     if not others or found["verdict"] != WITHSTOOD:
         return found
-    words = f"what left by {', '.join(others)} was not attacked. {found['words']}"
-    return {**found, "verdict": NOT_TESTED, "operations_not_tested": others, "words": words}
+    why = f"what left by {', '.join(others)} was not attacked"
+    return {**_left_open(found, why), "operations_not_tested": others}
 
 
 def _with_other_sites(found: JsonObject, sent: Sequence[str], parcels: Sequence[JsonMapping]) -> JsonObject:
@@ -146,10 +149,17 @@ def _with_other_sites(found: JsonObject, sent: Sequence[str], parcels: Sequence[
     others = [site for site in sent if site not in attacked]
     if not others or found["verdict"] != WITHSTOOD:
         return {**found, "sites_not_tested": others}
-    tried = [site for site in sent if site in attacked]
-    scope = f"withstood for {', '.join(tried)}; {', '.join(others)} not tested (a larger budget attacks all sites)"
-    words = f"{scope}. {found['words']}"
-    return {**found, "verdict": NOT_TESTED, "withstood_for": tried, "sites_not_tested": others, "words": words}
+    why = f"what {', '.join(others)} sent was not attacked (a larger budget attacks all sites)"
+    return {**_left_open(found, why), "sites_not_tested": others}
+
+
+def _left_open(found: JsonObject, why: str) -> JsonObject:
+    """A kind of which something was not looked at has withstood no question."""
+    questions = {
+        name: {**one, "verdict": NOT_TESTED, "why": why} if one["verdict"] == WITHSTOOD else one
+        for name, one in found["questions"].items()
+    }
+    return {**found, "verdict": NOT_TESTED, "questions": questions, "words": f"{why}. {found['words']}"}
 
 
 def _verdict_of_attacks(left: int, parcels: Sequence[JsonMapping]) -> JsonObject:
@@ -162,11 +172,10 @@ def _verdict_of_attacks(left: int, parcels: Sequence[JsonMapping]) -> JsonObject
         why = f"no attack could be run on it{reasons}" if parcels else "no parcel of this kind was attacked"
         return {"verdict": NOT_TESTED, **_attacked(parcels), "words": why, "not_tried": rest}
     cut_off = [n for parcel in parcels for n in parcel["not_tried"] if n["question"] == EVERY_QUESTION]
-    questions = {
-        name: _with_gaps(question_verdict(name, parcels), cut_off)
-        for name in _questions(parcels)
-        if name != EVERY_QUESTION
-    }
+    asked = [f["question"] for f in findings]
+    asked += [n["question"] for parcel in parcels for n in parcel["not_tried"] if not n["excluded"]]
+    names = [name for name in dict.fromkeys(asked) if name != EVERY_QUESTION]
+    questions = {name: _with_gaps(question_verdict(name, parcels), cut_off) for name in names}
     word = gravest([one["verdict"] for one in questions.values()])
     shown = _strongest_of_each([f for f in findings if f["verdict"] == LEAKS] or findings)
     return {
@@ -246,23 +255,17 @@ def gravest(words: Sequence[Word]) -> Word:
     return next((word for word in GRAVEST if word in words), NOT_TESTED)
 
 
-def _questions(parcels: Sequence[JsonMapping]) -> list[str]:
-    found = [f["question"] for parcel in parcels for f in parcel["findings"]]
-    gaps = [n["question"] for parcel in parcels for n in parcel["not_tried"] if not n["excluded"]]
-    return list(dict.fromkeys([*found, *gaps]))
-
-
 # --- the strongest evidence -----------------------------------------------------------------------------
 
 
 def _strongest_of_each(findings: Sequence[JsonMapping]) -> list[JsonMapping]:
     """Of each attack the finding with the most to show; the first of those that are alike."""
+
+    def strength(finding: JsonMapping) -> tuple[float, ...]:
+        return tuple(finding["evidence"].get(figure) or 0 for figure in STRENGTH)
+
     names = dict.fromkeys(finding["attack"] for finding in findings)
-    return [max((one for one in findings if one["attack"] == name), key=_strength) for name in names]
-
-
-def _strength(finding: JsonMapping) -> tuple[float, ...]:
-    return tuple(finding["evidence"].get(figure) or 0 for figure in STRENGTH)
+    return [max((one for one in findings if one["attack"] == name), key=strength) for name in names]
 
 
 def _in_how_many(finding: JsonMapping, findings: Sequence[JsonMapping]) -> str:

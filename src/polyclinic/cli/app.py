@@ -22,6 +22,7 @@ from polyclinic.cli import (
     run,
     serve,
     site,
+    start,
     study,
 )
 from polyclinic.cli.groups import Commands
@@ -51,6 +52,7 @@ def _main(
 
 # in the order of `polyclinic --help`: single commands, then groups
 commands: dict[str, Callable[..., None]] = {
+    "start": start.start,
     "run": run.run,
     "list": plugins.list_entries,
     "new-plugin": plugins.new_plugin,

@@ -16,6 +16,7 @@ import typer
 from polyclinic.cli.groups import UNNAMED, DefaultCommand, UnnamedCommand
 from polyclinic.cli.run import PLUGIN, check_choice
 from polyclinic.errors import BadInput
+from polyclinic.files import check_place
 
 if TYPE_CHECKING:
     from polyclinic.cli.display import RunDisplay
@@ -136,6 +137,7 @@ def update(
     from polyclinic.audits.external import audit_update
     from polyclinic.audits.external_files import Sent, parse_settings
 
+    check_place(out)
     check_choice("--budget", budget, "quick", "standard", "thorough")
     if (after is None) == (change is None):
         raise BadInput("--after: name the weights that the site sent, or with --change the difference; one of the two")
@@ -157,6 +159,7 @@ def images(
     """Search images of a generator for copies of its training images, and for signs of who was trained on."""
     from polyclinic.audits.external import audit_images
 
+    check_place(out)
     check_choice("--budget", budget, "quick", "standard", "thorough")
     show_or_print(audit_images(synthetic, training, held_out, out, budget=budget), out, as_json)
 

@@ -57,6 +57,7 @@ def compare(
     from polyclinic.runner.compare import outcome
     from polyclinic.runner.compare.outcome import choose_baseline
     from polyclinic.runner.compare.tune import chosen_settings
+    from polyclinic.runner.run import machine
 
     check_place(out / "comparison.json")
     chosen = chosen_study(study, [])
@@ -73,7 +74,7 @@ def compare(
     at_once = comparison.default_jobs(chosen) if jobs in (None, "auto") else int(str(jobs))
     check_before_any_starts(every, quiet=quiet or as_json)
     failed: dict[Path, str] = {}
-    sharing = comparison.mps(out / "mps") if mps else contextlib.nullcontext()
+    sharing = machine.mps(out / "mps") if mps else contextlib.nullcontext()
     with watched(every, quiet=quiet or as_json) as update, sharing:
         for group, planned in groups.items():
             failed |= comparison.run_all(planned, out / group, at_once, update)
@@ -148,9 +149,7 @@ def groups_over(over: str | None) -> dict[str, list[str]]:
 
 def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
     """Mean ± standard deviation over seeds and folds, a row for each method."""
-    from rich.console import Console
-
-    from polyclinic.cli.tables import table_of
+    from polyclinic.cli import tables
     from polyclinic.files import human_bytes
 
     methods, statistics, guessed = summary["methods"], summary["statistics"], summary.get("without_images")
@@ -180,7 +179,7 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
     runs = f"{n} runs of {folds} folds" if folds else f"{n} seed{'s' if n > 1 else ''}"
     ks = f"mean KS between sites {summary['rows'][0]['mean_ks']:.2f}, " if study.task.like != "segmentation" else ""
     where = f"{study.data.source}, {group}" if group else study.data.source
-    Console().print(table_of(columns, rows, whole=1, title=f"{where}, {ks}{runs}"))
+    tables.print_table(columns, rows, whole=1, title=f"{where}, {ks}{runs}")
     typer.echo(
         "all columns but 'own site': test images of all sites together; 'own site': mean over sites, each on its own"
         + ("; 'a guess': without a look at the images" if guessed else "")
@@ -218,9 +217,17 @@ def tune(
     over: list[str] = typer.Option(
         ..., "--over", metavar="TABLE.SETTING=VALUE,VALUE", help="Values to try for a setting; may be repeated."
     ),
-    budget: int = typer.Option(..., min=1, help="The most runs of each method, all seeds counted."),
+    budget: int | None = typer.Option(
+        None,
+        min=1,
+        help="The most runs of each method, all seeds and folds counted.  [default: for 12 choices of settings]",
+        show_default=False,
+    ),
     methods: str = typer.Option("", help="Methods to tune, separated by commas.  [default: the study's]"),
     seeds: int = typer.Option(1, min=1, help="Seeds for each choice of settings, counted up from the study's."),
+    folds: int | None = typer.Option(
+        None, min=2, help="Cross-validation: each choice is scored on so many folds of the images not for testing."
+    ),
     out: Path = typer.Option(Path("runs/tuning"), help="The folder for all runs, tuning.json and best.toml."),
     sets: list[str] = SET,
     jobs: int | None = typer.Option(
@@ -240,12 +247,13 @@ def tune(
     check_place(out / "tuning.json")
     chosen, space = chosen_study(study, sets), search.parse_over(over)
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    trials = search.plan(chosen, space, out, budget=budget, methods=names, seeds=seeds)
+    budget = budget or search.CHOICES * seeds * (folds or 1)
+    trials = search.plan(chosen, space, out, budget=budget, methods=names, seeds=seeds, folds=folds)
     planned = [run for trial in trials for run in trial.runs]
     check_before_any_starts(planned, quiet=quiet or as_json)
     with watched(planned, quiet=quiet or as_json) as update:
         failed = run_all(planned, out, jobs or default_jobs(chosen), update)
-    found = search.summarise(chosen, space, trials, failed, budget=budget, seeds=seeds)
+    found = search.summarise(chosen, space, trials, failed, budget=budget, seeds=seeds, folds=folds)
     try:
         search.write(found, chosen, out)
     finally:
@@ -271,8 +279,8 @@ def print_trials(found: JsonObject) -> None:
         star = "*" if found["methods"][row["method"]].get("chosen") == row["settings"] else ""
         cells = (f"{row['score']:.4f}", f"{row['loss']:.4f}") if "score" in row else ("failed", "-")
         rows.append((row["method"], settings, *cells, star))
-    seeds = found["budget"]["seeds"]
-    over = f", mean over {seeds} seeds" if seeds > 1 else ""
+    runs = found["budget"]["seeds"] * found["budget"].get("folds", 1)
+    over = f", mean over {runs} runs" if runs > 1 else ""
     title = f"{found['metric']} on validation images ({found['better']} is better){over}"
     columns = ("method", "settings", found["metric"], "loss", "chosen")
     Console().print(table_of(columns, rows, words=("settings",), whole=1, title=title))

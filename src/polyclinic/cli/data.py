@@ -12,10 +12,10 @@ import typer
 
 from polyclinic.cli.groups import group_of
 from polyclinic.cli.run import SET
+from polyclinic.files import check_place
 from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
     from rich.table import Table
 
     from polyclinic.data.parts import PreparedSites
@@ -62,8 +62,12 @@ def show(name: str = typer.Argument(..., help="A source, as `polyclinic data lis
         typer.echo("\nWhat must be there\n" + textwrap.indent(textwrap.dedent(layout).strip("\n"), "  "))
     typer.echo("\nSettings of [data]")
     for setting, field in kind.model_fields.items():
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        given = "" if default is None else f" = {json.dumps(default, default=str)}"
         if setting != "source":
-            typer.echo(f"  {setting}{_default(field)}".ljust(30) + f" {field.description or ''}")
+            typer.echo(
+                f"  {setting}{' (needed)' if field.is_required() else given}".ljust(30) + f" {field.description or ''}"
+            )
 
 
 @app.command("inspect")
@@ -85,9 +89,12 @@ def inspect(
     from polyclinic.cli.display import RunDisplay
     from polyclinic.cli.tables import show_inspection
     from polyclinic.data.parts import prepare
+    from polyclinic.runner.run.data_check import draw_doubles
     from polyclinic.study import load_study
 
     study, target = load_study(path, sets), out or Path(f"{path.stem}_sites.png")
+    if picture and not as_json:
+        check_place(target)
     if federated:
         from polyclinic.runner.evaluate.inspect import inspect_federated
 
@@ -104,10 +111,14 @@ def inspect(
         return
     console = Console()
     console.print(counts_table(parts, f"{path.stem}: {parts.info['source']} over {len(parts.names)} sites"))
-    console.print(_sentence(parts.info))
+    digests = ", ".join(f"{name} {digest[:12]}" for name, digest in parts.info["digests"].items())
+    ks = "" if _only_masks(parts.info) else f"mean pairwise KS of the training labels: {parts.info['mean_ks']:.3f}; "
+    console.print(f"{ks}digests: {digests}")
     if picture:
         draw_sites(parts, path.stem, target)
         console.print(f"picture: {target}")
+        if said := draw_doubles(study.data, target.with_name(f"{target.stem}_doubles.png")):
+            console.print(said)
 
 
 @app.command("clean")
@@ -187,12 +198,6 @@ def _labels(parts: PreparedSites) -> tuple[list[str], dict[str, list[str]], list
     return classes, {site: [f"{count:,}" for count in own] for site, own in counts.items()}, sums
 
 
-def _sentence(info: JsonObject) -> str:
-    digests = ", ".join(f"{name} {digest[:12]}" for name, digest in info["digests"].items())
-    ks = "" if _only_masks(info) else f"mean pairwise KS of the training labels: {info['mean_ks']:.3f}; "
-    return f"{ks}digests: {digests}"
-
-
 def draw_sites(parts: PreparedSites, title: str, target: Path) -> None:
     """The picture of the sites, with a few training images of each taken evenly over its labels."""
     import numpy as np
@@ -218,14 +223,6 @@ def draw_sites(parts: PreparedSites, title: str, target: Path) -> None:
     words = f"Training images {about}: up to {most} of each site, {many:,} in all"
     whole = f"{title}: {info['source']} at {len(sites)} sites"
     save_figure(draw(sites, classes=tuple(info["classes"]), unit=info["unit"], title=whole, samples=words), target)
-
-
-def _default(field: FieldInfo) -> str:
-    """` = 64`, or nothing where there is no default, or that the setting is needed."""
-    if field.is_required():
-        return " (needed)"
-    default = field.get_default(call_default_factory=True)
-    return "" if default is None else f" = {json.dumps(default, default=str)}"
 
 
 @weights_app.command("list")

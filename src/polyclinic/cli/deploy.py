@@ -13,6 +13,7 @@ import typer
 from polyclinic.cli.groups import group_of
 from polyclinic.cli.run import SET
 from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.files import check_place
 from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -24,10 +25,8 @@ app = group_of("deploy", "Run studies across institutions (NVFlare).")
 FOLDER = typer.Option(Path("deployment"), "--deployment", "-d", help="The folder that `deploy init` wrote.")
 WITHIN = typer.Option(30.0, help="Seconds for the server to answer.")
 OUT = typer.Option(None, help="Fetch the run into this folder when it is done.", show_default=False)
-REHEARSAL = (
-    "allow more than the kits of real sites do. They approve every study by themselves, let out every kind of parcel "
-    "but real images, and take studies with any number of images (local/policy.toml)"
-)
+REHEARSAL = """allow more than the kits of real sites do. They approve every study by themselves, let out every kind of
+parcel but real images, and take studies with any number of images (local/policy.toml)"""
 NAMES = typer.Argument(None, help="Participants: server, or a site's name; all of them if none is named.")
 
 
@@ -49,6 +48,7 @@ def init(
     from polyclinic.study import load_study
 
     refuse_missing()
+    check_place(out)
     wanted = load_study(study, sets)
     if isinstance(wanted.data, AtSites):
         names = wanted.sites.site_names()
@@ -126,6 +126,7 @@ def up(
     within: float = typer.Option(120.0, help="Seconds for server and sites to be up."),
 ) -> None:
     """Start a server and all sites on this machine, each in a process of its own."""
+    from polyclinic.deployment.admin import Administration
     from polyclinic.deployment.processes import Rehearsal
 
     if not here:
@@ -134,9 +135,16 @@ def up(
     started = rehearsal.up(names or [])
     typer.echo(f"started {', '.join(started)}" if started else "all of them are running")
     if free := rehearsal.approving_every_study():
-        typer.echo(f"a rehearsal: {', '.join(free)} {REHEARSAL}")
+        typer.echo(f"a rehearsal: {', '.join(free)} {' '.join(REHEARSAL.split())}")
     rehearsal.wait_until_up(within)
-    wait_for_sites(folder, [name for name in rehearsal.running() if name != "server"], within)
+    names, until = [name for name in rehearsal.running() if name != "server"], time.monotonic() + within
+    with Administration(folder) as administration:
+        while (missing := set(names) - set(administration.connected())) and time.monotonic() < until:
+            time.sleep(1)
+    if missing:
+        late = ", ".join(sorted(missing))
+        raise WorkFailed(f"{late}: not connected within {within:g} seconds (--within); `deploy logs` may say why")
+    typer.echo(f"connected: {', '.join(sorted(names)) or 'no site'}")
 
 
 @app.command("submit")
@@ -152,11 +160,16 @@ def submit(
 ) -> None:
     """Run a study at the sites, and watch over it until it is done."""
     from polyclinic.deployment.admin import Administration, Submission, study_to_send
+    from polyclinic.deployment.kits import foreseen_refusals
     from polyclinic.deployment.study_in_words import traffic_in_words
 
+    if out:
+        check_place(out)
     chosen = study_to_send(study, sets, folder)
     submission = Submission(chosen, name or f"{chosen.method.name}-seed{chosen.seed}", resume)
     typer.echo(traffic_in_words(chosen))
+    for sentence in foreseen_refusals(chosen, folder):
+        typer.echo(sentence, err=True)
     with Administration(folder, within) as administration:
         job = administration.submit(submission)
         typer.echo(f"submitted '{submission.name}' as job {job}")
@@ -214,6 +227,7 @@ def fetch(
     """Fetch the folder of a run: model, result, history."""
     from polyclinic.deployment.admin import Administration
 
+    check_place(out)
     if out.exists():
         raise BadInput(f"--out {out}: exists already; name a new folder")
     with Administration(folder, within) as administration:
@@ -374,20 +388,6 @@ def watch(administration: Administration, submission: Submission, job: str) -> J
 
     with contextlib.closing(RunDisplay()) as display:
         return Watch(administration, display, typer.echo).run(submission, job)
-
-
-def wait_for_sites(folder: Path, names: list[str], within: float) -> None:
-    """Wait until the sites are connected, and say so."""
-    from polyclinic.deployment.admin import Administration
-
-    until = time.monotonic() + within
-    with Administration(folder) as administration:
-        while (missing := set(names) - set(administration.connected())) and time.monotonic() < until:
-            time.sleep(1)
-    if missing:
-        late = ", ".join(sorted(missing))
-        raise WorkFailed(f"{late}: not connected within {within:g} seconds (--within); `deploy logs` may say why")
-    typer.echo(f"connected: {', '.join(sorted(names)) or 'no site'}")
 
 
 def show_result(name: str, result: JsonObject, administration: Administration, out: Path | None) -> None:

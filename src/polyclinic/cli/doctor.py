@@ -193,8 +193,11 @@ def bench(
     out: Path | None = typer.Option(None, "--out", help="Also write the JSON object to this file."),
 ) -> None:
     """Measure this machine: rounds, engines, generators, attacks and encoders, each in a few seconds."""
+    from polyclinic.files import check_place
     from polyclinic.runner.compare.bench import PARTS, measure
 
+    if out:
+        check_place(out)
     for name in only:
         if name not in PARTS:
             raise BadInput(f"--only: there is no part '{name}'; choose from {', '.join(PARTS)}")

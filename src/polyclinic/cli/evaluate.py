@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from polyclinic.cli.run import ALLOW_IMPORT, ENSEMBLE, PLUGIN, SET, SITE, check_choice
-from polyclinic.files import atomic_write
+from polyclinic.files import atomic_write, check_place
 from polyclinic.json_types import JsonObject
 
 
@@ -40,6 +40,8 @@ def evaluate(
     from polyclinic.runner.evaluate.evaluate import evaluate as library
     from polyclinic.study import load_study
 
+    if out is not None:
+        check_place(out)
     check_choice("--split", split, "test", "validation")
     check_choice("--outputs", outputs, "probabilities", "logits")
     asked: Any = {"split": split, "outputs": outputs, "label_map": label_map, "by": by, "against": against}
@@ -57,7 +59,7 @@ def show(found: JsonObject) -> None:
     """The figures as tables."""
     from rich.console import Console
 
-    from polyclinic.cli.tables import table_of
+    from polyclinic.cli.tables import print_table
 
     names = [name for name in found["metrics"]["pooled"] if name != "loss"]
     intervals, images = found["intervals"], found["images"]
@@ -76,7 +78,7 @@ def show(found: JsonObject) -> None:
         rows += [row(f"{column} = {value}", one["images"], one["metrics"], one["intervals"]) for value, one in groups]
     title = f"{found['model']}, {found['split']} images (95 % intervals)"
     console = Console()
-    console.print(table_of(("", "images", *names), rows, title=title))
+    print_table(("", "images", *names), rows, console=console, whole=1, title=title)
     for name, one in found.get("changes", {}).items():
         chance = f", p = {one['p']:.3g}" if "p" in one else ""
         text = f"{name}: {one['value']:+.3f} ({one['low']:+.3f} to {one['high']:+.3f}{chance})"

@@ -13,8 +13,21 @@ from polyclinic.registry import distribution_of, notice_once, points_of, reason
 
 #: the group of entry points: `name = "package.module:function_or_typer_app"`
 COMMANDS = "polyclinic.commands"
-#: commands of packages that are not installed with polyclinic -> how to get them
-ELSEWHERE = {"reproduce": "`pip install --editable lab` in the source tree of polyclinic adds this command"}
+#: words that are no commands here -> where that is
+ELSEWHERE = {
+    "reproduce": "`pip install --editable lab` in the source tree of polyclinic adds this command",
+    "dossier": "`polyclinic report RUN --dossier` writes one",
+    "explain": "`polyclinic ledger show RUN --for-officer` explains what left, `polyclinic site show RUN` a study",
+}
+#: the commands of `polyclinic --help`, those of every day first; those of other packages come last
+SECTIONS = {
+    "Every day": ("start", "study", "run", "compare", "predict", "report", "list"),
+    "Data": ("data",),
+    "Privacy": ("audit", "privacy", "ledger"),
+    "Hospitals": ("deploy", "site", "serve"),
+    "Research": ("tune", "evaluate", "worth", "forgetting", "export", "reproduce", "new-plugin"),
+    "This machine": ("doctor", "bench", "weights"),
+}
 
 
 class SentencesGroup(TyperGroup):
@@ -45,6 +58,14 @@ class Commands(SentencesGroup):
             who = distribution_of(theirs[name][0])
             notice_once(f"{who}: its command '{name}' is ignored, as polyclinic has one; give it another name")
         return [*ours, *sorted(set(theirs) - set(ours))]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        left = self.list_commands(ctx)
+        for title, known in {**SECTIONS, "Of other packages": tuple(left)}.items():
+            if names := [name for name in known if name in left]:
+                left = [name for name in left if name not in names]
+                with formatter.section(title):
+                    formatter.write_dl([(name, self.sentence(name)) for name in names])
 
     def sentence(self, name: str) -> str:
         if name in self.commands:

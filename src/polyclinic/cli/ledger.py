@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polyclinic.federation.ledger.verify import Checked
     from polyclinic.json_types import JsonObject
 
-HELP = """Check the ledgers of a run, and say what left each site.
+HELP = """Check the ledgers of a run, and explain what left each site.
 
 `polyclinic ledger RUN` sums up; with --lines it prints every line. Write ./verify for a folder named verify.
 """
@@ -117,25 +117,6 @@ def show_summary(ledgers: Mapping[str, Checked]) -> None:
 
 # --- plain sentences for a data protection officer: what left, to whom, and what protects it -----------
 
-#: the words of a sentence for a kind whose name says too little
-WORDS = {
-    "weights": "weights of a model",
-    "gradients": "gradients (the change that its images ask of a model)",
-    "activations": "activations (what a part of a model makes of its images)",
-    "latents": "latents (compressed images)",
-    "codes": "codes (compressed images)",
-    "generator": "a generator (a model that draws images like its own)",
-    "synthetic-images": "synthetic images",
-    "statistics": "statistics",
-    "metrics": "scores",
-    "keys": "public keys",
-    "masked": "numbers under masks, of which only the sum over all sites can be read",
-    "shares": "shares of the secrets behind these masks",
-    "labels": "labels of real images",
-    "masks": "masks of real images",
-    "real-images": "REAL IMAGES",
-}
-
 
 def sentences(lines: Sequence[JsonObject]) -> list[str]:
     """Sentences of a ledger: what left, how often, to whom; what differential privacy covers and what not."""
@@ -171,6 +152,7 @@ def refusals(run: Path) -> list[str]:
 
 def _what_left(lines: Sequence[JsonObject]) -> Iterator[str]:
     from polyclinic.data.allowed_paths import COORDINATOR
+    from polyclinic.federation.ledger.kinds import KINDS_IN_WORDS
     from polyclinic.files import human_bytes
 
     groups: dict[tuple[str, str, str], list[JsonObject]] = {}
@@ -179,21 +161,16 @@ def _what_left(lines: Sequence[JsonObject]) -> Iterator[str]:
     for (kind, operation, to), group in groups.items():
         receiver = "the coordinator" if to == COORDINATOR else f"site '{to}', sealed: the coordinator cannot read it"
         size = human_bytes(sum(line["bytes"] for line in group))
-        yield f"- {WORDS.get(kind, kind)}: {_times(group)}, {size}, to {receiver} (step '{operation}')."
-
-
-def _times(group: Sequence[JsonObject]) -> str:
-    rounds = sorted({line["round"] for line in group})
-    often = "once" if len(group) == 1 else f"{len(group)} times"
-    if rounds == [0]:
-        return f"{often}, before the first round"
-    span = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
-    return f"{often}, in {span}"
+        rounds = sorted({line["round"] for line in group})
+        often = "once" if len(group) == 1 else f"{len(group)} times"
+        span = f"in round {rounds[0]}" if len(rounds) == 1 else f"in rounds {rounds[0]} to {rounds[-1]}"
+        when = f"{often}, {'before the first round' if rounds == [0] else span}"
+        yield f"- {KINDS_IN_WORDS.get(kind, kind)}: {when}, {size}, to {receiver} (step '{operation}')."
 
 
 def _protection(lines: Sequence[JsonObject]) -> Iterator[str]:
     from polyclinic.federation.ledger.budget import Spent
-    from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
+    from polyclinic.federation.ledger.kinds import KINDS_IN_WORDS, OF_NO_IMAGE
 
     records = [line["privacy"] for line in lines if line["privacy"]]
     bare = dict.fromkeys(line["kind"] for line in lines if line["privacy"] is None and line["kind"] not in OF_NO_IMAGE)
@@ -210,7 +187,7 @@ def _protection(lines: Sequence[JsonObject]) -> Iterator[str]:
     if last["does_not_cover"]:
         yield f"It does not cover {'; '.join(last['does_not_cover'])}."
     if bare:
-        yield f"No epsilon holds for: {', '.join(WORDS.get(kind, kind) for kind in bare)}."
+        yield f"No epsilon holds for: {', '.join(KINDS_IN_WORDS.get(kind, kind) for kind in bare)}."
 
 
 def _acts(lines: Sequence[JsonObject]) -> Iterator[str]:

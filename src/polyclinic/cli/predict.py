@@ -14,10 +14,10 @@ import typer
 
 from polyclinic.cli.run import ALLOW_IMPORT, ENSEMBLE, PLUGIN, SITE, check_choice
 from polyclinic.errors import BadInput
-from polyclinic.files import atomic_write
+from polyclinic.files import atomic_write, check_place
 
 if TYPE_CHECKING:
-    from polyclinic.runner.predict.predict import Prediction
+    pass
 
 
 def predict(
@@ -50,6 +50,9 @@ def predict(
 
     if as_json and out is not None:
         raise BadInput("--json: prints, and --out writes a CSV file; give one of them")
+    for flag, place in (("--out", out), ("--masks", masks)):
+        if place is not None:
+            check_place(place, flag)
     check_choice("--slices", "middle" if slices is None else slices, "middle", "all")
     predictor = load_predictor(model, site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import)
     if masks is not None and not predictor.task.dense:
@@ -70,28 +73,26 @@ def predict(
     if masks is not None:
         _write(masks, lambda: write_masks(found, masks))
     if any(one.frame is not None and one.file.suffix.lower() != ".npz" for one in found):
-        say_other_slices(slices, predictor.card.slices)
+        trained = predictor.card.slices
+        if slices == "all" and trained != "all":
+            which = "the middle slice of each volume" if trained == "middle" else f"slices {trained} of each volume"
+            said = "on other slices its answers are less sure than the test scores say"
+            cure = 'Train it with data.slices = "all" for them'
+            typer.echo(f"--slices all: this model learnt from {which}; {said}. {cure}", err=True)
     cases = case_count(model, site) if len(predictor.model.networks) == 1 else None
     for said in filter(None, (predictor.why_no_set(coverage, cases, site), other_kind(found))):
         typer.echo(said, err=True)
-    rows = [_row(one) for one in found]
+    rows = []
+    for one in found:
+        part = {} if one.frame is None else {"image" if one.file.suffix.lower() == ".npz" else "slice": one.frame}
+        rows.append({"file": str(one.file), **part, **one.values})
     if as_json:
         typer.echo("\n".join(json.dumps(row) for row in rows))
     elif out is not None:
         _write(out, lambda: atomic_write(out, _csv(rows)))
+        typer.echo(f"wrote {out}: {len(rows)} image{'s' * (len(rows) > 1)}", err=True)
     else:
         sys.stdout.write(_csv(rows))
-
-
-def say_other_slices(asked: str | None, trained: object) -> None:
-    """Say once on stderr that a model sees slices unlike those of its training."""
-    if asked == "all" and trained != "all":
-        which = "the middle slice of each volume" if trained == "middle" else f"slices {trained} of each volume"
-        typer.echo(
-            f"--slices all: this model learnt from {which}; on other slices its answers are less sure than the test "
-            'scores say. Train it with data.slices = "all" for them',
-            err=True,
-        )
 
 
 def _write(target: Path, write: Callable[[], object]) -> None:
@@ -99,11 +100,6 @@ def _write(target: Path, write: Callable[[], object]) -> None:
         write()
     except OSError as error:
         raise BadInput(f"{target}: cannot be written ({error.strerror or error}); name another place") from None
-
-
-def _row(one: Prediction) -> dict[str, Any]:
-    slice_ = {} if one.frame is None else {"image" if one.file.suffix.lower() == ".npz" else "slice": one.frame}
-    return {"file": str(one.file), **slice_, **one.values}
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
@@ -136,6 +132,8 @@ def export(
     """Write a released model as ONNX, TorchScript or a MONAI bundle, with its preparation and its model card."""
     from polyclinic.runner.export import export as library
 
+    if out is not None:
+        check_place(out)
     done = library.export(
         run, to, out, images=images, site=site, ensemble=ensemble, plugins=plugins, allow_import=allow_import
     )

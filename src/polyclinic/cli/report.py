@@ -10,7 +10,7 @@ from polyclinic.cli.groups import UNNAMED, DefaultCommand, UnnamedCommand
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import check_place
 
-HELP = """Write a report of a run or a comparison: one HTML file that opens offline, and a PDF.
+HELP = """Write a report of a run or a comparison (one HTML file that opens offline, a PDF), or a dossier of a run.
 
 `polyclinic report RUN` writes RUN/report.html. Write ./verify for a folder named verify.
 """

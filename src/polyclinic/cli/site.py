@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,8 @@ def pending(kit: Path = KIT) -> None:
         typer.echo(sentence)
     for request in waiting:
         method = request.study["method"]
-        typer.echo(f"{request.run}: waits since {request.since} ({method['name']}, {method['rounds']} rounds)")
+        rounds = "1 round" if method["rounds"] == 1 else f"{method['rounds']} rounds"
+        typer.echo(f"{request.run}: waits since {request.since} ({method['name']}, {rounds})")
     if stopped or waiting:
         typer.echo("`polyclinic site show RUN` says what a study asks for; then `approve RUN` or `refuse RUN`")
     else:
@@ -45,15 +47,27 @@ def show(run: str = RUN, kit: Path = KIT) -> None:
     """Say in plain sentences what a study asks of this site."""
     from polyclinic.deployment.site_status import describe
 
-    for line in describe(approvals_of(kit), run):
+    for line in describe(approvals_of(kit), run).lines:
         typer.echo(line)
 
 
 @app.command("approve")
-def approve(run: str = RUN, why: str = WHY, kit: Path = KIT) -> None:
+def approve(
+    run: str = RUN,
+    why: str = WHY,
+    kit: Path = KIT,
+    who: str = typer.Option("", "--by", help="Your name, to stand beside the user of this machine."),
+) -> None:
     """Let a study run at this site, or go on after it was suspended."""
-    approvals_of(kit).decide(run, "approve", why)
+    from polyclinic.deployment.site_status import REFUSED, describe
+
+    approvals, refused = approvals_of(kit), []
+    with contextlib.suppress(BadInput):  # what cannot be described can be decided all the same
+        refused = describe(approvals, run).refused
+    approvals.decide(run, "approve", why, who)
     typer.echo(f"{run}: approved, for this study and this policy; `polyclinic site revoke {run}` takes it back")
+    for sentence in [REFUSED, *refused] if refused else []:
+        typer.echo(sentence)
 
 
 @app.command("refuse")
@@ -75,7 +89,7 @@ def status(kit: Path = KIT) -> None:
     """Say what runs at this site, what has left so far, and what is left of its budgets."""
     from polyclinic.deployment.approval_rules import policy_of
     from polyclinic.deployment.processes import is_running
-    from polyclinic.deployment.site_status import budget_sentences, runs_of, standing, who_takes_part
+    from polyclinic.deployment.site_status import budgets, runs_of, standing, who_takes_part
 
     approvals = approvals_of(kit)
     policy = policy_of(approvals.policy_file)
@@ -91,8 +105,8 @@ def status(kit: Path = KIT) -> None:
             last = run.lines[-1]
             typer.echo(f"  last: {last['kind']} by '{last['operation']}' in round {last['round']}, to {last['to']}")
     typer.echo("over all runs:")
-    for sentence in budget_sentences(policy, runs):
-        typer.echo(f"  {sentence}")
+    for one in budgets(policy, runs):
+        typer.echo(f"  {one.sentence}")
 
 
 # --- keys, and who takes part --------------------------------------------------------------------------
@@ -159,8 +173,10 @@ def confirm(
             typer.echo(f"The people of {others[1]} call you. If they do not, or have no list yet, confirm nothing.")
         heard = [str(typer.prompt(f"The words that the people of {other} read to you")) for other in others]
         words = next((one for one in heard if not same_words(one, found.roster.words)), heard[0])
-    joining.confirm(found, words or "", server=server)
+    relay = joining.confirm(found, words or "", server=server)
     typer.echo(f"confirmed; {kit} is the kit of site '{found.site}': README.txt there says what to do next")
+    if relay:
+        typer.echo(f"it reaches the server by {relay}")
     if not found.is_known:
         typer.echo("approve no study before the people of all sites say that they have confirmed the same list")
 

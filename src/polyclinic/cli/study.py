@@ -45,6 +45,10 @@ def new(
         "", "--images", metavar="NAME", help="With --for: the array of the images, or the column of their paths."
     ),
     label: str = typer.Option("", metavar="NAME", help="With --for: the array, or the column, of the labels."),
+    site_column: str = typer.Option("", metavar="NAME", help="With --for: the array, or the column, of the hospitals."),
+    patient_column: str = typer.Option(
+        "", metavar="NAME", help="With --for: the array, or the column, of the patients."
+    ),
     preset: str | None = typer.Option(
         None, help="A paper's experiment with the paper's own settings, instead of the four above."
     ),
@@ -58,14 +62,17 @@ def new(
     """Write a study for your own images (--for), one with every setting and what it means, or a paper's (--preset)."""
     chosen = any(one is not None for one in (method, source, partition, task))
     hints = {"site": site, "patient": patient, "images": images_name, "label": label}
+    hints |= {"site_column": site_column, "patient_column": patient_column}
     if images is not None:
         if chosen or preset is not None or phantom or scale != 1 or list_presets:
             raise BadInput("--for: what lies there decides; leave the other flags out, and change the study it writes")
-        new_for(images, path, hints, force=force)
+        write_for(images, path, hints, force=force)
+        typer.echo(f"wrote {path}; check it, and whether its images can be read, with: polyclinic study check {path}")
+        typer.echo(f"then run it with: polyclinic run {path}")
         return
     if given := [flag for flag, value in hints.items() if value]:
-        written = "sites" if given[0] == "site" else f"data.{given[0]}"
-        raise BadInput(f"--{given[0]}: goes with --for; without it write {written} into the study")
+        written = "sites" if given[0] == "site" else f"data.{given[0].removesuffix('_column')}"
+        raise BadInput(f"--{given[0].replace('_', '-')}: goes with --for; without it write {written} into the study")
     from polyclinic.study.preset import preset as preset_text
     from polyclinic.study.preset import preset_names, summary_of
 
@@ -89,7 +96,7 @@ def new(
     write_new(path, text, force=force)
 
 
-def new_for(images: Path, path: Path, hints: dict[str, str], *, force: bool = False) -> None:
+def write_for(images: Path, path: Path, hints: dict[str, str], *, force: bool = False) -> None:
     """Look at somebody's images, and write a study for them."""
     from polyclinic.data.survey_study import Hints, study_for
 
@@ -101,8 +108,6 @@ def new_for(images: Path, path: Path, hints: dict[str, str], *, force: bool = Fa
         typer.echo(sentence)
     refuse_existing(path, force=force)
     path.write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {path}; check it, and whether its images can be read, with: polyclinic study check {path}")
-    typer.echo(f"then run it with: polyclinic run {path}")
 
 
 def refuse_existing(path: Path, *, force: bool = False) -> None:
@@ -163,4 +168,8 @@ def check_sentences(path: Path, sets: list[str], *, images: bool) -> list[str]:
         f"{path}: fine. {study.method.name} for {study.task.name} on {study.data.source}, "
         f"sites: {sites}, rounds: {study.method.rounds}"
     )
+    if study.data.source == "at-sites":
+        from polyclinic.deployment.kits import foreseen_refusals
+
+        found += foreseen_refusals(study, Path("deployment"))
     return [fine, *found]

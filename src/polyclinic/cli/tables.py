@@ -46,6 +46,32 @@ def table_of(columns: Sequence[str], rows: Rows, *, words: Sequence[str] = (), w
     return table
 
 
+def print_table(columns: Sequence[str], rows: Rows, *, console: Console | None = None, **how: Any) -> None:
+    """Print `table_of` these; where a terminal is too narrow to show every word whole, as several tables below each
+    other, each with the first column."""
+    console, all_rows = console or Console(), list(rows)
+
+    def letters(cell: Any) -> int:  # figures stay on one line, long texts wrap between words
+        return len(str(cell)) if len(str(cell)) <= SHORT else max(map(len, str(cell).split()))
+
+    cells = [[columns[n], *(row[n] for row in all_rows if row and n < len(row))] for n in range(len(columns))]
+    wide = [max(map(letters, column)) + 3 for column in cells]  # with the line beside it, and two blanks
+    wide[0] = max(len(str(cell)) for cell in cells[0]) + 3 if how.get("whole") else wide[0]
+    groups: list[list[int]] = [[0]]
+    for n in range(1, len(columns)):
+        if len(groups[-1]) > 1 and sum(wide[k] for k in (*groups[-1], n)) + 1 > console.width:
+            groups.append([0])
+        groups[-1].append(n)
+    for number, group in enumerate(groups):
+        some = [row and [row[n] for n in group if n < len(row)] for row in all_rows]
+        look = how if number == 0 else {name: value for name, value in how.items() if name != "title"}
+        console.print(table_of([columns[n] for n in group], some, **look))
+
+
+#: letters of a cell that is not wrapped, if there is room in a row for it alone
+SHORT = 20
+
+
 # --- results of a run ---------------------------------------------------------------------------------
 
 
@@ -59,14 +85,23 @@ def print_result(result: Result, shown: Sequence[str] = ()) -> None:
         metrics, images = {"test": scored["pooled"], **scored}, "validation"
     names = [name for name in metrics["test"] if name != "loss"]
     counts = image_counts(result.values, images)
-    rows: list[Any] = [("all sites together", sum(counts.values()) if counts else "-", *_cells(metrics["test"], names))]
-    rows.append(("mean over sites", "", *_cells(metrics["mean"], names)))
+    # of deployed sites, whose policies round scores: what a figure lies between, in its place
+    rounded: JsonMapping = metrics.get("rounding", {})
+    told, mean, sites = (metrics["test"], metrics["mean"], metrics["per_site"])
+    if rounded:
+        told, mean, sites = (rounded[part] for part in ("pooled", "mean", "per_site"))
+    rows: list[Any] = [("all sites together", sum(counts.values()) if counts else "-", *_cells(told, names))]
+    rows.append(("mean over sites", "", *_cells(mean, names)))
     if guessed := result.values.get("without_images"):
         rows.append(("a guess without images", "", *_cells(guessed, names)))
     rows.append(None)
-    rows += [(site, counts.get(site, "-"), *_cells(own, names)) for site, own in metrics["per_site"].items()]
+    rows += [(site, counts.get(site, "-"), *_cells(own, names)) for site, own in sites.items()]
     console = Console()
-    console.print(table_of(("", "images", *names), rows, title=f"{result['method']}, {images} images"))
+    print_table(("", "images", *names), rows, console=console, whole=1, title=f"{result['method']}, {images} images")
+    if rounded:
+        from polyclinic.runner.evaluate.rounded_scores import ROUNDED  # here: it imports torch
+
+        console.print(f"note: {ROUNDED}", highlight=False, soft_wrap=True)
     if few := few_images(counts, list(metrics["per_site"])):
         console.print(f"note: {few}", highlight=False, soft_wrap=True)
     carried = human_bytes(result["communication"]["total_bytes"])
@@ -114,7 +149,17 @@ def replay_sentence(found: Mapping[str, float]) -> str:
 
 
 def _cells(metrics: JsonMapping, names: list[str]) -> list[str]:
-    return [f"{metrics[name]:.3f}" if name in metrics else "-" for name in names]
+    """Figures, or the bounds of rounded ones."""
+
+    found = []
+    for name in names:
+        if isinstance(metrics.get(name), Mapping):
+            from polyclinic.runner.evaluate.rounded_scores import in_words  # here: it imports torch
+
+            found.append(in_words(metrics, name))
+        else:
+            found.append(f"{metrics[name]:.3f}" if name in metrics else "-")
+    return found
 
 
 # --- what sites told before training -------------------------------------------------------------------
@@ -131,8 +176,9 @@ def show_inspection(found: JsonMapping, title: str, picture: Path | None) -> Non
     told = {**found["per_site"], "all": found["total"]}
     rows = [(site, *map(_cell, [*one["splits"], *one["patients"], *one["labels"]])) for site, one in told.items()]
     look: Any = {"title": f"{title}: what the sites tell", "caption": "-: not told (too few patients)"}
-    console.print(table_of(("site", "train", "validation", "patients", *names), rows, title_justify="left", **look))
-    console.print(_of_images(found))
+    columns = ("site", "train", "validation", "patients", *names)
+    print_table(columns, rows, console=console, whole=1, title_justify="left", **look)
+    _print_images(found, console)
     of_labels = {"labels": found["pairwise_ks"]} if len(classes) != 1 else {}  # masks without labels have one class
     for name, distances in {**of_labels, **found["ks"]}.items():
         for pair, distance in sorted(distances.items(), key=lambda one: -one[1])[:PAIRS]:
@@ -146,7 +192,7 @@ def show_inspection(found: JsonMapping, title: str, picture: Path | None) -> Non
         console.print(f"picture: {picture}")
 
 
-def _of_images(found: JsonMapping) -> Table:
+def _print_images(found: JsonMapping, console: Console) -> None:
     """Sizes, spacings, and images without a value in a column."""
     heads = [
         *(f"{name} px" for name in bin_names(found["sides"])),
@@ -158,7 +204,8 @@ def _of_images(found: JsonMapping) -> Table:
     shown = [n for n in range(len(heads)) if any(own[n] for own in cells.values())]
     told = [(site, *(_cell(cells[site][n]) for n in shown), _cell(one["missing"][0])) for site, one in rows.items()]
     title = "images: longer side in pixels, distance of pixels in mm"
-    return table_of(("site", *(heads[n] for n in shown), "lacks a value"), told, title=title, title_justify="left")
+    columns = ("site", *(heads[n] for n in shown), "lacks a value")
+    print_table(columns, told, console=console, whole=1, title=title, title_justify="left")
 
 
 def bin_names(edges: Sequence[float]) -> list[str]:
@@ -271,7 +318,7 @@ def show_grid(report: Mapping[str, Any], run: Path) -> None:
         counts = [f"{one[name]} of {one['images']}" for name in ("recovered", "told")]
         rows.append((one["defence"], *figures, *counts, one["verdict"]))
     title = "what defences cost and what they help against"
-    Console().print(table_of(columns, rows, words=("verdict",), title=title))
+    print_table(columns, rows, words=("verdict",), title=title)
     drawn = f"drawn in {run / 'grid.png'}, " if (run / "grid.png").exists() else ""
     typer.echo(f"{drawn}figures in {run / 'grid.json'}")
 

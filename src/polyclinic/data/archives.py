@@ -189,7 +189,9 @@ def as_bytes(pixels: np.ndarray) -> np.ndarray:
     """One image as uint8; floats are taken to run from 0 to 1, and so do truth values."""
     if pixels.dtype == np.uint8:
         return pixels
-    if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 1):
+    if not np.isfinite(pixels).all():
+        raise ValueError("it holds values that are no numbers (NaN or infinite) instead of 0 to 1; take the image out")
+    if not (pixels.min() >= 0 and pixels.max() <= 1):
         cure = "; divide them by 255, or save them as uint8" if pixels.min() >= 0 and 1 < pixels.max() <= 255 else ""
         raise ValueError(f"its values run from {pixels.min():g} to {pixels.max():g} instead of 0 to 1{cure}")
     return to_uint8(pixels)

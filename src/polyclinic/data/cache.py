@@ -41,16 +41,13 @@ def files_digest(files: Iterable[str | Path], root: Path) -> str:
     total = hashlib.sha256()
     inside = os.path.join(root, "")
     for file in sorted(os.fspath(file) for file in files):
-        total.update(f"{file.removeprefix(inside)}\x1f{_state(file)}\n".encode(errors="surrogateescape"))
+        try:
+            state = os.stat(file)
+            found = f"{state.st_size}\x1f{state.st_mtime_ns}"
+        except OSError:
+            found = "missing"
+        total.update(f"{file.removeprefix(inside)}\x1f{found}\n".encode(errors="surrogateescape"))
     return total.hexdigest()
-
-
-def _state(file: str) -> str:
-    try:
-        state = os.stat(file)
-    except OSError:
-        return "missing"
-    return f"{state.st_size}\x1f{state.st_mtime_ns}"
 
 
 def files_below(folder: Path) -> list[str]:

@@ -34,6 +34,7 @@ class Dataset:
     subgroup  str [N], a finer label inside a class (e.g. the lesion type inside "malignant")
     ids       str [N], a name a human can find the image by
     columns   str [N, K], more of each image, such as sex or scanner, for results by sub-group
+    twins     int64 [N], the first image that is the same; images that are the same are carved into one split
     geometry  float32 [N, 4]: width and height in pixels, as the files have them, and millimetres between columns and
               rows, NaN where nobody says
     column_names  names of the K columns
@@ -53,6 +54,7 @@ class Dataset:
     columns: np.ndarray | None = None
     geometry: np.ndarray | None = None
     column_names: tuple[str, ...] = ()
+    twins: np.ndarray | None = None
 
     PER_IMAGE = ("images", "labels", "masks", "patient", "site", "split", "subgroup", "ids", "columns", "geometry")
 
@@ -70,7 +72,8 @@ class Dataset:
     def take(self, index: np.ndarray) -> Dataset:
         """The images at `index`, in that order."""
         chosen = {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.PER_IMAGE}
-        return replace(self, **{name: array[index] for name, array in chosen.items() if array is not None})
+        arrays = {name: array[index] for name, array in chosen.items() if array is not None}
+        return replace(self, **arrays, twins=None if self.twins is None else self.twins[index])
 
 
 # --- splits -------------------------------------------------------------------------------------------------
@@ -103,7 +106,13 @@ class Fold:
 
 
 def split(
-    dataset: Dataset, *, validation: float, test: float, seed: int, fold: Fold | None = None
+    dataset: Dataset,
+    *,
+    validation: float,
+    test: float,
+    seed: int,
+    fold: Fold | None = None,
+    tuning_fold: Fold | None = None,
 ) -> dict[str, np.ndarray]:
     """Indices (int64, ascending) of the images of each split.
 
@@ -111,17 +120,21 @@ def split(
     that it calls "train" or does not call anything; `validation` and `test` are shares of those images.
 
     With a `fold`, the test images are that fold, whatever the source and `test` say; `validation` stays a share of all
-    images.
+    images. With a `tuning_fold`, the test images stay as they are, and the validation images are that fold of the rest.
     """
-    groups = patient_groups(dataset)
+    groups = kept_together(dataset)
     if fold is not None:
         assigned = np.where(folds(dataset, fold.count, seed) == fold.number, "test", "").astype("<U10")
         shares, address = {"validation": validation * fold.count / (fold.count - 1)}, f"split of fold {fold}"
     else:
-        assigned, address = _fixed_by_source(dataset, groups), "split"
+        assigned, address = _fixed_by_source(dataset, patient_groups(dataset)), "split"
         shares = {name: share for name, share in (("validation", validation), ("test", test)) if name not in assigned}
     pool = np.flatnonzero(assigned == "")
     assigned[pool] = _carve(dataset, groups, pool, shares, seed, address)
+    if tuning_fold is not None:
+        rest = np.flatnonzero(assigned != "test")
+        number = folds(dataset, tuning_fold.count, seed, rest)
+        assigned[rest] = np.where(number == tuning_fold.number, "validation", "train")
     result = {name: np.flatnonzero(assigned == name) for name in SPLITS}
     for name, index in result.items():
         if len(index) == 0 and (name != "validation" or validation > 0):
@@ -129,18 +142,18 @@ def split(
     return result
 
 
-def folds(dataset: Dataset, count: int, seed: int) -> np.ndarray:
-    """int64 [N]: the fold of each image, 1 to `count`. A patient's images are all in one fold, and the images of each
-    institution and of each kind of label are spread over all folds."""
-    groups = patient_groups(dataset)
-    everything = np.arange(len(dataset))
-    members, first, sizes = np.unique(groups, return_index=True, return_counts=True)
+def folds(dataset: Dataset, count: int, seed: int, pool: np.ndarray | None = None) -> np.ndarray:
+    """int64 [N]: the fold of each image of `pool` (all of them), 1 to `count`. A patient's images are all in one fold,
+    and the images of each institution and of each kind of label are spread over all folds."""
+    groups = kept_together(dataset)
+    pool = np.arange(len(dataset)) if pool is None else pool
+    members, first, sizes = np.unique(groups[pool], return_index=True, return_counts=True)
     if len(members) < count:
         raise BadInput(
             f"data.fold: {count} folds need as many patients, and there are {len(members)}; take fewer folds"
         )
-    home = _number(dataset.site[first]) if dataset.site is not None else np.zeros(len(members), dtype=np.int64)
-    strata = _strata(dataset, groups, everything, first)
+    home = _number(dataset.site[pool][first]) if dataset.site is not None else np.zeros(len(members), dtype=np.int64)
+    strata = _strata(dataset, groups, pool, first)
     choice = np.zeros(len(members), dtype=np.int64)
     for site in np.unique(home):
         inside = np.flatnonzero(home == site)
@@ -148,7 +161,7 @@ def folds(dataset: Dataset, count: int, seed: int) -> np.ndarray:
         order = numpy_rng(seed, "order of folds", int(site)).permutation(count)
         wanted = np.full(count, 1 / count)
         choice[inside] = order[_deal(sizes[inside], strata[inside], wanted, seed, "folds")]
-    return choice[groups] + 1
+    return choice[np.searchsorted(members, groups[pool])] + 1
 
 
 def patient_groups(dataset: Dataset) -> np.ndarray:
@@ -156,6 +169,20 @@ def patient_groups(dataset: Dataset) -> np.ndarray:
     if dataset.patient is None:
         return np.arange(len(dataset))
     return np.unique(dataset.patient, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def kept_together(dataset: Dataset) -> np.ndarray:
+    """int64 [N]: the groups of patients, in which images that are the same join their patients."""
+    groups = patient_groups(dataset)
+    if dataset.twins is None:
+        return groups
+    place = {int(one): i for i, one in reversed([*enumerate(dataset.twins.tolist())])}
+    joined = groups.copy()
+    for i, twin in enumerate(dataset.twins.tolist()):
+        one, other = joined[i], joined[place[twin]]
+        if one != other:
+            joined[joined == max(one, other)] = min(one, other)
+    return joined
 
 
 def _fixed_by_source(dataset: Dataset, groups: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, SupportsInt
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -117,7 +117,10 @@ def classes_of(
     """
     present, position = np.unique(values, return_inverse=True)
     order = sorted(range(len(present)), key=lambda i: natural(str(present[i])))
-    titles = [_name(present[i], names) for i in order]
+    unnamed = [] if names is None else [value for value in present.tolist() if not 0 <= int(value) < len(names)]
+    if names is not None and unnamed:
+        raise BadInput(f"data.labels: the label {unnamed[0]} has no name: there are {len(names)} names, from 0 on")
+    titles = [str(present[i]) if names is None else str(names[int(present[i])]) for i in order]
     aliases = {str(present[i]): title for i, title in zip(order, titles, strict=True)}
     becomes = {title: title for title in titles}
     for target, members in (merge or {}).items():
@@ -151,14 +154,6 @@ def natural(text: str) -> list[tuple[int, int, str]]:
     """A sorting key that puts 2 before 10, and numbers before words."""
     parts = re.split(r"(\d+)", text)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
-
-
-def _name(value: SupportsInt, names: Sequence[str] | np.ndarray | None) -> str:
-    if names is None:
-        return str(value)
-    if not 0 <= int(value) < len(names):
-        raise BadInput(f"data.labels: the label {value} has no name: there are {len(names)} names, from 0 on")
-    return str(names[int(value)])
 
 
 def _find(wanted: Value, aliases: Mapping[str, str], field: str) -> str:

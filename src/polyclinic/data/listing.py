@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,8 @@ import numpy as np
 
 from polyclinic.data.archives import Chain
 from polyclinic.data.cache import Progress
-from polyclinic.data.pixels import Fit, fit_image, fit_mask, is_colour
+from polyclinic.data.doubles import digest_of, thumbnail
+from polyclinic.data.pixels import Fit, check_mask, fit_image, fit_mask, is_colour
 from polyclinic.data.reading import UNKNOWN_SPACING, Reader
 from polyclinic.data.tables import Table
 from polyclinic.errors import BadInput
@@ -145,20 +146,17 @@ def prepare_images(listing: Listing, fit: Fit, folder: Path, progress: Progress 
     if (folder / "facts.json").is_file():  # another process has prepared the same meanwhile
         return
     scratch = folder.with_name(folder.name + PARTIAL)
-    _fill(scratch, listing, fit, progress)
-    scratch.rename(folder)
-
-
-def _fill(scratch: Path, listing: Listing, fit: Fit, progress: Progress | None) -> None:
     make_folder(scratch)
     channels = channels_of(listing, fit)
     images = _open(scratch / "images.npy", (len(listing), channels, fit.size, fit.size))
     masks = None if listing.mask is None else _open(scratch / "masks.npy", (len(listing), fit.size, fit.size))
     geometry = _open(scratch / "geometry.npy", (len(listing), 4), np.float32)
-    _read_all(listing, fit, Arrays(images, masks, geometry), scratch / "done.txt", progress)
+    digests = _open(scratch / "digests.npy", (len(listing),), np.int64)
+    _read_all(listing, fit, Arrays(images, masks, geometry, digests), scratch / "done.txt", progress)
     for name, array in listing.arrays().items():
         np.save(scratch / f"{name}.npy", array, allow_pickle=False)
     (scratch / "facts.json").write_text(json.dumps(listing.facts(), indent=1), encoding="utf-8")
+    scratch.rename(folder)
 
 
 class Arrays(NamedTuple):
@@ -168,6 +166,7 @@ class Arrays(NamedTuple):
     images: np.ndarray
     masks: np.ndarray | None
     geometry: np.ndarray
+    digests: np.ndarray  #: int64 [N], of what each file shows
 
 
 def channels_of(listing: Listing, fit: Fit) -> int:
@@ -193,12 +192,12 @@ def _read_all(
     """Fills the arrays; `done_file` holds how many images, from the first, are safely on disk."""
     done = int(done_file.read_text()) if done_file.exists() else 0
     problems: list[Problem] = []
-    images, masks, geometry = arrays
+    images, masks, geometry, digests = arrays
 
     def read(i: int) -> Problem | None:
         try:
             picture = listing.picture(i)
-            images[i] = fit_image(picture, fit, images.shape[1])
+            images[i], digests[i] = fit_image(picture, fit, images.shape[1]), digest_of(picture)
             geometry[i] = (*picture.shape[1::-1], *(listing.spacing(i) if listing.spacing else UNKNOWN_SPACING))
             if masks is not None and listing.mask is not None:
                 masks[i] = fit_mask(listing.mask(i), fit)
@@ -207,40 +206,38 @@ def _read_all(
         return None
 
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        for piece in _pieces(done, len(listing)):
-            problems += [problem for problem in pool.map(read, piece) if problem]
-            if not problems:
-                _note(done_file, arrays, piece.stop)
+        for first in range(done, len(listing), STEP):
+            stop = min(first + STEP, len(listing))
+            problems += [problem for problem in pool.map(read, range(first, stop)) if problem]
+            if not problems and (stop % (STEP * NOTED_EVERY) == 0 or stop == len(listing)):
+                for array in arrays:  # the pixels are handed to the disk first
+                    if isinstance(array, np.memmap):
+                        array.flush()
+                atomic_write(done_file, str(stop))
             if progress:
-                progress("preparing images", piece.stop, len(listing))
+                progress("preparing images", stop, len(listing))
     if problems:
         raise BadInput(unreadable(problems, len(listing)))
 
 
-def problem_of(listing: Listing, i: int) -> Problem | None:
-    """The reason why image i or its mask cannot be read; None where it can be."""
+@dataclass(frozen=True)
+class Looked:
+    """A look at an image: why it or its mask cannot be read, or what it shows."""
+
+    problem: Problem | None = None
+    digest: int = 0
+    thumbnail: np.ndarray | None = None
+
+
+def look_at(listing: Listing, i: int) -> Looked:
+    """What is seen of image i; its mask is read, too."""
     try:
-        listing.picture(i)
+        picture = listing.picture(i)
         if listing.mask is not None:
-            listing.mask(i)
+            check_mask(listing.mask(i))
+        return Looked(None, digest_of(picture), thumbnail(picture))
     except Exception as error:  # whatever a decoder raises on a broken file is a fact about that file
-        return listing.name(i), _reason(error)
-    return None
-
-
-def _pieces(start: int, stop: int) -> Iterator[range]:
-    for first in range(start, stop, STEP):
-        yield range(first, min(first + STEP, stop))
-
-
-def _note(done_file: Path, arrays: Arrays, done: int) -> None:
-    """Notes progress only after the pixels have been handed to the disk, now and then and at the end."""
-    if done % (STEP * NOTED_EVERY) and done != len(arrays.images):
-        return
-    for array in arrays:
-        if isinstance(array, np.memmap):
-            array.flush()
-    atomic_write(done_file, str(done))
+        return Looked((listing.name(i), _reason(error)))
 
 
 def _open(file: Path, shape: tuple[int, ...], dtype: type[np.generic] = np.uint8) -> np.ndarray:
@@ -261,16 +258,13 @@ def unreadable(problems: Sequence[Problem], count: int) -> str:
     alike: dict[str, list[Problem]] = {}
     for name, why in problems:
         alike.setdefault(NUMBERS.sub("#", why), []).append((name, why))
-    lines = [_line(group, count) for group in alike.values()]
+    lines = []
+    for group in alike.values():
+        if len(group) <= ONE_BY_ONE:
+            lines.append("\n  ".join(f"{name}: {why}" for name, why in group))
+        else:
+            lines.append(f"{len(group)} of {count} images, such as {group[0][0]}: {group[0][1]}")
     named = lines[:NAMED_AT_MOST]
     more = [f"and {len(lines) - len(named)} more"] if len(lines) > len(named) else []
     head = f"data.path: {len(problems)} of {count} images cannot be read; repair or remove them:"
     return "\n  ".join([head, *named, *more])
-
-
-def _line(group: Sequence[Problem], count: int) -> str:
-    """`a.png: why`, or for many that have the same problem `50 of 50 images, such as a.png: why`."""
-    name, why = group[0]
-    if len(group) <= ONE_BY_ONE:
-        return "\n  ".join(f"{name}: {why}" for name, why in group)
-    return f"{len(group)} of {count} images, such as {name}: {why}"

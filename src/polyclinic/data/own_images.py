@@ -8,9 +8,9 @@ import json
 import secrets
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
@@ -24,8 +24,9 @@ from polyclinic.errors import BadInput, did_you_mean
 from polyclinic.files import atomic_write, lock
 from polyclinic.settings import sentences, variant
 
+T = TypeVar("T")
 #: settings by which a study would split images, and which a deployed site does not take from it
-NOT_THE_STUDYS = ("fold", "test_per_class", "test_total_per_class")
+NOT_THE_STUDYS = ("fold", "tuning_fold", "test_per_class", "test_total_per_class")
 #: in the folder `local` of a kit: the split of each dataset, drawn once
 SPLITS_FILE = "splits.json"
 #: in a table of site.toml: what the site's classes are called in the study, and the name of one that is left out
@@ -75,12 +76,13 @@ def own_data(file: Path, wanted: AtSites, site: str, cache: Path) -> SiteData:
     return _as_numbered(data, classes, wanted, file)
 
 
-def count_training_images(file: Path, wanted: AtSites, site: str) -> int:
-    """Number of images that a study would train on; nothing is kept, neither images nor a split."""
+def look_at_training_images(file: Path, wanted: AtSites, site: str, look: Callable[[ImageSet], T]) -> T:
+    """What `look` says of the images that a study would train on; nothing is kept, neither images nor a split."""
     if (found := _lying_prepared(file, wanted)) is not None:
-        return len(found.train)
+        return look(found.train)
     with tempfile.TemporaryDirectory() as folder:
-        return len(_prepared(_source(file, wanted, split_of(file, wanted)), wanted, site, Path(folder))[0].train)
+        data, classes = _prepared(_source(file, wanted, split_of(file, wanted)), wanted, site, Path(folder))
+        return look(_as_numbered(data, classes, wanted, file).train)
 
 
 def _lying_prepared(file: Path, wanted: AtSites) -> SiteData | None:

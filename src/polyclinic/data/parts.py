@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from polyclinic.data.acquisition import apply_styles, crop_masks
-from polyclinic.data.allowed_paths import check_site_names, folder_name
+from polyclinic.data.allowed_paths import SAFE, check_site_names, folder_name
 from polyclinic.data.cache import (
     PACKAGE,
     Progress,
@@ -91,8 +91,8 @@ class SiteData:
     @property
     def mapped_files(self) -> int:
         """Number of files that are open because their arrays are mapped into memory."""
-        parts = (self.train, self.validation, self.test)
-        return sum(isinstance(array, np.memmap) for part in parts for array in vars(part).values())
+        arrays = [*vars(self.train).values(), *vars(self.validation).values(), *vars(self.test).values()]
+        return list(map(type, arrays)).count(np.memmap)
 
     def changed(self, change: Callable[[ImageSet], ImageSet]) -> SiteData:
         """The same site with each of its three splits changed."""
@@ -127,7 +127,14 @@ def prepare(
     data: Source, sites: Sites, *, cache: Path | None = None, progress: Progress | None = None
 ) -> PreparedSites:
     """The parts of every site, from the cache where the same settings, files and code were there before."""
-    folder = cache_folder(cache) / "parts" / _name_of(data, sites)
+    settings = {
+        "data": data.model_dump(mode="json"),
+        "sites": sites.model_dump(mode="json"),
+        "content": data.fingerprint() if isinstance(data, FileSource) else "",
+        "code": code_digest(PACKAGE.rglob("*.py")),
+    }
+    foreign = [*code_of(type(data)), *code_of(type(sites))]  # a plug-in that was edited makes other images
+    folder = cache_folder(cache) / "parts" / digest_of(settings | ({"plugins": foreign} if foreign else {}))
     if not (folder / "info.json").is_file():
         with entry_lock(folder):
             if not (folder / "info.json").is_file():  # nobody else has made it meanwhile
@@ -138,13 +145,16 @@ def prepare(
 
 def open_site(folder: Path, site: str) -> SiteData:
     """The arrays of one site; touches no file outside `folder`/`site`."""
-    own = f"{folder}/{folder_name(site)}"  # texts, as a study may have a thousand sites, and a Path takes a while
-    if not os.path.isdir(own):
-        raise BadInput(f"sites: there is no part of '{site}' in '{folder}'; prepare the study's data first")
+    own = f"{folder}/{site}"  # texts, as a study may have a thousand sites, and a Path takes a while
+    if not SAFE.fullmatch(site) or not os.path.isdir(own):
+        wanted = folder_name(site)
+        raise BadInput(f"sites: there is no part of '{wanted}' in '{folder}'; prepare the study's data first")
     parts = []
-    for folder_of_split in (f"{own}/{name}" for name in SPLITS):
-        there = set(os.listdir(folder_of_split))
-        found = {name: open_array(f"{folder_of_split}/{file}") for name, file in FILES.items() if file in there}
+    for part in SPLITS:
+        there, found = os.listdir(f"{own}/{part}"), {}
+        for name, file in FILES.items():
+            if file in there:
+                found[name] = open_array(f"{own}/{part}/{file}")
         parts.append(ImageSet(**found))
     columns = f"{own}/{COLUMNS}"
     names = tuple(json.loads(Path(columns).read_text(encoding="utf-8"))) if os.path.exists(columns) else ()
@@ -196,17 +206,6 @@ def load(data: Source, cache: Path | None = None, progress: Progress | None = No
         raise WorkFailed(f"data.source: '{data.source}' of a plug-in cannot be loaded: {reason(error)}") from error
 
 
-def _name_of(data: Source, sites: Sites) -> str:
-    settings = {
-        "data": data.model_dump(mode="json"),
-        "sites": sites.model_dump(mode="json"),
-        "content": data.fingerprint() if isinstance(data, FileSource) else "",
-        "code": code_digest(PACKAGE.rglob("*.py")),
-    }
-    foreign = [*code_of(type(data)), *code_of(type(sites))]  # a plug-in that was edited makes other images
-    return digest_of(settings | ({"plugins": foreign} if foreign else {}))
-
-
 def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progress: Progress | None) -> None:
     dataset = load(data, cache, progress)
     where = spread(dataset, data, sites)
@@ -226,8 +225,9 @@ def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progres
 
 def spread(dataset: Dataset, data: Source, sites: Sites) -> Spread:
     """The images of each split of each site, as a study's `[data]` and `[sites]` want them."""
-    fold = Fold.parse(data.fold) if data.fold else None
-    splits = split(dataset, validation=data.validation, test=data.test, seed=data.seed, fold=fold)
+    fold, tuning = (Fold.parse(text) if text else None for text in (data.fold, data.tuning_fold))
+    shares = {"validation": data.validation, "test": data.test}
+    splits = split(dataset, **shares, seed=data.seed, fold=fold, tuning_fold=tuning)
     if data.test_total_per_class is not None:
         splits = {**splits, "test": balanced_total(dataset, splits["test"], data.test_total_per_class, data.seed)}
     where = assign_to_sites(sites, dataset, splits, data.seed)
@@ -258,21 +258,25 @@ def _write_part(folder: Path, dataset: Dataset, index: np.ndarray, camera: Camer
     changes: dict[str, Change] = {"images": camera.images, "masks": camera.masks}
     for name, file in FILES.items():
         array = cases if name == "cases" else getattr(dataset, name)
-        if array is not None:
-            _copy(folder / file, array, index, changes.get(name, lambda piece, start: piece))
-
-
-def _copy(file: Path, array: np.ndarray, index: np.ndarray, change: Change) -> None:
-    """Writes array[index] piece by piece, so that a memory-mapped array never has to fit in memory."""
-    shape = (len(index), *array.shape[1:])
-    target = np.lib.format.open_memmap(file, mode="w+", dtype=array.dtype, shape=shape)
-    for piece in chunks(len(index), bytes_each(array)):
-        target[piece] = change(array[index[piece]], piece.start)
-    target.flush()
+        if array is None:
+            continue
+        change, shape = changes.get(name, lambda piece, start: piece), (len(index), *array.shape[1:])
+        target = np.lib.format.open_memmap(folder / file, mode="w+", dtype=array.dtype, shape=shape)
+        for piece in chunks(len(index), bytes_each(array)):  # a memory-mapped array never has to fit in memory
+            target[piece] = change(array[index[piece]], piece.start)
+        target.flush()
 
 
 def describe(source: str, dataset: Dataset, where: Spread) -> dict[str, Any]:
-    """The facts of `PreparedSites.info`, in plain values."""
+    """The facts of `PreparedSites.info`, in plain values. A digest is of labels and images of a split in the source's
+    order: the same however it is spread."""
+    digests = {}
+    for name in SPLITS:
+        index = np.unique(np.concatenate([parts[name] for parts in where.values()]))
+        total = hashlib.sha256(np.ascontiguousarray(dataset.labels[index]).tobytes())
+        for piece in chunks(len(index), bytes_each(dataset.images)):
+            total.update(np.ascontiguousarray(dataset.images[index[piece]]).data)
+        digests[name] = total.hexdigest()
     train_labels = {site: np.asarray(dataset.labels[parts["train"]]) for site, parts in where.items()}
     classes = len(dataset.classes)
 
@@ -291,17 +295,8 @@ def describe(source: str, dataset: Dataset, where: Spread) -> dict[str, Any]:
         "columns": list(dataset.column_names),
         "counts": {site: {name: len(parts[name]) for name in SPLITS} for site, parts in where.items()},
         "class_counts": {site: by_class(parts) for site, parts in where.items()},
-        "digests": {name: _digest(dataset, where, name) for name in SPLITS},
+        "digests": digests,
         "mean_ks": mean_ks(train_labels),
         "labels": label_histograms(train_labels, classes),
         **({"pairwise_ks": pairwise_ks(train_labels).round(4).tolist()} if len(where) <= MOST_PAIRED else {}),
     }
-
-
-def _digest(dataset: Dataset, where: Spread, name: str) -> str:
-    """sha256 over labels and images of a split in the source's order: the same however it is spread."""
-    index = np.unique(np.concatenate([parts[name] for parts in where.values()]))
-    total = hashlib.sha256(np.ascontiguousarray(dataset.labels[index]).tobytes())
-    for piece in chunks(len(index), bytes_each(dataset.images)):
-        total.update(np.ascontiguousarray(dataset.images[index[piece]]).data)
-    return total.hexdigest()

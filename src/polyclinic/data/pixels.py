@@ -21,6 +21,8 @@ MOST_PIXELS = 2**26
 VOLUME = 8
 #: bytes that come before the pixels of a file, once they are unpacked
 MOST_HEADER = 2**23
+MOST_VALUES = 20  #: different values of a mask that are structures; more are soft edges
+SOFT = 0.25  #: share of a mask's pixels between its lowest and its highest value, up to which these are soft edges
 
 
 def check_pixels(width: int, height: int, most: int, slices: int = 1) -> None:
@@ -82,13 +84,37 @@ def fit_image(pixels: np.ndarray, fit: Fit, channels: int) -> np.ndarray:
 
 def fit_mask(mask: np.ndarray, fit: Fit) -> np.ndarray:
     """[H, W] to uint8 [size, size] of 0/1: a pixel is inside when most of what it covers is."""
-    if mask.ndim != 2:
-        raise ValueError(f"a mask must be [H, W], not {mask.shape}")
+    check_mask(mask)
     inside = make_square((mask > 0).astype(np.uint8) * 255, fit.shape)
     picture = Image.fromarray(inside)
     if picture.size != (fit.size, fit.size):
         picture = picture.resize((fit.size, fit.size), Image.Resampling.BOX)
     return (np.asarray(picture) >= 128).astype(np.uint8)
+
+
+def check_mask(mask: np.ndarray) -> None:
+    """ValueError for a mask of another form, or of several structures."""
+    if mask.ndim != 2:
+        raise ValueError(f"a mask must be [H, W], not {mask.shape}")
+    if several := structures(mask):
+        raise ValueError(
+            f"its mask has the values {several}, which are several structures, and one is learnt: save masks of "
+            "the one that you want, or of all together, as 0 and 1"
+        )
+
+
+def structures(mask: np.ndarray) -> str:
+    """The values of a mask of several structures, in words; nothing for a mask of one, whose edges may be soft."""
+    values, counts = np.unique(mask[mask > 0], return_counts=True)
+    if not 2 <= len(values) <= MOST_VALUES:
+        return ""
+    low, high = float(values[0]), float(values[-1])
+    between = (values > 0.1 * high) & (values < 0.9 * high)
+    are_numbers = high <= MOST_VALUES and bool((values == np.rint(values)).all()) and low >= 1
+    if not are_numbers and counts[between].sum() < SOFT * counts.sum():
+        return ""
+    shown = [f"{value:g}" for value in values[:6].tolist()]
+    return ", ".join([*shown, *(["..."] if len(values) > 6 else [])])
 
 
 def make_square(pixels: np.ndarray, shape: Shape) -> np.ndarray:

@@ -68,8 +68,12 @@ def draw(
     counts.tick_params(colors=INK, length=0)
     if differ:
         _how_they_differ(figure.add_subplot(grid[0, 1]), labels)
-    shown = {name: images for name, (_, images) in sites.items()}
-    _what_they_look_like(figure.add_subplot(grid[1, :]), shown, samples)
+    axes = figure.add_subplot(grid[1, :])
+    draw_rows(axes, {name: images[:MOST_SAMPLES] for name, (_, images) in [*sites.items()][:MOST_ROWS]}, size=10)
+    axes.set_anchor("W")
+    axes.tick_params(colors=INK)
+    some = f" (the first {rows} of {len(sites)} sites)" if len(sites) > rows else ""
+    axes.set_title(samples + some, fontsize=12, color=INK, loc="left")
     return figure
 
 
@@ -152,17 +156,6 @@ def _how_they_differ(axes: Axes, labels: Mapping[str, np.ndarray]) -> None:
     axes.tick_params(colors=INK, length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-
-
-def _what_they_look_like(axes: Axes, samples: Mapping[str, np.ndarray], title: str) -> None:
-    """A row of images per site."""
-    shown = {name: images[:MOST_SAMPLES] for name, images in list(samples.items())[:MOST_ROWS]}
-    draw_rows(axes, shown, size=10)
-    axes.set_anchor("W")
-    axes.tick_params(colors=INK)
-    left_out = len(samples) - len(shown)
-    some = f" (the first {len(shown)} of {len(samples)} sites)" if left_out else ""
-    axes.set_title(title + some, fontsize=12, color=INK, loc="left")
 
 
 # --- contact sheet ------------------------------------------------------------------------------------------
@@ -248,7 +241,10 @@ def contact_sheet(rows: Mapping[str, Images], path: Path, captions: Sequence[str
     """
     if not any(len(images) for images in rows.values()):
         raise BadInput("sheet: there are no images to show")
-    shown = [_enlarged(images) for images in rows.values()]
+    shown = []
+    for images in rows.values():  # the pixels of small ones are repeated to about `SIDE`, to be looked at
+        times = max(1, round(SIDE / max(images.shape[-2:])))
+        shown.append(np.asarray(images).repeat(times, axis=-2).repeat(times, axis=-1))
     pixels = mosaic(shown)
     height, width = (side + GAP for side in shown[0].shape[-2:])
     left = MARGIN * TEXT
@@ -270,12 +266,6 @@ def contact_sheet(rows: Mapping[str, Images], path: Path, captions: Sequence[str
         place = (left + round((k + 0.5) * width), (above + top) // 2)
         pen.multiline_text(place, one, fill="black", font=font, anchor="mm", align="center")
     sheet.save(path, format="PNG")
-
-
-def _enlarged(images: Images) -> Images:
-    """Small images, their pixels repeated to about `SIDE`, so that one can look at them."""
-    times = max(1, round(SIDE / max(images.shape[-2:])))
-    return np.asarray(images).repeat(times, axis=-2).repeat(times, axis=-1)
 
 
 @lru_cache

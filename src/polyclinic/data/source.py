@@ -21,6 +21,7 @@ from pydantic import Field, field_validator, model_validator
 from polyclinic.data.allowed_paths import refuse_outside
 from polyclinic.data.cache import PACKAGE, Progress, code_digest, entry_lock, files_below, files_digest
 from polyclinic.data.dataset import Dataset, Fold, PerClass
+from polyclinic.data.doubles import several_labels, twins
 from polyclinic.data.labels import Value, balanced, classes_of, kept, to_number
 from polyclinic.data.listing import PER_IMAGE, Listing, prepare_images
 from polyclinic.data.pixels import MOST_PIXELS, Fit, Shape
@@ -31,7 +32,7 @@ from polyclinic.settings import Settings
 
 TASKS = ("classification", "regression", "segmentation")
 #: settings that say which image goes where and how its site's camera changes it
-SPREAD = ("validation", "test", "fold", "test_per_class", "test_total_per_class", "acquisition")
+SPREAD = ("validation", "test", "fold", "tuning_fold", "test_per_class", "test_total_per_class", "acquisition")
 
 
 class Source(Settings):
@@ -45,6 +46,11 @@ class Source(Settings):
         None,
         description="cross-validation: 2/5 tests on the second of five folds, instead of on the share `test`; patients "
         "stay together, and every institution's images are in all folds",
+    )
+    tuning_fold: str | None = Field(
+        None,
+        description="cross-validation of settings: 2/5 validates on the second of five folds of the images that are "
+        "not for testing, instead of on the share `validation`; `polyclinic tune --folds` sets it",
     )
     test_per_class: PerClass | None = Field(
         None,
@@ -67,7 +73,7 @@ class Source(Settings):
     #: tasks this source has labels for; checked against `[task]` before anything is loaded
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
 
-    @field_validator("fold")
+    @field_validator("fold", "tuning_fold")
     @classmethod
     def _fold(cls, text: str | None) -> str | None:
         return None if text is None else str(Fold.parse(text))
@@ -254,7 +260,7 @@ class FileSource(Source):
 
     def _entry(self) -> str:
         code = [Path(inspect.getfile(kind)) for kind in type(self).__mro__ if kind.__module__.startswith("polyclinic.")]
-        code += [PACKAGE / name for name in ("listing.py", "pixels.py", "reading.py")]
+        code += [PACKAGE / name for name in ("doubles.py", "listing.py", "pixels.py", "reading.py")]
         drawn = {"seed"} if getattr(self, "per_class", None) else set()
         settings = self.model_dump(mode="json", exclude=AFTERWARDS - drawn)
         settings["path"] = str(self.location.resolve())
@@ -273,8 +279,10 @@ def open_prepared(folder: Path) -> Dataset:
         for name, file in files.items()
     }
     bounds = facts["label_range"]
+    digests = np.load(folder / "digests.npy", allow_pickle=False)
     return Dataset(
         **arrays,
+        twins=twins(digests) if len(np.unique(digests)) < len(digests) else None,
         classes=tuple(facts["classes"]),
         unit=facts["unit"],
         label_range=tuple(bounds) if bounds else None,
@@ -339,7 +347,14 @@ class LabelledSource(FileSource):
             none = [i for i, value in enumerate(values.tolist()) if str(value).strip().lower() == "nan"]
             if none:  # or the text that NaN becomes in a table
                 raise BadInput(_named([f"{place(i)}: the label is NaN, which is no class" for i in none], self.cure))
-            return classes_of(values, names, self.merge, self.rename)
+            labels, classes = classes_of(values, names, self.merge, self.rename)
+            if found := several_labels(classes):
+                first = next(i for i, label in enumerate(labels) if classes[label] == found)
+                raise BadInput(
+                    f"{place(first)}: the label '{found}' names several, and one label of an image is learnt; write "
+                    "the one to learn into a column of its own, or give combinations other names (data.rename)"
+                )
+            return labels, classes
         return numbers(values, place, self.label_range, self.cure), ()
 
 

@@ -16,8 +16,19 @@ from typing import Any, Literal, NamedTuple
 from polyclinic.data import survey_folders
 from polyclinic.data.allowed_paths import safe_name
 from polyclinic.data.datasets.folder import folders_in, images_below, part_of_name
+from polyclinic.data.doubles import several_labels, two_labels
 from polyclinic.data.labels import MOST_CLASSES, Labels, code_notes, labels_of
-from polyclinic.data.survey_cases import MASK_FOLDER, Cases, Hints, Survey, paired_masks, sizes_of
+from polyclinic.data.survey_cases import (
+    MASK_FOLDER,
+    Cases,
+    Hints,
+    Survey,
+    paired_masks,
+    rarest_of,
+    shared_patients,
+    sizes_of,
+)
+from polyclinic.data.survey_folders import INSTITUTIONS_NOTE
 from polyclinic.data.survey_tables import cases_in_table, find_table, survey_archive, unused_tables
 from polyclinic.data.tables import SPLIT_NAMES
 from polyclinic.errors import BadInput
@@ -46,10 +57,9 @@ def survey(path: Path, ignore: Path | None = None, hints: Hints = Hints()) -> Su
     archives = sorted(path.glob("*.npz"))
     if len(archives) == 1 and not images_below(path):
         return survey_archive(archives[0], hints)
-    if hints.images or hints.label:
-        raise BadInput(
-            f"--{'images' if hints.images else 'label'}: names a column or an array; name the file with --for"
-        )
+    if hints.images or hints.columns():
+        flag = "images" if hints.images else "label" if hints.label else "site-column and --patient-column"
+        raise BadInput(f"--{flag}: names a column or an array; name the file with --for")
     return _folders(path)
 
 
@@ -64,9 +74,7 @@ class Rule(NamedTuple):
     note: str
 
 
-INSTITUTIONS = Rule(
-    "site", lambda cases: survey_folders.institutions_of(cases.files()), survey_folders.INSTITUTIONS_NOTE
-)
+INSTITUTIONS = Rule("site", lambda cases: survey_folders.institutions_of(cases.files()), INSTITUTIONS_NOTE)
 HOSPITALS = Rule(
     "site",
     lambda cases: survey_folders.hospitals_of(cases.paths(), cases.column("label")),
@@ -84,11 +92,10 @@ PATIENT_FOLDERS = Rule(
     "the folders {some} are taken for the patients; if they are none, give --patient REGEX",
 )
 IN_TABLES = (INSTITUTIONS, HOSPITALS, HEADERS)
-BESIDE_MASKS = (*IN_TABLES, PATIENT_FOLDERS)
 IN_CLASSES = (INSTITUTIONS, HEADERS)
 
 
-def _completed(cases: Cases, rules: Sequence[Rule]) -> Cases:
+def _completed(cases: Cases, *rules: Rule) -> Cases:
     for column, find, note in rules:
         if column not in cases.fields and (found := find(cases)):
             cases = cases.with_column(
@@ -101,6 +108,7 @@ def _survey(path: Path, cases: Cases, labels: Labels, patients: int | None = Non
     """A survey of cases. `patients`: their number, where no column names them and folders tell it."""
     files, sites, known = cases.files(), cases.column("site"), cases.column("patient")
     slices = survey_folders.slices_of(files)
+    notes = [*cases.notes, *(shared_patients(known, sites) if known and sites else [])]
     volumes = f"volumes of about {slices} slices: the middle slice of each is used; data.slices = 'all' takes every one"
     return Survey(
         path=path,
@@ -112,8 +120,9 @@ def _survey(path: Path, cases: Cases, labels: Labels, patients: int | None = Non
         sites=dict(Counter(sites or ())),
         patients=len(set(known)) if known else patients or survey_folders.count_patients(files, sites),
         table=cases,
-        notes=(*cases.notes, *([volumes] if slices > 1 else [])),
+        notes=(*notes, *([volumes] if slices > 1 else [])),
         slices=slices,
+        rarest=rarest_of(cases.column("label") or [], sites) if labels.task == "classification" else 0,
     )
 
 
@@ -121,11 +130,19 @@ def _survey(path: Path, cases: Cases, labels: Labels, patients: int | None = Non
 
 
 def _table(file: Path, folder: Path, hints: Hints) -> Survey:
-    cases = _completed(cases_in_table(file, folder, hints), IN_TABLES)
+    cases = _completed(cases_in_table(file, folder, hints), *IN_TABLES)
     if "mask" in cases.fields:
         return _survey(file, cases, Labels.masks())
     texts = cases.column("label") or []
     labels = labels_of(texts)
+    if labels.task == "classification" and (rows := two_labels(cases.paths(), texts)):
+        both = "' and '".join(texts[row] for row in rows)
+        raise BadInput(f"--for {file}: '{cases.paths()[rows[0]]}' has two labels, '{both}'; remove one of the rows")
+    if several := several_labels([*labels.classes]):
+        raise BadInput(
+            f"--for {file}: the label '{several}' names several, and one label of an image is learnt; write the one to "
+            "learn into a column of its own, and name it with --label"
+        )
     if labels.task == "classification" and len(labels.classes) < 2:
         raise BadInput(f"--for {file}: every image has the {cases.columns['label']} '{texts[0]}'; name a --label")
     return _survey(file, replace(cases, notes=(*cases.notes, *code_notes(texts))), labels)
@@ -137,14 +154,14 @@ def _folders(path: Path) -> Survey:
         raise BadInput(f"--for {path}: no image lies there; PNG, JPEG, TIFF, BMP, DICOM and NIfTI are read")
     pairs = paired_masks(path, files)
     if pairs is not None:
-        pairs = _completed(pairs, BESIDE_MASKS)
-        tops = survey_folders.tops_of(pairs.paths(), pairs.column("site")) or []  # one for each image is a patient's
+        pairs = _completed(pairs, *IN_TABLES, PATIENT_FOLDERS)
+        tops = survey_folders.tops_of(pairs.paths(), pairs.column("site"))  # one for each image is a patient's
         return _survey(path, pairs, Labels.masks(), len(tops) if len(set(tops)) == len(tops) > 1 else None)
     levels = survey_folders.levels_of(path, files)
     if levels is None:
         return _classes(path, files)
     cases = replace(_listed(path, files, label=levels.labels, site=levels.sites), notes=(levels.note,))
-    cases = _completed(cases, IN_CLASSES)
+    cases = _completed(cases, *IN_CLASSES)
     if "patient" not in cases.fields and (named := _patients_in_names(files)):
         of_site = [f"{site}/{name}" for site, name in zip(levels.sites, named, strict=True)]
         cases = cases.with_column("patient", of_site)
@@ -160,14 +177,24 @@ def _classes(path: Path, files: list[Path]) -> Survey:
     parts = {file: file.relative_to(path).parts for file in files}
     labels = {file: part[depth - 1] for file, part in parts.items() if len(part) > depth and part[depth - 1] in names}
     classes = Labels("classification", dict(Counter(sorted(labels.values()))))
-    _refuse_no_classes(path, files, classes.classes)
+    if len(classes.classes) < 2:
+        raise BadInput(
+            f"--for {path}: {len(files)} images, and nothing says what they show; put them into a folder per class, "
+            f"masks into a folder beside them, or add a CSV with the columns path and label{unused_tables(path)}"
+        )
+    if len(classes.classes) > MOST_CLASSES and len(files) < FEWEST_IN_A_FOLDER * len(classes.classes):
+        raise BadInput(
+            f"--for {path}: {len(classes.classes)} folders hold {len(files)} images, so they look like patients and "
+            "not like classes, and nothing says what the images show; put them into a folder per class, or add a CSV "
+            "with the columns path, label and patient"
+        )
     empty = sorted(names - set(classes.classes))
     notes = [f"no image lies in {', '.join(empty)}, which makes no class"] if empty else []
     masks = [name for name in classes.classes if MASK_FOLDER.search(name)]
     if masks:
         notes.append(f"'{masks[0]}' is taken for a class; if it holds masks, give them the names of their images")
     cases = replace(_listed(path, list(labels), label=list(labels.values())), notes=tuple(notes))
-    completed = _completed(cases, IN_CLASSES)
+    completed = _completed(cases, *IN_CLASSES)
     if completed is not cases:
         if survey_folders.are_same_names(completed.column("label") or (), completed.column("site") or ()):
             raise BadInput(
@@ -182,20 +209,6 @@ def _classes(path: Path, files: list[Path]) -> Survey:
         table=None,
         patient_pattern=PATIENT if named else "",
     )
-
-
-def _refuse_no_classes(path: Path, files: Sequence[Path], classes: Sequence[str] | dict[str, int]) -> None:
-    if len(classes) < 2:
-        raise BadInput(
-            f"--for {path}: {len(files)} images, and nothing says what they show; put them into a folder per class, "
-            f"masks into a folder beside them, or add a CSV with the columns path and label{unused_tables(path)}"
-        )
-    if len(classes) > MOST_CLASSES and len(files) < FEWEST_IN_A_FOLDER * len(classes):
-        raise BadInput(
-            f"--for {path}: {len(classes)} folders hold {len(files)} images, so they look like patients and not like "
-            "classes, and nothing says what the images show; put them into a folder per class, or add a CSV with the "
-            "columns path, label and patient"
-        )
 
 
 def _listed(path: Path, files: Sequence[Path], **columns: list[str]) -> Cases:

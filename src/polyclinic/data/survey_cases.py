@@ -6,9 +6,9 @@ import csv
 import io
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -40,11 +40,19 @@ class Hints:
     patient: str = ""
     images: str = ""
     label: str = ""
+    site_column: str = ""
+    patient_column: str = ""
+
+    def columns(self) -> dict[str, str]:
+        """The columns or arrays that were given, by what they hold."""
+        given = {"label": self.label, "site": self.site_column, "patient": self.patient_column}
+        return {what: name for what, name in given.items() if name}
 
     def refuse_absent(self, path: Path, names: Iterable[str]) -> None:
         """BadInput where there is none of a name that was given."""
         names = list(names)
-        for flag, name in (("--images", self.images), ("--label", self.label)):
+        flags = {"--images": self.images, "--label": self.label, "--site-column": self.site_column}
+        for flag, name in {**flags, "--patient-column": self.patient_column}.items():
             if name and name not in names:
                 raise BadInput(f"{flag}: {path} has no '{name}'{did_you_mean(name, names)}; it has {', '.join(names)}")
 
@@ -147,6 +155,7 @@ class Survey:
     slices: int = 1  #: of a volume
     site_pattern: str = ""
     table: Cases | None = None  #: all cases, also those of a CSV that a study can use as it is
+    rarest: int = 0  #: fewest images of a class at a site that has some; of simulated sites, a third of the class
     keeps_classes: bool = False  #: some images of an archive have no label, and the study must leave them out
 
     @property
@@ -159,13 +168,35 @@ class Survey:
         return self.table if self.table is not None and self.table.is_new else None
 
 
+def shared_patients(patients: Sequence[str], sites: Sequence[str]) -> list[str]:
+    """A note about patients of the same name at several sites."""
+    seen: dict[str, set[str]] = {}
+    for patient, site in zip(patients, sites, strict=True):
+        seen.setdefault(patient, set()).add(site)
+    both = [patient for patient, where in seen.items() if len(where) > 1]
+    if not both:
+        return []
+    many = f"{len(both)} patients are" if len(both) > 1 else "1 patient is"
+    return [
+        f"{many} at more than one site, such as '{both[0]}', and counted once: if hospitals number their "
+        "patients alike, write the hospital before the number"
+    ]
+
+
+def rarest_of(labels: Sequence[str], sites: Sequence[str] | None) -> int:
+    """The fewest images of a class at a site; of all sites, a third, where nobody knows them: three are simulated."""
+    if sites is None or len(set(sites)) < 2:
+        return min(Counter(labels).values(), default=0) // 3
+    return min(Counter(zip(labels, sites, strict=True)).values(), default=0)
+
+
 # --- masks beside images --------------------------------------------------------------------------------
 
 
 def paired_masks(path: Path, files: Sequence[Path]) -> Cases | None:
     """Images with masks that have their names, or that lie alone with them in a folder; None where masks are not what
     this is. Images without one are left out, with a note."""
-    masks, images = _by_name(path, files) or _by_folder(path, files) or ({}, {})
+    masks, images = _by_name(path, files)
     both = [stem for stem in images if stem in masks]
     if not both:
         return None
@@ -183,20 +214,29 @@ def paired_masks(path: Path, files: Sequence[Path]) -> Cases | None:
     return Cases(path, rows, ("path", "mask"), notes=notes)
 
 
-def _by_name(top: Path, files: Sequence[Path]) -> Pairs | None:
-    """Masks and images by the first key that tells all files apart; where none does, by the first that finds masks."""
+def _by_name(top: Path, files: Sequence[Path]) -> Pairs:
+    """Masks and images by the first key that tells all files apart; where none does, by the first that finds masks;
+    else by the folder in which one mask and one image lie alone."""
     stems = [_stem(file) for file in files if not is_mask(file, top)]
-    # two hospitals, or two patients, may have given images the same names
-    keys = [_stem] * (len(set(stems)) == len(stems)) + [partial(key, top) for key in (_stem_below, _above, _first)]
+
+    def below(file: Path) -> str:
+        """The name with all folders but those that only say whether it is an image or a mask."""
+        folders = file.relative_to(top).parts[:-1]
+        kept = [name for name in folders if not MASK_FOLDER.match(name) and not IMAGE_FOLDER.match(name)]
+        return "/".join([*kept, _stem(file)])
+
+    keys = [  # two hospitals, or two patients, may have given images the same names
+        *[_stem] * (len(set(stems)) == len(stems)),
+        below,
+        lambda file: "/".join([*file.relative_to(top).parts[:-2], _stem(file)]),  # masks in a folder of any name
+        lambda file: f"{file.relative_to(top).parts[0]}/{_stem(file)}",
+    ]
     found = [pairs for pairs in (_by(key, files, top) for key in keys) if _fit(*pairs, fewest=1)]
-    return next((pairs for pairs in found if sum(map(len, pairs)) == len(files)), found[0] if found else None)
-
-
-def _by_folder(top: Path, files: Sequence[Path]) -> Pairs | None:
-    """Masks and images by the folder in which they lie alone; None where several masks lie in one."""
+    if found:
+        return next((pairs for pairs in found if sum(map(len, pairs)) == len(files)), found[0])
     masks, images = _by(lambda file: str(file.parent), files, top)
     each = len(masks) == sum(is_mask(file, top) for file in files)
-    return (masks, images) if each and _fit(masks, images, fewest=2) else None
+    return (masks, images) if each and _fit(masks, images, fewest=2) else ({}, {})
 
 
 def _fit(masks: Mapping[str, Path], images: Mapping[str, Path], fewest: int) -> bool:
@@ -226,19 +266,3 @@ def masks_among(files: Sequence[Path], top: Path) -> list[Path]:
 
 def _stem(file: Path) -> str:
     return MASK_ENDING.sub("", file.name.partition(".")[0])
-
-
-def _stem_below(top: Path, file: Path) -> str:
-    """The name with all folders but those that only say whether it is an image or a mask."""
-    folders = file.relative_to(top).parts[:-1]
-    kept = [name for name in folders if not MASK_FOLDER.match(name) and not IMAGE_FOLDER.match(name)]
-    return "/".join([*kept, _stem(file)])
-
-
-def _above(top: Path, file: Path) -> str:
-    """The name with all folders but the last, which may be one of images or of masks by any name."""
-    return "/".join([*file.relative_to(top).parts[:-2], _stem(file)])
-
-
-def _first(top: Path, file: Path) -> str:
-    return f"{file.relative_to(top).parts[0]}/{_stem(file)}"

@@ -66,10 +66,17 @@ def levels_of(top: Path, files: Sequence[Path]) -> Levels | None:
         return None
     institutions = institutions_of(files)
     swapped = one_to_one(lower, institutions) if institutions else _site_points(lower) > _site_points(upper)
-    if swapped and not (institutions and one_to_one(upper, institutions)):
-        note = _sentence(lower, upper, "lower", "upper", bool(institutions))
-        return Levels(institutions or lower, upper, note, upper_are_sites=False)
-    return Levels(institutions or upper, lower, _sentence(upper, lower, "upper", "lower", bool(institutions)))
+    swapped = swapped and not (institutions and one_to_one(upper, institutions))
+    sites, classes, where, other = (lower, upper, "lower", "upper") if swapped else (upper, lower, "upper", "lower")
+    note = f"{other} folders ({some(classes)}) are taken for the classes"
+    if institutions:
+        note = f"{note}; {INSTITUTIONS_NOTE.format(count=len(set(sites)))}"
+    else:
+        note = (
+            f"{where} folders ({some(sites)}) are taken for the sites, {note}; if it is the other way round, swap the "
+            "columns' names label and site in the table below"
+        )
+    return Levels(institutions or sites, classes, note, upper_are_sites=not swapped)
 
 
 def _is_grid(upper: Sequence[str], lower: Sequence[str]) -> bool:
@@ -85,16 +92,6 @@ def _is_grid(upper: Sequence[str], lower: Sequence[str]) -> bool:
 def _site_points(names: Sequence[str]) -> int:
     """Number of names that sound like sites, less those that sound like classes."""
     return sum(bool(SITE.search(name)) - bool(CLASS.match(name)) for name in set(names))
-
-
-def _sentence(sites: Sequence[str], classes: Sequence[str], where: str, other: str, from_headers: bool) -> str:
-    taken = f"{other} folders ({some(classes)}) are taken for the classes"
-    if from_headers:
-        return f"{taken}; {INSTITUTIONS_NOTE.format(count=len(set(sites)))}"
-    return (
-        f"{where} folders ({some(sites)}) are taken for the sites, {taken}; if it is the other way round, swap the "
-        "columns' names label and site in the table below"
-    )
 
 
 def hospitals_of(paths: Sequence[str], labels: Sequence[str] | None = None) -> list[str] | None:
@@ -118,18 +115,18 @@ def hospitals_of(paths: Sequence[str], labels: Sequence[str] | None = None) -> l
     return [safe_name(name) for name in found] if all(rules) else None
 
 
-def tops_of(paths: Sequence[str], sites: Sequence[str] | None = None) -> list[str] | None:
+def tops_of(paths: Sequence[str], sites: Sequence[str] | None = None) -> list[str]:
     """The uppermost folder of each path, below its hospital where the path names it: that of a patient, if any is.
-    None where a path has no such folder."""
+    Nothing where a path has no such folder."""
     parts = [_below_packs(path) for path in paths]
     named = sites is not None and all(safe_name(part[0]) == site for part, site in zip(parts, sites, strict=True))
     depth = 2 if named else 1
-    return None if any(len(part) <= depth for part in parts) else ["/".join(part[:depth]) for part in parts]
+    return [] if any(len(part) <= depth for part in parts) else ["/".join(part[:depth]) for part in parts]
 
 
 def patient_folders(paths: Sequence[str], sites: Sequence[str] | None) -> list[str] | None:
     """`tops_of`, where these are folders of patients by their names, some with several images or visits."""
-    tops = tops_of(paths, sites) or []
+    tops = tops_of(paths, sites)
     several = 1 < len(set(tops)) < len(tops)
     return tops if several and all(PATIENT_FOLDER.match(Path(top).name) for top in tops) else None
 

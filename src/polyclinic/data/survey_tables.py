@@ -17,7 +17,7 @@ from polyclinic.data.cache import files_below
 from polyclinic.data.datasets.npz import Columns
 from polyclinic.data.labels import Labels, are_labels, code_notes, labels_of
 from polyclinic.data.reading import is_image_name
-from polyclinic.data.survey_cases import MOST_SITES, Cases, Hints, Sizes, Survey
+from polyclinic.data.survey_cases import MOST_SITES, Cases, Hints, Sizes, Survey, rarest_of, shared_patients
 from polyclinic.data.tables import Table, read_table
 from polyclinic.errors import BadInput
 
@@ -27,8 +27,17 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("label", "class", "diagnosis", "dx", "target", "boneage"),
         *("age", "months", "years", "grade", "score", "finding"),
     ),
-    "patient": ("patient", "patient_id", "patientid", "subject", "subject_id", "case_id", "person"),
-    "site": ("site", "hospital", "center", "centre", "institution", "clinic", "scanner"),
+    "patient": (
+        *("patient", "patient_id", "patientid", "subject", "subject_id", "case_id", "person"),
+        *("patientennummer", "patientennr", "patienten_id", "patienten-id", "numero_patient", "id_patient", "paziente"),
+        *("id_paziente", "paciente", "id_paciente", "patiënt", "patientnummer", "patiëntnummer", "sujet", "sujeto"),
+    ),
+    "site": (
+        *("site", "hospital", "center", "centre", "institution", "clinic", "scanner"),
+        *("klinik", "krankenhaus", "standort", "zentrum", "einrichtung", "hopital", "hôpital", "etablissement"),
+        *("établissement", "clinique", "ospedale", "centro", "clinica", "clínica", "istituto", "institucion"),
+        *("institución", "ziekenhuis", "kliniek", "centrum", "locatie", "instelling", "sede"),
+    ),
     "split": ("split", "set", "fold", "subset"),
     "mask": ("mask", "mask_path", "segmentation", "seg"),
 }
@@ -36,6 +45,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 LIKE_PATIENTS = ("lesion_id", "lesion", "record", "record_id", "mrn", "case", "accession", "exam_id")
 #: share of a folder's images that a table in it lists, if it is theirs: another may name an image or two by accident
 LISTED = 0.05
+IMAGES_AT_A_SITE = 5  #: images for each value, on average, of a column that may name sites
 FEWEST_PATIENTS = 0.2  #: share of the rows that such a column must have different values for
 
 Rows = list[dict[str, str]]
@@ -71,12 +81,19 @@ def cases_in_table(file: Path, folder: Path, hints: Hints = Hints()) -> Cases:  
             f"--for {file}: no column names images that lie in {folder}{fit}; it has "
             f"{', '.join(table.columns)}, and one of them must hold their paths or names"
         )
-    columns = {"path": fit.column, **_named_columns(table, fit.column, hints.label)}
+    columns = {"path": fit.column, **_named_columns(table, fit.column, hints)}
     known = [name for name in ("site", "patient") if name in columns]
     sparse = [name for name in known if np.mean(table.column(columns[name]) == "") > 0.5]
     notes = [f"column {columns.pop(name)} is empty in most rows: not used for the {name}" for name in sparse]
     notes += like_patients_note(columns.get("patient", ""))
+    notes += _may_be_sites({name: table.column(name) for name in table.columns}, columns)
     if "label" not in columns and "mask" not in columns:
+        flags = [name for name in table.columns if len(table) > 1 and {*table.column(name)} == {"0", "1"}]
+        if len(flags) > 1:
+            raise BadInput(
+                f"--for {file}: the columns {', '.join(flags)} are 0 or 1, several labels of an image, and one is "
+                f"learnt; name it, such as --label {flags[0]}"
+            )
         raise BadInput(
             f"--for {file}: none of the columns {', '.join(table.columns)} looks like a label; name it with --label"
         )
@@ -168,6 +185,19 @@ def columns_by_name(
     return found
 
 
+def _may_be_sites(values: Mapping[str, np.ndarray], columns: Mapping[str, str]) -> list[str]:
+    """A note about columns that may say where images were taken, where none is known to."""
+    if "site" in columns:
+        return []
+    counts = {name: len(set(one.tolist())) for name, one in values.items() if name not in columns.values()}
+    likely = [
+        f"{name} ({count} values)"
+        for name, count in counts.items()
+        if 2 <= count <= MOST_SITES and IMAGES_AT_A_SITE * count <= len(values[name])
+    ]
+    return [f"no column is taken for the sites; {', '.join(likely)} may be: --site-column NAME"] if likely else []
+
+
 def like_patients_note(name: str) -> list[str]:
     """A note about a column or an array that is taken for patients though it may be something else."""
     taken = f"'{name}' is taken for the patient: images that share one stay in one split"
@@ -178,11 +208,12 @@ def _plain(name: str) -> str:
     return name.strip().lower().replace(" ", "_")
 
 
-def _named_columns(table: Table, image: str, label: str = "") -> dict[str, str]:
+def _named_columns(table: Table, image: str, hints: Hints = Hints()) -> dict[str, str]:  # noqa: B008 (frozen)
     """Columns by what they hold; a lone column of unknown name is the label, and of label and mask one counts."""
-    values = {name: table.column(name) for name in table.columns if name not in (image, label)}
-    names = {what: usual for what, usual in NAMES.items() if not (label and what == "label")}
-    found = ({"label": label} if label else {}) | columns_by_name(values, names, near=NAMES)
+    label, given = hints.label, hints.columns()
+    values = {name: table.column(name) for name in table.columns if name not in (image, *given.values())}
+    names = {what: usual for what, usual in NAMES.items() if what not in given}
+    found = given | columns_by_name(values, names, near=NAMES)
     rest = [name for name in values if name not in found.values()]
     if "label" not in found and "mask" not in found and len(rest) == 1:
         found["label"] = rest[0]
@@ -242,7 +273,12 @@ def survey_archive(path: Path, hints: Hints = Hints()) -> Survey:  # noqa: B008 
     """The images of an archive; BadInput where images, or what to learn about them, are missing."""
     archive, shapes = _opened(path)
     hints.refuse_absent(path, (name.removeprefix("train_") for name in shapes))
-    name = hints.images or _images_or_refusal(path, shapes)
+    name, fit = hints.images, _candidates(shapes)
+    if not name and len(fit) != 1:
+        why = f"several arrays can be images ({', '.join(fit)})" if fit else "no array has images [N, H, W]"
+        cure = f"name them: --images {fit[0]}" if fit else "save the images of one size as one array"
+        raise BadInput(f"--for {path}: {why}; it has {_listed(shapes)}; {cure}")
+    name = name or fit[0]
     prefixes = [prefix for prefix in ("", "train_", "val_", "test_") if prefix + name in shapes]
     shape = shapes[prefixes[0] + name]
     if not _has_image_shape(shape):
@@ -256,7 +292,12 @@ def survey_archive(path: Path, hints: Hints = Hints()) -> Survey:  # noqa: B008 
         for own in first
         if own != name and all(shapes.get(p + own) in ((count,), (count, 1)) for p, count in counts.items())
     }
-    by_name = columns_by_name(arrays, ARRAYS, near=("label",))
+    given = {what: own for what, own in hints.columns().items() if what != "label"}
+    if wrong := [own for own in given.values() if own not in arrays]:
+        raise BadInput(f"--site-column, --patient-column: '{wrong[0]}' of {path} has not one entry for each image")
+    others = {own: values for own, values in arrays.items() if own not in given.values()}
+    usual_names = {what: names for what, names in ARRAYS.items() if what not in given}
+    by_name = columns_by_name(others, usual_names, near=("label",)) | given
     columns = {"images": name, **{SETTINGS.get(what, what): own for what, own in by_name.items()}}
     masks = [own for own in first if len(shapes[prefixes[0] + own]) >= 3 and MASKS.search(own) and own != name]
     usual = [own for own in ("masks", "mask") if own in masks] or (masks if len(masks) == 1 else [])
@@ -275,7 +316,12 @@ def survey_archive(path: Path, hints: Hints = Hints()) -> Survey:  # noqa: B008 
     labels = labels_of(texts) if texts else Labels.masks()
     gaps = _gaps(texts, labels.task)
     taken = like_patients_note(columns.get("group", ""))
+    if "site" in columns and "group" in columns:
+        taken += shared_patients(*(arrays[columns[what]].astype(str).tolist() for what in ("group", "site")))
+    held = {"site": columns["site"]} if "site" in columns else dict(enumerate(columns.values()))
+    taken += _may_be_sites(arrays, {str(what): own for what, own in held.items()})
     height, width = sides_of(shape)
+    known = arrays[columns["site"]].astype(str).tolist() if "site" in columns else None
     return Survey(
         path=path,
         source="npz",
@@ -286,6 +332,7 @@ def survey_archive(path: Path, hints: Hints = Hints()) -> Survey:  # noqa: B008 
         sites=dict(Counter(map(str, arrays[columns["site"]].tolist()))) if "site" in columns else {},
         patients=len(np.unique(arrays[columns["group"]])) if "group" in columns else None,
         notes=(*gaps, *code_notes(texts), *taken, *_floats(archive.first(prefixes[0] + name))),
+        rarest=rarest_of(texts, known) if labels.task == "classification" else 0,
         keeps_classes=labels.task == "classification" and bool(gaps),
     )
 
@@ -296,16 +343,6 @@ def _opened(path: Path) -> tuple[Archive, Shapes]:
         return archive, {name: archive.shape(name) for name in archive}
     except BadInput as error:
         raise BadInput(f"--for {path}: is no NumPy archive that can be read ({error})") from None
-
-
-def _images_or_refusal(path: Path, shapes: Shapes) -> str:
-    """The name of the images: one of the usual names, else that of the only array that can be images."""
-    fit = _candidates(shapes)
-    if len(fit) == 1:
-        return fit[0]
-    why = f"several arrays can be images ({', '.join(fit)})" if fit else "no array has images [N, H, W]"
-    cure = f"name them: --images {fit[0]}" if fit else "save the images of one size as one array"
-    raise BadInput(f"--for {path}: {why}; it has {_listed(shapes)}; {cure}")
 
 
 def _candidates(shapes: Shapes) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from polyclinic.errors import BadInput
+from polyclinic.registry import notice_once
 
 SPLIT_NAMES = {
     "train": "train",
@@ -65,10 +66,16 @@ def read_table(file: Path, *needed: str) -> Table:
     """A CSV file with a header, separated by comma, semicolon or tab."""
     if not file.is_file():
         raise BadInput(f"data.path: the table '{file}' is missing; `polyclinic data show` says where it belongs")
+    content = file.read_bytes()
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise BadInput(f"{file}: is not a text in UTF-8; save the table as CSV (UTF-8)") from None
+        try:
+            text, how = content.decode("cp1252"), "Windows-1252"
+        except UnicodeDecodeError:
+            text, how = content.decode("latin-1"), "Latin-1"
+        if "\0" not in text:
+            notice_once(f"{file}: is no UTF-8, and was read as {how}; look whether its letters are right")
     if "\0" in text:
         raise BadInput(f"{file}: holds NUL characters, which no table has; save it again as CSV (UTF-8)")
     if not text.strip():

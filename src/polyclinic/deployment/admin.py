@@ -13,7 +13,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -27,7 +27,7 @@ from polyclinic.engines.worker_process import Outcome
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.json_types import JsonObject
 from polyclinic.models import PUBLIC, RANDOM, read_weights
-from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.display import Display
 from polyclinic.study import Study, load_study, parse_study
 
 T = TypeVar("T")
@@ -39,6 +39,8 @@ SERVER_WAIT = 900.0
 SILENT = 60.0
 #: seconds within which a site that is there tells something, several times: NVFlare's heartbeat comes every ten
 TELLS = 25.0
+#: why a run stops that goes on in another job
+GOES_ON = ("Rejoining", "JobEnded")
 #: times in a row that a run is submitted again without having finished another round
 ATTEMPTS = 3
 
@@ -171,17 +173,17 @@ class Administration:
         return target
 
     def close(self) -> None:
-        if self._server is not None:
-            with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):
+            if self._server is not None:
                 self._server.close()
-            self._server = None
+        self._server = None
 
     def _ask(self, question: Callable[[Any], T], attempts: int = 2) -> T:
         """An answer of the server; a connection that broke is made again."""
         for attempt in range(1, attempts + 1):
             server = self._server or self._connect()
             try:
-                with contextlib.redirect_stdout(io.StringIO()):  # it tells its user what it tells its caller
+                with silenced():  # it tells its user what it tells its caller
                     return question(server)
             except Exception as error:
                 self.close()
@@ -194,7 +196,7 @@ class Administration:
 
         logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # a server that is down is one sentence, below
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
+            with silenced():
                 self._server = new_secure_session(ADMIN, str(self.kit), timeout=self.within)
         except Exception as error:
             raise ServerGone(f"no server answers within {self.within:g} seconds (--within): {_words(error)}") from None
@@ -202,11 +204,16 @@ class Administration:
 
     def outcome(self, job: str) -> Outcome | None:
         """How a job that has ended says it ended; None if it was killed before it could."""
-        with tempfile.TemporaryDirectory() as scratch:
-            try:
-                return Outcome.read(self.fetch(job, Path(scratch) / "run") / OUTCOME)
-            except WorkFailed:
-                return None
+        with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(WorkFailed):
+            return Outcome.read(self.fetch(job, Path(scratch) / "run") / OUTCOME)
+        return None
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """NVFlare says nothing: neither what it tells its caller as well, nor tracebacks of failures that it gets over."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def _words(error: BaseException) -> str:
@@ -222,6 +229,7 @@ class Watch:
         self.say = say
         self._round = 0
         self._waiting: dict[str, str] = {}
+        self._lost: list[str] = []
         self._server_begun: float | None = None
 
     def run(self, submission: Submission, job: str) -> JsonObject:
@@ -232,7 +240,7 @@ class Watch:
             if self._follow(submission, job) == "cancelled":
                 raise WorkFailed(STOPPED)
             outcome = self.administration.outcome(job)
-            if outcome is not None and outcome.error != "Rejoining":
+            if outcome is not None and outcome.error not in GOES_ON:
                 return outcome.result()
             attempts, before = (0 if self._round > before else attempts + 1), self._round
             if attempts >= ATTEMPTS:
@@ -256,7 +264,11 @@ class Watch:
             progress = self.administration.progress(job) if status == "RUNNING" else None
             if status == "RUNNING" and progress is None and self._is_restarted(job):
                 return "ended"
-            self._say_who_waits((progress or {}).get("approvals") or {})
+            approvals = (progress or {}).get("approvals") or {}
+            if approvals and approvals != self._waiting:  # told once
+                self.say("; ".join(in_words(approvals)))
+            self._waiting = approvals
+            self._say_who_is_lost((progress or {}).get("lost", self._lost))
             last = (progress or {}).get("last") or {}
             if last.get("round", 0) > self._round:
                 self._round = last["round"]
@@ -301,11 +313,11 @@ class Watch:
                 self.say("the server is back")
             return status
 
-    def _say_who_waits(self, approvals: dict[str, str]) -> None:
-        """Tell once which sites do not let the study run (yet)."""
-        if approvals and approvals != self._waiting:
-            self.say("; ".join(in_words(approvals)))
-        self._waiting = approvals
+    def _say_who_is_lost(self, lost: list[str]) -> None:
+        """Tell once which sites the run goes on without."""
+        if lost != self._lost:
+            self.say(f"lost: {', '.join(lost)}" if lost else "no site is lost any more")
+        self._lost = lost
 
 
 def study_to_send(path: Path, sets: list[str], folder: Path) -> Study:

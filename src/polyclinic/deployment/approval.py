@@ -61,8 +61,6 @@ TOLD: dict[str, str] = {
     "refused": "was refused by the site's own people",
     "revoked": "was revoked by the site's own people",
 }
-
-
 NO_DECISION = "nothing can be decided, and the study does not run"
 
 
@@ -111,10 +109,11 @@ class Approvals:
 
     def request(self, run: str, study: Study, version: str) -> Request:
         """Note a study that came; BadInput if another study came under this name before."""
-        run, digest = folder_name(run), study_digest(study)
-        if len(json.dumps(study.as_tables(), default=str)) > LONGEST:
+        run, tables = folder_name(run), study.as_tables()
+        digest = study_digest(tables)
+        if len(json.dumps(tables, default=str)) > LONGEST:
             raise NameTaken(f"the study is longer than the {LONGEST} characters that a site takes; shorten it")
-        refuse_odd_text(study.as_tables(), names=(run, *study.sites.site_names()))
+        refuse_odd_text(tables, names=(run, *study.sites.site_names()))
         with self._locked():
             if (known := self.find(run)) is not None:
                 if known.digest != digest:
@@ -122,8 +121,8 @@ class Approvals:
                 return known
             if sum(self.state(one.run) == "waiting" for one in self.requests()) >= MOST_WAITING:
                 raise NameTaken(f"{MOST_WAITING} studies wait at this site already; wait until its people have decided")
-            found = Request(run, study.as_tables(), digest, version, _now())
-            _private_folder(self.folder / run)
+            found = Request(run, tables, digest, version, _now())
+            (self.folder / run).mkdir(mode=0o700, parents=True, exist_ok=True)
             content = json.dumps(asdict(found), indent=1) + "\n"
             atomic_write(self.folder / run / "request.json", content, private=True, durable=True)
             return found
@@ -246,9 +245,12 @@ class Approvals:
             return False
         return trusted_file(trusted, model.get("weights_sha256")) is None
 
-    def decide(self, run: str, decision: Literal["approve", "refuse", "revoke"], why: str = "") -> None:
+    def decide(self, run: str, decision: Literal["approve", "refuse", "revoke"], why: str = "", who: str = "") -> None:
         """A person at the site decides; BadInput if there is nothing to decide. Each decision ends a suspension, for
-        which the site's other studies wait, too. To stop is done first, and what else is to be done after it."""
+        which the site's other studies wait, too. To stop is done first, and what else is to be done after it. `who` is
+        the person's name, which is written down beside the user of this machine."""
+        if who.startswith(BY_RULE) or not who.isprintable():
+            raise BadInput(f"{who!a}: is no name of a person; write who decides")
         stops = decision != "approve"
         if not (self.folder / folder_name(run) / "request.json").exists():
             self.named(run)
@@ -268,7 +270,8 @@ class Approvals:
                 raise BadInput(f"{run}: is not approved; `polyclinic site show {run}` says where it stands")
             if stops:
                 self._stop(run)
-            self._write(run, decision, getpass.getuser(), why)
+            user = getpass.getuser()
+            self._write(run, decision, f"{who.strip()} ({user})" if who.strip() else user, why)
             if not stops:
                 self._mark(run).unlink(missing_ok=True)
         Suspensions(self.kit).release(run)
@@ -317,53 +320,39 @@ class Approvals:
             request, last = self.find(run), self.last_approved(but=run)
             if request is None or self.state(run) != "waiting":
                 return self.state(run)
-            if self.stopped_before(request):
+            if self.stopped_before(request) or self.begins_with_unknown_weights(request):
                 return "waiting"
-            if self.begins_with_unknown_weights(request):
-                return "waiting"
+            before = [self._last(one.run) for one in self.requests()]
+            today = sum(1 for one in before if one and one.by.startswith(BY_RULE) and one.at.startswith(_now()[:10]))
             rules = rules_of(self.policy_file)
-            rule = rules.reason_to_approve(request.study, last.study if last else None, self._approved_today())
+            rule = rules.reason_to_approve(request.study, last.study if last else None, today)
             if rule is None:
                 return "waiting"
             self._write(run, "approve", rule, "")
         return "approved"
-
-    def _approved_today(self) -> int:
-        """Studies that rules have approved since midnight."""
-        last = [self._last(request.run) for request in self.requests()]
-        return sum(1 for one in last if one and one.by.startswith(BY_RULE) and one.at.startswith(_now()[:10]))
 
     def _write(self, run: str, decision: Literal["approve", "refuse", "revoke"], by: str, why: str) -> None:
         """The ledger first: no decision counts that is not in it."""
         request = self.named(run)
         # a mistake in policy.toml must not keep a person from stopping a study
         policy = policy_of(self.policy_file).model_dump(mode="json") if decision == "approve" else {}
-        number = self._next_number() if decision == "approve" else 0  # stopping depends on nothing else
+        # stopping depends on nothing else
+        before = [self._last(one.run) for one in self.requests()] if decision == "approve" else []
+        number = 1 + max((one.number for one in before if one), default=0) if decision == "approve" else 0
         made = asdict(Decision(decision, by, _now(), request.digest, policy, why, number))
         ledger = Ledger(self.ledger_file(run), KitKeys(self.kit / "local").signing_key(), self._anchor(run))
-        ledger.append(
-            round=0,
-            operation=decision,
-            kind="approval",
-            bytes=0,
-            digest=decision_digest(made),
-            to=self.site,
-            privacy=None,
-        )
+        digest = decision_digest(made)
+        ledger.append(round=0, operation=decision, kind="approval", bytes=0, digest=digest, to=self.site, privacy=None)
         ledger.commit()
         file = self.folder / run / "decisions.jsonl"
-        before = file.read_bytes().rstrip(b"\n") + b"\n" if file.exists() else b""
-        atomic_write(file, before.lstrip(b"\n") + json.dumps(made).encode() + b"\n", private=True, durable=True)
-
-    def _next_number(self) -> int:
-        last = [self._last(one.run) for one in self.requests()]
-        return 1 + max((one.number for one in last if one), default=0)
+        written = file.read_bytes().rstrip(b"\n") + b"\n" if file.exists() else b""
+        atomic_write(file, written.lstrip(b"\n") + json.dumps(made).encode() + b"\n", private=True, durable=True)
 
     def ledger_file(self, run: str) -> Path:
         return self.folder / run / "ledger" / f"{self.site}.jsonl"
 
     def _locked(self) -> Any:
-        _private_folder(self.folder)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return lock(self.folder / ".lock")
 
     def waiting(self) -> Iterator[Request]:
@@ -375,8 +364,8 @@ def _read_request(file: Path) -> Request:
     """Damaged unless the file holds a study, and the one that its digest is of."""
     try:
         found = Request(**read_json(file))
-        about = {name: table for name, table in found.study.items() if name not in NOT_ABOUT_IMAGES}
-        fits = digest_of(about) == found.digest and found.run == file.parent.name and isinstance(found.since, str)
+        fits = study_digest(found.study) == found.digest and isinstance(found.since, str)
+        fits = fits and found.run == file.parent.name
     except (TypeError, AttributeError):
         fits = False
     if not fits:
@@ -384,18 +373,14 @@ def _read_request(file: Path) -> Request:
     return found
 
 
-def study_digest(study: Study) -> str:
+def study_digest(tables: JsonObject) -> str:
     """What an approval is bound to: all settings but those of the engine, which say nothing about images."""
-    return digest_of({name: table for name, table in study.as_tables().items() if name not in NOT_ABOUT_IMAGES})
+    return digest_of({name: table for name, table in tables.items() if name not in NOT_ABOUT_IMAGES})
 
 
 def decision_digest(made: JsonObject) -> str:
     """What the ledger has of a decision."""
     return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
-
-
-def _private_folder(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _now() -> str:

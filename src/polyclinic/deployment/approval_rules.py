@@ -21,8 +21,12 @@ from polyclinic.json_types import JsonObject
 from polyclinic.models import read_weights
 from polyclinic.settings import Settings, sentences
 
-#: parcels of metrics that a site lets out over all its runs, where its policy does not say how many
-MAX_SCORES = 1000
+#: what a site's policy says where its file does not: the least that a first study needs, so that nothing leaves from
+#: which images of single patients are rebuilt; `max_scores` are parcels of metrics over all its runs
+SITE_DEFAULTS: dict[str, Any] = {
+    "kinds": ("weights", "statistics", "metrics", "keys", "masked", "shares"),
+    "max_scores": 1000,
+}
 
 
 def policy_of(file: Path) -> Policy:
@@ -32,7 +36,7 @@ def policy_of(file: Path) -> Policy:
     if "deployed" in tables:
         raise BadInput(f"{file}: 'deployed' is not a setting; take it out")
     try:
-        return Policy(**{"max_scores": MAX_SCORES, **tables}, deployed=True)
+        return Policy(**{**SITE_DEFAULTS, **tables}, deployed=True)
     except ValidationError as error:
         raise BadInput(f"{file}: {sentences(error, '', Policy)}") from None
 
@@ -79,7 +83,9 @@ class ApprovalRules(Settings):
             return None
         if self.same_as_last and last is not None and not changed_settings(last, study, but=("seed",)):
             return f"{BY_RULE}approve.same_as_last"
-        if method_of(study) in self.methods and self._within_limits(study):
+        # a generator that leaves makes it another method
+        name = study["method"]["name"] + ("+replay" if study.get("replay") else "")
+        if name in self.methods and self._within_limits(study):
             return f"{BY_RULE}approve.methods"
         return None
 
@@ -92,22 +98,14 @@ class ApprovalRules(Settings):
         )
         networks = {model.get("backbone"), *(model.get("backbones") or {}).values()}
         few &= not self.networks or networks <= set(self.networks)
-        return few and (self.max_epsilon is None or self._is_private(study.get("privacy", {}), self.max_epsilon))
-
-    def _is_private(self, privacy: JsonObject, most: float) -> bool:
-        """Whether epsilon covers everything that leaves, and stays below a limit."""
-        target = privacy.get("target_epsilon")
-        return privacy.get("cover") == "all" and target is not None and target <= most
+        privacy = study.get("privacy", {})  # must cover everything that leaves
+        is_private = privacy.get("cover") == "all" and _is_within(privacy.get("target_epsilon"), self.max_epsilon)
+        return few and (self.max_epsilon is None or is_private)
 
 
-def _is_within(number: Any, most: int | None) -> bool:
+def _is_within(number: Any, most: float | None) -> bool:
     """Whether a number keeps a limit; one that is not given does so only where there is none."""
     return most is None or (number is not None and number <= most)
-
-
-def method_of(study: JsonObject) -> str:
-    """What a study's method is called in the rules: a generator that leaves makes it another method."""
-    return study["method"]["name"] + ("+replay" if study.get("replay") else "")
 
 
 def rules_of(file: Path) -> ApprovalRules:
@@ -206,18 +204,13 @@ def widened(before: Mapping[str, Any], now: Policy) -> list[str]:
     return found
 
 
-def _inspects_more(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> bool:
-    """Whether a table [incoming] stops all that the one before stopped; None: there was none."""
-    if old is None or not old["on"]:
-        return bool(new["on"])
-    limits = [name for name in new if name != "on"]
-    narrower = all(name in old and new[name] <= old[name] for name in limits)  # another version has other limits
-    return new["on"] and old.keys() <= new.keys() and narrower
-
-
 def _is_narrower(name: str, old: Any, new: Any) -> bool:
-    if name == "incoming":
-        return _inspects_more(old, new)
+    if name == "incoming":  # stops all that it stopped before; None: there was no such table
+        if old is None or not old["on"]:
+            return bool(new["on"])
+        limits = [limit for limit in new if limit != "on"]
+        narrower = all(limit in old and new[limit] <= old[limit] for limit in limits)  # another version has others
+        return new["on"] and old.keys() <= new.keys() and narrower
     if name in LISTS:
         return old is not None and set(new) <= set(old)
     if name in MORE_IS_WIDER:

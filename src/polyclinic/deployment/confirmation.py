@@ -84,7 +84,8 @@ class Roster(Settings):
                 X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(pair.sealing)))
             except ValueError:
                 raise BadInput(f"the list has no key of '{name}' that anything could be sealed for") from None
-        if any(signs_for_anybody(key) for key in signing):
+        zeros = (b"\1" + bytes(63)).hex()  # for a point of small order, such a signature fits one text in eight
+        if any(signer_of([bytes.fromhex(key)], bytes([n]), zeros) is not None for key in signing for n in range(64)):
             raise BadInput("the list has a key by which anybody could sign; do not confirm it")
 
     @property
@@ -103,12 +104,6 @@ class Roster(Settings):
         place = names.index(site)
         found = dict.fromkeys((names[(place + 1) % len(names)], names[place - 1]))
         return tuple(name for name in found if name != site)
-
-
-def signs_for_anybody(public: str) -> bool:
-    """Whether a signing key is a point of small order: for such a one, a signature of zeros fits one text in eight."""
-    zeros = (b"\1" + bytes(63)).hex()
-    return any(signer_of([bytes.fromhex(public)], bytes([n]), zeros) is not None for n in range(64))
 
 
 def same_words(given: str, words: str) -> bool:
@@ -187,17 +182,14 @@ def sign_kit(local: Path, roster: Roster, *, rehearsal: bool) -> None:
     patterns = (PUBLIC_FILE,) if keys.owner() == COORDINATOR else SIGNED
     paths = sorted(path for pattern in patterns for path in local.glob(pattern))
     files = {Path(os.path.relpath(path, local)).as_posix(): sha256_of(path) for path in paths}
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
     at = time.strftime("%Y-%m-%d %H:%M:%S")
-    made = Confirmation(roster=roster, by=_user(), at=at, rehearsal=rehearsal, files=files)
+    made = Confirmation(roster=roster, by=user, at=at, rehearsal=rehearsal, files=files)
     made = made.model_copy(update={"signature": signed(keys.signing_key(), made)})
     atomic_write(local / CONFIRMED, made.model_dump_json(indent=1) + "\n", private=True, durable=True)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return str(os.getuid())
 
 
 def confirmation_of(kit: Path) -> Confirmation:

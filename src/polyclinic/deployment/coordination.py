@@ -6,6 +6,7 @@ next checkpoint and says so; the run goes on, with that site, in the next job.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -29,10 +30,12 @@ from polyclinic.errors import BadInput, RunPaused, WorkFailed
 from polyclinic.federation.call import pack, unpack
 from polyclinic.federation.ledger.keys import KeyRing, KitKeys
 from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.ledger import LedgerBroken
+from polyclinic.federation.ledger.verify import witnesses_in
 from polyclinic.files import PARTIAL, atomic_write
 from polyclinic.run_folder import LOCK, WORKERS, run_lock, write_result, write_run_format
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.display import Display
 from polyclinic.study import Study, load_run_study, parse_study
 
 #: what a run folder at the server holds that its owner need not fetch
@@ -59,12 +62,6 @@ class Reach:
     present: Callable[[str], bool]
 
 
-def revoked_in(line: Mapping[str, Any]) -> dict[str, str]:
-    """The sites that did not let a study run in a round, as its line of the history says."""
-    failed = line.get("failed", {}).items()
-    return {site: state for site, reason in failed for state, told in TOLD.items() if reason.endswith(told)}
-
-
 def in_words(approvals: Mapping[str, str]) -> list[str]:
     """Which sites do not let a study run (yet), a sentence each."""
     return [f"{site}: the study {TOLD.get(state, state)}" for site, state in approvals.items()]
@@ -76,6 +73,19 @@ def coordinate(job_spec: dict[str, Any], reach: Reach, kit: Path, job: Path) -> 
     load_site_plugins(kit / "local" / "site.toml")  # the server's people list theirs, too
     folder, keys = kit / "runs" / run, KitKeys(kit / "local")
     return Coordination(parse_study(job_spec["study"]), folder, job_spec["resume"], reach, job, keys)
+
+
+def ends_of_ledgers(runs: Path) -> dict[str, dict[str, Any]]:
+    """How far each site's ledger had come in each run here, as the site signed it: by site and run. A site that put a
+    backup back finds by this that its ledgers went back, too."""
+    found: dict[str, dict[str, Any]] = {}
+    for folder in sorted(path for path in runs.glob("*") if path.is_dir()):
+        with contextlib.suppress(BadInput, LedgerBroken):  # of a damaged run nothing is known
+            for one in witnesses_in(folder):
+                known, end = found.setdefault(one.site, {}), one.anchor.head
+                if folder.name not in known or known[folder.name][0] < end.lines:
+                    known[folder.name] = list(end)
+    return found
 
 
 class Coordination:
@@ -94,10 +104,13 @@ class Coordination:
         self.engine: NVFlare | None = None
         self._stopping = threading.Event()
         self._approvals: dict[str, str] = {}  # of the sites that do not let the study run (yet)
+        self._seen: dict[str, dict[str, Any]] = {}  # ends of their ledgers in all runs of this server
 
     def run(self) -> Outcome:
         """Run to the end, or to where a site rejoins; leave what may be fetched in the job's folder."""
         outcome = Outcome.of(self._run)
+        if outcome.error and self._stopping.is_set():  # whatever its sites said while NVFlare ended the job there
+            outcome = Outcome(Stopped.__name__, STOPPED)
         self.folder.mkdir(parents=True, exist_ok=True)
         outcome.write(self.folder / OUTCOME)
         shutil.copytree(self.folder, self.job / "run", ignore=NOT_FETCHED, dirs_exist_ok=True)
@@ -109,7 +122,9 @@ class Coordination:
         lines = history.read_text(encoding="utf-8").splitlines() if history.exists() else []
         last = json.loads(lines[-1]) if lines else {}
         lost = sorted(self.engine.lost) if self.engine else []
-        told = {"lost": lost, "last": last, "approvals": self._approvals | revoked_in(last)}
+        failed = last.get("failed", {}).items()
+        stopped = {site: state for site, reason in failed for state, told in TOLD.items() if reason.endswith(told)}
+        told = {"lost": lost, "last": last, "approvals": self._approvals | stopped}
         return {"run": self.folder.name, "rounds": self.study.method.rounds, **told}
 
     def stop(self) -> dict[str, Any]:
@@ -121,6 +136,11 @@ class Coordination:
         (self.job / "run").mkdir(parents=True, exist_ok=True)
         Outcome(Stopped.__name__, STOPPED).write(self.job / "run" / OUTCOME)
         return self.status()
+
+    def leaves(self, site: str) -> None:
+        """A site says that it is being stopped."""
+        if self.engine and site in self.reach.sends:
+            self.engine.leaves(site)
 
     def _run(self) -> dict[str, Any]:
         from polyclinic.runner.run.run import check_same, run_with
@@ -145,6 +165,7 @@ class Coordination:
             note_plugins(self.folder, study)
             assembly.note_weights()
             atomic_write(begun, study.to_toml())
+            self._seen = ends_of_ledgers(self.folder.parent)
             self._await_approval(names)
             values = run_with(assembly, self.engine, Display())
             write_result(self.folder, values)
@@ -171,7 +192,8 @@ class Coordination:
         if send is None:
             return "unknown"
         try:
-            return str(unpack(send("ping", pack({}, []), self.study.engine.silence))[0].get("approval", "unknown"))
+            asked = pack({"seen": self._seen.get(site, {})}, [])
+            return str(unpack(send("ping", asked, self.study.engine.silence))[0].get("approval", "unknown"))
         except (TimeoutError, RuntimeError, ParcelRejected):
             return "unknown"
 

@@ -31,20 +31,21 @@ from polyclinic.engines.nvflare.job import end_with
 from polyclinic.engines.nvflare.relay import Relay, refusal
 from polyclinic.engines.worker_process import WorkerGone, WorkerProcess, python_command, read_spec, reason_of, serve
 from polyclinic.errors import BadInput
-from polyclinic.federation.call import DataDependentRefusal, GateRefused, pack
+from polyclinic.federation.call import DataDependentRefusal, GateRefused, pack, unpack
 from polyclinic.federation.host import SiteHost
 from polyclinic.federation.layers.interface import SiteLayer
 from polyclinic.federation.layers.suspension import Suspensions
-from polyclinic.federation.ledger.keys import KitKeys
+from polyclinic.federation.ledger.keys import KitKeys, head_from_json, signer_of_line
 from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.ledger import LedgerBroken, check_head, verify
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.site import Kit
-from polyclinic.files import atomic_write, lock
+from polyclinic.files import atomic_write, lock, read_json
 from polyclinic.run_folder import ENDS_WITHIN, write_run_format
-from polyclinic.runner.evaluate.calibration import Calibration, calibrate_on, looks_of
-from polyclinic.runner.predict.model_file import card_of, model_file, preparation_of
+from polyclinic.runner.evaluate.calibration import Calibration, calibrate_on
+from polyclinic.runner.predict.model_file import card_of, digest_of_weights, model_file, preparation_of
+from polyclinic.runner.predict.unlike_images import looks_of
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.runner.run.release import digest_of_weights
 from polyclinic.runner.run.run import note_plugins
 from polyclinic.study import Study, load_run_study, parse_study
 from polyclinic.tasks.task import Task
@@ -59,14 +60,14 @@ class OtherVersion(BadInput):
     """Site and coordinator have different versions of the package."""
 
 
-def relay_of(job_spec: dict[str, Any], site: str, kit: Path) -> Relay:
-    """The relay of a deployed site; BadInput if the site cannot take part."""
+def relay_of(job_spec: dict[str, Any], site: str, kit: Path, leave: Callable[[], None] = lambda: None) -> Relay:
+    """The relay of a deployed site; BadInput if the site cannot take part. `leave` is called when it is stopped."""
     if job_spec["version"] != __version__:
         raise OtherVersion(
             f"this site has polyclinic {__version__} and the coordinator {job_spec['version']}; "
             "install the same version on both"
         )
-    end_with(os.getppid())  # who kills NVFlare's process at a site means the site
+    end_with(os.getppid(), leave)  # who kills NVFlare's process at a site means the site
     confirmation_of(kit)
     run = folder_name(job_spec["run"])
     approvals = Approvals(kit, site)
@@ -77,7 +78,8 @@ def relay_of(job_spec: dict[str, Any], site: str, kit: Path) -> Relay:
     worker_spec = json.dumps({"study": job_spec["study"], "run": job_spec["run"], "site": site, "kit": str(kit)})
     command = python_command("polyclinic.deployment.deployed_site")
     start_worker = lambda: WorkerProcess(command, threads=threads, spec=worker_spec)  # noqa: E731
-    return ApprovedRelay(site, start_worker, discreet(str(kit)), lambda: approvals.require(run))
+    notice = lambda seen: notice_put_back(kit, site, run, seen)  # noqa: E731
+    return ApprovedRelay(site, start_worker, discreet(str(kit)), lambda: approvals.require(run), notice)
 
 
 class ApprovedRelay(Relay):
@@ -86,17 +88,22 @@ class ApprovedRelay(Relay):
     Its answer to a ping says whether the study waits for them: so a coordinator can wait, too."""
 
     def __init__(
-        self,
-        site: str,
-        start_worker: Callable[[], WorkerProcess],
-        tell: Callable[[BaseException], str],
-        require_approval: Callable[[], None],
+        self, site: str, start_worker: Any, tell: Any, require_approval: Callable[[], None], notice: Any = None
     ) -> None:
         super().__init__(site, start_worker, tell)
         self._require_approval = require_approval
+        self._notice = notice
+        self._seen: dict[str, Any] = {}  # what the coordinator knows of the site's ledgers
 
     def handle(self, what: str, payload: bytes) -> bytes:
-        state = self._state()
+        if what == "ping" and self._notice and (seen := unpack(payload)[0].get("seen", {})) != self._seen:
+            self._notice(seen)
+            self._seen = seen
+        state: State = "approved"
+        try:
+            self._require_approval()
+        except NotApproved as waits:
+            state = waits.state
         if what == "ping":
             return pack({"site": self.site, "approval": state}, [])
         if state == "approved":
@@ -104,12 +111,24 @@ class ApprovedRelay(Relay):
         self.close()  # what it works on must not be finished
         return refusal(TOLD[state])
 
-    def _state(self) -> State:
+
+def notice_put_back(kit: Path, site: str, run: str, seen: Mapping[str, Any]) -> None:
+    """Suspend the site where the coordinator knows, by a line that the site has signed, of a later end of one of its
+    ledgers: a backup was put back as a whole. `seen` are lines, digest and signature by run; each end is said once."""
+    file, keys = kit / "anchors" / "put_back.json", KitKeys(kit / "local").verifying_keys(site)
+    said = read_json(file) if file.exists() else {}
+    for name, value in seen.items():
+        head, ledger = head_from_json(value), kit / "runs" / folder_name(name) / "ledger" / f"{site}.jsonl"
+        if head.lines <= said.get(name, 0) or signer_of_line(keys, head.digest, head.signature) is None:
+            continue
         try:
-            self._require_approval()
-        except NotApproved as waits:
-            return waits.state
-        return "approved"
+            lines = verify(ledger, torn=True) if ledger.exists() else []
+            check_head(head, ledger, [line["digest_of_line"] for line in lines], "the coordinator")
+        except LedgerBroken as error:
+            said[name] = head.lines
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            atomic_write(file, json.dumps(said) + "\n", private=True, durable=True)
+            Suspensions(kit).suspend(run, f"{error}. Until then your budgets do not count what left since that backup")
 
 
 def discreet(kit: str) -> Callable[[BaseException], str]:
@@ -121,17 +140,13 @@ def discreet(kit: str) -> Callable[[BaseException], str]:
     """
 
     def tell(error: BaseException) -> str:
-        with open(Path(kit) / "failures.log", "a", encoding="utf-8", opener=_private) as file:
+        private = lambda path, flags: os.open(path, flags, 0o600)  # noqa: E731
+        with open(Path(kit) / "failures.log", "a", encoding="utf-8", opener=private) as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {reason_of(error)}\n")
         told = isinstance(error, GateRefused | ParcelRejected | OtherVersion | WorkerGone | NotApproved | NameTaken)
         return reason_of(error) if told and not isinstance(error, DataDependentRefusal) else FAILED
 
     return tell
-
-
-def _private(path: str, flags: int) -> int:
-    """Opens a file that no other user of the machine may read."""
-    return os.open(path, flags, 0o600)
 
 
 @contextlib.contextmanager

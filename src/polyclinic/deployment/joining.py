@@ -30,7 +30,6 @@ from pydantic import Field
 from polyclinic import __version__
 from polyclinic.deployment import kits
 from polyclinic.deployment.confirmation import (
-    CONFIRMED,
     Confirmation,
     Coordinator,
     OwnKeys,
@@ -54,18 +53,11 @@ from polyclinic.federation.ledger.keys import (
     secret_bytes,
     signing_public_key,
 )
-from polyclinic.files import atomic_write, lock, make_private
+from polyclinic.files import atomic_write, lock, make_private, read_json
 from polyclinic.settings import Settings
 
-INVITATION, ADMISSION, REQUESTS, REQUEST, REVOKED, NEXT = (
-    "invitation.json",
-    "admission.json",
-    "requests",
-    ".request.json",
-    ".revoked",
-    "next",
-)
-TLS_KEY = "client.key"
+INVITATION, ADMISSION, REQUESTS = "invitation.json", "admission.json", "requests"
+REQUEST, REVOKED, NEXT, TLS_KEY = ".request.json", ".revoked", "next", "client.key"
 #: seconds to wait for a run of the site to end
 WAIT = 5.0
 
@@ -152,7 +144,11 @@ def admit(folder: Path, files: Sequence[Path]) -> Admission:
         raise BadInput("REQUEST: missing; each site writes one with `polyclinic site join INVITATION NAME`")
     roster = Roster(coordinator=invitation.coordinator, sites={name: one.keys for name, one in taken.items()})
     roster.check()  # before anything is kept: one bad request must not spoil all later lists
-    made = Admission(roster=roster, certificates={name: _certificate(folder, one) for name, one in taken.items()})
+    certificates = {}
+    for name, one in taken.items():
+        public = x509.load_pem_x509_csr(one.csr.encode()).public_key()
+        certificates[name] = kits.issue(folder / "authority", name, kits.organisation(name), public)
+    made = Admission(roster=roster, certificates=certificates)
     (folder / REQUESTS).mkdir(mode=0o700, exist_ok=True)
     for name, request in taken.items():
         atomic_write(folder / REQUESTS / f"{name}.json", request.model_dump_json(indent=1) + "\n", durable=True)
@@ -190,11 +186,6 @@ def _refuse_uninvited(site: str, invitation: Invitation) -> None:
             f"{site}: the invitation asks for {asked}{hint}; the coordinator invites further sites with `polyclinic "
             "deploy init` and a study that names them"
         )
-
-
-def _certificate(folder: Path, request: Request) -> str:
-    public = x509.load_pem_x509_csr(request.csr.encode()).public_key()
-    return kits.issue(folder / "authority", request.site, kits.organisation(request.site), public)
 
 
 def digest_of_coordinator(coordinator: Coordinator) -> str:
@@ -287,13 +278,17 @@ def to_confirm(kit: Path, admission: Admission) -> ToConfirm:
     _refuse_earlier_keys(kit, roster)
     if site not in roster.sites:
         raise BadInput(f"ADMISSION: does not have site '{site}'; send {asked[0].name} to the coordinator")
-    folder = next((one for one in (kit / NEXT, kit / "local") if _public(one) == roster.sites[site]), None)
+    drawn = [one for one in (kit / NEXT, kit / "local") if (one / SIGNING_FILE).is_file()]
+    folder = next((one for one in drawn if _own(one).public == roster.sites[site]), None)
     if folder is None:
         raise BadInput(
             f"ADMISSION: has other keys under the name '{site}' than this site has drawn. Do not confirm it: ask the "
             f"coordinator whether {asked[0].name} was used, and if so, who else has sent one in your name"
         )
-    found = ToConfirm(kit, site, admission, folder, _before(kit))
+    before = None
+    with contextlib.suppress(BadInput):  # nothing was confirmed, or a `confirm` was cut off, which asks again
+        before = confirmation_of(kit)
+    found = ToConfirm(kit, site, admission, folder, before)
     _check_certificate(found)
     return found
 
@@ -311,26 +306,9 @@ def _refuse_earlier_keys(kit: Path, roster: Roster) -> None:
             )
 
 
-def _public(folder: Path) -> PublicPair | None:
-    """The public keys of the private ones in a folder."""
-    if not (folder / SIGNING_FILE).is_file():
-        return None
-    return _own(folder).public
-
-
 def _own(folder: Path) -> OwnKeys:
     sealing, signing = secret_bytes(folder / PRIVATE_FILE), secret_bytes(folder / SIGNING_FILE)
     return OwnKeys(X25519PrivateKey.from_private_bytes(sealing), Ed25519PrivateKey.from_private_bytes(signing))
-
-
-def _before(kit: Path) -> Confirmation | None:
-    """What was confirmed; None where nothing was, or where a `confirm` was cut off, which asks again."""
-    if not (kit / "local" / CONFIRMED).exists():
-        return None
-    try:
-        return confirmation_of(kit)
-    except BadInput:
-        return None
 
 
 def _tls_key(keys: Path) -> Path:
@@ -351,15 +329,18 @@ def _check_certificate(found: ToConfirm) -> None:
         raise BadInput(f"ADMISSION: its certificate for '{found.site}' is not for the key of this site")
 
 
-def confirm(found: ToConfirm, words: str, *, server: str = "") -> None:
+def confirm(found: ToConfirm, words: str, *, server: str = "") -> str:
     """Make the kit, if these are the words of the list; they are not needed for a list that was confirmed before.
-    `server` is the address of a relay in the hospital, `HOST:PORT`. Cut off in the middle, it can be done again."""
+    `server` is the address of a relay in the hospital, `HOST:PORT`, by default the one that the kit
+    has; it is returned. Cut off in the middle, it can be done again."""
     if not found.is_known and not same_words(words, found.roster.words):
         raise BadInput(
             "--words: these are not the words of the list that came here: somebody has another list. Nothing was "
             "changed. If nobody misread, the coordinator, or who sends in its name, deceives you: tell the other sites"
         )
     kit, invitation = found.kit, read(found.kit / INVITATION, Invitation)
+    if found.before and not server:  # whoever renews a certificate a year later does not name the relay again
+        server = read_json(kit / "startup" / "fed_client.json")["servers"][0]["service"]["target"]
     with no_run_at_work(kit):
         kits.write_site(kit, found.site, found.admission, _tls_key(found.keys), server)
         kits.write_own_settings(kit, invitation.dataset)
@@ -367,6 +348,7 @@ def confirm(found: ToConfirm, words: str, *, server: str = "") -> None:
     if found.keys.name == NEXT:
         shutil.rmtree(found.keys)
     make_private(kit)
+    return server
 
 
 @contextlib.contextmanager

@@ -27,13 +27,15 @@ from polyclinic import __version__
 from polyclinic.data.allowed_paths import refuse_coordinator
 from polyclinic.data.parts import PreparedSites, prepare
 from polyclinic.data.source import AtSites
-from polyclinic.deployment.approval_rules import MAX_SCORES, TABLE, ApprovalRules
+from polyclinic.deployment.approval_rules import SITE_DEFAULTS, TABLE, ApprovalRules, policy_of
 from polyclinic.engines.nvflare.job import CLASSES
 from polyclinic.errors import BadInput
+from polyclinic.federation.ledger.kinds import DANGEROUS, KINDS
 from polyclinic.federation.policy import Policy
 from polyclinic.files import atomic_write, make_private, read_json
-from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.display import Display
 from polyclinic.study import Study, parse_study
+from polyclinic.study.policy_check import refused_by
 from polyclinic.study.template import settings_with_comments
 
 if TYPE_CHECKING:
@@ -254,40 +256,52 @@ SITE_EXAMPLE = """# Say where the images are: `polyclinic data list` names all s
 source = "folder"
 path = "/data/{dataset}"
 """
-POLICY_HEAD = (
-    """# What this site lets out, whatever the coordinator asks. The gate reads this file when a run starts."""
-)
+POLICY_HEAD = f"""# What this site lets out, whatever the coordinator asks. The gate reads this file when a run starts.
+# These five lines are the ones that people change. From {", ".join(DANGEROUS[3:])} images of
+# single patients can be rebuilt: add such a kind only for a study that you have understood.
+"""
+MORE_HEAD = """
+# --- the rest is for special cases ---
+"""
 INCOMING_HEAD = """
 # What the coordinator sends is inspected before your site works with it (docs/incoming.md)."""
 APPROVE_HEAD = """
 # A study waits until a person at this site has approved it (`polyclinic site pending`), unless a rule here does."""
 
 
-def _policy_text(rehearsed: bool) -> str:
-    """Every setting of a policy with what it means; a rehearsal lets out all but real images."""
-    from polyclinic.federation.ledger.kinds import KINDS
+#: the settings that people change, before all others in the file
+FIRST = ("kinds", "min_cohort", "max_bytes", "max_epsilon", "max_scores")
 
-    kinds = tuple(kind for kind in KINDS.builtin if kind != "real-images") if rehearsed else Policy().kinds
-    scores: Any = "fine" if rehearsed else "coarse"  # a rehearsal gives the scores of a run in one process
-    draws: Any = "study" if rehearsed else "own"  # and its bits
-    few: Any = "allow" if rehearsed else "refuse"  # and its images, which are few
-    cohort = 1 if rehearsed else 10
-    shares: Any = "equal" if rehearsed else "random"
-    chosen = Policy(
-        kinds=kinds,
-        min_cohort=cohort,
-        few_images=few,
-        max_scores=MAX_SCORES,
-        scores=scores,
-        draws=draws,
-        shares=shares,
-        **({"min_sites": 3, "liars": 0} if rehearsed else {}),  # the sums of a simulation, and its noise
-    )
-    rules = settings_with_comments(ApprovalRules(every=rehearsed))
-    settings = settings_with_comments(chosen, without=("deployed", "incoming"))
-    incoming = settings_with_comments(chosen.incoming)
-    tables = [INCOMING_HEAD, "[incoming]", *incoming, APPROVE_HEAD, f"[{TABLE}]", *rules]
-    return "\n".join([POLICY_HEAD, *settings, *tables, ""])
+
+def first_policy(*, rehearsed: bool = False) -> Policy:
+    """The policy of a new kit; a rehearsal lets out all but real images, and the scores and bits of a run in one
+    process."""
+    if not rehearsed:
+        return Policy(**SITE_DEFAULTS, min_cohort=10)
+    kinds = tuple(kind for kind in KINDS.builtin if kind != "real-images")
+    same: dict[str, Any] = {"scores": "fine", "draws": "study", "shares": "equal", "few_images": "allow", "liars": 0}
+    return Policy(**{**SITE_DEFAULTS, "kinds": kinds, "min_cohort": 1, "min_sites": 3, **same})
+
+
+def foreseen_refusals(study: Study, folder: Path) -> list[str]:
+    """What a site with the first policy of its kit will refuse, or one that is rehearsed in a folder, with its own: the
+    coordinator hears it here, and not from sites, whose reasons may depend on their images."""
+    files = {file.parent.parent.name: file for file in sorted((folder / "sites").glob("*/local/policy.toml"))}
+    first = {"a site with the first policy of its kit": first_policy().model_copy(update={"deployed": True})}
+    policies = {name: policy_of(file) for name, file in files.items()} or first
+    found = {name: refused_by(study, policy) for name, policy in policies.items()}
+    return [f"{name} will refuse this study: {one}" for name, some in found.items() for one in some]
+
+
+def _policy_text(rehearsed: bool) -> str:
+    """Every setting of a policy with what it means."""
+    chosen, rules = first_policy(rehearsed=rehearsed), settings_with_comments(ApprovalRules(every=rehearsed))
+    each = {name: settings_with_comments(chosen, without=({*Policy.model_fields} - {name})) for name in FIRST}
+    more = settings_with_comments(chosen, without=("deployed", "incoming", *FIRST))
+    tables = [INCOMING_HEAD, "[incoming]", *settings_with_comments(chosen.incoming), APPROVE_HEAD, f"[{TABLE}]", *rules]
+    each["kinds"][1:] = [f"kinds = {json.dumps(chosen.kinds)}"]
+    lines = [line for name in FIRST for line in each[name]]
+    return "\n".join([POLICY_HEAD, *lines, MORE_HEAD, *more, *tables, ""])
 
 
 README_OF_SITE = """

@@ -32,23 +32,14 @@ def leave(kit: Path, site: str) -> list[Path]:
         if not decided or decided[-1].decision == "approve":
             approvals.decide(request.run, "revoke" if decided else "refuse", "the site leaves for good")
     atomic_write(kit / LEFT, f"site {site} left for good on {time.strftime('%Y-%m-%d %H:%M:%S')}\n", private=True)
-    return [path for path in secrets_of(kit) if _delete(path)]
-
-
-def secrets_of(kit: Path) -> list[Path]:
-    """What of a kit could act in the site's name, undo its noise, or hold its images."""
+    # what could act in the site's name, undo its noise, or hold its images
     keys = [kit / "startup" / "client.key", kit / "local" / PRIVATE_FILE, kit / "local" / SIGNING_FILE]
     unfinished = [*kit.glob(f"{SCRATCH}*"), *(kit / "local").glob(f"*{PARTIAL}")]  # of a `confirm` that was killed
-    return [*keys, kit / NEXT, *unfinished, *sorted((kit / "runs").glob("*/sites/*/noise.key")), kit / "cache"]
-
-
-def _delete(path: Path) -> bool:
-    there = path.exists()
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-    return there
+    noise = sorted((kit / "runs").glob("*/sites/*/noise.key"))
+    found = [path for path in (*keys, kit / NEXT, *unfinished, *noise, kit / "cache") if path.exists()]
+    for path in found:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return found
 
 
 def distrust(kit: Path, other: str) -> None:

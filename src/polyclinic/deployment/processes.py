@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,19 +49,14 @@ class Participant:
 
     @property
     def command(self) -> list[str]:
-        if self.name == "server":
-            module, file, more = "nvflare.private.fed.app.server.server_train", "fed_server.json", []
-        else:
-            module, file, more = "nvflare.private.fed.app.client.client_train", "fed_client.json", [f"uid={self.name}"]
-        settings = ["secure_train=true", *more, f"org={self._org()}", "config_folder=config"]
-        return python_command(module, "-m", str(self.kit), "-s", file, "--set", *settings)
-
-    def _org(self) -> str:
         from cryptography import x509
 
-        certificate = "server.crt" if self.name == "server" else "client.crt"
-        found = x509.load_pem_x509_certificate((self.kit / "startup" / certificate).read_bytes())
-        return str(found.subject.get_attributes_for_oid(x509.NameOID.ORGANIZATION_NAME)[0].value)
+        kind, more = ("server", []) if self.name == "server" else ("client", [f"uid={self.name}"])
+        certificate = x509.load_pem_x509_certificate((self.kit / "startup" / f"{kind}.crt").read_bytes())
+        org = certificate.subject.get_attributes_for_oid(x509.NameOID.ORGANIZATION_NAME)[0].value
+        settings = ["secure_train=true", *more, f"org={org!s}", "config_folder=config"]
+        module = f"nvflare.private.fed.app.{kind}.{kind}_train"
+        return python_command(module, "-m", str(self.kit), "-s", f"fed_{kind}.json", "--set", *settings)
 
     def start(self, output: Any = None, *, alone: bool = True) -> subprocess.Popen:
         """Start the participant's process; what it prints goes to `output`, by default where ours goes.
@@ -70,6 +64,8 @@ class Participant:
         With `alone` a process whose output goes elsewhere is out of reach of this terminal's Ctrl-C.
         """
         refuse_if_left(self.kit)
+        if is_running(self.kit):
+            raise BadInput(f"{self.kit}: {self.name} runs on this machine already; end that process first")
         confirmation_of(self.kit)
         for leftover in ("shutdown.fl", "restart.fl"):  # or it would end at once
             (self.kit / leftover).unlink(missing_ok=True)
@@ -175,16 +171,17 @@ def _started(pid: int) -> float | None:
 
 
 def is_running(kit: Path) -> bool:
-    """Whether the site's own process runs on this machine."""
-    return any("client_train" in " ".join(command) and str(kit) in command for command in _commands())
-
-
-def _commands() -> Iterator[list[str]]:
+    """Whether the process of this kit's server or site runs on this machine."""
     import psutil
 
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            yield process.cmdline()
+            command = process.cmdline()
+            if str(kit.resolve()) in command and any(
+                word.endswith(("client_train", "server_train")) for word in command
+            ):
+                return True
+    return False
 
 
 #: in a kit: says that its site has left, and when

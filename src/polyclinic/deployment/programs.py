@@ -9,25 +9,41 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.collab import CollabCallError, collab
+from nvflare.collab.api.exceptions import RunAborted
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 from nvflare.lighter.impl import cert
 
-from polyclinic.engines.nvflare.engine import Send
+from polyclinic.engines.nvflare.engine import JOB_ENDED, JobEnded, Send
 from polyclinic.engines.nvflare.job import SPEC, STATUS, STOP, TOKEN, decode_property, end_with, is_simulated
 from polyclinic.engines.nvflare.relay import Relay, refusal
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.errors import BadInput
 
+if TYPE_CHECKING:
+    from polyclinic.deployment.coordination import Coordination
+
 log = logging.getLogger(__name__)
+#: seconds that a site which is stopped waits for the coordinator to know
+LEAVES_WITHIN = 2.0
 
 
 class Coordinator:
     """At the server: runs the study, its sites reached through NVFlare."""
+
+    def __init__(self) -> None:
+        self._run: Coordination | None = None
+
+    @collab.publish
+    def leaves(self) -> None:
+        """The site that calls is being stopped."""
+        if self._run:
+            self._run.leaves(collab.caller)
 
     @collab.main
     def run(self) -> None:
@@ -39,11 +55,12 @@ class Coordinator:
 
             coordinate_simulation(job_spec, sends)
         else:
-            run_deployed(job_spec, sends)
+            self._run = run = coordination_of(job_spec, sends)
+            log.info("the run ended: %s", run.run().reason or "finished")
 
 
-def run_deployed(job_spec: dict[str, Any], sends: dict[str, Send]) -> None:
-    """A job at a real server. A run that stops here may be resumed; why it stopped is in the job's folder."""
+def coordination_of(job_spec: dict[str, Any], sends: dict[str, Send]) -> Coordination:
+    """The run of a job at a real server. One that stops may be resumed; why it stopped is in the job's folder."""
     from polyclinic.deployment.coordination import Reach, coordinate
 
     end_with(os.getppid())  # a server that was killed must not go on writing into the run folder
@@ -54,8 +71,7 @@ def run_deployed(job_spec: dict[str, Any], sends: dict[str, Send]) -> None:
     run = coordinate(job_spec, reach, Path(workspace.get_root_dir()), job)
     engine.register_app_command(STATUS, lambda topic, data, fl_ctx: run.status())
     engine.register_app_command(STOP, lambda topic, data, fl_ctx: run.stop())
-    outcome = run.run()
-    log.info("the run ended: %s", outcome.reason or "finished")
+    return run
 
 
 class SiteProgram:
@@ -64,13 +80,15 @@ class SiteProgram:
     def __init__(self) -> None:
         self._relay: Relay | None = None
         self._refusal = ""
+        self._server: Any = None
 
     @collab.init
     def start(self) -> None:
         """A site that cannot take part says so when it is called: the others need not stop for it."""
         kit = Path(collab.workspace.get_root_dir())
+        self._server = collab.server
         try:
-            self._relay = relay_for(decode_property(collab.get_app_prop(SPEC)), collab.site_name, kit)
+            self._relay = relay_for(decode_property(collab.get_app_prop(SPEC)), collab.site_name, kit, self._leave)
         except Exception as error:
             log.exception("this site cannot take part")
             self._refusal = refusal_at(kit, error)
@@ -87,13 +105,19 @@ class SiteProgram:
         except Exception as error:  # NVFlare would send its traceback, with this machine's paths
             return refusal(self._relay.tell(error))
 
+    def _leave(self) -> None:
+        """The site is being stopped: the coordinator need not wait for it."""
+        if self._relay:
+            self._relay.leave()
+        self._server(timeout=LEAVES_WITHIN).leaves()
+
     @collab.final
     def stop(self) -> None:
         if self._relay:
-            self._relay.close()
+            self._relay.leave(JOB_ENDED)
 
 
-def relay_for(job_spec: dict[str, Any], name: str, kit: Path) -> Relay:
+def relay_for(job_spec: dict[str, Any], name: str, kit: Path, leave: Callable[[], None] = lambda: None) -> Relay:
     """The relay of a site: a simulated one where the simulator started this process, else a deployed one."""
     if "assembly" in job_spec:
         refuse_unless_simulated(job_spec)
@@ -102,7 +126,7 @@ def relay_for(job_spec: dict[str, Any], name: str, kit: Path) -> Relay:
         return relay_of_simulated_site(job_spec, name)
     from polyclinic.deployment.deployed_site import relay_of
 
-    return relay_of(job_spec, name, kit)
+    return relay_of(job_spec, name, kit, leave)
 
 
 def refuse_unless_simulated(job_spec: dict[str, Any]) -> None:
@@ -120,7 +144,8 @@ def refusal_at(kit: Path, error: Exception) -> str:
 
 
 def sender(proxy: Any) -> Send:
-    """How the engine sends to a site: TimeoutError where the site was not reached or did not answer."""
+    """How the engine sends to a site: TimeoutError where the site was not reached or did not answer, JobEnded where
+    NVFlare has ended the job."""
 
     def send(what: str, payload: bytes, timeout: float) -> bytes:
         try:
@@ -129,6 +154,8 @@ def sender(proxy: Any) -> Send:
             if error.remote_traceback is not None:  # it was reached, and raised
                 raise RuntimeError(str(error.cause)) from None
             raise TimeoutError(str(error.cause)) from None
+        except RunAborted:
+            raise JobEnded(JOB_ENDED) from None
 
     return send
 

@@ -4,9 +4,11 @@ what runs, what has left, and what is left of the budgets.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from polyclinic.data.own_images import only_site_plugins, own_data
 from polyclinic.data.source import AtSites
@@ -53,7 +55,11 @@ def run_folders(kit: Path) -> list[Path]:
 
 def run_of(kit: Path, site: str, policy: Policy, folder: Path) -> RunStatus:
     """One run of a site; WorkFailed if its ledger does not hold."""
-    lines = _ledger_lines(folder)
+    try:  # of a run at work, a line that is half written is left out
+        files = sorted((folder / "ledger").glob("*.jsonl"))
+        lines = [line for file in files for line in verify(file, torn=True)]
+    except LedgerBroken as error:
+        raise WorkFailed(f"the ledger of run '{folder.name}' does not hold: {error}") from None
     spent, price = Spent(), None
     for line in lines:
         record = line["privacy"]
@@ -64,16 +70,13 @@ def run_of(kit: Path, site: str, policy: Policy, folder: Path) -> RunStatus:
         except OverBudget as error:
             raise BadInput(f"{kit / 'local' / 'policy.toml'}: epsilon cannot be counted: {error}") from None
         spent.add(line["kind"], line["bytes"], record, cost)
-    return RunStatus(folder.name, _is_held(kit / "runs" / f".{folder.name}.lock"), lines, spent.epsilon)
-
-
-def _ledger_lines(folder: Path) -> list[JsonObject]:
-    """The lines of a run that may be at work: one that is half written is left out."""
+    held, at_work = kit / "runs" / f".{folder.name}.lock", False
     try:
-        files = sorted((folder / "ledger").glob("*.jsonl"))
-        return [line for file in files for line in verify(file, torn=True)]
-    except LedgerBroken as error:
-        raise WorkFailed(f"the ledger of run '{folder.name}' does not hold: {error}") from None
+        with lock(held, wait=0) if held.exists() else contextlib.nullcontext():
+            pass
+    except TimeoutError:
+        at_work = True
+    return RunStatus(folder.name, at_work, lines, spent.epsilon)
 
 
 def _price(kit: Path, site: str, policy: Policy, folder: Path) -> Price:
@@ -82,17 +85,6 @@ def _price(kit: Path, site: str, policy: Policy, folder: Path) -> Price:
         data = load_run_study(folder).data
     assert isinstance(data, AtSites)
     return price_at(policy, own_data(kit / "local" / "site.toml", data, site, kit / "cache").train)
-
-
-def _is_held(path: Path) -> bool:
-    """Whether a process holds a lock file now."""
-    if not path.exists():
-        return False
-    try:
-        with lock(path, wait=0):
-            return False
-    except TimeoutError:
-        return True
 
 
 @dataclass(frozen=True)
@@ -127,11 +119,6 @@ def budgets(policy: Policy, runs: list[RunStatus]) -> list[Used]:
     ]
 
 
-def budget_sentences(policy: Policy, runs: list[RunStatus]) -> list[str]:
-    """The same in sentences."""
-    return [one.sentence for one in budgets(policy, runs)]
-
-
 def approvals_of(kit: Path) -> Approvals:
     """What was decided at the site whose kit this is."""
     participant = Participant.of(kit)
@@ -152,10 +139,20 @@ def who_takes_part(kit: Path) -> str:
     return f"{found.by} confirmed on {found.at} that these take part: {names}"
 
 
+def is_finished(kit: Path, run: str) -> bool:
+    """Whether the finished model of a study lies in the kit."""
+    return (kit / "runs" / run / "model.safetensors").is_file()
+
+
 def standing(approvals: Approvals, run: str) -> str:
     """Where a study stands, in one or two sentences."""
     words = {"waiting": "It waits for your decision.", "approved": "It is approved.", "refused": "It was refused."}
-    told = words.get(approvals.state(run), "Its approval was revoked.")
+    state = approvals.state(run)
+    told = words.get(state, "Its approval was revoked.")
+    if state == "approved" and (by := [one for one in approvals.decisions(run) if one.decision == "approve"]):
+        told = f"It was approved by {by[-1].by} on {by[-1].at}."
+        if is_finished(approvals.kit, run):
+            told += f" It is finished: the model is in runs/{run}."
     if wider := approvals.new_in_policy(run):
         told += f" Your policy lets out more than when you approved it: {'; '.join(wider)}."
     for one in Suspensions(approvals.kit).all():
@@ -167,14 +164,33 @@ def standing(approvals: Approvals, run: str) -> str:
     return told
 
 
-def describe(approvals: Approvals, run: str) -> list[str]:
+class Described(NamedTuple):
+    """A study as the site's people see it."""
+
+    standing: str
+    #: what leaves, what attacks have got out of such parcels, what bounds it
+    short: list[str]
+    #: what the site's policy will refuse, with the cure
+    refused: list[str]
+    sentences: list[str]
+
+    @property
+    def lines(self) -> list[str]:
+        short = ["In short:", *(f"{number}. {one}" for number, one in enumerate(self.short, 1))]
+        refused = [REFUSED, *(f"- {one}" for one in self.refused), ""] if self.refused else []
+        return [self.standing, "", *short, "", *refused, *self.sentences]
+
+
+REFUSED = "Your policy will refuse this study as it is (the coordinator does not see this list):"
+
+
+def describe(approvals: Approvals, run: str) -> Described:
     """What a study asks of this site, in plain sentences."""
     request = approvals.named(run)
     last = approvals.last_approved(but=run)
     policy = policy_of(approvals.policy_file)
     with only_site_plugins(approvals.kit / "runs" / run):
         asked = Asked(parse_study(request.study), approvals.site, approvals.kit, policy)
-        return [
-            f"Study '{run}', which came on {request.since}. {standing(approvals, run)}",
-            *asked.sentences(last.study if last else None),
-        ]
+        told = asked.sentences(last.study if last else None)
+        came = f"Study '{run}', which came on {request.since}. {standing(approvals, run)}"
+        return Described(came, asked.in_short(), list(map(str, asked.refused())), told)

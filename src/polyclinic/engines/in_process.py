@@ -7,7 +7,7 @@ with addresses, and never sees another site's numbers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Literal
 
@@ -49,7 +49,11 @@ class InProcess(WorkerPool):
         super().__init__(sites, start_worker, lanes=self.most if at_once else 0, deadline=deadline)
 
     def call(self, calls: list[Call]) -> Iterator[Reply | Failure]:
-        self._consider_growing(calls)
+        # to worker processes once enough parallel work has been seen, and no site is in mid-turn
+        has_paid = self.grows and not self._pool and len(calls) > 1 and self._busy_seconds > PAYS_AFTER
+        if has_paid and not any(site.memory for site in self.host.resident()):
+            self._positions = self.host.checkpoint()
+            self._pool = [None] * self.most
         if self._pool:
             return self._call_workers(calls)
         if not self.stacked or len(calls) < 2:
@@ -58,18 +62,13 @@ class InProcess(WorkerPool):
         groups = [calls[start : start + most] for start in range(0, len(calls), most)]
         if len(groups) > 1 and not self.host.can_divide(operation):
             return self._call_in_turn(calls)
-        return itertools.chain.from_iterable(self._call_some(some) for some in groups)
-
-    def _call_some(self, calls: list[Call]) -> Iterator[Reply | Failure]:
-        """At once, where they can be."""
-        is_group = len(calls) > 1 and self.host.is_grouped(calls[0].operation, len(calls))
-        return self._call_group(calls) if is_group else self._call_in_turn(calls)
+        return itertools.chain.from_iterable(map(self._call_group, groups))
 
     def checkpoint(self) -> dict[str, SitePosition]:
-        return dict(self._positions) if self._pool else self.host.checkpoint()
+        return super().checkpoint() if self._pool else self.host.checkpoint()
 
     def saved_positions(self) -> dict[str, SitePosition]:
-        return dict(self._positions) if self._pool else self.host.sites.saved_positions()
+        return super().saved_positions() if self._pool else self.host.sites.saved_positions()
 
     def close(self) -> None:
         self.host.settle()
@@ -95,27 +94,20 @@ class InProcess(WorkerPool):
             yield answer
 
     def _call_group(self, calls: list[Call]) -> Iterator[Reply | Failure]:
-        self.stacked_operations.add(calls[0].operation)
+        """At once, where they can be."""
+        operation = calls[0].operation
+        if len(calls) == 1 or not self.host.is_grouped(operation, len(calls)):
+            yield from self._call_in_turn(calls)
+            return
+        self.stacked_operations.add(operation)
         answers = self.host.handle_group(calls)
-        if self.host.can_divide(calls[0].operation) and _failed_together(answers):
+        # where the work of several sites failed at once they have one error; where gates refuse, each has its own
+        errors = [id(answer) for answer in answers if isinstance(answer, Exception)]
+        if self.host.can_divide(operation) and len(set(errors)) < len(errors):
             yield from self._call_in_turn(calls)  # the images of one site must not cost the answers of all
             return
         for call, answer in zip(calls, answers, strict=True):
             yield _failure(call, answer) if isinstance(answer, Exception) else answer
-
-    def _consider_growing(self, calls: list[Call]) -> None:
-        """Move to worker processes once enough parallel work has been seen, and no site is in mid-turn."""
-        if self.grows and not self._pool and len(calls) > 1 and self._busy_seconds > PAYS_AFTER:
-            if any(site.memory for site in self.host.resident()):
-                return
-            self._positions = self.host.checkpoint()
-            self._pool = [None] * self.most
-
-
-def _failed_together(answers: Sequence[Reply | Exception]) -> bool:
-    """Whether the work of several sites failed at once: they have one error. Where gates refuse, each has its own."""
-    errors = [answer for answer in answers if isinstance(answer, Exception)]
-    return len({id(error) for error in errors}) < len(errors)
 
 
 def _failure(call: Call, error: Exception) -> Failure:

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -45,22 +45,12 @@ class DaemonThread:
 
     def _serve(self) -> None:
         while (given := self._work.get()) is not None and not self._ended:
-            self._do(*given)
-            del given  # and with it the result, which may be a model: whoever took it has it now
-
-    @staticmethod
-    def _do(future: Future[T], work: Callable[[], T]) -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # whoever takes the result gets it
-            future.set_exception(error)
-
-
-def join_all(threads: Iterable[DaemonThread], within: float) -> None:
-    """Wait until threads that were told to end have done so, for so many seconds at most in all."""
-    until = time.monotonic() + within
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+            future, work = given
+            try:
+                future.set_result(work())
+            except BaseException as error:  # whoever takes the result gets it
+                future.set_exception(error)
+            del given, future, work  # and with them the result, which may be a model: whoever took it has it now
 
 
 #: calls a worker may be ahead of whoever takes the answers: enough to keep it busy, few to hold in memory
@@ -95,9 +85,17 @@ class WorkerPool:
         self._positions: dict[str, SitePosition] = {}
         self._changing = threading.Lock()  # of the pool and the positions, by threads of calls that may be abandoned
 
-    def close(self) -> None:
+    def saved_positions(self) -> dict[str, SitePosition]:
+        return dict(self._positions)
+
+    checkpoint = saved_positions  # the states of all sites are on disk after every call
+
+    def close_workers(self) -> None:
+        """End all workers."""
         for lane in range(len(self._pool)):
             self._end(lane)
+
+    close = close_workers
 
     def _call_workers(self, calls: list[Call]) -> Iterator[Reply | Failure]:
         """A site always works in the same lane; the lanes work at the same time, a little ahead."""
@@ -129,17 +127,15 @@ class WorkerPool:
         finally:
             for thread in threads.values():
                 thread.end()
-            # Ctrl-C here, or Ctrl-C or an error where the answers are taken: nobody wants to wait for sites at work
+            # Ctrl-C here, or Ctrl-C or an error where the answers are taken: nobody wants to wait for sites at work,
+            # which stand where their last finished call left them
             if any(begun.values()) or any(waiting.values()):
-                self._abandon(abandoned)
-            join_all(threads.values(), THREADS_END_WITHIN)
-
-    def _abandon(self, abandoned: threading.Event) -> None:
-        """End all workers, and start none for these calls; sites stand where their last finished call left them."""
-        with self._changing:
-            abandoned.set()
-        for lane in range(len(self._pool)):
-            self._end(lane)
+                with self._changing:
+                    abandoned.set()
+                self.close_workers()
+            until = time.monotonic() + THREADS_END_WITHIN
+            for thread in threads.values():
+                thread.join(max(0.0, until - time.monotonic()))
 
     def _lane(self, site: str) -> int:
         return self.sites.index(site) % len(self._pool)

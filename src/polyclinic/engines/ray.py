@@ -111,12 +111,6 @@ class Ray(WorkerPool):
             in_store(parcel)  # here and not in the lanes, which would each put the same weights there
         return self._call_workers(calls)
 
-    def checkpoint(self) -> dict[str, SitePosition]:
-        return dict(self._positions)
-
-    def saved_positions(self) -> dict[str, SitePosition]:
-        return dict(self._positions)
-
     def prune(self, positions: dict[str, SitePosition]) -> None:
         for site, position in positions.items():
             current = state_path(self.folder, site, position.version)

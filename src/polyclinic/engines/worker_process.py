@@ -173,8 +173,10 @@ class WorkerProcess:
                 write_frame(self._process.stdin, self._spec.encode())
                 self._spec = ""
             write_frame(self._process.stdin, message)
-            while _is_progress(answer := read_frame(self._process.stdout)):
-                tell_progress(*unpack(answer or b"")[0]["progress"])
+            while (answer := read_frame(self._process.stdout)) is not None and len(answer) < SMALL_FRAME:
+                if (header := unpack(answer)[0]).get("progress") is None:
+                    break
+                tell_progress(*header["progress"])  # no answer, but how far the worker is
             return answer
         except OSError:  # a broken pipe
             return None
@@ -211,11 +213,6 @@ def _read(pipe: IO[bytes], count: int) -> bytes | None:
         chunks.append(chunk)
         missing -= len(chunk)
     return b"".join(chunks)
-
-
-def _is_progress(frame: bytes | None) -> bool:
-    """Whether a frame is no answer, but tells how far the worker is."""
-    return frame is not None and len(frame) < SMALL_FRAME and "progress" in unpack(frame)[0]
 
 
 # --- inside the worker --------------------------------------------------------------------------------

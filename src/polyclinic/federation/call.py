@@ -107,7 +107,10 @@ class Reply:
     @property
     def metadata(self) -> dict[str, Any]:
         """The metadata of all parcels together."""
-        return {key: value for parcel in self.parcels for key, value in parcel.metadata.items()}
+        found: dict[str, Any] = {}
+        for parcel in self.parcels:
+            found |= parcel.metadata
+        return found
 
     def to_bytes(self) -> bytes:
         return pack({"site": self.site, "head": self.head}, [p.encoded for p in self.parcels])
@@ -188,7 +191,11 @@ def _opened(data: bytes) -> tuple[int, dict[str, Any], list[int]]:
         header, lengths = text["header"], text["lengths"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ParcelRejected("the message has no readable header") from error
-    if not isinstance(header, dict) or not isinstance(lengths, list) or not all(_is_length(n) for n in lengths):
+    if (
+        not isinstance(header, dict)
+        or not isinstance(lengths, list)
+        or not all(type(n) is int and n >= 0 for n in lengths)
+    ):
         raise ParcelRejected("the message has no readable header")
     return size, header, lengths
 
@@ -198,10 +205,6 @@ def _from_json(read: Callable[[Any], T], value: Any) -> T:
         return read(value)
     except ValueError as error:
         raise ParcelRejected(f"the message has no readable header: {error}") from error
-
-
-def _is_length(value: Any) -> bool:
-    return type(value) is int and value >= 0
 
 
 def sort_payload(payload: Mapping[str, Any], wire: Encoding = "exact") -> tuple[dict[str, Parcel], dict[str, Any]]:

@@ -38,7 +38,11 @@ def read_manifest(path: Path) -> Manifest:
         content = json.loads(path.read_text(encoding="utf-8"))
         noted = content.pop("sha256", None)  # older versions noted none
         manifest = Manifest(**content)
-        _check_types(manifest)
+        kinds = {"round": int, "finished": bool, "files": dict, "plain": dict, "sites": dict}
+        if any(type(getattr(manifest, name)) is not kind for name, kind in kinds.items()):
+            raise TypeError("a value of the manifest has another type")
+        if not all(isinstance(file, str) and Path(file).name == file for file in manifest.files.values()):
+            raise TypeError("a file of the manifest is no name")  # but a path, say
         if not {"round", "files", "plain", "sites"} <= content.keys():
             raise TypeError("a part of the manifest is missing")
         manifest.sites = {name: SitePosition(*position) for name, position in manifest.sites.items()}
@@ -53,24 +57,16 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _check_types(manifest: Manifest) -> None:
-    """TypeError unless every value is of its type: a name of a file is no path."""
-    kinds = {"round": int, "finished": bool, "files": dict, "plain": dict, "sites": dict}
-    if any(type(getattr(manifest, name)) is not kind for name, kind in kinds.items()):
-        raise TypeError("a value of the manifest has another type")
-    if not all(isinstance(file, str) and Path(file).name == file for file in manifest.files.values()):
-        raise TypeError("a file of the manifest is no name")
-
-
 class Checkpoint:
-    """The checkpoint folder of a run. `save` is the only thing that changes it."""
+    """The checkpoint folder of a run. `save` alone changes it; a run that goes on begins with `load`."""
 
     def __init__(self, folder: Path, *, durable: bool = False) -> None:
         """`durable`: what was saved survives a loss of power."""
-        self.folder = folder
-        self.durable = durable
+        self.folder, self.durable = folder, durable
         #: why the last checkpoint was not taken, where the one before it was
         self.problem = ""
+        #: what the folder was found or left with: the manifest, and its text
+        self._last, self._text = Manifest(), ""
         self._saved: dict[str, tuple[Tensors, str]] = {}
         #: the manifest of the last checkpoint, and of the one before
         self.path, self.previous = folder / "manifest.json", folder / "previous.json"
@@ -85,19 +81,18 @@ class Checkpoint:
         problems: list[Damaged] = []
         for path in (self.path, self.previous):
             try:
-                return self._whole(path, check_sites, problems)
+                manifest = read_manifest(path)
+                for file in manifest.files.values():
+                    read_tensors(self.folder / file)
+                if check_sites:
+                    check_sites(manifest.sites)
             except Damaged as damage:
                 problems.append(damage)
+                continue
+            self.problem = str(problems[0]) if problems else ""
+            self._last, self._text = manifest, path.read_text(encoding="utf-8")
+            return manifest
         raise Damaged(f"{problems[0]}; bring the file back from a copy, or run the study again into another folder")
-
-    def _whole(self, path: Path, check_sites: Callable | None, problems: list[Damaged]) -> Manifest:
-        manifest = read_manifest(path)
-        for file in manifest.files.values():
-            read_tensors(self.folder / file)
-        if check_sites:
-            check_sites(manifest.sites)
-        self.problem = str(problems[0]) if problems else ""
-        return manifest
 
     def tensors(self, manifest: Manifest, name: str) -> dict[str, Tensor]:
         loaded = read_tensors(self.folder / manifest.files[name])
@@ -107,32 +102,20 @@ class Checkpoint:
     def save(self, manifest: Manifest, tensors: Mapping[str, Tensors]) -> Manifest:
         """Write the named sets of tensors that are new since the last save, then the manifest; the one before it."""
         make_folder_durable(self.folder) if self.durable else self.folder.mkdir(parents=True, exist_ok=True)
-        manifest.files = {name: self._write(name, value, manifest.round) for name, value in tensors.items()}
-        before = self._keep_previous()
+        for name, value in tensors.items():
+            known, file = self._saved.get(name, (None, ""))
+            if known is not value:  # the very same object need not be written again
+                file = f"{name}-{manifest.round}-{'b' if file.endswith('a.safetensors') else 'a'}.safetensors"
+                write_tensors(self.folder / file, value, durable=self.durable, placed=True)
+                self._saved[name] = (value, file)
+            manifest.files[name] = file
+        before = self._last
+        if self._text:
+            atomic_write(self.previous, self._text, durable=self.durable)
         content = json.loads(json.dumps(vars(manifest)))  # as a reader will find it
-        atomic_write(self.path, json.dumps({**content, "sha256": digest_of(content)}), durable=self.durable)
+        self._last, self._text = manifest, json.dumps({**content, "sha256": digest_of(content)})
+        atomic_write(self.path, self._text, durable=self.durable)
         for path in self.folder.glob("*.safetensors"):
             if path.name not in manifest.files.values() and path.name not in before.files.values():
                 path.unlink()
         return before
-
-    def _keep_previous(self) -> Manifest:
-        """Keep the manifest that is there as the one before; what it says, or nothing if it is not whole."""
-        if self.problem:  # the last one is damaged: the one before it stays the one before
-            self.problem = ""
-            return read_manifest(self.previous)
-        try:
-            before = read_manifest(self.path)
-        except Damaged:
-            return Manifest()
-        atomic_write(self.previous, self.path.read_bytes(), durable=self.durable)
-        return before
-
-    def _write(self, name: str, value: Tensors, round: int) -> str:
-        known, file = self._saved.get(name, (None, ""))
-        if known is value:  # the very same object: nothing to write again
-            return file
-        file = f"{name}-{round}-{'b' if file.endswith('a.safetensors') else 'a'}.safetensors"
-        write_tensors(self.folder / file, value, durable=self.durable, placed=True)
-        self._saved[name] = (value, file)
-        return file

@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation import layers
-from polyclinic.federation.bookkeeping import Communication, Coverage, Heads
 from polyclinic.federation.call import AS_SENT, COORDINATOR, Call, Failure, Reply, sort_payload
 from polyclinic.federation.checkpoint import Checkpoint, Manifest
 from polyclinic.federation.collaborators import Engine, FederationSpec, Observer
-from polyclinic.federation.layers.replies import ReplyCheck
+from polyclinic.federation.layers.replies import Communication, Coverage, Heads, ReplyCheck
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED
 from polyclinic.federation.site import SitePosition, SiteState, read_state
@@ -30,16 +30,8 @@ from polyclinic.randomness import torch_rng
 Weights = Mapping[str, Tensor]
 
 
-class State:
+class State(SimpleNamespace):
     """What a method keeps from round to round, as attributes: sets of tensors, or plain JSON values."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        vars(self).update(values)
-
-    if TYPE_CHECKING:  # attributes are the method's choice
-
-        def __getattr__(self, name: str) -> Any: ...
-        def __setattr__(self, name: str, value: Any) -> None: ...
 
 
 class Federation:
@@ -75,7 +67,7 @@ class Federation:
         self._keyed: list[str] = []  # sites that know the others' public keys, and are known
         self._out: set[str] = set()  # sites that failed in this round
         self._asking = False
-        self._state = State({})
+        self._state = State()
         self._once: dict[str, Weights] = {}
         self._reports: dict[str, Any] = {}
         self._resumed: Manifest | None = None
@@ -137,7 +129,7 @@ class Federation:
         for reply in self.sums.collect(self, operation, asked, parcels, arguments, ask):
             try:
                 self.replies.check_sum(self, Call(reply.site, operation, self.round, parcels, arguments), reply)
-            except ParcelRejected as error:
+            except (ParcelRejected, WorkFailed) as error:
                 raise WorkFailed(f"the sum of '{operation}' in round {self.round} cannot be used: {error}") from None
             yield reply
 
@@ -148,20 +140,16 @@ class Federation:
         """
         if target in self._out:  # nothing may leave the source for nobody
             return Failure.before(target, receive)
-        if not self._know_each_other(source, target):
+        if not {source, target} <= set(self._keyed):  # all sites tell their public keys before the first parcel
+            keys = {reply.site: reply.keys[reply.site] for reply in self.ask_all("give_key")}
+            self._keyed = [reply.site for reply in self.ask_all("take_keys", keys=keys)]
+        if not {source, target} <= set(self._keyed):
             return Failure.before(target if source in self._keyed else source, release)
         reply = self.ask(source, release, to=target, **payload)
         if isinstance(reply, Failure):
             return reply
         carried: dict[str, Any] = {p.content.replace("-", "_"): p for p in reply.parcels}
         return self.ask(target, receive, **carried)
-
-    def _know_each_other(self, *pair: str) -> bool:
-        """Whether both have told their public keys, which all sites do before the first parcel goes between two."""
-        if not set(pair) <= set(self._keyed):
-            keys = {reply.site: reply.keys[reply.site] for reply in self.ask_all("give_key")}
-            self._keyed = [reply.site for reply in self.ask_all("take_keys", keys=keys)]
-        return set(pair) <= set(self._keyed)
 
     def _answers(
         self,
@@ -197,7 +185,12 @@ class Federation:
 
     def _checked(self, call: Call, answer: Reply | Failure) -> Reply | Failure:
         if isinstance(answer, Failure):
-            return _of_sender(call, answer)
+            sealed = [parcel.metadata for parcel in call.parcels.values() if parcel.kind == SEALED]
+            if not sealed or not answer.reason.endswith(AS_SENT):
+                return answer
+            # where a site cannot use what another one sealed for it, the failure is the sender's
+            reason = f"site '{call.site}' refused it: {answer.reason}"
+            return Failure(sealed[0]["from"], sealed[0]["operation"], reason)
         try:
             for layer in layers.COORDINATOR:
                 layer(self, call, answer)
@@ -230,26 +223,23 @@ class Federation:
             values |= self._resumed.plain["state"]
             for name in self._resumed.files:
                 if name.startswith("state."):
-                    values[name.removeprefix("state.")] = self._restored(name)
-        self._state = State(values)
+                    tensors = self._checkpoint.tensors(self._resumed, name)
+                    if self.weights_device != "cpu":
+                        tensors = {key: tensor.to(self.weights_device) for key, tensor in tensors.items()}
+                    values[name.removeprefix("state.")] = tensors
+        self._state = State(**values)
         return self._state
-
-    def _restored(self, name: str) -> dict[str, Tensor]:
-        assert self._resumed
-        tensors = self._checkpoint.tensors(self._resumed, name)
-        return (
-            tensors if self.weights_device == "cpu" else {key: t.to(self.weights_device) for key, t in tensors.items()}
-        )
 
     def once(self, name: str, make: Callable[[], Weights]) -> Weights:
         """The tensors that `make` gives, made before the first round and kept for a resumed run."""
-        if self._resumed and f"once.{name}" in self._resumed.files:
-            self._once[name] = self._checkpoint.tensors(self._resumed, f"once.{name}")
+        file = f"once.{name}"
+        if self._resumed and file in self._resumed.files:
+            self._once[file] = self._checkpoint.tensors(self._resumed, file)
         else:
             assert self.round == 0, "what is made once is made before the first round"
-            self._once[name] = make()
+            self._once[file] = make()
             self.save()
-        return self._once[name]
+        return self._once[file]
 
     def rounds(self, count: int, state: State) -> Iterator[int]:
         """Rounds 1 to `count`, from where a resumed run stands; a checkpoint after each.
@@ -262,7 +252,11 @@ class Federation:
                 break
             self.round = number
             self._out = set()
-            self.chosen = self._draw_sites()
+            if self._fraction < 1.0:
+                # a random share C of the sites (McMahan et al. 2017), at least one, in their order
+                count = max(1, round(self._fraction * len(self.sites)))
+                drawn = torch.randperm(len(self.sites), generator=self.rng("sites"))[:count]
+                self.chosen = tuple(map(self.sites.__getitem__, sorted(drawn.tolist())))
             started = time.perf_counter()
             yield number
             self.observer.round_done(self, count, time.perf_counter() - started)
@@ -272,12 +266,6 @@ class Federation:
                 self.engine.prune(self.engine.saved_positions())  # nobody can go back to older states
         # what follows the rounds concerns all sites again, in a resumed run as in any
         self._out, self.chosen = set(), self.sites
-
-    def _draw_sites(self) -> tuple[str, ...]:
-        """The sites of this round (McMahan et al. 2017: a random share C of them, at least one), in their order."""
-        count = max(1, round(self._fraction * len(self.sites)))
-        drawn = torch.randperm(len(self.sites), generator=self.rng("sites"))[:count]
-        return tuple(map(self.sites.__getitem__, sorted(drawn.tolist())))
 
     def resume(self) -> bool:
         """Go back to the last checkpoint, if there is one; the sites too."""
@@ -307,13 +295,12 @@ class Federation:
 
     def save(self) -> None:
         """Write a checkpoint of the coordinator and of every site."""
-        tensors, plain = {}, {}
+        tensors, plain = dict(self._once), {}
         for name, value in vars(self._state).items():
             if isinstance(value, Mapping) and isinstance(next(iter(value.values()), None), Tensor):
                 tensors[f"state.{name}"] = value
             else:
                 plain[name] = value
-        tensors |= {f"once.{name}": value for name, value in self._once.items()}
         if self.observer.best_weights is not None:
             tensors["best"] = self.observer.best_weights
         manifest = Manifest(round=self.round, sites=self.engine.checkpoint())
@@ -373,11 +360,3 @@ class Federation:
         """What a simulated site keeps for itself, read from disk: the simulator may look, nobody else."""
         assert self.engine.simulation, "what stays at a real site nobody else sees"
         return read_state(self._folder, site, self.engine.checkpoint().get(site, SitePosition()))
-
-
-def _of_sender(call: Call, failure: Failure) -> Failure:
-    """Where a site cannot use what another one sealed for it, the failure is the sender's."""
-    sealed = [parcel.metadata for parcel in call.parcels.values() if parcel.kind == SEALED]
-    if not sealed or not failure.reason.endswith(AS_SENT):
-        return failure
-    return Failure(sealed[0]["from"], sealed[0]["operation"], f"site '{call.site}' refused it: {failure.reason}")

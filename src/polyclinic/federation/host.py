@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from polyclinic.data.allowed_paths import folder_name
 from polyclinic.errors import Damaged
 from polyclinic.federation.call import Call, LooksOn, Reply, may_depend_on_images
-from polyclinic.federation.layers import DEPLOYED, SIMULATED, Inspection, Kinds, Layer
+from polyclinic.federation.layers import DEPLOYED, SIMULATED, Inspection, Layer
 from polyclinic.federation.layers.gate import Gate, RawImages
 from polyclinic.federation.layers.sealing import KeyExchange
 from polyclinic.federation.layers.suspension import refuse_while_stopped
@@ -27,11 +26,10 @@ from polyclinic.federation.ledger.budget import Budget, EpsilonLimit, price_at
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import Operation, carry_out
+from polyclinic.federation.operation import Operation, Transaction, carry_out
 from polyclinic.federation.site import HostSpec, Site, SitePosition, read_state, state_path, version_of
 from polyclinic.federation.sums.settings import floor_of
 from polyclinic.federation.sums.site_sums import SiteSums
-from polyclinic.federation.transaction import Transaction
 from polyclinic.files import atomic_write, sync_files, write_tensors
 from polyclinic.randomness import seeded
 
@@ -57,14 +55,14 @@ class SiteHost:
         # what an engine asks of the sites' states between calls
         self.checkpoint, self.restore = self.sites.checkpoint, self.sites.restore
         self.save, self.settle, self.resident = self.sites.save, self.sites.settle, self.sites.resident
+        self.drop_old_versions = self.sites.drop_old_versions
         #: whether replies go to the coordinator as they are, in this process, and not as bytes
         self.by_reference = False
         self.layers = {kind: kind(self) for kind in dict.fromkeys(kind for of_list in lists for kind in of_list)}
-        self._arriving, self._working, self._leaving, self._left = (self._needed(of_list) for of_list in lists)
+        self._arriving, self._working, self._leaving, self._left = (
+            [layer for layer in (self.layers[kind] for kind in kinds) if layer.is_needed()] for kinds in lists
+        )
         self._alone = any(layer.alone for layer in (*self._working, *self._left))
-
-    def _needed(self, kinds: Kinds) -> list[Layer]:
-        return [layer for layer in (self.layers[kind] for kind in kinds) if layer.is_needed()]
 
     @property
     def inspection(self) -> Layer:
@@ -86,12 +84,13 @@ class SiteHost:
         if len(calls) > 1 and not self.is_grouped(calls[0].operation, len(calls)):
             return [answer for call in calls for answer in self.handle_group([call])]
         work, declared = self._operation(calls[0].operation)
-        group = [call.site for call in calls]
-        answers: dict[str, Any] = dict.fromkeys(group)
+        answers: dict[str, Any] = {}
+        for call in calls:
+            answers[call.site] = None
         arrived: list[Transaction] = []
         with contextlib.ExitStack() as held:
             for call in calls:
-                one = Transaction(call, work, declared, group)
+                one = Transaction(call, work, declared, tuple(answers))
                 held.enter_context(one.held)
                 with self._refusing([one], answers, working=False):
                     for layer in self._arriving:
@@ -99,7 +98,8 @@ class SiteHost:
                     arrived.append(one)
             made: list[Any] = []
             with self._refusing(arrived, answers):
-                made = self._work(arrived)
+                if arrived:
+                    made = self._work(arrived)
             for one, released in zip(arrived, made, strict=False):
                 with self._refusing([one], answers):
                     answers[one.call.site] = self._leave(one, released)
@@ -125,15 +125,19 @@ class SiteHost:
 
     def _work(self, arrived: Sequence[Transaction]) -> list[Any]:
         """What each site makes, before a layer has seen it. Layers around the work are for a site that works alone."""
-        if not arrived:
-            return []
-        first = arrived[0]
+        first, work = arrived[0], arrived[0].work
         # dropout draws from global state
         gpus = range(torch.cuda.device_count())
         with seeded(*first.site.address(first.declared.address, first.call.round), gpus=gpus):
             for layer in self._working if len(arrived) == 1 else ():
                 first.held.enter_context(layer.around(first))
-            return carry_out([one.begin_work() for one in arrived])
+            begun = []
+            for one in arrived:
+                arguments = dict(one.call.arguments)
+                for name, parcel in one.received.items():
+                    arguments.setdefault(name, parcel.tensors)
+                begun.append(work(one.site, **arguments))
+            return carry_out(begun)
 
     def _leave(self, transaction: Transaction, released: Any) -> Reply:
         parcels = () if released is None else (released,) if isinstance(released, Parcel) else tuple(released)
@@ -143,9 +147,9 @@ class SiteHost:
         for layer in self._left:
             layer.left(transaction)
         site, ledger = transaction.call.site, self.sites.ledgers[transaction.call.site]
-        if ledger.is_settled:
-            return Reply(site, parcels, ledger.head)
-        return Reply(site, parcels, head_soon=lambda: ledger.head)
+        if ledger.due:
+            return Reply(site, parcels, head_soon=lambda: ledger.head)
+        return Reply(site, parcels, ledger.head)
 
     def is_grouped(self, operation: str, sites: int) -> bool:
         """Whether the plans of so many sites may be carried out at once in this operation; all have one network."""
@@ -166,13 +170,6 @@ class SiteHost:
             if hasattr(found, "operation"):
                 return found, found.operation
         raise LookupError(f"method '{self.method.name}' has no operation '{name}'")
-
-    def drop_old_versions(self, names: Mapping[str, SitePosition]) -> None:
-        """Delete states that a durable checkpoint no longer needs."""
-        if self.spec.kit:
-            self.sites.refuse_other_names(names)
-            refuse_while_stopped(self.spec.kit)
-        self.sites.drop_old_versions(names)
 
 
 def room_for_states() -> int:
@@ -217,8 +214,13 @@ class OpenSites:
         for name in self._sites:
             self.save(name)
         if self.spec.study.engine.durable:  # a line of the ledger is on disk before any checkpoint that counts it
-            self.settle()
-            sync_files([ledger.path for ledger in self.ledgers.values() if ledger.take_unsynced()])
+            paths = []
+            for ledger in self.ledgers.values():
+                ledger.settle()
+                if ledger.unsynced:
+                    ledger.unsynced = False
+                    paths.append(ledger.path)
+            sync_files(paths)
         return dict(self._positions)
 
     def saved_positions(self) -> dict[str, SitePosition]:
@@ -260,22 +262,19 @@ class OpenSites:
         self._positions = {name: SitePosition(*position) for name, position in positions.items()}
 
     def drop_old_versions(self, names: Mapping[str, SitePosition]) -> None:
-        """Delete states that a durable checkpoint no longer needs."""
+        """Delete states that a durable checkpoint no longer needs. A deployed site does not believe the coordinator: it
+        gives up nothing where it does not stand so far itself."""
+        if self.spec.kit:
+            self.refuse_other_names(names)
+            refuse_while_stopped(self.spec.kit)
         for name, position in names.items():
             position.check()
-            for path in self._old_states(name, position.version):
-                path.unlink(missing_ok=True)
-
-    def _old_states(self, name: str, durable: int) -> list[Path]:
-        """The states that a checkpoint with this version does not need. A deployed site, which must not believe the
-        coordinator, gives up those before it only, and none if it does not stand so far itself."""
-        if self.spec.kit is not None:
-            stands = self._positions.get(name, SitePosition()).version
-            return [state_path(self.spec.folder, name, old) for old in range(durable)] if durable <= stands else []
-        if durable == 0:
-            return []  # none is older: a folder of each of many sites need not be read
-        kept = state_path(self.spec.folder, name, durable)
-        return [path for path in kept.parent.glob("state-*.safetensors") if version_of(path) < durable]
+            durable, stands = position.version, self._positions.get(name, SitePosition()).version
+            if durable == 0 or (self.spec.kit and durable > stands):
+                continue  # none is older: a folder of each of many sites need not be read
+            for path in state_path(self.spec.folder, name, durable).parent.glob("state-*.safetensors"):
+                if version_of(path) < durable:
+                    path.unlink(missing_ok=True)
 
     def refuse_other_names(self, names: Iterable[str]) -> None:
         """ParcelRejected for a name that is not this host's: under each name a site would have a budget of its own."""
@@ -297,15 +296,17 @@ class OpenSites:
 
     def _evict(self, group: Sequence[str] = ()) -> None:
         """Send the sites that were idle longest to disk; not those at work, nor one in the middle of something."""
-        self._clear_caches()
+        for name in list(self._caching)[: -self.CACHED - 1]:  # those give up what they can make again
+            if name in self._sites:
+                self._sites[name].cache.clear()
+            if name not in self._at_work:  # one that is at work may make it once more, and is looked at again
+                del self._caching[name]
         for name in self._at_work & self._sites.keys():
             self._bytes[name] = self._sites[name].state.bytes
-        states, files = sum(self._bytes.values()), sum(self._files.values())
-        if self._has_room(states, files):
-            return  # as at nearly every call: then nobody looks at all sites
-        *others, _ = self._sites.values()
-        for site in others:
-            if self._has_room(states, files):
+        states, files, others = sum(self._bytes.values()), sum(self._files.values()), iter([*self._sites.values()][:-1])
+        while len(self._sites) > self.RESIDENT or states > self.RESIDENT_BYTES or files > self.FILES:
+            site = next(others, None)
+            if site is None:
                 return
             if not site.memory and site.name not in group:
                 self.save(site.name)
@@ -313,21 +314,9 @@ class OpenSites:
                 files -= self._files.pop(site.name)
                 del self._sites[site.name], self.gates[site.name]
 
-    def _has_room(self, states: int, files: int) -> bool:
-        """Whether all open sites may stay, with so many bytes of state and open files."""
-        return len(self._sites) <= self.RESIDENT and states <= self.RESIDENT_BYTES and files <= self.FILES
-
-    def _clear_caches(self) -> None:
-        """All but the sites that were asked last give up what they can make again. One that is still at work may make
-        it once more, and is looked at again."""
-        for name in list(self._caching)[: -self.CACHED - 1]:
-            if name in self._sites:
-                self._sites[name].cache.clear()
-            if name not in self._at_work:
-                del self._caching[name]
-
     def open(self, name: str) -> Site:
-        spec, name = self.spec, folder_name(name)
+        """The site, opened. Its name became a folder when the study was prepared, or is that of the kit."""
+        spec = self.spec
         position = self._positions.setdefault(name, SitePosition())
         state = read_state(spec.folder, name, position)
         data = spec.open_data(name)

@@ -1,4 +1,5 @@
-"""Operations: what a method may ask of a site, the kinds of parcel that each one releases, and plans of its work.
+"""Operations: what a method may ask of a site, the kinds of parcel that each one releases, plans of its work, and a
+transaction, which is one operation at one site.
 
 An operation that trains is a generator function, a *site half*. It yields a plan, gets back what came of it, and
 returns its parcels:
@@ -11,10 +12,19 @@ It says once what one site does. Whoever carries out the plans may stack those o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
+
+from torch import Tensor
+
+from polyclinic.federation.call import AS_SENT, Call
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.parcel import SEALED, Parcel
+from polyclinic.federation.site import Site, SiteState
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
@@ -100,9 +110,9 @@ def operation(
     return mark
 
 
-Parcels = TypeVar("Parcels")
+Released = TypeVar("Released")
 #: a site half that yields plans and returns parcels
-Work = Generator[Any, Any, Parcels]
+Work = Generator[Any, Any, Released]
 
 
 class Plan(Protocol):
@@ -124,7 +134,10 @@ def carry_out(begun: Sequence[Any]) -> list[Any]:
     """What each site half returns; one that yields no plan has returned already. Those that wait at plans of one kind
     have them carried out together."""
     returned = list(begun)
-    answers: dict[int, Any] = {place: None for place, half in enumerate(begun) if isinstance(half, Generator)}
+    answers: dict[int, Any] = {}
+    for place, half in enumerate(begun):
+        if isinstance(half, Generator):
+            answers[place] = None
     try:
         while answers:
             waiting: dict[type[Plan], dict[int, Any]] = {}
@@ -143,3 +156,56 @@ def carry_out(begun: Sequence[Any]) -> list[Any]:
             if isinstance(half, Generator):
                 half.close()
     return returned
+
+
+Parcels = tuple[Parcel, ...]
+
+
+class Transaction:
+    """A call to a site, what came with it, and what becomes of the answer on its way through the layers.
+
+    The site is opened after the checks that need none of it (`OpenedSite`). `undo` leaves it as it was, as if its
+    process had died: no half-made state (or NaN in it) may reach the next round.
+    """
+
+    site: Site
+
+    def __init__(self, call: Call, work: Callable[..., Any], declared: Operation, group: Sequence[str] = ()) -> None:
+        """`group`: the sites that do the operation at once, this one among them."""
+        self.call, self.work, self.declared, self.group = call, work, declared, group
+        #: what came with the call, opened
+        self.received: dict[str, Parcel] = {}
+        #: a digest of the call and of the site's state before it, at a deployed site
+        self.asked = ""
+        #: indices of the site's images in every batch that it took, where a layer wants them
+        self.used: list[Tensor] = []
+        #: what the operation made, what of it is to leave, and what left: each is the one before, changed by layers
+        self.made: Parcels = ()
+        self.outgoing: Parcels = ()
+        self.sent: Parcels = ()
+        #: what layers hold until all is done
+        self.held = contextlib.ExitStack()
+        #: the site's state before anything changed in it, from when on a failure is undone
+        self.before: SiteState | None = None
+
+    def undo(self) -> None:
+        """Put the site back to where it was."""
+        if self.before is not None:
+            self.site.state = self.before
+            self.site.memory.clear()
+            self.site.cache.clear()
+
+    def refusal(self, error: BaseException) -> BaseException:
+        """The error; where something is wrong with what another site sealed, it says so."""
+        sealed = self.before is not None and any(parcel.kind == SEALED for parcel in self.call.parcels.values())
+        if not sealed or not isinstance(error, ParcelRejected):
+            return error
+        return type(error)(f"{error}{AS_SENT}").with_traceback(error.__traceback__)
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """The splits of the site's images that the operation's release is computed from."""
+        asked = signature_of(self.work).parameters.get("split")
+        if asked is not None:
+            return (str(self.call.arguments.get("split", asked.default)),)
+        return self.declared.splits

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from polyclinic.federation.ledger.kinds import KINDS, KindNames
 from polyclinic.privacy.epsilon import Accountant, default_delta
@@ -50,14 +50,6 @@ class Incoming(Settings):
     longer: float = Field(
         100.0, gt=1, description="how many times the longest so far gradients and generators may be as long"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_gone(cls, given: Any) -> Any:
-        gone = sorted({"images", "quiet", "exposed", "graded", "loss"} & set(given)) if isinstance(given, dict) else []
-        if gone:
-            raise ValueError(f"'{gone[0]}' is gone, as the check looks at no image any more; take it out of [incoming]")
-        return given
 
 
 class Policy(Settings):
@@ -132,11 +124,6 @@ class Policy(Settings):
     def is_limited(self) -> bool:
         """Whether there is a limit to what may leave in all."""
         return any(limit is not None for limit in (self.max_bytes, self.max_epsilon, self.max_scores))
-
-    @property
-    def salts(self) -> bool:
-        """Whether a line about a secret between two sites is salted: who guesses the secret could confirm it."""
-        return self.deployed
 
     def delta_for(self, images: int) -> float:
         """The delta at which a site with so many training images counts epsilon."""

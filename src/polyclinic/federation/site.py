@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class SitePosition(NamedTuple):
 
     def check(self) -> None:
         """ParcelRejected unless both are whole numbers: a position comes from the coordinator, and names a file."""
-        if not all(type(number) is int and number >= 0 for number in self):
+        if set(map(type, self)) != {int} or min(self) < 0:
             raise ParcelRejected("a position of a site is two whole numbers, and something else came")
 
 
@@ -71,7 +71,7 @@ class SiteState(MutableMapping[str, Tensor]):
     def bytes(self) -> int:
         """Memory that the tensors take, counted once after each change: a host asks for every site at every call."""
         if self._bytes is None:
-            self._bytes = sum(tensor.nbytes for tensor in self._tensors.values())
+            self._bytes = sum([tensor.nbytes for tensor in self._tensors.values()])
         return self._bytes
 
     def put(self, group: str, tensors: Mapping[str, Tensor]) -> None:
@@ -182,23 +182,9 @@ class Site:
         return self.policy.min_cohort
 
     @property
-    def few_images(self) -> Literal["refuse", "allow"]:
-        return self.policy.few_images
-
-    @property
     def keep_model(self) -> Callable[[Mapping[str, Tensor]], None] | None:
         """Puts a finished model where the site's people find it; nobody is there at a simulated site."""
         return self.kit.keep_model if self.kit else None
-
-    @property
-    def cache_folder(self) -> Path | None:
-        """Where a deployed site keeps trained generators; None is the user's cache."""
-        return self.kit.cache if self.kit else None
-
-    @property
-    def max_delta(self) -> float:
-        """The largest delta at which the site counts its epsilon, whatever the study says."""
-        return self.policy.delta_for(len(self.data.train)) if self.secret else 1.0
 
     def rng(self, purpose: str) -> torch.Generator:
         """A generator for this seed, site, purpose and round."""
@@ -227,7 +213,7 @@ class Kit:
     keys: KeyRing
     #: where it keeps the heads of its ledgers in a second place, a file for each run
     anchors: Path
-    #: where it keeps what it may need again, such as trained generators
+    #: where it keeps what it may need again, such as trained generators; None is the user's cache
     cache: Path | None = None
     #: where its studies are stopped until a person has looked
     suspensions: Suspensions

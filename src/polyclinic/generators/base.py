@@ -247,11 +247,6 @@ def as_tensor(array: Array) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def select(codes: Codes, index: Tensor) -> dict[str, Tensor]:
-    """The codes of some of the images."""
-    return {level: values[index] for level, values in codes.items()}
-
-
 def count(codes: Codes) -> int:
     """Of how many images these are the codes."""
     return len(next(iter(codes.values())))

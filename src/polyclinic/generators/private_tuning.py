@@ -155,11 +155,6 @@ def privacy_loss(settings: PrivateTuning, distance: Distance) -> ExtraLoss:
     return loss
 
 
-def distance_named(name: str, device: torch.device) -> Distance:
-    """The perceptual distance of the settings, on the device."""
-    return Pixels() if name == "pixels" else perceptual_distance(name, device=device)
-
-
 def features_named(name: str, device: torch.device) -> Extractor:
     """The features of the settings, on the device."""
     return inception_features(device=device) if name == "inception-fid" else efficientnet_features(device=device)
@@ -172,42 +167,30 @@ class Meter:
     """How far a model's images are from real ones, and from each other how far real ones are (the floor)."""
 
     def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        settings: PrivateTuning,
-        rng: torch.Generator,
-        device: torch.device,
+        self, images: Tensor, labels: Tensor, settings: PrivateTuning, rng: torch.Generator, device: torch.device
     ) -> None:
         chosen = torch.randperm(len(images), generator=rng)[: settings.measured]
         self.extractor = features_named(settings.features, device)
+        #: what the distance is called: fid with FID's own features, else fd
+        self.figure = self.extractor.figure.lower()
         self.images, self.labels, self.device = without_mask(images[chosen]), labels[chosen], device
         self.real = self.extractor(self.images)
         # the same noise each time, so that a difference is the model's
         self.seed = int(torch.randint(2**62, (), generator=rng))
 
-    @property
-    def figure(self) -> str:
-        """What the distance is called: fid with FID's own features, else fd."""
-        return self.extractor.figure.lower()
-
     def sample(self, model: GeneratorModel) -> Tensor:
         """As many made images, with the labels of the real ones."""
         return without_mask(model.sample(self.labels, torch_rng(self.seed)))
 
-    def made(self, model: GeneratorModel) -> Tensor:
-        """Features of these made images."""
-        return self.extractor(self.sample(model))
-
     def __call__(self, model: GeneratorModel) -> float:
-        return frechet_distance(self.real, self.made(model))
+        return frechet_distance(self.real, self.extractor(self.sample(model)))
 
     def summary(self, model: GeneratorModel) -> dict[str, float]:
         """Fréchet distance and KID, each with its floor: the same between two halves of the real images.
 
         Halves are smaller sets, so the floor of the Fréchet distance is compared with halves of the made ones.
         """
-        made, half = self.made(model), len(self.real) // 2
+        made, half = self.extractor(self.sample(model)), len(self.real) // 2
         first, second = self.real[:half], self.real[half : 2 * half]
         return {
             self.figure: frechet_distance(self.real, made),
@@ -220,15 +203,11 @@ class Meter:
     @torch.no_grad()
     def mean_distance(self, model: GeneratorModel, distance: Distance) -> float:
         """The mean distance of pairs of real and made images: what the privacy loss raises, batch by batch."""
-        real, made = self.images.split(AT_ONCE), self.sample(model).split(AT_ONCE)
-        found = [
-            len(some) * float(mean_pairwise(distance.embed(self._unit(some)), distance.embed(self._unit(other))))
-            for some, other in zip(real, made, strict=True)
-        ]
-        return sum(found) / len(self.images)
-
-    def _unit(self, images: Tensor) -> Tensor:
-        return images.to(self.device).float() / 255
+        total = 0.0
+        for batch in zip(self.images.split(AT_ONCE), self.sample(model).split(AT_ONCE), strict=True):
+            pair = [distance.embed(some.to(self.device).float() / 255) for some in batch]
+            total += len(batch[0]) * float(mean_pairwise(*pair))
+        return total / len(self.images)
 
 
 # --- the two phases -------------------------------------------------------------------------------------
@@ -254,7 +233,8 @@ def fit(
     found = {"phase1_steps": first, **{f"phase1_{name}": value for name, value in meter.summary(model).items()}}
     if settings.alpha == 0:
         return found
-    distance = distance_named(settings.distance, model.device)
+    pixels = settings.distance == "pixels"
+    distance = Pixels() if pixels else perceptual_distance(settings.distance, device=model.device)
     found["phase1_distance"] = meter.mean_distance(model, distance)
     limit = settings.growth * found[f"phase1_{meter.figure}"]
     found["phase2_steps"], found["kept_step"] = phases.until_it_grows(privacy_loss(settings, distance), limit)

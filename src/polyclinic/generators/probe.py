@@ -85,8 +85,14 @@ def tell_apart(
     for fold in range(FOLDS):
         held_out = (folds == fold).to(device)
         net = train_probe(images[~held_out], labels[~held_out], len(groups), rng)
-        logits[held_out.cpu()] = predict(net, images[held_out]).cpu()
-    return scores(logits, labels.cpu(), tuple(groups))
+        with torch.no_grad():
+            logits[held_out.cpu()] = torch.cat(
+                [net(some.float().div(255)) for some in images[held_out].split(256)]
+            ).cpu()
+    labels, task, target = labels.cpu(), Classification(), Target(classes=tuple(groups))
+    found = task.finish(task.sums(task.observe(logits, labels, target), labels, None, target))
+    chance = float(labels.bincount().max()) / len(labels)
+    return {name: found[name] for name in ("accuracy", "balanced_accuracy", "auc")} | {"chance": chance}
 
 
 def gather(groups: Mapping[str, Tensor], rng: torch.Generator, paired: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,16 +123,3 @@ def train_probe(images: Tensor, labels: Tensor, groups: int, rng: torch.Generato
         Objective(net.parameters(), lambda index: (images[index], labels[index]), loss_of), len(images), schedule, rng
     )
     return net.eval()
-
-
-@torch.no_grad()
-def predict(net: nn.Module, images: Tensor) -> Tensor:
-    """Logits [N, groups] of uint8 images."""
-    return torch.cat([net(some.float().div(255)) for some in images.split(256)])
-
-
-def scores(logits: Tensor, labels: Tensor, names: tuple[str, ...]) -> dict[str, float]:
-    task, target = Classification(), Target(classes=names)
-    found = task.finish(task.sums(task.observe(logits, labels, target), labels, None, target))
-    chance = float(labels.bincount().max()) / len(labels)
-    return {name: found[name] for name in ("accuracy", "balanced_accuracy", "auc")} | {"chance": chance}

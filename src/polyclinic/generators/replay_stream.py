@@ -11,7 +11,6 @@ import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,26 +18,11 @@ from torch import Tensor
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Batch
 from polyclinic.federation.ledger.wire import pack_codes, unpack_codes
-from polyclinic.generators.base import CodedModel, Codes, GeneratorModel, count, select
+from polyclinic.generators.base import CodedModel, Codes, GeneratorModel, count
 from polyclinic.tasks import Task
 from polyclinic.training.augmentation import augment
 
 SAMPLED_AT_ONCE = 512  # a prior draws many images in little more time than one
-
-
-class ReplaySource(Protocol):
-    """Images that can be replayed, with their labels [N] and, where there are any, masks uint8 [N, H, W]."""
-
-    @property
-    def labels(self) -> Tensor: ...
-    @property
-    def masks(self) -> Tensor | None: ...
-    @property
-    def at_once(self) -> int:
-        """How many images are best made in one go."""
-
-    def images(self, index: Tensor, rng: torch.Generator) -> Tensor:
-        """The images of some of the labels, uint8 [B, C, H, W]."""
 
 
 class FromCodes:
@@ -56,7 +40,7 @@ class FromCodes:
             raise BadInput(f"replay: codes of {images} images came with {found}; give one for each")
 
     def images(self, index: Tensor, rng: torch.Generator) -> Tensor:
-        return self.model.decode(select(self.codes, index))
+        return self.model.decode({level: codes[index] for level, codes in self.codes.items()})
 
 
 class FromSamples:
@@ -86,6 +70,11 @@ class Buffer:
         return self.stored[index]
 
 
+#: images that can be replayed, with labels [N] and perhaps masks uint8 [N, H, W]; `at_once`: how many are best made in
+#: one go
+ReplaySource = FromCodes | FromSamples | Buffer
+
+
 def fill(source: ReplaySource, rng: torch.Generator) -> Buffer:
     """Every image of the source once, kept."""
     return Buffer(source.images(torch.arange(len(source.labels)), rng), source.labels, source.masks)
@@ -106,7 +95,12 @@ def stream(
     """
     if not len(source.labels):
         raise BadInput("replay: there is nothing to replay; give the source at least one label")
-    order = endless_order(len(source.labels), rng)
+
+    def endless_order() -> Iterator[int]:
+        while True:
+            yield from torch.randperm(len(source.labels), generator=rng).tolist()
+
+    order = endless_order()
     together = max(1, source.at_once // batch_size) * batch_size
     while True:
         index = torch.tensor(list(itertools.islice(order, together)))
@@ -117,12 +111,6 @@ def stream(
             pixels, masks = augment(pixels, masks, tuple(augmentation), rng)
             labels = source.labels[some].to(device)
             yield pixels, labels if task is None else task.targets(labels, masks)
-
-
-def endless_order(images: int, rng: torch.Generator) -> Iterator[int]:
-    """Indices of one shuffled pass after another."""
-    while True:
-        yield from torch.randperm(images, generator=rng).tolist()
 
 
 # --- codes of sites -------------------------------------------------------------------------------
@@ -161,7 +149,8 @@ def to_groups(by_site: Mapping[str, SiteCodes], model: CodedModel) -> Groups:
 
 def from_groups(groups: Mapping[str, Mapping[str, Tensor]], model: CodedModel) -> dict[str, SiteCodes]:
     """What `to_groups` was given; BadInput where the bytes are not codes of this model."""
-    grids = code_shapes(model)
+    blank = torch.zeros(1, model.channels, model.size, model.size, dtype=torch.uint8)
+    grids = {level: tuple(codes.shape[1:]) for level, codes in model.encode(blank).items()}
     by_site = {}
     for site, labels in sorted(groups["labels"].items()):  # in memory and from a file alike
         codes = {
@@ -170,12 +159,6 @@ def from_groups(groups: Mapping[str, Mapping[str, Tensor]], model: CodedModel) -
         }
         by_site[site] = SiteCodes(codes, labels, groups.get("masks", {}).get(site))
     return by_site
-
-
-def code_shapes(model: CodedModel) -> dict[str, tuple[int, ...]]:
-    """Rows and columns of codes by level."""
-    blank = torch.zeros(1, model.channels, model.size, model.size, dtype=torch.uint8)
-    return {level: tuple(codes.shape[1:]) for level, codes in model.encode(blank).items()}
 
 
 def source_of(by_site: Mapping[str, SiteCodes], model: CodedModel) -> FromCodes:

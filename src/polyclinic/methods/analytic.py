@@ -165,11 +165,8 @@ def worth_from_sums(train: Mapping[str, Moments], held_out: Mapping[str, Moments
     names = list(train)
     game = functools.cache(functools.partial(squared_error_value, train, reduce(add, held_out.values()), solve))
     value = "minus the mean squared error on the validation images of all sites"
-    return shares_of(names, game, value, f"exact, from the sites' sums; {_coalitions(len(names))}")
-
-
-def _coalitions(sites: int) -> str:
-    return f"all {2**sites:,} coalitions" if sites <= EXACT else f"{ORDERS} random orders of the sites"
+    looked_at = f"all {2 ** len(names):,} coalitions" if len(names) <= EXACT else f"{ORDERS} random orders of the sites"
+    return shares_of(names, game, value, f"exact, from the sites' sums; {looked_at}")
 
 
 def squared_error_value(train: Mapping[str, Moments], held_out: Moments, solve: Solve, some: frozenset[str]) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import Call, Reply
-from polyclinic.methods.shared import local_training, reply_checks
+from polyclinic.methods.shared import aggregation, local_training
 from polyclinic.methods.shared.local_training import LocalWork
 from polyclinic.methods.shared.method import Federation, Parcel, ReplayMethod, Site, Traits, Weights, operation
 from polyclinic.training.plans import FitSpec
@@ -43,7 +43,7 @@ class CyclicWeightTransfer(LocalWork, ReplayMethod):
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         if call.operation == "train":
-            reply_checks.check_shared_weights(federation, reply)
+            aggregation.check_shared_weights(federation, reply)
 
     @operation("weights")
     def train(self, site: Site, weights: Weights) -> Parcel:

@@ -11,8 +11,14 @@ from torch import Tensor
 
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.methods.shared import local_training, reply_checks
-from polyclinic.methods.shared.aggregation import Aggregation, average, robust_mean
+from polyclinic.methods.shared import local_training
+from polyclinic.methods.shared.aggregation import (
+    Aggregation,
+    average,
+    check_samples,
+    check_shared_weights,
+    robust_mean,
+)
 from polyclinic.methods.shared.local_training import LocalWork
 from polyclinic.methods.shared.method import Federation, ReplayMethod, Site, State, Traits, Weights, Work, operation
 from polyclinic.training.plans import Fit, FitSpec
@@ -69,9 +75,9 @@ class FedAvg(LocalWork, ReplayMethod):
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         if call.operation == "train":
-            reply_checks.check_shared_weights(federation, reply)
+            check_shared_weights(federation, reply)
             if self.weighting == "samples":
-                reply_checks.check_samples(reply)
+                check_samples(reply)
 
     @operation("weights", plan=Fit)
     def train(self, site: Site, weights: Weights) -> Work[Parcel]:

@@ -20,7 +20,7 @@ from polyclinic.methods.shared.method import Call, Federation, Parcel, Reply, Si
 from polyclinic.training.plans import FitSpec
 
 if TYPE_CHECKING:
-    from polyclinic.data.parts import ImageSet
+    pass
 
 
 class FedAvgShare(FedAvg):
@@ -44,7 +44,7 @@ class FedAvgShare(FedAvg):
             others = [reply for reply in replies if reply.site != site]
             if others:
                 federation.ask(site, "take_shared", **pooling.parcels_of(pooling.pool(others)))
-        return {"count": torch.tensor(sum(len(_images(reply)) for reply in replies))}
+        return {"count": torch.tensor(sum(len(reply.real_images["images"]) for reply in replies))}
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         super().check_reply(federation, call, reply)
@@ -63,15 +63,8 @@ class FedAvgShare(FedAvg):
 
     @operation("weights", partner="simulator")
     def train(self, site: Site, weights: Weights) -> Parcel:
-        part, replayed = self._union(site), partial(self.replayed, site)
-        return local_training.train(site, weights, FitSpec(self.steps_at(site, part), part, replayed=replayed))
-
-    @staticmethod
-    def _union(site: Site) -> ImageSet:
-        """The site's own training images and what the others shared."""
-        shared = site.state.group("shared")
-        return pooling.union(site.data.train, pooling.pooled_images(shared)) if shared else site.data.train
-
-
-def _images(reply: Reply) -> Tensor:
-    return reply.parcel("real-images").tensors["images"]
+        part, shared = site.data.train, site.state.group("shared")
+        if shared:  # by the others
+            part = pooling.union(part, pooling.pooled_images(shared))
+        spec = FitSpec(self.steps_at(site, part), part, replayed=partial(self.replayed, site))
+        return local_training.train(site, weights, spec)

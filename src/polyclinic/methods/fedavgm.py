@@ -32,7 +32,5 @@ class FedAvgM(FedAvg):
         before = getattr(state, "velocity", None) or {name: torch.zeros_like(mean[name]) for name in learned}
         change = {name: state.weights[name] - mean[name] for name in learned}
         state.velocity = {name: self.beta * before[name] + change[name] for name in learned}
-        return mean | {name: self._step(mean[name], change[name], before[name]) for name in learned}
-
-    def _step(self, mean: Tensor, change: Tensor, velocity: Tensor) -> Tensor:
-        return mean + (1 - self.server_lr) * change - self.server_lr * self.beta * velocity
+        lr, beta = self.server_lr, self.beta
+        return mean | {n: mean[n] + (1 - lr) * change[n] - lr * beta * before[n] for n in learned}

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
 from polyclinic.errors import BadInput
-from polyclinic.federation.bookkeeping import SENT
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.federation import Federation, State, Weights
+from polyclinic.federation.layers.replies import SENT
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.files import write_tensors
@@ -67,7 +67,9 @@ class FedER(LocalWork, OwnModels):
 
     def run(self, federation: Federation) -> Weights:
         self.check_sites(federation.sites)
-        self.prepare_sites(federation)
+        # Algorithm 1, before federated training: G_i, B_i and M_i^0 at every site
+        found = federation.once("prepared", lambda: site_generator.figures_of(federation.ask_all("prepare")))
+        site_generator.report_generators(federation, found)
         if self.mode == "asynchronous":
             self.run_asynchronously(federation)
         else:
@@ -138,11 +140,6 @@ class FedER(LocalWork, OwnModels):
         model = self.hands_over_models and federation.alike(site, successor)
         return bool(federation.forward(site, "hand_over", successor, "receive", model=model))
 
-    def prepare_sites(self, federation: Federation) -> None:
-        """Algorithm 1, before federated training: G_i, B_i and M_i^0 at every site."""
-        found = federation.once("prepared", lambda: site_generator.figures_of(federation.ask_all("prepare")))
-        site_generator.report_generators(federation, found)
-
     def handed_over(self, federation: Federation) -> dict[str, dict[str, float]]:
         """Bytes that each site sent to others in a round, by kind: what Table 7 counts."""
         sent: dict[str, dict[str, float]] = {site: {} for site in federation.sites}
@@ -174,13 +171,14 @@ class FedER(LocalWork, OwnModels):
     @operation("metrics", plan=FitGenerator)
     def prepare(self, site: Site) -> Work[Parcel]:
         """Train the generator, draw the buffer once, train the first model. Only figures about images leave."""
-        figures = yield FitGenerator(site, partial(self.keep_buffer, site), reuse=self.reuse_generators)
+
+        def keep_buffer(model: GeneratorModel) -> None:
+            write_tensors(site.folder / "generator.safetensors", model.state())  # for the site's own people
+            site.state.put("buffer", site_generator.draw_buffer(site, model, self.buffer))
+
+        figures = yield FitGenerator(site, keep_buffer, reuse=self.reuse_generators)
         yield from self.train(site, None)
         return site_generator.figures_parcel(figures)
-
-    def keep_buffer(self, site: Site, model: GeneratorModel) -> None:
-        write_tensors(site.folder / "generator.safetensors", model.state())  # for the site's own people
-        site.state.put("buffer", site_generator.draw_buffer(site, model, self.buffer))
 
     @operation("weights", "synthetic-images", partner="sites", repeats=True)
     def hand_over(self, site: Site, model: bool) -> list[Parcel]:
@@ -223,7 +221,8 @@ class FedER(LocalWork, OwnModels):
 
         As many steps as without: floor(|D_k| / b) in a pass, each on b images of the site's own.
         """
-        own, steps = self.own_images(site), self.steps_at(site)
+        own = site.data.train if self.trains_on_real_images else pooled_images(site.state.group("buffer"))
+        steps = self.steps_at(site)
         each = min(site.trainer.optimizer.batch_size, len(own))
         more = self.synthetic_images(each) if buffer is not None else 0
         replayed = partial(self.from_buffer, site, buffer, more) if buffer is not None and more else None
@@ -239,10 +238,6 @@ class FedER(LocalWork, OwnModels):
     def synthetic_images(self, real: int) -> int:
         """Synthetic images of the buffer that join a mini-batch of `real` images (lambda of Eq. 5)."""
         return round(real * (1 - self.real_share) / self.real_share)
-
-    def own_images(self, site: Site) -> ImageSet:
-        """Images that the site trains on as its own: real images, or its own buffer."""
-        return site.data.train if self.trains_on_real_images else pooled_images(site.state.group("buffer"))
 
     @operation("metrics", partner="simulator")
     def evaluate_together(self, site: Site, split: str = "test", **models: Weights) -> Parcel | None:
@@ -311,20 +306,18 @@ def queue_of(site: Site) -> list[str]:
 @torch.no_grad()
 def together(site: Site, part: ImageSet, models: list[Weights]) -> dict[str, Tensor]:
     """Additive sums of the task's metrics for the ensemble: the mean of probabilities, or of predicted values."""
-    outputs = [_outputs(site, part, weights) for weights in models]
+    outputs = []
+    for weights in models:
+        trainer = site.trainer_for(weights)
+        trainer.load(weights).eval()
+        answers = [trainer.forward(images).float().cpu() for images, _ in trainer.in_order(part)]
+        outputs.append(torch.cat(answers))
     trainer = site.trainer
     mean = mean_prediction(torch.stack(outputs), values=trainer.target.label_range is not None)
-    batches = list(trainer.in_order(part))
-    targets = torch.cat([target.cpu() for _, target in batches])
+    targets = torch.cat([target.cpu() for _, target in trainer.in_order(part)])
     observed = trainer.task.observe(mean, targets, trainer.target)
     cases = None if part.cases is None else torch.from_numpy(part.cases.copy())
     return trainer.task.sums(observed.cpu(), targets, cases, trainer.target)
-
-
-def _outputs(site: Site, part: ImageSet, weights: Weights) -> Tensor:
-    trainer = site.trainer_for(weights)
-    trainer.load(weights).eval()
-    return torch.cat([trainer.forward(images).float().cpu() for images, _ in trainer.in_order(part)])
 
 
 def mean_prediction(outputs: Tensor, *, values: bool) -> Tensor:

@@ -22,15 +22,10 @@ from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.wire import restore, shrink
-from polyclinic.methods.shared import local_training, reply_checks
+from polyclinic.methods.shared import aggregation, local_training, reply_checks
 from polyclinic.methods.shared.method import Federation, Method, Site, Traits, Weights, all_sites, operation
+from polyclinic.training import optimizer as optimizers
 from polyclinic.training import private, private_latents, private_steps
-from polyclinic.training.optimizer import (
-    coordinator_optimizer,
-    keep_coordinator_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
-)
 
 #: begins the names of tensors that are about mirrored images
 FLIPPED = "flipped_"
@@ -71,14 +66,14 @@ class FedReplay(Method):
             state.privacy = private_latents.open_accounts(federation, _counts(sent))
         for _ in federation.rounds(self.rounds, state):
             rest = trainer.split(trainer.load(state.weights))[1]
-            optimizer = coordinator_optimizer(federation, state, rest.parameters())
+            optimizer = optimizers.coordinator_optimizer(federation, state, rest.parameters())
             size = min(trainer.optimizer.batch_size, len(latents))
             if private:
                 state.privacy = private_latents.train(federation, state.privacy, rest, (latents, targets), optimizer)
             else:
                 batches = local_training.one_pass(latents, targets, size, federation.rng("batches"), trainer.device)
                 trainer.train(batches, len(latents) // size, optimizer, model=rest)
-            keep_coordinator_optimizer(federation, state, optimizer)
+            optimizers.keep_coordinator_optimizer(federation, state, optimizer)
             state.weights = {**encoder, **trainer.weights(rest)}
             federation.evaluate(state.weights)
         return state.weights
@@ -123,7 +118,7 @@ class FedReplay(Method):
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         if call.operation == "count":
-            reply_checks.check_samples(reply)
+            aggregation.check_samples(reply)
         if call.operation == "train_encoder":
             reply_checks.check_front_weights(federation, reply)
         if call.operation == "give_latents":
@@ -155,12 +150,12 @@ class FedReplay(Method):
         kept: Weights = {}
         for number in range(1, (self.encoder_passes or self.rounds) + 1):
             optimizer = trainer.optimizer.make(model.parameters(), number)
-            restore_optimizer(optimizer, kept)
+            optimizers.restore_optimizer(optimizer, kept)
             if private.is_private(site, "encoder"):
                 private_steps.train(site, trainer.steps_in(part), optimizer)
             else:
                 trainer.train(batches, trainer.steps_in(part), optimizer)
-            kept = optimizer_tensors(optimizer) if trainer.optimizer.keep_state else {}
+            kept = optimizers.optimizer_tensors(optimizer) if trainer.optimizer.keep_state else {}
         front = trainer.weights(trainer.split(model)[0])
         return Parcel("weights", front, {"samples": len(part)}, private.record_of(site, "encoder"))
 

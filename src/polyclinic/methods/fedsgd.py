@@ -56,25 +56,21 @@ class FedSGD(Method):
             reply_checks.check_step(call, reply, federation.trainer.optimizer.lr)
             reply_checks.check_like(reply, "statistics", {} if private else dict(model.named_buffers()))
             if self.weighting == "samples":
-                reply_checks.check_samples(reply)
+                aggregation.check_samples(reply)
 
     @operation("gradients", "statistics", most={"statistics": AS_LARGE_AS_A_NETWORK})
     def gradient(self, site: Site, weights: Weights) -> tuple[Parcel, Parcel]:
         """The mean gradient over the site's images, and the batch-norm statistics after having seen them."""
         trainer, part = site.trainer, site.data.train
-        model = trainer.load(weights).train()
-        if private.is_private(site, "classifier"):
-            return self._private_gradient(site)
+        model, counted = trainer.load(weights).train(), {"samples": len(part)}
+        if private.is_private(site, "classifier"):  # clipped and noisy; zero once the site's budget is spent
+            rate = 1.0 if self.batch == "full" else sampling_rate_for(len(part), trainer.optimizer.batch_size)
+            gradients = private_steps.gradients(site, rate)
+            record = private.record_of(site, "classifier")
+            # no layer keeps statistics then
+            return Parcel("gradients", gradients, counted, record), Parcel("statistics", {}, counted)
         rng = site.rng("batches")
         batches = trainer.one_pass(part, rng) if self.batch == "full" else [next(trainer.batches(part, rng))]
         gradients = local_training.mean_gradient(trainer, batches)
         buffers = {n: b.detach().cpu().clone() for n, b in model.named_buffers()}
-        counted = {"samples": len(part)}
         return Parcel("gradients", gradients, counted), Parcel("statistics", buffers, counted)
-
-    def _private_gradient(self, site: Site) -> tuple[Parcel, Parcel]:
-        """The same, clipped and noisy; zero once the site's budget is spent. No layer keeps statistics then."""
-        images, size = len(site.data.train), site.trainer.optimizer.batch_size
-        gradients = private_steps.gradients(site, 1.0 if self.batch == "full" else sampling_rate_for(images, size))
-        record, counted = private.record_of(site, "classifier"), {"samples": images}
-        return Parcel("gradients", gradients, counted, record), Parcel("statistics", {}, counted)

@@ -33,7 +33,7 @@ from polyclinic.generators import GeneratorModel
 from polyclinic.generators.base import check_labels
 from polyclinic.generators.gan.adversarial import AdversarialModel
 from polyclinic.generators.gan.model import GANModel
-from polyclinic.methods.shared import utility
+from polyclinic.methods.shared import training_gans, utility
 from polyclinic.methods.shared.felicia import (
     CentralDiscriminator,
     FeliciaSettings,
@@ -45,17 +45,7 @@ from polyclinic.methods.shared.felicia import (
 from polyclinic.methods.shared.gan_site import SiteGANs
 from polyclinic.methods.shared.method import Federation, Own, Parcel, Site, State, Traits, Weights, Work, operation
 from polyclinic.methods.shared.site_generator import build_generator
-from polyclinic.methods.shared.training_gans import (
-    NETWORKS,
-    AdvanceGAN,
-    SiteGANInHalves,
-    StartGAN,
-    SyntheticBatch,
-    TrainGAN,
-    TrainingGANs,
-    adversarial_settings,
-    classes_take_turns,
-)
+from polyclinic.methods.shared.training_gans import TrainGAN, TrainingGANs, adversarial_settings
 from polyclinic.randomness import seed_of
 from polyclinic.training import private
 from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
@@ -98,7 +88,7 @@ class Felicia(FeliciaSettings):
             batch = self.gather_images(federation, replies)
             central = central or self.central_discriminator(federation, state, batch.images)
             other = central.other_sites(batch.site, federation.rng(f"other owner {step}"))
-            gradient = central.step_and_gradient(batch, other, learn=self.learns(step), act=self.acts(step))
+            gradient = central.step_and_gradient(batch, other, learn=step >= self.frozen, act=step >= self.warm_up)
             replies = self.ask_generators(federation, replies, gradient, last=step == first + self.steps - 1)
             if not replies:
                 break
@@ -133,17 +123,9 @@ class Felicia(FeliciaSettings):
             central = central or self.central_discriminator(federation, state, batch.images)
             for step in range(begin, begin + steps):
                 share = _share_of_step(batch.site, step - begin, steps)
-                if self.learns(step) and bool(share.any()):
+                if step >= self.frozen and bool(share.any()):
                     central.step(batch.images[share], batch.site[share], batch.labels[share])
             _remember(central, state)
-
-    def learns(self, step: int) -> bool:
-        """True where the central discriminator learns in this step; steps count from 0."""
-        return step >= self.frozen
-
-    def acts(self, step: int) -> bool:
-        """True where generators pay the central term in this step."""
-        return step >= self.warm_up
 
     def central_discriminator(self, federation: Federation, state: State, images: Tensor) -> CentralDiscriminator:
         """The central discriminator as it stands; built when the first synthetic images show their shape."""
@@ -204,16 +186,16 @@ class Felicia(FeliciaSettings):
 
         yield TrainGAN(site, partial(self.gans_of, steps=self.steps), take_steps)
 
-    @operation("synthetic-images", plan=StartGAN, address="begin")
+    @operation("synthetic-images", plan=training_gans.StartGAN, address="begin")
     def start_round(self, site: Site) -> Work[Parcel]:
         """Start a round of the synchronous schedule with the discriminator's step; the first images."""
-        made = yield StartGAN(site, partial(self.gans_of, steps=self.steps))
+        made = yield training_gans.StartGAN(site, partial(self.gans_of, steps=self.steps))
         return self.parcel_of(site, made)
 
-    @operation("synthetic-images", plan=AdvanceGAN, address="go_on", repeats=True)
+    @operation("synthetic-images", plan=training_gans.AdvanceGAN, address="go_on", repeats=True)
     def generator_step(self, site: Site, last: bool, gradients: Tensors | None = None) -> Work[Parcel | None]:
         """The generator's step for the images sent last, then the discriminator's; the next images."""
-        made = yield AdvanceGAN(site, None if gradients is None else gradients["images"], last)
+        made = yield training_gans.AdvanceGAN(site, None if gradients is None else gradients["images"], last)
         return None if made is None else self.parcel_of(site, made)
 
     @operation("synthetic-images", plan=TrainGAN, address="train_apart", repeats=True, takes={"central": "generator"})
@@ -224,7 +206,7 @@ class Felicia(FeliciaSettings):
 
         def take_steps(gans: TrainingGANs, sites: Sequence[Site]) -> None:
             received = CentralDiscriminator(self, sites[0], sites[0].data.train.images.shape, len(names), central)
-            received.expect_turns(classes_take_turns(sites))
+            received.expect_turns(training_gans.classes_take_turns(sites))
             for step in range(begin, begin + steps):
                 self.local_step(gans, sites, received, names, step)
 
@@ -236,7 +218,7 @@ class Felicia(FeliciaSettings):
         """The GANs of some sites, ready for the steps of a round."""
         models = [self.model_of(site) for site in group]
         if isinstance(models[0], AdversarialModel):
-            return SiteGANInHalves(group[0], models[0], shared_noise=self.shared_noise, purpose=purpose)
+            return training_gans.SiteGANInHalves(group[0], models[0], shared_noise=self.shared_noise, purpose=purpose)
         gans = [model for model in models if isinstance(model, GANModel)]
         return SiteGANs(group, gans, steps=steps, shared_noise=self.shared_noise, purpose=purpose)
 
@@ -244,13 +226,13 @@ class Felicia(FeliciaSettings):
         """The site's GAN as it is now; first its weights are the site's own, or those that all begin with."""
         own = seed_of(site.seed, site.name, "first weights")
         seed = own if self.first_weights == "independent" else site.seed
-        return build_generator(site, site.state.group(NETWORKS), seed=seed)
+        return build_generator(site, site.state.group(training_gans.NETWORKS), seed=seed)
 
     def local_step(
         self, gans: TrainingGANs, group: Sequence[Site], central: CentralDiscriminator, names: list[str], step: int
     ) -> None:
         """A step of the local schedule, with the central discriminator as it came down."""
-        if not self.acts(step):
+        if step < self.warm_up:
             gans.local_step()
             return
         rows, device = gans.rows, central.device
@@ -267,7 +249,7 @@ class Felicia(FeliciaSettings):
 
         gans.local_step(image_gradient, torch.cat(others))
 
-    def parcel_of(self, site: Site, made: SyntheticBatch) -> Parcel:
+    def parcel_of(self, site: Site, made: training_gans.SyntheticBatch) -> Parcel:
         """Synthetic images as they travel, with what differential privacy says about them; with the labels that they
         were made for where each class has a central discriminator."""
         privacy, small = self.privacy_of(site), self.wire == "small"

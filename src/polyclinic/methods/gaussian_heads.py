@@ -20,15 +20,7 @@ from polyclinic.federation.layers.cohort import check_classes, check_more_images
 from polyclinic.federation.operation import AS_LARGE_AS_A_NETWORK
 from polyclinic.methods.shared import one_round
 from polyclinic.methods.shared.method import Federation, Parcel, ParcelRejected, Site, Weights, operation
-from polyclinic.methods.shared.one_round import (
-    RESOLUTION,
-    OneRound,
-    check_samples,
-    head_shape,
-    most_images,
-    warn_of_small_classes,
-    warn_of_small_sites,
-)
+from polyclinic.methods.shared.one_round import RESOLUTION, OneRound, head_shape
 
 LEAST_VARIANCE = (4 * RESOLUTION) ** 2  # below that a feature is mostly rounding
 
@@ -81,10 +73,10 @@ class GaussianHeads(OneRound):
 
     def check_class_sums(self, federation: Federation, operation: str, parcel: Parcel) -> None:
         """ParcelRejected for sums of more images than fit, or that no images within the features' limit have."""
-        counts, most = parcel.tensors["counts"], most_images(federation, operation)
+        counts, most = parcel.tensors["counts"], one_round.most_images(federation, operation)
         if int(counts.max()) > most or not 0 < int(counts.sum()) <= most:
             raise ParcelRejected(f"statistics: the sums are of no image or of more than {most:,}")
-        check_samples(federation, operation, parcel, int(counts.sum()))
+        one_round.check_samples(federation, operation, parcel, int(counts.sum()))
         first, second = parcel.tensors["first"].double(), parcel.tensors["second"].double()
         number, width = counts.double()[:, None], first.shape[1]
         row, column = torch.triu_indices(width, width)
@@ -104,8 +96,8 @@ class GaussianHeads(OneRound):
             counts[reply.site] = sent["counts"]
             total = {name: tensor + total.get(name, 0) for name, tensor in sent.items()}
         one_round.check_count(sum(int(each.sum()) for each in counts.values()))
-        warn_of_small_sites(federation, {site: int(each.sum()) for site, each in counts.items()}, width)
-        warn_of_small_classes(federation, counts)
+        one_round.warn_of_small_sites(federation, {site: int(each.sum()) for site, each in counts.items()}, width)
+        one_round.warn_of_small_classes(federation, counts)
         return total["counts"], total["first"], total["second"]
 
     @operation("statistics", most={"statistics": AS_LARGE_AS_A_NETWORK})

@@ -53,9 +53,5 @@ class Moon(FedAvg):
         to_common, to_last = (
             F.cosine_similarity(own.flatten(1).float(), one.flatten(1).float()) for one in (common, last)
         )
-        return self.mu * contrastive_loss(to_common, to_last, self.temperature)
-
-
-def contrastive_loss(to_common: Tensor, to_last: Tensor, temperature: float) -> Tensor:
-    """The mean over images of -log of the share that the similarity to the common model has, from both [B]."""
-    return F.softplus((to_last - to_common) / temperature).mean()
+        # -log of the share that the similarity to the common model has
+        return self.mu * F.softplus((to_last - to_common) / self.temperature).mean()

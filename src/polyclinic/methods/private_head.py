@@ -73,7 +73,13 @@ class PrivateHead(Method):
     # --- the coordinator --------------------------------------------------------------------------
 
     def run(self, federation: Federation) -> Weights:
-        basis = federation.once("basis", lambda: self.hand_out_basis(federation))
+
+        def hand_out_basis() -> dict[str, Tensor]:
+            basis = self._basis(federation)
+            federation.ask_all("take_basis", statistics={**basis, "sites": torch.tensor(len(federation.sites))})
+            return basis
+
+        basis = federation.once("basis", hand_out_basis)
         model = _encoded(federation.trainer.model)
         zero = torch.zeros(model.outputs, basis["matrix"].shape[1] + 1)
         state = federation.state(step={"head": zero, "velocity": zero, "sum": zero}, averaged=0)
@@ -94,12 +100,6 @@ class PrivateHead(Method):
             if number == self.rounds:  # the mean of the heads is there at the end only
                 federation.evaluate(self.weights(basis, total / state.averaged))
         return self.weights(basis, state.step["sum"] / max(1, state.averaged))
-
-    def hand_out_basis(self, federation: Federation) -> dict[str, Tensor]:
-        """The basis, which all sites get."""
-        basis = self._basis(federation)
-        federation.ask_all("take_basis", statistics={**basis, "sites": torch.tensor(len(federation.sites))})
-        return basis
 
     def weights(self, basis: Weights, head: Tensor) -> dict[str, Tensor]:
         """The model with a head [T, k + 1] of projected features, in terms of all features."""
@@ -165,13 +165,10 @@ class PrivateHead(Method):
     def vectors(self, site: Site) -> Tensor:
         """Projected features of the site's training images and the constant, float32 [N, k + 1]."""
         if VECTORS not in site.cache:
-            site.cache[VECTORS] = self.project(site, site.data.train)
+            basis = site.state.group(BASIS)
+            vectors = (features_of(site, site.data.train) - basis["mean"]) @ basis["matrix"]
+            site.cache[VECTORS] = torch.cat([vectors, torch.full((len(vectors), 1), self.bias)], 1)
         return site.cache[VECTORS]
-
-    def project(self, site: Site, part: ImageSet) -> Tensor:
-        basis, features = site.state.group(BASIS), features_of(site, part)
-        vectors = (features - basis["mean"]) @ basis["matrix"]
-        return torch.cat([vectors, torch.full((len(vectors), 1), self.bias)], 1)
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
         """Sums as for any method, from features that are computed once."""

@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared import local_training, reply_checks
@@ -60,13 +59,11 @@ class Scaffold(FedAvg):
             mean, changes = self.combine(federation, state, replies), average(replies, "uniform", "gradients")
             share = count_sites(replies) / len(federation.sites)
             state.control = {name: state.control[name] + share * change for name, change in changes.items()}
-            state.weights = mean | {name: self._step(state.weights[name], mean[name]) for name in learned}
+            # x + lr (mean - x), written around the mean: with lr = 1 FedAvg's to the last bit
+            beyond, before = self.server_lr - 1, state.weights
+            state.weights = mean | {name: mean[name] + beyond * (mean[name] - before[name]) for name in learned}
             federation.evaluate(state.weights)
         return state.weights
-
-    def _step(self, before: Tensor, mean: Tensor) -> Tensor:
-        """x + lr (mean - x), written around the mean: with lr = 1 FedAvg's to the last bit."""
-        return mean + (self.server_lr - 1) * (mean - before)
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         super().check_reply(federation, call, reply)

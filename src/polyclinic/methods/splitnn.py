@@ -9,21 +9,13 @@ from __future__ import annotations
 import copy
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from polyclinic.federation.call import Call, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared import reply_checks
 from polyclinic.methods.shared.local_training import LocalWork
 from polyclinic.methods.shared.method import Federation, ReplayMethod, Site, State, Traits, Weights, operation
-from polyclinic.training.optimizer import (
-    coordinator_optimizer,
-    keep_coordinator_optimizer,
-    keep_optimizer,
-    start_optimizer,
-)
+from polyclinic.training import optimizer as optimizers
 
 
 class SplitNN(LocalWork, ReplayMethod):
@@ -53,8 +45,8 @@ class SplitNN(LocalWork, ReplayMethod):
         trainer = federation.trainer
         front, rest = trainer.split(trainer.load(state.weights))
         rest.train()
-        optimizer = coordinator_optimizer(federation, state, rest.parameters())
-        begun = federation.ask(site, "begin", weights=_names_of(front, state.weights))
+        optimizer = optimizers.coordinator_optimizer(federation, state, rest.parameters())
+        begun = federation.ask(site, "begin", weights={name: state.weights[name] for name in front.state_dict()})
         if not begun:
             return None
         for _ in range(begun.metadata["steps"]):
@@ -62,15 +54,16 @@ class SplitNN(LocalWork, ReplayMethod):
             if not sent:
                 return None
             activations = sent.activations["activations"].to(trainer.device).requires_grad_()
+            targets = next(p.tensors["targets"] for p in sent.parcels if p.kind in ("labels", "masks"))
             optimizer.zero_grad(set_to_none=True)
-            trainer.loss(trainer.forward(activations, rest), _targets(sent).to(trainer.device)).backward()
+            trainer.loss(trainer.forward(activations, rest), targets.to(trainer.device)).backward()
             optimizer.step()
             if not federation.ask(site, "backward", gradients={"activations": activations.grad}):
                 return None
         handed_on = federation.ask(site, "finish")
         if not handed_on:
             return None
-        keep_coordinator_optimizer(federation, state, optimizer)
+        optimizers.keep_coordinator_optimizer(federation, state, optimizer)
         return {**handed_on.weights, **trainer.weights(rest)}
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
@@ -92,7 +85,7 @@ class SplitNN(LocalWork, ReplayMethod):
         batches, replayed = trainer.batches(part, site.rng("batches")), self.replayed(site)
         site.memory.update(
             front=front,
-            optimizer=start_optimizer(site, front),
+            optimizer=optimizers.start_optimizer(site, front),
             batches=replayed.join(batches) if replayed else batches,
         )
         return Parcel("statistics", {}, {"steps": self.steps_at(site), "samples": len(part)})
@@ -114,15 +107,7 @@ class SplitNN(LocalWork, ReplayMethod):
 
     @operation("weights")
     def finish(self, site: Site) -> Parcel:
-        keep_optimizer(site, site.memory["optimizer"])
+        optimizers.keep_optimizer(site, site.memory["optimizer"])
         weights = site.trainer.weights(site.memory["front"])
         site.memory.clear()
         return Parcel("weights", weights, {"samples": len(site.data.train)})
-
-
-def _names_of(front: torch.nn.Module, weights: Weights) -> dict[str, Tensor]:
-    return {name: weights[name] for name in front.state_dict()}
-
-
-def _targets(sent: Reply) -> Tensor:
-    return next(p.tensors["targets"] for p in sent.parcels if p.kind in ("labels", "masks"))

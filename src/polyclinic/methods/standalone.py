@@ -36,23 +36,18 @@ class Standalone(LocalWork, OwnModels):
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
         """Sums as for any method; a site alone also selects its best round alone, by its validation images."""
         sums = super().score(site, part, weights, own)
-        if part is site.data.validation and own == "current":
-            self._select(site, sums)
+        if part is not site.data.validation or own != "current":
+            return sums
+        task = site.trainer.task
+        if not sums:  # no validation images: the last round is as good a choice as any
+            site.state.put("best", site.state.group("local"))
+            return sums
+        rank = task.rank(task.finish(sums), site.trainer.metric)
+        if rank and ("best_score" not in site.state or rank > tuple(site.state["best_score"].flatten().tolist())):
+            site.state["best_score"] = torch.tensor(rank, dtype=torch.float64)
+            site.state.put("best", site.state.group("local"))
         return sums
 
     @operation()
     def remember(self, site: Site) -> None:
         """Nothing to do: the site has selected for itself."""
-
-    @staticmethod
-    def _select(site: Site, sums: dict[str, Tensor]) -> None:
-        task = site.trainer.task
-        if not sums:  # no validation images: the last round is as good a choice as any
-            site.state.put("best", site.state.group("local"))
-            return
-        rank = task.rank(task.finish(sums), site.trainer.metric)
-        if rank is None:
-            return
-        if "best_score" not in site.state or rank > tuple(site.state["best_score"].flatten().tolist()):
-            site.state["best_score"] = torch.tensor(rank, dtype=torch.float64)
-            site.state.put("best", site.state.group("local"))

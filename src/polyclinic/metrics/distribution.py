@@ -18,10 +18,9 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.images import Images, as_unit, same_shape
+from polyclinic.metrics.networks import inception
 from polyclinic.metrics.networks.efficientnet import EfficientNetLite0Features, efficientnet_lite0
-from polyclinic.metrics.networks.inception import NAME as INCEPTION
-from polyclinic.metrics.networks.inception import SIDE as INCEPTION_SIDE
-from polyclinic.metrics.networks.inception import FIDInception, fid_inception
+from polyclinic.metrics.networks.inception import FIDInception
 from polyclinic.metrics.networks.weights import find
 from polyclinic.randomness import torch_rng
 
@@ -33,21 +32,16 @@ SUBSETS = 50  # pairs of halves, of which the deviation of KID is taken
 FEWEST = 10  # images of a set: of fewer these figures say nothing
 
 
+@dataclass(frozen=True)
 class Extractor:
-    """Images to feature vectors [N, D], float64. `name` goes into the name of every figure made with it."""
+    """Images to feature vectors [N, D], float64. `network` takes images [N, 3, side, side] in [0, 1]; `name` goes into
+    the name of every figure made with it."""
 
-    def __init__(
-        self,
-        network: Callable[[Tensor], Tensor],
-        name: str,
-        *,
-        side: int = SIDE,
-        antialias: bool = True,
-        device: str | torch.device = "cpu",
-    ) -> None:
-        """`network`: images [N, 3, side, side] in [0, 1] to vectors [N, D]."""
-        self.network, self.name, self.side, self.device = network, name, side, device
-        self.antialias = antialias
+    network: Callable[[Tensor], Tensor]
+    name: str
+    side: int = SIDE
+    antialias: bool = True
+    device: str | torch.device = "cpu"
 
     @property
     def figure(self) -> str:
@@ -72,8 +66,8 @@ def efficientnet_features(*, side: int = SIDE, device: str | torch.device = "cpu
 
 def inception_features(weights: str | Path | None = None, *, device: str | torch.device = "cpu") -> Extractor:
     """FID's features, 2,048 numbers an image: from `polyclinic weights get inception-fid`, or of a file."""
-    network = fid_inception(Path(weights) if weights else find(INCEPTION), device)
-    return Extractor(network, network.name, side=INCEPTION_SIDE, antialias=False, device=device)
+    network = inception.fid_inception(Path(weights) if weights else find(inception.NAME), device)
+    return Extractor(network, network.name, side=inception.SIDE, antialias=False, device=device)
 
 
 # --- figures of vectors ---------------------------------------------------------------------------------
@@ -85,46 +79,35 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
     The trace of the root of the covariances' product is the nuclear norm of the product of the centred sets, which
     needs no matrix root, and no more images than there are.
     """
-    a, b = _centred(first), _centred(second)
-    shift = (first.mean(0) - second.mean(0)).square().sum()
-    cross = torch.linalg.svdvals(_compact(a) @ _compact(b).T).sum()
-    return max(0.0, float(shift + a.square().sum() + b.square().sum() - 2 * cross))
-
-
-def _centred(vectors: Tensor) -> Tensor:
-    """So that X.T @ X is the sample covariance."""
-    vectors = vectors.double()
-    return (vectors - vectors.mean(0)) / (len(vectors) - 1) ** 0.5
-
-
-def _compact(vectors: Tensor) -> Tensor:
-    """At most D rows with the same X.T @ X."""
-    return torch.linalg.qr(vectors, mode="r").R if len(vectors) > vectors.shape[1] else vectors
+    shift, spread, roots = (first.mean(0) - second.mean(0)).square().sum(), [], []
+    for vectors in (first.double(), second.double()):
+        centred = (vectors - vectors.mean(0)) / (len(vectors) - 1) ** 0.5  # X.T @ X is the sample covariance
+        spread.append(centred.square().sum())
+        # at most D rows with the same X.T @ X
+        roots.append(torch.linalg.qr(centred, mode="r").R if len(centred) > centred.shape[1] else centred)
+    cross = torch.linalg.svdvals(roots[0] @ roots[1].T).sum()
+    return max(0.0, float(shift + spread[0] + spread[1] - 2 * cross))
 
 
 def kernel_distance(first: Tensor, second: Tensor) -> float:
     """KID: the unbiased estimate of the squared maximum mean discrepancy, cubic kernel. May be slightly negative."""
+
+    def kernel(one: Tensor, other: Tensor) -> Tensor:
+        return (one @ other.T / one.shape[1] + 1) ** 3
+
     a, b = first.double(), second.double()
-    across = _kernel(a, b).mean()
-    return float(_mean_off_diagonal(_kernel(a, a)) + _mean_off_diagonal(_kernel(b, b)) - 2 * across)
+    # means without the diagonal, where a vector meets itself
+    within = [(k.sum() - k.trace()) / (len(k) * (len(k) - 1)) for k in (kernel(a, a), kernel(b, b))]
+    return float(within[0] + within[1] - 2 * kernel(a, b).mean())
 
 
-def _kernel(first: Tensor, second: Tensor) -> Tensor:
-    return (first @ second.T / first.shape[1] + 1) ** 3
-
-
-def _mean_off_diagonal(square: Tensor) -> Tensor:
-    return (square.sum() - square.trace()) / (len(square) * (len(square) - 1))
-
-
-def kernel_distance_deviation(first: Tensor, second: Tensor, rng: torch.Generator, subsets: int = SUBSETS) -> float:
+def kernel_distance_deviation(first: Tensor, second: Tensor, rng: torch.Generator) -> float:
     """Standard deviation of KID over pairs of random halves of both sets: an upper estimate of its own deviation."""
-    values = [kernel_distance(_half(first, rng), _half(second, rng)) for _ in range(subsets)]
-    return float(np.std(values, ddof=1))
 
+    def half(vectors: Tensor) -> Tensor:
+        return vectors[torch.randperm(len(vectors), generator=rng)[: max(2, len(vectors) // 2)]]
 
-def _half(vectors: Tensor, rng: torch.Generator) -> Tensor:
-    return vectors[torch.randperm(len(vectors), generator=rng)[: max(2, len(vectors) // 2)]]
+    return float(np.std([kernel_distance(half(first), half(second)) for _ in range(SUBSETS)], ddof=1))
 
 
 def precision_recall(real: Tensor, made: Tensor, neighbours: int = NEIGHBOURS) -> dict[str, float]:

@@ -55,13 +55,12 @@ class PerceptualDistance(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Vectors [N, D] whose squared Euclidean distances are the perceptual ones."""
-        levels = self.network.levels(prepare_images(images))  # type: ignore[operator]
-        return torch.cat([self._flat(level, maps) for level, maps in enumerate(levels)], 1)
-
-    def _flat(self, level: int, maps: Tensor) -> Tensor:
-        unit = maps / (torch.linalg.vector_norm(maps, dim=1, keepdim=True) + EPS)
-        root = self.get_buffer(f"root{level}") if self.count else 5**-0.5  # the mean over five levels
-        return (unit * root / (maps.shape[-1] * maps.shape[-2]) ** 0.5).flatten(1)
+        found = []
+        for level, maps in enumerate(self.network.levels(prepare_images(images))):  # type: ignore[operator]
+            unit = maps / (torch.linalg.vector_norm(maps, dim=1, keepdim=True) + EPS)
+            root = self.get_buffer(f"root{level}") if self.count else 5**-0.5  # the mean over five levels
+            found.append((unit * root / (maps.shape[-1] * maps.shape[-2]) ** 0.5).flatten(1))
+        return torch.cat(found, 1)
 
 
 class Pixels(nn.Module):
@@ -134,14 +133,9 @@ class Table:
 
     def split(self, rows: Sequence[int], columns: Sequence[int]) -> list[list[Table]]:
         """The parts of so many consecutive rows and columns each."""
-        pieces = zip(self.distances.split(list(rows)), self.orientation.split(list(rows)), strict=True)
-        return [
-            [
-                Table(distances, orientation, self.features)
-                for distances, orientation in zip(d.split(list(columns), 1), o.split(list(columns), 1), strict=True)
-            ]
-            for d, o in pieces
-        ]
+        down, across = list(rows), list(columns)
+        parts = [[row.split(across, 1) for row in whole.split(down)] for whole in (self.distances, self.orientation)]
+        return [[Table(d, o, self.features) for d, o in zip(*pair, strict=True)] for pair in zip(*parts, strict=True)]
 
 
 def squared_distances(first: Tensor, second: Tensor) -> Tensor:

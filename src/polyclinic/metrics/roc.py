@@ -78,17 +78,13 @@ def auc(positives: Scores, negatives: Scores) -> float:
     """
     above, below = np.asarray(positives), np.asarray(negatives)
     values, place = np.unique(np.concatenate([below, above]), return_inverse=True)
-    counts = [np.bincount(part, minlength=len(values)) for part in (place[: len(below)], place[len(below) :])]
-    return auc_from_counts(counts[1], counts[0])
-
-
-def auc_from_counts(positives: Scores, negatives: Scores) -> float:
-    """The same from counts [K] of positives and negatives with each of K scores (or in K bins), lowest first."""
-    return float(aucs_from_counts(np.asarray(positives)[None], np.asarray(negatives)[None])[0])
+    parts = (place[len(below) :], place[: len(below)])
+    return float(aucs_from_counts(*(np.bincount(part, minlength=len(values))[None] for part in parts))[0])
 
 
 def aucs_from_counts(positives: np.ndarray, negatives: np.ndarray) -> np.ndarray:
-    """AUCs [D] of D such counts [D, K]; NaN where there are no positives or no negatives."""
+    """AUCs [D] from counts [D, K] of positives and negatives with each of K scores (or in K bins), lowest first; NaN
+    where there are no positives or no negatives."""
     own, rest = positives.astype(np.float64), negatives.astype(np.float64)
     won, pairs = (own * (rest.cumsum(1) - rest / 2)).sum(1), own.sum(1) * rest.sum(1)
     return np.divide(won, pairs, out=np.full(len(own), np.nan), where=pairs > 0)

@@ -54,26 +54,23 @@ class Encoder(ABC):
         found = [self._of_batch(batch) for batch in images.split(self.batch)] if len(images) else []
         return torch.cat(found) if found else torch.zeros(0, self.width)
 
-    @torch.no_grad()
-    def of_unit(self, images: Tensor) -> Tensor:
-        """Features float32 [B, D] of images float [B, 1 or 3, H, W] in [0, 1] on the device."""
-        with torch.autocast(images.device.type, enabled=False):
-            return self.encode(self._resized(images.float().expand(-1, 3, -1, -1))).float()
-
-    @abstractmethod
-    def encode(self, images: Tensor) -> Tensor:
-        """Features [B, D] of images float [B, 3, H, W] in [0, 1] on the device."""
-
     def _of_batch(self, images: Tensor) -> Tensor:
         count = len(images)
         full = F.pad(images, (0, 0, 0, 0, 0, 0, 0, self.batch - count)).to(self.device).float().div(255)
         return self.of_unit(full)[:count].cpu()
 
-    def _resized(self, images: Tensor) -> Tensor:
-        side = self.image_side
-        if side is None or images.shape[-2:] == (side, side):
-            return images
-        return F.interpolate(images, (side, side), mode="bilinear", antialias=True)
+    @torch.no_grad()
+    def of_unit(self, images: Tensor) -> Tensor:
+        """Features float32 [B, D] of images float [B, 1 or 3, H, W] in [0, 1] on the device."""
+        colour, side = images.float().expand(-1, 3, -1, -1), self.image_side
+        with torch.autocast(images.device.type, enabled=False):
+            if side is not None and images.shape[-2:] != (side, side):
+                colour = F.interpolate(colour, (side, side), mode="bilinear", antialias=True)
+            return self.encode(colour).float()
+
+    @abstractmethod
+    def encode(self, images: Tensor) -> Tensor:
+        """Features [B, D] of images float [B, 3, H, W] in [0, 1] on the device."""
 
 
 # --- EfficientNet-Lite0 ---------------------------------------------------------------------------------------

@@ -77,7 +77,12 @@ def imported(target: str, arguments: Mapping[str, Any], size: int) -> type[Backb
 
     The same target and arguments give the same class.
     """
-    check_allowed(target)
+    module = target.partition(":")[0]
+    if not allows_module(module):  # at a deployed site
+        raise BadInput(
+            f"model.backbone: '{target}' is code that this site has not listed; its people can add '{module}' to "
+            "plugins in local/site.toml"
+        )
     return _imported(target, json.dumps(dict(arguments), sort_keys=True), size)
 
 
@@ -99,16 +104,6 @@ def _imported(target: str, arguments: str, size: int) -> type[Backbone]:
         "dense": _is_dense(target, output, outputs, size),
     }
     return type(make.__name__, (Imported,), facts)
-
-
-def check_allowed(target: str) -> None:
-    """BadInput at a deployed site whose people have not listed the network's module."""
-    module = target.partition(":")[0]
-    if not allows_module(module):
-        raise BadInput(
-            f"model.backbone: '{target}' is code that this site has not listed; its people can add '{module}' to "
-            "plugins in local/site.toml"
-        )
 
 
 def find_callable(target: str) -> Callable[..., nn.Module]:

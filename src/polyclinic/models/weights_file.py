@@ -113,7 +113,11 @@ def read_weights(path: Path, setting: str = "model.weights") -> WeightsFile:
         if path.suffix == ".safetensors":
             found: Any = decode_tensors(content)
         else:
-            _refuse_packed(content)
+            # torch never packs, and a few kilobytes can unpack to gigabytes
+            if zipfile.is_zipfile(io.BytesIO(content)):
+                with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                    if sum(entry.file_size for entry in archive.infolist()) > len(content):
+                        raise ValueError("packed")
             found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception:  # whatever a reader says about a file that is something else
         raise BadInput(f"{setting}: '{path}' {_what_is_wrong(path, content)}") from None
@@ -122,15 +126,6 @@ def read_weights(path: Path, setting: str = "model.weights") -> WeightsFile:
         if has_values(tensor) and tensor.numel() * tensor.element_size() > max(len(content), SMALL):
             raise BadInput(f"{setting}: '{name}' in '{path}' is larger than the file; write it again as contiguous")
     return WeightsFile(path, hashlib.sha256(content).hexdigest(), tensors)
-
-
-def _refuse_packed(content: bytes) -> None:
-    """ValueError for an archive that unpacks to more than its own length: torch never packs, and a few kilobytes can
-    unpack to gigabytes."""
-    if zipfile.is_zipfile(io.BytesIO(content)):
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > len(content):
-                raise ValueError("packed")
 
 
 def nothing_fits(path: Path, backbone: str, in_file: Sequence[str], in_network: Sequence[str]) -> str:

@@ -79,6 +79,8 @@ class Account:
         return cls(delta, accountant, history, *names)
 
 
+PER_SITE = ("epsilon", "delta", "steps", "sampling_rate")
+
 # --- records --------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +183,3 @@ def summary(records: Mapping[str, JsonMapping], uncovered: Iterable[str]) -> Jso
         "does_not_cover": [*missing, *limits],
         "per_site": {site: {name: one[name] for name in PER_SITE} for site, one in records.items()},
     }
-
-
-PER_SITE = ("epsilon", "delta", "steps", "sampling_rate")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -12,14 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from polyclinic.errors import WorkFailed
-from polyclinic.privacy.ghost_clipping import (
-    TINY,
-    GhostClipping,
-    NotFollowedError,
-    as_weight,
-    can_follow,
-    outer_products,
-)
+from polyclinic.privacy import ghost_clipping
+from polyclinic.privacy.ghost_clipping import TINY, GhostClipping, NotFollowedError, can_follow
 
 #: ghost: no gradient of a single image is stored, where the network allows that; stored: each one is (Opacus)
 Clipping = Literal["ghost", "stored"]
@@ -84,17 +79,13 @@ class ClippedSums:
         # zero times infinity is no number, and no gradient is longer than the largest one
         clip = min(clip, torch.finfo(torch.float32).max)
         totals: list[Tensor] = []
-        for number, piece in enumerate(self._pieces(losses, pieces, parameters)):
+        split = (self._split(losses, batch, parameters) for batch in pieces if len(batch[0]))
+        for number, piece in enumerate(itertools.chain.from_iterable(split)):
             if number == 1:  # the next replay of a graph overwrites what the first one gave
                 totals = [one.clone() for one in totals]
             sums = self._sums(losses, piece, clip, parameters)
             totals = list(torch._foreach_add(totals, sums)) if number else sums
         return totals or [torch.zeros_like(one) for one in parameters]
-
-    def _pieces(self, losses: Losses, batches: Iterable[Batch], parameters: list[nn.Parameter]) -> Iterator[Batch]:
-        for batch in batches:
-            if len(batch[0]):
-                yield from self._split(losses, batch, parameters)
 
     def _split(self, losses: Losses, batch: Batch, parameters: list[nn.Parameter]) -> Iterator[Batch]:
         if self._rows is None:
@@ -118,12 +109,7 @@ class ClippedSums:
             return self._stored.clipped_sums(lambda: _checked(losses, piece), clip, parameters)
         if self.record is None:
             return self._ghost.clipped_sums(lambda: _checked(losses, piece), clip, parameters)
-        return self._replayed(losses, piece, clip, parameters)
-
-    def _replayed(self, losses: Losses, piece: Batch, clip: float, parameters: list[nn.Parameter]) -> list[Tensor]:
         ghost = self._ghost
-        assert ghost is not None
-        assert self.record is not None
         if clip not in self._recorded:
             self._recorded[clip] = self.record(
                 lambda counted, *rows: ghost.clipped_sums(lambda: _checked(losses, rows), clip, parameters, counted)
@@ -253,8 +239,8 @@ def _convolution(layer: nn.Conv2d, activations: list[Tensor], backprops: Tensor)
         from opacus.grad_sample.conv import compute_conv_grad_sample
 
         return dict(compute_conv_grad_sample(layer, [one.contiguous() for one in activations], backprops))
-    stored = outer_products(layer, activations[0], backprops).stored()
-    found = {layer.weight: as_weight(stored.rows, (len(backprops), *layer.weight.shape), stored.kernel)}
+    stored = ghost_clipping.outer_products(layer, activations[0], backprops).stored()
+    found = {layer.weight: ghost_clipping.as_weight(stored.rows, (len(backprops), *layer.weight.shape), stored.kernel)}
     return found if layer.bias is None else {**found, layer.bias: backprops.sum((2, 3))}
 
 

@@ -58,7 +58,8 @@ def _reason(layer: nn.Module) -> str | None:
             "generator.codebook: moving averages put real images into the codebook without clipping or noise; "
             "set generator.codebook = 'gradient' under differential privacy"
         )
-    if _has_spectral_norm(layer):
+    hooks = layer._forward_pre_hooks.values()
+    if isinstance(layer, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks):
         return (
             "privacy.on: spectral norm divides weights by a number that moves at every pass, outside clipping and "
             "noise; switch it off under differential privacy"
@@ -79,11 +80,6 @@ def _reason(layer: nn.Module) -> str | None:
             "build it with inplace=False"
         )
     return None
-
-
-def _has_spectral_norm(layer: nn.Module) -> bool:
-    hooks = layer._forward_pre_hooks.values()
-    return isinstance(layer, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks)
 
 
 @torch.no_grad()

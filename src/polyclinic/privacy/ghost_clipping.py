@@ -190,13 +190,9 @@ def can_follow(module: nn.Module) -> bool:
     """True where every trained parameter belongs to one layer, and ghost clipping has a rule for that layer."""
     layers = _trained_layers(module)
     owned = [id(one) for layer in layers for one in layer.parameters(recurse=False)]
-    return len(owned) == len(set(owned)) and all(_has_rule(layer) for layer in layers)
-
-
-def _has_rule(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.Embedding) and (layer.padding_idx is not None or layer.max_norm is not None):
+    if any(isinstance(one, nn.Embedding) and (one.padding_idx, one.max_norm) != (None, None) for one in layers):
         return False
-    return type(layer) in RULES
+    return len(owned) == len(set(owned)) and all(type(layer) in RULES for layer in layers)
 
 
 def _trained_layers(module: nn.Module) -> list[nn.Module]:

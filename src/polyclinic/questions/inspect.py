@@ -61,7 +61,7 @@ class InspectSites(Method):
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         if call.operation != "survey":
             return
-        bins = label_bins(federation.trainer.target.classes)
+        bins = len(federation.trainer.target.classes) or BINS
         wanted = {"splits": len(SPLITS), "patients": 1, "labels": bins, "intensities": BINS, "missing": 1}
         wanted |= {"sides": len(SIDES) + 1, "spacings": len(SPACINGS) + 2}
         wanted |= {f"{name} told": size for name, size in wanted.items()}
@@ -76,12 +76,13 @@ class InspectSites(Method):
         columns."""
         train, least = site.data.train, site.min_cohort
         missing = np.zeros(len(train), bool) if train.columns is None else (np.asarray(train.columns) == "").any(1)
+        intensities = np.array([float(np.asarray(image).mean()) for image in train.images])
         splits = [people_of(getattr(site.data, name)) for name in SPLITS]
         counts = {
             "splits": Counted(torch.tensor([len(one) for one in splits]), splits),
             "patients": Counted(torch.tensor([len(np.unique(splits[0]))]), splits[:1]),
             "labels": _counted(*label_bins_of(train.labels, site.trainer.target), train),
-            "intensities": _counted(in_bins(mean_intensities(train.images), 0, 255), BINS, train),
+            "intensities": _counted(in_bins(intensities, 0, 255), BINS, train),
             "sides": _counted(side_bins(train), len(SIDES) + 1, train),
             "spacings": _counted(spacing_bins(train), len(SPACINGS) + 2, train),
             "missing": _counted(np.where(missing, 0, 1), 2, train),
@@ -92,10 +93,6 @@ class InspectSites(Method):
         for name in ("missing", "missing told"):  # the other cell is there for its complement, and all the rest
             tensors[name] = tensors[name][:1]
         return Parcel("statistics", tensors)
-
-
-def label_bins(classes: Any) -> int:
-    return len(classes) or BINS
 
 
 class Counted(NamedTuple):
@@ -138,10 +135,6 @@ def spacing_bins(part: ImageSet) -> np.ndarray:
         return np.full(len(part), unknown)
     found = np.asarray(part.geometry)[:, 2:].max(1)
     return np.where(np.isfinite(found), np.searchsorted(SPACINGS, found, side="right"), unknown)
-
-
-def mean_intensities(images: np.ndarray) -> np.ndarray:
-    return np.array([float(np.asarray(image).mean()) for image in images])
 
 
 def suppressed(counted: Counted, least: int) -> tuple[Tensor, Tensor]:

@@ -18,30 +18,12 @@ from torch import Tensor
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.layers.scores import was_scored
+from polyclinic.federation.layers.leaving import was_scored
 from polyclinic.files import atomic_write
 from polyclinic.json_types import JsonObject
 from polyclinic.methods.shared import local_training
 from polyclinic.methods.shared.method import Parcel, ParcelRejected, Reply, Site, operation
-from polyclinic.metrics.statistics.disclosure import (
-    BINS,
-    FEWEST,
-    bounds_of_classes,
-    calibration_counts,
-    largest_share,
-    mean_of_sites,
-    rounded_interval,
-    safe_intervals,
-    smallest_class,
-    told_cells,
-)
-from polyclinic.metrics.statistics.intervals import (
-    Interval,
-    WeightedMetrics,
-    classification_metrics,
-    mean_metrics,
-    regression_metrics,
-)
+from polyclinic.metrics.statistics import disclosure, intervals
 from polyclinic.metrics.statistics.significance import Difference, delong_interval, delong_test
 from polyclinic.tasks.classification import margins
 from polyclinic.tasks.segmentation import dice
@@ -74,7 +56,7 @@ LONGEST = 120
 class Scored:
     """Metrics of a model on images of a site. `ranks`: what a binary model ranks images by."""
 
-    metrics: WeightedMetrics
+    metrics: intervals.WeightedMetrics
     ranks: np.ndarray | None = None
     #: for the calibration
     probabilities: np.ndarray | None = None
@@ -126,7 +108,7 @@ def told_about(site: Site, part: ImageSet, weights: Weights, by: Sequence[str] =
     least, scored, labels = site.min_cohort, score(site, part, weights), np.asarray(part.labels)
     found = told_intervals(scored, part, least)
     if scored.probabilities is not None:
-        bins, right = calibration_counts(scored.probabilities, labels, least, part.cases)
+        bins, right = disclosure.calibration_counts(scored.probabilities, labels, least, part.cases)
         classes = [people_of(part)[labels == one] for one in range(scored.probabilities.shape[1])]
         enough = [int(len(np.unique(some)) >= max(least, 1)) for some in classes]
         found |= {"bins": torch.from_numpy(bins), "right": torch.from_numpy(right), CLASSES: torch.tensor(enough)}
@@ -139,8 +121,8 @@ def told_about(site: Site, part: ImageSet, weights: Weights, by: Sequence[str] =
 
 def told_intervals(scored: Scored, part: ImageSet, least: int, prefix: str = "") -> dict[str, Tensor]:
     paired = prefix == CHANGE
-    told = safe_intervals(scored.metrics, len(part), part.cases, least, scored.bounds, paired=paired)
-    small = scored.probabilities is not None and smallest_class(np.asarray(part.labels), part.cases) < least
+    told = disclosure.safe_intervals(scored.metrics, len(part), part.cases, least, scored.bounds, paired=paired)
+    small = scored.probabilities is not None and disclosure.smallest_class(np.asarray(part.labels), part.cases) < least
     left_out = (*NOT_TOLD, *OF_CLASSES) if small else NOT_TOLD
     return {prefix + name: _row(one) for name, one in told.items() if name not in left_out}
 
@@ -168,7 +150,7 @@ def score(site: Site, part: ImageSet, weights: Weights) -> Scored:
     trainer: Any = site.trainer
     trainer.load(weights)
     if trainer.task.dense:
-        return Scored(mean_metrics({"dice": _dice_of_patients(trainer, part)}))
+        return Scored(intervals.mean_metrics({"dice": _dice_of_patients(trainer, part)}))
     outputs = torch.cat([output.cpu() for output, _ in trainer.outputs(part)]).double()
     if site.min_cohort:  # a brought model may say numbers that no label has, of which one image's would fill the mean
         outputs = trainer.task.bounded(outputs, trainer.target)
@@ -176,11 +158,12 @@ def score(site: Site, part: ImageSet, weights: Weights) -> Scored:
     if trainer.task.like == "classification":
         ranks = margins(outputs).numpy()
         two = ranks[:, 1] if ranks.shape[1] == 2 else None
-        bounds = bounds_of_classes(labels, part.cases, said.shape[1])
-        return Scored(classification_metrics(said, labels, ranks), two, said, bounds)
+        bounds = disclosure.bounds_of_classes(labels, part.cases, said.shape[1])
+        return Scored(intervals.classification_metrics(said, labels, ranks), two, said, bounds)
     low, high = trainer.target.label_range or (float(labels.min()), float(labels.max()))
-    most = (high - low) * largest_share(part.cases, len(part))
-    return Scored(regression_metrics(said, labels), bounds={"mae": most, "bias": most, "rmse": most * len(part) ** 0.5})
+    most = (high - low) * disclosure.largest_share(part.cases, len(part))
+    bounds = {"mae": most, "bias": most, "rmse": most * len(part) ** 0.5}
+    return Scored(intervals.regression_metrics(said, labels), bounds=bounds)
 
 
 def _dice_of_patients(trainer: Any, part: ImageSet) -> np.ndarray:
@@ -198,14 +181,15 @@ def _dice_of_patients(trainer: Any, part: ImageSet) -> np.ndarray:
 
 
 def _delong(
-    name: str, find: Callable[[], Interval | Difference], scored: Scored, part: ImageSet, least: int
+    name: str, find: Callable[[], intervals.Interval | Difference], scored: Scored, part: ImageSet, least: int
 ) -> dict[str, Tensor]:
     """The value and ends that `find` gives, rounded; nothing of too few patients."""
     patients, bounds = len(np.unique(people_of(part))), scored.bounds or {}
-    if patients < max(FEWEST, least) or smallest_class(np.asarray(part.labels), part.cases) < least:
+    in_class, paired = disclosure.smallest_class(np.asarray(part.labels), part.cases), name.startswith(CHANGE)
+    if patients < max(disclosure.FEWEST, least) or in_class < least:
         return {}
     try:
-        told = rounded_interval(astuple(find())[:3], bounds["auc"], patients, least, paired=name.startswith(CHANGE))
+        told = disclosure.rounded_interval(astuple(find())[:3], bounds["auc"], patients, least, paired=paired)
     except BadInput:  # too few of a class
         return {}
     return {name: _row(told)} if np.isfinite(told).all() else {}
@@ -220,9 +204,9 @@ def _subgroups(site: Site, part: ImageSet, weights: Weights, column: str) -> dic
     values = np.asarray(part.columns)[:, names.index(column)]
     groups = {str(value): part.take(values == value) for value in np.unique(values)}
     people = [people_of(some) for some in groups.values()]
-    enough = [len(np.unique(some)) >= FEWEST for some in people]
+    enough = [len(np.unique(some)) >= disclosure.FEWEST for some in people]
     if site.min_cohort:
-        enough = told_cells(people, max(FEWEST, site.min_cohort)).tolist()
+        enough = disclosure.told_cells(people, max(disclosure.FEWEST, site.min_cohort)).tolist()
     found: dict[str, Tensor] = {}
     for value, some in itertools.compress(groups.items(), enough):
         found |= told_intervals(score(site, some, weights), some, site.min_cohort, f"{column} = {value}: "[:LONGEST])
@@ -247,7 +231,7 @@ def check_told(tensors: Mapping[str, Tensor], classes: int) -> None:
         if name == CLASSES:
             wanted: tuple[Any, tuple[int, ...]] = (torch.int64, (classes,))
         else:
-            wanted = (torch.int64, (BINS,)) if name in HISTOGRAMS else (torch.float64, (4,))
+            wanted = (torch.int64, (disclosure.BINS,)) if name in HISTOGRAMS else (torch.float64, (4,))
         finite = not tensor.is_floating_point() or bool(tensor.isfinite().all())
         if (tensor.dtype, tuple(tensor.shape)) != wanted or not finite or len(name) > 2 * LONGEST:
             raise ParcelRejected(f"statistics: '{name[:40]}' is no interval and no histogram")
@@ -279,9 +263,11 @@ def _counted(name: str, tensors: Mapping[str, Tensor]) -> bool:
 def joined(replies: Sequence[Reply], classes: Sequence[str] = ()) -> JsonObject:
     """Statistics of the sites, of each and of the mean over them, with p values of what differs from zero."""
     told = {reply.site: dict(reply.parcel("statistics").tensors) for reply in replies}
-    intervals = {site: {n: t.tolist() for n, t in one.items() if t.is_floating_point()} for site, one in told.items()}
-    names = sorted({name for one in intervals.values() for name in one})
-    mean = {name: mean_of_sites({site: one[name] for site, one in intervals.items() if name in one}) for name in names}
+    per_site = {site: {n: t.tolist() for n, t in one.items() if t.is_floating_point()} for site, one in told.items()}
+    mean = {
+        name: disclosure.mean_of_sites({site: one[name] for site, one in per_site.items() if name in one})
+        for name in sorted({name for one in per_site.values() for name in one})
+    }
     counts = {site: {n: one[n].tolist() for n in HISTOGRAMS if n in one} for site, one in told.items()}
     notes = []
     for site, one in told.items():
@@ -290,9 +276,9 @@ def joined(replies: Sequence[Reply], classes: Sequence[str] = ()) -> JsonObject:
             notes.append(f"site '{site}' has no test image of {', '.join(gone)}, or too few")
     return {
         "columns": ["value", "low", "high", "variance"],
-        "per_site": intervals,
+        "per_site": per_site,
         "mean": mean,
-        "p_of_change": {name: _p(mean[name]) for name in names if name.startswith(CHANGE)},
+        "p_of_change": {name: _p(one) for name, one in mean.items() if name.startswith(CHANGE)},
         "calibration": counts,
         "notes": notes,
     }

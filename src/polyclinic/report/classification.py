@@ -23,7 +23,9 @@ RELIABILITY_BINS = 10
 
 
 def classes_section(run: RunEvidence, cases: Cases, prevalence: float | None) -> Section:
-    positives = _positives(run, cases)
+    # of two classes the second, of more each against all others, where both kinds occur
+    asked = [1] if len(run.classes) == 2 else list(range(len(run.classes)))[:MOST_CLASSES]
+    positives = {c: run.classes[c] for c in asked if 0 < (cases.labels == c).sum() < len(cases)}
     blocks: list[Block]
     if positives:
         blocks = [_roc(positives, run, cases), _precision_recall(positives, cases)]
@@ -39,13 +41,6 @@ LIMITS = (
     "DeLong's interval of the AUC and those of sensitivity and specificity count every image as independent; with "
     "several images of a patient they are too narrow. The same validation images choose the round and the temperature."
 )
-
-
-def _positives(run: RunEvidence, cases: Cases) -> dict[int, str]:
-    """Classes to draw a curve for: of two the second, of more each against all others, where both kinds occur."""
-    classes = run.classes
-    asked = [1] if len(classes) == 2 else list(range(len(classes)))[:MOST_CLASSES]
-    return {c: classes[c] for c in asked if 0 < (cases.labels == c).sum() < len(cases)}
 
 
 def _roc(positives: dict[int, str], run: RunEvidence, cases: Cases) -> Chart:
@@ -233,5 +228,5 @@ def few_points(x: np.ndarray, y: np.ndarray, most: int = 1000) -> tuple[np.ndarr
 
 def average_precision(scores: np.ndarray, truth: np.ndarray) -> float:
     """The area under the precision-recall curve, a sum of steps (as scikit-learn has it)."""
-    true, false = _counts(scores, truth)
-    return float(np.sum(np.diff(np.r_[0, true]) / true[-1] * true / (true + false)))
+    recall, precision = precision_recall(scores, truth)
+    return float(np.sum(np.diff(recall) * precision[1:]))

@@ -13,13 +13,24 @@ from polyclinic.errors import BadInput
 from polyclinic.files import human_bytes
 from polyclinic.metrics.statistics import delong_test, holm, mcnemar
 from polyclinic.palette import Palette, legend, plain, tidy
-from polyclinic.report.blocks import Block, Cell, Chart, Report, Section, Table, Text, number
+from polyclinic.report import blocks
+from polyclinic.report.blocks import (
+    LOWER,
+    Block,
+    Cell,
+    Chart,
+    Report,
+    Section,
+    Table,
+    Text,
+    listed,
+    mean_of,
+    metric_name,
+)
 from polyclinic.report.evidence import ComparisonEvidence, RunEvidence
-from polyclinic.report.leaving import recovered
-from polyclinic.report.metric_names import LOWER, counted, listed, metric_name, name_of_images
 from polyclinic.report.run_report import warnings_of
 from polyclinic.report.scores import forest
-from polyclinic.report.sites import reproduce_section, sites_section
+from polyclinic.report.sites import recovered, reproduce_section, sites_section
 from polyclinic.runner.evaluate.case_scores import Cases
 from polyclinic.runner.evaluate.case_statistics import scores_of
 
@@ -31,9 +42,10 @@ def report_of_comparison(found: ComparisonEvidence) -> Report:
         sections += [sites_section(found.first), reproduce_section(found.first)]
     data = found.content.get("study", {}).get("data", {})
     source = data.get("source", "")
-    images = name_of_images(data, str(source)) or "One study"
-    title = f"{images}: {counted(len(found.content['methods']), 'method')} compared"
-    subtitle = f"Comparison '{found.folder.resolve().name}' on {source}; {counted(len(found.content['rows']), 'run')}"
+    images = blocks.name_of_images(data, str(source)) or "One study"
+    title = f"{images}: {blocks.counted(len(found.content['methods']), 'method')} compared"
+    runs = blocks.counted(len(found.content["rows"]), "run")
+    subtitle = f"Comparison '{found.folder.resolve().name}' on {source}; {runs}"
     kept = [one for one in sections if one is not None]
     # each sentence of the runs of a method once
     warned = {
@@ -44,22 +56,22 @@ def report_of_comparison(found: ComparisonEvidence) -> Report:
 
 
 def _summary(found: ComparisonEvidence) -> list[str]:
-    key, metric = f"test_{found.metric}", metric_name(found.metric)
+    key, metric = f"test_{found.metric}", mean_of(found.metric)
     means = {method: found.spread(method, key).get("mean") for method in found.content["methods"]}
     known = {method: float(value) for method, value in means.items() if value is not None}
     runs = max((int(found.spread(method, "seconds").get("n", 1)) for method in known), default=1)
-    words = [f"The comparison has {listed(list(found.content['methods']))}, each with {counted(runs, 'run')}."]
+    words = [f"The comparison has {listed(list(found.content['methods']))}, each with {blocks.counted(runs, 'run')}."]
     if known:
         order = sorted(known, key=known.__getitem__, reverse=found.metric not in LOWER)
         best, worst = order[0], order[-1]
         where = "On the test images of all sites together"
         if best == worst:
-            words.append(f"{where} {best} has a mean {metric} of {_value(found, best, key)}.")
+            words.append(f"{where} {best} has a {metric} of {_value(found, best, key)}.")
         elif known[best] == known[worst]:
-            words.append(f"{where} all have the same mean {metric}, {_value(found, best, key)}.")
+            words.append(f"{where} all have the same {metric}, {_value(found, best, key)}.")
         else:
             words.append(
-                f"{where} {best} is best, with a mean {metric} of {_value(found, best, key)}; "
+                f"{where} {best} is best, with a {metric} of {_value(found, best, key)}; "
                 f"{worst} is last, with {_value(found, worst, key)}."
             )
     bytes_of = {m: float(found.spread(m, "total_bytes")["mean"]) for m in known if found.spread(m, "total_bytes")}
@@ -82,7 +94,7 @@ def _value(found: ComparisonEvidence, method: str, key: str) -> str:
 
 
 def _spread(one: Mapping[str, float]) -> str:
-    return number(float(one["mean"])) + (f" ± {number(float(one['std']))}" if one.get("n", 1) > 1 else "")
+    return blocks.number(float(one["mean"])) + (f" ± {blocks.number(float(one['std']))}" if one.get("n", 1) > 1 else "")
 
 
 def share_recovered(runs: Sequence[RunEvidence]) -> float | None:
@@ -140,23 +152,49 @@ def picture(found: ComparisonEvidence) -> Section:
         sizes = np.array([max(1.0, size) for _, _, size, _ in rows])
         axes.set_xscale("log")
         axes.set_xlim(min(sizes.min() / 3, sizes.max() / 30), max(sizes.max() * 6, sizes.min() * 60))
+        words: dict[str, str] = {}
         for i, (method, value, _, share) in enumerate(rows):
             area, colour = 60 + 520 * (share or 0), theme.colour(2) if share == 0 else theme.colour(1)
             face = {"facecolors": "none"} if share is None else {"color": colour, "alpha": 0.85}
             axes.scatter([sizes[i]], [value], s=area, marker="o", edgecolors=theme.ink, linewidths=1.2, **face)
-            words = plain(method) + ("" if share is None else f" ({share:.0%})")
-            beside = {"xytext": (area**0.5 / 2 + 4, (4, -10, 14, -20)[i % 4]), "textcoords": "offset points"}
-            axes.annotate(words, (sizes[i], value), fontsize=8.5, color=theme.ink, **beside)
+            words[method] = plain(method) + (" (not attacked)" if share is None else f" ({share:.0%})")
         # bytes in words: no powers of ten, and none of matplotlib's formulas
         axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
         axes.xaxis.set_minor_formatter(lambda *_: "")
-        axes.margins(y=0.15)
+        axes.margins(y=0.2)
+        name_points(axes, theme, {words[method]: (size, value) for method, value, size, _ in rows})
         unit, better = f" ({plain(found.unit)})" if found.unit else "", "lower" if found.metric in LOWER else "higher"
         tidy(axes, theme, x="carried in a run", y=f"test {metric_name(found.metric)}{unit}, {better} is better")
 
     words = f"{metric_name(found.metric)} against bytes, and what was recovered"
     chart = Chart("picture", words[:1].upper() + words[1:], draw, table, note, (7.2, 4.6))
     return Section("picture", title, [chart])
+
+
+def name_points(axes: Any, theme: Palette, points: Mapping[str, tuple[float, float]]) -> None:
+    """Write the name of each point beside it, higher or lower where another name stands there; a thin line joins what
+    is far apart. Places are in points (1/72 inch) of the drawing, of which the axes take most."""
+    from matplotlib.textpath import TextPath
+
+    wide, high = axes.figure.get_size_inches() * 72 * (0.8, 0.75)
+    line = 12.0
+    (left, right), (low, top) = (np.log10(axes.get_xlim()), axes.get_ylim())
+    taken: list[tuple[float, float, float]] = []
+    for name, (size, value) in sorted(points.items(), key=lambda one: one[1][1]):
+        x, y = wide * (np.log10(max(1.0, size)) - left) / (right - left), high * (value - low) / (top - low)
+        length = TextPath((0, 0), name, size=8.5).get_extents().width + 6
+        shift = 14 if x + 14 + length < wide else -14 - length
+        start = x + shift
+        for step in sorted(range(-20, 21), key=abs):
+            at = y + step * line
+            free = all(abs(at - other) >= line or start > e or start + length < s for s, e, other in taken)
+            if free and -line < at < high + line:
+                break
+        taken.append((start, start + length, at))
+        look = {"arrowstyle": "-", "color": theme.faint, "linewidth": 0.6, "relpos": (float(shift < 0), 0.5)}
+        join = {"arrowprops": look} if abs(step) > 1 else {}
+        axes.annotate(name, (max(1.0, size), value), xytext=(shift, step * line - 3), textcoords="offset points",
+                      fontsize=8.5, color=theme.ink, **join)  # fmt: skip
 
 
 def side_by_side(found: ComparisonEvidence) -> Section:
@@ -170,7 +208,7 @@ def side_by_side(found: ComparisonEvidence) -> Section:
         test = entry.get("against_baseline") or {}
         p = test.get("p_holm")
         spread = [_spread(one) if (one := found.spread(method, name)) else None for name in names]
-        interval = f"{number(float(entry['low']))} to {number(float(entry['high']))}" if entry else None
+        interval = f"{blocks.number(float(entry['low']))} to {blocks.number(float(entry['high']))}" if entry else None
         rows.append([method, *spread, interval, None if p is None else float(p)])
         if entry:
             mean = float(found.spread(method, key)["mean"])
@@ -178,11 +216,12 @@ def side_by_side(found: ComparisonEvidence) -> Section:
     columns = ("method", *(metric_name(name.removeprefix("test_")) for name in names), "95 % interval of the mean",
                f"p against {found.baseline}")  # fmt: skip
     title = "Mean ± standard deviation over runs, test images of all sites together"
-    blocks: list[Block] = [Table(columns, rows, title)]
+    made: list[Block] = [Table(columns, rows, title)]
     if intervals:
-        title = f"Mean {metric_name(found.metric)} of each method"
-        blocks.append(forest("methods", title, intervals, found.metric, found.unit, "95 % interval over runs."))
-    return Section("methods", "Methods side by side", blocks)
+        words = mean_of(found.metric)
+        title = f"{words[:1].upper()}{words[1:]} of each method"
+        made.append(forest("methods", title, intervals, found.metric, found.unit, "95 % interval over runs."))
+    return Section("methods", "Methods side by side", made)
 
 
 def by_site(found: ComparisonEvidence) -> Section | None:
@@ -237,8 +276,8 @@ def paired_section(comparison: ComparisonEvidence) -> Section | None:
     reference = firsts.get(baseline)
     if reference is None or reference.like != "classification":
         return None
-    others = {method: cases for method, cases in firsts.items() if method != baseline and _same(cases, reference)}
-    found = {method: _tests(cases, reference) for method, cases in others.items()}
+    others = {method: cases for method, cases in firsts.items() if method != baseline}
+    found = {method: _tests(cases, reference) for method, cases in others.items() if _same(cases, reference)}
     if not found:
         return None
     corrected: list[list[float | None]] = []  # p values; where there is none, none

@@ -23,6 +23,7 @@ from polyclinic import __version__
 from polyclinic.attacks.attack import verdict_word
 from polyclinic.data.own_images import find_kit
 from polyclinic.errors import BadInput
+from polyclinic.federation.ledger.kinds import DANGEROUS, KINDS_IN_WORDS
 from polyclinic.files import atomic_folder, check_place, sha256_of
 from polyclinic.json_types import parse_json
 from polyclinic.report import dossier_check as check
@@ -193,6 +194,8 @@ def _sections(shown: ShownFigures, folder: Path, ledgers: Mapping[str, str]) -> 
         each_its_own=EACH_ITS_OWN,
         titles=TITLES,
         limits=LIMITS,
+        words_of=KINDS_IN_WORDS,
+        dangerous=DANGEROUS,
         ledgers=ledgers,
         broken=check.broken_ledgers(folder),
         synthetic=[kind for kind in SYNTHETIC if kind in left],

@@ -11,6 +11,7 @@ prints, is kept elsewhere and given to the check.
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -191,9 +192,11 @@ def verify_dossier(folder: Path, digest: str | None = None, run: Path | None = N
     """
     if not folder.is_dir() or not (folder / MANIFEST).exists():
         raise BadInput(f"{folder}: is no dossier (it has no {MANIFEST}); name the folder that report --dossier wrote")
-    links = list(_links(folder))
-    if links:  # nothing is read through a link
-        return links
+    found = [*([folder] if folder.is_symlink() else []), *folder.rglob("*")]  # hidden ones too; follows no link
+    odd = [path for path in found if path.is_symlink() or not (path.is_file() or path.is_dir())]
+    if odd:  # nothing is read through a link
+        names = [path.name if path == folder else path.relative_to(folder).as_posix() for path in odd]
+        return [f"{name}: is a link, or no file at all" for name in names]
     recorded, problems = _manifest(folder, digest)
     if recorded is None:
         return problems
@@ -201,14 +204,6 @@ def verify_dossier(folder: Path, digest: str | None = None, run: Path | None = N
     for site, why in broken_ledgers(folder).items():
         problems.append(f"{EVIDENCE}/ledger/{site}.jsonl: its chain does not hold ({why[:200]})")
     return problems + (list(_against_run(folder, recorded, run)) if run else [])
-
-
-def _links(folder: Path) -> Iterator[str]:
-    if folder.is_symlink():
-        yield f"{folder}: is a link"
-    for path in folder.rglob("*"):  # hidden ones too, without following links
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            yield f"{path.relative_to(folder).as_posix()}: is a link, or no file at all"
 
 
 def _manifest(folder: Path, digest: str | None) -> tuple[Mapping[str, str] | None, list[str]]:
@@ -256,21 +251,19 @@ def _figures(folder: Path, recorded: Mapping[str, str]) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError):
         return [f"{FIGURES}, {PAGE}: cannot be read"]
     evidence = Evidence(folder)
-    problems = [problem for figure, sha256 in listed if (problem := _wrong(evidence, figure, sha256, recorded))]
+    problems = []
+    for figure, sha256 in listed:
+        where, text = f"{figure.file}, {figure.place}", None
+        if figure.file not in recorded or recorded[figure.file] != sha256:
+            problems.append(f"{where}: the figure {figure.text} names another file than the manifest")
+            continue
+        with contextlib.suppress(NoFigure, TypeError, KeyError):
+            text = shown(evidence.value(figure.file, figure.place), figure.form)
+        if text != figure.text:
+            problems.append(f"{where}: has {'no figure' if text is None else text}, and the page shows {figure.text}")
     if figures_on(page) != [Figure(f.file, f.place, f.form, visible(f.text)) for f, _ in listed]:
         problems.append(f"{PAGE}: does not show the figures that {FIGURES} lists")
     return problems
-
-
-def _wrong(evidence: Evidence, figure: Figure, sha256: str, recorded: Mapping[str, str]) -> str | None:
-    where = f"{figure.file}, {figure.place}"
-    if figure.file not in recorded or recorded[figure.file] != sha256:
-        return f"{where}: the figure {figure.text} names another file than the manifest"
-    try:
-        text = shown(evidence.value(figure.file, figure.place), figure.form)
-    except (NoFigure, TypeError, KeyError):
-        return f"{where}: has no figure, and the page shows {figure.text}"
-    return None if text == figure.text else f"{where}: has {text}, and the page shows {figure.text}"
 
 
 def _against_run(folder: Path, recorded: Mapping[str, str], run: Path) -> Iterator[str]:

@@ -28,7 +28,7 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.keys import head_from_json
 from polyclinic.federation.ledger.ledger import LedgerBroken, check_head, verify
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
-from polyclinic.report.metric_names import IN_UNIT
+from polyclinic.report.blocks import IN_UNIT
 from polyclinic.run_folder import FINISHED, check_whole, history_of
 from polyclinic.runner.evaluate.case_scores import Cases, read_cases
 

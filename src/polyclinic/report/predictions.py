@@ -9,9 +9,8 @@ import numpy as np
 
 from polyclinic.metrics.statistics import bland_altman
 from polyclinic.palette import Palette, legend, plain, tidy
-from polyclinic.report.blocks import Block, Chart, Picture, Section, Table, Text
+from polyclinic.report.blocks import Block, Chart, Picture, Section, Table, Text, counted
 from polyclinic.report.evidence import RunEvidence, rows_png
-from polyclinic.report.metric_names import counted
 from polyclinic.runner.evaluate.case_scores import Cases
 
 #: images that a scatter of points shows, and points of a box

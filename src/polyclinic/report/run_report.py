@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word
 from polyclinic.errors import BadInput
 from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
-from polyclinic.report import leaving
-from polyclinic.report.blocks import Report, Section, Text
+from polyclinic.report import blocks, sites
+from polyclinic.report.blocks import Report, Section, Text, counted, listed, metric_name, with_unit
 from polyclinic.report.classification import classes_section
 from polyclinic.report.evidence import RunEvidence
-from polyclinic.report.metric_names import counted, listed, metric_name, name_of_images, with_interval, with_unit
 from polyclinic.report.predictions import masks_section, values_section
 from polyclinic.report.scores import scores_section, site_statistics, subgroups, training_section, worth_section
-from polyclinic.report.sites import reproduce_section, sites_section
+from polyclinic.runner.evaluate.rounded_scores import in_words
 from polyclinic.runner.run.result_display import FEW_IMAGES, image_counts
 
 WITHOUT_CASES = (
@@ -38,20 +37,20 @@ def report_of_run(run: RunEvidence, by: Sequence[str] = (), prevalence: float | 
     else:
         by_task = values_section(run, cases) if run.like == "regression" else masks_section(run, cases)
     sections = [
-        sites_section(run),
+        sites.sites_section(run),
         scores_section(run),
         site_statistics(run),
         worth_section(run),
         training_section(run),
         by_task,
         *(subgroups(run, column) for column in by or kept),
-        leaving.bytes_section(run),
-        leaving.sheets_section(run),
-        leaving.audit_section(run),
-        leaving.privacy_section(run),
-        reproduce_section(run),
+        sites.bytes_section(run),
+        sites.sheets_section(run),
+        sites.audit_section(run),
+        sites.privacy_section(run),
+        sites.reproduce_section(run),
     ]
-    images = name_of_images(run.study.get("data"), str(run.result["data"]["source"]))
+    images = blocks.name_of_images(run.study.get("data"), str(run.result["data"]["source"]))
     title = f"{images}: {run.like} with {run.result['method']}"
     version = run.result["environment"].get("polyclinic", "")
     subtitle = f"Run '{run.folder.resolve().name}', seed {run.result['seed']}, polyclinic {version}"
@@ -72,7 +71,7 @@ MOST_WARNINGS = 50
 
 def summary_of(run: RunEvidence) -> list[str]:
     """One idea a sentence, the most important first."""
-    return [*_what(run), _who(run), *_how_good(run), *_what_left(run), _attacked(run), leaving.privacy_words(run)]
+    return [*_what(run), *_how_good(run), *_what_left(run), _attacked(run), sites.privacy_words(run)]
 
 
 def warnings_of(run: RunEvidence) -> list[str]:
@@ -90,21 +89,17 @@ def _what(run: RunEvidence) -> list[str]:
         learnt = f"to predict a value in {run.unit} from each image"
     model = "One model for all sites" if not run.personal else "A model of its own for each site"
     why = "the best round by validation images" if selected["by"] == "best" else "the last round"
+    counts, failures = result["data"]["counts"], result.get("failures") or []
+    images = sum(sum(int(n) for n in of_site.values()) for of_site in counts.values())
+    taken = f" with {images:,} images in all" if images else ", whose numbers of images are their own"
+    failed = f" Sites failed {counted(len(failures), 'time')} on the way." if failures else ""
+    where = "Real institutions took part" if run.is_deployed else "One machine computed for all sites"
     return [
         f"The study trained a model {learnt} on images of the source '{result['data']['source']}'. The method is "
         f"{result['method']}; it ran for {counted(int(result['rounds']), 'round')} with seed {result['seed']}.",
         f"{model} was released, from round {selected['round']} ({why}).",
+        f"{where}: {counted(len(counts), 'site')} ({listed(list(counts))}){taken}.{failed}",
     ]
-
-
-def _who(run: RunEvidence) -> str:
-    counts = run.result["data"]["counts"]
-    images = sum(sum(int(n) for n in of_site.values()) for of_site in counts.values())
-    taken = f" with {images:,} images in all" if images else ", whose numbers of images are their own"
-    failures = run.result.get("failures") or []
-    failed = f" Sites failed {counted(len(failures), 'time')} on the way." if failures else ""
-    where = "Real institutions took part" if run.is_deployed else "One machine computed for all sites"
-    return f"{where}: {counted(len(counts), 'site')} ({listed(list(counts))}){taken}.{failed}"
 
 
 def _how_good(run: RunEvidence) -> list[str]:
@@ -112,11 +107,14 @@ def _how_good(run: RunEvidence) -> list[str]:
     if not pooled:
         return ["The released model was not evaluated (evaluation.final is 'none')."]
     names = [name for name in dict.fromkeys((run.metric, "balanced_accuracy", "auc", "rmse")) if name in pooled]
-    if run.personal or not intervals:
+    if rounded := run.result["metrics"].get("rounding", {}).get("pooled"):
+        said = "; ".join(f"{metric_name(name)} {in_words(rounded, name)}" for name in names if name in rounded)
+    elif run.personal or not intervals:
         said = _said({name: pooled[name] for name in names}, run)
     else:
         known = [name for name in names if name in intervals]
-        said = "; ".join(f"{metric_name(name)} {with_interval(name, intervals[name], run.unit)}" for name in known)
+        found = {name: blocks.with_interval(name, intervals[name], run.unit) for name in known}
+        said = "; ".join(f"{metric_name(name)} {words}" for name, words in found.items())
     # the number of images is left out where the sites keep it to themselves
     images = sum(int(of_site.get(run.split, 0)) for of_site in run.result["data"]["counts"].values())
     judged_by = counted(images, f"{run.split} image") if images else f"the {run.split} images"
@@ -149,7 +147,7 @@ def _spread(run: RunEvidence) -> list[str]:
 def _why_no_interval(run: RunEvidence) -> str:
     if mean := run.result.get("safe_statistics", {}).get("mean", {}).get(run.metric):
         entry = dict(zip(("value", "low", "high"), mean, strict=False))
-        said = with_interval(run.metric, entry, run.unit)
+        said = blocks.with_interval(run.metric, entry, run.unit)
         return f"By what the sites computed themselves, {metric_name(run.metric)} is {said} in the mean over sites."
     if run.is_deployed:
         return "There are no intervals: scores of single images stay at the sites of a deployed run."
@@ -170,20 +168,14 @@ def _what_left(run: RunEvidence) -> list[str]:
     sizes = {site: sum(of_kind.values()) for site, of_kind in by_kind.items()}
     kept = unknown if broken else "No real image left a site as it is."
     raw = "Real images left a site." if "real-images" in kinds else kept
+    most = max(sizes, key=sizes.__getitem__)
+    alike = len(sizes) > 1 and len({human_bytes(size) for size in sizes.values()}) == 1
+    who = "Each site sent" if alike else f"{most} sent {'most,' if len(sizes) > 1 else ''}".rstrip()
     words = (
-        f"What left each site is in its ledger: {listed(kinds)}. {_most(sizes)}; "
+        f"What left each site is in its ledger: {listed(kinds)}. {who} {human_bytes(sizes[most])}; "
         f"in both directions {total} were carried. {raw}"
     )
     return [words, *broken]
-
-
-def _most(sizes: Mapping[str, int]) -> str:
-    """The site that sent most; all where they sent the same."""
-    most = max(sizes, key=sizes.__getitem__)
-    said = {human_bytes(size) for size in sizes.values()}
-    if len(sizes) > 1 and len(said) == 1:
-        return f"Each site sent {human_bytes(sizes[most])}"
-    return f"{most} sent {'most, ' if len(sizes) > 1 else ''}{human_bytes(sizes[most])}"
 
 
 def _attacked(run: RunEvidence) -> str:
@@ -198,7 +190,7 @@ def _attacked(run: RunEvidence) -> str:
     if not whole:
         untested, held = [*held, *untested], []
     if leaks:
-        found = leaving.recovered(run.audit)
+        found = sites.recovered(run.audit)
         how = "no attack on it rebuilds images"
         if found is not None:
             how = f"{found[0]} of {counted(found[1], 'attacked image')} recovered by the strongest attack"

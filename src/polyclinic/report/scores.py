@@ -10,10 +10,10 @@ import numpy as np
 
 from polyclinic.json_types import JsonMapping
 from polyclinic.palette import Palette, heat_map, legend, plain, tidy
-from polyclinic.report.blocks import Block, Cell, Chart, Section, Table, Text
+from polyclinic.report.blocks import LOWER, Block, Cell, Chart, Section, Table, Text, metric_name
 from polyclinic.report.evidence import RunEvidence
-from polyclinic.report.metric_names import LOWER, metric_name
 from polyclinic.runner.evaluate.case_statistics import FEWEST, intervals_of, metrics_of
+from polyclinic.runner.evaluate.rounded_scores import ROUNDED, in_words
 from polyclinic.runner.run.result_display import few_images, image_counts
 
 ALL, MEAN = "all sites together", "mean over sites"
@@ -59,6 +59,8 @@ def _limits(run: RunEvidence) -> str:
         if run.like == "classification":
             exact = "The AUC of the table is counted in bins; that of intervals and curves is exact."
             parts.append(f"{exact} They differ a little.")
+    if run.result["metrics"].get("rounding"):
+        parts.append(f"{ROUNDED[:1].upper()}{ROUNDED[1:]}.")
     if run.split == "validation":
         parts.append("Validation images also chose the round: such figures are too good.")
     if few := few_images(image_counts(run.result, run.split), run.scores["per_site"]):
@@ -67,6 +69,8 @@ def _limits(run: RunEvidence) -> str:
 
 
 def _metrics(run: RunEvidence) -> Table:
+    """Of deployed sites, whose policies round scores, what each figure lies between."""
+    rounded = run.result["metrics"].get("rounding", {})
     scores, calibration = run.scores, run.result["metrics"].get("calibration", {})
     names, extra = list(scores["pooled"]), list(calibration.get("pooled", {}))
     # of models of each site the calibration is of each image by its own site's model: not what this row is about
@@ -79,6 +83,10 @@ def _metrics(run: RunEvidence) -> Table:
     ]
     for site, own in scores["per_site"].items():
         rows.append([site, counts.get(site), *_values(own, names), *_values(of_sites.get(site, {}), extra)])
+    if rounded:
+        known = {ALL: rounded["pooled"], MEAN: rounded["mean"], **rounded["per_site"]}
+        for row in rows:
+            row[2 : 2 + len(names)] = [in_words(known.get(str(row[0]), {}), name) for name in names]
     columns = ("", "images", *map(metric_name, [*names, *extra]))
     return Table(columns, rows, f"Metrics on {run.split} images")
 

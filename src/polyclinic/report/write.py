@@ -25,10 +25,9 @@ from polyclinic.errors import BadInput
 from polyclinic.extras import need
 from polyclinic.files import atomic_write
 from polyclinic.palette import LIGHT, SERIES, Palette
-from polyclinic.report.blocks import Chart, Report, Table, anchor, is_number, shown
+from polyclinic.report.blocks import DEFINITIONS, Chart, Report, Table, anchor, is_number, shown
 from polyclinic.report.comparison import report_of_comparison
 from polyclinic.report.evidence import COMPARISON, open_comparison, open_run
-from polyclinic.report.metric_names import DEFINITIONS
 from polyclinic.report.run_report import report_of_run
 from polyclinic.templates import render
 

@@ -196,20 +196,13 @@ def check_tuning(study: Study) -> None:
         raise BadInput(
             f"tuning: '{study.generator.name}' is not trained step by step; set tuning.on = false, or choose a GAN"
         )
-    _notice_steps(study)
-
-
-def _notice_steps(study: Study) -> None:
-    """Say that the generator's own number of steps, where somebody set it, is not the one that counts."""
-    assert study.tuning is not None, "asked of studies with [tuning] only"
     own, most = getattr(study.generator, "steps", None), study.tuning.most_steps
     usual = own is None or own == type(study.generator).model_fields["steps"].default
-    if usual or most is None or most == own:
-        return
-    notice_once(
-        f"generator.steps: {own} is not used, as tuning.most_steps = {most} says how long the generator is trained; "
-        "take one of the two out, or set tuning.on = false"
-    )
+    if not usual and most is not None and most != own:
+        notice_once(
+            f"generator.steps: {own} is not used, as tuning.most_steps = {most} says how long the generator is "
+            "trained; take one of the two out, or set tuning.on = false"
+        )
 
 
 def check_generator(study: Study) -> None:

@@ -46,7 +46,12 @@ def preset(name: str, *, scale: float = 1.0, phantom: bool = False) -> str:
     if phantom:
         text = STAND_IN.sub(lambda line: f"{line[1]}{line[2]}", text)
     if scale < 1:
-        text = SCALED.sub(lambda line: _scaled(line, scale), text)
+
+        def scaled(line: re.Match[str]) -> str:
+            value = re.sub(r"\d+", lambda number: str(scaled_number(int(number[0]), line[5], scale)), line[2])
+            return line[0] if value == line[2] else f"{line[1]}{value}{line[3]}at scale 1: {line[2]}; {line[4]}"
+
+        text = SCALED.sub(scaled, text)
         head, blank, rest = text.partition("\n\n")
         text = head + RULE_WORDS.format(scale=scale) + blank + rest
     return text
@@ -56,11 +61,6 @@ def scaled_number(value: int, rule: str, scale: float) -> int:
     """A number of the paper at a smaller scale; never larger than it was."""
     step, least = RULES[rule]
     return min(value, max(least, step * round(value * scale / step)))
-
-
-def _scaled(line: re.Match[str], scale: float) -> str:
-    value = re.sub(r"\d+", lambda number: str(scaled_number(int(number[0]), line[5], scale)), line[2])
-    return line[0] if value == line[2] else f"{line[1]}{value}{line[3]}at scale 1: {line[2]}; {line[4]}"
 
 
 def _read(name: str) -> str:

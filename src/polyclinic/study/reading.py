@@ -218,6 +218,19 @@ def load_checked(names: Sequence[str], folder: Path) -> None:
     plugins.load_from_study(names, dict(zip(names, noted, strict=False)))
 
 
+def changed_plugins(folder: Path, study: Study) -> list[str]:
+    """The plug-ins of a study that are not as they were when the run in `folder` was begun with them."""
+    noted, now = _noted(folder)[0], plugins.load_from_study(study.plugins)
+    pairs = zip(now.items(), noted.values(), strict=True) if len(noted) == len(now) else ()
+    return [name for (name, sha256), before in pairs if sha256 != before]
+
+
+def takes_from(study: Study, names: Iterable[str]) -> bool:
+    """Whether a study uses anything out of these plug-ins."""
+    origins = {f"plug-in {name}" for name in names}
+    return any(name in registry and registry.origin(name) in origins for _, registry, name in entries_of(study))
+
+
 def refuse_changed(noted: Mapping[str, str], now: Iterable[tuple[Registry[Any], str]], made: Path) -> None:
     """BadInput if a package is not as it was when `made`, a run or a model, was made with it."""
     found = packages_of(now) if noted else {}

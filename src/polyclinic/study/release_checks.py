@@ -49,22 +49,17 @@ def check_privacy(study: Study) -> None:
     )
     check_facts(study.privacy, facts)
     if {"classifier", "encoder"} & set(study.privacy.on):
-        _check_private_batches(study)
+        if "mixup" in study.optimizer.augment:
+            raise BadInput(
+                "optimizer.augment: 'mixup' puts two images into one, so that no gradient belongs to one image; take "
+                "'mixup' out under differential privacy"
+            )
+        if study.optimizer.balanced_batches:
+            raise BadInput(
+                "optimizer.balanced_batches: how often an image is drawn would depend on the labels of others; set it "
+                "to false under differential privacy"
+            )
         try_private(study)
-
-
-def _check_private_batches(study: Study) -> None:
-    """BadInput if one image would change what others contribute to a private step."""
-    if "mixup" in study.optimizer.augment:
-        raise BadInput(
-            "optimizer.augment: 'mixup' puts two images into one, so that no gradient belongs to one image; take "
-            "'mixup' out under differential privacy"
-        )
-    if study.optimizer.balanced_batches:
-        raise BadInput(
-            "optimizer.balanced_batches: how often an image is drawn would depend on the labels of others; set it to "
-            "false under differential privacy"
-        )
 
 
 def score_obstacle(study: Study) -> str | None:

@@ -175,7 +175,13 @@ PLAIN: dict[str, type[Settings]] = {
 def parse_study(tables: Mapping[str, Any]) -> Study:
     """A study from plain tables; BadInput with a sentence for every field at fault."""
     check_format(tables.get("format", 1), STUDY_FORMAT, "format")  # first: a newer study may have tables unknown here
-    problems = _problems_of_names(tables)
+    known = list(Study.model_fields)
+    unknown = [name for name in tables if name not in known]
+    missing = [name for name in ("data", "sites", "method") if name not in tables]
+    problems = [
+        *(f"{name}: no such table{did_you_mean(name, known)}; the tables are {', '.join(known)}" for name in unknown),
+        *(f"{name}: the study lacks the table [{name}]; `polyclinic study new` shows one" for name in missing),
+    ]
     try:
         if problems:
             _all_tables({name: value for name, value in tables.items() if name in Study.model_fields}, problems)
@@ -186,24 +192,15 @@ def parse_study(tables: Mapping[str, Any]) -> Study:
         raise BadInput(_cure_at_site(str(error), tables.get("plugins"))) from None
 
 
-def _problems_of_names(tables: Mapping[str, Any]) -> list[str]:
-    """A sentence for each table that does not exist, and for each that is missing."""
-    known = list(Study.model_fields)
-    unknown = [name for name in tables if name not in known]
-    missing = [name for name in ("data", "sites", "method") if name not in tables]
-    return [
-        *(f"{name}: no such table{did_you_mean(name, known)}; the tables are {', '.join(known)}" for name in unknown),
-        *(f"{name}: the study lacks the table [{name}]; `polyclinic study new` shows one" for name in missing),
-    ]
-
-
 def _all_tables(given: Mapping[str, Any], problems: Sequence[str] = ()) -> dict[str, Any]:
     """Every table as its settings object; one BadInput for all that is wrong, after the `problems` known already."""
     tables: dict[str, Any] = {}
     found = list(problems)
     for name in sorted(given, key=lambda name: name == "generator"):  # whose default the method knows
+        value, method = given[name], tables.get("method")
+        if name == "generator" and isinstance(value, Mapping) and "name" not in value and isinstance(method, Method):
+            value = {"name": default_generator(method), **value}
         try:
-            value = _with_name(given[name], tables.get("method")) if name == "generator" else given[name]
             tables[name] = _table(name, value)
         except BadInput as error:
             found.append(str(error))
@@ -247,13 +244,6 @@ def _single(name: str, value: Any) -> Any:
     except ValidationError as error:
         raise BadInput(sentences(error, name, Study)) from None
     return value
-
-
-def _with_name(generator: Any, method: Any) -> Any:
-    """The table `[generator]`, of the method's own generator where it names none."""
-    if not isinstance(generator, Mapping) or "name" in generator or not isinstance(method, Method):
-        return generator
-    return {"name": default_generator(method), **generator}
 
 
 def _cure_at_site(message: str, plugged: Any) -> str:
@@ -328,7 +318,13 @@ def fit_to_variants(tables: JsonMapping, changed: JsonObject, changes: Collectio
             own = not any(path.partition(".")[0] == "generator" for path in changes)
             if own and is_default_generator(old, new, changed.get("generator")):
                 changed = {one: value for one, value in changed.items() if one != "generator"}
-            _notice_replay(new, changed)
+            added = changed.get("federation", {}).get("sum", "float") != "float" and "federation.sum" not in changes
+            if added and METHODS[new](name=new).sum_obstacle():
+                rest = {one: value for one, value in changed["federation"].items() if one != "sum"}
+                changed, told = {**changed, "federation": rest}, [*told, "federation.sum"]
+            replays = issubclass(METHODS[new], ReplayMethod) and not issubclass(METHODS[new], GenerativeReplay)
+            if replays and changed.get("replay") is not None:  # its name does not tell it
+                notice_once(f"method.name = '{new}': it replays, as the study has a table [replay]")
         if told:
             are = "are" if len(told) > 1 else "is"
             notice_once(f"{name}.{key} = '{new}': {', '.join(told)} of the study {are} left out, being for '{old}'")
@@ -357,13 +353,6 @@ def is_default_generator(old: str, new: str, table: object) -> bool:
     """Whether `[generator]` is what a study of the method `old` has without saying so, and `new` has another one."""
     before, after = (default_generator(METHODS[name](name=name)) for name in (old, new))
     return before != after and table == GENERATORS[before](name=before).model_dump(mode="json", exclude_none=True)
-
-
-def _notice_replay(method: str, study: JsonMapping) -> None:
-    """Say that a method whose name does not tell it will replay, since the study has a table for that."""
-    kind = METHODS[method]
-    if study.get("replay") is not None and issubclass(kind, ReplayMethod) and not issubclass(kind, GenerativeReplay):
-        notice_once(f"method.name = '{method}': it replays, as the study has a table [replay]")
 
 
 def _variant(study: JsonMapping, table: str, key: str) -> str:

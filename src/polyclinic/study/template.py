@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
+from collections.abc import Collection
 from typing import Any
 
 import tomli_w
@@ -21,7 +22,6 @@ from polyclinic.tasks import TASKS
 
 #: the backbone of a template whose method needs an encoder
 ENCODER = "efficientnet-lite0-1024"
-#: what a setting without a default becomes in a template, so that the file is a study that can run
 #: settings that did best on validation images of three data sets, with FedAvg (docs/methods.md):
 #: what a new study begins with, where its method is FedAvg or near to it
 RECIPE: dict[str, dict[str, Any]] = {
@@ -32,6 +32,7 @@ RECIPE_FOR = ("fedavg", "fedprox", "fedavgm", "fedbn")
 RECIPE_NOTE = (
     "name, lr, schedule, warmup and method.local_epochs did best with FedAvg on three data sets: docs/methods.md"
 )
+#: what a setting without a default becomes in a template, so that the file is a study that can run
 EXAMPLES = {"path": "path/to/your/images", "subgroup": "melanoma"}
 
 
@@ -50,19 +51,16 @@ def template(*, method: str, source: str, partition: str, task: str | None = Non
             fixed = {key: chosen[table], **(_count(kind) if table == "sites" else {}), **recipe.get(table, {})}
             lines = _table(table, kind, fixed, f"{key} may be: {', '.join(sorted(registry))}")
         elif table in PLAIN:
-            fixed = {**recipe.get(table, {}), **(_network(method, chosen["task"]) if table == "model" else {})}
+            fixed = dict(recipe.get(table, {}))
+            if table == "model" and _method(method).traits.needs_encoder:
+                fixed["backbone"] = ENCODER
+            elif table == "model" and TASKS[chosen["task"]].dense:
+                fixed["backbone"] = "unet"
             lines = _table(table, PLAIN[table], fixed, RECIPE_NOTE if recipe and table == "optimizer" else "")
         else:
             continue
         blocks += [textwrap.indent("\n".join(lines), "# ")] if table in needless else lines
     return "\n".join(blocks) + "\n"
-
-
-def _network(method: str, task: str) -> dict[str, str]:
-    """The network of a template, where the usual one cannot do the task or the method."""
-    if _method(method).traits.needs_encoder:
-        return {"backbone": ENCODER}
-    return {"backbone": "unet"} if TASKS[task].dense else {}
 
 
 def _needless(method: str) -> set[str]:
@@ -105,22 +103,19 @@ def _count(kind: type[Settings]) -> dict[str, int]:
 def _table(name: str, kind: type[Settings], fixed: dict[str, Any], note: str) -> list[str]:
     lines = ["", *_comment(note), f"[{name}]"]
     for setting, field in kind.model_fields.items():
-        lines += _setting(setting, field, fixed.get(setting, _default(setting, field)))
+        default = field.get_default(call_default_factory=True)
+        usual = EXAMPLES.get(setting) if default is PydanticUndefined else default
+        lines += _setting(setting, field, fixed.get(setting, usual))
     return lines
 
 
-def settings_with_comments(chosen: Settings, without: tuple[str, ...] = ()) -> list[str]:
+def settings_with_comments(chosen: Settings, without: Collection[str] = ()) -> list[str]:
     """The lines of one table with the chosen values, a comment above each."""
     lines: list[str] = []
     for name, field in type(chosen).model_fields.items():
         if name not in without:
             lines += _setting(name, field, getattr(chosen, name))
     return lines
-
-
-def _default(setting: str, field: FieldInfo) -> Any:
-    default = field.get_default(call_default_factory=True)
-    return EXAMPLES.get(setting) if default is PydanticUndefined else default
 
 
 def _setting(name: str, field: FieldInfo, value: Any) -> list[str]:

@@ -64,24 +64,25 @@ READ_ABOVE_ZERO = (
 )
 
 
-def _with(table: str, settings: str, decides: str, values: tuple[str, ...]) -> Rule:
-    """A rule of READ_WITH; a variant without the setting that decides reads them."""
-    listed = " and ".join(f"'{value}'" for value in values)
-    why = f"only {table}.{decides} = {listed} {'reads' if len(values) == 1 else 'read'} it"
-    return Rule(
-        table, tuple(settings.split()), lambda study: getattr(getattr(study, table), decides, values[0]) in values, why
-    )
+def _with(table: str, settings: str, decides: str, reads: tuple[str, ...] | str) -> Rule:
+    """A rule of READ_WITH or READ_ABOVE_ZERO; a variant without the setting that decides reads them."""
 
+    def is_read(study: Study) -> bool:
+        own = getattr(study, table)
+        if not hasattr(own, decides):
+            return True
+        return getattr(own, decides) > 0 if isinstance(reads, str) else getattr(own, decides) in reads
 
-def _above_zero(table: str, settings: str, decides: str, means: str) -> Rule:
-    why = f"{table}.{decides} = 0 {means}"
-    return Rule(table, tuple(settings.split()), lambda study: getattr(getattr(study, table), decides, 1) > 0, why)
+    why = f"{table}.{decides} = 0 {reads}"
+    if not isinstance(reads, str):
+        listed = " and ".join(f"'{value}'" for value in reads)
+        why = f"only {table}.{decides} = {listed} {'reads' if len(reads) == 1 else 'read'} it"
+    return Rule(table, tuple(settings.split()), is_read, why)
 
 
 #: the settings that have an effect only with others; every other setting is always read
 RULES: tuple[Rule, ...] = (
-    *(_with(*row) for row in READ_WITH),
-    *(_above_zero(*row) for row in READ_ABOVE_ZERO),
+    *(_with(*row) for row in (*READ_WITH, *READ_ABOVE_ZERO)),
     Rule(
         "generator",
         (),
@@ -110,6 +111,7 @@ RULES: tuple[Rule, ...] = (
         "method.front = 'public' has an encoder that nobody trains",
     ),
     Rule("data", ("test",), lambda study: study.data.fold is None, "data.fold says which images are for testing"),
+    Rule("data", ("validation",), lambda study: study.data.tuning_fold is None, "data.tuning_fold says which they are"),
     Rule(
         "sites",
         ("power",),

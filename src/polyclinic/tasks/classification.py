@@ -13,18 +13,8 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.metrics.roc import aucs_from_counts
-from polyclinic.tasks.task import (
-    MOST_IMAGES,
-    AddNoise,
-    Sums,
-    Target,
-    Task,
-    merge_small,
-    nearest_counts,
-    round_counts,
-    whole_counts,
-    with_noise,
-)
+from polyclinic.tasks import task
+from polyclinic.tasks.task import AddNoise, Sums, Target, Task
 
 BINS = 1024
 #: bins that a deployed site puts together before it looks for small counts
@@ -77,12 +67,17 @@ class Classification(Task):
         return output.detach().cpu().double()
 
     def sums(self, observations: Tensor, labels: Tensor, cases: Tensor | None, target: Target) -> Sums:
-        """confusion int64 [C, C] (true, predicted), histograms int64 [C, 2, 1024], loss and count."""
+        """confusion int64 [C, C] (true, predicted), histograms int64 [C, 2, 1024] (the number of images of the other
+        classes, and of the class itself, in each bin of scores), loss and count."""
         classes, labels = len(target.classes), labels.cpu().long()
         pairs = labels * classes + observations.argmax(1)
+        column = torch.arange(classes)
+        rows = 2 * column + (labels[:, None] == column).long()
+        places = rows * BINS + torch.bucketize(margins(observations).contiguous(), EDGES)
+        histograms = places.flatten().bincount(minlength=classes * 2 * BINS).reshape(classes, 2, BINS)
         return {
             "confusion": pairs.bincount(minlength=classes * classes).reshape(classes, classes),
-            "histograms": score_histograms(observations, labels, classes),
+            "histograms": histograms,
             "loss": F.cross_entropy(observations, labels, reduction="none").sum(),  # without smoothing
             "count": torch.tensor(len(labels)),
         }
@@ -93,17 +88,10 @@ class Classification(Task):
         if "confusion" not in sums:
             return super().coarse(sums, least, target)
         rows = sums["histograms"]
-        merged = [merge_small(row, least, WIDTH, TAIL) for row in rows.reshape(-1, rows.shape[-1])]
+        merged = [task.merge_small(row, least, WIDTH, TAIL) for row in rows.reshape(-1, rows.shape[-1])]
         histograms = torch.stack(merged).reshape(rows.shape)
-        loss, seen = loss_in(histograms)
-        confusion = round_counts(sums["confusion"], least) * (seen > 0)
-        mean = loss / seen if seen else 0.0
-        return {
-            "confusion": confusion,
-            "histograms": histograms,
-            "loss": torch.tensor(mean, dtype=torch.float64) * confusion.sum(),
-            "count": confusion.sum(),
-        }
+        confusion = task.round_counts(sums["confusion"], least) * bool(histograms[:, 1].any())
+        return _told(confusion, histograms, confusion.sum())
 
     @property
     def can_be_noised(self) -> bool:
@@ -115,25 +103,18 @@ class Classification(Task):
         classes, count = len(target.classes), int(sums["count"])
         rows = cells_of(sums["histograms"][1:] if classes == 2 else sums["histograms"])
         length = (1 + len(rows)) ** 0.5
-        told = nearest_counts(with_noise(sums["confusion"].flatten(), length, noise), count)
-        confusion = whole_counts(told, count).reshape(classes, classes)
+        told = task.nearest_counts(task.with_noise(sums["confusion"].flatten(), length, noise), count)
+        confusion = task.whole_counts(told, count).reshape(classes, classes)
         own = confusion.sum(1)[1:] if classes == 2 else confusion.sum(1)
-        rest_and_own = zip(with_noise(rows, length, noise), own.tolist(), strict=True)
+        rest_and_own = zip(task.with_noise(rows, length, noise), own.tolist(), strict=True)
         found = [
-            torch.stack([nearest_counts(rest, count - mine), nearest_counts(of_class, mine)])
+            torch.stack([task.nearest_counts(rest, count - mine), task.nearest_counts(of_class, mine)])
             for (rest, of_class), mine in rest_and_own
         ]
         histograms = bins_of(torch.stack(found))
         if classes == 2:
             histograms = torch.cat([histograms.flip(1, 2), histograms])
-        loss, seen = loss_in(histograms)
-        mean = loss / seen if seen else 0.0
-        return {
-            "confusion": confusion,
-            "histograms": histograms,
-            "loss": torch.tensor(mean * count, dtype=torch.float64),
-            "count": sums["count"],
-        }
+        return _told(confusion, histograms, sums["count"])
 
     def check_sums(self, sums: Sums, target: Target) -> None:
         super().check_sums(sums, target)
@@ -146,8 +127,8 @@ class Classification(Task):
         self.check_own_sums(sums, ("loss", "count"))
         if float(sums["confusion"].double().sum()) != int(sums["count"]):  # whole numbers could wrap around
             raise ValueError("the confusion matrix is of another number of images than 'count'")
-        if not 0 <= float(sums["histograms"].min()) <= float(sums["histograms"].max()) <= MOST_IMAGES:
-            raise ValueError(f"a histogram counts fewer than 0 or more than {MOST_IMAGES} images")
+        if not 0 <= float(sums["histograms"].min()) <= float(sums["histograms"].max()) <= task.MOST_IMAGES:
+            raise ValueError(f"a histogram counts fewer than 0 or more than {task.MOST_IMAGES} images")
         # a deployed site rounds both, the confusion matrix cell by cell
         if int(sums["count"]) > 4 * float(sums["histograms"][:, 1].sum()):
             raise ValueError("the histograms are of far fewer images than 'count'")
@@ -183,14 +164,6 @@ def margins(logits: Tensor) -> Tensor:
     return logits - others.logsumexp(2)
 
 
-def score_histograms(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Number of images of the other classes [C, 0] and of the class itself [C, 1] in each bin of scores, int64."""
-    column = torch.arange(classes)
-    own = (labels[:, None] == column).long()
-    flat = (column * 2 + own) * BINS + torch.bucketize(margins(logits).contiguous(), EDGES)
-    return flat.flatten().bincount(minlength=classes * 2 * BINS).reshape(classes, 2, BINS)
-
-
 def cells_of(histograms: Tensor) -> Tensor:
     """Histograms [C, 2, 1024] in the few cells that get noise [C, 2, K]: the middle in equal steps, and with its first
     and last cell all that lies beyond."""
@@ -205,6 +178,13 @@ def bins_of(cells: Tensor) -> Tensor:
     found = torch.zeros(*cells.shape[:-1], BINS, dtype=torch.float64)
     found[..., TAIL : BINS - TAIL] = cells.double().repeat_interleave(NOISED_WIDTH, -1) / NOISED_WIDTH
     return found
+
+
+def _told(confusion: Tensor, histograms: Tensor, count: Tensor) -> Sums:
+    """Sums whose loss is worked out from the histograms."""
+    loss, seen = loss_in(histograms)
+    mean = torch.tensor(loss / seen if seen else 0.0, dtype=torch.float64)
+    return {"confusion": confusion, "histograms": histograms, "loss": mean * count, "count": count}
 
 
 def loss_in(histograms: Tensor) -> tuple[float, float]:

@@ -77,19 +77,15 @@ def shuffled_indices(part: ImageSet, optimizer: OptimizerLike, rng: torch.Genera
     `balanced_batches` a pass draws as many images with replacement, the classes alike.
     """
     size = min(optimizer.batch_size, len(part))
-    shares = class_shares(part.labels) if optimizer.balanced_batches else None
+    if optimizer.balanced_batches:  # a weight for each image, by which every class that occurs is drawn equally often
+        _, members, counts = np.unique(part.labels, return_inverse=True, return_counts=True)
+        shares = torch.from_numpy(1.0 / counts[members])
     while True:
-        if shares is None:
-            order = torch.randperm(len(part), generator=rng)
-        else:
+        if optimizer.balanced_batches:
             order = torch.multinomial(shares, len(part), replacement=True, generator=rng)
+        else:
+            order = torch.randperm(len(part), generator=rng)
         yield from order[: len(part) // size * size].split(size)
-
-
-def class_shares(labels: np.ndarray) -> Tensor:
-    """A weight for each image, float64 [N], by which every class that occurs is drawn equally often."""
-    _, members, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    return torch.from_numpy(1.0 / counts[members])
 
 
 @dataclass(frozen=True)

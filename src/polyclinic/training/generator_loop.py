@@ -88,7 +88,11 @@ def descend(
     take = GraphedFunction(step, "a step of a generator", rngs=objective.draws) if recorded else step
     mean = float("nan")
     for epoch in range(schedule.epochs):
-        set_rate(optimizer, schedule.lr_in(epoch))
+        group, lr = optimizer.param_groups[0], schedule.lr_in(epoch)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
         losses = []
         for index in schedule.batches(images, rng, learned[0].device):
             loss, more = take(*objective.batch_of(index))
@@ -101,8 +105,7 @@ def descend(
 
 def steps_are_recorded(parameters: Sequence[Tensor]) -> bool:
     """On a GPU, unless `engine.reproducible` forbids what rounds differently."""
-    on_gpu = bool(parameters) and all(one.is_cuda for one in parameters)
-    return on_gpu and not torch.are_deterministic_algorithms_enabled()
+    return bool(parameters) and parameters[0].is_cuda and not torch.are_deterministic_algorithms_enabled()
 
 
 def adam(parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Adam:
@@ -111,14 +114,6 @@ def adam(parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Adam:
         return Adam(parameters, lr)
     rate = torch.tensor(lr, device=parameters[0].device)
     return Adam(parameters, rate, fused=True, capturable=True)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    group = optimizer.param_groups[0]
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(lr)
-    else:
-        group["lr"] = lr
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:

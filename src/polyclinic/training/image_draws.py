@@ -115,17 +115,17 @@ def hold_rows_of_few(model: nn.Module) -> Iterator[None]:
     """A while in which no unit of a dense layer and no channel of a convolution learns from few images of a batch
     alone."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
-    hooks = [layer.register_forward_hook(_hold_when_it_learns) for layer in layers]
+
+    def hold_when_it_learns(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if output.requires_grad and output.dim() in (2, 4):
+            output.register_hook(_held)
+
+    hooks = [layer.register_forward_hook(hold_when_it_learns) for layer in layers]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _hold_when_it_learns(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    if output.requires_grad and output.dim() in (2, 4):
-        output.register_hook(_held)
 
 
 def _held(gradient: Tensor) -> Tensor:

@@ -292,7 +292,9 @@ class Trainer:
     def evaluate_parts(self, parts: Sequence[ImageSet]) -> list[dict[str, Tensor]]:
         """The same for each of several parts, none of them empty, whose images go through the network together."""
         self.model.eval()
-        batches = join_small(itertools.chain.from_iterable(map(self.in_order, parts)))
+        batches = self.in_order(parts[0])
+        if len(parts) > 1:
+            batches = join_small(itertools.chain.from_iterable(map(self.in_order, parts)))
         passed: Iterable[tuple[Tensor, ...]] = ((self._answer(images), target) for images, target in batches)
         if not self.task.dense:  # small outputs: the GPU is waited for once
             passed = [tuple(map(torch.cat, zip(*passed, strict=True)))]
@@ -351,4 +353,5 @@ def copy_all(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         # a CPU copies one by one in any case
         (alike if target.is_cpu or (same and target.device == value.device) else others).append((target, value))
     for pairs in filter(None, (alike, others)):
-        torch._foreach_copy_([target for target, _ in pairs], [value for _, value in pairs])
+        into, out_of = zip(*pairs, strict=True)
+        torch._foreach_copy_(into, out_of)

@@ -171,12 +171,11 @@ def zero_moments(optimizer: torch.optim.Optimizer) -> Tensor:
 
 def moments_fit(parameters: Sequence[Tensor]) -> bool:
     """Whether `zero_moments` knows the state of these: float32, without gaps in memory."""
-    known = all(one.dtype == torch.float32 and _is_one_block(one) for one in parameters)
-    return known and any(one.requires_grad for one in parameters)
-
-
-def _is_one_block(one: Tensor) -> bool:
-    return one.is_contiguous() or (one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last))
+    for one in parameters:
+        in_one_block = one.is_contiguous() or (one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last))
+        if one.dtype != torch.float32 or not in_one_block:
+            return False
+    return any(one.requires_grad for one in parameters)
 
 
 # --- state from round to round, as tensors --------------------------------------------------------

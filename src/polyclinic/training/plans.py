@@ -92,7 +92,9 @@ class Fit:
 
     @classmethod
     def carry_out(cls, plans: Sequence[Self]) -> list[Fitted]:
-        if len(plans) == 1 or not stacking.can_stack(plans[0].site.trainer, len(plans)):
+        if len(plans) == 1:
+            return [plans[0].alone()]
+        if not stacking.can_stack(plans[0].site.trainer, len(plans)):
             return [plan.alone() for plan in plans]
         members = [plan.member() for plan in plans]
         found: dict[int, Fitted] = {}
@@ -118,7 +120,9 @@ class Fit:
     def alone(self) -> Fitted:
         site, spec, trainer = self.site, self.spec, self.site.trainer
         replayed = spec.replayed() if spec.replayed else None
-        objective = _with_reference(trainer, spec.reference) if spec.reference else restricted_loss(site)
+        objective = _with_reference(trainer, spec.reference) if spec.reference else None
+        if objective is None and site.unknown_classes:
+            objective = restricted_loss(site)
         model, steps = trainer.load(self.start), self.steps
         optimizer = start_optimizer(site, model, spec.optimizer_group)
         correct = _Corrector(spec.correction, trainer.device) if spec.correction else None
@@ -182,11 +186,9 @@ def _with_reference(trainer: TrainerLike, reference: Reference) -> Loss:
     return loss
 
 
-def restricted_loss(site: Site) -> Loss | None:
+def restricted_loss(site: Site) -> Loss:
     """The loss over the classes that a site knows (restricted softmax; FedRS, Li and Zhan 2021, with alpha 0): what the
-    model says about others is not changed. None where the site knows all."""
-    if not site.unknown_classes:
-        return None
+    model says about others is not changed."""
     trainer = site.trainer
     hidden = torch.zeros(len(trainer.target.classes), dtype=torch.bool)
     hidden[list(site.unknown_classes)] = True
@@ -251,17 +253,15 @@ class Score:
 
     @classmethod
     def carry_out(cls, plans: Sequence[Self]) -> list[dict[str, Tensor]]:
-        if len(plans) == 1 or not cls._of_one_model(plans):
-            return [plan.score() for plan in plans]
-        trainer, scored = plans[0].site.trainer, [plan for plan in plans if len(plan.part)]
-        trainer.load(plans[0].weights)
-        sums = iter(trainer.evaluate_parts([plan.part for plan in scored]) if scored else [])
-        return [next(sums) if len(plan.part) else {} for plan in plans]
-
-    @classmethod
-    def _of_one_model(cls, plans: Sequence[Self]) -> bool:
-        """Whether all sites score the same weights, whole and handed over by reference."""
+        if len(plans) == 1:
+            return [plans[0].score()]
         weights, trainer = plans[0].weights, plans[0].site.trainer
+        # one model, whole and handed over by reference
         same = all(plan.weights is weights and plan.site.trainer is trainer for plan in plans)
         own = any(plan.site.state.group(name) for plan in plans for name in ("local", "best"))
-        return same and bool(weights) and weights.keys() == trainer.state().keys() and not own
+        if not weights or not same or own or weights.keys() != trainer.state().keys():
+            return [plan.score() for plan in plans]
+        scored = [plan for plan in plans if len(plan.part)]
+        trainer.load(weights)
+        sums = iter(trainer.evaluate_parts([plan.part for plan in scored]) if scored else [])
+        return [next(sums) if len(plan.part) else {} for plan in plans]

@@ -29,7 +29,6 @@ from polyclinic.training.private_steps import losses_by_row
 if TYPE_CHECKING:
     from polyclinic.federation.federation import Federation
     from polyclinic.models import Backbone
-    from polyclinic.privacy.settings import Privacy
 
 
 def open_accounts(federation: Federation, counts: Mapping[str, int]) -> JsonObject:
@@ -55,7 +54,10 @@ def train(
     """
     trainer, privacy = federation.trainer, federation.trainer.privacy
     assert privacy is not None, "the study has the table wherever the primary is private"
-    accounts = _accounts(privacy, kept)
+    accounts: dict[str, Account] = {}
+    for site, images in kept["images"].items():
+        history = [Mechanism(noise, rate, int(steps)) for noise, rate, steps in kept["spent"][site]]
+        accounts[site] = Account(privacy.delta_for(images), privacy.accountant, history)
     (inputs, targets), total = latents, len(latents[0])
     size = min(trainer.optimizer.batch_size, total)
     rate = epsilon.sampling_rate_for(total, size)
@@ -96,14 +98,6 @@ def _batches(
         names = image_draws.row_names(some.numpy(), wanted.numpy())
         seeds = image_draws.image_seeds(names, torch.arange(len(index)), *address, step)
         yield some.to(device).float(), wanted.to(device), seeds
-
-
-def _accounts(privacy: Privacy, kept: JsonObject) -> dict[str, Account]:
-    found = {}
-    for site, images in kept["images"].items():
-        history = [Mechanism(noise, rate, int(steps)) for noise, rate, steps in kept["spent"][site]]
-        found[site] = Account(privacy.delta_for(images), privacy.accountant, history)
-    return found
 
 
 def _spent(federation: Federation, site: str) -> list[list[float]]:

@@ -59,17 +59,15 @@ class Units:
         By name, a unit's draws are its own; else they go by its place, and one unit less would change the others'.
         """
         by_place = dp_sgd.poisson(len(self), sampling_rate, numpy_rng(*address, "images"))
-        for chosen in by_names(self.names, sampling_rate, address) if by_name else by_place:
+        for chosen in self._draw_by_name(sampling_rate, address) if by_name else by_place:
             yield chosen if self.patients is None else torch.isin(self.patients, chosen).nonzero().flatten()
 
-
-def by_names(names: Sequence[str], sampling_rate: float, address: image_draws.Address) -> Iterator[Tensor]:
-    """Numbers of units, from a stream of random numbers for each of them."""
-    streams = [numpy_rng(*address, "takes part", name) for name in names]
-    while True:
-        drawn = np.stack([rng.random(AHEAD) for rng in streams]) if streams else np.empty((0, AHEAD))
-        for step in range(AHEAD):
-            yield torch.from_numpy(np.flatnonzero(drawn[:, step] < sampling_rate))
+    def _draw_by_name(self, sampling_rate: float, address: image_draws.Address) -> Iterator[Tensor]:
+        streams = [numpy_rng(*address, "takes part", name) for name in self.names]
+        while True:
+            drawn = np.stack([rng.random(AHEAD) for rng in streams]) if streams else np.empty((0, AHEAD))
+            for step in range(AHEAD):
+                yield torch.from_numpy(np.flatnonzero(drawn[:, step] < sampling_rate))
 
 
 def units_of(site: Site, unit: str) -> Units:

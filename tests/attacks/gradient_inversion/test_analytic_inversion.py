@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
-from polyclinic.attacks.gradient_inversion import initialisation as labels
+from polyclinic.attacks.gradient_inversion import analytic as labels
 from polyclinic.attacks.gradient_inversion.analytic import AnalyticInversion, exact_batch, input_of_linear
-from polyclinic.attacks.gradient_inversion.initialisation import draw
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
-from polyclinic.attacks.gradient_inversion.simulation import Simulation
+from polyclinic.attacks.gradient_inversion.objective import Simulation
+from polyclinic.attacks.gradient_inversion.solver import draw
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 
@@ -83,9 +83,6 @@ def test_a_network_without_a_linear_layer_is_named():
         labels.last_linear(nn.Conv2d(1, 1, 1))
 
 
-# --- the first layer ----------------------------------------------------------------------------------
-
-
 def perceptron(rng: torch.Generator) -> nn.Module:
     return with_random_weights(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)), rng)
 
@@ -116,9 +113,6 @@ def test_other_first_layers_are_refused():
         assert not AnalyticInversion().fits(model, (1, 4, 4))
         with pytest.raises(BadInput, match="first layer that is linear with a bias"):
             AnalyticInversion().run({}, model, (1, 4, 4))
-
-
-# --- where a search starts ----------------------------------------------------------------------------
 
 
 def test_starts_fill_the_range_of_images():

@@ -13,9 +13,8 @@ from polyclinic.attacks.gradient_inversion.networks import (
     prepare_for_attack,
     with_random_weights,
 )
-from polyclinic.attacks.gradient_inversion.simulation import LocalTraining, Simulation, StackedSimulation, cross_entropy
-from polyclinic.attacks.solvers.convolution import ManyTargetsConv2d
-from polyclinic.attacks.solvers.layers import BatchStatistics2d
+from polyclinic.attacks.gradient_inversion.objective import LocalTraining, Simulation, StackedSimulation, cross_entropy
+from polyclinic.attacks.solvers.layers import BatchStatistics2d, ManyTargetsConv2d
 from polyclinic.errors import BadInput
 from polyclinic.models import build, parameter_count
 from polyclinic.randomness import torch_rng

@@ -23,11 +23,8 @@ OBSERVED = [torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 0.0, 6.0]])]
 SIMULATED = [torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 0.0, 6.0]])]  # squared distances 1 and 4
 
 
-def test_euclidean():
+def test_euclidean_and_gaussian_with_a_number():
     assert euclidean(OBSERVED)(SIMULATED).tolist() == [5.0]
-
-
-def test_gaussian_with_a_number():
     plain = (1 - math.exp(-1 / 8)) + (1 - math.exp(-4 / 8)) / 2
     assert gaussian(OBSERVED, 8.0, scaled=False)(SIMULATED).item() == pytest.approx(plain, rel=1e-6)
     assert gaussian(OBSERVED, 8.0)(SIMULATED).item() == pytest.approx(8 * plain, rel=1e-6)
@@ -70,14 +67,6 @@ def test_settings_name_the_kernel_and_the_factor():
         GradientInversion(distance="cosine", kernel="whole-gradient")
     with pytest.raises(ValueError, match="variance_factor goes with"):
         GradientInversion(distance="gaussian", variance=8, variance_factor=2)
-
-
-def test_a_narrow_gaussian_is_flat():
-    """SAPAG's trouble: a distance of many variances has the loss 1 and no slope."""
-    far = torch.tensor([[1e3, 0.0]], requires_grad=True)
-    loss = DISTANCES["sapag"]([torch.tensor([[0.1, 0.2]])])([far])
-    assert loss.item() == 1.0
-    assert torch.autograd.grad(loss.sum(), far)[0].abs().max() == 0
 
 
 @pytest.mark.parametrize("name", ["sapag", "adaptive-gaussian"])

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from polyclinic.attacks.gradient_inversion.networks import UnstridedResNet18, prepare_for_attack
-from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective
-from polyclinic.attacks.gradient_inversion.simulation import Simulation
-from polyclinic.attacks.solvers.convolution import Convolve, Gather, SendBack, Window
-from polyclinic.attacks.solvers.layers import ManyTargetsAvgPool2d, ManyTargetsSigmoid
+from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective, Simulation
+from polyclinic.attacks.solvers.layers import Convolve, Gather, SendBack, Window
 from polyclinic.attacks.solvers.search import allow_tf32
 from polyclinic.randomness import torch_rng
 
@@ -80,34 +77,3 @@ def test_an_evaluation_is_that_of_float32_up_to_rounding(count, batch):
         assert float((one - other).norm() / one.norm()) < 0.02
     for one, other in zip(exact, evaluation("cpu", count, batch, tf32=False), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
-
-
-def first_and_second_derivatives(layer, shape):
-    """Of a sum of cubes, for three targets, through `vmap`."""
-    x = torch.randn(3, *shape, generator=torch_rng("x"), dtype=torch.float64).requires_grad_()
-
-    def loss(row):
-        return (layer(row) ** 3).sum()
-
-    sent = torch.vmap(torch.func.grad(loss))(x)
-    return sent, torch.autograd.grad((sent**2).sum(), x)[0]
-
-
-@pytest.mark.parametrize(
-    ("torchs", "ours", "shape"),
-    [
-        (nn.Sigmoid(), ManyTargetsSigmoid(), (5,)),
-        (nn.AvgPool2d(2), ManyTargetsAvgPool2d(2), (1, 2, 4, 6)),
-        (nn.AvgPool2d(2), ManyTargetsAvgPool2d(2), (1, 2, 5, 7)),
-    ],
-)
-def test_a_layer_for_many_targets_has_the_derivatives_of_torchs_own(torchs, ours, shape):
-    both = (first_and_second_derivatives(layer, shape) for layer in (torchs, ours))
-    for one, other in zip(*both, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("options", [{"stride": 1}, {"padding": 1}, {"divisor_override": 3}])
-def test_pooling_of_tiles_that_overlap_is_left_to_torch(options):
-    assert ManyTargetsAvgPool2d.can_replace(nn.AvgPool2d(2))
-    assert not ManyTargetsAvgPool2d.can_replace(nn.AvgPool2d(2, **options))

@@ -10,8 +10,7 @@ from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.layers.call_checks import OwnArguments, TakenByHospital, TakenCall
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
-from polyclinic.federation.transaction import Transaction
+from polyclinic.federation.operation import Transaction, operation
 
 
 class Method:

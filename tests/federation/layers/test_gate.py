@@ -13,9 +13,8 @@ from polyclinic.federation.layers.gate import Gate, RawImages, ThroughGate
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.operation import operation
+from polyclinic.federation.operation import Transaction, operation
 from polyclinic.federation.policy import DEFAULT_KINDS, Policy
-from polyclinic.federation.transaction import Transaction
 
 SHAPE = (3, 8, 8)
 

@@ -192,7 +192,7 @@ def test_the_line_of_a_large_parcel_waits_only_in_a_simulation_without_limits(ma
     gate = make(**policy)
     small, large = Parcel("codes", {}), Parcel("weights", {"w": torch.zeros(numbers)}, privacy=RECORD)
     release(gate, small, large, **how)
-    assert gate.ledger.is_settled is not soon
+    assert bool(gate.ledger.due) is soon
     gate.ledger.settle()
     told = [(line["kind"], line["bytes"], line["digest"], line["privacy"]) for line in verify(gate.ledger.path)]
     assert told == [("codes", small.size, small.digest, None), ("weights", large.size, large.digest, RECORD)]
@@ -234,3 +234,68 @@ def test_tensors_whose_last_axes_make_up_an_image(shape, fits):
     for _ in range(2):  # the second time as the first
         assert known.found_in(tensor) is (fits and count > 0)
     assert not known.found_in(tensor.to(torch.complex64))
+
+
+# --- a site's budgets at its gate -----------------------------------------------------------------------
+
+
+def weights(value=1.0, size=10, privacy=None):
+    return Parcel("weights", {"w": torch.full((size,), value)}, {"samples": 4}, privacy)
+
+
+def record(epsilon, steps, trained=0, after=0):
+    named = {"trained": trained, "after": after}
+    return {"epsilon": epsilon, "delta": 1e-5, "steps": steps, "covers": ["w"], "does_not_cover": [], **named}
+
+
+def refused_in_words(gate, *parcels) -> str:
+    lines = gate.ledger.position.lines
+    found = str(refusal(gate, *parcels))
+    assert gate.ledger.position.lines == lines
+    return found
+
+
+SIZE = len(weights().encoded)
+
+
+def test_the_parcels_of_one_operation_leave_together_or_not_at_all(make):
+    gate = make(max_bytes=SIZE)
+    assert "kept back what 'train' made" in refused_in_words(gate, weights(1.0), weights(2.0))
+    release(gate, weights(1.0))
+
+
+def test_a_resumed_run_may_send_the_same_again(make):
+    """It is on record, and nothing new leaves."""
+    release(make(max_bytes=SIZE), weights(1.0))
+    again = make(max_bytes=SIZE)
+    again.ledger.expect_repeats_after(0)
+    release(again, weights(1.0))
+    assert again.ledger.position.lines == 1
+    assert "bytes would have left" in refused_in_words(again, weights(1.0))  # a second time is new
+
+
+def test_a_run_that_was_put_back_and_trained_as_long_or_longer_is_charged_for_both(make):
+    """It has as many steps as the record before it, or more, and yet does not come from it."""
+    gate = make(max_epsilon=3.0)
+    release(gate, weights(1.0, privacy=record(1.0, 10, trained=1)))
+    release(gate, weights(2.0, privacy=record(1.0, 10, trained=1)))  # something else made of the same training
+    release(gate, weights(3.0, privacy=record(1.5, 20, trained=2, after=1)))
+    assert "epsilon 3.5 would be spent" in refused_in_words(
+        gate, weights(4.0, privacy=record(2.0, 30, trained=3, after=1))
+    )
+    assert "epsilon 3.1 would be spent" in refused_in_words(
+        gate, weights(5.0, privacy=record(1.6, 20, trained=4, after=1))
+    )
+    release(gate, weights(6.0, privacy=record(2.9, 40, trained=5, after=2)))
+    reopened = make(max_epsilon=3.0)
+    assert "epsilon 3.1 would be spent" in refused_in_words(
+        reopened, weights(7.0, privacy=record(0.2, 41, trained=6, after=9))
+    )
+
+
+def test_with_an_epsilon_budget_only_what_is_covered_leaves(make):
+    gate = make(max_epsilon=3.0)
+    assert "differential privacy does not cover this" in refused_in_words(gate, weights(1.0))
+    assert "differential privacy does not cover this" in refused_in_words(gate, Parcel("metrics", {}, {"loss": 0.3}))
+    release(gate, Parcel("statistics", {}, {"samples": 4}))  # sizes count as public
+    assert "epsilon inf" in refused_in_words(gate, weights(privacy={**record(0.0, 1), "epsilon": None}))

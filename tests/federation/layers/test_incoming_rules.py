@@ -93,12 +93,6 @@ def test_the_first_weights_are_remembered_before_others_are_compared():
         inspect(make_site(), changed(times=4.0))
 
 
-@pytest.mark.parametrize("name", ["images", "quiet", "exposed", "graded", "loss"])
-def test_limits_of_images_are_gone(name):
-    with pytest.raises(ValueError, match=f"'{name}' is gone, as the check looks at no image any more"):
-        Incoming(**{name: 0.5})
-
-
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [({"lr": 0.1}, ""), ({"lr": 0.11}, "sgd_rate of 'the study' is 0.11, and 0.1 is the limit; choose a smaller")],

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from polyclinic.federation.call import Call, GateRefused
-from polyclinic.federation.layers.call_checks import RoundOfStudy
-from polyclinic.federation.layers.once_per_round import (
+from polyclinic.federation.layers.call_checks import (
     ALL_REPEATS,
     LEFT_OUT,
     AnsweredCalls,
     Course,
+    RoundOfStudy,
     ScoredWeights,
     check_once,
     check_order,

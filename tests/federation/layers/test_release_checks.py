@@ -15,8 +15,7 @@ from polyclinic.federation.layers.cohort import (
     count_patients,
     patients_behind,
 )
-from polyclinic.federation.layers.privacy import check_private
-from polyclinic.federation.layers.scores import coarse_scores, without_loss
+from polyclinic.federation.layers.leaving import check_private, coarse_scores, without_loss
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
 
@@ -184,7 +183,7 @@ def test_a_class_of_few_patients_is_named(least, refused):
     [*((0, "refuse", False), (1, "refuse", True), (8, "refuse", True), (9, "refuse", False)), (8, "allow", False)],
 )
 def test_sums_of_products_want_more_images_than_features(images, policy, refused):
-    site = SimpleNamespace(few_images=policy)
+    site = SimpleNamespace(policy=SimpleNamespace(few_images=policy))
     if not refused:
         check_more_images_than(8, site, images)
         return

@@ -99,8 +99,8 @@ def test_what_goes_to_another_site_may_be_left_out_and_is_sealed():
 def test_what_a_method_would_stop_for_is_the_failure_of_one_site():
     checker = ReplyCheck(Method())
     checker._method.complaint = "its codes are of another book"
-    for one in (checker.check, checker.check_sum):
-        with pytest.raises(ParcelRejected, match="its codes are of another book"):
+    for one, error in ((checker.check, ParcelRejected), (checker.check_sum, WorkFailed)):
+        with pytest.raises(error, match="its codes are of another book"):
             one(federation(), Call("s", "train", 1), Reply("s", (weights(),)))
     ReplyCheck(None).check_sum(federation(), Call("s", "train", 1), Reply("s", (weights(),)))
 

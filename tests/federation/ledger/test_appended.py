@@ -8,11 +8,10 @@ import pytest
 
 from polyclinic.errors import Damaged
 from polyclinic.federation.call import Call
-from polyclinic.federation.layers.once_per_round import AnsweredCalls, Course, ScoredWeights, check_scores
-from polyclinic.federation.layers.sealing import BoxFile
+from polyclinic.federation.layers.call_checks import AnsweredCalls, Course, ScoredWeights, check_scores
 from polyclinic.federation.ledger import appended
 from polyclinic.federation.ledger import ledger as ledger_module
-from polyclinic.federation.ledger.appended import FirstUse, Notes
+from polyclinic.federation.ledger.appended import Notes
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger
 from polyclinic.federation.ledger.parcel import Parcel
 
@@ -58,8 +57,8 @@ def rounds_at_a_site(folder, first, last, traffic):
         check_scores(Call("north", "evaluate", number), [Parcel("metrics", {})], ledger, course)
         ledger.append(round=number, operation="evaluate", kind="metrics", bytes=1, digest="e" * 64, to="coordinator")
         scored.note(call)
-        BoxFile.at(folder / "boxes.txt").first(f"{number:064x}", "a" * 64)
-        FirstUse.at(folder / "sums.json").first(f"{number} train", "s" * 64)
+        Notes.at(folder / "boxes.txt").first(f"{number:064x}", "a" * 64)
+        Notes.at(folder / "sums.json").first(f"{number} train", "s" * 64)
         bytes_of.append(traffic[0] - before)
     return bytes_of
 
@@ -74,7 +73,7 @@ def test_the_bytes_of_a_round_do_not_grow(tmp_path, traffic, rounds):
 def test_a_process_that_begins_anew_reads_each_file_once(tmp_path, traffic):
     rounds_at_a_site(tmp_path, 1, 100, traffic)
     size = sum(file.stat().st_size for file in tmp_path.iterdir())
-    appended.AppendedFile.at.cache_clear()
+    appended.Notes.at.cache_clear()
     before = traffic[0]
     found = rounds_at_a_site(tmp_path, 101, 103, traffic)
     assert traffic[0] - before < 2.2 * size + 4_000 * 3  # the ledger twice: its end, and its chain
@@ -91,27 +90,22 @@ def test_what_an_older_version_wrote_on_one_line_stays_readable(tmp_path):
     whole = {"1 train coordinator": ["a", "b"], "2 evaluate coordinator": ["c"], "3 train coordinator": ["d"]}
     assert answered.read() == AnsweredCalls(path).read() == whole
     (tmp_path / "sums.json").write_text(json.dumps({"shared k": "1", "1 train": "2"}))
-    assert FirstUse(tmp_path / "sums.json").first("1 train", "other") == "2"
+    assert Notes(tmp_path / "sums.json").first("1 train", "other") == "2"
 
 
 @pytest.mark.parametrize(
-    ("kind", "lines", "torn"),
-    [
-        (Notes, ['{"a": ["1"]}', '{"a": ["2"]}'], '{"a": ["3'),
-        (FirstUse, ['{"a": "1"}', '{"b": "2"}'], '{"c"'),
-        (BoxFile, [f"{1:064x} {2:064x}", f"{3:064x} {4:064x}"], f"{5:064x} 12"),
-    ],
+    ("lines", "torn"), [(['{"a": ["1"]}', '{"a": ["2"]}'], '{"a": ["3'), (['{"a": "1"}', '{"b": "2"}'], '{"c"')]
 )
-def test_half_a_line_does_not_count_and_other_damage_is_told(tmp_path, kind, lines, torn):
+def test_half_a_line_does_not_count_and_other_damage_is_told(tmp_path, lines, torn):
     path = tmp_path / "file"
     whole = "".join(f"{line}\n" for line in lines)
     path.write_text(whole + torn)
-    kind(path).refresh()
+    assert Notes(path).first("a", "9") == "1"
     assert path.read_text() == whole
     for damage in ("", torn, f"{torn}\n{whole}", "[]\n", "\n"):
         path.write_text(damage)
         with pytest.raises(Damaged, match="is damaged; bring it back from a copy"):
-            kind(path).refresh()
+            Notes(path).refresh()
 
 
 def test_a_note_is_private_and_is_seen_by_who_has_read_the_file_before(tmp_path):

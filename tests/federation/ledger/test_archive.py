@@ -16,7 +16,7 @@ from polyclinic.federation.call import Call
 from polyclinic.federation.ledger.archive import ParcelArchive, is_worth_keeping, releases
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.display import Display
 from polyclinic.runner.run.run import run
 
 KEEP = {"audit.keep_parcels": 1, "sites.count": 2}
@@ -111,7 +111,7 @@ PLAIN = Parcel("weights", {"w": torch.arange(3.0)})
 
 @pytest.fixture
 def site(tmp_path):
-    return SimpleNamespace(name="b", folder=tmp_path, memory={})
+    return SimpleNamespace(name="b", folder=tmp_path, memory={}, state={"kept": torch.ones(2)})
 
 
 def released(archive, site, round=1, value=1.0, name="train", others=(), used=(), **more):
@@ -127,7 +127,7 @@ def steps_kept(site):
 
 def test_a_release_lies_in_a_folder_of_its_round_step_operation_and_digest(site):
     archive = ParcelArchive(0, 7)
-    archive.begins(site, {"weights": PLAIN})
+    archive.begins(site, Call(site.name, "train", 3, arguments={"by": ["age"]}), {"weights": PLAIN})
     images = Parcel("synthetic-images", {"x": torch.zeros(1, 1, 2, 2)})
     labels, metrics = Parcel("labels", {"y": torch.arange(2)}), Parcel("metrics", {"m": torch.ones(1)})
     batches = [torch.tensor([2, 0]), torch.tensor([1])]
@@ -144,6 +144,8 @@ def test_a_release_lies_in_a_folder_of_its_round_step_operation_and_digest(site)
     assert [index.tolist() for index in one.used] == [[2, 0], [1]]
     assert one.received("weights")["w"].tolist() == [0.0, 1.0, 2.0]
     assert one.received("others") == {}
+    assert one.turn == [("train", {"by": ["age"]}, ["weights"])]
+    assert one.state["kept"].tolist() == [1.0, 1.0]
 
 
 def test_steps_are_counted_in_each_round_and_operation(site):
@@ -174,13 +176,14 @@ def test_a_release_that_comes_again_is_kept_once_and_as_it_was(site):
 
 def test_what_was_received_counts_until_the_turn_is_over(site):
     archive = ParcelArchive(9, 7)
-    archive.begins(site, {"weights": PLAIN})
-    site.memory["open"] = True
-    released(archive, site, 1)
-    site.memory.clear()
-    released(archive, site, 2)
-    released(archive, site, 3)
-    assert [bool(one.received("weights")) for one in releases(site.folder / "kept")] == [True, True, False]
+    came: dict[str, Parcel] = {"weights": PLAIN}
+    for round, (received, left_open) in enumerate([(came, True), ({}, True), (came, False), ({}, False)]):
+        archive.begins(site, Call(site.name, "train", round), received)
+        site.memory = {"open": True} if left_open else {}
+        released(archive, site, round)
+    kept = releases(site.folder / "kept")
+    assert [bool(one.received("weights")) for one in kept] == [True, True, True, False]
+    assert [len(one.turn) for one in kept] == [1, 2, 0, 1]  # of weights that came twice the first are not kept
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,11 @@ def test_lines_that_wait_for_digests_are_those_of_lines_written_at_once(tmp_path
     for number in range(3):
         now.append(digest=f"{number}", **about)
         soon.append_soon(held.submit(lambda n=number: hold.wait() and f"{n}", []), **about)
-    assert not soon.is_settled
+    assert soon.due
     assert not soon.path.exists()
     hold.set()
     assert soon.head == now.head
-    assert soon.is_settled
+    assert not soon.due
     assert soon.path.read_bytes() == now.path.read_bytes()
     assert len(verify(soon.path)) == 3
 

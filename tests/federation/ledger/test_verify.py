@@ -6,7 +6,7 @@ import json
 import pytest
 
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.federation.bookkeeping import RECEIVED_FILE
+from polyclinic.federation.layers.replies import RECEIVED_FILE
 from polyclinic.federation.ledger.keys import (
     PUBLIC_FILE,
     SIGNING_FILE,

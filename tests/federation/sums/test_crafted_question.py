@@ -12,7 +12,7 @@ import torch
 from company import Company
 from torch import nn
 
-from polyclinic.attacks.coordinator.imprint import CraftedSum
+from polyclinic.attacks.coordinator import CraftedSum
 from polyclinic.attacks.scoring import identified
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.ledger.parcel import Parcel

@@ -8,7 +8,7 @@ from company import Company
 
 from polyclinic.federation.call import Call, GateRefused
 from polyclinic.federation.layers.call_checks import SumSteps
-from polyclinic.federation.layers.encodings import without_samples
+from polyclinic.federation.layers.leaving import HiddenSamples
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.site import SiteState
@@ -56,10 +56,17 @@ def test_a_site_that_is_put_back_agrees_to_no_second_set_of_sites(company):
 
 
 def test_a_policy_may_hide_how_many_images_there_are():
-    parcels = (Parcel("weights", {"w": torch.ones(2)}, {"samples": 7, "steps": 2}),)
-    with pytest.raises(GateRefused, match=r"set federation\.sum = 'secure'"):
-        without_samples("train", parcels, needed=True)
-    assert [dict(parcel.metadata) for parcel in without_samples("train", parcels, needed=False)] == [{"steps": 2}]
+    def left(weighting, how="mean", **told):
+        study = SimpleNamespace(method=SimpleNamespace(weighting=weighting))
+        sums = SimpleNamespace(covered=(), summed={"train": how})
+        layer = HiddenSamples(SimpleNamespace(spec=SimpleNamespace(study=study), sites=None, sums=sums))
+        transaction = SimpleNamespace(call=Call("a", "train", 1))
+        return dict(layer.leaving(transaction, (Parcel("weights", {}, {**told, "steps": 2}),))[0].metadata)
+
+    assert left("uniform", samples=7) == left("samples") == {"steps": 2}
+    for refused in (("samples", "mean"), ("uniform", "sum")):
+        with pytest.raises(GateRefused, match=r"set federation\.sum = 'secure'"):
+            left(*refused, samples=7)
 
 
 # --- a coordinator that puts sites back in mid-sum ----------------------------------------------------

@@ -19,9 +19,8 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.sums import site_sums
-from polyclinic.federation.sums.coordinator_sums import CoordinatorSums, Total
-from polyclinic.federation.sums.masks import Context, add_masks, sign_of
-from polyclinic.federation.sums.rows import TooLarge, check_layout, count_to_whole, row_of
+from polyclinic.federation.sums.coordinator_sums import CoordinatorSums
+from polyclinic.federation.sums.rows import Context, TooLarge, add_masks, check_layout, count_to_whole, row_of, sign_of
 from polyclinic.federation.sums.settings import Federated, Floor
 from polyclinic.federation.sums.site_memory import honest_sites, known
 
@@ -172,15 +171,17 @@ def test_rows_of_two_parcels_are_added_up_by_kind():
 
 
 def test_the_form_that_most_sites_sent_holds_and_of_equally_many_the_first():
-    total = Total()
-    assert (total.answered, total.others) == ([], [])
-    for site, width in (("a", 1), ("b", 2), ("c", 2), ("d", 1)):
-        total.add(Reply(site, (row("weights", [5] * width),)))
-    assert (total.answered, total.others) == (["a", "d"], ["b", "c"])
-    assert total.row.tolist() == [10, 2, 0, 2]
-    total.add(Reply("e", (row("weights", [7] * 2),)))
-    assert (total.answered, total.others) == (["b", "c", "e"], ["a", "d"])
-    assert (total.row.tolist(), total.layout) == ([17, 17, 3, 0, 3], [["weights", "w", "float32", [2]]])
+    failed = []
+    federation = SimpleNamespace(note_failures=lambda failures: failed.append([one.site for one in failures]))
+
+    def added(*widths):
+        sent = [Reply(site, (row("weights", [5] * width),)) for site, width in zip("abcde", widths, strict=False)]
+        total = CoordinatorSums(INTEGER, "run", None)._added(federation, "both", iter(sent))
+        return total.answered, failed.pop(), total.row.tolist()
+
+    assert added() == ([], [], [])
+    assert added(1, 2, 2, 1) == (["a", "d"], ["b", "c"], [10, 2, 0, 2])
+    assert added(1, 2, 2, 1, 2) == (["b", "c", "e"], ["a", "d"], [15, 15, 3, 0, 3])
 
 
 # --- a site's half -------------------------------------------------------------------------------------------

@@ -29,9 +29,6 @@ def gan(name: str = "dcgan", **changes) -> GAN:
     return GENERATORS[name](**{"width": 2, "latent": 4, "batch_size": 4, **changes})
 
 
-# --- products -----------------------------------------------------------------------------------------
-
-
 @given(st.integers(1, 3), st.integers(1, 13), st.sampled_from([2, 4, 8, 10]), st.booleans())
 @settings(max_examples=15, deadline=None)
 def test_products_are_convolutions_of_each_network(channels, outputs, side, with_bias):
@@ -51,9 +48,6 @@ def test_gradients_of_products_and_their_gradients_are_right(products, shape):
     weight = torch.randn(*shape, dtype=torch.float64, generator=rng(1), requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, w: products(x, w, None), (images, weight))
     assert torch.autograd.gradgradcheck(lambda x, w: products(x, w, None), (images, weight))
-
-
-# --- stacks -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("as_products", [False, True])

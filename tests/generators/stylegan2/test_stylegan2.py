@@ -15,9 +15,6 @@ from polyclinic.tasks import Target
 pytestmark = pytest.mark.usefixtures("same_weights")
 
 
-# --- the model ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("size", "channels"), [(28, 1), (32, 3), (64, 1), (100, 1)])
 def test_images_have_the_size_that_was_asked_for(size, channels):
     model = build(size, channels)
@@ -29,33 +26,6 @@ def test_images_have_the_size_that_was_asked_for(size, channels):
 @pytest.mark.parametrize(("size", "inner"), [(28, 32), (32, 32), (33, 64), (64, 64), (65, 128), (256, 256)])
 def test_inside_a_side_is_a_power_of_two(size, inner):
     assert StyleGAN2().shape(1, size, Target()).size == inner
-
-
-def test_the_same_draws_give_the_same_bits_and_leave_torch_alone():
-    images = torch.randint(0, 256, (16, 1, 28, 28), dtype=torch.uint8, generator=rng())
-    labels = torch.arange(16) % 2
-    states = []
-    for _ in range(2):
-        before = torch.random.get_rng_state()
-        model = build(steps=3)
-        model.fit(images, labels, rng(3))
-        assert torch.equal(torch.random.get_rng_state(), before)
-        states.append(model.state())
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    other = build(steps=3)
-    other.load(states[0])
-    assert torch.equal(other.sample(labels, rng(5)), model.sample(labels, rng(5)))
-    assert not torch.equal(other.sample(labels, rng(6)), model.sample(labels, rng(5)))
-
-
-@pytest.mark.slow
-def test_it_learns_what_a_label_means():
-    bright = torch.arange(64) % 2
-    images = (60 + 130 * bright[:, None, None, None] + torch.randint(-20, 20, (64, 1, 28, 28), generator=rng())).byte()
-    model = build(steps=70, width=4, lr=0.005, average_images=300, path_weight=0, style_mixing=0)
-    model.fit(images, bright, rng())
-    made = model.sample(bright, rng(1)).float().mean((1, 2, 3))
-    assert made[bright == 1].mean() - made[bright == 0].mean() > 50
 
 
 def test_samples_come_from_the_average_and_truncation_moves_them_to_the_mean():
@@ -100,9 +70,6 @@ def test_replayed_images_join_every_batch():
     assert (float(real[:8].max()), float(real[8:].min())) == (-1.0, 1.0)
 
 
-# --- learning ----------------------------------------------------------------------------------------
-
-
 def stepping(**settings):
     model = build(**settings)
     images = torch.randint(0, 256, (16, 1, 28, 28), dtype=torch.uint8, generator=rng())
@@ -139,9 +106,6 @@ def test_an_extra_loss_reaches_the_generator():
         steps.step(extra)
     assert float(steps.make(torch.zeros(8, dtype=torch.long)).mean()) < before - 0.1
     assert all(0 <= float(images.min()) <= float(images.max()) <= 1 for images in seen)
-
-
-# --- settings ----------------------------------------------------------------------------------------
 
 
 def test_differential_privacy_is_refused_with_the_reason_and_found_in_the_network():

@@ -7,21 +7,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from small_stylegan2 import TWO, build, rng
+from small_stylegan2 import build, rng
 from torch.nn import functional as F
 
-from polyclinic.generators.stylegan2.ada import _colours, _moves, augmented, recoloured
 from polyclinic.generators.stylegan2.layers import Conv, Finish, Linear, StyledConv, blur, doubled, swept
-from polyclinic.generators.stylegan2.networks import GROUP, Spread, StyleGAN2Shape, StyleGenerator
+from polyclinic.generators.stylegan2.networks import GROUP, Spread
+from polyclinic.generators.stylegan2.training import _colours, _moves, augmented, recoloured
 
 pytestmark = pytest.mark.usefixtures("same_weights")
 
 
 def noise(*shape):
     return torch.randn(shape, generator=rng(1), dtype=torch.float64)
-
-
-# --- layers ------------------------------------------------------------------------------------------
 
 
 def test_blur_is_the_filter_1_3_3_1():
@@ -103,15 +100,6 @@ def test_the_spread_of_a_batch_by_hand():
     assert torch.allclose(plane[:, 0, 0], groups.var(1, unbiased=False).sqrt().repeat_interleave(GROUP), atol=1e-4)
 
 
-def test_real_and_made_images_judged_in_one_pass_are_judged_alone():
-    model = build()
-    judge = model.networks["discriminator"]
-    real, made = torch.randn(8, 1, 32, 32, generator=rng()), torch.randn(8, 1, 32, 32, generator=rng(1))
-    labels = torch.arange(8) % 2
-    together = judge(torch.cat([made, real]), labels.repeat(2))
-    assert torch.allclose(together, torch.cat([judge(made, labels), judge(real, labels)]), atol=1e-5)
-
-
 def test_a_label_may_pass_through_layers_before_it_meets_an_image():
     """As in the reference implementation; written out by hand, and only the discriminator has them."""
     torch.manual_seed(0)
@@ -139,17 +127,6 @@ def test_the_mean_style_forgets_as_fast_as_it_is_told(memory):
     mapping = build(style_memory=memory).networks["generator"].mapping
     mapping.remember(torch.ones(4, 8))
     assert torch.allclose(mapping.get_buffer("mean"), torch.full((8,), 1 - memory))
-
-
-def test_every_layer_gets_its_style():
-    shape = StyleGAN2Shape(1, 32, TWO, 2, 8, 2)
-    network = StyleGenerator(shape)
-    assert network.synthesis.layers == 8
-    assert network.synthesis.noise_sides == [4, 8, 8, 16, 16, 32, 32]
-    noises = [torch.zeros(1, 1, side, side) for side in network.synthesis.noise_sides]
-    styles = torch.randn(1, 8, 8, generator=rng()).requires_grad_()
-    network(styles, noises).sum().backward()
-    assert bool((styles.grad.abs().sum(2) > 0).all())
 
 
 class Known:
@@ -227,11 +204,6 @@ def test_a_grey_image_has_no_hue_and_no_saturation():
         [found] = _colours(torch.zeros(1, channels, 4, 4), torch.tensor(1.0), Known(normal=1, uniform=0.75, integer=0))
         wanted = math.sqrt(2) * np.eye(4)[:3] + np.sqrt(2) * 0.2 * np.eye(4)[3]
         np.testing.assert_allclose(found.numpy(), [*wanted, [0, 0, 0, 1]], atol=1e-5)
-
-
-def test_without_a_choice_colours_stay():
-    [found] = _colours(torch.zeros(1, 3, 4, 4), torch.tensor(0.5), Known(normal=1, uniform=0.75, integer=1))
-    np.testing.assert_allclose(found.numpy(), np.eye(4), atol=1e-6)
 
 
 def test_a_mask_stays_and_grey_takes_the_mean_of_the_colours():

@@ -14,7 +14,6 @@ from polyclinic.generators.base import RandomSource
 from polyclinic.generators.stylegan2 import training
 from polyclinic.generators.stylegan2.layers import Conv, StyledConv
 from polyclinic.generators.stylegan2.model import StyleGAN2
-from polyclinic.generators.stylegan2.networks import DiscriminatorBlock, Mapping, StyleGAN2Shape, Synthesis
 from polyclinic.tasks import Target
 from polyclinic.training.gpu.graphs import WARM_UP
 
@@ -48,9 +47,6 @@ def descents(monkeypatch):
     return found
 
 
-# --- a GPU's way ----------------------------------------------------------------------------------------
-
-
 # a CPU's bf16 is 0.02 to 0.08 away from its fp32 here
 @pytest.mark.parametrize(("precision", "apart"), [("fp32", 1e-5), ("bf16", 0.2)])
 @pytest.mark.parametrize("step", ["_learn", "_tell_apart", "_flatten", "_even_out"])
@@ -77,9 +73,6 @@ def test_autocast_reaches_all_convolutions(gpu, monkeypatch):
         made = [Conv(8, 8, kernel, down=down)(x) for kernel in (1, 3) for down in (False, True)]
         made += [StyledConv(8, 8, 3, 4, up=up)(x, w)[0] for up in (False, True)]
     assert {one.dtype for one in made} == {torch.bfloat16}
-
-
-# --- weights of losses, by hand -------------------------------------------------------------------------
 
 
 def test_r1_is_half_of_gamma_for_each_of_the_steps_that_it_stands_for(descents):
@@ -143,48 +136,12 @@ def test_the_discriminator_learns_from_as_many_made_images_with_the_same_labels(
     """All of one kind are black here, of the other white; it is sure of the real ones."""
     steps, asked, paid = stepping(), [], []
     monkeypatch.setattr(steps, "make", lambda labels, *_: asked.append(labels) or -torch.ones(len(labels), 1, 32, 32))
-    monkeypatch.setattr(steps, "discriminate", lambda images, labels: images.mean((1, 2, 3)))
+    monkeypatch.setattr(steps, "_scores", lambda images, labels: images.mean((1, 2, 3)))
     monkeypatch.setattr(training, "_descend", lambda optimizer, loss: paid.append(float(loss)))
     sure = steps._tell_apart(torch.ones(8, 1, 32, 32), LABELS)
     assert torch.equal(asked[0], LABELS)
     assert paid == [pytest.approx(2 * math.log1p(math.exp(-1)))]
     assert float(sure) == 1.0
-
-
-# --- networks -------------------------------------------------------------------------------------------
-
-
-def test_images_of_all_sizes_are_added_up():
-    synthesis = Synthesis(StyleGAN2Shape(1, 32, TWO, 2, 8, 2)).requires_grad_(False)
-    for place, block in enumerate(synthesis.blocks):
-        block.to_image.weight.zero_()
-        block.image_bias.fill_(10.0**place)
-    noises = [torch.zeros(1, 1, side, side) for side in synthesis.noise_sides]
-    made = synthesis(torch.randn(2, synthesis.layers, 8, generator=rng()), noises)
-    assert torch.allclose(made, torch.full((2, 1, 32, 32), 1111.0))
-
-
-def test_lengths_of_noise_and_of_labels_do_not_count():
-    mapping = Mapping(StyleGAN2Shape(1, 32, TWO, 2, 8, 2))
-    noise, judge = torch.randn(8, 8, generator=rng()), stepping().discriminator
-    images = torch.randn(8, 1, 32, 32, generator=rng())
-    before = mapping(noise, LABELS), judge(images, LABELS)
-    for network in (mapping, judge):
-        for weight in network.label.parameters():
-            weight.data.mul_(10)
-    assert torch.allclose(mapping(10 * noise, LABELS), before[0], atol=1e-5)
-    assert torch.allclose(judge(images, LABELS), before[1], atol=1e-5)
-
-
-def test_a_shortcut_has_half_of_the_variance():
-    x = torch.randn(8, 64, 1, 1, generator=rng()).expand(-1, -1, 8, 8)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        block = DiscriminatorBlock(64, 256).requires_grad_(False)
-    assert float(block.shortcut(x)[..., 1:-1, 1:-1].var()) == pytest.approx(0.5, rel=0.15)
-
-
-# --- a step in two halves, for images that others judge ---------------------------------------------------
 
 
 def test_the_generators_half_adds_the_gradient_of_a_further_loss(monkeypatch):

@@ -129,26 +129,6 @@ def test_draws_follow_the_probabilities():
     assert draw(logits[:1], torch.tensor([0.9999999])).item() == 2
 
 
-@pytest.mark.slow
-def test_a_prior_learns_what_its_labels_mean():
-    """Label 0 has codes of one kind, label 1 of another: samples must follow."""
-    sizes = settings(top_codes=4, bottom_codes=4, code_width=2, prior_layers=2)
-    net = Prior(sizes, Target(classes=("a", "b")), 2)
-    net.know(torch.randn(4, 2), torch.randn(4, 2))
-    labels = torch.arange(32) % 2
-    top = labels[:, None, None].expand(-1, 2, 2) * 2 + torch.randint(2, (32, 2, 2))
-    bottom = top.repeat_interleave(2, 1).repeat_interleave(2, 2)
-    optimizer = torch.optim.Adam(net.parameters(), 2e-2)
-    for _ in range(100):
-        optimizer.zero_grad()
-        negative_log_likelihoods(top, bottom, net(top, bottom, labels)).mean().backward()
-        optimizer.step()
-    with torch.no_grad():
-        new_top, new_bottom = net.sample(labels, torch.Generator().manual_seed(1))
-    assert (new_top // 2 == labels[:, None, None]).float().mean() > 0.97
-    assert (new_bottom == new_top.repeat_interleave(2, 1).repeat_interleave(2, 2)).float().mean() > 0.97
-
-
 def test_a_gated_layer_by_hand():
     layer = GatedLayer(2, 0.0).double()
     above, left, condition = (torch.randn(3, 2, 4, 4, dtype=torch.double) for _ in range(3))

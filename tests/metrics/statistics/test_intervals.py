@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 from statsmodels.stats.weightstats import DescrStatsW
@@ -24,7 +22,6 @@ from polyclinic.metrics.statistics.intervals import rows_by_patient
 from polyclinic.randomness import numpy_rng
 
 ADDRESS = ("test", 3)
-finite = st.floats(-100, 100).map(lambda value: round(value, 3))
 
 
 def test_mean_interval_is_statsmodels_and_by_hand():
@@ -99,14 +96,6 @@ def test_draws_without_positive_cases_do_not_count():
     assert 0 <= found["auc"].low <= found["auc"].value <= found["auc"].high <= 1
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.lists(finite, min_size=3, max_size=8), st.floats(0.5, 4), finite)
-def test_a_bootstrap_moves_and_scales_with_its_values(values, scale, shift):
-    one = bootstrap(np.array(values), draws=40, kind="percentile")
-    two = bootstrap(np.array(values) * scale + shift, draws=40, kind="percentile")
-    assert (two.low, two.high) == pytest.approx((one.low * scale + shift, one.high * scale + shift), abs=1e-6)
-
-
 WRIGHT = [494, 395, 516, 434, 476, 557, 413, 442, 650, 433, 417, 656, 267, 478, 178, 423, 427]
 MINI = [512, 430, 520, 428, 500, 600, 364, 380, 658, 445, 432, 626, 260, 477, 259, 350, 451]
 
@@ -125,15 +114,6 @@ def test_published_example():
     # and 3 s^2 / n for the variance of a limit, a reach of 34.6; with the formula of 1999 it is 34.8
     assert found.upper.high - found.upper.value == pytest.approx(34.8, abs=0.1)
     assert found.lower.value - found.lower.low == pytest.approx(34.8, abs=0.1)
-
-
-def test_sides_exchanged():
-    one, other = bland_altman(WRIGHT, MINI), bland_altman(MINI, WRIGHT)
-    assert (other.bias.value, other.lower.value) == (pytest.approx(-one.bias.value), pytest.approx(-one.upper.value))
-    assert other.lower.low == pytest.approx(-one.upper.high)
-
-
-# --- Metrics of weighted cases against scikit-learn; a bootstrap in pieces
 
 
 RNG = np.random.default_rng(3)

@@ -7,8 +7,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
@@ -76,38 +74,17 @@ def test_wilcoxon_with_ties_counts_all_changes_of_sign():
 @pytest.mark.parametrize("p", [[0.01, 0.04, 0.03], [0.5, 0.02], [0.2], [0.01, 0.01, 0.9, 0.004]])
 def test_holm_is_statsmodels(p):
     assert holm(p) == pytest.approx(multipletests(p, method="holm")[1], abs=1e-12)
-
-
-def test_holm_by_hand():
-    # 0.01 * 3; 0.03 * 2; 0.04 * 1, but no smaller than the one before
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([]) == []
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.randoms())
-def test_holm_keeps_the_order_and_does_not_depend_on_it(p, random):
-    corrected = holm(p)
-    assert all(one <= two <= 1 for one, two in zip(p, corrected, strict=True))
-    places = list(range(len(p)))
-    random.shuffle(places)
-    assert holm([p[i] for i in places]) == pytest.approx([corrected[i] for i in places])
-    assert np.diff(np.array(corrected)[np.argsort(p)]).min(initial=0) >= 0
-
-
-@pytest.mark.parametrize(("only_ours", "only_theirs"), [(7, 1), (5, 5), (30, 12), (0, 3)])
-@pytest.mark.parametrize("exact", [True, False])
-def test_mcnemar_is_statsmodels(only_ours, only_theirs, exact):
+@pytest.mark.parametrize(("only_ours", "only_theirs"), [(7, 1), (5, 5), (30, 12), (0, 3), (13, 12), (13, 13)])
+def test_mcnemar_is_statsmodels(only_ours, only_theirs):
     table = [[20, only_ours], [only_theirs, 4]]
     pairs = np.repeat([(1, 1), (1, 0), (0, 1), (0, 0)], np.ravel(table), axis=0)
-    if not exact:
-        for correction in (True, False):
-            expected = statsmodels_mcnemar(table, exact=False, correction=correction).pvalue
-            if only_ours == only_theirs and correction:
-                expected = 1.0  # statsmodels takes (|0| - 1)^2; R does not correct here, and neither do we
-            assert mcnemar(*pairs.T, exact=False, correction=correction) == pytest.approx(expected, abs=1e-12)
-    expected = statsmodels_mcnemar(table, exact=only_ours + only_theirs <= 25 or exact).pvalue
-    assert mcnemar(*pairs.T, exact=exact or None) == pytest.approx(expected, abs=1e-12)
+    expected = statsmodels_mcnemar(table, exact=only_ours + only_theirs <= 25).pvalue
+    if (only_ours, only_theirs) == (13, 13):
+        expected = 1.0  # statsmodels takes (|0| - 1)^2; R does not correct here, and neither do we
+    assert mcnemar(*pairs.T) == pytest.approx(expected, abs=1e-12)
     assert mcnemar([1, 0, 1], [1, 0, 1]) == 1
 
 
@@ -165,24 +142,12 @@ def test_test_of_two_models_by_definition():
     assert found.low == pytest.approx(difference - 1.959964 * difference / z, abs=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 1000))
-def test_only_ranks_matter_and_sides_can_be_exchanged(seed):
-    first, second, truth = cases(seed)
-    one, other = delong_test(first, second, truth), delong_test(np.exp(second / 4), first**3, truth)
-    assert other.difference == pytest.approx(-one.difference, abs=1e-12)
-    assert other.p == pytest.approx(one.p, abs=1e-9)
-
-
 def test_interval_holds_its_area():
     assert delong_test([1, 3, 0, 2], [2, 6, 1, 5], [1, 1, 0, 0]).p == 1
     scores, _, truth = cases(2)
     found = delong_interval(scores, truth)
     assert found.value == pytest.approx(roc_auc_score(truth, scores), abs=1e-12)
     assert 0.5 < found.low < found.value < found.high < 1
-
-
-# --- Chances under exchange: urns by hand, and the level of the tests where nothing is to be found
 
 
 def test_the_chance_of_a_sum_is_that_of_an_urn():
@@ -215,12 +180,6 @@ def test_the_order_is_that_of_the_rank_sum_test():
     assert chance_of_order(below, above) == pytest.approx(mirrored, rel=1e-9)
 
 
-def test_many_images_take_the_normal_approximation():
-    rng = numpy_rng("exchange", "many")
-    above, below = rng.normal(0.2, 1, 400), rng.normal(0, 1, 300)
-    assert 1e-6 < chance_of_order(above, below) < 0.2
-
-
 def test_constant_scores_say_nothing():
     assert chance_of_order(np.zeros(5), np.zeros(9)) == pytest.approx(1)
     assert chance_of_order(np.zeros(0), np.zeros(9)) == 1
@@ -233,13 +192,6 @@ def test_a_patient_with_many_images_counts_once():
     assert chance_of_order(members, others) < 0.005
     assert chance_of_order(members, others, cases, np.arange(3)) == pytest.approx(1 / 4)
     assert by_patient(np.array([1.0, 3.0, 5.0]), np.array([7, 7, 2])).tolist() == [5.0, 2.0]
-
-
-def test_the_level_holds_where_nothing_is_to_be_found():
-    """Of 2,000 draws of skewed scores, about 1 % are below 1 % (20 expected; 40 would be odd)."""
-    rng = numpy_rng("exchange", "level")
-    below = sum(chance_of_order(*np.split(rng.exponential(1, 24), 2)) <= 0.01 for _ in range(2000))
-    assert below <= 40
 
 
 def test_firsts_share_their_others():

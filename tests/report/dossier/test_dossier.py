@@ -35,6 +35,10 @@ from polyclinic.runner.predict.model_file import model_file, read_model_file
 def test_a_new_dossier_holds_and_says_what_it_must(whole, run_folder):
     assert verify_dossier(whole.folder, whole.digest, run_folder) == []
     page = (whole.folder / "index.html").read_text()
+    short = words_of(whole.folder / "index.html").partition("In short")[2].partition("1. The model")[0]
+    assert "weights of a model (" in short
+    assert "weights: leaks; " in short
+    assert "no differential privacy" in short
     for words in ("It does not say that a law", "1. The model", "6. What an attacker could recover", "3 of 4 images"):
         assert words in page
     assert "<script" not in page

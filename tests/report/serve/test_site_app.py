@@ -31,13 +31,21 @@ def studies(site):
 def test_a_study_waits_is_read_approved_and_stopped(site, kit):
     came(kit)
     assert studies(site)["first"]["state"] == "waiting"
-    told = site.get("/api/site/study", run="first").json()["sentences"]
-    assert "- train: weights, to the coordinator." in told
-    assert any("There is no differential privacy" in line for line in told)
-    answer = site.post("/api/site/decide", run="first", decision="approve", why="our board agreed")
-    assert answer.json() == {"run": "first", "standing": "It is approved."}
+    told = site.get("/api/site/study", run="first").json()
+    assert any("(step 'train'): weights of a model, to the coordinator." in line for line in told["sentences"])
+    assert [line.split(": ")[0] for line in told["short"]] == [
+        "What leaves", "What attacks have got out of such parcels", "What bounds it"
+    ]  # fmt: skip
+    assert "no differential privacy" in told["short"][2]
+    assert site.post("/api/site/decide", run="first", decision="approve").status_code == 400  # nobody's name
+    answer = site.post("/api/site/decide", run="first", decision="approve", why="our board agreed", who="Ada Weiß")
+    assert answer.json()["standing"].startswith("It was approved by Ada Weiß (")
     assert Approvals(kit, "north").state("first") == "approved"
     assert studies(site)["first"]["decisions"][0]["why"] == "our board agreed"
+    assert studies(site)["first"]["finished"] is False
+    (kit / "runs" / "first").mkdir(parents=True)
+    (kit / "runs" / "first" / "model.safetensors").write_text("")
+    assert "It is finished" in studies(site)["first"]["standing"]
     assert site.post("/api/site/decide", run="first", decision="refuse").status_code == 400
     assert site.post("/api/site/decide", run="first", decision="revoke").status_code == 200
     assert Approvals(kit, "north").state("first") == "revoked"
@@ -47,16 +55,17 @@ def test_all_studies_are_stopped_at_once(site, kit):
     for run in ("first", "second", "third"):
         came(kit, run)
     for run in ("first", "second"):
-        site.post("/api/site/decide", run=run, decision="approve")
+        site.post("/api/site/decide", run=run, decision="approve", who="Ada")
     answer = site.post("/api/site/stop-all", why="the ward asked").json()
     assert answer == {"stopped": ["first", "second"], "problems": []}
-    assert [one["state"] for one in studies(site).values()] == ["revoked", "revoked", "waiting"]
+    assert list(studies(site)) == ["third", "second", "first"]  # the newest first
+    assert [one["state"] for one in studies(site).values()] == ["waiting", "revoked", "revoked"]
 
 
 def test_a_broken_ledger_of_decisions_keeps_nobody_from_stopping_the_others(site, kit):
     for run in ("first", "second"):
         came(kit, run)
-        site.post("/api/site/decide", run=run, decision="approve")
+        site.post("/api/site/decide", run=run, decision="approve", who="Ada")
     ledger = Approvals(kit, "north").ledger_file("first")
     ledger.write_text(ledger.read_text().replace("approve", "refuse!"))
     answer = site.post("/api/site/stop-all").json()
@@ -109,17 +118,18 @@ def test_a_suspension_is_shown_and_ends_with_a_decision(site, kit):
     came(kit)
     Suspensions(kit).suspend("first", "a gradient holds NaN")
     assert site.get("/api/site").json()["suspended"][0]["reason"] == "a gradient holds NaN"
-    site.post("/api/site/decide", run="first", decision="approve")
+    site.post("/api/site/decide", run="first", decision="approve", who="Ada")
     assert site.get("/api/site").json()["suspended"] == []
 
 
 REFUSED = [
-    *({"run": run, "decision": "approve"} for run in (
+    *({"run": run, "decision": "approve", "who": "Ada"} for run in (
         "", "..", "../first", "a/b", "missing", "first\x00", "é" * 500, "<b>",
     )),
     {"run": "first", "decision": "delete"},
     {"run": "first", "decision": "approve", "by": "the director"},
-    {"run": "first", "decision": "approve", "why": "x" * 2000},
+    {"run": "first", "decision": "approve", "who": "Ada", "why": "x" * 2000},
+    *({"run": "first", "decision": "approve", "who": who} for who in (" ", "the rule approve.every", "Ada\nby a rule")),
 ]  # fmt: skip
 
 
@@ -134,7 +144,7 @@ def test_a_decision_that_is_refused(site, kit, made):
 
 def test_nobody_decides_without_the_token(site, kit):
     came(kit)
-    body = {"run": "first", "decision": "approve"}
+    body = {"run": "first", "decision": "approve", "who": "Ada"}
     assert site.client.post("/api/site/decide", json=body).status_code == 401
     other = {**site.token, "origin": "http://evil.example"}
     assert site.client.post("/api/site/decide", json=body, headers=other).status_code == 403

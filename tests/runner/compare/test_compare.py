@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shlex
-import warnings
 
 import pytest
 
 from polyclinic.errors import BadInput, Notice
-from polyclinic.registry import notice_once
-from polyclinic.runner.compare.compare import check_all, compare, entries, for_method, tables_for
+from polyclinic.runner.compare.compare import check_all, check_folders, compare, entries, for_method, tables_for
+from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 from polyclinic.study.preset import SMALLEST, preset, preset_names
 from polyclinic.study.reading import load_study
@@ -61,17 +61,6 @@ def test_a_method_beside_one_of_one_round_has_its_own_number_of_rounds_and_says_
     with pytest.warns(Notice, match="^fedavg: 20 rounds, its default, as 'analytic' of the study has one round only"):
         planned = entries(study, ["analytic", "fedavg"], 1, tmp_path, [])
     assert [entry.study.method.rounds for entry in planned] == [1, 20]
-
-
-@pytest.mark.parametrize("change", ["fedavg:method.rounds=4", "method.rounds=4"])
-def test_a_number_of_rounds_that_is_given_is_not_called_a_default(tiny, tmp_path, change):
-    study = tiny("analytic", {"model.backbone": "efficientnet-lite0-1024"})
-    methods = ["analytic", "fedavg"] if ":" in change else ["fedavg"]
-    notice_once.cache_clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Notice)
-        planned = entries(study, methods, 1, tmp_path, [change])
-    assert planned[-1].study.method.rounds == 4
 
 
 def test_seeds_count_up_from_the_seed_that_is_set(tiny, tmp_path):
@@ -140,6 +129,38 @@ def test_a_default_of_the_studys_method_is_not_carried_to_another(tiny, method):
     tables = tables_for(tiny("fedavg", rounds=7, local_steps=3), method)
     assert tables["method"] == {"name": method, "rounds": 7, "local_steps": 3}
     assert tables_for(tiny("fedavg", weighting="uniform"), "fedprox")["method"]["weighting"] == "uniform"
+
+
+MEDIAN = """from typing import Literal
+
+from polyclinic import FedAvg
+
+
+class Mine(FedAvg):
+    name: Literal["mine"] = "mine"
+    summary = "FedAvg"
+
+
+METHODS = {"mine": Mine}
+"""
+
+
+def test_a_mended_plugin_makes_only_its_own_runs_anew(tiny, tmp_path):
+    (tmp_path / "mine.py").write_text(MEDIAN)
+    study, out = tiny("fedavg", rounds=1).with_settings({"plugins": [str(tmp_path / "mine.py")]}), tmp_path / "out"
+    planned = entries(study, ["fedavg", "mine"], 1, out, [])
+    for entry in planned:
+        run(entry.study, entry.folder)
+        check_folders(planned, out)
+        noted = json.loads((entry.folder / "plugins.json").read_text())
+        noted["plugins"] = dict.fromkeys(noted["plugins"], "0" * 64)  # it was another one then
+        (entry.folder / "plugins.json").write_text(json.dumps(noted))
+        with pytest.raises(BadInput, match=r"has changed|was begun with"):
+            run(entry.study, entry.folder, resume=True)
+    with pytest.warns(Notice, match=r"^mine, seed 0: made anew, as .*mine\.py has changed"):
+        check_folders(planned, out)
+    assert [entry.result is not None for entry in planned] == [True, False]
+    assert len(list(out.glob("outdated/mine-seed0-*/result.json"))) == 1
 
 
 def test_long_work_within_a_round_is_told_from_the_runs_log(tiny, tmp_path):

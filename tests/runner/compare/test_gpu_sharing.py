@@ -9,7 +9,7 @@ import pytest
 
 from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
-from polyclinic.runner.compare.compare import CONTROL, LOGS, PIPES, mps
+from polyclinic.runner.run.machine import CONTROL, LOGS, PIPES, mps
 
 SCRIPT = """#!/bin/sh
 if [ "$1" = "-d" ]; then echo "began in $CUDA_MPS_PIPE_DIRECTORY" >> NOTES; else read word; echo "$word" >> NOTES; fi

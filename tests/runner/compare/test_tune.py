@@ -112,6 +112,8 @@ def test_ties_go_by_the_loss_and_then_by_the_order(tiny):
         (["--over", "optimizer.lr=1", "--methods", "cwtt"], "did you mean 'cwt'"),
         (["--over", "optimizer.lr=1", "--seeds", "5"], "5 seeds of one choice of settings need 5 runs"),
         (["--over", "optimizer.lr=1", "--set", "data.validation=0"], "needs validation images"),
+        (["--over", "optimizer.lr=1", "--folds", "5"], "1 seeds and 5 folds of one choice of settings need 5 runs"),
+        (["--over", "optimizer.lr=1", "--folds", "2", "--set", "data.tuning_fold=1/2"], "leave out one of the two"),
     ],
 )
 def test_bad_settings_are_one_sentence_before_the_first_run(tiny, tmp_path, capsys, arguments, message):
@@ -219,6 +221,23 @@ def test_the_function_is_the_command(tiny, tmp_path):
     found = polyclinic.tune(study, {"optimizer.lr": [0.02]}, tmp_path, budget=1)
     assert found["trials"][0]["score"] == result.metrics["validation"]["pooled"]["accuracy"]
     assert found == json.loads((tmp_path / "tuning.json").read_text())
+
+
+def test_with_folds_a_choice_is_scored_on_all_images_that_are_not_for_testing(tiny, tmp_path):
+    study = tiny("fedavg", {"data.validation": 0.0, "evaluation.every": 0, "evaluation.select": "last"}, rounds=1)
+    trials = plan(study, LR, tmp_path, budget=5, folds=2)
+    assert [run.study.data.tuning_fold for trial in trials for run in trial.runs] == ["1/2", "2/2"] * 2
+    scores = []
+    for one in trials[0].runs:
+        result = run(one.study, one.folder)
+        scores.append(result.metrics["validation"]["pooled"]["accuracy"])
+        assert result.metrics["test"] == {}
+    found = summarise(study, LR, trials[:1], {}, budget=5, seeds=1, folds=2)
+    assert errors("tuning", found) == []
+    assert found["trials"][0]["score"] == sum(scores) / 2
+    assert found["methods"]["fedavg"]["runs"] == 2
+    write(found, study, tmp_path)
+    assert load_study(tmp_path / "best.toml").data == study.data
 
 
 def test_a_failed_trial_is_written_down_and_not_chosen(tiny, tmp_path):

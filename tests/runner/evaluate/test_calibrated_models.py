@@ -11,9 +11,10 @@ from polyclinic.cli import run_app
 from polyclinic.errors import Notice
 from polyclinic.metrics.statistics import apply_temperature
 from polyclinic.randomness import numpy_rng
-from polyclinic.runner.evaluate.calibration import Calibration, Looks, calibrate, calibrations_of, figures, looks_of
+from polyclinic.runner.evaluate.calibration import Calibration, calibrate, calibrations_of
 from polyclinic.runner.evaluate.case_scores import Cases, read_cases
 from polyclinic.runner.predict.model_file import read_model_file
+from polyclinic.runner.predict.unlike_images import Looks, figures, looks_of
 
 
 def drawn(seed: int, count: int, classes: int, sharper: float) -> tuple[np.ndarray, np.ndarray]:

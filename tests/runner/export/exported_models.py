@@ -9,8 +9,7 @@ import torch
 
 from polyclinic import models
 from polyclinic.runner.evaluate.calibration import Calibration
-from polyclinic.runner.predict.model_file import MODEL, Card, model_file
-from polyclinic.runner.run.release import digest_of_weights
+from polyclinic.runner.predict.model_file import MODEL, Card, digest_of_weights, model_file
 
 #: what a bundle's reader would evaluate, refer to or include, and what a page would take for markup
 HOSTILE = ("$__import__('pathlib').Path('pwned').touch()", "@bundle_root", "%x.json#y", "<script>|`a`\n# b</script>")

@@ -84,19 +84,13 @@ def test_the_middle_slice_stands_in_the_middle(tmp_path):
     assert np.asarray(nibabel.load(written).dataobj).sum((0, 1)).tolist() == [0, 0, 48, 0, 0]
 
 
-def test_pictures_get_pictures_whatever_their_names(tmp_path):
-    names = ["a b.png", "ä;=1+1.jpg", "no-suffix", "two.dots.png"]
-    found = [SimpleNamespace(file=Path("x") / name, frame=None, mask=blob(30, 20)) for name in names]
-    written = write_masks(found, tmp_path / "new" / "masks")
-    assert [file.name for file in written] == ["a b.png", "ä;=1+1.png", "no-suffix.png", "two.dots.png"]
-    assert np.array_equal(np.asarray(Image.open(written[0])) > 0, blob(30, 20))
-
-
 def test_masks_have_the_names_of_their_images_and_a_number_where_two_share_one(tmp_path):
-    files = ["a/scan.png", "b/SCAN.jpg", "a/other.png", "a/other-0001.png"]
+    files = ["a/scan.png", "b/SCAN.jpg", "a/other.png", "a/other-0001.png", "ä;=1+1.jpg", "no-suffix", "two.dots.png"]
     found = [SimpleNamespace(file=tmp_path / name, frame=None, mask=blob(30, 20)) for name in files]
     written = write_masks(found, tmp_path / "masks")
-    assert [file.name for file in written] == ["00001-scan.png", "00002-SCAN.png", "other.png", "00004-other-0001.png"]
+    numbered = ["00001-scan.png", "00002-SCAN.png", "other.png", "00004-other-0001.png"]
+    assert [file.name for file in written] == [*numbered, "ä;=1+1.png", "no-suffix.png", "two.dots.png"]
+    assert np.array_equal(np.asarray(Image.open(written[0])) > 0, blob(30, 20))
     with pytest.raises(BadInput, match="the images lie there, and masks have their names; name another folder"):
         write_masks(found, tmp_path / "masks" / ".." / "a")
 
@@ -148,13 +142,3 @@ def test_a_dicom_image_without_the_facts_of_a_segmentation_gets_a_picture(tmp_pa
 
     if importlib.util.find_spec("highdicom"):
         assert "no DICOM SEG can be written" in str(recwarn[0].message)
-
-
-def test_slices_that_the_model_has_not_learnt_from_are_said_once(capsys):
-    from polyclinic.cli.predict import say_other_slices
-
-    say_other_slices("all", "all")
-    say_other_slices(None, "middle")
-    assert capsys.readouterr().err == ""
-    say_other_slices("all", "middle")
-    assert capsys.readouterr().err.startswith("--slices all: this model learnt from the middle slice of each volume;")

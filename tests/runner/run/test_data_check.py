@@ -143,7 +143,10 @@ def test_a_study_that_is_fine_gets_no_hint(table):
     ],
 )
 def test_a_wrong_column_gets_a_hint(table, settings, sentence):
-    (found,) = hints(table, **settings)
+    try:
+        (found,) = hints(table, **settings)
+    except BadInput as error:  # so few patients that a site has none
+        found = str(error).splitlines()[-1]
     assert found.startswith(sentence)
 
 

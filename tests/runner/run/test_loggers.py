@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from processes import wait_for
 
-from polyclinic.errors import BadInput, Notice
+from polyclinic.errors import Notice
 from polyclinic.runner.run import loggers
 from polyclinic.runner.run.loggers import Loggers, figures
 from polyclinic.runner.run.run import run
-from polyclinic.study import parse_study
 
 LINE = {
     "round": 2,
@@ -103,18 +102,6 @@ def test_a_log_that_fails_is_left_out_and_the_run_goes_on(tiny, tmp_path, noted,
     logs.round_done(LINE)
 
 
-def test_a_folder_that_cannot_be_written_ends_no_run(tiny, tmp_path, noted):
-    (tmp_path / "logs").write_text("a file")
-    with pytest.warns(Notice, match="failed and is left out"):
-        assert not Loggers(tiny("fedavg", {"logging.to": ["tensorboard"]}), tmp_path).open
-
-
-def test_a_program_that_is_not_known_is_named(tiny):
-    with pytest.raises(BadInput, match=r"logging\.to"):
-        parse_study(tiny("fedavg").as_tables() | {"logging": {"to": ["neptune"]}})
-    assert "logging" not in tiny("fedavg").as_tables()
-
-
 def logged(tiny, tmp_path: Path, name: str) -> Path:
     study = tiny("fedavg", {"logging.to": [name]})
     logs = Loggers(study, tmp_path)
@@ -153,10 +140,6 @@ def test_mlflow_reads_what_was_logged(tiny, tmp_path, monkeypatch):
     assert found.data.metrics["test/pooled/accuracy"] == 0.25
     assert found.data.params["method.name"] == "fedavg"
     assert found.info.status == "FINISHED"
-
-
-def test_mlflow_gets_no_more_figures_at_once_than_it_takes():
-    assert [len(some) for some in loggers.pieces(list(range(2500)), loggers.MOST_METRICS)] == [1000, 1000, 500]
 
 
 @pytest.mark.slow

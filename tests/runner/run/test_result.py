@@ -90,23 +90,10 @@ def test_the_model_says_what_predict_says(result, images, tmp_path):
 
 
 def test_the_picture_stands_alone(result):
-    figure = result.plot()
-    curves, sites = figure.axes
-    assert figure.get_suptitle() == "fedavg, seed 0, 3 rounds"
-    assert (curves.get_title(), curves.get_xlabel(), curves.get_ylabel()) == (
-        "Validation images, by round",
-        "round",
-        "accuracy",
-    )
-    assert [text.get_text() for text in curves.get_legend().get_texts()] == [
-        "all sites together",
-        "site-1",
-        "site-2",
-        "site-3",
-    ]
-    labels = [label.get_text() for label in sites.get_xticklabels()]
-    assert labels[0] == "all sites\ntogether"
-    assert labels[1] == f"site-1\n{result['data']['counts']['site-1']['test']} images"
+    curves, sites = result.plot().axes
+    drawn = [text.get_text() for text in curves.get_legend().get_texts()]
+    assert drawn == ["all sites together", "site-1", "site-2", "site-3"]
+    assert f"{result['data']['counts']['site-1']['test']} images" in sites.get_xticklabels()[1].get_text()
     assert sites.patches[0].get_height() == result.metrics["test"]["accuracy"]
     assert result.plot("auc").axes[1].get_ylabel() == "auc"
     with pytest.raises(BadInput, match="metric 'mae': is not among accuracy"):
@@ -142,6 +129,7 @@ def test_sites_with_few_images_are_named():
     known = {"north": {"train": 50, "test": 30}, "west": {"train": 9, "test": 2}, "east": {"train": 5}}
     counts = image_counts({"data": {"counts": known}}, "test")
     assert counts == {"north": 30, "west": 2}
+    assert image_counts({"data": {}}, "test") == {}  # sites that keep their numbers
     assert few_images(counts, ["north", "west", "east"]).startswith(
         "fewer than 10 images at west (2): one image decides"
     )
@@ -149,7 +137,3 @@ def test_sites_with_few_images_are_named():
     assert few_images({"north": 30, "west": 0}, ["north"]) == "no row for west: none of these images is theirs"
     many = {f"site-{number}": 3 for number in range(8)}
     assert "site-4 (3) and 3 more sites:" in few_images(many, many)
-
-
-def test_sites_that_keep_their_numbers_are_not_counted():
-    assert image_counts({"data": {}}, "test") == {}

@@ -66,11 +66,8 @@ def test_a_share_of_the_sites_takes_part_in_a_round(undisturbed, tiny, method):
     assert all(len(line["validation"]["per_site"]) == 4 for line in history(result))
 
 
-def test_at_least_one_site_takes_part(undisturbed, tiny):
+def test_at_least_one_site_takes_part_and_all_sites_are_the_plain_run(undisturbed, tiny):
     assert {len(some) for some in trained(undisturbed(tiny("fedavg", fraction=0.01))).values()} == {1}
-
-
-def test_all_sites_are_the_plain_run(undisturbed, tiny):
     plain = undisturbed(tiny("fedavg"))
     assert undisturbed(tiny("fedavg", fraction=0.9))["weights_sha256"] == plain["weights_sha256"]  # 2.7 of 3 sites
     assert undisturbed(tiny("fedavg", fraction=0.5))["weights_sha256"] != plain["weights_sha256"]

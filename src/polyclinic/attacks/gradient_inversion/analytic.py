@@ -1,4 +1,4 @@
-"""Analytic gradient inversion: the image itself from the gradients of a first linear layer, without any search.
+"""Analytic gradient inversion: images from the gradients of a first linear layer, labels from the last one's.
 
 The gradient of a linear layer's weight is the outer product of the gradient of its bias and its input (Phong et al.
 2018). Where the first layer of a network is linear and has a bias, one image behind a gradient lies open.
@@ -99,7 +99,8 @@ def input_of_linear(weight: Tensor, bias: Tensor) -> ExactInput:
 
 RANK = 1e-4  #: singular values below this share of the largest are rounding (float32)
 ZERO = 1e-3  #: of a column's largest entry: smaller ones are zeros
-AT_ONCE = 512
+MOST = 12  #: images, at most
+DRAWS, AT_ONCE = 8192, 512  #: of rows that shall be zero
 
 
 @dataclass(frozen=True)
@@ -111,75 +112,22 @@ class ExactBatch:
     agreement: float
 
 
-def exact_batch(
-    layer: nn.Linear, weight: Tensor, bias: Tensor, *, draws: int = 8192, most: int = 12, seed: int = 0
-) -> ExactBatch | None:
+@torch.no_grad()
+def exact_batch(layer: nn.Linear, weight: Tensor, bias: Tensor) -> ExactBatch | None:
     """The inputs behind the gradients of a layer's weight [out, in] and bias [out]; None where it fails.
 
-    It fails with more than `most` images, with fewer units than images, and where images share their units.
+    It fails with more than MOST images, with fewer units than images, and where images share their units.
     """
     weight, bias = weight.double(), bias.double()
     left, sizes, _ = torch.linalg.svd(weight, full_matrices=False)
     rank = int((sizes > RANK * sizes[0]).sum()) if float(sizes[0]) > 0 else 0
     alive = weight.abs().amax(1) > 0  # a unit that no image reaches is a zero of every column, and tells nothing
-    if not 0 < rank <= min(most, int(alive.sum()) - 1):
+    if not 0 < rank <= min(MOST, int(alive.sum()) - 1):
         return None
-    basis = left[alive, :rank]
-    columns = _sparse_columns(basis, draws, seed)
+    columns = _sparse_columns(left[alive, :rank], DRAWS)
     if columns.shape[1] < rank:
         return None
-    return _solve(layer, weight, bias, columns, alive)
-
-
-def _sparse_columns(basis: Tensor, draws: int, seed: int) -> Tensor:
-    """As many independent vectors [out, B] of the space as it has dimensions, those with the most zeros first."""
-    rows, rank = basis.shape
-    if rank == 1:
-        return basis
-    rng = torch_rng(seed, "exact batch", rows, rank)
-    found = []
-    for _ in range(max(1, draws // AT_ONCE)):
-        chosen = torch.stack([torch.randperm(rows, generator=rng)[: rank - 1] for _ in range(AT_ONCE)])
-        null = torch.linalg.svd(basis[chosen])[2][:, -1]  # [AT_ONCE, rank]: zero at the chosen rows
-        found.append(null @ basis.T)
-    vectors = torch.cat(found)
-    vectors = vectors / vectors.abs().amax(1, keepdim=True).clamp(min=1e-300)
-    zeros = (vectors.abs() < ZERO).sum(1)
-    few = zeros <= rank - 1  # no more zeros than were asked for: no column of L
-    order = zeros.masked_fill(few, -1).argsort(descending=True, stable=True)[: int((~few).sum())]
-    return _independent(_distinct(vectors[order], 20 * rank), rank)
-
-
-def _distinct(vectors: Tensor, most: int) -> list[Tensor]:
-    """The first vectors [N, out] that are not parallel to an earlier one: a column is drawn many times."""
-    unit = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-300)
-    left = torch.arange(len(unit))
-    kept: list[Tensor] = []
-    while len(left) and len(kept) < most:
-        first = unit[left[0]]
-        kept.append(first)
-        left = left[(unit[left] @ first).abs() < 0.999]
-    return kept
-
-
-def _independent(vectors: list[Tensor], wanted: int) -> Tensor:
-    """The first vectors that no combination of earlier ones gives, [out, up to wanted]."""
-    chosen: list[Tensor] = []
-    for vector in vectors:
-        if chosen:
-            known = torch.stack(chosen, 1)
-            rest = vector - known @ torch.linalg.lstsq(known, vector[:, None]).solution[:, 0]
-            if float(rest.norm()) < 1e-2 * float(vector.norm()):
-                continue
-        chosen.append(vector)
-        if len(chosen) == wanted:
-            break
-    return torch.stack(chosen, 1) if chosen else torch.zeros(0, 0)
-
-
-@torch.no_grad()
-def _solve(layer: nn.Linear, weight: Tensor, bias: Tensor, columns: Tensor, alive: Tensor) -> ExactBatch | None:
-    """The images, from columns of L whose lengths the bias' gradient gives; and whether ReLU agrees with them."""
+    # the bias' gradient gives the columns' lengths, and with them the images are a linear system
     lengths = torch.linalg.lstsq(columns, bias[alive][:, None]).solution[:, 0]
     if float(lengths.abs().min()) < 1e-9 * float(lengths.abs().max()):
         return None
@@ -188,3 +136,102 @@ def _solve(layer: nn.Linear, weight: Tensor, bias: Tensor, columns: Tensor, aliv
     reached = layer.weight.double()[alive] @ images.T + layer.bias.double()[alive, None] > 0
     has_gradient = gradients.abs() > ZERO * gradients.abs().amax(0)
     return ExactBatch(images.float(), float((reached == has_gradient).double().mean()))
+
+
+def _sparse_columns(basis: Tensor, draws: int) -> Tensor:
+    """As many independent vectors [out, B] of the space as it has dimensions, those with the most zeros first."""
+    rows, rank = basis.shape
+    if rank == 1:
+        return basis
+    rng = torch_rng(0, "exact batch", rows, rank)
+    found = []
+    for _ in range(max(1, draws // AT_ONCE)):
+        places = torch.stack([torch.randperm(rows, generator=rng)[: rank - 1] for _ in range(AT_ONCE)])
+        null = torch.linalg.svd(basis[places])[2][:, -1]  # [AT_ONCE, rank]: zero at these rows
+        found.append(null @ basis.T)
+    vectors = torch.cat(found)
+    vectors = vectors / vectors.abs().amax(1, keepdim=True).clamp(min=1e-300)
+    zeros = (vectors.abs() < ZERO).sum(1)
+    few = zeros <= rank - 1  # no more zeros than were asked for: no column of L
+    order = zeros.masked_fill(few, -1).argsort(descending=True, stable=True)[: int((~few).sum())]
+    unit = vectors[order] / vectors[order].norm(dim=1, keepdim=True).clamp(min=1e-300)
+    left = torch.arange(len(unit))
+    chosen: list[Tensor] = []
+    for _ in range(20 * rank):
+        if not len(left) or len(chosen) == rank:
+            break
+        vector = unit[left[0]]
+        left = left[(unit[left] @ vector).abs() < 0.999]  # a column is drawn many times
+        if chosen:
+            known = torch.stack(chosen, 1)
+            rest = vector - known @ torch.linalg.lstsq(known, vector[:, None]).solution[:, 0]
+            if float(rest.norm()) < 1e-2 * float(vector.norm()):
+                continue  # a combination of earlier ones
+        chosen.append(vector)
+    return torch.stack(chosen, 1) if chosen else torch.zeros(0, 0)
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+def last_linear(model: nn.Module) -> str:
+    """The name of the last linear layer, which gives the logits."""
+    names = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    if not names:
+        raise BadInput(
+            "attack.label: the network has no linear layer to read labels from; use label = 'joint' or 'known'"
+        )
+    return names[-1]
+
+
+def label_by_sign(gradients: Mapping[str, Tensor], layer: str) -> Tensor:
+    """iDLG: the class [N] of the one image behind each gradient.
+
+    The gradient of a logit is p - 1 for the image's class and p for the others, so of the bias only one entry is
+    negative. Without a bias the rows of the weight say the same, as long as features are not negative (after ReLU or
+    sigmoid).
+    """
+    bias = gradients.get(f"{layer}.bias")
+    slopes = gradients[f"{layer}.weight"].sum(-1) if bias is None else bias
+    return slopes.argmin(-1)
+
+
+def counts(gradients: Mapping[str, Tensor], model: nn.Module, layer: str, batch_size: int) -> Tensor:
+    """How many of the images behind each gradient are of each class, int64 [N, K].
+
+    The bias' gradient of class k is (sum over images of p_k - n_k) / B. The unknown p come from the network itself: the
+    weight's gradient of class k divided by the bias' is a mean of features, mostly of images of class k, and the last
+    layer turns it into the probabilities P_k of such an image. What is left is linear in the counts n:
+    sum over k of n_k (P_k - e_k) = B · gradient of the bias. (As Ma et al. 2023 propose.)
+    """
+    weight, bias = gradients[f"{layer}.weight"].double(), gradients.get(f"{layer}.bias")
+    if bias is None:
+        raise BadInput("attack.label: counts need a bias in the last layer; use label = 'joint' or 'known'")
+    bias = bias.double()
+    features = weight / torch.where(bias.abs() > 0, bias, 1.0)[..., None]
+    own_weight, own_bias = (model.get_parameter(f"{layer}.{part}").to(weight) for part in ("weight", "bias"))
+    probabilities = (features @ own_weight.T + own_bias).softmax(-1)
+    classes = bias.shape[-1]
+    system = probabilities.mT - torch.eye(classes).to(weight)
+    ones = torch.ones(*system.shape[:-2], 1, classes).to(weight)
+    total = torch.full((*bias.shape[:-1], 1), float(batch_size)).to(weight)
+    right = torch.cat((batch_size * bias, total), -1)[..., None]
+    solved = torch.linalg.lstsq(torch.cat((system, ones), -2), right).solution[..., 0]
+    return torch.stack([_whole(row, batch_size) for row in solved])
+
+
+def _whole(shares: Tensor, total: int) -> Tensor:
+    """The whole numbers nearest to `shares` [K] that are not negative and sum to `total`: largest remainders."""
+    shares = shares.nan_to_num(0.0).clamp(min=0)
+    shares = shares * (total / shares.sum()) if shares.sum() > 0 else torch.full_like(shares, total / len(shares))
+    whole = shares.floor()
+    missing = total - int(whole.sum())
+    if missing > 0:
+        whole[(shares - whole).topk(missing).indices] += 1
+    return whole.long()
+
+
+def as_labels(class_counts: Tensor) -> Tensor:
+    """Counts [N, K], each row of the same sum B, as labels [N, B] in ascending order."""
+    classes = torch.arange(class_counts.shape[-1], device=class_counts.device)
+    return torch.stack([classes.repeat_interleave(row) for row in class_counts])

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyclinic.attacks.solvers.convolution import ManyTargetsConv2d
-from polyclinic.attacks.solvers.layers import BatchStatistics2d, ManyTargetsAvgPool2d, ManyTargetsSigmoid
+from polyclinic.attacks.solvers.layers import BatchStatistics2d, ManyTargetsConv2d
 from polyclinic.errors import BadInput
 
 SPREAD = 0.5  # the papers draw LeNet's weights from U(-0.5, 0.5)
@@ -127,8 +126,4 @@ def prepare_for_attack(
             layer.__class__ = BatchStatistics2d  # keeps the parameters under their names
         elif device.type == "cuda" and ManyTargetsConv2d.can_replace(layer):
             layer.__class__ = ManyTargetsConv2d
-        elif device.type == "cuda" and type(layer) is nn.Sigmoid:
-            layer.__class__ = ManyTargetsSigmoid
-        elif device.type == "cuda" and ManyTargetsAvgPool2d.can_replace(layer):
-            layer.__class__ = ManyTargetsAvgPool2d
     return twin

@@ -1,4 +1,4 @@
-"""Gradient distances (Euclidean, Gaussian, SAPAG, cosine), and the total variation of images.
+"""The objective of gradient inversion: what a site would send for some images, and how far that is from what it sent.
 
 A distance is built once from the observed gradients, a list with a tensor [N, n_i] for each layer (a weight and a bias
 count as two), and then maps simulated gradients of the same shapes to [N]. N targets never mix.
@@ -14,11 +14,144 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from polyclinic.attacks.gradient_inversion.priors import Prior
-from polyclinic.attacks.gradient_inversion.simulation import Simulation
+
+#: network outputs [B, ...] and labels [B, ...] to the mean loss
+Loss = Callable[[Tensor, Tensor], Tensor]
+Tensors = dict[str, Tensor]
+
+
+def cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
+    """Mean cross-entropy [] of logits [B, K] against probabilities [B, K] (one-hot for a known class)."""
+    return -(probabilities * logits.log_softmax(-1)).sum(-1).mean()
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """Steps of SGD that a site takes before it sends its weights, all of them known to the attacker.
+
+    Step t sees images [t·b, (t+1)·b), counted anew after the last one: the order inside one pass cannot matter to an
+    attacker who finds all images, that of later passes is taken to be the same. Without `batch_size`, all images.
+    """
+
+    lr: float
+    steps: int = 1
+    batch_size: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal: float = 0.0  #: FedProx's mu
+
+    def batch(self, step: int, count: int) -> slice:
+        size = self.batch_size or count
+        first = step % max(1, count // size) * size
+        return slice(first, first + size)
+
+
+class Simulation:
+    """`simulation(images [B, C, H, W], labels)` gives what the site sends: a tensor for each of `names`.
+
+    A weight difference is divided by lr·steps, so that it has the size of a gradient; `observe` does the same to what
+    was really sent. Built of torch.func, so `vmap` and further derivatives apply.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss = cross_entropy,
+        *,
+        names: Sequence[str] | None = None,
+        training: LocalTraining | None = None,
+    ) -> None:
+        """`model`: from `prepare_for_attack`. `names`: parameters whose gradients are sent; all if not given."""
+        self.model = model
+        self.loss = loss
+        self.training = training
+        every = dict(model.named_parameters())
+        self.names = [name for name in every if names is None or name in names]
+        self.weights = {name: every[name].detach() for name in self.names}
+        self.fixed = {name: p.detach() for name, p in every.items() if name not in self.weights}
+        self.fixed |= dict(model.named_buffers())
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensors:
+        return self._send(self.weights, self.fixed, images, labels)
+
+    def of_targets(self, images: Tensor, labels: Tensor) -> Tensors:
+        """What the sites send for N targets: images [N, B, C, H, W] and labels [N, B, ...] to tensors [N, ...]."""
+        return vmap(self)(images, labels)
+
+    def select_rows(self, rows: Tensor) -> Simulation:
+        """The same for some of the targets only."""
+        return self
+
+    def _send(self, weights: Tensors, fixed: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+        training, start = self.training, weights
+        if training is None:
+            return self._gradient(weights, fixed, images, labels)
+        velocity = {name: torch.zeros_like(w) for name, w in start.items()}
+        for step in range(training.steps):
+            batch = training.batch(step, len(images))
+            gradients = self._gradient(weights, fixed, images[batch], labels[batch])
+            for name in self.names:
+                decayed = gradients[name] + training.weight_decay * weights[name]
+                pulled = decayed + training.proximal * (weights[name] - start[name])
+                velocity[name] = training.momentum * velocity[name] + pulled
+            weights = {name: weights[name] - training.lr * velocity[name] for name in self.names}
+        return self._mean_gradient(training, start, weights)
+
+    def _gradient(self, weights: Tensors, fixed: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+        def loss(weights: Tensors) -> Tensor:
+            return self.loss(functional_call(self.model, {**fixed, **weights}, (images,)), labels)
+
+        return grad(loss)(weights)
+
+    def observe(self, sent: Mapping[str, Tensor]) -> Tensors:
+        """Gradients as they are; weights as the mean gradient that led from the known weights to them."""
+        if self.training is None:
+            return {name: sent[name] for name in self.names}
+        return self._mean_gradient(self.training, self.weights, sent)
+
+    def _mean_gradient(self, training: LocalTraining, start: Tensors, end: Mapping[str, Tensor]) -> Tensors:
+        length = training.lr * training.steps
+        return {name: (start[name] - end[name]) / length for name in self.names}
+
+
+class StackedSimulation(Simulation):
+    """N targets whose sites computed with N networks of one architecture, which differ in their weights."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        loss: Loss = cross_entropy,
+        *,
+        names: Sequence[str] | None = None,
+        training: LocalTraining | None = None,
+    ) -> None:
+        """`models`: a network for each target, from `prepare_for_attack`."""
+        super().__init__(models[0], loss, names=names, training=training)
+        states = [{**dict(model.named_parameters()), **dict(model.named_buffers())} for model in models]
+        self.weights, self.fixed = (
+            {name: torch.stack([state[name].detach() for state in states]) for name in part}
+            for part in (self.weights, self.fixed)
+        )
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensors:
+        raise TypeError("each target has a network of its own: use of_targets")
+
+    def of_targets(self, images: Tensor, labels: Tensor) -> Tensors:
+        return vmap(self._send)(self.weights, self.fixed, images, labels)
+
+    def select_rows(self, rows: Tensor) -> StackedSimulation:
+        chosen = copy.copy(self)
+        chosen.weights = {name: tensor[rows] for name, tensor in self.weights.items()}
+        chosen.fixed = {name: tensor[rows] for name, tensor in self.fixed.items()}
+        return chosen
+
+
+# --- distances ------------------------------------------------------------------------------------------------
+
 
 Distance = Callable[[Sequence[Tensor]], Tensor]
 #: observed gradients to a distance from them
@@ -28,7 +161,8 @@ Kernel = Literal["per-layer", "whole-gradient"]
 
 
 class _SquaredDistance(torch.autograd.Function):
-    """Sum of (a - b)² over the last dimension; few passes over memory, where autograd's own takes five each way."""
+    """[N] from a [N, n] and b [N, n], of which `a` may be differentiated once; few passes over memory, where autograd's
+    own takes five each way."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -43,9 +177,7 @@ class _SquaredDistance(torch.autograd.Function):
         return difference.mul_(2 * gradients[0][:, None]), None
 
 
-def squared_distance(a: Tensor, b: Tensor) -> Tensor:
-    """[N] from a [N, n] and b [N, n], of which `a` may be differentiated once."""
-    return _SquaredDistance.apply(a, b)
+squared_distance: Callable[[Tensor, Tensor], Tensor] = _SquaredDistance.apply
 
 
 def euclidean(observed: Sequence[Tensor]) -> Distance:
@@ -100,18 +232,14 @@ def _lambda_squared(layer: Tensor, variance: float | Tensor | str, factor: float
 def cosine(observed: Sequence[Tensor]) -> Distance:
     """Geiping et al.: one minus the cosine of the angle between the gradients of all layers together."""
     tiny = torch.finfo(observed[0].dtype).tiny
-    length = sum_of(_dot(o, o) for o in observed).clamp(min=tiny).sqrt()
+    length = sum_of((o * o).sum(1) for o in observed).clamp(min=tiny).sqrt()
 
     def distance(simulated: Sequence[Tensor]) -> Tensor:
-        along = sum_of(_dot(s, o) for s, o in zip(simulated, observed, strict=True))
-        own = sum_of(_dot(s, s) for s in simulated).clamp(min=tiny).sqrt()
+        along = sum_of((s * o).sum(1) for s, o in zip(simulated, observed, strict=True))
+        own = sum_of((s * s).sum(1) for s in simulated).clamp(min=tiny).sqrt()
         return 1 - along / (own * length)
 
     return distance
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(1)
 
 
 #: Gaussian distances whose lambda² follows from the gradients that were sent
@@ -140,19 +268,13 @@ def sum_of(terms: Any) -> Tensor:
     return total
 
 
-#: what labels are: probabilities of classes, plain numbers, or masks between 0 and 1
-LabelForm = Literal["classes", "values", "masks"]
-
-
 @dataclass(frozen=True)
 class FreeLabels:
-    """Labels that are searched for together with the images, `shape` per image; classes and masks as logits."""
+    """Labels that are searched for together with the images, `shape` per image: probabilities of classes and masks
+    between 0 and 1, both as logits, or plain numbers."""
 
     shape: tuple[int, ...]
-    form: LabelForm = "classes"
-
-    def from_point(self, values: Tensor) -> Tensor:
-        return {"classes": lambda: values.softmax(-1), "masks": values.sigmoid, "values": lambda: values}[self.form]()
+    form: Literal["classes", "values", "masks"] = "classes"
 
 
 @dataclass(frozen=True)
@@ -181,16 +303,15 @@ class Objective:
         distance: DistanceFrom = euclidean,
         smoothness: float = 0.0,
         priors: Sequence[tuple[float, Prior]] = (),
-        scale: int = 1,
     ) -> None:
         """`observed`: what the sites sent, [N, ...] by name. `smoothness`: weight of the total variation. `priors`:
-        each with its weight. `scale`: sides of the images that are searched for are so many times smaller."""
+        each with its weight."""
         self.simulation = simulation
         self.observed = {name: observed[name] for name in simulation.names}
         self.labels = labels
         self.image_shape = image_shape
         self.smoothness = smoothness
-        self.priors, self.scale = tuple(priors), scale
+        self.priors = tuple(priors)
         self._distance_from = distance
         self._distance: Distance = distance([tensor.flatten(1) for tensor in self.observed.values()])
 
@@ -206,7 +327,7 @@ class Objective:
         if self.joined:
             point = point.expand(len(next(iter(self.observed.values()))), -1)
         point = point.detach().requires_grad_()
-        images, labels = self._unpack(point)
+        images, labels = self.unpack(point)
         sent = self.simulation.of_targets(images, labels)
         loss = self._distance([sent[name].flatten(1) for name in self.observed])
         loss = loss + self.penalty(images)
@@ -224,37 +345,14 @@ class Objective:
 
     def unpack(self, point: Tensor) -> tuple[Tensor, Tensor]:
         """Images [N, B, C, H, W] and labels [N, B, ...] of a point [N, D]."""
-        images, labels = self._unpack(point)
-        return images, labels[: len(images)]
-
-    def _unpack(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        size = math.prod(self.point_shape)
-        images = enlarge(point[:, :size].reshape(-1, *self.point_shape), self.image_shape)
+        size = math.prod(self.image_shape)
+        images = point[:, :size].reshape(-1, *self.image_shape)
         if isinstance(self.labels, FixedLabels):
-            return images, self.labels.values
+            return images, self.labels.values[: len(images)]
         free = point[:, size:].reshape(-1, self.image_shape[0], *self.labels.shape)
-        return images, self.labels.from_point(free)
-
-    @property
-    def point_shape(self) -> tuple[int, int, int, int]:
-        """Of the images that a point holds, [B, C, h, w]."""
-        count, channels, *sides = self.image_shape
-        height, width = (max(1, math.ceil(side / self.scale)) for side in sides)
-        return count, channels, height, width
-
-    def at_scale(self, scale: int) -> Objective:
-        """The same with images that are so many times smaller, and enlarged before the network sees them."""
-        found = copy.copy(self)
-        found.scale = scale
-        return found
-
-    def point_at(self, point: Tensor, scale: int) -> Tensor:
-        """A point of this objective as one of the objective at another scale, with the same labels."""
-        size = math.prod(self.point_shape)
-        images = point[:, :size].reshape(-1, *self.point_shape)
-        wanted = self.at_scale(scale).point_shape
-        other = F.interpolate(images.flatten(0, 1), size=wanted[2:], mode="bilinear", antialias=True)
-        return torch.cat([other.reshape(len(point), -1), point[:, size:]], 1)
+        if self.labels.form == "values":
+            return images, free
+        return images, free.softmax(-1) if self.labels.form == "classes" else free.sigmoid()
 
     def select_rows(self, rows: Tensor) -> Objective:
         """The same for some of the targets only; of a single point there are none to leave out."""
@@ -269,13 +367,4 @@ class Objective:
             distance=self._distance_from,
             smoothness=self.smoothness,
             priors=[(weight, prior.select_rows(rows)) for weight, prior in self.priors],
-            scale=self.scale,
         )
-
-
-def enlarge(images: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Images [N, B, C, h, w] at the size of `shape` [B, C, H, W]."""
-    if images.shape[-2:] == torch.Size(shape[-2:]):
-        return images
-    larger = F.interpolate(images.flatten(0, 1), size=shape[-2:], mode="bilinear")
-    return larger.unflatten(0, images.shape[:2])

@@ -7,7 +7,8 @@
   al. 2021 (GradInversion) take running statistics; where a site sends them after one step, those of its very batch
   follow from them.
 
-A prior takes images [N, B, C, H, W] to a penalty [N].
+A prior takes images [N, B, C, H, W] to a penalty [N]; `select_rows` is the same for some of the targets only, `to` on a
+device, as a CUDA graph can copy nothing from the CPU in each step.
 """
 
 from __future__ import annotations
@@ -15,34 +16,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Adam
-
-from polyclinic.randomness import seed_of, torch_rng
 
 COMPONENTS = 48  #: of public images, at most
 LEAST = 1e-6  #: variance that counts as none
 UNEXPLAINED = 0.05  #: share of a pixel's variance that the axes never explain: the attacked image is another one
-
-
-class Prior(Protocol):
-    """A penalty for images that are unlikely."""
-
-    def __call__(self, images: Tensor) -> Tensor: ...
-
-    def select_rows(self, rows: Tensor) -> Prior:
-        """The same for some of the targets only."""
-        ...
-
-    def to(self, device: str, dtype: torch.dtype) -> Prior:
-        """The same on a device, with such numbers: a CUDA graph can copy nothing from the CPU in each step."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -91,19 +72,16 @@ class BatchNormPrior:
 
     def __call__(self, images: Tensor) -> Tensor:
         """How far the images' own statistics are from those, in units of the layer's variance."""
-        return torch.stack([self._of_target(some, row) for row, some in enumerate(images)])
-
-    def _of_target(self, images: Tensor, row: int) -> Tensor:
-        inputs = inputs_of_layers(self.model, list(self.statistics), images)
-        parts = [self._distance(inputs[name], *self.statistics[name], row) for name in self.statistics]
-        return torch.stack(parts).mean()
-
-    @staticmethod
-    def _distance(values: Tensor, means: Tensor, variances: Tensor, row: int) -> Tensor:
-        over = [dim for dim in range(values.dim()) if dim != 1]
-        mean, variance = means[row], variances[row].clamp(min=LEAST)
-        apart = (values.mean(over) - mean).square() / variance
-        return (apart + (values.var(over, correction=0) / variance - 1).square()).mean()
+        found = []
+        for row, some in enumerate(images):
+            inputs, parts = inputs_of_layers(self.model, list(self.statistics), some), []
+            for name, (means, variances) in self.statistics.items():
+                values, mean, variance = inputs[name], means[row], variances[row].clamp(min=LEAST)
+                over = [dim for dim in range(values.dim()) if dim != 1]
+                apart = (values.mean(over) - mean).square() / variance
+                parts.append((apart + (values.var(over, correction=0) / variance - 1).square()).mean())
+            found.append(torch.stack(parts).mean())
+        return torch.stack(found)
 
     def select_rows(self, rows: Tensor) -> BatchNormPrior:
         chosen = {name: (means[rows], spread[rows]) for name, (means, spread) in self.statistics.items()}
@@ -147,6 +125,9 @@ def batch_statistics(
     return found or None
 
 
+Prior = GaussianPrior | BatchNormPrior
+
+
 def inputs_of_layers(model: nn.Module, names: Sequence[str], images: Tensor) -> dict[str, Tensor]:
     """What enters some layers of a network, by their names, when images [N, C, H, W] pass through it."""
     inputs: dict[str, Tensor] = {}
@@ -160,72 +141,3 @@ def inputs_of_layers(model: nn.Module, names: Sequence[str], images: Tensor) -> 
         for hook in hooks:
             hook.remove()
     return inputs
-
-
-# --- a denoiser of public images ------------------------------------------------------------------
-# What a denoiser of public images would change about an image is unlikely in it (regularisation by denoising, Romano et
-# al. 2017). It needs no diffusion: one network for all levels of noise, trained in seconds.
-
-
-WIDTH = 32
-BATCH = 16
-NOISE = 0.3  #: deviation of the noise, at most
-LEAST_NOISE = 1e-6  #: squared change of a public image that counts as none
-
-
-class Denoiser(nn.Module):
-    """Takes what four convolutions find off an image [N, C, H, W]."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        widths = [channels, WIDTH, WIDTH, WIDTH, channels]
-        layers = [nn.Conv2d(before, after, 3, padding=1) for before, after in pairwise(widths)]
-        self.noise = nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images - self.noise(images)
-
-
-@dataclass(frozen=True)
-class DenoiserPrior:
-    """A denoiser, and what it changes about public images: the mean square."""
-
-    denoiser: Denoiser
-    usual: float
-
-    @classmethod
-    def of(cls, images: Tensor, *, steps: int = 600, seed: int = 0) -> DenoiserPrior:
-        """Learnt from four fifths of public images [M, C, H, W] in [0, 1]; what is usual, from the others."""
-        tried = max(1, len(images) // 5)
-        denoiser = train(images[tried:].float(), steps, seed)
-        with torch.no_grad():
-            usual = (denoiser(images[:tried].float()) - images[:tried]).square().mean()
-        return cls(denoiser, max(float(usual), LEAST_NOISE))
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """About 1 for images like the public ones, larger for others."""
-        flat = images.flatten(0, 1)
-        change = (self.denoiser(flat) - flat).square().flatten(1).mean(1) / self.usual
-        return change.unflatten(0, images.shape[:2]).mean(1)
-
-    def select_rows(self, rows: Tensor) -> DenoiserPrior:
-        return self
-
-    def to(self, device: str, dtype: torch.dtype) -> DenoiserPrior:
-        return DenoiserPrior(self.denoiser.to(device, dtype), self.usual)
-
-
-def train(images: Tensor, steps: int, seed: int) -> Denoiser:
-    """A denoiser of images [M, C, H, W] with noise of any deviation up to `NOISE`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed_of(seed, "denoiser", "weights"))
-        denoiser = Denoiser(images.shape[1])
-    optimizer, rng = Adam(denoiser.parameters(), 1e-3), torch_rng(seed, "denoiser", "batches")
-    for _ in range(steps):
-        clean = images[torch.randint(len(images), (BATCH,), generator=rng)]
-        level = NOISE * torch.rand(BATCH, 1, 1, 1, generator=rng)
-        noisy = clean + level * torch.randn(clean.shape, generator=rng)
-        optimizer.zero_grad()
-        F.mse_loss(denoiser(noisy), clean).backward()
-        optimizer.step()
-    return denoiser.eval().requires_grad_(False)

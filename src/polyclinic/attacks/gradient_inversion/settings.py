@@ -15,9 +15,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyclinic.attacks.attack import AttackSettings, Capability
-from polyclinic.attacks.gradient_inversion.initialisation import Scaling, Scheme
 from polyclinic.attacks.gradient_inversion.objective import ADAPTED, DISTANCES, DistanceFrom, Kernel, gaussian
-from polyclinic.attacks.gradient_inversion.solver import Inversion, Knowledge, Reconstruction
+from polyclinic.attacks.gradient_inversion.solver import Inversion, Knowledge, Reconstruction, Scaling, Scheme
 from polyclinic.attacks.solvers.optimizers import LBFGS, Adam
 from polyclinic.attacks.solvers.search import BatchedOptimizer
 from polyclinic.federation.ledger.parcel import Parcel
@@ -52,9 +51,6 @@ class GradientInversion(AttackSettings):
     image_prior: float = Field(0.0, ge=0, description="weight of what images of this kind look like (public images)")
     batch_norm_prior: float = Field(
         0.0, ge=0, description="weight of the batch-norm statistics that were sent together with the update"
-    )
-    scales: tuple[int, ...] = Field(
-        (), description="shorter searches for smaller images come first, such as [4, 2]: sides divided by 4, then by 2"
     )
     joined: bool = Field(False, description="the parcels are rounds of the same images, which are searched for once")
     start: Scheme = Field("transformed-gaussian", description="images and labels to start from")
@@ -99,8 +95,6 @@ class GradientInversion(AttackSettings):
             raise ValueError("variance_factor goes with sapag and adaptive-gaussian; give variance for 'gaussian'")
         if self.optimizer == "lbfgs" and (self.box or self.signed or self.decay_at or self.weight_decay):
             raise ValueError("box, signed, decay_at and weight_decay go with adam or adamw; drop them, or lbfgs")
-        if any(scale < 2 for scale in self.scales) or sorted(self.scales, reverse=True) != list(self.scales):
-            raise ValueError("scales: give divisors of the sides in descending order, from 2 on, such as [4, 2]")
         if any(step < 0 for step in self.trajectory) or sorted(set(self.trajectory)) != list(self.trajectory):
             raise ValueError("trajectory: give steps in ascending order, each once, from 0 on, such as [0, 10, 100]")
         if self.trajectory and self.trajectory[-1] > self.iterations:

@@ -11,18 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyclinic.attacks.gradient_inversion import initialisation
+from polyclinic.attacks.gradient_inversion import analytic, objective
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
-from polyclinic.attacks.gradient_inversion.objective import FixedLabels, FreeLabels, Objective
 from polyclinic.attacks.gradient_inversion.priors import Prior
-from polyclinic.attacks.gradient_inversion.simulation import (
-    LocalTraining,
-    Loss,
-    Simulation,
-    StackedSimulation,
-    cross_entropy,
-)
-from polyclinic.attacks.solvers.search import SearchResult, Trajectory, allow_tf32, search
+from polyclinic.attacks.solvers.search import allow_tf32, search
 from polyclinic.errors import BadInput
 from polyclinic.randomness import torch_rng
 
@@ -30,8 +22,27 @@ if TYPE_CHECKING:
     from polyclinic.attacks.gradient_inversion.settings import GradientInversion
     from polyclinic.federation.ledger.parcel import Parcel
 
-#: a search for smaller images has so many times fewer steps
-COARSE = 4
+
+Scheme = Literal["uniform", "transformed-gaussian", "normal", "given"]
+#: what is scaled to [0, 1] at once: an image, or each of its channels
+Scaling = Literal["image", "channel"]
+
+
+def draw(scheme: str, count: int, shape: tuple[int, ...], rng: torch.Generator, scaling: Scaling = "image") -> Tensor:
+    """[count, *shape]: images, or the labels of images. Of U(0, 1) ("uniform") or N(0, 1), then each scaled to [0, 1]
+    by itself (images by channel if asked for); "normal" is N(0, 1) as it is (DLG)."""
+    sampled = torch.rand if scheme == "uniform" else torch.randn
+    made = [sampled(shape, generator=rng) for _ in range(count)]
+    return torch.stack(made if scheme == "normal" else [_scale(one, scaling) for one in made])
+
+
+def _scale(values: Tensor, scaling: Scaling) -> Tensor:
+    """Moved and stretched so that the smallest value is 0 and the largest 1: of an image [C, H, W], or of each of its
+    channels; labels have none."""
+    if scaling == "channel" and values.dim() == 3:
+        return torch.stack([_scale(channel, "image") for channel in values])
+    low, high = values.min(), values.max()
+    return (values - low) / (high - low) if high > low else torch.full_like(values, 0.5)
 
 
 @dataclass(frozen=True)
@@ -48,10 +59,10 @@ class Knowledge:
     image_shape: tuple[int, int, int]
     batch_size: int = 1
     classes: int | None = None
-    loss: Loss | None = None
+    loss: objective.Loss | None = None
     label_shape: tuple[int, ...] = ()
     label_form: Literal["values", "masks"] = "values"
-    training: LocalTraining | None = None
+    training: objective.LocalTraining | None = None
     labels: Tensor | None = None  #: [N, B]: classes; or [N, B, *label_shape] for another loss
     start_images: Tensor | None = None  #: [N, B, C, H, W]: images to start from
     image_prior: Prior | None = None  #: what images of this kind look like
@@ -95,8 +106,15 @@ class Inversion:
         self.settings, self.knowledge = settings, knowledge
         self.seed, self.device = seed, device
         self.shape = (knowledge.batch_size, *knowledge.image_shape)
-        self.networks = self._prepare(knowledge.model)
-        self.model = self.networks[0]
+        #: the one network of all parcels, or one for each
+        self.own_networks = not isinstance(knowledge.model, nn.Module)
+        models = [knowledge.model] if isinstance(knowledge.model, nn.Module) else knowledge.model
+        if not models:
+            raise BadInput("attack: Knowledge.model is an empty list; give one network, or one for each parcel")
+        self.networks = [
+            prepare_for_attack(model, batch_norm=settings.batch_norm, device=device).to(settings.dtype)
+            for model in models
+        ]
         self._check_knowledge()
 
     def run(self, parcels: Sequence[Parcel]) -> Reconstruction:
@@ -112,113 +130,73 @@ class Inversion:
         trajectory = ImageTrajectory(steps, **kept) if steps else None
         return Reconstruction(**fields, threat_model=str(self.settings), trajectory=trajectory)
 
-    def _prepare(self, given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
-        """The one network of all parcels, or one for each."""
-        models: Sequence[nn.Module] = [given] if isinstance(given, nn.Module) else given
-        if not models:
-            raise BadInput("attack: Knowledge.model is an empty list; give one network, or one for each parcel")
-        return [
-            prepare_for_attack(model, batch_norm=self.settings.batch_norm, device=self.device).to(self.settings.dtype)
-            for model in models
-        ]
-
-    @property
-    def _own_networks(self) -> bool:
-        return not isinstance(self.knowledge.model, nn.Module)
-
     def _attack_group(self, parcels: Sequence[Parcel], rows: range) -> dict[str, Tensor]:
+        settings, known = self.settings, self.knowledge
         simulation = self._simulation(parcels, rows)
-        observed = self._observed(simulation, parcels)
-        objective = Objective(
+        if wrong := {parcel.kind for parcel in parcels} - {settings.kind}:
+            raise BadInput(f"attack.kind: is '{settings.kind}', and there are parcels of kind '{wrong.pop()}'")
+        stacked = {name: torch.stack([parcel.tensors[name] for parcel in parcels]) for name in simulation.names}
+        there = {name: tensor.to(self.device, settings.dtype) for name, tensor in stacked.items()}
+        observed = simulation.observe(there)
+        priors = ((settings.image_prior, known.image_prior), (settings.batch_norm_prior, known.batch_norm_prior))
+        problem = objective.Objective(
             simulation,
             observed,
             self._labels(observed, rows),
             image_shape=self.shape,
-            distance=self.settings.distance_from(),
-            smoothness=self.settings.total_variation,
-            priors=self._priors(),
+            distance=settings.distance_from(),
+            smoothness=settings.total_variation,
+            priors=[(w, prior.to(self.device, settings.dtype)) for w, prior in priors if w and prior is not None],
         )
-        if self.settings.joined:
-            return self._search(objective.of_one_point(), parcels[:1], rows[:1])
-        return self._search(objective, parcels, rows)
+        if settings.joined:
+            return self._search(problem.of_one_point(), parcels[:1], rows[:1])
+        return self._search(problem, parcels, rows)
 
-    def _priors(self) -> list[tuple[float, Prior]]:
-        settings, known = self.settings, self.knowledge
-        pairs = ((settings.image_prior, known.image_prior), (settings.batch_norm_prior, known.batch_norm_prior))
-        return [
-            (weight, prior.to(self.device, settings.dtype)) for weight, prior in pairs if weight and prior is not None
-        ]
-
-    def _search(self, objective: Objective, parcels: Sequence[Parcel], rows: range) -> dict[str, Tensor]:
-        """The best of all restarts; each begins with small images where the settings name scales."""
-        best: dict[str, Tensor] = {}
-        for restart in range(self.settings.restarts):
-            start = torch.stack([self._start(p, row, objective, restart) for p, row in zip(parcels, rows, strict=True)])
-            start = start.to(self.device, self.settings.dtype)
-            for scale in self.settings.scales:
-                start = self._coarse(objective, start, scale)
-            optimizer = self.settings.optimizer_at(start, math.prod(self.shape))
-            steps = self.settings.trajectory
-            found = search(objective, optimizer, returns=self.settings.returns, trajectory=steps)
-            best = _better(best, self._fields(objective, start, found))
+    def _search(self, problem: objective.Objective, parcels: Sequence[Parcel], rows: range) -> dict[str, Tensor]:
+        """The best of all restarts."""
+        settings, best = self.settings, dict[str, Tensor]()
+        for restart in range(settings.restarts):
+            start = torch.stack([self._start(p, row, problem, restart) for p, row in zip(parcels, rows, strict=True)])
+            start = start.to(self.device, settings.dtype)
+            optimizer = settings.optimizer_at(start, math.prod(self.shape))
+            found = search(problem, optimizer, returns=settings.returns, trajectory=settings.trajectory)
+            images, label = problem.unpack(found.point)
+            kept = found.trajectory
+            path = kept.points[..., : math.prod(self.shape)].unflatten(2, self.shape)
+            penalties = [problem.penalty(some) for some in path.unbind(1)]
+            fields = {
+                "images": images,
+                "labels": label.argmax(-1) if self.knowledge.loss is None else label,
+                "start": problem.unpack(start)[0],
+                "loss": found.loss,
+                "distance": found.loss - problem.penalty(images).detach(),
+                "evaluations": found.evaluations,
+                "converged": found.converged,
+                "diverged": found.diverged,
+                "trajectory_images": path,
+                "trajectory_loss": kept.loss,
+                "trajectory_distance": kept.loss - (torch.stack(penalties, 1) if penalties else 0.0),
+            }
+            best = _better(best, fields)
         return best
 
-    def _coarse(self, objective: Objective, start: Tensor, scale: int) -> Tensor:
-        """A better start [N, D]: the result of a shorter search for images that are `scale` times smaller."""
-        coarse = objective.at_scale(scale)
-        settings = self.settings.model_copy(update={"iterations": max(1, self.settings.iterations // COARSE)})
-        optimizer = settings.optimizer_at(objective.point_at(start, scale), math.prod(coarse.point_shape))
-        return coarse.point_at(search(coarse, optimizer).point, 1).detach()
+    # --- what is seen, and what is known or guessed -----------------------------------------------
 
-    def _fields(self, objective: Objective, start: Tensor, found: SearchResult) -> dict[str, Tensor]:
-        images, label = objective.unpack(found.point)
-        classification = self.knowledge.loss is None
-        return {
-            "images": images,
-            "labels": label.argmax(-1) if classification else label,
-            "start": objective.unpack(start)[0],
-            "loss": found.loss,
-            "distance": found.loss - objective.penalty(images).detach(),
-            "evaluations": found.evaluations,
-            "converged": found.converged,
-            "diverged": found.diverged,
-            **self._trajectory_fields(objective, found.trajectory),
-        }
-
-    def _trajectory_fields(self, objective: Objective, kept: Trajectory) -> dict[str, Tensor]:
-        size = math.prod(self.shape)
-        images = kept.points[..., :size].unflatten(2, self.shape)
-        at_steps = [objective.penalty(some) for some in images.unbind(1)]
-        distance = kept.loss - (torch.stack(at_steps, 1) if at_steps else 0.0)
-        return {"trajectory_images": images, "trajectory_loss": kept.loss, "trajectory_distance": distance}
-
-    # --- what is seen -----------------------------------------------------------------------------
-
-    def _simulation(self, parcels: Sequence[Parcel], rows: range) -> Simulation:
+    def _simulation(self, parcels: Sequence[Parcel], rows: range) -> objective.Simulation:
         """A site that sends what these parcels hold: gradients or weights of some of the network's parameters."""
         sent = {name for name in parcels[0].tensors if all(name in parcel.tensors for parcel in parcels)}
-        shapes = {name: parameter.shape for name, parameter in self.model.named_parameters() if name in sent}
+        shapes = {name: weight.shape for name, weight in self.networks[0].named_parameters() if name in sent}
         if not shapes:
             raise BadInput("attack: the parcels hold no parameter of the network; is it the one that the site trained?")
         for name, shape in shapes.items():
             if any(parcel.tensors[name].shape != shape for parcel in parcels):
                 raise BadInput(f"attack: '{name}' has other shapes in the parcels than in the network, {tuple(shape)}")
         training = self.knowledge.training if self.settings.kind == "weights" else None
-        loss = self.knowledge.loss or cross_entropy
-        if self._own_networks:
-            return StackedSimulation([self.networks[row] for row in rows], loss, names=list(shapes), training=training)
-        return Simulation(self.model, loss, names=list(shapes), training=training)
-
-    def _observed(self, simulation: Simulation, parcels: Sequence[Parcel]) -> dict[str, Tensor]:
-        """What the sites sent, [N, ...] by name."""
-        wrong = {parcel.kind for parcel in parcels} - {self.settings.kind}
-        if wrong:
-            raise BadInput(f"attack.kind: is '{self.settings.kind}', and there are parcels of kind '{wrong.pop()}'")
-        stacked = {name: torch.stack([parcel.tensors[name] for parcel in parcels]) for name in simulation.names}
-        there = {name: tensor.to(self.device, self.settings.dtype) for name, tensor in stacked.items()}
-        return simulation.observe(there)
-
-    # --- what is known or guessed -----------------------------------------------------------------
+        loss = self.knowledge.loss or objective.cross_entropy
+        if self.own_networks:
+            models = [self.networks[row] for row in rows]
+            return objective.StackedSimulation(models, loss, names=list(shapes), training=training)
+        return objective.Simulation(self.networks[0], loss, names=list(shapes), training=training)
 
     def _check_knowledge(self) -> None:
         settings, known = self.settings, self.knowledge
@@ -242,7 +220,7 @@ class Inversion:
         """One row of labels and of start images for each parcel, with one for each of its images."""
         if not count:
             raise BadInput("attack: there are no parcels to attack; give one or more")
-        if self._own_networks and len(self.networks) != count:
+        if self.own_networks and len(self.networks) != count:
             raise BadInput(
                 f"attack: Knowledge.model has {len(self.networks)} networks, and there are {count} parcels; give one "
                 "network for all, or one for each"
@@ -257,45 +235,47 @@ class Inversion:
                     f"parcels of {images}; give [{count}, {images}, ...]"
                 )
 
-    def _labels(self, observed: dict[str, Tensor], rows: range) -> FreeLabels | FixedLabels:
+    def _labels(self, observed: dict[str, Tensor], rows: range) -> objective.FreeLabels | objective.FixedLabels:
         known, rule = self.knowledge, self.settings.label
         classes = known.classes if known.loss is None else None
         if rule == "joint":
-            return FreeLabels(known.label_shape, known.label_form) if classes is None else FreeLabels((classes,))
+            if classes is None:
+                return objective.FreeLabels(known.label_shape, known.label_form)
+            return objective.FreeLabels((classes,))
         if rule == "known":
             assert known.labels is not None  # checked before
             values = known.labels[rows.start : rows.stop].to(self.device)
         else:
             values = self._read_labels(observed, rows)
-        return FixedLabels(values if classes is None else F.one_hot(values.long(), classes).to(self.settings.dtype))
+        one_hot = values if classes is None else F.one_hot(values.long(), classes).to(self.settings.dtype)
+        return objective.FixedLabels(one_hot)
 
     def _read_labels(self, observed: dict[str, Tensor], rows: range) -> Tensor:
         """Labels [N, B] from the gradients of the last layer."""
-        layer = initialisation.last_linear(self.model)
+        layer = analytic.last_linear(self.networks[0])
         if f"{layer}.weight" not in observed:
             raise BadInput(f"attack.label: the parcels lack '{layer}.weight', which gives labels away; use 'joint'")
         if self.settings.label == "sign":
-            return initialisation.label_by_sign(observed, layer)[:, None]
+            return analytic.label_by_sign(observed, layer)[:, None]
         size = self.knowledge.batch_size
-        if not self._own_networks:
-            return initialisation.as_labels(initialisation.counts(observed, self.model, layer, size))
+        if not self.own_networks:
+            return analytic.as_labels(analytic.counts(observed, self.networks[0], layer, size))
         singles = [{name: tensor[i : i + 1] for name, tensor in observed.items()} for i in range(len(rows))]
         pairs = zip(singles, rows, strict=True)
-        counts = [initialisation.counts(single, self.networks[row], layer, size) for single, row in pairs]
-        return initialisation.as_labels(torch.cat(counts))
+        counts = [analytic.counts(single, self.networks[row], layer, size) for single, row in pairs]
+        return analytic.as_labels(torch.cat(counts))
 
-    def _start(self, parcel: Parcel, row: int, objective: Objective, restart: int) -> Tensor:
+    def _start(self, parcel: Parcel, row: int, problem: objective.Objective, restart: int) -> Tensor:
         """A target's start [D]: its images, then its free labels."""
         rng = torch_rng(self.seed, "gradient inversion", parcel.digest, restart)
         given, scheme = self.knowledge.start_images, self.settings.start
         if scheme == "given" and given is not None:
             images, scheme = given[row], "transformed-gaussian"
         else:
-            scaling = self.settings.start_scaling
-            images = initialisation.draw(scheme, self.shape[0], self.shape[1:], rng, scaling)
-        if isinstance(objective.labels, FixedLabels):
+            images = draw(scheme, self.shape[0], self.shape[1:], rng, self.settings.start_scaling)
+        if isinstance(problem.labels, objective.FixedLabels):
             return images.flatten()
-        free = initialisation.draw(scheme, self.shape[0], objective.labels.shape, rng)
+        free = draw(scheme, self.shape[0], problem.labels.shape, rng)
         return torch.cat((images.flatten(), free.flatten()))
 
 

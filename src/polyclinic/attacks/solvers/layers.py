@@ -1,25 +1,287 @@
-"""Batch norm, sigmoid and average pooling of many targets: torch's numbers, with derivatives made for `vmap`."""
+"""Convolution and batch norm for many targets under `vmap`: torch's numbers, each target with images of its own.
+
+Under `vmap` torch computes the weight gradients of N targets as a convolution in N groups, which is slow on a GPU. Here
+what each output pixel sees is laid out as columns (im2col), and they are one batched matrix product. Where all targets
+share the weights, outputs and the gradients of images are one large convolution. The second derivative of torch's batch
+norm under `vmap` is wrong (by 1e-3 of its size, torch 2.13); written out, it also takes a third of autograd's passes.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
 
-from polyclinic.attacks.solvers.convolution import vmapped_first
+
+class Window(NamedTuple):
+    """Kernel, stride and padding of a convolution, each down and across."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+
+# --- columns -----------------------------------------------------------------------------------------
+
+
+def by_channel(images: Tensor) -> Tensor:
+    """[N, B, O, H, W] to [N, O, B·H·W]; a view of single images."""
+    return images.transpose(1, 2).flatten(2)
+
+
+def by_image(rows: Tensor, shape: Size) -> Tensor:
+    """[N, O, B·H·W] to [N, B, O, H, W], which is `shape`."""
+    return rows.unflatten(2, (shape[1], *shape[3:])).transpose(1, 2)
+
+
+def columns_of(images: Tensor, window: Window) -> Tensor:
+    """The pixels that each output pixel sees: [N, B, C, H, W] to [N, C·k·k, B·H'·W']."""
+    count, batch = images.shape[:2]
+    every = images.flatten(0, 2)[None]  # all as channels of one image: torch would start a kernel per image
+    seen = F.unfold(every, window.kernel, 1, window.padding, window.stride)
+    return seen.view(count, batch, -1, seen.shape[-1]).transpose(1, 2).flatten(2)
+
+
+def convolve_back(gradient: Tensor, weights: Tensor, window: Window, shape: Size) -> Tensor:
+    """The gradient of images, `shape`, that N targets convolve with weights [N, O, C, k, k] of their own.
+
+    Without strides it is a convolution as well, of images rotated by 180°: what that sees is found thrice as fast on a
+    GPU as columns are added up.
+    """
+    around = (window.kernel[0] - 1 - window.padding[0], window.kernel[1] - 1 - window.padding[1])
+    if window.stride == (1, 1) and min(around) >= 0:
+        columns = columns_of(gradient.flip(3, 4), Window(window.kernel, (1, 1), around))
+        return by_image(weights.transpose(1, 2).flatten(2) @ columns, shape).flip(3, 4)
+    columns = weights.flatten(2).mT @ by_channel(gradient)
+    seen = columns.unflatten(2, (shape[1], -1)).transpose(1, 2).reshape(1, -1, columns.shape[2] // shape[1])
+    return F.fold(seen, shape[-2:], window.kernel, 1, window.padding, window.stride).view(shape)
+
+
+def vmapped_first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """The tensor with the dimension that `vmap` added in front."""
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _joined(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """[N, ...], of which `vmap` added `size`, as [size · N, ...]."""
+    return vmapped_first(tensor, dim, size).flatten(0, 1)
+
+
+# --- weights of their own ----------------------------------------------------------------------------
+# Images x [N, B, C, H, W], weights w [N, O, C, k, k], outputs or their gradients y [N, B, O, H', W']. Convolution is
+# linear in x and in w, so the derivatives of the three operations are these operations again, to any order.
+
+
+class _Bilinear(Function):
+    """An operation that makes one of x, w, y from the other two. `size`: of the images, (H, W)."""
+
+    takes: ClassVar[str]
+    gives: ClassVar[str]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.window, ctx.size = inputs
+        ctx.save_for_backward(*tensors)
+
+    @classmethod
+    def backward(cls, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        known = {**dict(zip(cls.takes, ctx.saved_tensors, strict=True)), cls.gives: gradients[0]}
+        found: list[Tensor | None] = []
+        for name, wanted in zip(cls.takes, ctx.needs_input_grad[:2], strict=True):
+            other = _OPERATION_OF[name]
+            found.append(other.apply(*(known[one] for one in other.takes), ctx.window, ctx.size) if wanted else None)
+        return *found, None, None
+
+    @classmethod
+    def vmap(
+        cls, info: Any, in_dims: tuple[int | None, ...], first: Tensor, second: Tensor, window: Window, size: Size
+    ) -> tuple[Tensor, int]:
+        count = info.batch_size
+        merged = _joined(first, in_dims[0], count), _joined(second, in_dims[1], count)
+        return cls.apply(*merged, window, size).unflatten(0, (count, -1)), 0
+
+
+class Convolve(_Bilinear):
+    """x, w -> y."""
+
+    takes, gives = "xw", "y"
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, window: Window, size: Size) -> Tensor:
+        sides = [(size[i] + 2 * window.padding[i] - window.kernel[i]) // window.stride[i] + 1 for i in (0, 1)]
+        return by_image(w.flatten(2) @ columns_of(x, window), Size((*x.shape[:2], w.shape[1], *sides)))
+
+
+class SendBack(_Bilinear):
+    """y, w -> x: the transpose of `Convolve` for fixed weights."""
+
+    takes, gives = "yw", "x"
+
+    @staticmethod
+    def forward(y: Tensor, w: Tensor, window: Window, size: Size) -> Tensor:
+        return convolve_back(y, w, window, Size((*y.shape[:2], w.shape[2], *size)))
+
+
+class Gather(_Bilinear):
+    """y, x -> w: the transpose of `Convolve` for fixed images."""
+
+    takes, gives = "yx", "w"
+
+    @staticmethod
+    def forward(y: Tensor, x: Tensor, window: Window, size: Size) -> Tensor:
+        return (by_channel(y) @ columns_of(x, window).mT).unflatten(2, (x.shape[2], *window.kernel))
+
+
+_OPERATION_OF: dict[str, type[_Bilinear]] = {one.gives: one for one in (Convolve, SendBack, Gather)}
+
+
+# --- weights that all targets share ------------------------------------------------------------------
+
+
+class _Convolve(Function):
+    """Images [N, B, C, H, W] of N targets and the weights [O, C, k, k] of all to outputs [N, B, O, H', W']."""
+
+    @staticmethod
+    def forward(images: Tensor, weight: Tensor, window: Window) -> Tensor:
+        return _plain(images, weight, window)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        images, weight, ctx.window = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(images, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if gradients[0] is None:  # nothing depends on the outputs
+            return None, None, None
+        wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        of_images, of_weight, _ = _ConvolveBackward.apply(gradients[0], *ctx.saved_tensors, ctx.window, wanted)
+        if of_weight is not None:  # the derivative of [0] would fill and copy a tensor of all weights
+            of_weight = of_weight.squeeze(0) if len(of_weight) == 1 else of_weight.sum(0)
+        return of_images, of_weight, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], images: Tensor, weight: Tensor, window: Window
+    ) -> tuple[Tensor | None, int]:
+        """More targets: they join those that are there."""
+        merged = _joined(images, in_dims[0], info.batch_size)
+        if in_dims[1] is None:
+            found = _Convolve.apply(merged, weight, window)
+        else:
+            found = Convolve.apply(merged, _for_each(weight, in_dims[1], merged), window, merged.shape[-2:])
+        return found.unflatten(0, (info.batch_size, -1)), 0
+
+
+class _ConvolveBackward(Function):
+    """The derivatives of `_Convolve`: the gradient g [N, B, O, H', W'] to that of the images [N, B, C, H, W], and to
+    that of the weights for each target [N, O, C, k, k]; None for what is not `wanted`. It can be differentiated once.
+
+    Also returns the columns of the images, [N, C·k·k, B·H'·W'], which its own derivative uses again.
+    """
+
+    @staticmethod
+    def forward(
+        g: Tensor, images: Tensor, weight: Tensor, window: Window, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, ...]:
+        of_images = of_weight = columns = None
+        if wanted[0]:
+            (kernel, stride, padding), given, shape = window, g.shape[-2:], images.shape
+            unseen = [shape[i - 2] - ((given[i] - 1) * stride[i] - 2 * padding[i] + kernel[i]) for i in (0, 1)]
+            flat = F.conv_transpose2d(g.flatten(0, 1), weight, None, stride, padding, unseen)
+            of_images = flat.unflatten(0, g.shape[:2])
+        if wanted[1]:
+            columns = columns_of(images, window)
+            of_weight = (by_channel(g) @ columns.mT).unflatten(2, (images.shape[2], *window.kernel))
+        return of_images, of_weight, columns
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        g, images, weight, ctx.window, _ = inputs
+        ctx.shape = images.shape
+        if output[2] is not None:
+            ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)  # else zeros would be written for the columns
+        ctx.save_for_backward(g, weight, output[2])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        v_images, v_weight = gradients[:2]
+        g, weight, columns = ctx.saved_tensors
+        of_g = of_images = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_g = None if v_images is None else _plain(v_images, weight, ctx.window)
+            if v_weight is not None:
+                more = by_image(v_weight.flatten(2) @ columns, g.shape)
+                of_g = more if of_g is None else of_g.add_(more)
+        if ctx.needs_input_grad[1] and v_weight is not None:
+            of_images = convolve_back(g, v_weight, ctx.window, ctx.shape)
+        if ctx.needs_input_grad[2] and v_images is not None:
+            each = (v_images.flatten(0, 1), weight.shape, g.flatten(0, 1), ctx.window.stride, ctx.window.padding)
+            of_weight = conv2d_weight(*each)
+        return of_g, of_images, of_weight, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], g: Tensor, images: Tensor, weight: Tensor, window: Window,
+        wanted: tuple[bool, bool],
+    ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:  # fmt: skip
+        """More targets: they join those that are there."""
+        size = info.batch_size
+        g, images = _joined(g, in_dims[0], size), _joined(images, in_dims[1], size)
+        if in_dims[2] is None:
+            found = _ConvolveBackward.apply(g, images, weight, window, wanted)
+        else:
+            own, sides = _for_each(weight, in_dims[2], images), images.shape[-2:]
+            of_images = SendBack.apply(g, own, window, sides) if wanted[0] else None
+            found = of_images, Gather.apply(g, images, window, sides) if wanted[1] else None, None
+        apart = tuple(None if one is None else one.unflatten(0, (size, -1)) for one in found)
+        return apart, tuple(None if one is None else 0 for one in found)
+
+
+def _plain(images: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """One convolution of the images [N, B, C, H, W] of all targets."""
+    found = F.conv2d(images.flatten(0, 1), weight, None, window.stride, window.padding)
+    return found.unflatten(0, images.shape[:2])
+
+
+def _for_each(weights: Tensor, dim: int, images: Tensor) -> Tensor:
+    """Weights [O, C, k, k] of targets that `vmap` added, for each of the images [N, ...] that they joined."""
+    first = weights.movedim(dim, 0)
+    each = len(images) // len(first)
+    return first if each == 1 else first.repeat_interleave(each, 0)
+
+
+class ManyTargetsConv2d(nn.Conv2d):
+    """A Conv2d without groups, dilation or unusual padding, for a batch of targets on a GPU. It can be differentiated
+    twice. Targets share its weights, or `vmap` gives each its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() == 3:  # an image without a batch
+            return super().forward(input)
+        window = Window(self.kernel_size, self.stride, self.padding)  # type: ignore[arg-type]
+        output = _Convolve.apply(input.unsqueeze(0), self.weight, window).squeeze(0)
+        return output if self.bias is None else output + self.bias[:, None, None]
+
+    @staticmethod
+    def can_replace(layer: nn.Module) -> bool:
+        if type(layer) is not nn.Conv2d or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+            return False
+        return layer.groups == 1 and layer.dilation == (1, 1)
+
 
 # --- batch norm --------------------------------------------------------------------------------------
-# The second derivative of torch's under `vmap` is wrong (by 1e-3 of its size, torch 2.13), and an attack needs exactly
-# that one. Written out, it also takes a third of the passes over the images that autograd's own would.
 
 
 class _Normalise(torch.autograd.Function):
-    """Images [B, C, H, W], weight and bias [C] to weight · n + bias, where n has mean 0 and variance 1 per channel.
-
-    Also returns mean and 1 / standard deviation of the images, [C], for the derivatives.
-    """
+    """Images [B, C, H, W], weight and bias [C] to weight · n + bias, where n has mean 0 and variance 1 per channel; and
+    mean and 1 / standard deviation of the images, [C], for the derivatives."""
 
     @staticmethod
     def forward(images: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,7 +304,7 @@ class _Normalise(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, ...], images: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         given = _as_channels((images, weight, bias), in_dims, info.batch_size)
-        return _apart(_Normalise.apply(*given, eps), info.batch_size)
+        return _split_channels(_Normalise.apply(*given, eps), info.batch_size)
 
 
 class _NormaliseBackward(torch.autograd.Function):
@@ -90,7 +352,9 @@ class _NormaliseBackward(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return _apart(_NormaliseBackward.apply(*_as_channels(tensors, in_dims, info.batch_size)), info.batch_size)
+        return _split_channels(
+            _NormaliseBackward.apply(*_as_channels(tensors, in_dims, info.batch_size)), info.batch_size
+        )
 
 
 def _as_channels(tensors: tuple[Tensor, ...], dims: tuple[int | None, ...], size: int) -> list[Tensor]:
@@ -99,7 +363,7 @@ def _as_channels(tensors: tuple[Tensor, ...], dims: tuple[int | None, ...], size
     return [t.flatten() if t.dim() == 2 else t.transpose(0, 1).flatten(1, 2) for t in first]
 
 
-def _apart(tensors: tuple[Tensor, ...], size: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+def _split_channels(tensors: tuple[Tensor, ...], size: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """Channels as targets again, and where `vmap` finds them."""
     dims = tuple(0 if tensor.dim() == 1 else 1 for tensor in tensors)
     return tuple(t.unflatten(dim, (size, -1)) for t, dim in zip(tensors, dims, strict=True)), dims
@@ -129,125 +393,7 @@ class BatchStatistics2d(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         if input.shape[0] * input.shape[2] * input.shape[3] == 1:
             raise ValueError("batch norm in training mode needs more than one value per channel")
-        affine = (
-            (self.weight, self.bias)
-            if self.affine
-            else (input.new_ones(input.shape[1]), input.new_zeros(input.shape[1]))
-        )
+        affine: tuple[Tensor, Tensor] = self.weight, self.bias
+        if not self.affine:
+            affine = input.new_ones(input.shape[1]), input.new_zeros(input.shape[1])
         return _Normalise.apply(input, *affine, self.eps)[0]
-
-
-# --- sigmoid: its second derivative takes fewer passes over memory than autograd's own ----------------
-
-
-class _Sigmoid(torch.autograd.Function):
-    """x -> y = sigmoid(x)."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.sigmoid()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return _SigmoidBackward.apply(gradients[0], *ctx.saved_tensors)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int]:
-        return _Sigmoid.apply(vmapped_first(x, in_dims[0], info.batch_size)), 0
-
-
-class _SigmoidBackward(torch.autograd.Function):
-    """g, y -> g · y · (1 - y); can be differentiated once."""
-
-    @staticmethod
-    def forward(g: Tensor, y: Tensor) -> Tensor:
-        return torch.ops.aten.sigmoid_backward(g, y)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        v, (g, y) = gradients[0], ctx.saved_tensors
-        product = v * g
-        return torch.ops.aten.sigmoid_backward(v, y), product.addcmul_(product, y, value=-2)  # v · g · (1 - 2 y)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, int | None], g: Tensor, y: Tensor) -> tuple[Tensor, int]:
-        first = [vmapped_first(one, dim, info.batch_size) for one, dim in zip((g, y), in_dims, strict=True)]
-        return _SigmoidBackward.apply(*first), 0
-
-
-class ManyTargetsSigmoid(nn.Sigmoid):
-    """A sigmoid for a batch of targets on a GPU."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return _Sigmoid.apply(input)
-
-
-# --- average pooling: a derivative that copies numbers, as torch's own kernel for it is slower on a GPU
-
-
-class _OverTiles(torch.autograd.Function):
-    """What the two operations share. Both are linear, and each is the other's transpose."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.side = inputs[1]
-
-    @classmethod
-    def vmap(cls, info: Any, in_dims: tuple[int | None, None], images: Tensor, side: int) -> tuple[Tensor, int]:
-        return cls.apply(vmapped_first(images, in_dims[0], info.batch_size), side), 0
-
-
-class _Average(_OverTiles):
-    """Images [..., H, W] to the means of tiles of `side` x `side` pixels."""
-
-    @staticmethod
-    def forward(images: Tensor, side: int) -> Tensor:
-        found = F.avg_pool2d(images.flatten(0, -4), side)
-        return found.view(*images.shape[:-2], *found.shape[-2:])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _Spread.apply(gradients[0], ctx.side), None
-
-
-class _Spread(_OverTiles):
-    """Each number spread evenly over a tile of `side` x `side` pixels."""
-
-    @staticmethod
-    def forward(means: Tensor, side: int) -> Tensor:
-        *front, high, wide = means.shape
-        tiles = (means / side**2)[..., :, None, :, None].expand(*front, high, side, wide, side)
-        return tiles.reshape(*front, high * side, wide * side)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _Average.apply(gradients[0], ctx.side), None
-
-
-class ManyTargetsAvgPool2d(nn.AvgPool2d):
-    """An AvgPool2d with square tiles side by side, for a batch of targets on a GPU."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        assert isinstance(self.kernel_size, int)
-        if input.dim() == 3 or input.shape[-2] % self.kernel_size or input.shape[-1] % self.kernel_size:
-            return super().forward(input)
-        return _Average.apply(input, self.kernel_size)
-
-    @staticmethod
-    def can_replace(layer: nn.Module) -> bool:
-        return (
-            type(layer) is nn.AvgPool2d
-            and isinstance(layer.kernel_size, int)
-            and layer.stride == layer.kernel_size
-            and layer.padding == 0
-            and not layer.divisor_override
-        )

@@ -96,23 +96,15 @@ INNER, TOLERANCE_GRAD, TOLERANCE_CHANGE = 20, 1e-7, 1e-9
 class LBFGS:
     """Minimises N functions of D variables; the caller evaluates them at `point` and passes the result to `update`."""
 
-    def __init__(
-        self,
-        start: Tensor,
-        *,
-        lr: float | Tensor = 1.0,
-        steps: int = 100,
-        history: int = 100,
-    ) -> None:
+    def __init__(self, start: Tensor, *, lr: float | Tensor = 1.0, steps: int = 100, history: int = 100) -> None:
         """`start` [N, D]; `lr` one for all or [N]; `steps`: calls of torch's step; `history` as torch's."""
         count, size = start.shape
         self.lr = torch.as_tensor(lr, dtype=start.dtype, device=start.device).expand(count).clone()
         self.steps = steps
         self.limit = steps * INNER
         self.point = start.detach().clone()
-        flags = {name: torch.zeros(count, dtype=torch.bool, device=start.device) for name in ("started", "diverged")}
-        self.started, self.diverged = flags["started"], flags["diverged"]
-        self.converged = self.diverged.clone()
+        self.diverged = torch.zeros(count, dtype=torch.bool, device=start.device)
+        self.started, self.converged = self.diverged.clone(), self.diverged.clone()
         self.active = ~self.diverged
         self.step_count = torch.zeros(count, dtype=torch.long, device=start.device)
         self.inner_count = self.step_count.clone()
@@ -125,7 +117,12 @@ class LBFGS:
         """Take the loss [N] and gradient [N, D] at `point`, and move every active target by one iteration."""
         finite = loss.isfinite() & gradient.isfinite().all(1)
         flat = gradient.abs().amax(1) <= TOLERANCE_GRAD
-        self._end_stalled_steps(loss)
+        # a step in which nothing moves any more is over; the target's next one begins at the same place
+        still = self.move.abs().amax(1) <= TOLERANCE_CHANGE
+        still |= (loss - self.loss).abs() < TOLERANCE_CHANGE
+        still &= self.active & (self.inner_count > 0)
+        self.step_count += still
+        self.inner_count.masked_fill_(still, 0)
         going = self.active & finite & ~flat & (self.step_count < self.steps)
 
         self.memory.remember(self.move, gradient - self.gradient, going & self.started)
@@ -142,32 +139,20 @@ class LBFGS:
         self.gradient.copy_(gradient)
         self.loss.copy_(loss)
         self.started |= going
-        self._count(going)
+        self.inner_count += going
+        over = self.inner_count >= INNER
+        self.step_count += over
+        self.inner_count.masked_fill_(over, 0)
+        self.active.copy_(going & (self.step_count < self.steps))
 
     @property
     def steps_taken(self) -> Tensor:
         return self.step_count
 
-    def _end_stalled_steps(self, loss: Tensor) -> None:
-        """A step in which nothing moves any more is over; the target's next one begins at the same place."""
-        still = self.move.abs().amax(1) <= TOLERANCE_CHANGE
-        still |= (loss - self.loss).abs() < TOLERANCE_CHANGE
-        still &= self.active & (self.inner_count > 0)
-        self.step_count += still
-        self.inner_count.masked_fill_(still, 0)
-
-    def _count(self, moved: Tensor) -> None:
-        self.inner_count += moved
-        over = self.inner_count >= INNER
-        self.step_count += over
-        self.inner_count.masked_fill_(over, 0)
-        self.active.copy_(moved & (self.step_count < self.steps))
-
     def select_rows(self, rows: Tensor) -> None:
         """Go on with some of the targets only."""
-        for name in ("point", "started", "diverged", "converged", "active", "step_count", "inner_count"):
-            setattr(self, name, getattr(self, name)[rows])
-        for name in ("lr", "loss", "gradient", "move"):
+        flags = ("started", "diverged", "converged", "active", "step_count", "inner_count")
+        for name in ("point", "lr", "loss", "gradient", "move", *flags):
             setattr(self, name, getattr(self, name)[rows])
         self.memory.select_rows(rows)
 

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from polyclinic.attacks.solvers.optimizers import LBFGS, Adam
 from polyclinic.progress import tell
 from polyclinic.training.gpu.graphs import GraphedFunction
 
@@ -71,21 +72,7 @@ class Minimised(Protocol):
     def select_rows(self, rows: Tensor) -> Minimised: ...
 
 
-class BatchedOptimizer(Protocol):
-    """What LBFGS and Adam have in common; rows of all tensors are targets."""
-
-    point: Tensor
-    active: Tensor
-    converged: Tensor
-    diverged: Tensor
-    limit: int  #: iterations after which every target has finished
-
-    @property
-    def steps_taken(self) -> Tensor: ...  #: [N]
-
-    def update(self, loss: Tensor, gradient: Tensor) -> None: ...
-
-    def select_rows(self, rows: Tensor) -> None: ...
+BatchedOptimizer = Adam | LBFGS
 
 
 @dataclass(frozen=True)
@@ -123,7 +110,11 @@ def search(
         iterate = batch.run(graphs)
         left = ~optimizer.active
         batch.evaluate_last_point(iterate)
-        _write(found, rows[left], batch.results(returns), left)
+        now = batch.results(returns)
+        for name in ("point", "loss", "evaluations", "converged", "diverged"):
+            getattr(found, name)[rows[left]] = getattr(now, name)[left]
+        for name in ("points", "loss"):
+            getattr(found.trajectory, name)[rows[left]] = getattr(now.trajectory, name)[left]
         if bool(left.all()):
             return found
         rows = rows[~left]
@@ -216,10 +207,3 @@ class _Batch:
             self.optimizer.diverged.clone(),
             self.recorder.result(self.optimizer.point, self.loss),
         )
-
-
-def _write(found: SearchResult, rows: Tensor, batch: SearchResult, left: Tensor) -> None:
-    for name in ("point", "loss", "evaluations", "converged", "diverged"):
-        getattr(found, name)[rows] = getattr(batch, name)[left]
-    for name in ("points", "loss"):
-        getattr(found.trajectory, name)[rows] = getattr(batch.trajectory, name)[left]

@@ -6,6 +6,7 @@ import gzip
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -82,11 +83,17 @@ PIXELS = 3 * 32 * 32
 _WHERE = "from the CIFAR page of the University of Toronto (Krizhevsky 2009): no licence stated, cite the report."
 
 
+ANIMALS = (3, 5, 4, 7)  # cat, dog, deer, horse (FELICIA, section 5.2)
+
+
 class Cifar10(FileSource):
     """Small photographs of ten kinds of things, 32 px, with the official test set (FELICIA)."""
 
     source: Literal["cifar10"] = "cifar10"
     size: int = Field(32, ge=16, le=1024, description="side of the square images, in pixels")
+    labels: Literal["things", "animals"] = Field(
+        "things", description="ten kinds of things; or cat or dog against deer or horse, with the animals as sub-groups"
+    )
 
     where: ClassVar[str] = "CIFAR-10 binary version (cifar-10-binary.tar.gz) " + _WHERE
     layout: ClassVar[str] = """
@@ -96,7 +103,14 @@ class Cifar10(FileSource):
         train = [read_records(self.location / f"data_batch_{n}.bin", labels=1) for n in range(1, 6)]
         test = read_records(self.location / "test_batch.bin", labels=1)
         classes = read_names(self.location / "batches.meta.txt", 10)
-        return _listing(self.location, [*train, test], column=0, classes=classes)
+        if self.labels == "animals":
+            train, test = [part[np.isin(part[:, 0], ANIMALS)] for part in train], test[np.isin(test[:, 0], ANIMALS)]
+        listing = _listing(self.location, [*train, test], column=0, classes=classes)
+        if self.labels == "things":
+            return listing
+        animals = np.array(classes)[listing.labels]
+        second = np.isin(listing.labels, ANIMALS[2:]).astype(np.int64)
+        return replace(listing, labels=second, classes=("cat or dog", "deer or horse"), subgroup=animals)
 
 
 class Cifar100(FileSource):
@@ -205,7 +219,8 @@ class Omniglot(FileSource):
         if not files:
             raise BadInput(f"data.path: '{self.location}' has no images_background/<alphabet>/character*/*.png")
         alphabets = [file.parent.parent.name for file in files]
-        kinds = [_kind(file) for file in files] if self.labels == "character" else alphabets
+        characters = [f"{file.parent.parent.name}/{file.parent.name}" for file in files]
+        kinds = characters if self.labels == "character" else alphabets
         classes = tuple(sorted(set(kinds)))
         number = {name: i for i, name in enumerate(classes)}
         return listing_of_files(
@@ -215,10 +230,6 @@ class Omniglot(FileSource):
             classes=classes,
             site=safe_names(alphabets),
         )
-
-
-def _kind(file: Path) -> str:
-    return f"{file.parent.parent.name}/{file.parent.name}"
 
 
 # --- MedMNIST v2: any of its sets, at 28, 64, 128 or 224 pixels -----------------------------------------------
@@ -286,7 +297,9 @@ class MedMnist(FileSource):
         for name, split in SPLITS.items():
             labels = archive[f"{name}_labels"]
             labels = labels.reshape(-1) if finding is None else labels[:, finding]
-            parts.append((split, _middle_slices(archive[f"{name}_images"]), labels))
+            images = archive[f"{name}_images"]
+            is_volume = images.ndim == 4 and images.shape[3] != 3  # [N, D, H, W]: its middle slices
+            parts.append((split, images[:, images.shape[1] // 2] if is_volume else images, labels))
         return listing_of_parts(self.subset, parts, classes)
 
     def _file(self) -> Path:
@@ -302,9 +315,3 @@ class MedMnist(FileSource):
             if file.is_file():
                 return file
         raise BadInput(f"data.path: '{self.location}' has no {self.subset}.npz (nor one of _64, _128, _224)")
-
-
-def _middle_slices(images: np.ndarray) -> np.ndarray:
-    """[N, H, W] or [N, H, W, 3] as they are; of volumes [N, D, H, W] the middle slices."""
-    volumes = images.ndim == 4 and images.shape[3] != 3
-    return images[:, images.shape[1] // 2] if volumes else images

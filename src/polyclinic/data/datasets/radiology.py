@@ -171,20 +171,16 @@ class MontgomeryShenzhen(FileSource):
                 "ChinaSet_AllFiles/CXR_png/CHNCXR_*.png; see `polyclinic data show montgomery-shenzhen`"
             )
         files = [file for _, file in found]
+        digits = [file.stem.rsplit("_", 1)[-1] for file in files]
+        if wrong := [file.name for file, digit in zip(files, digits, strict=True) if digit not in ("0", "1")]:
+            raise BadInput(f"data.path: '{wrong[0]}' should end in _0 (normal) or _1 (tuberculosis)")
         return listing_of_files(
             files,
             [file.relative_to(self.location).as_posix() for file in files],
-            labels=np.array([_label(file.stem) for file in files], dtype=np.int64),
+            labels=np.array(digits).astype(np.int64),
             classes=("normal", "tuberculosis"),
             site=np.array([site for site, _ in found]),
         )
-
-
-def _label(stem: str) -> int:
-    digit = stem.rsplit("_", 1)[-1]
-    if digit not in ("0", "1"):
-        raise BadInput(f"data.path: '{stem}.png' should end in _0 (normal) or _1 (tuberculosis)")
-    return int(digit)
 
 
 # --- BraTS 2017: FLAIR slices of high-grade glioma with the whole tumour, by institution ----------------------

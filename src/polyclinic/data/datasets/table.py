@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from polyclinic.data.allowed_paths import safe_names
+from polyclinic.data.doubles import two_labels
 from polyclinic.data.listing import Listing
 from polyclinic.data.reading import Reader, Slices, Window
 from polyclinic.data.source import LabelledSource
@@ -132,6 +133,13 @@ class Csv(LabelledSource):
             if not self._name(table, "mask"):
                 raise BadInput(f"{self.location}: there is neither a column 'label' nor 'mask'; set data.label to one")
             return np.zeros(len(table), dtype=np.int64), ("image",)
+        files = [row[self.image] for row in table.rows]
+        if self.label_range is None and (rows := two_labels(files, values.tolist())):
+            first, second = rows
+            raise BadInput(
+                f"{table.place(first)} and row {table.lines[second]}: '{files[first]}' has two labels, "
+                f"'{values[first]}' and '{values[second]}'; remove one of the rows"
+            )
         return self.targets(values, table.place)
 
     def _patients(self, patients: np.ndarray | None, rows: np.ndarray, paths: list[Path]) -> np.ndarray | None:

@@ -22,8 +22,9 @@ from functools import partial
 
 from polyclinic.engines.pool import DaemonThread
 from polyclinic.engines.worker_process import reason_of
+from polyclinic.errors import RunPaused
 from polyclinic.federation.call import Call, Failure, Reply, frame_of, pack, unpack
-from polyclinic.federation.ledger.parcel import SEALED, Parcel
+from polyclinic.federation.ledger.parcel import SEALED
 from polyclinic.federation.site import SitePosition
 from polyclinic.json_types import JsonObject
 
@@ -31,6 +32,10 @@ from polyclinic.json_types import JsonObject
 PIECE = 8 * 2**20
 #: bytes of the largest call or answer that is taken: a parcel has at most 4 GiB (`Expected.max_bytes`)
 LARGEST = 4 * 2**30 + 2**24
+#: what a site answers, whatever it is asked, while it is being stopped
+STOPPED_AT_SITE = "the site was stopped"
+#: what it answers when its part of a job ends before the answer is there
+JOB_ENDED = "NVFlare ended the job, as it does at all sites where the job's process of one was killed"
 #: seconds that a site lets the coordinator wait for an answer before it says that it is still working
 PATIENCE = 10.0
 
@@ -100,6 +105,10 @@ class SiteLost(Exception):  # noqa: N818
     """A site that gives no sign of life."""
 
 
+class JobEnded(RunPaused):
+    """NVFlare has ended the job at a site: the run goes on in another one."""
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long sites are waited for, in seconds. `deadline`: for one operation; `silence`: for a sign of life."""
@@ -142,8 +151,7 @@ class NVFlare:
     def checkpoint(self) -> dict[str, SitePosition]:
         return dict(self._positions)
 
-    def saved_positions(self) -> dict[str, SitePosition]:
-        return dict(self._positions)
+    saved_positions = checkpoint
 
     def prune(self, positions: dict[str, SitePosition]) -> None:
         self._durable = dict(positions)  # the sites hear of it with their next call
@@ -155,6 +163,10 @@ class NVFlare:
 
     def close(self) -> None:
         """Nothing: what reaches the sites belongs to who made the engine."""
+
+    def leaves(self, site: str) -> None:
+        """The site says that it is being stopped: it is lost, and is not waited for."""
+        self.lost.add(site)
 
     # --- one call -----------------------------------------------------------------------------------
 
@@ -182,14 +194,19 @@ class NVFlare:
         if self._sites[site] is None:
             raise SiteLost("is not connected")
         if site in self.lost:
-            self._message(site, "ping", {}, within=min(SHORT, self._patience.silence))
+            said, _ = self._message(site, "ping", {}, within=min(SHORT, self._patience.silence))
+            if said.get("failed") == STOPPED_AT_SITE:
+                raise SiteLost(STOPPED_AT_SITE)
             self.lost.discard(site)
 
     def _send_call(self, name: str, call: Call) -> tuple[JsonObject, list[bytes]]:
         """Send a call without the parcels that the site has of its last one, such as the weights that it trained and
         now scores; whole where it has them no more, as after a restart."""
-        kept = {place: parcel for place, parcel in enumerate(call.parcels.values()) if _is_kept(parcel)}
-        digests = {place: parcel.digest_of_bytes for place, parcel in kept.items()}
+        digests = {  # what is sealed is other bytes each time
+            place: parcel.digest_of_bytes
+            for place, parcel in enumerate(call.parcels.values())
+            if parcel.kind != SEALED and parcel.size >= KEPT_FROM
+        }
         held = {place: digest for place, digest in digests.items() if digest in self._held.get(call.site, ())}
         said, blobs = self._send(name, call, held)
         if said["state"] == "missing" and held:
@@ -221,6 +238,8 @@ class NVFlare:
 
     def _finish(self, call: Call, name: str, said: JsonObject, blobs: list[bytes]) -> Reply | Failure:
         """The answer, its bytes fetched if they did not come at once."""
+        if said["failed"] == JOB_ENDED:
+            raise JobEnded(JOB_ENDED)
         try:
             if said["failed"] is None:
                 size = announced(said)
@@ -269,11 +288,6 @@ class NVFlare:
                     silence = f"engine.silence = {self._patience.silence:g}"
                     raise SiteLost(f"gives no sign of life ({error}; {silence})") from None
                 time.sleep(PAUSE)
-
-
-def _is_kept(parcel: Parcel) -> bool:
-    """Whether a site keeps the parcel of a call; those that are sealed are other bytes each time."""
-    return parcel.kind != SEALED and parcel.size >= KEPT_FROM
 
 
 def announced(said: JsonObject) -> int:

@@ -95,7 +95,9 @@ def simulate(job: Path, workspace: Path, sites: list[str], *, watch: Callable[[]
     The simulator's own folder is `workspace`; it is gone afterwards unless something went wrong.
     """
     refuse_missing()
-    _allow_our_classes(workspace)
+    shutil.rmtree(workspace, ignore_errors=True)
+    (workspace / "local").mkdir(parents=True)
+    _write(workspace / "local" / "resources.json.default", {"format_version": 2, "class_allow_list": list(CLASSES)})
     log = workspace.with_name(f"{workspace.name}.log")
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w", str(workspace)]
     command += ["-c", ",".join(sites), "-t", str(len(sites)), "-m", str(len(sites))]
@@ -129,14 +131,6 @@ def is_simulated(token: str) -> bool:
     return bool(token) and hmac.compare_digest(os.environ.get(TOKEN, ""), token)
 
 
-def _allow_our_classes(workspace: Path) -> None:
-    shutil.rmtree(workspace, ignore_errors=True)
-    local = workspace / "local"
-    local.mkdir(parents=True)
-    resources = {"format_version": 2, "class_allow_list": list(CLASSES)}
-    (local / "resources.json.default").write_text(json.dumps(resources), encoding="utf-8")
-
-
 def refuse_missing() -> None:
     """BadInput if NVFlare is not installed."""
     try:
@@ -147,14 +141,20 @@ def refuse_missing() -> None:
 
 #: seconds between looks at the process that this one ends with
 LOOK = 0.2
+#: seconds that children have to end with their parent, by themselves: a site's job says goodbye to the coordinator
+GOODBYE = 4.0
 
 
 def end_tree(*pids: int, patience: float = 20.0) -> None:
-    """Ask processes to end, and kill what is left of them and of their children after `patience` seconds.
+    """Ask processes to end, then their children, and kill what is left of them after `patience` seconds.
 
     Without patience (0) all are killed at once. Children may lie in sessions of their own, so they are found by parent.
     """
     import psutil
+
+    def terminate(process: psutil.Process) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
 
     tree: list[psutil.Process] = []
     for pid in pids:
@@ -162,16 +162,20 @@ def end_tree(*pids: int, patience: float = 20.0) -> None:
             process = psutil.Process(pid)
             tree += [*process.children(recursive=True), process]
             if patience:
-                process.terminate()
-    left = psutil.wait_procs(tree, timeout=patience)[1] if patience else tree
+                terminate(process)
+    left = psutil.wait_procs(tree, timeout=min(GOODBYE, patience))[1] if patience else tree
+    for process in left if patience else []:
+        terminate(process)
+    left = psutil.wait_procs(left, timeout=patience)[1] if patience else tree
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(left, timeout=60)
 
 
-def end_with(pid: int) -> None:
-    """From now on, end this process at once when process `pid` is gone; now, if it is gone already.
+def end_with(pid: int, leave: Callable[[], None] = lambda: None) -> None:
+    """From now on, end this process at once when process `pid` is gone, after a call of `leave`; now, if it is gone
+    already.
 
     A process that was killed cannot end those that it started: they watch for that themselves.
     """
@@ -186,7 +190,10 @@ def end_with(pid: int) -> None:
     def watch() -> None:
         while not gone():
             time.sleep(LOOK)
-        os._exit(1)
+        try:
+            leave()
+        finally:
+            os._exit(1)
 
     try:
         other = psutil.Process(pid)

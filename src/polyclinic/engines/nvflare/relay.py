@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from polyclinic.engines.nvflare.engine import LARGEST, PATIENCE, PIECE, Kept
+from polyclinic.engines.nvflare.engine import LARGEST, PATIENCE, PIECE, STOPPED_AT_SITE, Kept
 from polyclinic.engines.worker_process import EXITS_WITHIN, WorkerGone, WorkerProcess, reason_of
 from polyclinic.federation.call import pack, unpack
 from polyclinic.federation.site import SitePosition
@@ -37,11 +37,14 @@ class Relay:
         self._task: _Task | None = None
         self._pieces: dict[str, dict[int, bytes]] = {}
         self._kept = Kept()
+        self._leaves = ""
         self._lock = threading.Lock()
         self._changing = threading.Lock()  # of the worker, by the thread of a task or by who gives that task up
 
     def handle(self, what: str, payload: bytes) -> bytes:
         """The answer to one message; `what` is one of those that `wire` lists."""
+        if self._leaves:
+            return refusal(self._leaves)
         header, blobs = unpack(payload)
         if what == "ping":
             return pack({"site": self.site}, [])
@@ -64,6 +67,13 @@ class Relay:
         """End the child process."""
         with self._lock:
             self._give_up()
+
+    def leave(self, why: str = STOPPED_AT_SITE) -> None:
+        """The site is being stopped, or its part of the job: say so to whoever waits, and end the child process."""
+        self._leaves = why
+        if self._task is not None:
+            self._task.done.set()
+        self._end_worker()
 
     def _begin(self, header: dict[str, Any], blobs: list[bytes]) -> bool:
         """Start on a call, once; another that is still being worked on was given up by the coordinator. False if the
@@ -137,6 +147,8 @@ class Relay:
         task = self._of(header)
         if not task.done.wait(PATIENCE):
             return pack({"state": "working"}, [])
+        if self._leaves:
+            return refusal(self._leaves)
         said, reply = task.answer
         whole = len(reply) <= PIECE
         return pack({"state": "done", **said, "size": len(reply), "whole": whole}, [reply] if whole else [])

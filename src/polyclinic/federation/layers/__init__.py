@@ -13,6 +13,7 @@ from typing import NamedTuple
 from polyclinic.federation.layers import replies
 from polyclinic.federation.layers.call_checks import (
     Begin,
+    CallOrder,
     CountersignedHead,
     Declared,
     ExpectedForm,
@@ -27,13 +28,19 @@ from polyclinic.federation.layers.call_checks import (
 )
 from polyclinic.federation.layers.cohort import Archive, DrawnPatients, NotedBatches, RandomShares
 from polyclinic.federation.layers.defence import Defended, Poisoned
-from polyclinic.federation.layers.encodings import Difference, HiddenSamples, Rounding, Sum
 from polyclinic.federation.layers.gate import Reservation, ThroughGate
 from polyclinic.federation.layers.incoming import Inspection
 from polyclinic.federation.layers.interface import Layer, OwnLayers
-from polyclinic.federation.layers.once_per_round import CallOrder
-from polyclinic.federation.layers.privacy import CoveredByPrivacy, Transcript
-from polyclinic.federation.layers.scores import CoarseScores, ScoredOnce
+from polyclinic.federation.layers.leaving import (
+    CoarseScores,
+    CoveredByPrivacy,
+    Difference,
+    HiddenSamples,
+    Rounding,
+    ScoredOnce,
+    Sum,
+    Transcript,
+)
 from polyclinic.federation.layers.suspension import Stopped
 
 Kinds = tuple[type[Layer], ...]
@@ -119,9 +126,7 @@ DEPLOYED = Lists(
 
 #: what the coordinator does with a reply, before the method sees it; a refusal is the failure of that site
 COORDINATOR = (
-    replies.own_name,  # the site that was asked has answered
-    replies.checked,  # a row of a sum; or kinds, form, numbers, and what the method wants
+    replies.checked,  # from the site that was asked: a row of a sum; or kinds, form, numbers, what the method wants
     replies.checked_keys,  # and the site's public key is its own
-    replies.head_of_ledger,  # which goes on from the one that is known
-    replies.counted,  # bytes, and privacy
+    replies.written_down,  # the head of its ledger, which goes on from the known one; bytes, and privacy
 )

@@ -16,7 +16,7 @@ from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.ledger.budget import tells_something
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.wire import ROUNDING
-from polyclinic.federation.transaction import Parcels, Transaction
+from polyclinic.federation.operation import Parcels, Transaction
 from polyclinic.json_types import JsonMapping
 from polyclinic.randomness import torch_rng
 from polyclinic.settings import Settings
@@ -120,7 +120,7 @@ def check_classes(site: Site, which: str = "training") -> None:
 def check_more_images_than(width: int, site: Site, images: int) -> None:
     """GateRefusedData if sums of products of `width` features of so many images would give single images' features
     away, and the site's policy does not allow it."""
-    if site.few_images == "refuse" and 0 < images <= width:
+    if site.policy.few_images == "refuse" and 0 < images <= width:
         raise GateRefusedData(
             f"sums of products of {width} features of {images} images give the features of single images away; take a "
             'smaller method.numbers, or write few_images = "allow" into policy.toml'
@@ -135,8 +135,10 @@ class NotedBatches(Layer):
     def is_needed(self) -> bool:
         return bool(self.spec.archive or self.spec.policy.min_cohort)
 
-    def around(self, transaction: Transaction) -> contextlib.AbstractContextManager[None]:
-        return _noted(transaction)
+    @contextlib.contextmanager
+    def around(self, transaction: Transaction) -> Iterator[None]:
+        with transaction.site.trainer.note_batches() as transaction.used:
+            yield
 
 
 class RandomShares(Layer):
@@ -157,12 +159,6 @@ class RandomShares(Layer):
         )
 
 
-@contextlib.contextmanager
-def _noted(transaction: Transaction) -> Iterator[None]:
-    with transaction.site.trainer.note_batches() as transaction.used:
-        yield
-
-
 class Archive(Layer):
     """Keeps what left, with what had come; nothing that was refused is kept."""
 
@@ -173,11 +169,12 @@ class Archive(Layer):
 
     def arriving(self, transaction: Transaction) -> None:
         assert self.spec.archive
-        self.spec.archive.begins(transaction.site, transaction.received)
+        self.spec.archive.begins(transaction.site, transaction.call, transaction.received)
 
     def left(self, transaction: Transaction) -> None:
         assert self.spec.archive
         declared, wire = transaction.declared, self.spec.study.engine.wire
         kept = transaction.outgoing if wire in ROUNDING else transaction.made  # an attacker gets the rounded numbers
         left = transaction.outgoing if transaction.call.operation in self.host.sums.covered or wire == "delta" else None
-        self.spec.archive.released(transaction.site, transaction.call, kept, transaction.used, declared.address, left)
+        used, address = transaction.used, declared.address
+        self.spec.archive.released(transaction.site, transaction.call, kept, used, address, left, transaction.asked)

@@ -21,11 +21,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyclinic.data.parts import ImageSet, SiteData
+from polyclinic.data.parts import SiteData
 from polyclinic.errors import BadInput
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.transaction import Parcels, Transaction
+from polyclinic.federation.operation import Parcels, Transaction
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.settings import Settings
 
@@ -58,9 +58,12 @@ class Defence(Settings):
     def __call__(self, parcel: Parcel, received: Mapping[str, Parcel]) -> Parcel:
         """The parcel that leaves instead: other kinds than gradients and weights leave as they are."""
         if parcel.kind == "gradients":
-            return _with(parcel, self.applied(parcel.tensors))
+            return replace(parcel, tensors=self.applied(parcel.tensors))
         if parcel.kind == "weights" and "weights" in received:
-            return _with(parcel, self._on_difference(parcel.tensors, received["weights"].tensors))
+            sent, start = parcel.tensors, received["weights"].tensors
+            moved = {n: t - start[n].to(t) for n, t in sent.items() if n in start and t.is_floating_point()}
+            defended = {name: start[name].to(change) + change for name, change in self.applied(moved).items()}
+            return replace(parcel, tensors={**sent, **defended})
         return parcel
 
     def applied(self, tensors: Gradients) -> dict[str, Tensor]:
@@ -69,15 +72,6 @@ class Defence(Settings):
         if self.name == "prune":
             return prune(tensors, fraction=self.fraction)
         return quantise(tensors, bits=self.bits)
-
-    def _on_difference(self, sent: Gradients, start: Gradients) -> dict[str, Tensor]:
-        moved = {n: t - start[n].to(t) for n, t in sent.items() if n in start and t.is_floating_point()}
-        defended = self.applied(moved)
-        return {**sent, **{name: start[name].to(change) + change for name, change in defended.items()}}
-
-
-def _with(parcel: Parcel, tensors: Gradients) -> Parcel:
-    return Parcel(parcel.kind, tensors, parcel.metadata, parcel.privacy)
 
 
 def sparsify(gradients: Gradients, *, keep: float) -> dict[str, Tensor]:
@@ -166,17 +160,14 @@ class Poisoning(Settings):
             return held
         count = round(self.share * len(held.train))
         chosen = numpy_rng(seed, "poisoning", held.name).permutation(len(held.train))[:count]
-        return replace(held, train=self._poisoned(held.train, chosen, classes))
-
-    def _poisoned(self, train: ImageSet, chosen: np.ndarray, classes: int) -> ImageSet:
-        labels = np.array(train.labels)
+        images, labels = held.train.images, np.array(held.train.labels)
         if self.attack == "label-flip":
             labels[chosen] = classes - 1 - labels[chosen]
-            return replace(train, labels=labels)
-        images = np.array(train.images)
-        images[chosen] = patched(images[chosen], self.patch)
-        labels[chosen] = self.target
-        return replace(train, images=images, labels=labels)
+        else:
+            images = np.array(images)
+            images[chosen] = patched(images[chosen], self.patch)
+            labels[chosen] = self.target
+        return replace(held, train=replace(held.train, images=images, labels=labels))
 
     def update(self, site: str, parcel: Parcel, received: Mapping[str, Parcel], seed: int, round: int) -> Parcel:
         """What an attacker sends instead of a parcel of weights or gradients."""

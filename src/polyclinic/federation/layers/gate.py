@@ -38,8 +38,8 @@ from polyclinic.federation.ledger.budget import (
 from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel
+from polyclinic.federation.operation import Parcels, Transaction
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.transaction import Parcels, Transaction
 
 if TYPE_CHECKING:
     from polyclinic.federation.collaborators import TrainerLike
@@ -85,7 +85,7 @@ class ThroughGate(Layer):
 
     def _too_large(self, transaction: Transaction, parcel: Parcel) -> str:
         """Why a parcel, as the operation made it, has more numbers than it can need."""
-        site, numbers = transaction.site, sum(tensor.numel() for tensor in parcel.tensors.values())
+        site, numbers = transaction.site, sum(map(Tensor.numel, parcel.tensors.values()))
         if parcel.kind in PER_IMAGE:
             images = sum(len(part) for part in (site.data.train, site.data.validation, site.data.test))
             most = images * PER_IMAGE[parcel.kind] * math.prod(site.data.train.images.shape[2:])
@@ -121,6 +121,7 @@ class Gate:
         self.raw_images = raw_images
         self.budget = budget
         self.target = target
+        self._is_limited = budget is not None or target is not None
 
     def release(
         self,
@@ -162,14 +163,22 @@ class Gate:
         # no other run of this site may spend between the check and the charge
         with self.budget.locked() if self.budget else contextlib.nullcontext():
             self._check_budget(parcels, round, operation, to)
-            for parcel, sent in zip(parcels, leaving, strict=True):
-                self._write_down(parcel, sent.size, round, operation, to)
+            for parcel, sent in zip(parcels, leaving, strict=True):  # before a byte leaves
+                if self._is_limited and not self.ledger.has(round, operation, parcel.kind, parcel.digest, to):
+                    if self.budget:
+                        self.budget.spend(parcel.kind, sent.size, parcel.privacy)
+                    if self.target:
+                        self.target.spend(parcel.privacy)
+                # a secret between two sites: who guesses it could confirm it
+                salted = to != COORDINATOR and self.policy.deployed
+                about = _line(parcel, sent.size, round, operation, to)
+                self.ledger.append(parcel.digest, salted=salted, **about)
             self.ledger.commit()
         return leaving
 
     def _check_budget(self, parcels: Sequence[Parcel], round: int, operation: str, to: str) -> None:
         """GateRefused unless what is new of the parcels may leave together."""
-        if not self.budget and not self.target:
+        if not self._is_limited:
             return
         try:
             new = [p for p in parcels if not self.ledger.has(round, operation, p.kind, p.digest, to)]
@@ -206,17 +215,6 @@ class Gate:
             except (GateRefused, OverBudget) as refusal:
                 raise GateRefused(f"site '{self.site}' kept back {kinds[0]} of '{operation}': {refusal}") from None
             yield
-
-    def _write_down(self, parcel: Parcel, size: int, round: int, operation: str, to: str) -> None:
-        """Charge the budgets and write the line, before a byte leaves."""
-        limited = self.budget or self.target
-        if limited and not self.ledger.has(round, operation, parcel.kind, parcel.digest, to):
-            if self.budget:
-                self.budget.spend(parcel.kind, size, parcel.privacy)
-            if self.target:
-                self.target.spend(parcel.privacy)
-        salted = to != COORDINATOR and self.policy.salts
-        self.ledger.append(digest=parcel.digest, salted=salted, **_line(parcel, size, round, operation, to))
 
     def _check_policy(self, kind: str) -> None:
         """GateRefused for a kind that may not leave."""
@@ -256,20 +254,17 @@ def check_finite(parcel: Parcel) -> None:
     for name, tensor in parcel.tensors.items():
         # a finite norm has finite terms; one that is not may have overflowed, or is not known
         may_be_infinite = tensor.is_floating_point() or tensor.is_complex()
-        if may_be_infinite and not math.isfinite(norms.get(name, math.inf)) and not _is_finite(tensor):
+        if may_be_infinite and not math.isfinite(norms.get(name, math.inf)):
+            # torch tells NaN from numbers in no float of one byte
+            values = tensor.detach().float() if tensor.element_size() == 1 else tensor.detach()
+            # a finite sum has finite terms, and is faster; one that is not may have overflowed
+            if (not values.is_complex() and math.isfinite(values.sum())) or bool(torch.isfinite(values).all()):
+                continue
             raise GateRefusedData(f"tensor '{name}' holds NaN or infinity; lower optimizer.lr or check the images")
     for name, value in parcel.metadata.items():
         for number in _floats(value):
             if not math.isfinite(number):
                 raise GateRefusedData(f"'{name}' is {number}; lower optimizer.lr or check the images")
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    # torch tells NaN from numbers in no float of one byte
-    values = tensor.detach().float() if tensor.element_size() == 1 else tensor.detach()
-    # a finite sum has finite terms, and is faster; one that is not may have overflowed
-    summed = not values.is_complex() and math.isfinite(values.sum())
-    return summed or bool(torch.isfinite(values).all())
 
 
 def _floats(value: Any) -> Iterator[float]:

@@ -22,6 +22,7 @@ draws, and changes nothing but its own history in the site's state.
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -33,11 +34,12 @@ from torch import Tensor
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import DataDependentRefusal, LooksOn
 from polyclinic.federation.layers import incoming_figures as figures
-from polyclinic.federation.layers.incoming_figures import Figure, History, Returns, Weights, refuse
+from polyclinic.federation.layers.incoming_figures import Figure, History, Weights, refuse
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
-from polyclinic.federation.transaction import Parcels, Transaction
+from polyclinic.federation.operation import Parcels, Transaction
+from polyclinic.files import atomic_write
 from polyclinic.randomness import seeded, torch_rng
 
 if TYPE_CHECKING:
@@ -102,11 +104,13 @@ class Inspection(Layer):
 
     def _inspect(self, site: Site, parcel: Parcel, declared: Operation | None, *, sealed: bool) -> str:
         history = History(site.state)
-        has_course = self.has_course and not sealed and not _only_encodes(declared)
+        # where latents of every image leave, the front was trained elsewhere, for as long as the study says
+        has_course = self.has_course and not sealed and not (declared and "latents" in declared.releases)
         works = sealed or not _only_scored(declared)
         if parcel.kind == "weights" and history.has_passed(parcel.digest, has_course=has_course):
             return figures.looks_on(history.owed(), self.limits) if has_course and works else ""
-        tensors = _on(site.trainer.device, parcel.tensors)
+        # brought to the device of the site's network once: all figures are computed there
+        tensors = {name: tensor.to(site.trainer.device) for name, tensor in parcel.tensors.items()}
         refuse(figures.largest(tensors, self.limits), ParcelRejected)
         if parcel.kind != "weights":
             self._inspect_lengths(site, parcel, history)
@@ -143,7 +147,7 @@ class Inspection(Layer):
         last, own = history.last(), site.state.group("control")
         drift = {name: one - own[name] if name in own else one for name, one in corrections.items()}
         reach = self._lr(site) * self.steps(site)
-        found = figures.movement(figures.stepped(last, drift, reach, by_sign=self._by_sign(site)), last)
+        found = figures.movement(figures.stepped(last, drift, reach, by_sign=_by_sign(site)), last)
         self._rehearse_before(site, history, found)
         yield from figures.moved(found, self._own(site, history), self.limits, " by the control variate")
 
@@ -172,7 +176,7 @@ class Inspection(Layer):
         """How far one step moves rows of the first weights, or the learning rate where that does not say how far.
         Whoever may choose any rate has room for any weights, and an honest study at it would be stopped later."""
         lr = site.trainer.optimizer.lr
-        if not self._by_sign(site):
+        if not _by_sign(site):
             yield Figure("sgd_rate", "the study", lr, self.limits.sgd_rate)
             return
         everywhere = {name: torch.ones_like(one) for name, one in figures.floating(weights).items()}
@@ -186,8 +190,10 @@ class Inspection(Layer):
         def may_return() -> bool:
             if digest is None or history.owed():
                 return digest is not None
-            most = self.limits.returns
-            return Returns(site.folder).allows(digest, most) if site.secret else history.returns() < most
+            if not site.secret:
+                return history.returns() < self.limits.returns
+            known = figures.returned_with(site.folder)
+            return digest in known or len(known) < self.limits.returns
 
         gap = history.rounds_since(site.round)
         return figures.rounds_allowed(moved, self._own(site, history), self.limits, gap, may_return=may_return)
@@ -200,8 +206,9 @@ class Inspection(Layer):
         if site.round > history.last_round():
             owed = figures.owed_after(history.owed(), rounds, self.limits)
             returned = rounds > self.limits.at_once and not history.owed()
-            if returned and site.secret:
-                Returns(site.folder).note(digest)
+            if returned and site.secret and digest not in (known := figures.returned_with(site.folder)):
+                content = json.dumps([*known, digest])
+                atomic_write(site.folder / figures.RETURNED, content, private=True, durable=True)
             history.take_owed(owed, returned=returned)
         history.take(weights, site.round)
 
@@ -223,14 +230,15 @@ class Inspection(Layer):
             trained = {**site.state.group("local"), **sent["weights"].tensors}
             steps = int(sent["weights"].metadata.get("steps", 0)) or one_pass(site)
         else:
-            lr, by_sign = self._lr(site), self._by_sign(site)
+            lr, by_sign = self._lr(site), _by_sign(site)
             trained, steps = figures.stepped(last, sent["gradients"].tensors, lr, by_sign=by_sign), 1
         self._note_own(site, history, last, trained, steps)
 
     def _note_own(self, site: Site, history: History, last: Weights, trained: Weights, steps: int) -> None:
         """Remember what the site's own training did. Where its loss exploded, all of it counts as one step: it is no
         measure of honest training, and whoever wants room for other weights could choose such a learning rate."""
-        trained, last = (_on(site.trainer.device, one) for one in (trained, last))
+        device = site.trainer.device
+        trained, last = ({name: tensor.to(device) for name, tensor in one.items()} for one in (trained, last))
         if not _fits(trained, site.trainer):
             return
         known = {**history.last(), **site.trainer.initial_local, **site.state.group("local")}
@@ -257,8 +265,10 @@ class Inspection(Layer):
     def _lr(self, site: Site, round: int | None = None) -> float:
         return max(site.trainer.optimizer.lr_in(site.round if round is None else round), 1e-30)
 
-    def _by_sign(self, site: Site) -> bool:
-        return getattr(site.trainer.optimizer, "name", "sgd") != "sgd"
+
+def _by_sign(site: Site) -> bool:
+    """Whether the optimizer's steps are about as long as its rate says."""
+    return getattr(site.trainer.optimizer, "name", "sgd") != "sgd"
 
 
 def rehearse(site: Site, weights: Weights, steps: int) -> dict[str, Tensor]:
@@ -302,16 +312,6 @@ def _only_scored(declared: Operation | None) -> bool:
     if declared is None:
         return False
     return declared.address == KEPT or (bool(declared.releases) and set(declared.releases) <= set(SCORED))
-
-
-def _only_encodes(declared: Operation | None) -> bool:
-    """Whether latents of every image leave: the front was trained elsewhere, for as long as the study says."""
-    return declared is not None and "latents" in declared.releases
-
-
-def _on(device: torch.device, tensors: Weights) -> dict[str, Tensor]:
-    """What arrived, on the device of the site's network: brought there once, all figures are computed there."""
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _fits(weights: Weights, trainer: TrainerLike) -> bool:

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from polyclinic.federation.policy import Incoming
 from polyclinic.federation.site import SiteState
-from polyclinic.files import atomic_write
 
 #: ends of the names of batch-norm statistics, which follow the images and not a gradient
 STATISTICS = ("running_mean", "running_var")
@@ -109,37 +108,37 @@ class History:
 
     def last(self) -> dict[str, Tensor]:
         """The weights that arrived last; names that never arrived are missing."""
-        return self._group("last")
+        return self.state.group(f"{self.GROUP}/last")
 
     def take(self, weights: Mapping[str, Tensor], round: int) -> None:
         """Remember weights that passed, and in which round, which never goes back. Half of the digits are enough to see
         how far others are away."""
         for name, tensor in floating(weights).items():
-            self._keep(f"last/{name}", tensor.detach().bfloat16().cpu())
-        self._keep("round/last", torch.tensor(max(round, self.last_round())))
+            self.state[f"{self.GROUP}/last/{name}"] = tensor.detach().bfloat16().cpu()
+        self._keep("round/last", max(round, self.last_round()))
 
     def last_round(self) -> int:
         """The round in which weights arrived last; -1 where none did."""
-        return int(self._group("round").get("last", -1))
+        return int(self.most("round").get("last", -1))
 
     def rounds_since(self, round: int) -> int:
         """How many rounds the weights that arrived last are behind `round`, as its sender counts; at least one."""
-        return max(1, round - self.last_round()) if self._group("round") else 1
+        return max(1, round - self.last_round()) if self.most("round") else 1
 
     def owed(self) -> int:
         """Rounds that the site owes since it came back (see above); nothing leaves until they are paid."""
-        return int(self._group("owed").get("rounds", 0))
+        return int(self.most("owed").get("rounds", 0))
+
+    def returns(self) -> int:
+        """How often the site came back by itself, as its state knows."""
+        return int(self.most("owed").get("returns", 0))
 
     def take_owed(self, owed: int, *, returned: bool) -> None:
         """Remember what is owed now, and whether the site came back just now."""
         if owed != self.owed():
-            self._keep("owed/rounds", torch.tensor(owed))
+            self._keep("owed/rounds", owed)
         if returned:
-            self._keep("owed/returns", torch.tensor(self.returns() + 1))
-
-    def returns(self) -> int:
-        """How often the site came back by itself, as its state knows."""
-        return int(self._group("owed").get("returns", 0))
+            self._keep("owed/returns", self.returns() + 1)
 
     def own(self, lr: float) -> dict[str, float]:
         """How far the site's own training moved the rows of each layer, in proportion to the learning rate if that was
@@ -152,19 +151,19 @@ class History:
         before = self.own(lr)
         for layer, value in moved.items():
             if value > before.get(layer, 0.0):
-                self._keep(f"own/{layer}", torch.tensor(value, dtype=torch.float64))
-                self._keep(f"rate/{layer}", torch.tensor(lr, dtype=torch.float64))
+                self._keep(f"own/{layer}", float(value))
+                self._keep(f"rate/{layer}", float(lr))
 
     def most(self, kind: str) -> dict[str, float]:
         """The largest figures of a kind so far, by name."""
-        return {name: float(value) for name, value in self._group(kind).items()}
+        return {name: float(value) for name, value in self.state.group(f"{self.GROUP}/{kind}").items()}
 
     def take_most(self, kind: str, figures: Mapping[str, float]) -> None:
         """Keep figures that are larger than those before."""
         before = self.most(kind)
         for name, value in figures.items():
             if value > before.get(name, 0.0):
-                self._keep(f"{kind}/{name}", torch.tensor(value, dtype=torch.float64))
+                self._keep(f"{kind}/{name}", float(value))
 
     def has_passed(self, digest: str, *, has_course: bool) -> bool:
         """Whether these very weights have been inspected before, as thoroughly."""
@@ -172,17 +171,22 @@ class History:
         return any(f"{self.GROUP}/{one}/{digest}" in self.state for one in kinds)
 
     def take_passed(self, digest: str, *, has_course: bool) -> None:
-        self._keep(f"{'passed' if has_course else 'seen'}/{digest}", torch.ones((), dtype=torch.bool))
+        self._keep(f"{'passed' if has_course else 'seen'}/{digest}", True)
 
-    def _group(self, name: str) -> dict[str, Tensor]:
-        return self.state.group(f"{self.GROUP}/{name}")
-
-    def _keep(self, name: str, tensor: Tensor) -> None:
-        self.state[f"{self.GROUP}/{name}"] = tensor
+    def _keep(self, name: str, value: float) -> None:
+        dtype = torch.float64 if isinstance(value, float) else None
+        self.state[f"{self.GROUP}/{name}"] = torch.tensor(value, dtype=dtype)
 
 
-#: in a deployed site's folder: the weights after which the site came back by itself
+#: in a deployed site's folder: the digests of the weights with which it came back by itself, in a file that nobody puts
+#: back: each time the coordinator learns whether they had moved farther than `at_once` rounds of the site's training
 RETURNED = "returned.json"
+
+
+def returned_with(folder: Path) -> list[str]:
+    """What that file holds."""
+    file = folder / RETURNED
+    return list(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else []
 
 
 def rounds_allowed(
@@ -218,28 +222,6 @@ def looks_on(owed: int, limits: Incoming) -> str:
     more = math.ceil(owed / (limits.at_once - 1))
     words = f"{more} more round{'s' if more > 1 else ''}, or longer"
     return f"incoming check: the site missed rounds and looks on for {words}" if owed else ""
-
-
-class Returns:
-    """The digests of weights with which a deployed site came back by itself, in a file that nobody puts back: each time
-    the coordinator learns whether the weights had moved farther than `at_once` rounds of the site's training."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / RETURNED
-
-    def allows(self, digest: str, most: int) -> bool:
-        """Whether the site may come back with these weights: with these it has before, or not so often yet."""
-        known = self._known()
-        return digest in known or len(known) < most
-
-    def note(self, digest: str) -> None:
-        """The site comes back with these weights; on disk when this returns."""
-        known = self._known()
-        if digest not in known:
-            atomic_write(self.path, json.dumps([*known, digest]), private=True, durable=True)
-
-    def _known(self) -> list[str]:
-        return list(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else []
 
 
 Weights = Mapping[str, Tensor]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from polyclinic.federation.call import Call
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.transaction import Parcels, Transaction
+from polyclinic.federation.operation import Parcels, Transaction
 
 if TYPE_CHECKING:
     from polyclinic.federation.host import SiteHost

@@ -1,4 +1,5 @@
-"""Layers of the coordinator: what a site sent is validated before a method uses it, for a site may lie.
+"""Layers of the coordinator: what a site sent is validated before a method uses it, for a site may lie; then it is
+written down: bytes by site, direction and kind; what differential privacy covers; and how far each site's ledger is.
 
 A reply that its operation cannot have released is a failure of that site: the site is named, and the round goes on
 without it. What only one method knows of its replies is checked by `Method.check_reply`.
@@ -6,18 +7,26 @@ without it. What only one method knows of its replies is checked by `Method.chec
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeGuard
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import COORDINATOR, Call, Expected, Reply
-from polyclinic.federation.ledger.keys import KEY_BYTES, OVERHEAD
-from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger import keys
+from polyclinic.federation.ledger.keys import Anchor, Head
+from polyclinic.federation.ledger.kinds import OF_NO_IMAGE, PUBLIC, ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
+from polyclinic.federation.ledger.verify import RECEIVED_FILE, read_received
 from polyclinic.federation.operation import Operation
+from polyclinic.files import append
+from polyclinic.json_types import JsonMapping, JsonObject
 from polyclinic.tasks.task import MOST_IMAGES
 
 if TYPE_CHECKING:
@@ -25,25 +34,20 @@ if TYPE_CHECKING:
     from polyclinic.federation.federation import Federation
 
 #: numbers in a parcel's metadata that methods count with, and the largest that is believed
-COUNTS: Mapping[str, int] = {"samples": MOST_IMAGES, "steps": 10**6, "expected": MOST_IMAGES}
+COUNTS = {"samples": MOST_IMAGES, "steps": 10**6, "expected": MOST_IMAGES, "loss": sys.float_info.max}
 #: kinds that an operation cannot leave out; a site without images sends no metrics, for example
 NEVER_LEFT_OUT = frozenset({"weights", "gradients", "activations", "latents"})
-#: weights whose norm has become so many times as large were not trained: honest training is far below, even where it
-#: diverges it ends in NaN or infinity, which no site lets out
+#: weights whose norm grew by more were not trained: honest training that diverges ends in NaN, which no site lets out
 LARGEST_GROWTH = 1000.0
 #: root mean square that a tensor may come to whatever it was before: a bias, say, begins at zero
 SMALL = 0.1
 
 
-def own_name(federation: Federation, call: Call, reply: Reply) -> None:
-    """The site that was asked has answered."""
+def checked(federation: Federation, call: Call, reply: Reply) -> None:
+    """The site that was asked has answered. What is added up is a row of whole numbers. Anything else has the form that
+    is expected of its kind, the operation can have released it, and the method can use it."""
     if reply.site != call.site:
         raise ParcelRejected(f"answered in the name of site '{reply.site}'")
-
-
-def checked(federation: Federation, call: Call, reply: Reply) -> None:
-    """What is added up is a row of whole numbers. Anything else has the form that is expected of its kind, the
-    operation can have released it, and the method can use it."""
     if call.operation in federation.sums.covered:
         federation.sums.check(call, reply)
         return
@@ -59,19 +63,15 @@ def checked_keys(federation: Federation, call: Call, reply: Reply) -> None:
         return
     found = [dict(parcel.tensors) for parcel in reply.parcels if parcel.kind == "keys"]
     key = found[0].get(call.site) if len(found) == 1 and len(found[0]) == 1 else None
-    if key is None or key.dtype != torch.uint8 or tuple(key.shape) != (KEY_BYTES,):
+    if key is None or key.dtype != torch.uint8 or tuple(key.shape) != (keys.KEY_BYTES,):
         raise ParcelRejected(f"no public key of site '{call.site}', and of no other, came")
     if federation.keys and federation.keys.public(call.site) != key.numpy().tobytes():
         raise ParcelRejected(f"the public key that came is not the one that was confirmed for site '{call.site}'")
 
 
-def head_of_ledger(federation: Federation, call: Call, reply: Reply) -> None:
-    """The site's ledger goes on from the head that is known."""
+def written_down(federation: Federation, call: Call, reply: Reply) -> None:
+    """The site's ledger goes on from the head that is known; bytes and privacy of what came are counted."""
     federation.heads.receive(call, reply)
-
-
-def counted(federation: Federation, call: Call, reply: Reply) -> None:
-    """Bytes and privacy of what came are written down."""
     for parcel in reply.parcels:
         federation.communication.came(call, parcel)
         federation.coverage.note(call.site, parcel)
@@ -86,71 +86,74 @@ class ReplyCheck:
 
     def check(self, federation: Federation, call: Call, reply: Reply) -> None:
         """ParcelRejected for a reply that cannot be what the operation releases."""
+        declared, opened = self._method.operation_named(call.operation) if self._method else None, []
         try:
-            self._check(federation, call, reply)
+            if declared is not None:
+                _check_kinds(call.operation, declared, reply)
+            for parcel in reply.parcels:
+                _ = parcel.size  # ValueError for what no parcel can carry, such as NaN beside the tensors
+                if parcel.kind == SEALED:
+                    _check_box(call, parcel)
+                    continue
+                opened.append(parcel)
+                if declared is not None:
+                    if declared.partner == "sites":
+                        raise ParcelRejected(f"'{call.operation}' hands on what is sealed, and {parcel.kind} came open")
+                    numbers = sum(map(torch.Tensor.numel, parcel.tensors.values()))
+                    if words := declared.too_many(parcel.kind, numbers, federation.trainer):
+                        raise ParcelRejected(words)
+                self._check_counts(call, parcel)
+                _check_tensors(parcel, call)
+                if self._method and parcel.kind in ("labels", "masks"):
+                    _check_targets(federation, parcel)
+            if self._method and call.operation == "evaluate":
+                self._check_scores(federation, call, opened)
+            if self._method:
+                self._method.check_reply(federation, call, reply)
+        except WorkFailed as error:  # what the method would have stopped for is the failure of one site
+            raise ParcelRejected(str(error)) from None
         except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:  # such as an odd dtype
             raise ParcelRejected(f"the reply cannot be checked ({type(error).__name__}: {error})") from None
 
-    def _check(self, federation: Federation, call: Call, reply: Reply) -> None:
-        declared = self._method.operation_named(call.operation) if self._method else None
-        if declared is not None:
-            _check_kinds(call.operation, declared, reply)
-        opened = [parcel for parcel in reply.parcels if parcel.kind != SEALED]
-        if call.to == COORDINATOR and len(opened) < len(reply.parcels):
-            raise ParcelRejected("a sealed parcel came, and nothing was to be sealed")
-        for parcel in reply.parcels:
-            _ = parcel.size  # ValueError for what no parcel can carry, such as NaN beside the tensors
-        if declared is not None and declared.partner == "sites" and opened:
-            raise ParcelRejected(f"'{call.operation}' hands on what is sealed, and {opened[0].kind} came open")
-        for parcel in reply.parcels:
-            if parcel.kind == SEALED:
-                _check_box(call, parcel)
-        for parcel in opened:
-            numbers = sum(tensor.numel() for tensor in parcel.tensors.values())
-            if declared is not None and (words := declared.too_many(parcel.kind, numbers, federation.trainer)):
-                raise ParcelRejected(words)
-            self._check_counts(call, parcel)
-            _check_tensors(parcel, call)
-            if self._method and parcel.kind in ("labels", "masks"):
-                _check_targets(federation, parcel)
-        if self._method and call.operation == "evaluate":
-            self._check_scores(federation, call, opened)
-        self._check_use(federation, call, reply)
-
     def check_sum(self, federation: Federation, call: Call, reply: Reply) -> None:
-        """ParcelRejected for the mean or sum of all sites that cannot be one: masks that do not cancel, for example."""
+        """ParcelRejected or WorkFailed for the mean or sum of all sites that cannot be one: masks that do not cancel,
+        for example."""
         for parcel in reply.parcels:
             _check_tensors(parcel, call)
-        self._check_use(federation, call, reply)
-
-    def _check_use(self, federation: Federation, call: Call, reply: Reply) -> None:
         if self._method:
-            try:
-                self._method.check_reply(federation, call, reply)
-            except WorkFailed as error:  # what the method would have stopped for is the failure of one site
-                raise ParcelRejected(str(error)) from None
+            self._method.check_reply(federation, call, reply)
 
     def _check_counts(self, call: Call, parcel: Parcel) -> None:
         for name, most in COUNTS.items():
             if name in parcel.metadata:
                 value = parcel.metadata[name]
-                if not _is_number(value) or not 0 <= value <= most or (name == "samples" and not value):
-                    raise ParcelRejected(f"{parcel.kind}: {name} = {_short(value)} is no number up to {most}")
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                least = -most if name == "loss" else int(name == "samples")
+                if not is_number or not least <= value <= most:
+                    raise ParcelRejected(f"{parcel.kind}: {name} = {value!r:.40} is no number up to {most}")
                 about = f"{call.site}/{call.operation}/{name}"
                 if name == "samples" and value != (before := self.said.setdefault(about, value)):
                     raise ParcelRejected(f"{parcel.kind}: {name} = {value}, and the site said {before} before")
-        if "loss" in parcel.metadata:
-            loss = parcel.metadata["loss"]
-            if not _is_number(loss) or not abs(loss) < math.inf:
-                raise ParcelRejected(f"{parcel.kind}: loss = {_short(loss)} is no finite number")
 
     def _check_scores(self, federation: Federation, call: Call, parcels: list[Parcel]) -> None:
-        """Sums of scores that no set of images can have, or that are of another number of images than before."""
+        """Sums of scores that no set of images can have, or that are of another number of images than before.
+
+        A site has images of a split or none. One that sent scores cannot send nothing later, nor begin with scores
+        later than most other sites: before, there may have been no model to score.
+        """
         asked, trainer = f"/evaluate/{call.arguments.get('split', 'validation')}", federation.trainer
         about = f"{call.site}{asked}"
         # with noised scores a site's budget may come to its end
         if trainer.privacy is None or trainer.privacy.score_noise is None:
-            self._check_whether_scored(call.site, asked, bool(parcels))
+            came = bool(parcels)
+            began = bool(self.said.setdefault(f"{about}/began", self.said.setdefault(f"{about}/first", float(came))))
+            if began and not came:
+                raise ParcelRejected("no scores came, and they did before")
+            if came and not began:
+                self.said[f"{about}/began"] = 1.0  # refused once, at most
+                others = [value for name, value in self.said.items() if name.endswith(f"{asked}/first")]
+                if 2 * sum(others) > len(others) - 1:
+                    raise ParcelRejected("scores came, and none did before, when most other sites sent some")
         for parcel in parcels:
             if not parcel.tensors:  # scores that a site keeps back
                 continue
@@ -163,9 +166,8 @@ class ReplyCheck:
             # the confusion matrix of a deployed site is rounded cell by cell, from nothing to twice as many images
             sums = parcel.tensors
             images = float(sums["histograms"][:, 1].sum()) if "histograms" in sums else int(sums["count"])
-            counts = [
-                said for name, said in self.said.items() if name.startswith(f"{call.site}/") and "/samples" in name
-            ]
+            own = f"{call.site}/"
+            counts = [said for name, said in self.said.items() if name.startswith(own) and "/samples" in name]
             if counts and images > 1000 * (max(counts) + 1):
                 raise ParcelRejected(f"metrics: scores of {images:g} images, and the site trains on {max(counts):g}")
             before = self.said.setdefault(about, images)
@@ -173,25 +175,13 @@ class ReplyCheck:
             if not before / 2 <= images <= 2 * max(before, 1):
                 raise ParcelRejected(f"metrics: scores of {images:g} images, and they were of {before:g} before")
 
-    def _check_whether_scored(self, site: str, asked: str, came: bool) -> None:
-        """A site has images of a split or none. One that sent scores cannot send nothing later, nor begin with scores
-        later than most other sites: before, there may have been no model to score."""
-        first = self.said.setdefault(f"{site}{asked}/first", float(came))
-        began = bool(self.said.setdefault(f"{site}{asked}/began", first))
-        if came == began:
-            return
-        if began:
-            raise ParcelRejected("no scores came, and they did before")
-        self.said[f"{site}{asked}/began"] = float(came)  # refused once, at most
-        others = [value for about, value in self.said.items() if about.endswith(f"{asked}/first")]
-        if 2 * sum(others) > len(others) - 1:
-            raise ParcelRejected("scores came, and none did before, when most other sites sent some")
-
 
 def _check_box(call: Call, parcel: Parcel) -> None:
     """ParcelRejected for what is no sealed box, or is said to be another site's: its failure would be that one's."""
-    box, said = parcel.tensors.get("box"), parcel.metadata
-    if box is None or len(parcel.tensors) > 1 or box.dtype != torch.uint8 or box.dim() != 1 or len(box) <= OVERHEAD:
+    if call.to == COORDINATOR:
+        raise ParcelRejected("a sealed parcel came, and nothing was to be sealed")
+    said, box = parcel.metadata, parcel.tensors.get("box", torch.empty(0))
+    if len(parcel.tensors) > 1 or box.dtype != torch.uint8 or box.dim() != 1 or len(box) <= keys.OVERHEAD:
         raise ParcelRejected("what came sealed is no box")
     if (said.get("from"), said.get("operation")) != (call.site, call.operation):
         raise ParcelRejected("what came sealed does not say that this site sealed it for this")
@@ -241,10 +231,170 @@ def _check_targets(federation: Federation, parcel: Parcel) -> None:
             raise ParcelRejected(f"labels: tensor '{name}' names other classes than 0 to {len(target.classes) - 1}")
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+SENT, RECEIVED = "sent", "received"
+#: what a record of differential privacy holds, at least
+RECORD: Mapping[str, Any] = {
+    **dict.fromkeys(("epsilon", "delta", "steps"), (int, float)),
+    "covers": list,
+    "does_not_cover": list,
+}
 
 
-def _short(value: object) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a number of more than 20 digits"
-    return text if len(text) <= 40 else text[:40] + "..."
+class Communication:
+    """What crossed the border of each site, in bytes. `sent` left a site, `received` came to it."""
+
+    def __init__(self, rows: Sequence[Sequence[Any]] = (), held: Mapping[str, str] | None = None) -> None:
+        """`rows` and `held` are those of a checkpoint."""
+        self._bytes: Counter[tuple[str, str, str, str]] = Counter()
+        for *key, count in rows:
+            self._bytes[tuple(key)] = count
+        #: what sites received, and digests of weights, computed beside training: counted when somebody asks
+        self._uncounted: list[tuple[tuple[str, str, str, str], int, Any]] = []
+        self.held = dict(held or {})  # digest of the weights each site received last
+
+    def going(self, calls: Iterable[Call]) -> None:
+        """Note what the sites are sent."""
+        for call in calls:
+            for parcel in call.parcels.values():
+                digest = parcel.digest_soon if parcel.kind == "weights" else None
+                key = (call.site, RECEIVED, parcel.content, call.operation)
+                self._uncounted.append((key, parcel.size, digest))
+
+    def came(self, call: Call, parcel: Parcel) -> None:
+        """Count what a site has sent in answer to a call."""
+        self._bytes[call.site, SENT, parcel.content, call.operation] += parcel.size
+
+    def rows(self) -> list[list]:
+        """All bytes up to now, by site, direction, kind and operation."""
+        for key, size, digest in self._uncounted:
+            if digest:
+                if self.held.get(key[0]) == digest.result():
+                    continue  # weights that a site received last time need not travel again
+                self.held[key[0]] = digest.result()
+            self._bytes[key] += size
+        self._uncounted.clear()
+        return [[*key, count] for key, count in sorted(self._bytes.items())]
+
+    @property
+    def total(self) -> int:
+        self.rows()
+        return self._bytes.total()
+
+    def summary(self, sites: tuple[str, ...]) -> JsonObject:
+        """The `communication` table of a result. `per_site` and `by_kind` each add up to `total_bytes`."""
+        by: list[Counter[str]] = [Counter() for _ in range(4)]
+        for *key, count in self.rows():
+            for sums, name in zip(by, key, strict=True):
+                sums[name] += count
+        per_site, directions, kinds, operations = (dict(sorted(sums.items())) for sums in by)
+        return {
+            "total_bytes": self.total,
+            "sent_bytes": directions.get(SENT, 0),
+            "received_bytes": directions.get(RECEIVED, 0),
+            "by_kind": kinds,
+            "by_operation": operations,
+            "per_site": dict.fromkeys(sites, 0) | per_site,
+        }
+
+
+class Coverage:
+    """`records`: each site's last record, with what all its parcels together cover; `uncovered`: kinds without one."""
+
+    def __init__(self, plain: JsonMapping | None = None) -> None:
+        self.records: dict[str, JsonObject] = dict((plain or {}).get("records", {}))
+        self.uncovered: set[str] = set((plain or {}).get("uncovered", ()))
+
+    def plain(self) -> JsonObject:
+        """What a checkpoint keeps."""
+        return {"records": self.records, "uncovered": sorted(self.uncovered)}
+
+    def add(self, site: str, record: JsonMapping) -> None:
+        """A record about this site's images: of a parcel, or of what a coordinator trained on what it had sent."""
+        before, joined = self.records.get(site, {}), {}
+        for name in ("covers", "does_not_cover"):
+            joined[name] = list(dict.fromkeys(map(str, [*before.get(name, []), *record[name]])))
+        self.records[site] = {**record, **joined}
+
+    def note(self, site: str, parcel: Parcel) -> None:
+        """A site released this parcel."""
+        said = parcel.privacy  # it comes from outside, and may be no record at all
+        if said is not None and all(isinstance(said.get(name), of) for name, of in RECORD.items()):
+            self.add(site, said)
+        elif parcel.content not in OF_NO_IMAGE and (parcel.tensors or parcel.metadata.keys() - PUBLIC):
+            self.uncovered.add(parcel.content)
+
+
+class Heads:
+    """The heads of all ledgers of one run. A ledger that went back, or is another one now, is refused."""
+
+    def __init__(self, folder: Path, ring: keys.KeyRing | None = None) -> None:
+        """`folder`: the coordinator's run folder; `ring`: its keys in a deployed run, where heads must be signed."""
+        self._folder, self._keys = folder, ring
+        self.known: dict[str, Anchor] = {}  #: of a deployed site, counter-signed: goes with its next call
+        self._soon: dict[str, Callable[[], Head | None]] = {}  # of simulated sites whose lines are being written
+        received = folder / RECEIVED_FILE
+        if ring and received.exists() and not received.read_bytes().endswith(b"\n"):
+            append(received, b"\n")  # what comes next does not go on with what a killed process left unfinished
+
+    def receive(self, call: Call, reply: Reply) -> None:
+        """Take the head that came with an answer; ParcelRejected if the ledger is not the one that was known."""
+        if reply.head_soon:
+            self._soon[reply.site] = reply.head_soon
+            return
+        if self._soon:
+            self._settle(reply.site)
+        head, known = reply.head, self.known.get(reply.site)
+        if head is None:
+            if known or (self._keys and reply.parcels):
+                raise ParcelRejected("the answer came without the head of the site's ledger")
+            return
+        if known and (head.lines < known.lines or (head.lines == known.lines and head.digest != known.digest)):
+            raise ParcelRejected(f"its ledger had {known.lines} lines, and is another one now, of {head.lines} lines")
+        self.known[reply.site] = self._countersigned(reply.site, head)
+        if self._keys:
+            self._write(call, reply)
+
+    def anchor(self, site: str) -> Anchor | None:
+        """The counter-signed head of a deployed site, which goes with its next call."""
+        return self.known.get(site) if self._keys else None
+
+    def restore(self, plain: Mapping[str, Sequence[Any]]) -> None:
+        """Take over what `plain` gave, and what came after that checkpoint."""
+        self.known = {site: keys.anchor_from_json(value) for site, value in plain.items()}
+        for line in read_received(self._folder) if self._keys else []:
+            anchor = keys.anchor_from_json(line["head"])
+            if line["site"] not in self.known or anchor.lines > self.known[line["site"]].lines:
+                self.known[line["site"]] = anchor
+
+    def plain(self) -> dict[str, Anchor]:
+        """What a checkpoint keeps."""
+        if self._soon:
+            self._settle(*self._soon)
+        return dict(self.known)
+
+    def summary(self) -> JsonObject:
+        """For the result: lines and last digest of each ledger, and the signatures of a deployed run."""
+        self._settle(*self._soon)
+        return {site: {name: value for name, value in a._asdict().items() if value} for site, a in self.known.items()}
+
+    def _settle(self, *sites: str) -> None:
+        """Take the heads that were still to come."""
+        for site in sites:
+            if site in self._soon and (head := self._soon.pop(site)()):
+                self.known[site] = self._countersigned(site, head)
+
+    def _countersigned(self, site: str, head: Head) -> Anchor:
+        if self._keys is None:
+            return Anchor(head.lines, head.digest)
+        if keys.signer_of_line(self._keys.verifying_keys(site), head.digest, head.signature) is None:
+            raise ParcelRejected("the head of its ledger is not signed with the key that the kits have for it")
+        return keys.sign_anchor(self._keys.signing_key(COORDINATOR), self._folder.name, site, head)
+
+    def _write(self, call: Call, reply: Reply) -> None:
+        line = {"site": call.site, "round": call.round, "operation": call.operation, "to": call.to}
+        line["parcels"] = [
+            {"kind": one.content, "bytes": one.size, "digest": None if one.kind == SEALED else one.digest}
+            for one in reply.parcels  # of a sealed one nobody here knows what is inside
+        ]
+        line["head"] = self.known[call.site]
+        append(self._folder / RECEIVED_FILE, json.dumps(line).encode() + b"\n")

@@ -1,6 +1,6 @@
 """Key exchange between sites, and sealed parcels: public keys, encryption for one site, decryption.
 
-Every site has the others' public keys on its key ring (`key_ring.py`): a deployed one in its kit. They go through the
+Every site has the others' public keys on its ring (`ledger/keys.py`): a deployed one in its kit. They go through the
 coordinator only to be compared (`KeyExchange`): a key that is not the one on the ring is refused, and so is a site that
 is not on it. What a site agreed to is bound into its ledger by `take_keys`. A sealed box is taken once.
 """
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from polyclinic.federation.call import Call
-from polyclinic.federation.ledger.appended import FirstUse
+from polyclinic.federation.ledger.appended import Notes
 from polyclinic.federation.ledger.keys import KEY_BYTES, SealBroken, open_box, public_key, seal_box
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel, decode
@@ -24,11 +23,12 @@ from polyclinic.federation.operation import operation
 from polyclinic.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from polyclinic.federation.site import Site
 
-#: where a site's state keeps which boxes it has taken, uint8 [boxes, 32], and the file of a deployed one
+#: where a site's state keeps which boxes it has taken, uint8 [boxes, 32], and the file of a deployed one, with a digest
+#: of call and state for each
 TAKEN = "boxes taken"
 BOXES = "boxes.txt"
 
@@ -61,7 +61,7 @@ def seal(site: Site, parcel: Parcel, call: Call) -> Parcel:
     key = site.keys.public(call.to)
     if key is None:
         raise ParcelRejected(f"site '{site.name}' has no key of '{call.to}', for whom the parcel is")
-    bound = {**about, "to": call.to, "round": call.round}
+    bound = {**about, "to": call.to, "round": call.round, **_run_of(site)}
     box = seal_box(parcel.encoded, bound, sender=site.keys.own(site.name), recipient=key)
     return Parcel(SEALED, {"box": _tensor(box)}, about, parcel.privacy)
 
@@ -76,7 +76,7 @@ def unseal(site: Site, parcel: Parcel, call: Call) -> Parcel:
     box = parcel.tensors["box"]
     if box.dtype != torch.uint8 or box.dim() != 1:
         raise ParcelRejected(f"what came sealed from site '{about['from']}' is no box")
-    bound = {**about, "to": site.name, "round": call.round}
+    bound = {**about, "to": site.name, "round": call.round, **_run_of(site)}
     try:
         mine = site.keys.own(site.name)
         plain = open_box(box.cpu().contiguous().numpy().data, bound, recipient=mine, sender=key)
@@ -89,6 +89,12 @@ def unseal(site: Site, parcel: Parcel, call: Call) -> Parcel:
     return found
 
 
+def _run_of(site: Site) -> dict[str, str]:
+    """The run of a deployed site, so that no box is taken in another run of the same study. The keys of a simulated
+    site, which follow from the seed, serve no other run."""
+    return {"run": site.place.parent.parent.name} if site.kit else {}
+
+
 def _take_once(site: Site, box: Tensor, sender: str, call: Call) -> None:
     """ParcelRejected for a box that the site has taken before: twice, a model would count twice. The site's state keeps
     the key that was drawn for each box, by which a box is known.
@@ -99,23 +105,10 @@ def _take_once(site: Site, box: Tensor, sender: str, call: Call) -> None:
     drawn = box[:KEY_BYTES].cpu().reshape(1, -1)
     taken = site.state.get(TAKEN, torch.zeros(0, KEY_BYTES, dtype=torch.uint8))
     now = asked_in_state(site, call) if site.secret else ""
-    first = BoxFile.at(site.folder / BOXES).first(_bytes(drawn).hex(), now) if site.secret else ""
+    first = Notes.at(site.folder / BOXES).first(_bytes(drawn).hex(), now) if site.secret else ""
     if bool((taken == drawn).all(1).any()) or first != now:
         raise ParcelRejected(f"the sealed parcel from site '{sender}' was taken before")
     site.state[TAKEN] = torch.cat([taken, drawn])
-
-
-class BoxFile(FirstUse):
-    """What a deployed site took each sealed box for: on each line the box's key, and a digest of call and state."""
-
-    def parsed(self, line: str) -> Iterator[tuple[str, str]]:
-        if not re.fullmatch("[0-9a-f]{64} [0-9a-f]{64}", line):
-            raise ValueError("no box")
-        box, asked = line.split(" ")
-        yield box, asked
-
-    def line(self, name: str, value: str) -> str:
-        return f"{name} {value}"
 
 
 def asked_in_state(site: Site, call: Call) -> str:

@@ -18,7 +18,7 @@ from polyclinic.data.allowed_paths import folder_name
 from polyclinic.errors import Damaged
 from polyclinic.federation.call import Suspended
 from polyclinic.federation.layers.interface import Layer
-from polyclinic.federation.transaction import Parcels, Transaction
+from polyclinic.federation.operation import Parcels, Transaction
 from polyclinic.files import atomic_write, read_json
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 Of every operation that releases something of images, the first release, the last, and some at random are kept: in the
 site's own folder, so they are no communication. Beside the parcels lie what the site had received (the weights it
-started from) and which images it used, which only the scoring of an attack may look at. The choice depends on the seed
+started from), what it was asked and its state before that, so that the operation can be carried out again, and which
+images it used, which only the scoring of an attack may look at. The choice depends on the seed
 and the parcels' digests alone, so a run that was interrupted and resumed keeps the same ones.
 
     sites/<site>/kept/<round>-<step>-<operation>-<digest>/{<number>-<kind>.safetensors, context.safetensors, note.json}
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -53,17 +54,40 @@ def is_worth_keeping(parcel: Parcel) -> bool:
     return any(t.dim() >= 2 or (t.dtype == torch.int64 and t.numel() > 1) for t in parcel.tensors.values())
 
 
+class Asked(NamedTuple):
+    """An operation that a site was asked for, with its plain arguments and the names of the parcels that came."""
+
+    operation: str
+    arguments: JsonObject
+    received: list[str]
+
+
+class Turn(NamedTuple):
+    """What was asked of a site since it began to hold something in memory, and its state before that."""
+
+    state: Mapping[str, Tensor]
+    calls: list[Asked]
+
+
 class ParcelArchive:
     """Watches the operations of the sites of one process. `random`: releases kept besides the first and the last."""
 
     def __init__(self, random: int, seed: int) -> None:
         self.random, self.seed = random, seed
         self._received: dict[str, dict[str, Parcel]] = {}
+        self._turns: dict[str, Turn] = {}
         self._steps: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def begins(self, site: Site, received: Mapping[str, Parcel]) -> None:
-        """Tell before an operation what the site has received for it."""
-        self._received.setdefault(site.name, {}).update(received)
+    def begins(self, site: Site, call: Call, received: Mapping[str, Parcel]) -> None:
+        """Tell before an operation what is asked of the site, and what it has received for it."""
+        # copies: the work of a plug-in may change what came, and an audit would begin where that left off
+        copies = {
+            name: Parcel(one.kind, {key: t.clone() for key, t in one.tensors.items()}) for name, one in received.items()
+        }
+        self._received.setdefault(site.name, {}).update(copies)
+        if not site.memory or site.name not in self._turns:
+            self._turns[site.name] = Turn(dict(site.state), [])
+        self._turns[site.name].calls.append(Asked(call.operation, dict(call.arguments), list(received)))
 
     def released(
         self,
@@ -73,21 +97,34 @@ class ParcelArchive:
         used: Sequence[Tensor],
         address: str,
         left: Sequence[Parcel] | None = None,
+        asked: str = "",
     ) -> None:
         """Tell after the gate has let these parcels out. `used`: indices of the site's images in every batch that it
         took; `address`: what the operation's draws are addressed by; `left`: what they left as, in a sum of whole
-        numbers."""
+        numbers; `asked`: the digest of the call that random shares are drawn by."""
         if any(is_worth_keeping(parcel) for parcel in parcels):
             step = self._step(call)
             wanted = [p for p in parcels if is_worth_keeping(p) or p.kind in COMPANION_KINDS]
             priority = seed_of(self.seed, site.name, "keep", address, call.round, step)
             name = f"{call.round:05d}-{step:05d}-{call.operation}-{wanted[0].digest[:12]}"
             note = {"operation": call.operation, "round": call.round, "step": step, "to": call.to, "priority": priority}
+            note |= {"asked": asked} if asked else {}
             note |= {"left": [[parcel.kind, parcel.digest] for parcel in left]} if left else {}
             note |= {"split": call.arguments["split"]} if "split" in call.arguments else {}
-            self._keep(site, name, note, wanted, used)
+            turn = self._turns.get(site.name, Turn({}, []))
+            names = [name for asked in turn.calls for name in asked.received]
+            if len(names) > len(set(names)):  # what came first under a name is not kept
+                turn = Turn({}, [])
+            note |= {"turn": turn.calls}
+            context = {f"state/{key}": tensor for key, tensor in turn.state.items()}
+            for argument, parcel in self._received.get(site.name, {}).items():
+                context |= {f"received/{argument}/{key}": tensor for key, tensor in parcel.tensors.items()}
+            counts = torch.tensor([len(index) for index in used], dtype=torch.int64)
+            context |= {"used": torch.cat([*used, torch.zeros(0, dtype=torch.int64)]), "used_in_batch": counts}
+            self._keep(site, name, note, wanted, context)
         if not site.memory:  # in the middle of a turn, what came at its beginning still counts
             self._received.pop(site.name, None)
+            self._turns.pop(site.name, None)
 
     def _step(self, call: Call) -> int:
         """How many releases of this operation the site had in this round before."""
@@ -96,13 +133,15 @@ class ParcelArchive:
         self._steps[call.site, call.operation] = (call.round, step + 1)
         return step
 
-    def _keep(self, site: Site, name: str, note: JsonObject, parcels: Sequence[Parcel], used: Sequence[Tensor]) -> None:
+    def _keep(
+        self, site: Site, name: str, note: JsonObject, parcels: Sequence[Parcel], context: Mapping[str, Tensor]
+    ) -> None:
         """Write a release if it is chosen, and delete those that it takes the place of."""
         folder = site.folder / "kept"
         kept = {old.name: old for old in releases(folder) if old.operation == note["operation"]}
         chosen = self._chosen([*((old.name, old.note) for old in kept.values() if old.name != name), (name, note)])
         if name in chosen and name not in kept:
-            _write(folder / name, note, parcels, self._received.get(site.name, {}), used)
+            _write(folder / name, note, parcels, context)
         for old in kept.values():
             if old.name not in chosen:
                 shutil.rmtree(old.folder, ignore_errors=True)
@@ -175,8 +214,21 @@ class Release:
 
     def received(self, name: str) -> dict[str, Tensor]:
         """Tensors that the site had received under this name of the operation (`weights`); empty if there were none."""
-        start = f"received/{name}/"
+        return self._group(f"received/{name}/")
+
+    def _group(self, start: str) -> dict[str, Tensor]:
         return {key.removeprefix(start): t for key, t in self._context.items() if key.startswith(start)}
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The site's state before the first call of the turn."""
+        return self._group("state/")
+
+    @property
+    def turn(self) -> list[Asked]:
+        """What was asked of the site from the beginning of its turn to this release; empty where more came than was
+        kept."""
+        return [Asked(*one) for one in self.note.get("turn", [])]
 
     @property
     def used(self) -> list[Tensor]:
@@ -197,17 +249,8 @@ def releases(folder: Path) -> list[Release]:
     return [Release(file.parent, parse_json(file.read_text(encoding="utf-8"))) for file in notes]
 
 
-def _write(
-    folder: Path,
-    note: JsonMapping,
-    parcels: Iterable[Parcel],
-    received: Mapping[str, Parcel],
-    used: Sequence[Tensor],
-) -> None:
+def _write(folder: Path, note: JsonMapping, parcels: Iterable[Parcel], context: Mapping[str, Tensor]) -> None:
     """Write a release atomically."""
-    context = {f"received/{name}/{key}": t for name, parcel in received.items() for key, t in parcel.tensors.items()}
-    context["used"] = torch.cat([*used, torch.zeros(0, dtype=torch.int64)])
-    context["used_in_batch"] = torch.tensor([len(index) for index in used], dtype=torch.int64)
     with atomic_folder(folder) as partial:
         for number, parcel in enumerate(parcels):
             (partial / f"{number}-{parcel.kind}.safetensors").write_bytes(parcel.encoded)

@@ -3,7 +3,7 @@
 A box has a key of two Diffie-Hellman exchanges: of a pair drawn for this one box with the recipient's, which keeps old
 boxes shut, and of the sender's own with the recipient's, which only the two of them can make, so that the box is from
 whom it says. HKDF makes the key, ChaCha20-Poly1305 seals. What the bytes are about (who, to whom, when) travels open
-and is bound to them: a box handed to another site, in another round or under another name does not open.
+and is bound to them: a box handed to another site, in another round or run, or under another name does not open.
 
 A deployed site has drawn its keys itself, and finds those of the others in its kit, as its people have confirmed them:
 no key that comes through the coordinator is trusted unseen. A simulated site's keys follow from the study's seed: the

@@ -35,6 +35,26 @@ _BUILTIN = {
 KINDS: Registry[type[Kind]] = Registry(
     "polyclinic.kinds", {name: type(name, (Kind,), {"__doc__": text}) for name, text in _BUILTIN.items()}, base=Kind
 )
+#: the words of a sentence for a kind whose name says too little
+KINDS_IN_WORDS = {
+    "weights": "weights of a model",
+    "gradients": "gradients (the change that its images ask of a model)",
+    "activations": "activations (what a part of a model makes of its images)",
+    "latents": "latents (compressed images)",
+    "codes": "codes (compressed images)",
+    "generator": "a generator (a model that draws images like its own)",
+    "synthetic-images": "synthetic images",
+    "statistics": "statistics",
+    "metrics": "scores",
+    "keys": "public keys",
+    "masked": "numbers under masks, of which only the sum over all sites can be read",
+    "shares": "shares of the secrets behind these masks",
+    "labels": "labels of real images",
+    "masks": "masks of real images",
+    "real-images": "REAL IMAGES",
+}
+#: kinds from which whoever gets them rebuilds images of single patients, or has them as they are
+DANGEROUS = ("real-images", "labels", "masks", "latents", "activations", "codes", "gradients")
 #: kinds that hold nothing of images: they need no privacy, and no cohort
 OF_NO_IMAGE = frozenset({"keys", "shares"})
 #: metadata that tells no more than sizes, which count as public

@@ -67,12 +67,14 @@ class Ledger:
         self._on_record: defaultdict[tuple, Counter[tuple]] = defaultdict(Counter)
         self._missing = 0
         self._times: defaultdict[tuple, Counter[tuple]] = defaultdict(Counter)
-        for line in lines:
-            self._count(line)
         #: the last round in which something was released; without what came after the position a site was put back to
-        self.last_round = max((line["round"] for line in lines), default=0)
-        self._unsynced = False
-        self._due: list[tuple[Future[str], JsonObject]] = []  # lines of parcels whose digests are being computed
+        self.last_round = 0
+        for line in lines:
+            self._times[line["round"], line["operation"]][line["kind"], line["to"]] += 1
+            self.last_round = max(self.last_round, line["round"])
+        #: whether lines were written that nobody has brought to disk
+        self.unsynced = False
+        self.due: list[tuple[Future[str], JsonObject]] = []  #: lines of parcels whose digests are being computed
         if anchor:
             anchor.check(path, self._digests)
 
@@ -106,7 +108,7 @@ class Ledger:
             known = verify(self.path)
             self._on_record.clear()
             for line in known[lines:]:
-                self._on_record[_address(line)][_identity(line)] += 1
+                self._on_record[line["round"], line["operation"]][_identity(line)] += 1
             self._missing = len(known) - lines
             self.last_round = max((line["round"] for line in known[:lines]), default=0)
 
@@ -128,58 +130,28 @@ class Ledger:
                 found[of_kind] += number
         return max(found.values(), default=0)
 
-    def _count(self, line: JsonObject) -> None:
-        self._times[_address(line)][line["kind"], line["to"]] += 1
-
-    def append(
-        self,
-        *,
-        round: int,
-        operation: str,
-        kind: str,
-        bytes: int,
-        digest: str,
-        to: str,
-        privacy: JsonObject | None = None,
-        salted: bool = False,
-        sum: JsonObject | None = None,
-        wire: str = "exact",
-    ) -> None:
-        """Write down one release. `round` 0 is what happens before the first round. `sum`: the secure sum that it
-        belongs to, by its id and its number of sites. `wire`: how its numbers travel, written where not exactly.
+    def append(self, digest: str, *, salted: bool = False, **about: Any) -> None:
+        """Write down one release: `round` (0 is before the first round), `operation`, `kind`, `bytes`, `to`, and where
+        there is any, its record of `privacy`, the secure `sum` that it belongs to, by id and number of sites, and how
+        its numbers travel (`wire`), if not exactly.
 
         `salted`: what left is a secret of site and receiver. The coordinator gets the ledger's head, by which it could
         else confirm a guess of the content.
         """
         self.settle()
-        about = {"round": round, "operation": operation, "kind": kind, "bytes": bytes, "to": to, "privacy": privacy}
-        self._append(digest, about | {"sum": sum, "wire": wire}, salted)
-
-    def append_soon(self, digest: Future[str], **about: Any) -> None:
-        """Write down a release of a simulated site when its digest is computed; see `append`. Whatever is asked of
-        the ledger comes after that."""
-        self._due.append((digest, about))
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether all lines are written."""
-        return not self._due
-
-    def settle(self) -> None:
-        """Write the lines that wait for digests."""
-        while self._due:
-            digest, about = self._due[0]
-            self._append(digest.result(), about)
-            del self._due[0]
-
-    def _append(self, digest: str, about: JsonObject, salted: bool = False) -> None:
-        told = {name: about[name] for name in ("round", "operation", "kind", "bytes")}
-        told |= {"digest": digest, "to": about["to"], "privacy": about.get("privacy")}
-        told |= {"sum": about["sum"]} if about.get("sum") else {}
-        told |= {"wire": about["wire"]} if about.get("wire", "exact") != "exact" else {}
-        line: JsonObject = {"index": self._position.lines, "previous": self._position.digest, **told}
+        address = (about["round"], about["operation"])
+        line: JsonObject = {"index": self._position.lines, "previous": self._position.digest}
+        line |= {
+            "round": about["round"],
+            "operation": about["operation"],
+            "kind": about["kind"],
+            "bytes": about["bytes"],
+        }
+        line |= {"digest": digest, "to": about["to"], "privacy": about.get("privacy")}
+        line |= {"sum": about["sum"]} if about.get("sum") else {}
+        line |= {"wire": about["wire"]} if about.get("wire", "exact") != "exact" else {}
         self.last_round = max(self.last_round, line["round"])
-        repeated = self._on_record.get(_address(line), _NONE)
+        repeated = self._on_record.get(address, _NONE)
         if repeated[_identity(line)] > 0:
             repeated[_identity(line)] -= 1
             self._missing -= 1
@@ -191,12 +163,28 @@ class Ledger:
             line["signature"] = sign_line(self._signer, line["digest_of_line"])
         # opened anew for each line: a thousand sites must not hold a thousand open files
         append(self.path, json.dumps(line).encode() + b"\n")
-        self._unsynced = True
+        self.unsynced = True
         self._position = Position(self._position.lines + 1, line["digest_of_line"])
         self._signature = line.get("signature", "")
-        self._count(line)
+        self._times[address][line["kind"], line["to"]] += 1
         if self._anchor:
             self._digests.append(line["digest_of_line"])
+
+    def append_soon(self, digest: Future[str], **about: Any) -> None:
+        """Write down a release of a simulated site when its digest is computed; see `append`. Whatever is asked of
+        the ledger comes after that."""
+        self.due.append((digest, about))
+
+    def settle(self) -> None:
+        """Write the lines that wait for digests."""
+        due, self.due = self.due, []
+        try:
+            while due:
+                digest, about = due[0]
+                self.append(digest.result(), **about)
+                del due[0]
+        finally:
+            self.due = due
 
     def commit(self) -> None:
         """At a deployed site: all lines are on disk, and the anchor has the head, when this returns. Called before a
@@ -205,11 +193,6 @@ class Ledger:
             sync_file(self.path)
             sync_folder(self.path.parent)
             self._anchor.keep(head=self.head)
-
-    def take_unsynced(self) -> bool:
-        """Whether lines were written since the last time this was asked: the caller has them on disk now."""
-        unsynced, self._unsynced = self._unsynced, False
-        return unsynced
 
     def take_anchor(self, anchor: Anchor) -> None:
         """Keep a counter-signed head; LedgerBroken if this ledger never had it."""
@@ -258,7 +241,12 @@ def verify(
         if _digest_of(line) != previous or json.dumps(line).encode() != text:
             raise LedgerBroken(f"{path}, line {number}: was changed after it was written")
         if keys is not None and number > unsigned:
-            oldest += _place_of_key(path, number, line, keys[oldest:])
+            if "signature" not in line:
+                raise LedgerBroken(f"{path}, line {number}: is not signed")
+            place = signer_of_line(keys[oldest:], line["digest_of_line"], line["signature"])
+            if place is None:
+                raise LedgerBroken(f"{path}, line {number}: is not signed by the site's key")
+            oldest += place
         lines.append(line)
     return lines
 
@@ -274,25 +262,12 @@ def _parsed(path: Path, number: int, text: bytes) -> JsonObject:
     return line
 
 
-def _place_of_key(path: Path, number: int, line: JsonObject, keys: Sequence[bytes]) -> int:
-    if "signature" not in line:
-        raise LedgerBroken(f"{path}, line {number}: is not signed")
-    place = signer_of_line(keys, line["digest_of_line"], line["signature"])
-    if place is None:
-        raise LedgerBroken(f"{path}, line {number}: is not signed by the site's key")
-    return place
-
-
 def _digest_of(line: JsonObject) -> str:
     """SHA-256 of a line but for its digest and its signature."""
     content = dict(line)
     for name in ("digest_of_line", "signature"):
         content.pop(name, None)
     return hashlib.sha256(_sorted_json(content).encode()).hexdigest()
-
-
-def _address(line: JsonObject) -> tuple:
-    return (line["round"], line["operation"])
 
 
 def _identity(line: JsonObject) -> tuple:

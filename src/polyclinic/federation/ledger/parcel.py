@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -78,10 +79,6 @@ class Layout(NamedTuple):
         return len(text).to_bytes(8, "little") + text
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
-    return tuple([(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()])
-
-
 @functools.lru_cache(maxsize=32)
 def layout_of(shapes: Shapes) -> Layout:
     """Found once for all parcels of one network."""
@@ -101,27 +98,18 @@ def _sorted_layout(shapes: Shapes) -> Layout:
     return Layout(shapes, size, tuple(floats), tuple(entries) if known else None, _json(entries))
 
 
-def digest_of_file(start: bytes, tensors: Sequence[Tensor]) -> str:
-    """SHA-256 of a file of this header and these tensors, which come in the order of its layout."""
-    hasher = hashlib.sha256(start)
-    for piece in pieces_of_gpu(tensors) if any(one.is_cuda for one in tensors) else tensors:
-        hasher.update(_numbers(piece))
-    return hasher.hexdigest()
-
-
-def _numbers(tensor: Tensor) -> memoryview:
-    """A tensor's numbers, one after the other. NumPy does not know every type."""
-    plain = tensor.detach().contiguous()
-    return (plain if plain.dtype in (torch.float32, torch.int64) else plain.flatten().view(torch.uint8)).numpy().data
-
-
 @functools.cache
 def _is_as_installed() -> bool:
     """Whether the installed safetensors writes the header that is built here; another version might not."""
-    sample = {f"{name}é": torch.zeros(3, 1).to(dtype) for dtype, name in TYPES.items()}
-    sample |= {"b": torch.zeros(()), "a": torch.zeros(0, 2)}
+    sample, shapes = (
+        {"b": torch.zeros(()), "a": torch.zeros(0, 2)},
+        [("b", torch.float32, ()), ("a", torch.float32, (0, 2))],
+    )
+    for dtype, name in TYPES.items():
+        sample[f"{name}é"] = torch.zeros(3, 1).to(dtype)
+        shapes.append((f"{name}é", dtype, (3, 1)))
     metadata = {"of": '{"a": "\x01\n\\é"}'}
-    layout, data = _sorted_layout(shapes_of(sample)), save(sample, metadata)
+    layout, data = _sorted_layout(tuple(shapes)), save(sample, metadata)
     header = layout.header(metadata)  # it says where each tensor lies
     return data.startswith(header) and len(data) == len(header) + layout.size
 
@@ -155,7 +143,7 @@ class Parcel:
     _packed: Sequence[str] = field(default=(), init=False, repr=False, compare=False)  #: images that travel compressed
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS and self.kind != SEALED:
+        if self.kind not in KINDS.builtin and self.kind != SEALED and self.kind not in KINDS:
             raise ParcelRejected(f"'{self.kind}' is not a kind of parcel; the kinds are {', '.join(KINDS)}")
         object.__setattr__(self, "tensors", dict(sorted(self.tensors.items())))
         if self.compressed:
@@ -175,16 +163,16 @@ class Parcel:
     @cached_property
     def layout(self) -> Layout:
         """Names, types and shapes of the tensors, and how they lie in `encoded`."""
-        return layout_of(shapes_of(self.tensors))
+        return layout_of(tuple([(name, one.dtype, one.shape) for name, one in self.tensors.items()]))
 
     @property
     def norms(self) -> dict[str, float]:
         """The Euclidean norm of each tensor of floating-point numbers, worked out again where a tensor has changed."""
+        floats = [self.tensors[name].detach() for name in self.layout.floats]
         # a tensor that was made in inference mode does not know how often it was changed
-        versions = [tensor._version for tensor in self.tensors.values() if not tensor.is_inference()]
+        versions = [0 if one.is_inference() else one._version for one in floats]
         known, norms = vars(self).get("_norms", (None, {}))
         if known != versions:
-            floats = [self.tensors[name].detach() for name in self.layout.floats]
             # the norm of many half-precision numbers is more than half precision holds
             wide = [one.float() if one.itemsize < 4 else one for one in floats]
             # in one pass: a GPU is waited for once; of floats and doubles it makes doubles
@@ -254,7 +242,13 @@ class Parcel:
             return hashlib.sha256(content).hexdigest()
         if self._header is None:
             return hashlib.sha256(self.encoded).hexdigest()
-        return digest_of_file(self._header, [self.tensors[name] for name in self.layout.order or ()])
+        hasher, tensors = hashlib.sha256(self._header), [self.tensors[name] for name in self.layout.order or ()]
+        for piece in pieces_of_gpu(tensors) if any(map(attrgetter("is_cuda"), tensors)) else tensors:
+            plain = piece.detach().contiguous()
+            if plain.dtype not in (torch.float32, torch.int64):  # NumPy does not know every type
+                plain = plain.flatten().view(torch.uint8)
+            hasher.update(plain.numpy().data)
+        return hasher.hexdigest()
 
     @cached_property
     def _header(self) -> bytes | None:

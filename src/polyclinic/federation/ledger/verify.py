@@ -84,7 +84,10 @@ def check_ledger(path: Path, site: str, evidence: Evidence) -> Checked:
     if known == () and path.exists():
         raise LedgerBroken(f"{path}, line 1: there is no public key of site '{site}' to check its signature with")
     lines = verify(path, known if evidence.strict else None) if path.exists() else []
-    unsigned = _unsigned(path, lines)
+    signed = ["signature" in line for line in lines]
+    unsigned = signed.index(True) if True in signed else len(signed)  # the first ones, which an older version wrote
+    if not all(signed[unsigned:]):
+        raise LedgerBroken(f"{path}, line {unsigned + signed[unsigned:].index(False) + 1}: is not signed")
     if known and lines and not evidence.strict:
         verify(path, known, unsigned=unsigned)
     checked = Checked(lines, unsigned, signatures_checked=evidence.keys is not None)
@@ -104,15 +107,6 @@ def check_ledger(path: Path, site: str, evidence: Evidence) -> Checked:
     if evidence.received is not None:
         _compare(path, site, checked, evidence.received)
     return checked
-
-
-def _unsigned(path: Path, lines: Sequence[JsonObject]) -> int:
-    """How many of the first lines have no signature, as an older version wrote them; LedgerBroken for a later one."""
-    signed = ["signature" in line for line in lines]
-    first = signed.index(True) if True in signed else len(signed)
-    if not all(signed[first:]):
-        raise LedgerBroken(f"{path}, line {first + signed[first:].index(False) + 1}: is not signed")
-    return first
 
 
 # --- what others have seen ----------------------------------------------------------------------------
@@ -189,6 +183,8 @@ def check_run(run: Path, keys: Path | None = None, against: Path | None = None) 
     `run` is a run folder or one ledger file, `keys` a file of public keys, `against` the coordinator's run folder.
     """
     check_whole(run)
+    if run.is_file() and run.resolve().parent.name != "ledger" and b'"digest_of_line"' not in run.read_bytes():
+        raise BadInput(f"{run}: is no ledger; name a run folder, or a file such as ledger/site-1.jsonl in one")
     try:
         evidence = evidence_about(run, keys, against)
     except LedgerBroken as error:
@@ -207,7 +203,11 @@ def check_run(run: Path, keys: Path | None = None, against: Path | None = None) 
 def evidence_about(run: Path, keys: Path | None = None, against: Path | None = None) -> Evidence:
     """What the ledgers of a run are compared with."""
     folder = _folder_of(run)
-    witnesses = [*(witnesses_in(folder) if folder else []), *_witnesses_of_kit(folder)]
+    witnesses, kit = witnesses_in(folder) if folder else [], _kit_of(folder)
+    if folder and kit and (owner := _owner_of(kit, folder)) not in (None, COORDINATOR):
+        place = folder.resolve()  # what the site's own anchor of this folder says
+        anchor = kit / "anchors" / place.parent.name / f"{place.name}.json"
+        witnesses = [*witnesses, *witnesses_at_site(anchor, owner or "")]
     if against is not None:
         if not (against / RECEIVED_FILE).exists():
             raise BadInput(f"--against {against}: holds no {RECEIVED_FILE}; name the coordinator's folder of this run")
@@ -256,15 +256,6 @@ def _owner_of(kit: Path, folder: Path) -> str | None:
         return KitKeys(kit / "local").owner()
     names = [file.stem for file in (folder / "ledger").glob("*.jsonl")]
     return names[0] if len(names) == 1 else None
-
-
-def _witnesses_of_kit(folder: Path | None) -> list[Witness]:
-    """What the site's own anchor of this folder says."""
-    kit = _kit_of(folder)
-    if folder is None or kit is None or (owner := _owner_of(kit, folder)) in (None, COORDINATOR):
-        return []
-    place = folder.resolve()
-    return witnesses_at_site(kit / "anchors" / place.parent.name / f"{place.name}.json", owner)
 
 
 def _files(run: Path, evidence: Evidence) -> dict[str, Path]:

@@ -61,7 +61,12 @@ def pack(
         if not _is_eligible(tensor, encoding, known):
             continue
         plain = tensor.detach().cpu().contiguous()
-        raw = _delta(plain, known) if encoding == "delta" and known is not None else _rounded(plain, encoding)
+        if (
+            encoding == "delta" and known is not None
+        ):  # the bits that differ, the same byte of all numbers together: the
+            raw = np.ascontiguousarray((_bits(plain) ^ _bits(known)).T).tobytes()  # first ones are mostly zero
+        else:
+            raw = _rounded(plain, encoding)
         blob = zlib.compress(raw, LEVEL)
         if not ample and plain.nbytes > EXPANDS * len(blob):
             continue
@@ -79,16 +84,20 @@ def unpack(
     unpacked = sum(math.prod(one["shape"]) * _TYPES[one["dtype"]].itemsize for one in told.values())
     if max(unpacked, sum(sizes.values())) > limit:
         raise NotOnWire(f"{unpacked} bytes are declared, and the limit is {limit}")
-    if encoding == "delta":
-        for name, one in told.items():
-            _check_base(name, _TYPES[one["dtype"]], tuple(one["shape"]), base or {})
+    for name, one in told.items() if encoding == "delta" else ():  # before a byte is decompressed
+        known = (base or {}).get(name)
+        if known is None or known.dtype != _TYPES[one["dtype"]] or list(known.shape) != one["shape"]:
+            raise NotOnWire(f"tensor '{name}' is a difference to one that the receiver does not have")
     found = {}
     for name, one in told.items():
         raw = _inflated(blobs[name], sizes[name])
         dtype, shape = _TYPES[one["dtype"]], tuple(one["shape"])
-        found[name] = (
-            _undelta(raw, dtype, shape, (base or {})[name]) if encoding == "delta" else _unrounded(raw, encoding, shape)
-        )
+        if encoding == "delta":
+            differing = np.frombuffer(raw, np.uint8).reshape(dtype.itemsize, -1).T
+            flat = np.ascontiguousarray(differing ^ _bits((base or {})[name])).reshape(-1)
+            found[name] = torch.from_numpy(flat).view(dtype).reshape(shape)
+        else:
+            found[name] = _unrounded(raw, encoding, shape)
     return found
 
 
@@ -185,23 +194,6 @@ def _bits(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().reshape(-1, tensor.element_size())
 
 
-def _delta(tensor: Tensor, base: Tensor) -> bytes:
-    """The bits that differ, the same byte of all numbers together: the first ones are mostly zero."""
-    return np.ascontiguousarray((_bits(tensor) ^ _bits(base)).T).tobytes()
-
-
-def _check_base(name: str, dtype: torch.dtype, shape: tuple[int, ...], base: Mapping[str, Tensor]) -> None:
-    """Before a byte is decompressed."""
-    known = base.get(name)
-    if known is None or known.dtype != dtype or tuple(known.shape) != shape:
-        raise NotOnWire(f"tensor '{name}' is a difference to one that the receiver does not have")
-
-
-def _undelta(raw: bytes, dtype: torch.dtype, shape: tuple[int, ...], known: Tensor) -> Tensor:
-    differing = np.frombuffer(raw, np.uint8).reshape(dtype.itemsize, -1).T
-    return torch.from_numpy(np.ascontiguousarray(differing ^ _bits(known)).reshape(-1)).view(dtype).reshape(shape)
-
-
 LONGEST = 16383  # px, the longest side of a WebP picture
 #: bytes before each strip that say how long it is
 PREFIX = 4
@@ -251,16 +243,15 @@ def unpack_images(packed: Tensor, shape: Sequence[int]) -> Tensor:
 
 def unpack_all_images(tensors: dict[str, Tensor], shapes: object, limit: int) -> dict[str, Tensor]:
     """The tensors, with those that are images as they were; NotPictures for others, or for more than `limit` bytes."""
-    if not isinstance(shapes, dict) or not all(_is_shape(shape) for shape in shapes.values()):
+    if not isinstance(shapes, dict) or not all(
+        isinstance(shape, list) and len(shape) == 4 and all(type(side) is int and side >= 0 for side in shape)
+        for shape in shapes.values()
+    ):
         raise NotPictures("compressed images must come with their shapes")
     size = sum(math.prod(shape) for shape in shapes.values())
     if size > limit:
         raise NotPictures(f"{size} bytes of images are above the limit of {limit}")
     return {**tensors, **{name: unpack_images(tensors[name], shape) for name, shape in shapes.items()}}
-
-
-def _is_shape(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 4 and all(type(side) is int and side >= 0 for side in value)
 
 
 def _pixels(data: bytes, size: tuple[int, int], channels: int) -> np.ndarray:
@@ -315,17 +306,15 @@ def unpack_codes(packed: Tensor, size: int, shape: tuple[int, ...]) -> Tensor:
     if packed.dtype != torch.uint8 or tuple(packed.shape) != (-(-numbers * bits // 8),):
         raise BadInput(f"codes: {packed.numel()} bytes are not {numbers} codes of {bits} bits; pack them again")
     data, piece = packed.cpu().numpy(), CHUNK * bits // 8
-    codes = [_codes_in(data[at : at + piece], bits) for at in range(0, len(data), piece)]
+    codes = []
+    for at in range(0, len(data), piece):
+        ones = np.unpackbits(data[at : at + piece])
+        whole = ones[: len(ones) // bits * bits].reshape(-1, bits).astype(np.int32)
+        codes.append((whole << np.arange(bits, dtype=np.int32)).sum(1).astype(np.int16))
     flat = np.concatenate(codes)[:numbers] if codes else np.zeros(0, np.int16)
     if flat.size and int(flat.max()) >= size:
         raise BadInput(f"codes: the bytes hold code {flat.max()}, but the codebook has {size}; pack them again")
     return torch.from_numpy(flat).reshape(shape)
-
-
-def _codes_in(data: np.ndarray, bits: int) -> np.ndarray:
-    ones = np.unpackbits(data)
-    whole = ones[: len(ones) // bits * bits].reshape(-1, bits).astype(np.int32)
-    return (whole << np.arange(bits, dtype=np.int32)).sum(1).astype(np.int16)
 
 
 # --- latents --------------------------------------------------------------------------------------------

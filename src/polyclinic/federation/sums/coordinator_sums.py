@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from torch import Tensor
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Failure, Reply
@@ -21,8 +20,20 @@ from polyclinic.federation.ledger.keys import public_key
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation
-from polyclinic.federation.sums.masks import SHARE_BYTES, Context, add_masks, combine_shares, pair_secret, sign_of
-from polyclinic.federation.sums.rows import TAIL, Layout, check_layout, check_open, digest_of_question, parcels_of
+from polyclinic.federation.sums.rows import (
+    SHARE_BYTES,
+    TAIL,
+    Context,
+    Layout,
+    add_masks,
+    check_layout,
+    check_open,
+    combine_shares,
+    digest_of_question,
+    pair_secret,
+    parcels_of,
+    sign_of,
+)
 from polyclinic.federation.sums.settings import MOST_SITES, Federated
 from polyclinic.federation.sums.site_memory import SIGNATURE_BYTES
 from polyclinic.federation.sums.site_sums import BOX, MASKED, SHARES
@@ -94,15 +105,17 @@ class CoordinatorSums:
     # --- a secure sum, step by step ------------------------------------------------------------------
 
     def _secure(self, federation: Federation, operation: str, sites: Sequence[str], question: str, ask: Ask) -> Total:
-        keys = self._keys(federation, operation, sites)
+        replies = federation.ask_all("give_mask_key", sites=sites, sum_of=operation)
+        told = {reply.site: reply.keys[reply.site] for reply in replies if reply.site in reply.keys}
+        keys = {site: key for site, key in told.items() if key.dtype == torch.uint8 and key.shape == (32,)}
         sealed = federation.ask_all("give_shares", sites=list(keys), keys=keys, sum_of=operation)
         boxes = {reply.site: _checked_boxes(reply, len(keys)) for reply in sealed}
         members = self._hand_out(federation, operation, sorted(keys), boxes)
         found = self._added(federation, operation, ask(members))
         answered = found.answered
         # how many sites must be left before a site gives its secrets, as each says itself
-        told = [n for parcel in boxes.values() if type(n := parcel.metadata.get("needs")) is int]
-        needed = max([self.settings.fewest_of(len(keys)), *told])
+        least = [n for parcel in boxes.values() if type(n := parcel.metadata.get("needs")) is int]
+        needed = max([self.settings.fewest_of(len(keys)), *least])
         self._require(len(answered), len(keys), needed, operation)
         signed = federation.ask_all("agree", sites=answered, answered=answered, sum_of=operation)
         agreed = {reply.site: _signature(reply) for reply in signed}
@@ -117,17 +130,21 @@ class CoordinatorSums:
 
     def _added(self, federation: Federation, operation: str, replies: Iterator[Reply]) -> Total:
         """The sum of what came. A site that sent other tensors than most others did fails, by name."""
-        found = Total()
+        by_form: dict[str, Total] = {}
         for reply in replies:
-            found.add(reply)
+            layout: Layout = [entry for parcel in reply.parcels for entry in parcel.metadata["layout"]]
+            form, row = json.dumps(layout), _row_of(reply)
+            if form in by_form:
+                np.add(by_form[form].row, row, out=by_form[form].row)
+                by_form[form].answered.append(reply.site)
+            else:
+                by_form[form] = Total(layout, row.copy(), [reply.site])
+        # the layout of most sites holds: one of a site that lies is not taken for all
+        most = max(by_form.values(), key=lambda one: len(one.answered), default=Total([], np.empty(0, np.uint64), []))
+        others = [site for one in by_form.values() if one is not most for site in one.answered]
         reason = "its answer has other tensors than those of the other sites"
-        federation.note_failures([Failure(site, operation, reason) for site in found.others])
-        return found
-
-    def _keys(self, federation: Federation, operation: str, sites: Sequence[str]) -> dict[str, Tensor]:
-        replies = federation.ask_all("give_mask_key", sites=sites, sum_of=operation)
-        keys = {reply.site: reply.keys[reply.site] for reply in replies if reply.site in reply.keys}
-        return {site: key for site, key in keys.items() if key.dtype == torch.uint8 and key.shape == (32,)}
+        federation.note_failures([Failure(site, operation, reason) for site in others])
+        return most
 
     def _hand_out(
         self, federation: Federation, operation: str, order: Sequence[str], boxes: Mapping[str, Parcel]
@@ -150,43 +167,12 @@ class CoordinatorSums:
             )
 
 
-class Total:
-    """Rows of whole numbers, added modulo 2^64 as they come, by layout. The layout of most sites holds: one of a site
-    that lies is not taken for all."""
+class Total(NamedTuple):
+    """Rows of whole numbers, added modulo 2^64 as they come, and the sites whose rows these were."""
 
-    def __init__(self) -> None:
-        self._by_form: dict[str, tuple[Layout, np.ndarray, list[str]]] = {}
-
-    def add(self, reply: Reply) -> None:
-        layout: Layout = [entry for parcel in reply.parcels for entry in parcel.metadata["layout"]]
-        form, row = json.dumps(layout), _row_of(reply)
-        if form in self._by_form:
-            _, total, sites = self._by_form[form]
-            total += row
-            sites.append(reply.site)
-        else:
-            self._by_form[form] = layout, row.copy(), [reply.site]
-
-    @property
-    def _most(self) -> tuple[Layout, np.ndarray, list[str]]:
-        return max(self._by_form.values(), key=lambda one: len(one[2]))
-
-    @property
-    def layout(self) -> Layout:
-        return self._most[0]
-
-    @property
-    def row(self) -> np.ndarray:
-        return self._most[1]
-
-    @property
-    def answered(self) -> list[str]:
-        return self._most[2] if self._by_form else []
-
-    @property
-    def others(self) -> list[str]:
-        """Sites that sent something else."""
-        return [site for one in self._by_form.values() if one is not self._most for site in one[2]]
+    layout: Layout
+    row: np.ndarray
+    answered: list[str]
 
 
 def unmask(

@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from pydantic import Field
 
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.ledger.appended import FirstUse
+from polyclinic.federation.ledger.appended import Notes
 from polyclinic.federation.ledger.keys import signer_of
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.sums.masks import Context
+from polyclinic.federation.sums.rows import Context
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _note(site: Site, found: OpenSum, key: str, now: str, words: str) -> None:
     """GateRefused where the site did otherwise before."""
     if not site.secret:
         return
-    if FirstUse.at(site.folder / DONE).first(key, now) != now:
+    if Notes.at(site.folder / DONE).first(key, now) != now:
         raise GateRefused(
             f"the sum of '{found.operation}' in round {found.round} {words}; submit the study as a new run"
         )

@@ -25,8 +25,18 @@ from polyclinic.federation.ledger.keys import KEY_BYTES, OVERHEAD, SealBroken, o
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
-from polyclinic.federation.sums.masks import SHARE_BYTES, add_masks, pair_secret, sign_of, split_secret
-from polyclinic.federation.sums.rows import TAIL, Layout, TooLarge, digest_of_question, row_of
+from polyclinic.federation.sums.rows import (
+    SHARE_BYTES,
+    TAIL,
+    Layout,
+    TooLarge,
+    add_masks,
+    digest_of_question,
+    pair_secret,
+    row_of,
+    sign_of,
+    split_secret,
+)
 from polyclinic.federation.sums.settings import Federated, Floor
 from polyclinic.federation.sums.site_memory import (
     OpenSum,
@@ -69,7 +79,11 @@ class SiteSums:
     @operation("keys")
     def give_mask_key(self, site: Site, sum_of: str) -> Parcel:
         """A public key for one sum. A new sum begins: what was left of an earlier one is forgotten."""
-        self._refuse_open(site, sum_of)
+        if site.secret and site.round < 1:  # before the first round a one-round method could be asked once more
+            raise ParcelRejected(f"a sum of '{sum_of}' was asked for before the first round")
+        before = known(site)  # two sums of one answer, of different sites, would give the difference of the two away
+        if before and (before.round, before.operation) == (site.round, sum_of):
+            raise ParcelRejected(f"a sum of '{sum_of}' has begun in round {site.round}; there is one of each")
         begun = OpenSum(
             run=self.run,
             round=site.round,
@@ -180,7 +194,15 @@ class SiteSums:
             told = [parcel.privacy for parcel in parcels if parcel.tensors]
             privacy = told[0] if told and all(one is not None for one in told) else None
             return (self._masked(site, call, numbers, layout, privacy),)
-        return _open_parcels(torch.from_numpy(numbers.view(np.int64)), layout, parcels)
+        # as parcels of the same kinds, for all to see; each has the row's last numbers at its end
+        row, open_parcels, start = torch.from_numpy(numbers.view(np.int64)), [], 0
+        for parcel in parcels:
+            own = [entry for entry in layout if entry[0] == parcel.kind]
+            end = start + sum(tensor.numel() for tensor in parcel.tensors.values())
+            summand = {"numbers": torch.cat([row[start:end], row[-TAIL:]])}
+            open_parcels.append(Parcel(parcel.kind, summand, {"layout": own}, parcel.privacy))
+            start = end
+        return tuple(open_parcels)
 
     def _masked(self, site: Site, call: Call, numbers: np.ndarray, layout: Layout, privacy: Any) -> Parcel:
         begun = at_step(site, call.operation, "ready")
@@ -200,14 +222,6 @@ class SiteSums:
         return Parcel(MASKED, {"numbers": row}, {"layout": layout, "sum": about}, privacy)
 
     # --- checks and small things ---------------------------------------------------------------------
-
-    def _refuse_open(self, site: Site, sum_of: str) -> None:
-        """Two sums of one answer, of different sites, would give the difference of the two away."""
-        if site.secret and site.round < 1:  # before the first round a one-round method could be asked once more
-            raise ParcelRejected(f"a sum of '{sum_of}' was asked for before the first round")
-        before = known(site)
-        if before and (before.round, before.operation) == (site.round, sum_of):
-            raise ParcelRejected(f"a sum of '{sum_of}' has begun in round {site.round}; there is one of each")
 
     def _check_keys(self, site: Site, found: OpenSum, public: Mapping[str, bytes]) -> None:
         if public.get(site.name) != public_key(found.private_key):
@@ -271,18 +285,6 @@ def draw(site: Site, *purpose: str | int) -> bytes:
 def _about(found: OpenSum, sender: str, recipient: str) -> dict[str, Any]:
     """What a box of shares is bound to: the sum with the mask keys of all, as the sender knows them."""
     return {"sum": found.context(of_all=True).sum_id, "from": sender, "to": recipient}
-
-
-def _open_parcels(row: Tensor, layout: Layout, released: Sequence[Parcel]) -> tuple[Parcel, ...]:
-    """The row as parcels of the same kinds, for all to see; each has the row's last numbers at its end."""
-    parcels, start = [], 0
-    for parcel in released:
-        own = [entry for entry in layout if entry[0] == parcel.kind]
-        end = start + sum(tensor.numel() for tensor in parcel.tensors.values())
-        numbers = torch.cat([row[start:end], row[-TAIL:]])
-        parcels.append(Parcel(parcel.kind, {"numbers": numbers}, {"layout": own}, parcel.privacy))
-        start = end
-    return tuple(parcels)
 
 
 def _key_bytes(name: str, key: Tensor) -> bytes:

@@ -6,9 +6,9 @@ what FELICIA calls the measure phi.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,88 +20,41 @@ from polyclinic.tasks import Target
 LossName = Literal["log", "linear", "hinge"]
 
 
-class GANLoss(ABC):
+class GANLoss(NamedTuple):
     """Losses to be lowered. Scores are [..., B], logits of K sites [..., B, K], numbers of sites [..., B]."""
 
-    @abstractmethod
-    def real(self, scores: Tensor) -> Tensor:
-        """The discriminator's loss for real images with these scores."""
-
-    @abstractmethod
-    def fake(self, scores: Tensor) -> Tensor:
-        """The discriminator's loss for fake images with these scores."""
-
-    @abstractmethod
-    def generator(self, scores: Tensor) -> Tensor:
-        """The generator's loss for fake images with these scores."""
-
-    @abstractmethod
-    def identification_loss(self, logits: Tensor, site: Tensor) -> Tensor:
-        """A generator's loss for being identified: phi of the probability that its images are its site's."""
-
-
-class Log(GANLoss):
-    """phi = log (Goodfellow et al. 2014). `smoothing` is what the label of a real image lacks to 1.
-
-    By default a generator lowers -log D instead of log(1 - D), whose gradient vanishes just when images are poor.
-    """
-
-    def __init__(self, smoothing: float = 0.0, saturating: bool = False) -> None:
-        self.smoothing, self.saturating = smoothing, saturating
-
-    def real(self, scores: Tensor) -> Tensor:
-        return (1 - self.smoothing) * F.softplus(-scores) + self.smoothing * F.softplus(scores)
-
-    def fake(self, scores: Tensor) -> Tensor:
-        return F.softplus(scores)
-
-    def generator(self, scores: Tensor) -> Tensor:
-        return -F.softplus(scores) if self.saturating else F.softplus(-scores)
-
-    def identification_loss(self, logits: Tensor, site: Tensor) -> Tensor:
-        return _at(logits.log_softmax(-1), site)
-
-
-class Linear(GANLoss):
-    """phi = identity: scores themselves, as a Wasserstein critic's (Arjovsky et al. 2017); needs a penalty."""
-
-    def real(self, scores: Tensor) -> Tensor:
-        return -scores
-
-    def fake(self, scores: Tensor) -> Tensor:
-        return scores
-
-    def generator(self, scores: Tensor) -> Tensor:
-        return -scores
-
-    def identification_loss(self, logits: Tensor, site: Tensor) -> Tensor:
-        return _at(logits.softmax(-1), site)
-
-
-class Hinge(GANLoss):
-    """phi cut off at a margin of 1 (Lim and Ye 2017): what is clearly right costs nothing."""
-
-    def real(self, scores: Tensor) -> Tensor:
-        return F.relu(1 - scores)
-
-    def fake(self, scores: Tensor) -> Tensor:
-        return F.relu(1 + scores)
-
-    def generator(self, scores: Tensor) -> Tensor:
-        return -scores
-
-    def identification_loss(self, logits: Tensor, site: Tensor) -> Tensor:
-        """The site's lead over the likeliest other site, from a margin of 1 behind on."""
-        own = _at(logits, site)
-        mine = torch.arange(logits.shape[-1], device=logits.device) == site.unsqueeze(-1)
-        others = logits.masked_fill(mine, -torch.inf)
-        return F.relu(1 + own - others.amax(-1))
+    real: Callable[[Tensor], Tensor]  #: the discriminator's, of real images with these scores
+    fake: Callable[[Tensor], Tensor]  #: the discriminator's, of fake images
+    generator: Callable[[Tensor], Tensor]  #: the generator's, of fake images
+    #: a generator's for being identified: phi of the probability that its images are its site's
+    identification_loss: Callable[[Tensor, Tensor], Tensor]
 
 
 def gan_loss(name: LossName, smoothing: float = 0.0, saturating: bool = False) -> GANLoss:
-    if name == "log":
-        return Log(smoothing, saturating)
-    return Linear() if name == "linear" else Hinge()
+    """The measure phi: `log` (Goodfellow et al. 2014), `linear` (the scores themselves, as a Wasserstein critic's: it
+    needs a penalty; Arjovsky et al. 2017) or `hinge` (cut off at a margin of 1; Lim and Ye 2017).
+
+    With `log`, `smoothing` is what the label of a real image lacks to 1; unless `saturating`, a generator lowers -log D
+    instead of log(1 - D), whose gradient vanishes just when images are poor.
+    """
+    if name == "linear":
+        return GANLoss(torch.neg, lambda scores: scores, torch.neg, lambda logits, site: _at(logits.softmax(-1), site))
+    if name == "hinge":
+        return GANLoss(lambda scores: F.relu(1 - scores), lambda scores: F.relu(1 + scores), torch.neg, _lead)
+
+    def real(scores: Tensor) -> Tensor:
+        return (1 - smoothing) * F.softplus(-scores) + smoothing * F.softplus(scores)
+
+    def generator(scores: Tensor) -> Tensor:
+        return -F.softplus(scores) if saturating else F.softplus(-scores)
+
+    return GANLoss(real, F.softplus, generator, lambda logits, site: _at(logits.log_softmax(-1), site))
+
+
+def _lead(logits: Tensor, site: Tensor) -> Tensor:
+    """The site's lead over the likeliest other site, from a margin of 1 behind on."""
+    mine = torch.arange(logits.shape[-1], device=logits.device) == site.unsqueeze(-1)
+    return F.relu(1 + _at(logits, site) - logits.masked_fill(mine, -torch.inf).amax(-1))
 
 
 # --- the central discriminator ------------------------------------------------------------------------

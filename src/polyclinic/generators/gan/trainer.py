@@ -48,18 +48,9 @@ class GANNetworks:
         self.networks = networks
         for network in networks.values():
             network.train()
-
-    def generate(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Images in [-1, 1], [..., B, C, H, W], from noise [..., B, latent]."""
-        return self.networks["generator"](noise, labels)
-
-    def score(self, images: Tensor, labels: Tensor) -> Tensor:
-        """How real the discriminator takes images for, [..., B]."""
-        return self.networks["discriminator"](images, labels)[..., 0]
-
-    def update_spectral_norms(self) -> None:
-        """One power iteration for every layer with a spectral norm."""
-        update_spectral_norms(self.networks["discriminator"])
+        self.generator: list[nn.Parameter] = list(networks["generator"].parameters())
+        self.generator_buffers: list[Tensor] = list(networks["generator"].buffers())
+        self.discriminator: list[nn.Parameter] = list(networks["discriminator"].parameters())
 
     @torch.no_grad()
     def update_ema(self, decay: float | Tensor) -> None:
@@ -75,18 +66,6 @@ class GANNetworks:
             torch._foreach_lerp_(here, there, 1 - decay)
         for name in now.keys() - floats:
             average[name].copy_(now[name])
-
-    @property
-    def generator(self) -> list[nn.Parameter]:
-        return list(self.networks["generator"].parameters())
-
-    @property
-    def generator_buffers(self) -> list[Tensor]:
-        return list(self.networks["generator"].buffers())
-
-    @property
-    def discriminator(self) -> list[nn.Parameter]:
-        return list(self.networks["discriminator"].parameters())
 
 
 def adam(
@@ -128,7 +107,7 @@ class GANTrainer:
         """A step on real images with their labels and on fake ones with the labels `wanted`; its loss, [...]."""
         with torch.no_grad():
             fake = self.generate(draws.noise, wanted)
-        self.networks.update_spectral_norms()
+        update_spectral_norms(self.networks.networks["discriminator"])
         rows = [real.shape[-4], fake.shape[-4]]
         seen, made = self.augment(torch.cat([real, fake], -4), draws.augmentation).split(rows, -4)
         real_scores, fake_scores = self.scores([seen, made], [labels, wanted])
@@ -155,9 +134,9 @@ class GANTrainer:
         return self.generate(random.normal(labels.shape[-1], self.settings.latent), labels)
 
     def generate(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """The same from noise [..., B, latent]."""
+        """Images in [-1, 1], [..., B, C, H, W], from noise [..., B, latent]."""
         with autocast(self.device, self.precision):
-            return self.networks.generate(noise, labels)
+            return self.networks.networks["generator"](noise, labels)
 
     def draw_for_generator(self, random: RandomSource, count: int) -> Tensor | None:
         """Augmentation of so many fake images, for a step."""
@@ -178,15 +157,9 @@ class GANTrainer:
         torch.autograd.backward(ends, gradients, inputs=self.networks.generator)
         self.generator_optimizer.step()
         self.steps += 1
-        self.networks.update_ema(self._ema_decay())
+        most, early = self.settings.average, (1 + self.steps) / (10 + self.steps)  # the decay's warm-up
+        self.networks.update_ema(early.clamp(max=most) if isinstance(early, Tensor) else min(most, early))
         return loss.detach()
-
-    def _ema_decay(self) -> float | Tensor:
-        """The EMA's decay with warm-up: min(ema, (1 + t) / (10 + t)) after t steps."""
-        early = (1 + self.steps) / (10 + self.steps)
-        return (
-            early.clamp(max=self.settings.average) if isinstance(early, Tensor) else min(self.settings.average, early)
-        )
 
     # --- both -------------------------------------------------------------------------------------
 
@@ -195,8 +168,9 @@ class GANTrainer:
         return images if draws is None else augment(images, draws)
 
     def score(self, images: Tensor, labels: Tensor) -> Tensor:
+        """How real the discriminator takes images for, [..., B]."""
         with autocast(self.device, self.precision):
-            return self.networks.score(images, labels)
+            return self.networks.networks["discriminator"](images, labels)[..., 0]
 
     def scores(self, parts: list[Tensor], labels: list[Tensor]) -> list[Tensor]:
         """Scores of several sets of images; in one pass, where no group of `MinibatchSpread` would mix two sets.

@@ -72,7 +72,7 @@ def band(inputs: int, outputs: int, before: int, stride: int, device: torch.devi
     reach = torch.arange(inputs, device=device)[None] - places
     weights = (0.5 - 0.25 * (reach - 1.5).abs()).clamp(min=0).to(dtype)
     weights = weights if outputs % 2 else weights.T.contiguous().T
-    if device.type == "cuda" and not torch.compiler.is_compiling():
+    if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()  # others use it from other streams
     return weights
 

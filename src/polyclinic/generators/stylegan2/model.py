@@ -28,7 +28,7 @@ from polyclinic.generators.base import (
     even_labels,
     initial_networks,
 )
-from polyclinic.generators.gan.adversarial import AdversarialGenerator, AdversarialModel, GANLoss, Log
+from polyclinic.generators.gan.adversarial import AdversarialGenerator, AdversarialModel, GANLoss, gan_loss
 from polyclinic.generators.gan.networks import OfEachClass
 from polyclinic.generators.gan.trainer import RealBatches, adam
 from polyclinic.generators.latent_space import GaussianSpace
@@ -78,7 +78,6 @@ class StyleGAN2(AdversarialGenerator):
     average_images: float = Field(10_000, gt=0, description="half-life of the averaged generator, in images")
     truncation: float = Field(1.0, ge=0, le=1, description="samples are moved so far from the mean style; 1 as drawn")
     graphs: bool = Field(True, description="on a GPU, record the steps once and replay them; false: start each kernel")
-    compile: bool = Field(False, description="compile the networks: pays on a GPU for runs of many minutes")
 
     summary: ClassVar[str] = "StyleGAN2 with adaptive augmentation, conditional; the good one"
 
@@ -107,7 +106,7 @@ class StyleGAN2(AdversarialGenerator):
 
     @property
     def gan_loss(self) -> GANLoss:
-        return Log()
+        return gan_loss("log")
 
     def central_discriminator(
         self, *, channels: int, size: int, target: Target, sites: int, per_class: bool = False
@@ -214,9 +213,9 @@ class StyleGAN2Model(AdversarialModel):
         images = self.average.synthesis(self.average.repeated(w), noises)
         return (images[..., : self.size, : self.size] + 1) / 2
 
-    def fixed_noises(self, seed: int = 0) -> list[Tensor]:
+    def fixed_noises(self) -> list[Tensor]:
         """Noise maps to search with, the same for every image: a projection must not chase noise that changes."""
-        rng = torch_rng(seed)
+        rng = torch_rng(0)
         sides = self.average.synthesis.noise_sides
         return [torch.randn(1, 1, side, side, generator=rng).to(self.device) for side in sides]
 

@@ -25,9 +25,10 @@ REVIVED = 0.1  # the share a code starts with when it is moved: not much more, s
 
 
 class Quantised(NamedTuple):
-    """codes int64 [B, h, w]; vectors [B, D, h, w] with the gradient passed straight through to the latents;
-    codebook and commitment losses [B] of each image, means over its latent numbers."""
+    """latents [B, D, h, w], their codes int64 [B, h, w], vectors [B, D, h, w] with the gradient passed straight to
+    the latents; codebook and commitment losses [B] of each image, means over its latent numbers."""
 
+    latents: Tensor
     codes: Tensor
     vectors: Tensor
     codebook: Tensor
@@ -54,29 +55,12 @@ class Codebook(nn.Module):
 
     def __init__(self, size: int, width: int, learning: Learning) -> None:
         super().__init__()
-        self.learning = learning
+        self.size, self.learning = size, learning
         self.vectors = nn.Embedding(size, width)
         if learning == "ema":
             self.vectors.weight.requires_grad_(False)
             self.register_buffer("counts", torch.zeros(size))
             self.register_buffer("sums", torch.zeros(size, width))
-
-    @property
-    def size(self) -> int:
-        return self.vectors.num_embeddings
-
-    @property
-    def started(self) -> bool:
-        """Whether the running means have begun; a gradient codebook has none to begin."""
-        return self.learning == "gradient" or bool(self.counts.any())
-
-    def nearest(self, latents: Tensor) -> Tensor:
-        """The code nearest to each latent vector: [B, D, h, w] -> int64 [B, h, w]."""
-        with torch.autocast(latents.device.type, enabled=False):
-            vectors = self.vectors.weight.detach().float()
-            rows = latents.detach().float().movedim(1, -1)
-            # |z - e|^2 less |z|^2, which is the same for every code
-            return (vectors.square().sum(1) - 2 * rows @ vectors.T).argmin(-1)
 
     def lookup(self, codes: Tensor) -> Tensor:
         """The vectors of codes: [B, h, w] -> [B, D, h, w]."""
@@ -84,35 +68,43 @@ class Codebook(nn.Module):
 
     def forward(self, latents: Tensor) -> Quantised:
         latents = latents.float()
-        codes = self.nearest(latents)
+        with torch.autocast(latents.device.type, enabled=False):
+            every, rows = self.vectors.weight.detach().float(), latents.detach().movedim(1, -1)
+            # the nearest code: |z - e|^2 less |z|^2, which is the same for every code
+            codes = (every.square().sum(1) - 2 * rows @ every.T).argmin(-1)
         vectors = self.vectors(codes).movedim(-1, 1)
         if not (latents.is_cuda and latents.is_contiguous(memory_format=torch.channels_last)):
             vectors = vectors.contiguous()  # else channels are last in them, too
         codebook = (latents.detach() - vectors).square().mean((1, 2, 3))
         commitment = (vectors.detach() - latents).square().mean((1, 2, 3))
-        return Quantised(codes, latents + (vectors - latents).detach(), codebook, commitment)
+        return Quantised(latents, codes, latents + (vectors - latents).detach(), codebook, commitment)
 
     # --- learning without gradients ---------------------------------------------------------------
 
     @torch.no_grad()
     def start(self, latents: Tensor, rng: torch.Generator) -> None:
-        """Put the codes where the first latents [B, D, h, w] lie, so that all of them have a chance of being chosen."""
-        self.vectors.weight.copy_(draw_vectors(latents, self.size, rng))
+        """Put the codes where some of the first latents [B, D, h, w] lie, so that all of them have a chance of being
+        chosen; each latent at most once while there are enough."""
+        rows = latents.detach().float().movedim(1, -1).flatten(0, -2)
+        order = torch.randperm(len(rows), generator=rng).repeat(-(-self.size // len(rows)))[: self.size]
+        self.vectors.weight.copy_(rows[order.to(rows.device)])
         if self.learning == "ema":
             # from zero, the few codes chosen first would take all the weight and the others never come to life
             self.counts.fill_(1)
             self.sums.copy_(self.vectors.weight)
 
     @torch.no_grad()
-    def move(self, latents: Tensor, codes: Tensor) -> Moved:
+    def move(self, quantised: Quantised) -> Moved:
         """One step of the moving averages; asks a GPU for no number, so that it can be recorded."""
-        rows = latents.detach().float().movedim(1, -1).flatten(0, -2)
-        counts, sums = sums_of_each(rows, codes.flatten(), self.size)
-        self.counts.lerp_(counts, 1 - DECAY)
-        self.sums.lerp_(sums, 1 - DECAY)
+        rows = quantised.latents.detach().movedim(1, -1).flatten(0, -2)
+        codes = quantised.codes.flatten()
+        # a product with one-hot rows: unlike scattered additions, the same every time on a GPU
+        chosen = (codes[:, None] == torch.arange(self.size, device=rows.device)).to(rows.dtype)
+        self.counts.lerp_(chosen.sum(0), 1 - DECAY)
+        self.sums.lerp_(chosen.T @ rows, 1 - DECAY)
         before = self.vectors.weight.detach().clone()
         self.vectors.weight.copy_(self.sums / self.counts[:, None])
-        return Moved(rows, codes.flatten(), before, self.counts < DEAD * len(rows) / self.size)
+        return Moved(rows, codes, before, self.counts < DEAD * len(rows) / self.size)
 
     @torch.no_grad()
     def revive(self, moved: Moved, rng: torch.Generator) -> None:
@@ -137,22 +129,6 @@ class Codebook(nn.Module):
         self.counts.masked_fill_(dead, REVIVED * even)
         self.sums.copy_(torch.where(dead[:, None], REVIVED * even * rows[places[turn]], self.sums))
         self.vectors.weight.copy_(self.sums / self.counts[:, None])
-
-
-def sums_of_each(rows: Tensor, codes: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Of rows [n, D] and their codes [n]: how many rows each code has [size], and their sum [size, D].
-
-    A product with one-hot rows: unlike scattered additions, the same every time on a GPU.
-    """
-    chosen = (codes[:, None] == torch.arange(size, device=rows.device)).to(rows.dtype)
-    return chosen.sum(0), chosen.T @ rows
-
-
-def draw_vectors(latents: Tensor, count: int, rng: torch.Generator) -> Tensor:
-    """`count` of the latent vectors [B, D, h, w] at random, [count, D]; each at most once while there are enough."""
-    rows = latents.detach().float().movedim(1, -1).flatten(0, -2)
-    order = torch.randperm(len(rows), generator=rng).repeat(-(-count // len(rows)))[:count]
-    return rows[order.to(rows.device)]
 
 
 # --- layers ---------------------------------------------------------------------------------------
@@ -209,8 +185,6 @@ class Pass(NamedTuple):
     """What one pass of images [B, C, H, W] through the autoencoder gives."""
 
     images: Tensor  #: the reconstruction, [B, C, H, W]
-    top_latents: Tensor
-    bottom_latents: Tensor
     top: Quantised
     bottom: Quantised
 
@@ -226,6 +200,8 @@ class Autoencoder(nn.Module):
         super().__init__()
         width, blocks, code_width, cell = settings.width, settings.blocks, settings.code_width, settings.cell
         self.size, self.ratio = size, 2 * cell
+        #: codes of the top level along a side; the bottom level has twice as many
+        self.grid = -(-size // self.ratio)
         self.encode_bottom = nn.Sequential(
             *down(channels, width, cell),
             nn.Conv2d(width, width, 3, padding=1),
@@ -248,37 +224,36 @@ class Autoencoder(nn.Module):
             *up(width, channels, cell),
         )
 
-    @property
-    def grid(self) -> int:
-        """Codes of the top level along a side; the bottom level has twice as many."""
-        return -(-self.size // self.ratio)
-
     def forward(self, images: Tensor) -> Pass:
-        top_latents, top, bottom_latents, bottom = self._quantised(images)
-        return Pass(self._images(top.vectors, bottom.vectors), top_latents, bottom_latents, top, bottom)
+        top, bottom = self.quantised(images)
+        return Pass(self.decode(top.vectors, bottom.vectors), top, bottom)
 
-    def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The codes int64 of images, [B, g, g] of the top level and [B, 2g, 2g] of the bottom level."""
-        _, top, _, bottom = self._quantised(images)
-        return top.codes, bottom.codes
+    def quantised(self, images: Tensor) -> tuple[Quantised, Quantised]:
+        """Latents and what stands for them: of the top level, then of the bottom level, which sees the top's codes."""
+        missing = self.grid * self.ratio - self.size
+        padded = F.pad(images, (0, missing, 0, missing), mode="replicate") if missing else images
+        coarse = self.encode_bottom(padded * 2 - 1)
+        top = self.top_codebook(self.to_top(self.encode_top(coarse)))
+        joined = torch.cat([coarse, self.decode_top(top.vectors)], 1)
+        return top, self.bottom_codebook(self.to_bottom(joined))
 
     def decode(self, top: Tensor, bottom: Tensor) -> Tensor:
-        """The images of int64 codes [B, g, g] and [B, 2g, 2g]."""
-        return self._images(self.top_codebook.lookup(top), self.bottom_codebook.lookup(bottom))
+        """The images of vectors [B, D, g, g] and [B, D, 2g, 2g]."""
+        decoded = self.decode_bottom(torch.cat([self.lift_top(top), bottom], 1))
+        return (decoded[..., : self.size, : self.size] + 1) / 2
 
     @torch.no_grad()
     def start(self, images: Tensor, rng: torch.Generator) -> None:
         """Put both codebooks where the latents of these images lie: the top one first, as the bottom follows it."""
-        self.top_codebook.start(self(images).top_latents, rng)
-        self.bottom_codebook.start(self(images).bottom_latents, rng)
+        self.top_codebook.start(self(images).top.latents, rng)
+        self.bottom_codebook.start(self(images).bottom.latents, rng)
 
     def move_codebooks(self, passed: Pass) -> list[Moved]:
         """A step of codebooks that learn by moving averages, as a GPU can record it; nothing for codebooks that learn
         by gradient. `revive_codes` ends it."""
         if self.top_codebook.learning == "gradient":
             return []
-        top = self.top_codebook.move(passed.top_latents, passed.top.codes)
-        return [top, self.bottom_codebook.move(passed.bottom_latents, passed.bottom.codes)]
+        return [self.top_codebook.move(passed.top), self.bottom_codebook.move(passed.bottom)]
 
     def revive_codes(self, moved: Sequence[Moved], rng: torch.Generator) -> None:
         """New places for dead codes. With a generator of the GPU it can be recorded, too."""
@@ -287,23 +262,6 @@ class Autoencoder(nn.Module):
                 book.revive_unasked(one, rng)
             else:
                 book.revive(one, rng)
-
-    def _quantised(self, images: Tensor) -> tuple[Tensor, Quantised, Tensor, Quantised]:
-        """Latents and what stands for them: of the top level, then of the bottom level, which sees the top's codes."""
-        coarse = self.encode_bottom(self._padded(images) * 2 - 1)
-        top_latents = self.to_top(self.encode_top(coarse))
-        top = self.top_codebook(top_latents)
-        joined = torch.cat([coarse, self.decode_top(top.vectors)], 1)
-        bottom_latents = self.to_bottom(joined)
-        return top_latents, top, bottom_latents, self.bottom_codebook(bottom_latents)
-
-    def _images(self, top: Tensor, bottom: Tensor) -> Tensor:
-        decoded = self.decode_bottom(torch.cat([self.lift_top(top), bottom], 1))
-        return (decoded[..., : self.size, : self.size] + 1) / 2
-
-    def _padded(self, images: Tensor) -> Tensor:
-        missing = self.grid * self.ratio - self.size
-        return F.pad(images, (0, missing, 0, missing), mode="replicate") if missing else images
 
 
 def losses(images: Tensor, passed: Pass, commitment: float) -> Tensor:

@@ -114,6 +114,7 @@ class VQVAE2Model(CodedModel):
         made = initial_networks(networks, seed_of(spec.seed, "generator"))
         super().__init__(made, channels=spec.channels, size=spec.size, target=spec.target, device=spec.device)
         self.settings, self.precision = settings, spec.precision
+        self.chunk = max(1, CHUNK_PIXELS // self.size**2)
         self.codebook_sizes = {"top": settings.top_codes, "bottom": settings.bottom_codes}
         if settings.codebook == "gradient":
             rng = torch_rng(spec.seed, "generator", "codes")
@@ -129,7 +130,7 @@ class VQVAE2Model(CodedModel):
         codebooks = [network.top_codebook.vectors.weight, network.bottom_codebook.vectors.weight]
 
         def decode(vectors: Sequence[Tensor]) -> Tensor:
-            return network._images(*vectors)  # `decode` takes codes, which have no gradient
+            return network.decode(*vectors)
 
         return CodeSpace(decode, codebooks, (network.grid, 2 * network.grid))
 
@@ -150,7 +151,7 @@ class VQVAE2Model(CodedModel):
 
     def fit_codes(self, images: Array, rng: torch.Generator, options: FitOptions = PLAIN) -> float:
         images, net, settings = self.near(self.accept_images(images)), self.autoencoder.train(), self.settings
-        if not net.top_codebook.started:
+        if net.top_codebook.learning == "ema" and not bool(net.top_codebook.counts.any()):
             first = torch.randperm(len(images), generator=rng)[:START_IMAGES]
             net.start(self.to_unit(images[first.to(images.device)]), rng)
 
@@ -213,7 +214,8 @@ class VQVAE2Model(CodedModel):
             wanted = self.on_device(labels[index])
             if options.replayed is not None:
                 images, more = next(options.replayed)
-                again = self._codes_of(self.on_device(images))
+                with torch.no_grad():
+                    again = [one.codes for one in self.autoencoder.quantised(self.on_device(images))]
                 batch = [torch.cat(pair) for pair in zip(batch, again, strict=True)]
                 wanted = torch.cat([wanted, self.on_device(more)])
             return (*batch, wanted)
@@ -253,16 +255,25 @@ class VQVAE2Model(CodedModel):
 
     @torch.no_grad()
     def encode(self, images: Array) -> dict[str, Tensor]:
-        self.autoencoder.eval()
-        pieces = self.accept_images(images).split(self._chunk)
-        return _kept([self._codes_of(self.to_unit(some)) for some in pieces])
+        net, pieces = self.autoencoder.eval(), self.accept_images(images).split(self.chunk)
+        return _kept([[one.codes for one in net.quantised(self.to_unit(some))] for some in pieces])
 
     @torch.no_grad()
     def decode(self, codes: Codes) -> Tensor:
-        net = self.autoencoder.eval()
-        self._check_codes(codes)
-        pieces = zip(*(codes[level].split(self._chunk) for level in LEVELS), strict=True)
-        return torch.cat([to_uint8(net.decode(*(self.on_device(one).long() for one in some))) for some in pieces])
+        net, found = self.autoencoder.eval(), []
+        books = (net.top_codebook, net.bottom_codebook)
+        for level, side, book in zip(LEVELS, (net.grid, 2 * net.grid), books, strict=True):
+            known = codes[level]
+            inside = not known.numel() or (int(known.min()) >= 0 and int(known.max()) < book.size)
+            if tuple(known.shape[1:]) != (side, side) or not inside:
+                raise BadInput(
+                    f"generator: {level} codes of shape {tuple(known.shape)} do not fit a codebook of {book.size} on "
+                    f"{side}x{side}; decode with the generator that made them"
+                )
+        for some in zip(*(codes[level].split(self.chunk) for level in LEVELS), strict=True):
+            vectors = [book.lookup(self.on_device(one).long()) for book, one in zip(books, some, strict=True)]
+            found.append(to_uint8(net.decode(*vectors)))
+        return torch.cat(found)
 
     # --- how good it is ---------------------------------------------------------------------------
 
@@ -276,29 +287,6 @@ class VQVAE2Model(CodedModel):
         codes = self.encode(images)
         shares = {f"usage_{level}": share for level, share in self.usage(codes).items()}
         return {"psnr": pooled_psnr(images, self.decode(codes), data_range=255), **shares}
-
-    # --- inside -----------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def _codes_of(self, images: Tensor) -> list[Tensor]:
-        """The codes int64 of float images, top and bottom."""
-        top, bottom = self.autoencoder.encode(images)
-        return [top, bottom]
-
-    def _check_codes(self, codes: Codes) -> None:
-        grid = self.autoencoder.grid
-        for level, side in zip(LEVELS, (grid, 2 * grid), strict=True):
-            found = codes[level]
-            inside = not found.numel() or (int(found.min()) >= 0 and int(found.max()) < self.codebook_sizes[level])
-            if tuple(found.shape[1:]) != (side, side) or not inside:
-                raise BadInput(
-                    f"generator: {level} codes of shape {tuple(found.shape)} do not fit a codebook of "
-                    f"{self.codebook_sizes[level]} on {side}x{side}; decode with the generator that made them"
-                )
-
-    @property
-    def _chunk(self) -> int:
-        return max(1, CHUNK_PIXELS // self.size**2)
 
 
 def _kept(pieces: list) -> dict[str, Tensor]:

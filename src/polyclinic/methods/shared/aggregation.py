@@ -17,13 +17,17 @@ Under skewed labels an honest site that is unlike all others looks like an attac
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Reply
+from polyclinic.federation.ledger.kinds import ParcelRejected
+
+if TYPE_CHECKING:
+    from polyclinic.federation.federation import Federation
 
 
 def average(replies: Iterable[Reply], weighting: str = "samples", kind: str = "weights") -> dict[str, Tensor]:
@@ -88,22 +92,20 @@ class WeightedMean:
             # by a tensor: a GPU divides by a plain number less exactly
             mean, dtype = total / total.new_full((), self._weight), self._types[name]
             means[name] = mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)
-        return _parted(means, self._shapes) if self._is_joined else means
+        if not self._is_joined:
+            return means
+        # tensors with memory of their own, from rows of all numbers of a type
+        parts = {name: means[str(kind)].new_empty(shape) for name, (kind, shape) in self._shapes.items()}
+        for kind, row in means.items():
+            own = [one.view(-1) for one in parts.values() if str(one.dtype) == kind]
+            torch._foreach_copy_(own, list(row.split([one.numel() for one in own])))
+        return parts
 
 
 def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """All numbers of each type in one row, by the type's name."""
     types = dict.fromkeys(one.dtype for one in tensors.values())
     return {str(kind): torch.cat([one.flatten() for one in tensors.values() if one.dtype == kind]) for kind in types}
-
-
-def _parted(rows: Mapping[str, Tensor], shapes: Mapping[str, tuple[torch.dtype, torch.Size]]) -> dict[str, Tensor]:
-    """The tensors of these shapes, each with memory of its own, from `_joined` rows of all numbers of a type."""
-    parts = {name: rows[str(kind)].new_empty(shape) for name, (kind, shape) in shapes.items()}
-    for kind, row in rows.items():
-        own = [one.view(-1) for one in parts.values() if str(one.dtype) == kind]
-        torch._foreach_copy_(own, list(row.split([one.numel() for one in own])))
-    return parts
 
 
 # --- robust rules (`method.aggregation`) --------------------------------------------------------------
@@ -128,12 +130,17 @@ def robust_mean(
         raise WorkFailed("no site has sent weights")
     weights = [reply.weights for reply in replies]
     names = [name for name, tensor in weights[0].items() if tensor.is_floating_point()]
-    rows = torch.stack([_flat(one, before, names) for one in weights])
-    most = _liars(len(rows), liars)
+    # updates as rows of float64 on the CPU; names that were not sent count from zero
+    start = {name: before[name].double().cpu() if name in before else 0 for name in names}
+    updates = [torch.cat([(one[name].double().cpu() - start[name]).flatten() for name in names]) for one in weights]
+    rows = torch.stack(updates)
+    most = min(int(liars * len(rows)), (len(rows) - 1) // 2)  # sites that may lie: always fewer than half of them
     if rule == "norm-bound":
         counts = [reply.metadata["samples"] if weighting == "samples" else 1 for reply in replies]
         shares = torch.tensor(counts, dtype=rows.dtype)
-        update = (shares / shares.sum()) @ _bounded(rows)
+        lengths = rows.norm(dim=1, keepdim=True)
+        shortened = (lengths.quantile(0.5) / lengths.clamp(min=torch.finfo(rows.dtype).tiny)).clamp(max=1)
+        update = (shares / shares.sum()) @ (rows * shortened)
     elif rule == "median":
         update = _trimmed_mean(rows, (len(rows) - 1) // 2)
     elif rule == "trimmed-mean":
@@ -145,7 +152,11 @@ def robust_mean(
     counters = WeightedMean()
     for one in weights:
         counters.add({name: tensor for name, tensor in one.items() if name not in names}, 1)
-    return {**counters.tensors(), **_unflat(update, before, weights[0], names)}
+    found = counters.tensors()
+    for name, piece in zip(names, update.split([weights[0][name].numel() for name in names]), strict=True):
+        like = weights[0][name]
+        found[name] = (start[name] + piece.reshape(like.shape)).to(like.dtype).to(like.device)
+    return found
 
 
 def multi_krum(rows: Tensor, liars: int) -> Tensor:
@@ -176,38 +187,30 @@ def larger_cluster(rows: Tensor, apart: float) -> Tensor:
     return torch.tensor(sorted(sorted(parts, key=len, reverse=True)[0]))
 
 
-def _liars(sites: int, share: float) -> int:
-    """The number of sites that may lie: always fewer than half of them."""
-    return min(int(share * sites), (sites - 1) // 2)
-
-
-def _bounded(rows: Tensor) -> Tensor:
-    """Updates that are shortened to the median of their lengths."""
-    lengths = rows.norm(dim=1, keepdim=True)
-    limit = lengths.quantile(0.5)
-    return rows * (limit / lengths.clamp(min=torch.finfo(rows.dtype).tiny)).clamp(max=1)
-
-
 def _trimmed_mean(rows: Tensor, liars: int) -> Tensor:
     """The mean of each column without its `liars` largest and smallest values."""
     return rows.sort(0).values[liars : len(rows) - liars].mean(0)
 
 
-def _flat(weights: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """A site's update as one row of float64 on the CPU; names that were not sent count from zero."""
-    pieces = [
-        (weights[name].double().cpu() - (before[name].double().cpu() if name in before else 0)).flatten()
-        for name in names
-    ]
-    return torch.cat(pieces)
+# --- what a mean needs of each reply: its checks raise ParcelRejected -----------------------------------------
 
 
-def _unflat(
-    update: Tensor, before: Mapping[str, Tensor], like: Mapping[str, Tensor], names: Sequence[str]
-) -> dict[str, Tensor]:
-    pieces = update.split([like[name].numel() for name in names])
-    found = {}
-    for name, piece in zip(names, pieces, strict=True):
-        start = before[name].double().cpu() if name in before else 0
-        found[name] = (start + piece.reshape(like[name].shape)).to(like[name].dtype).to(like[name].device)
-    return found
+def check_shared_weights(federation: Federation, reply: Reply) -> None:
+    """The weights name all that the method shares of the network: a mean of different names is not defined."""
+    trainer = federation.trainer
+    whole = set(trainer.state())
+    check_names(reply, whole - trainer.local_names or whole)
+
+
+def check_names(reply: Reply, wanted: set[str]) -> None:
+    """The weights have these names."""
+    came = reply.parcel("weights").tensors.keys()
+    if came != wanted:
+        differ = sorted(came ^ wanted)
+        raise ParcelRejected(f"weights: the names are not those that the method shares; they differ in {differ[:3]}")
+
+
+def check_samples(reply: Reply) -> None:
+    """The reply says of how many images it is: the mean over the sites is weighted by that."""
+    if "samples" not in reply.metadata:
+        raise ParcelRejected("the reply does not say of how many images it is ('samples')")

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput
 from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.base import initial_networks
 from polyclinic.generators.gan.adversarial import AdversarialGenerator, confusion_loss, site_cross_entropy
@@ -221,25 +221,24 @@ class CentralDiscriminator:
             return self.network(images, labels)
 
 
-# --- synthetic images of the sites' replies -----------------------------------------------------------
+# --- synthetic images of the sites' replies, which `Felicia.check_reply` has looked at ----------------
 
 
 def join_images(federation: Federation, replies: list[Reply], *, per_class: bool) -> ImagesOfSites:
     """All sites' images, and the number of the site and, with `per_class`, the label of each."""
     device = federation.trainer.device
-    images = [to_floats(images_of(reply)) for reply in replies]
+    images = [centred(some) if some.dtype == torch.uint8 else some for some in map(images_of, replies)]
     site = [torch.full((len(some),), federation.sites.index(r.site)) for r, some in zip(replies, images, strict=True)]
-    classes = len(federation.trainer.target.classes)
-    labels = torch.cat(
-        [labels_of(reply, classes) if per_class else torch.zeros(len(images_of(reply))) for reply in replies]
-    )
+    classes, labels = len(federation.trainer.target.classes), torch.zeros(sum(map(len, images)))
+    if per_class:
+        labels = torch.cat([reply.parcel("synthetic-images").tensors["labels"] for reply in replies])
     turns = not per_class or bool((labels == torch.arange(len(labels)) % classes).all())
     return ImagesOfSites(torch.cat(images).to(device), torch.cat(site).to(device), labels.to(device), turns)
 
 
 def images_of_others(replies: list[Reply]) -> dict[str, dict[str, Parcel]]:
     """For each site, the synthetic images that all the others share."""
-    given = {reply.site: shared_images(reply) for reply in replies}
+    given = {reply.site: reply.parcel("synthetic-images").tensors for reply in replies}
     others = {site: [tensors for name, tensors in given.items() if name != site] for site in given}
     joined = {
         site: {name: torch.cat([tensors[name] for tensors in sets]) for name in ("images", "labels")}
@@ -255,26 +254,3 @@ def images_of_others(replies: list[Reply]) -> dict[str, dict[str, Parcel]]:
 def images_of(reply: Reply) -> Tensor:
     """The synthetic images that a site sent."""
     return reply.parcel("synthetic-images").tensors["images"]
-
-
-def labels_of(reply: Reply, classes: int) -> Tensor:
-    """The classes that a site says it made its images for."""
-    labels = reply.parcel("synthetic-images").tensors.get("labels", torch.empty(0))
-    whole = labels.shape == (len(images_of(reply)),) and labels.dtype == torch.long
-    if not whole or bool(((labels < 0) | (labels >= classes)).any()):
-        raise WorkFailed(f"site '{reply.site}': its synthetic images came without a class from 0 to {classes - 1} each")
-    return labels
-
-
-def shared_images(reply: Reply) -> Mapping[str, Tensor]:
-    """The images and labels that a site shares; sites check what they get of them (`utility.received_part`)."""
-    tensors = reply.parcel("synthetic-images").tensors
-    images, labels = (tensors.get(name, torch.empty(0)) for name in ("images", "labels"))
-    if images.dtype != torch.uint8 or images.dim() != 4 or labels.shape != images.shape[:1]:
-        raise WorkFailed(f"site '{reply.site}': it shares no uint8 images with a label each")
-    return tensors
-
-
-def to_floats(images: Tensor) -> Tensor:
-    """Images in [-1, 1], whichever way they travelled."""
-    return centred(images) if images.dtype == torch.uint8 else images

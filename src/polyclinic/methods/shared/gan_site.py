@@ -25,17 +25,8 @@ from polyclinic.generators.gan.model import (
     stacked,
 )
 from polyclinic.generators.gan.trainer import GANTrainer, RealBatches
-from polyclinic.methods.shared.training_gans import (
-    DISCRIMINATOR_ADAM,
-    GENERATOR_ADAM,
-    NETWORKS,
-    STEPS,
-    ImageGradient,
-    SyntheticBatch,
-    TrainingGANs,
-    batch_rows,
-    steps_taken,
-)
+from polyclinic.methods.shared import training_gans
+from polyclinic.methods.shared.training_gans import ImageGradient, SyntheticBatch, TrainingGANs, steps_taken
 from polyclinic.randomness import torch_rng
 from polyclinic.training import private, private_steps
 from polyclinic.training.gpu.graphs import GraphedStep
@@ -70,18 +61,23 @@ class SiteGANs(TrainingGANs):
         self.trainer = GANTrainer(
             self.networks, self.settings, device=self.device, precision=first.precision, capturable=capturable
         )
+        self.names = [site.name for site in sites]
+        self.rows = self.settings.batch_size if self.private else training_gans.batch_rows(sites[0])
         self.noise = self.fake = torch.empty(0)  # of the images that were made last
         self.statistics = [buffer.clone() for buffer in self.networks.generator_buffers]
         self._graphs: dict[str, GraphedStep] = {}
-        self._restore()
-
-    @property
-    def names(self) -> list[str]:
-        return [member.site.name for member in self.members]
-
-    @property
-    def rows(self) -> int:
-        return self.settings.batch_size if self.private else batch_rows(self.members[0].site)
+        self.optimizers = {
+            training_gans.GENERATOR_ADAM: self.trainer.generator_optimizer,
+            training_gans.DISCRIMINATOR_ADAM: self.trainer.discriminator_optimizer,
+        }
+        for group, optimizer in self.optimizers.items():
+            states = [site.state.group(group) for site in sites]
+            restored = states[0]
+            if len(sites) > 1:  # counts of steps are the same for all
+                names = [name for name in restored if not name.endswith("/step")]
+                restored = {**restored, **{name: torch.stack([state[name] for state in states]) for name in names}}
+            restore_optimizer(optimizer, restored)
+        self.trainer.steps += steps_taken(sites[0])
 
     # --- a round in step with a coordinator ---------------------------------------------------------
 
@@ -91,7 +87,10 @@ class SiteGANs(TrainingGANs):
         else:
             self.trainer.discriminator_steps(self._discriminator_inputs())
         self.noise = self._draw_noise()
-        return self._each(self._make(), self._wanted())
+        if self.graphed:  # a CUDA graph cannot keep fake images with gradients from call to call (`_make_again`)
+            return self._each(self._make_once(self.noise, self._wanted()), self._wanted())
+        self.fake = self.trainer.generate(self.noise, self._wanted())
+        return self._each(self.fake.detach(), self._wanted())
 
     def advance(self, gradients: Mapping[str, Tensor]) -> list[SyntheticBatch]:
         gradient = self._gradient(gradients)
@@ -142,17 +141,18 @@ class SiteGANs(TrainingGANs):
         return [SyntheticBatch(images[:count], labels[:count]) for images, labels in batches]
 
     def keep(self) -> None:
-        adams = {
-            GENERATOR_ADAM: optimizer_tensors(self.trainer.generator_optimizer),
-            DISCRIMINATOR_ADAM: optimizer_tensors(self.trainer.discriminator_optimizer),
-        }
+        adams = {group: optimizer_tensors(optimizer) for group, optimizer in self.optimizers.items()}
         for place, member in enumerate(self.members):
             state = member.site.state
             stack = self.networks if isinstance(self.networks, StackedGAN) else None
-            state.put(NETWORKS, member.model.state() if stack is None else stack.state(place))
+            state.put(training_gans.NETWORKS, member.model.state() if stack is None else stack.state(place))
             for group, tensors in adams.items():
-                state.put(group, tensors if stack is None else _of_member(tensors, place))
-            state[STEPS] = torch.tensor(int(self.trainer.steps))
+                if stack is None:
+                    state.put(group, tensors)
+                else:
+                    own = {n: t if n.endswith("/step") else t[place].clone() for n, t in tensors.items()}
+                    state.put(group, own)
+            state[training_gans.STEPS] = torch.tensor(int(self.trainer.steps))
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -165,13 +165,6 @@ class SiteGANs(TrainingGANs):
 
     def _draw_noise(self) -> Tensor:
         return stacked([member.draw_noise() for member in self.members])
-
-    def _make(self) -> Tensor:
-        """Fake images, with gradients; a CUDA graph cannot keep those from call to call (`_make_again`)."""
-        if self.graphed:
-            return self._make_once(self.noise, self._wanted())
-        self.fake = self.trainer.generate(self.noise, self._wanted())
-        return self.fake.detach()
 
     @torch.no_grad()
     def _make_once(self, noise: Tensor, wanted: Tensor) -> Tensor:
@@ -222,19 +215,6 @@ class SiteGANs(TrainingGANs):
             return [SyntheticBatch(images, labels)]
         return [SyntheticBatch(*own) for own in zip(images, labels, strict=True)]
 
-    def _restore(self) -> None:
-        states = [member.site.state for member in self.members]
-        restore_optimizer(self.trainer.generator_optimizer, self._stacked([s.group(GENERATOR_ADAM) for s in states]))
-        groups = [state.group(DISCRIMINATOR_ADAM) for state in states]
-        restore_optimizer(self.trainer.discriminator_optimizer, self._stacked(groups))
-        self.trainer.steps += steps_taken(self.members[0].site)
-
-    def _stacked(self, groups: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-        if len(groups) == 1:
-            return groups[0]
-        names = [name for name in groups[0] if not name.endswith("/step")]
-        return {**groups[0], **{name: torch.stack([group[name] for group in groups]) for name in names}}
-
     def _private_steps(self) -> None:
         """DP-GAN: the discriminator's gradients are clipped for each image, and noisy; fake images join each batch."""
         [member] = self.members
@@ -248,11 +228,6 @@ class SiteGANs(TrainingGANs):
         optimizer = self.trainer.discriminator_optimizer
         objective = private_steps.PrivateObjective(discriminator, losses, fetch, size, joined=size)
         private_steps.take_private_steps(member.site, objective, steps, optimizer)
-
-
-def _of_member(tensors: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
-    """One network's part of a stacked optimiser's state; counts of steps are the same for all."""
-    return {name: t if name.endswith("/step") else t[place].clone() for name, t in tensors.items()}
 
 
 class SiteGAN(StepDraws):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,14 +22,8 @@ from polyclinic.errors import WorkFailed
 from polyclinic.generators import CodedModel, GeneratorModel, replay_stream
 from polyclinic.generators.base import FitOptions, even_labels
 from polyclinic.generators.replay_stream import Groups, SiteCodes, from_groups, source_of, to_groups
-from polyclinic.methods.shared import replay_space
+from polyclinic.methods.shared import replay_space, site_generator
 from polyclinic.methods.shared.method import Federation, Method, Parcel, ReplayMethod, Weights, operation
-from polyclinic.methods.shared.site_generator import (
-    build_generator,
-    generator_progress,
-    generator_settings,
-    training_stream,
-)
 from polyclinic.settings import Settings
 from polyclinic.training import private, private_steps
 from polyclinic.training.batches import ReplayedBatches
@@ -73,48 +68,38 @@ def replay_settings(at: Federation | Site) -> Replay:
 
 def prepare(federation: Federation) -> None:
     """Train the generator over the sites, then give every site what it will replay."""
-    if replay_settings(federation).ratio == 0:
+    settings = replay_settings(federation)
+    if settings.ratio == 0:
         return
-    hand_out_front(federation)
+    if settings.space == "latents":
+        federation.once("front", functools.partial(hand_out_front, federation))
     carried: Tensors = {}
     for site in federation.sites:
-        carried = train_generator_at(federation, site, carried)
-    distribute(federation, carried)
+        carried = federation.once(f"generator-{site}", functools.partial(train_generator_at, federation, site, carried))
+    figures = federation.once("replay", functools.partial(distribute, federation, carried))
+    federation.report("replay", {name: round(float(value), 4) for name, value in figures.items()})
 
 
-def hand_out_front(federation: Federation) -> None:
+def hand_out_front(federation: Federation) -> Tensors:
     """Give every site the frozen layers, where latents are replayed: it needs them before the network comes."""
-
-    def hand_out() -> Tensors:
-        trainer = federation.trainer
-        front = trainer.weights(trainer.split(trainer.load(federation.initial_weights()))[0])
-        federation.ask_all("take_front", weights=front)
-        return front
-
-    if replay_settings(federation).space == "latents":
-        federation.once("front", hand_out)
+    trainer = federation.trainer
+    front = trainer.weights(trainer.split(trainer.load(federation.initial_weights()))[0])
+    federation.ask_all("take_front", weights=front)
+    return front
 
 
 def train_generator_at(federation: Federation, site: str, carried: Tensors) -> Tensors:
     """One site's turn with the generator and the codes of the sites before (`carried`); what it hands on."""
-
-    def take_turn() -> Tensors:
-        groups: dict[str, Any] = _groups(carried)
-        reply = federation.ask(site, "train_generator", **groups)
-        if not reply:
-            raise WorkFailed(f"site '{site}' could not train the generator: {reply.reason}")
-        return _flat({parcel.kind: dict(parcel.tensors) for parcel in reply.parcels})
-
-    return federation.once(f"generator-{site}", take_turn)
+    groups: dict[str, Any] = _groups(carried)
+    reply = federation.ask(site, "train_generator", **groups)
+    if not reply:
+        raise WorkFailed(f"site '{site}' could not train the generator: {reply.reason}")
+    return _flat({parcel.kind: parcel.tensors for parcel in reply.parcels})
 
 
-def distribute(federation: Federation, carried: Tensors) -> None:
-    """Have every site encode its images with the finished generator, and give the codes and labels of all to all."""
-    figures = federation.once("replay", functools.partial(_distribute, federation, carried))
-    federation.report("replay", {name: round(float(value), 4) for name, value in figures.items()})
-
-
-def _distribute(federation: Federation, carried: Tensors) -> Tensors:
+def distribute(federation: Federation, carried: Tensors) -> Tensors:
+    """Have every site encode its images with the finished generator, and give the codes and labels of all to all; the
+    figures of what is replayed."""
     settings = replay_settings(federation)
     groups: dict[str, Any] = _groups(carried)
     if settings.codes == "final-encoder":
@@ -161,16 +146,19 @@ class GenerativeReplay(ReplayMethod):
         model, images, rng = built(site, generator), replay_space.learned(site), site.rng("generator")
         earlier = from_groups(before, _coded(model)) if before else {}
         old = copy.deepcopy(model)  # line 9
-        size, draws = generator_settings(site).batch_size, site.rng("generator replay")
+        size, draws = site_generator.generator_settings(site).batch_size, site.rng("generator replay")
         stream = replay_stream.stream(source(site, old, earlier), size, draws) if generator else None
         learners = private_steps.learners(site, "generator", "prior")
-        options = FitOptions(stream, generator_progress(site), learners)
+        options = FitOptions(stream, site_generator.generator_progress(site), learners)
         if replay_settings(site).codes == "prior":
             model.fit(images, site.data.train.labels, rng, options)
             return [Parcel("generator", model.state(), privacy=private.record_of(site, "generator", "prior"))]
         model, old = _coded(model), _coded(old)
         model.fit_codes(images, rng, options)
-        codes = {name: encode_again(old, model, of_site) for name, of_site in earlier.items()}
+        # an earlier site's codes as the generator makes them now: through the old decoder and the new encoder
+        codes = {
+            name: replace(of_site, codes=model.encode(old.decode(of_site.codes))) for name, of_site in earlier.items()
+        }
         groups = to_groups({**codes, site.name: encode(site, model)}, model)
         trained = Parcel("generator", model.state(), privacy=private.record_of(site, "generator"))
         return [trained, *(Parcel(kind, tensors) for kind, tensors in groups.items())]
@@ -185,7 +173,7 @@ class GenerativeReplay(ReplayMethod):
     @operation()
     def take_replay(self, site: Site, **groups: Tensors) -> None:
         """Keep the generator and what to replay with it in the site's state."""
-        site.state.put("replay", _flat({kind: dict(tensors) for kind, tensors in groups.items()}))
+        site.state.put("replay", _flat(groups))
 
     @operation("metrics")
     def look_at_replay(self, site: Site) -> Parcel:
@@ -206,7 +194,7 @@ def replayed(site: Site) -> ReplayedBatches | None:
     size = round(replay_settings(site).ratio * min(trainer.optimizer.batch_size, len(site.data.train)))
     if size == 0:
         return None
-    stream = training_stream(site, replayed_images(site), size, site.rng("replay"))
+    stream = site_generator.training_stream(site, replayed_images(site), size, site.rng("replay"))
     if not replay_space.in_latents(site):
         return ReplayedBatches(stream, size)
     limits = replay_space.limits_of(site)
@@ -227,7 +215,7 @@ def replayed_images(site: Site) -> replay_stream.ReplaySource:
 
 def built(site: Site, state: Tensors | None = None) -> GeneratorModel:
     """The study's generator for what it learns at the site: images or latents."""
-    return build_generator(site, state, shape=replay_space.shape_of(site))
+    return site_generator.build_generator(site, state, shape=tuple(replay_space.learned(site).shape[1:]))
 
 
 def received(site: Site) -> tuple[GeneratorModel, dict[str, SiteCodes]]:
@@ -249,11 +237,6 @@ def encode(site: Site, model: CodedModel) -> SiteCodes:
     part = site.data.train
     masks = torch.from_numpy(part.masks[:].copy()) if site.trainer.task.dense and part.masks is not None else None
     return SiteCodes(model.encode(replay_space.learned(site)[:]), torch.from_numpy(part.labels[:].copy()), masks)
-
-
-def encode_again(before: CodedModel, now: CodedModel, codes: SiteCodes) -> SiteCodes:
-    """An earlier site's codes as the generator makes them now: through the old decoder and the new encoder."""
-    return SiteCodes(now.encode(before.decode(codes.codes)), codes.labels, codes.masks)
 
 
 # --- any method, with replay --------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from polyclinic.federation.operation import Work, carry_out
 from polyclinic.federation.site import Site
 from polyclinic.settings import Settings
 from polyclinic.training import private
+from polyclinic.training.plans import Correction as Correction
 from polyclinic.training.plans import Fit, FitSpec, Fitted
+from polyclinic.training.plans import Reference as Reference
 
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet

@@ -25,7 +25,6 @@ from polyclinic.federation.layers.cohort import check_classes, check_more_images
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import AS_LARGE_AS_A_NETWORK
-from polyclinic.methods.shared import one_round
 from polyclinic.methods.shared.method import Federation, Method, Site, Traits, all_sites, operation
 from polyclinic.models import Encoded
 from polyclinic.models.encoders import kept_features
@@ -212,10 +211,10 @@ class OneRound(Method):
         """The sums of each site; of all together, under one name, where they are added up in whole numbers."""
         width, (_, outputs) = self.width(federation), head_shape(federation)
         replies = federation.ask_all(operation)
-        sent = {r.site: one_round.checked(r.parcel("statistics").tensors, r.site, width, outputs) for r in replies}
+        sent = {r.site: checked(r.parcel("statistics").tensors, r.site, width, outputs) for r in replies}
         warn_of_small_sites(federation, {site: sums.count for site, sums in sent.items()}, width)
         if federation.trainer.task.like == "classification":  # a target is 1 for its class, so their sums are counts
-            counts = {site: sums.cross[0] * one_round.TARGET_RESOLUTION for site, sums in sent.items()}
+            counts = {site: sums.cross[0] * TARGET_RESOLUTION for site, sums in sent.items()}
             warn_of_small_classes(federation, counts)
         return sent
 
@@ -223,7 +222,7 @@ class OneRound(Method):
         if call.operation in ("give_sums", "give_held_out_sums"):
             parcel, outputs = reply.parcel("statistics"), head_shape(federation)[1]
             most = most_images(federation, call.operation)
-            sums = one_round.checked(parcel.tensors, reply.site, self.width(federation), outputs, most)
+            sums = checked(parcel.tensors, reply.site, self.width(federation), outputs, most)
             check_samples(federation, call.operation, parcel, sums.count)
 
     def linear_head(self, federation: Federation, head: Tensor) -> dict[str, Tensor]:
@@ -241,7 +240,7 @@ class OneRound(Method):
         check_classes(site, which)
         features = self.features(site)
         check_more_images_than(features.shape[1], site, len(features))
-        sums = one_round.moments(features, scaled_targets(site), site.trainer.device)
+        sums = moments(features, scaled_targets(site), site.trainer.device)
         return Parcel("statistics", sums.tensors(), {"samples": sums.count})
 
     def features(self, site: Site) -> np.ndarray:

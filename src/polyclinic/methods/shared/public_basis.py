@@ -27,16 +27,11 @@ def public_basis(encoder: Encoder, numbers: int, *, whitening: float, each: int)
     """`mean` [D] and `matrix` [D, k], float32: (x - mean) @ matrix are `numbers` numbers of an image, or fewer where
     phantoms have no more directions. `whitening` 0 leaves the variances of directions as they are, 1 makes them alike.
     The median length of a phantom's vector is 1. `each`: how many phantoms of each kind."""
-    features = torch.cat([_features(encoder, name, each) for name in PHANTOMS]).double()
-    return basis_of(features, numbers, whitening)
-
-
-def _features(encoder: Encoder, name: str, each: int) -> Tensor:
-    """Features of phantoms, which the user's cache keeps: they are the same in every study."""
-    folder = cache_folder() / "phantoms"
+    folder = cache_folder() / "phantoms"  # their features are the same in every study
     with contextlib.suppress(BadInput):  # computed anew where nothing can be written
         make_folder(folder)
-    return torch.from_numpy(np.array(kept_features(encoder, pictures(name, each), folder)))
+    features = np.concatenate([kept_features(encoder, pictures(name, each), folder) for name in PHANTOMS])
+    return basis_of(torch.from_numpy(features).double(), numbers, whitening)
 
 
 def basis_of(features: Tensor, numbers: int, whitening: float) -> dict[str, Tensor]:

@@ -70,11 +70,6 @@ def learned(site: Site) -> np.ndarray | Tensor:
     return site.cache[LATENTS]
 
 
-def shape_of(site: Site) -> tuple[int, ...]:
-    """The shape [C, H, W] of one image that the generator learns."""
-    return tuple(learned(site).shape[1:])
-
-
 def limits_of(site: Site) -> Limits:
     if LIMITS not in site.cache:
         site.trainer.load(site.state.group(FRONT))

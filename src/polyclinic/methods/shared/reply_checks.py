@@ -12,6 +12,7 @@ from torch import Tensor
 from polyclinic.federation.call import Expected
 from polyclinic.federation.layers.replies import LARGEST_GROWTH, SMALL
 from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.methods.shared.aggregation import check_names
 from polyclinic.randomness import torch_rng
 
 if TYPE_CHECKING:
@@ -22,29 +23,16 @@ if TYPE_CHECKING:
 LARGEST_STEP = 100.0
 
 
-def check_shared_weights(federation: Federation, reply: Reply) -> None:
-    """The weights name all that the method shares of the network: a mean of different names is not defined."""
-    trainer = federation.trainer
-    whole = set(trainer.state())
-    _check_names(reply, "weights", whole - trainer.local_names or whole)
-
-
 def check_front_weights(federation: Federation, reply: Reply) -> None:
     """The weights are those of the network up to the cut, and training can have made them of the first ones."""
     trainer = federation.trainer
-    _check_names(reply, "weights", set(trainer.split(trainer.model)[0].state_dict()))
+    check_names(reply, set(trainer.split(trainer.model)[0].state_dict()))
     first = federation.initial_weights()
     for name, tensor in reply.parcel("weights").tensors.items():
         if name in first and tensor.is_floating_point():
             limit = LARGEST_GROWTH * (_norm(first[name]) + SMALL * math.sqrt(tensor.numel()))
             if not _norm(tensor) <= limit:
                 raise ParcelRejected(f"weights: the norm of tensor '{name}' is beyond all that training does")
-
-
-def check_samples(reply: Reply) -> None:
-    """The reply says of how many images it is: the mean over the sites is weighted by that."""
-    if "samples" not in reply.metadata:
-        raise ParcelRejected("the reply does not say of how many images it is ('samples')")
 
 
 def check_like(reply: Reply, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> None:
@@ -76,13 +64,6 @@ def check_rows(federation: Federation, reply: Reply, kind: str, *names: str) -> 
 
 def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor.double()))
-
-
-def _check_names(reply: Reply, kind: str, wanted: set[str]) -> None:
-    came = reply.parcel(kind).tensors.keys()
-    if came != wanted:
-        differ = sorted(came ^ wanted)
-        raise ParcelRejected(f"{kind}: the names are not those that the method shares; they differ in {differ[:3]}")
 
 
 def _targets(reply: Reply) -> Tensor:

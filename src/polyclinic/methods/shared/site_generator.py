@@ -104,13 +104,17 @@ def train_generator(site: Site, *, reuse: bool = False) -> tuple[GeneratorModel,
     model = new_generator(site)
     if not reuse:
         return model, fit(site, model)
-    file = cache_file(site)
+    file = cache_folder(site.kit.cache if site.kit else None) / "generators" / f"{fingerprint(site)}.safetensors"
+    make_folder(file.parent)
     with lock(file.with_suffix(".lock")):  # of two runs that want the same one, the second waits for it
-        if file.exists():
-            return model, read_trained(model, file)
-        figures = fit(site, model)
-        write_trained(model, figures, file)
-    return model, figures
+        if not file.exists():
+            figures = fit(site, model)
+            numbers = {f"figure/{name}": torch.tensor(one, dtype=torch.float64) for name, one in figures.items()}
+            write_tensors(file, {f"model/{name}": tensor for name, tensor in model.state().items()} | numbers)
+            return model, figures
+        tensors = load_file(file)
+    model.load({name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")})
+    return model, {name.removeprefix("figure/"): float(t) for name, t in tensors.items() if name.startswith("figure/")}
 
 
 def new_generator(site: Site) -> GeneratorModel:
@@ -126,26 +130,6 @@ def training_images(site: Site) -> np.ndarray:
         return np.asarray(part.images)
     assert part.masks is not None, "the study check lets no data without masks pass"
     return np.concatenate([part.images, 255 * part.masks[:, None]], 1)
-
-
-def cache_file(site: Site) -> Path:
-    """The file of the site's generator in the cache, there once it has been trained."""
-    file = cache_folder(site.cache_folder) / "generators" / f"{fingerprint(site)}.safetensors"
-    make_folder(file.parent)
-    return file
-
-
-def write_trained(model: GeneratorModel, figures: Mapping[str, float], file: Path) -> None:
-    """Write a trained generator, with the figures of its training."""
-    numbers = {f"figure/{name}": torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
-    write_tensors(file, {f"model/{name}": tensor for name, tensor in model.state().items()} | numbers)
-
-
-def read_trained(model: GeneratorModel, file: Path) -> dict[str, float]:
-    """Load what `write_trained` wrote into the model, and give the figures of its training."""
-    tensors = load_file(file)
-    model.load({name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")})
-    return {name.removeprefix("figure/"): float(t) for name, t in tensors.items() if name.startswith("figure/")}
 
 
 def fingerprint(site: Site) -> str:
@@ -169,8 +153,7 @@ def fit(site: Site, model: GeneratorModel) -> dict[str, float]:
     """Train a generator on the site's images; the figures of its training."""
     part, rng = site.data.train, site.rng("generator")
     images, labels = training_images(site), np.asarray(part.labels)
-    tuning = tuning_settings(site)
-    told = generator_progress(site)
+    tuning, told = tuning_settings(site), generator_progress(site)
     if tuning is None:
         return _figures(model.fit(images, labels, rng, FitOptions(report=told)))
     steps = generator_settings(site).steps_on(len(images))
@@ -295,10 +278,14 @@ class FitGenerator:
         settings, tuning = generator_settings(plans[0].site), tuning_settings(plans[0].site)
         if not isinstance(settings, GAN) or tuning is not None:
             return [plan.as_if_alone() for plan in plans]
-        trained = _train_gans([plan.site for plan in plans])
-        for plan, (model, _) in zip(plans, trained, strict=True):
-            plan.keep(model)
-        return [figures for _, figures in trained]
+        trained: dict[str, Trained] = {}
+        ordered = sorted([plan.site for plan in plans], key=batch_rows)
+        for _, alike in itertools.groupby(ordered, key=batch_rows):
+            for group in stackable(list(alike)):
+                trained |= {site.name: one for site, one in zip(group, _train_group(group), strict=True)}
+        for plan in plans:
+            plan.keep(trained[plan.site.name][0])
+        return [trained[plan.site.name][1] for plan in plans]
 
     def alone(self) -> dict[str, float]:
         model, figures = train_generator(self.site, reuse=self.reuse)
@@ -311,28 +298,24 @@ class FitGenerator:
             return self.alone()
 
 
-def _train_gans(sites: Sequence[Site]) -> list[Trained]:
-    found: dict[str, Trained] = {}
-    ordered = sorted(sites, key=batch_rows)
-    for _, alike in itertools.groupby(ordered, key=batch_rows):
-        for group in stackable(list(alike)):
-            found |= {site.name: one for site, one in zip(group, _train_group(group), strict=True)}
-    return [found[site.name] for site in sites]
-
-
 def _train_group(sites: Sequence[Site]) -> list[Trained]:
     pays = sites[0].trainer.stacked == "always" or stacking_gans_pays(len(sites), sites[0].data.train.images.shape[-1])
     if len(sites) > 1 and pays:
         try:
             models = [cast(GANModel, new_generator(site)) for site in sites]
-            losses = fit_together([_learner(site, model) for site, model in zip(sites, models, strict=True)])
+            learners = [
+                Learner(
+                    model,
+                    training_images(site),
+                    np.asarray(site.data.train.labels),
+                    site.rng("generator"),
+                    generator_progress(site),
+                )
+                for site, model in zip(sites, models, strict=True)
+            ]
+            losses = fit_together(learners)
             return [(model, _figures(own)) for model, own in zip(models, losses, strict=True)]
         except RuntimeError as error:  # no memory, or no kernel
             words = "engine.stacked: generators are trained one after the other, more slowly"
             warnings.warn(f"{words}: {error}", stacklevel=4)
     return [train_generator(site) for site in sites]
-
-
-def _learner(site: Site, model: GANModel) -> Learner:
-    labels = np.asarray(site.data.train.labels)
-    return Learner(model, training_images(site), labels, site.rng("generator"), generator_progress(site))

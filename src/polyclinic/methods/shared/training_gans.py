@@ -43,15 +43,8 @@ class SyntheticBatch(NamedTuple):
 class TrainingGANs(ABC):
     """GANs of sites in training, for one round; `keep` puts what was learnt into the sites' states."""
 
-    @property
-    @abstractmethod
-    def names(self) -> list[str]:
-        """The sites, in the order of what `start` and `advance` give."""
-
-    @property
-    @abstractmethod
-    def rows(self) -> int:
-        """Images of a site that a step makes."""
+    names: list[str]  #: the sites, in the order of what `start` and `advance` give
+    rows: int  #: images of a site that a step makes
 
     @abstractmethod
     def start(self) -> list[SyntheticBatch]:
@@ -66,11 +59,6 @@ class TrainingGANs(ABC):
         """The generators' steps, the discriminators' steps, and the next images."""
         self.generator_step(gradients)
         return self.start()
-
-    def finish(self, gradients: Mapping[str, Tensor]) -> None:
-        """The generators' last steps of the round."""
-        self.generator_step(gradients)
-        self.keep()
 
     @abstractmethod
     def local_step(self, image_gradient: ImageGradient | None = None, draws: Tensor | None = None) -> None:
@@ -156,7 +144,8 @@ class AdvanceGAN(_GANPlan):
             gans: TrainingGANs = sites[0].memory["gans"]
             own = {site.name: by_site[site.name] for site in sites if site.name in by_site}
             if plans[0].last:
-                gans.finish(own)
+                gans.generator_step(own)
+                gans.keep()
                 for site in sites:
                     site.memory.clear()
             else:
@@ -169,14 +158,9 @@ def stackable(sites: Sequence[Site]) -> list[list[Site]]:
     alone, settings = [[site] for site in sites], adversarial_settings(sites[0])
     if len(sites) < 2 or not settings.stackable or any(private.is_private(s, "generator") for s in sites):
         return alone
-    shapes = {_shape(site) for site in sites}
+    shapes = {(site.data.train.images.shape[1:], batch_rows(site), steps_taken(site)) for site in sites}
     fits = not settings.separates_classes or classes_take_turns(sites)
     return [list(sites)] if len(shapes) == 1 and fits else alone
-
-
-def _shape(site: Site) -> tuple:
-    """Facts that are the same at all sites of a stack: shape of images, rows of a batch, steps that were taken."""
-    return (tuple(site.data.train.images.shape[1:]), batch_rows(site), steps_taken(site))
 
 
 def batch_rows(site: Site) -> int:
@@ -213,10 +197,9 @@ class SiteGANInHalves(TrainingGANs):
     """The GAN of one site."""
 
     def __init__(self, site: Site, model: AdversarialModel, *, shared_noise: bool, purpose: str) -> None:
-        self.site, self.model = site, model
-        part = site.data.train
-        images = model.accept_images(np.asarray(part.images))
-        labels = as_tensor(np.asarray(part.labels))
+        self.site, self.model, self.names, self.rows = site, model, [site.name], batch_rows(site)
+        images = model.accept_images(np.asarray(site.data.train.images))
+        labels = as_tensor(np.asarray(site.data.train.labels))
         self.steps = model.begin_halves(images, labels, site.rng(purpose))
         self.noise = self.steps.random
         if shared_noise:  # PrivGAN's code: in every step all generators get the same noise
@@ -227,14 +210,6 @@ class SiteGANInHalves(TrainingGANs):
         kept = {name: COUNTERS + name for name in self.steps.counters()}
         self.steps.restore_counters({name: site.state[key] for name, key in kept.items() if key in site.state})
         self.labels = self.fake = torch.empty(0)  # of the images that were made last
-
-    @property
-    def names(self) -> list[str]:
-        return [self.site.name]
-
-    @property
-    def rows(self) -> int:
-        return batch_rows(self.site)
 
     def start(self) -> list[SyntheticBatch]:
         self._discriminate_and_make()

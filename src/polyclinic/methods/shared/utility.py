@@ -21,7 +21,6 @@ from polyclinic.data.parts import ImageSet
 from polyclinic.data.plots import contact_sheet
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.collaborators import TrainerLike
-from polyclinic.federation.site import SiteState
 from polyclinic.generators.base import GeneratorModel, as_tensor, check_labels
 from polyclinic.methods.shared.method import Federation, Parcel, Site, Weights
 from polyclinic.methods.shared.site_generator import figures_parcel, uniform_labels
@@ -98,7 +97,11 @@ def train_and_keep(
     site: Site, synthetic: ImageSet, selection: Selection, others: ImageSet | None = None
 ) -> dict[str, TrainedNetwork]:
     """Networks for all training sets; of each, the one of this or an earlier round that validation scores best."""
-    before = {name: kept for name in TRAINING_SETS if (kept := _kept(site.state, name)) is not None}
+    before = {
+        name: TrainedNetwork(weights, float(site.state[f"score-{name}"]))
+        for name in TRAINING_SETS
+        if (weights := site.state.group(f"diet-{name}"))
+    }
     known = {name: network for name, network in before.items() if name == "real"}
     now = train_networks(site, training_sets(site.data.train, synthetic, others), selection.steps, known)
     best = {n: before[n] if n in before and before[n].score > trained.score else trained for n, trained in now.items()}
@@ -142,7 +145,8 @@ def train_network(
     """The trainer's network at the best of several checks; after the last step if there are no validation images."""
     batches = trainer.batches(train, rng)
     best: TrainedNetwork | None = None
-    for some in _even_parts(steps, CHECKS):
+    checks = [round(steps * number / CHECKS) for number in range(CHECKS + 1)]
+    for some in (end - start for start, end in itertools.pairwise(checks) if end > start):
         trainer.train(batches, some, optimizer)
         now = TrainedNetwork(trainer.weights(), score(trainer, validation) if len(validation) else 0.0)
         if best is None or now.score > best.score or not len(validation):
@@ -213,16 +217,6 @@ def join(a: ImageSet, b: ImageSet) -> ImageSet:
     """The images of two parts; masks and sub-groups, which synthetic images do not have, are dropped."""
     images, labels = (np.concatenate([getattr(part, name) for part in (a, b)]) for name in ("images", "labels"))
     return ImageSet(images, labels.astype(a.labels.dtype))
-
-
-def _even_parts(total: int, parts: int) -> list[int]:
-    cuts = [round(total * k / parts) for k in range(parts + 1)]
-    return [b - a for a, b in itertools.pairwise(cuts) if b > a]
-
-
-def _kept(state: SiteState, name: str) -> TrainedNetwork | None:
-    weights = state.group(f"diet-{name}")
-    return TrainedNetwork(weights, float(state[f"score-{name}"])) if weights else None
 
 
 # --- at the coordinator -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,10 +40,7 @@ EPS = 1e-3
 
 #: makes the normalisation of so many channels
 MakeNorm = Callable[[int], nn.Module]
-
-
-def batch_norm(channels: int) -> nn.Module:
-    return nn.BatchNorm2d(channels, EPS)
+batch_norm: MakeNorm = partial(nn.BatchNorm2d, eps=EPS)
 
 
 class SameConv2d(nn.Conv2d):

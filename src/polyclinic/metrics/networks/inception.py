@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +87,12 @@ class Mixed(nn.Module):
             for names in branch:
                 h = torch.cat([self.get_submodule(name)(h) for name in names], 1)
             found.append(h)
-        return torch.cat([*found, self._pooled(x)], 1)
-
-    def _pooled(self, x: Tensor) -> Tensor:
         if self.pool == "reduce":
-            return F.max_pool2d(x, 3, 2)
-        if self.pool == "max":
-            return self.branch_pool(F.max_pool2d(x, 3, 1, 1))
+            return torch.cat([*found, F.max_pool2d(x, 3, 2)], 1)
         # pixels beyond the border do not count: TensorFlow's average
-        return self.branch_pool(F.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
+        average = self.pool == "average"
+        pooled = F.avg_pool2d(x, 3, 1, 1, count_include_pad=False) if average else F.max_pool2d(x, 3, 1, 1)
+        return torch.cat([*found, self.branch_pool(pooled)], 1)
 
 
 def _chain(name: str, *layers: tuple[Any, ...]) -> Branch:
@@ -185,21 +182,17 @@ def read_weights(file: Path) -> dict[str, Tensor]:
             raise BadInput(f"{file}: is not the file of FID's weights; {cure}")
     except (OSError, SafetensorError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise BadInput(f"{file}: cannot be read ({error}); {cure}") from None
-    check(tensors, str(file), cure)
-    return tensors
-
-
-def check(tensors: Mapping[str, Tensor], where: str, cure: str) -> None:
-    """BadInput unless these are all tensors of the network, and a last layer of FID's 1,008 classes."""
+    # all tensors of the network, and a last layer of FID's 1,008 classes
     with torch.device("meta"):
         wanted = {name: tuple(tensor.shape) for name, tensor in FIDInception().state_dict().items()}
     wanted |= {"fc.weight": (CLASSES, WIDTH)}
     wanted = {name: shape for name, shape in wanted.items() if not name.endswith("num_batches_tracked")}
     wrong = [name for name, shape in wanted.items() if name not in tensors or tuple(tensors[name].shape) != shape]
     if wrong == ["fc.weight"]:
-        raise BadInput(f"{where}: holds Inception-v3 of other classes than FID's 1,008, which gives no FID; {cure}")
+        raise BadInput(f"{file}: holds Inception-v3 of other classes than FID's 1,008, which gives no FID; {cure}")
     if wrong:
-        raise BadInput(f"{where}: does not hold FID's Inception-v3 ({', '.join(wrong[:3])}); {cure}")
+        raise BadInput(f"{file}: does not hold FID's Inception-v3 ({', '.join(wrong[:3])}); {cure}")
+    return tensors
 
 
 def fid_inception(file: Path, device: str | torch.device = "cpu") -> FIDInception:

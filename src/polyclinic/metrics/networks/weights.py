@@ -97,17 +97,12 @@ class Features(nn.Module):
 
 def check(tensors: Mapping[str, Tensor], weights: str, where: str) -> None:
     """Raise BadInput unless these are the tensors of the weights named (lpips-alex, lpips-vgg)."""
-    if digest(tensors) != DIGESTS[weights]:
-        raise BadInput(f"{where}: does not hold {weights}; run polyclinic weights get {weights}")
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """A name for these numbers, wherever and in whichever order they lie."""
     total = hashlib.sha256()
     for name in sorted(tensors):
         total.update(name.encode())
         total.update(tensors[name].contiguous().numpy().tobytes())
-    return total.hexdigest()
+    if total.hexdigest() != DIGESTS[weights]:
+        raise BadInput(f"{where}: does not hold {weights}; run polyclinic weights get {weights}")
 
 
 def read_lpips(weights: str, file: Path) -> tuple[Features, list[Tensor]]:
@@ -241,19 +236,16 @@ def converted(name: str, archive: bytes) -> dict[str, Tensor]:
 
 
 def _tensors(tree: Mapping[str, Any], network: str) -> dict[str, Tensor]:
-    convolutions = tree[network]
+    """The arrays by torch's names, kernels [height, width, in, out] as [out, in, height, width]."""
     found = {}
-    for number in range(len(convolutions)):
-        found[f"conv{number}.weight"] = _kernel(convolutions[f"Conv_{number}"]["kernel"])
-        found[f"conv{number}.bias"] = torch.from_numpy(np.ascontiguousarray(convolutions[f"Conv_{number}"]["bias"]))
+    for number, layer in enumerate(tree[network][f"Conv_{number}"] for number in range(len(tree[network]))):
+        found[f"conv{number}.weight"], found[f"conv{number}.bias"] = (
+            layer["kernel"].transpose(3, 2, 0, 1),
+            layer["bias"],
+        )
     for level in range(len(tree) - 1):
-        found[f"lin{level}.weight"] = _kernel(tree[f"NetLinLayer_{level}"]["Conv_0"]["kernel"])
-    return found
-
-
-def _kernel(values: np.ndarray) -> Tensor:
-    """[height, width, in, out] as [out, in, height, width]."""
-    return torch.from_numpy(np.ascontiguousarray(values.transpose(3, 2, 0, 1)))
+        found[f"lin{level}.weight"] = tree[f"NetLinLayer_{level}"]["Conv_0"]["kernel"].transpose(3, 2, 0, 1)
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in found.items()}
 
 
 class ArraysOnly(pickle.Unpickler):

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from polyclinic.errors import BadInput
-from polyclinic.metrics.roc import CONFIDENCE, share_interval, threshold
+from polyclinic.metrics.roc import share_interval, threshold
 from polyclinic.metrics.statistics.intervals import (
     BINS,
     Interval,
@@ -83,9 +83,7 @@ class OperatingPoint:
     specificity: Interval
 
 
-def sensitivity_at_specificity(
-    scores: Numbers, truth: Numbers, specificity: float = 0.95, *, confidence: float = CONFIDENCE
-) -> OperatingPoint:
+def sensitivity_at_specificity(scores: Numbers, truth: Numbers, specificity: float = 0.95) -> OperatingPoint:
     """The lowest threshold with at least this specificity, from scores [N] and truth [N], 1 or 0."""
     found = numbers(scores, "scores")
     positive = truths(truth, "truth", len(found))
@@ -94,10 +92,7 @@ def sensitivity_at_specificity(
     cut = threshold(found[~positive], 1 - share(specificity, "specificity"))
     called = found > cut
     counts = [(int(hits.sum()), len(hits)) for hits in (called[positive], ~called[~positive])]
-    share(confidence, "confidence")
-    sensitivity, specific = (
-        Interval(count / total, *share_interval(count, total, confidence), confidence) for count, total in counts
-    )
+    sensitivity, specific = (Interval(count / total, *share_interval(count, total)) for count, total in counts)
     return OperatingPoint(cut, sensitivity, specific)
 
 
@@ -111,11 +106,9 @@ def predictive_values(sensitivity: float, specificity: float, prevalence: float)
             raise BadInput(f"statistics: {name} is {value}; choose a number from 0 to 1")
     true_positives, missed = sensitivity * prevalence, (1 - sensitivity) * prevalence
     true_negatives, false_alarms = specificity * (1 - prevalence), (1 - specificity) * (1 - prevalence)
-    return _ratio(true_positives, true_positives + false_alarms), _ratio(true_negatives, true_negatives + missed)
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else float("nan")
+    pairs = (true_positives, false_alarms), (true_negatives, missed)
+    positive, negative = (right / (right + wrong) if right + wrong > 0 else math.nan for right, wrong in pairs)
+    return positive, negative
 
 
 # --- conformal prediction -------------------------------------------------------------------------------------

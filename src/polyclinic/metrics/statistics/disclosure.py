@@ -67,7 +67,9 @@ def bounds_of_classes(labels: np.ndarray, patients: np.ndarray | None, classes: 
     """Largest change of each metric of a classifier by one patient, times the number of patients."""
     number = len(labels) if patients is None else len(np.unique(np.asarray(patients)))
     mean = largest_share(patients, len(labels))
-    of_class = number * max(_largest_part(labels, patients, one) for one in np.unique(labels))
+    own = np.arange(len(labels)) if patients is None else np.asarray(patients)
+    counts = [np.unique(own[labels == one], return_counts=True)[1] for one in np.unique(labels)]
+    of_class = number * max(float(some.max() / some.sum()) for some in counts)  # a patient's part of a class's images
     brier = 2 * mean if classes > 2 else mean
     return {
         "accuracy": mean,
@@ -75,15 +77,6 @@ def bounds_of_classes(labels: np.ndarray, patients: np.ndarray | None, classes: 
         **dict.fromkeys(("auc", "balanced_accuracy"), of_class),
         "brier": brier,
     }
-
-
-def _largest_part(labels: np.ndarray, patients: np.ndarray | None, one: int) -> float:
-    """The part of a class's images that one patient has."""
-    rows = labels == one
-    if patients is None:
-        return 1 / int(rows.sum())
-    counts = np.unique(np.asarray(patients)[rows], return_counts=True)[1]
-    return float(counts.max() / counts.sum())
 
 
 def smallest_class(labels: np.ndarray, patients: np.ndarray | None) -> int:
@@ -108,17 +101,14 @@ def _told(one: Interval, step: float, *, paired: bool = False) -> list[float]:
     differ on one patient only, it is the same as of two models that are the same."""
     value, low, high = one.value, one.low, one.high
     if step:
-        steps, least = (_towards_zero(value / step), NARROWEST) if paired else (round(value / step), 0)
+        steps, least = round(value / step), 0
+        if paired:  # the nearest whole number; of two, the one nearer to zero, whatever a subtraction has rounded
+            steps, least = int(math.copysign(max(math.ceil(abs(value / step) - 0.5 - SLACK), 0), value)), NARROWEST
         slack = SLACK if paired else 0.0
         low = min(math.floor(low / step + slack), steps - least) * step
         high = max(math.ceil(high / step - slack), steps + least) * step
         value = steps * step
     return [value, low, high, ((high - low) / (2 * NORMAL_95)) ** 2]
-
-
-def _towards_zero(steps: float) -> int:
-    """The nearest whole number; of two, the one nearer to zero, whatever a subtraction has rounded."""
-    return int(math.copysign(max(math.ceil(abs(steps) - 0.5 - SLACK), 0), steps))
 
 
 def rounded_interval(
@@ -148,14 +138,16 @@ def told_cells(people: Sequence[np.ndarray], least: int) -> np.ndarray:
     either: the figures of all cells together would give them away."""
     numbers = np.array([len(np.unique(some)) for some in people])
     told = (numbers == 0) | (numbers >= least)
-    while 0 < _patients_of(people, ~told) < least and (told & (numbers > 0)).any():
+
+    def untold() -> int:
+        """A patient may be in several cells, and counts once."""
+        return len(
+            set().union(*(np.asarray(some).tolist() for some, known in zip(people, told, strict=True) if not known))
+        )
+
+    while 0 < untold() < least and (told & (numbers > 0)).any():
         told[np.where(told & (numbers > 0), numbers, np.iinfo(np.int64).max).argmin()] = False
     return told
-
-
-def _patients_of(people: Sequence[np.ndarray], cells: np.ndarray) -> int:
-    """A patient may be in several cells, and counts once."""
-    return len(set().union(*(np.asarray(some).tolist() for some, wanted in zip(people, cells, strict=True) if wanted)))
 
 
 def mean_of_sites(sites: Mapping[str, list[float]]) -> list[float]:

@@ -227,7 +227,7 @@ class Agreement:
     n: int
 
 
-def bland_altman(predictions: Numbers, truth: Numbers, *, confidence: float = CONFIDENCE) -> Agreement:
+def bland_altman(predictions: Numbers, truth: Numbers) -> Agreement:
     """Differences of predictions [N] and true values [N]: bias, standard deviation, limits, with intervals.
 
     The limits lie 1.96 standard deviations from the bias. The variance of a limit is s^2 (1/n + 1.96^2 / 2(n-1)), and
@@ -238,12 +238,11 @@ def bland_altman(predictions: Numbers, truth: Numbers, *, confidence: float = CO
     found, values = numbers(predictions, "predictions", least=2), numbers(truth, "truth", least=2)
     same_length(values, "truth", len(found))
     apart, n = found - values, len(found)
-    bias, deviation = mean_interval(apart, confidence=confidence), float(apart.std(ddof=1))
+    bias, deviation = mean_interval(apart), float(apart.std(ddof=1))
     width = float(stats.norm.ppf(0.975))
-    quantile = stats.t.ppf((1 + share(confidence, "confidence")) / 2, n - 1)
-    reach = float(quantile * deviation * np.sqrt(1 / n + width**2 / (2 * (n - 1))))
+    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * deviation * np.sqrt(1 / n + width**2 / (2 * (n - 1))))
     lower, upper = (
-        Interval(limit, limit - reach, limit + reach, confidence)
+        Interval(limit, limit - reach, limit + reach)
         for limit in (bias.value - width * deviation, bias.value + width * deviation)
     )
     return Agreement(bias, deviation, lower, upper, n)
@@ -273,7 +272,10 @@ def classification_metrics(probabilities: Numbers, labels: Numbers, scores: Numb
     loss = -np.log(np.clip(found[rows, classes], 1e-300, None))
     squares = ((found - own) ** 2)[:, 1:].sum(1) if binary else ((found - own) ** 2).sum(1)
     ranks = [Ranks(np.asarray(scores)[:, c], own[:, c]) for c in (range(1, 2) if binary else range(found.shape[1]))]
-    gaps = _by_bin(found.max(1) - right, equal_width_bins(found.max(1), BINS), BINS)
+    place = equal_width_bins(found.max(1), BINS)
+    gaps = np.zeros((len(right), BINS))  # in the column of their bin
+    gaps[rows, place] = found.max(1) - right
+    gaps = gaps[:, np.bincount(place, minlength=BINS) > 0]
     present = own[:, own.any(0)]
 
     def metrics(weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -338,13 +340,6 @@ class Ranks:
         own = np.add.reduceat(ordered * self.truth, self.starts, axis=1)
         rest = np.add.reduceat(ordered * (1 - self.truth), self.starts, axis=1)
         return aucs_from_counts(own, rest)
-
-
-def _by_bin(values: np.ndarray, place: np.ndarray, bins: int) -> np.ndarray:
-    """Values [N] in the column of their bin, zeros elsewhere: [N, filled bins]."""
-    table = np.zeros((len(values), bins))
-    table[np.arange(len(values)), place] = values
-    return table[:, np.bincount(place, minlength=bins) > 0]
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

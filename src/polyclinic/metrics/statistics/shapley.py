@@ -58,13 +58,12 @@ def sampled_shares(players: Sequence[str], game: Game, orders: int, rng: np.rand
             after = before | {players[place]}
             added[players[place]].append(value(after) - value(before))
             before = after
-    return {player: _share(np.array(some)) for player, some in added.items()}
-
-
-def _share(some: np.ndarray) -> Share:
-    mean = float(some.mean())
-    half = 1.96 * float(some.std(ddof=1)) / math.sqrt(len(some)) if len(some) > 1 else math.inf
-    return Share(mean, mean - half, mean + half)
+    found = {}
+    for player, some in added.items():
+        mean = float(np.mean(some))
+        half = 1.96 * float(np.std(some, ddof=1)) / math.sqrt(orders) if orders > 1 else math.inf
+        found[player] = Share(mean, mean - half, mean + half)
+    return found
 
 
 def leave_one_out(players: Sequence[str], game: Game) -> dict[str, float]:

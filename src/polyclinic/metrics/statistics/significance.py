@@ -22,7 +22,6 @@ from polyclinic.metrics.statistics.intervals import (
     mean_interval,
     numbers,
     same_length,
-    share,
     truths,
 )
 
@@ -56,34 +55,27 @@ def paired_test(
     *,
     test: PairedTest = "t",
     overlap: float = 0.0,
-    confidence: float = CONFIDENCE,
 ) -> Difference:
     """Compare two methods by pairs: values [N] and those of the baseline [N], of the same seed, fold or site.
 
     `test`: "t" is Student's paired test; "wilcoxon" the signed-rank test, exact for few pairs. The interval is
     Student's with both. `overlap`: as in `mean_interval`, for the folds of a cross-validation, with "t" only.
     """
+    from scipy import stats
+
     ours, theirs = numbers(values, "values", least=2), numbers(baseline, "baseline", least=2)
     same_length(theirs, "baseline", len(ours))
     if overlap and test == "wilcoxon":
         raise BadInput("statistics: the Wilcoxon test knows no correction for overlapping folds; choose t")
     apart = ours - theirs
-    interval = mean_interval(apart, confidence=confidence, overlap=overlap)
-    p = _t_test(apart, overlap) if test == "t" else _wilcoxon(apart)
+    interval = mean_interval(apart, overlap=overlap)
+    if test == "wilcoxon":
+        p = _wilcoxon(apart)
+    elif deviation := mean_deviation(apart, overlap):
+        p = float(2 * stats.t.sf(abs(apart.mean()) / deviation, len(apart) - 1))
+    else:  # all are equal and have no spread: t is not defined, and p is that of the exact sign test
+        p = 1.0 if apart[0] == 0 else 2.0 ** (1 - len(apart))
     return Difference(interval.value, interval.low, interval.high, p, p, len(apart))
-
-
-def _t_test(apart: np.ndarray, overlap: float) -> float:
-    """p of the mean of differences [N] being zero.
-
-    Where all are equal they have no spread, and t is not defined: p is that of the exact sign test then.
-    """
-    from scipy import stats
-
-    deviation = mean_deviation(apart, overlap)
-    if deviation == 0:
-        return 1.0 if apart[0] == 0 else 2.0 ** (1 - len(apart))
-    return float(2 * stats.t.sf(abs(apart.mean()) / deviation, len(apart) - 1))
 
 
 def _wilcoxon(apart: np.ndarray) -> float:
@@ -96,17 +88,13 @@ def _wilcoxon(apart: np.ndarray) -> float:
     untied = len(np.unique(np.abs(apart))) == len(apart)
     if untied and len(apart) <= MOST_UNTIED:
         return float(stats.wilcoxon(apart, method="exact").pvalue)
-    if len(apart) <= MOST_COUNTED:
-        return _all_signs(stats.rankdata(np.abs(apart)), apart > 0)
-    return float(stats.wilcoxon(apart, method="asymptotic").pvalue)
-
-
-def _all_signs(ranks: np.ndarray, positive: np.ndarray) -> float:
-    """Exact p with tied ranks [N]: the share of all 2^N changes of sign whose rank sum lies as far out."""
+    if len(apart) > MOST_COUNTED:
+        return float(stats.wilcoxon(apart, method="asymptotic").pvalue)
+    # the share of all 2^N changes of sign whose rank sum lies as far out
+    ranks = stats.rankdata(np.abs(apart))
     signs = (np.arange(2 ** len(ranks))[:, None] >> np.arange(len(ranks))) & 1
     centre = ranks.sum() / 2
-    distance = np.abs(signs @ ranks - centre)
-    return float((distance >= abs(ranks[positive].sum() - centre) - 1e-9).mean())
+    return float((np.abs(signs @ ranks - centre) >= abs(ranks[apart > 0].sum() - centre) - 1e-9).mean())
 
 
 def compare_with_baseline(
@@ -115,7 +103,6 @@ def compare_with_baseline(
     *,
     test: PairedTest = "t",
     overlap: float = 0.0,
-    confidence: float = CONFIDENCE,
 ) -> dict[str, Difference]:
     """Each of several methods against one of them, `baseline`, by pairs (see `paired_test`), with Holm's correction.
 
@@ -129,7 +116,7 @@ def compare_with_baseline(
         keys = [key for key in ours if key in theirs]
         if name != baseline and len(keys) > 1:
             pair = [ours[key] for key in keys], [theirs[key] for key in keys]
-            found[name] = paired_test(*pair, test=test, overlap=overlap, confidence=confidence)
+            found[name] = paired_test(*pair, test=test, overlap=overlap)
     corrected = holm([one.p for one in found.values()])
     return {name: replace(one, p_holm=p) for (name, one), p in zip(found.items(), corrected, strict=True)}
 
@@ -148,11 +135,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected.tolist()
 
 
-def mcnemar(first: Numbers, second: Numbers, *, exact: bool | None = None, correction: bool = True) -> float:
+def mcnemar(first: Numbers, second: Numbers) -> float:
     """p of McNemar's test that two models are right equally often, from whether each was right on each case [N].
 
-    `exact`: the binomial test, by default where 25 cases or fewer are right in one model only; else chi-squared with
-    one degree of freedom, with `correction` for continuity (Edwards 1948).
+    The exact binomial test where 25 cases or fewer are right in one model only; else chi-squared with one degree of
+    freedom, corrected for continuity (Edwards 1948).
     """
     from scipy import stats
 
@@ -162,11 +149,9 @@ def mcnemar(first: Numbers, second: Numbers, *, exact: bool | None = None, corre
     apart = only_ours + only_theirs
     if apart == 0:
         return 1.0
-    if exact is None:
-        exact = apart <= MOST_EXACT
-    if exact:
+    if apart <= MOST_EXACT:
         return float(stats.binomtest(only_ours, apart).pvalue)
-    return float(stats.chi2.sf(max(0, abs(only_ours - only_theirs) - correction) ** 2 / apart, 1))
+    return float(stats.chi2.sf(max(0, abs(only_ours - only_theirs) - 1) ** 2 / apart, 1))
 
 
 # --- DeLong's variance of an AUC (1988) -----------------------------------------------------------------------
@@ -177,12 +162,12 @@ def delong_variance(scores: Numbers, truth: Numbers) -> float:
     return float(_covariance([_split(scores, truth)])[0, 0])
 
 
-def delong_interval(scores: Numbers, truth: Numbers, *, confidence: float = CONFIDENCE) -> Interval:
+def delong_interval(scores: Numbers, truth: Numbers) -> Interval:
     """The AUC with DeLong's interval on the logit (see `metrics.roc.auc_interval`)."""
-    return Interval(*auc_interval(*_split(scores, truth), share(confidence, "confidence")), confidence)
+    return Interval(*auc_interval(*_split(scores, truth)))
 
 
-def delong_test(first: Numbers, second: Numbers, truth: Numbers, *, confidence: float = CONFIDENCE) -> Difference:
+def delong_test(first: Numbers, second: Numbers, truth: Numbers) -> Difference:
     """Compare the AUCs of two models' scores [N] on the same cases: first minus second, interval and p value.
 
     One pair of AUCs is one test, so `p_holm` is p. Where both models separate the classes perfectly, or rank all pairs
@@ -198,7 +183,7 @@ def delong_test(first: Numbers, second: Numbers, truth: Numbers, *, confidence: 
         if abs(difference) > 1e-12:
             raise BadInput("statistics: DeLong's variance is zero here; compare these two models by McNemar's test")
         return Difference(0.0, 0.0, 0.0, 1.0, 1.0, len(numbers(truth, "truth")))
-    reach = float(stats.norm.ppf((1 + share(confidence, "confidence")) / 2)) * deviation
+    reach = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation
     p = float(2 * stats.norm.sf(abs(difference) / deviation))
     return Difference(difference, difference - reach, difference + reach, p, p, len(numbers(truth, "truth")))
 

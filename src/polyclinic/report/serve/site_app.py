@@ -14,9 +14,19 @@ from polyclinic import __version__
 from polyclinic.deployment.approval import Approvals, Request
 from polyclinic.deployment.approval_rules import policy_of
 from polyclinic.deployment.processes import is_running
-from polyclinic.deployment.site_status import RunStatus, approvals_of, budgets, describe, run_folders, run_of, standing
+from polyclinic.deployment.site_status import (
+    RunStatus,
+    approvals_of,
+    budgets,
+    describe,
+    is_finished,
+    run_folders,
+    run_of,
+    standing,
+)
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.layers.suspension import Suspensions
+from polyclinic.federation.ledger.kinds import DANGEROUS
 from polyclinic.federation.ledger.ledger import LedgerBroken
 from polyclinic.json_types import JsonObject
 from polyclinic.report.serve.app import OPEN, Asked, bare_app
@@ -34,6 +44,7 @@ class Decided(Asked):
     run: Text
     decision: Literal["approve", "refuse", "revoke"]
     why: Text = ""
+    who: Text = ""
 
 
 class Why(Asked):
@@ -67,7 +78,7 @@ class SiteView:
             runs, problems = self._runs()
             policy = policy_of(self.approvals.policy_file)
             status = {run.name: run for run in runs}
-            studies = [self._study(one, status.get(one.run)) for one in self.approvals.requests()]
+            studies = [self._study(one, status.get(one.run)) for one in reversed(self.approvals.requests())]
             known = {one["run"] for one in studies}
             content = {
                 "site": self.approvals.site,
@@ -78,6 +89,7 @@ class SiteView:
                 "suspended": [asdict(one) for one in Suspensions(self.approvals.kit).all()],
                 "budgets": [{**asdict(one), "sentence": one.sentence} for one in budgets(policy, runs)],
                 "kinds": list(policy.kinds),
+                "dangerous": [kind for kind in policy.kinds if kind in DANGEROUS],
                 "problems": [*self.approvals.damaged(), *problems],
             }
             return plain(content)
@@ -85,12 +97,14 @@ class SiteView:
     def study(self, run: Text) -> Any:
         """The requests of a study to the site, in plain sentences."""
         with self._lock:
-            return {"run": run, "sentences": describe(self.approvals, run), "decisions": self._decisions(run)}
+            return {"run": run, **describe(self.approvals, run)._asdict(), "decisions": self._decisions(run)}
 
     def decide(self, made: Decided) -> Any:
         """Approve, refuse or revoke: the same as the command of this name."""
+        if made.decision == "approve" and not made.who.strip():
+            raise BadInput("who: missing; write your name: it stands beside the approval")
         with self._lock:
-            self.approvals.decide(made.run, made.decision, made.why)
+            self.approvals.decide(made.run, made.decision, made.why, made.who)
             return {"run": made.run, "standing": standing(self.approvals, made.run)}
 
     def stop_all(self, made: Why) -> Any:
@@ -130,6 +144,7 @@ class SiteView:
             "rounds": method["rounds"],
             "state": self.approvals.state(request.run),
             "standing": standing(self.approvals, request.run),
+            "finished": is_finished(self.approvals.kit, request.run),
             "decisions": self._decisions(request.run),
             **(_what_left(status) if status else {"at_work": False, "left": []}),
         }

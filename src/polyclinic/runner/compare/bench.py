@@ -25,8 +25,7 @@ from torch.optim import SGD
 
 from polyclinic import __version__
 from polyclinic.attacks.gradient_inversion.networks import LeNet, prepare_for_attack, with_random_weights
-from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective
-from polyclinic.attacks.gradient_inversion.simulation import Simulation, cross_entropy
+from polyclinic.attacks.gradient_inversion.objective import FreeLabels, Objective, Simulation, cross_entropy
 from polyclinic.attacks.solvers.optimizers import LBFGS
 from polyclinic.attacks.solvers.search import search
 from polyclinic.errors import BadInput, Notice
@@ -35,8 +34,8 @@ from polyclinic.json_types import JsonObject
 from polyclinic.models import build
 from polyclinic.models.encoders import ENCODERS
 from polyclinic.randomness import torch_rng
+from polyclinic.runner.run.display import Display
 from polyclinic.runner.run.machine import device_of
-from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.run import run, threads
 from polyclinic.study import parse_study
 from polyclinic.tasks import Target

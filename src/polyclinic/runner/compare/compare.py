@@ -5,14 +5,13 @@ A comparison that was interrupted goes on where it stopped; runs that are finish
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from polyclinic.methods.shared.one_round import OneRound
 from polyclinic.registry import notice_once
 from polyclinic.run_folder import is_held, read_result
 from polyclinic.runner.compare.outcome import choose_baseline, summarise, write
-from polyclinic.runner.run.recorder import Display
+from polyclinic.runner.run.display import Display
 from polyclinic.study import Study, parse_study
-from polyclinic.study.reading import unknown_elsewhere
+from polyclinic.study.reading import changed_plugins, takes_from, unknown_elsewhere
 from polyclinic.study.study import apply_changes, fit_to_variants, is_default_generator, method_has_table, parse_sets
 
 #: of a cross-validation; every method and seed runs once for each
@@ -115,8 +114,7 @@ def entries(
     """A run for every method, seed and fold. `sets` of the form `fedprox:method.mu=0.1` hold for one method only, as
     the settings in `tuned` do."""
     common, special = sets_by_method(sets, methods)
-    if folds is not None and not 2 <= folds <= MOST_FOLDS:
-        raise BadInput(f"--folds {folds}: a cross-validation has 2 to {MOST_FOLDS} folds")
+    check_folds(folds)
     untuned = [method for method in methods if tuned is not None and method not in tuned]
     if untuned:
         raise BadInput(f"--tuned: has no settings for '{untuned[0]}'; tune it too, with the same budget")
@@ -135,6 +133,11 @@ def entries(
                 folder = out / (f"{method}-seed{seed}" + (f"-fold{fold}of{folds}" if fold else ""))
                 planned.append(Entry(method, seed, for_method(study, method, mine), folder, fold))
     return planned
+
+
+def check_folds(folds: int | None) -> None:
+    if folds is not None and not 2 <= folds <= MOST_FOLDS:
+        raise BadInput(f"--folds {folds}: a cross-validation has 2 to {MOST_FOLDS} folds")
 
 
 def for_method(study: Study, method: str, changes: JsonObject) -> Study:
@@ -168,8 +171,10 @@ def tables_for(study: Study, method: str) -> JsonObject:
 
 
 def has_setting(method: str, path: str) -> bool:
-    """Whether a method knows the setting; all methods know those outside `[method]`."""
+    """Whether a method knows the setting; all methods know those outside `[method]` and `[tuning]`."""
     table, _, setting = path.partition(".")
+    if table == "tuning" and setting:
+        return METHODS[method](name=method).tunes_generator()
     return table != "method" or setting in METHODS[method].model_fields
 
 
@@ -263,7 +268,12 @@ def run_all(
     finally:
         for _, process in running.values():
             process.terminate()
-    return {entry.folder: _last_words(entry, out) for entry in failed}
+    last_words = {}
+    for entry in failed:
+        log = out / "studies" / f"{entry.folder.name}.log"
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+        last_words[entry.folder] = lines[-1] if lines else "ended without a word"
+    return last_words
 
 
 def _children_seconds() -> float:
@@ -272,18 +282,36 @@ def _children_seconds() -> float:
 
 
 def check_folders(planned: list[Entry], out: Path) -> None:
-    """BadInput before any work if a folder holds a run of another study."""
-    from polyclinic.runner.run.run import check_same
+    """BadInput before any work if a folder holds a run of another study.
+
+    A run that was begun with a plug-in as it was before somebody mended it is put aside, to be made anew, where it took
+    something out of that plug-in or had not ended; others stay.
+    """
+    from polyclinic.runner.run.run import check_same, check_same_tables
     from polyclinic.study import load_run_study
 
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out}: is a file; name a folder")
     for problem in filter(None, (unknown_elsewhere(entry.study) for entry in planned)):
         raise BadInput(problem)
+    outdated: dict[Path, tuple[Entry, str]] = {}
     for entry in planned:
         begun = entry.folder / "study.toml"
-        if begun.exists():
+        if not begun.exists():
+            continue
+        if changed := changed_plugins(entry.folder, entry.study):
+            check_same_tables(parse_study(tomllib.loads(begun.read_text(encoding="utf-8"))), entry.study, entry.folder)
+            if is_held(entry.folder):
+                raise BadInput(f"{entry.folder}: a run works there with {changed[0]} as it was; end it first")
+            if entry.result is None or takes_from(entry.study, changed):
+                outdated[entry.folder] = entry, ", ".join(changed)
+        else:
             check_same(load_run_study(entry.folder), entry.study, entry.folder)
+    for folder, (entry, changed_names) in outdated.items():
+        place = out / "outdated" / f"{folder.name}-{time.time_ns()}"
+        place.parent.mkdir(exist_ok=True)
+        folder.rename(place)
+        notice_once(f"{entry.words}: made anew, as {changed_names} has changed; the run before lies in {place}")
 
 
 def _start(entry: Entry, out: Path, *, alone: bool) -> subprocess.Popen:
@@ -291,57 +319,14 @@ def _start(entry: Entry, out: Path, *, alone: bool) -> subprocess.Popen:
     studies.mkdir(parents=True, exist_ok=True)
     file = studies / f"{entry.folder.name}.toml"
     file.write_text(entry.study.to_toml(), encoding="utf-8")
-    command = [sys.executable, "-m", "polyclinic", "run", str(file), "--out", str(entry.folder), "--resume"]
+    command = [sys.executable, "-m", "polyclinic", "run", str(file), "--out", str(entry.folder)]
+    command += ["--resume", "--no-report"]
     # runs side by side fill the cores already
     command += [] if alone else ["--set", "engine.workers=1"]
     with file.with_suffix(".log").open("w") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
 
-def _last_words(entry: Entry, out: Path) -> str:
-    log = out / "studies" / f"{entry.folder.name}.log"
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1] if lines else "ended without a word"
-
-
 def default_jobs(study: Study) -> int:
     """As many runs at a time as there are cores for their threads."""
     return max(1, (os.cpu_count() or 1) // study.engine.threads)
-
-
-CONTROL = "nvidia-cuda-mps-control"
-#: MPS keeps sockets in its folder, whose paths must be short
-PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
-SECONDS = 30  # that the service gets to begin or to end
-
-
-@contextlib.contextmanager
-def mps(folder: Path) -> Iterator[None]:
-    """MPS for all processes that are started within, with its files in `folder`; one that runs already is used.
-
-    BadInput where this machine has no such service, or it does not begin.
-    """
-    if PIPES in os.environ:
-        yield
-        return
-    control = shutil.which(CONTROL)
-    if control is None:
-        raise BadInput(f"--mps: there is no {CONTROL} on this machine; leave --mps out, or install NVIDIA's driver")
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as undone:
-        for name in (PIPES, LOGS):
-            os.environ[name] = str(folder)
-            undone.callback(os.environ.pop, name)
-        _tell(control, "-d")
-        undone.callback(_tell, control, text="quit\n")
-        yield
-
-
-def _tell(control: str, *flags: str, text: str = "") -> None:
-    """BadInput where the service answers with an error, or not at all."""
-    # a service keeps its output open, so that only its end could be waited for: it gets none
-    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    try:
-        subprocess.run([control, *flags], input=text, **nowhere, text=True, timeout=SECONDS, check=True)  # type: ignore[call-overload]
-    except (OSError, subprocess.SubprocessError) as error:
-        raise BadInput(f"--mps: {CONTROL} did not answer ({error}); leave --mps out") from None

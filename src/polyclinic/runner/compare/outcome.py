@@ -77,6 +77,10 @@ COLUMNS = (
 )
 
 
+#: metrics that lie between 0 and 1
+SHARES = ("accuracy", "balanced_accuracy", "auc", "dice", "brier", "calibration_error")
+
+
 def choose_baseline(methods: list[str], baseline: str | None) -> str:
     """The method that the others are compared with: the first if none is named."""
     if baseline is not None and baseline not in methods:
@@ -95,12 +99,18 @@ def statistics_of(rows: list[JsonObject], baseline: str, folds: int | None = Non
     overlap = 1 / (folds - 1) if folds else 0.0
     found: JsonObject = {}
     for metric in metrics_in(rows):
-        values = _values(rows, metric)
+        values: dict[str, dict[Hashable, float]] = {}  # the finite ones, by method, and by seed and fold
+        for row in rows:
+            if math.isfinite(row.get(metric, math.nan)):
+                values.setdefault(row["method"], {})[row["seed"], row.get("fold", 0)] = row[metric]
         tests = compare_with_baseline({baseline: {}, **values}, baseline, overlap=overlap)
         for method, mine in values.items():
             if len(mine) > 1:
                 interval = mean_interval(list(mine.values()), overlap=overlap)
-                entry = {"low": interval.low, "high": interval.high, "confidence": interval.confidence}
+                low, high = interval.low, interval.high
+                if metric.partition("_")[2] in SHARES:  # Student's t knows nothing of the ends
+                    low, high = max(0.0, low), min(1.0, high)
+                entry = {"low": low, "high": high, "confidence": interval.confidence}
                 test = {"against_baseline": asdict(tests[method])} if method in tests else {}
                 found.setdefault(method, {})[metric] = entry | test
     return found
@@ -110,15 +120,6 @@ def metrics_in(rows: Iterable[JsonObject]) -> list[str]:
     """The columns of rows that are metrics: on all test images together, and the mean over sites."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [name for name in names if name.startswith(("test_", "mean_")) and name != "mean_ks"]
-
-
-def _values(rows: list[JsonObject], metric: str) -> dict[str, dict[Hashable, float]]:
-    """Finite values of a metric, by method, and by seed and fold."""
-    found: dict[str, dict[Hashable, float]] = {}
-    for row in rows:
-        if metric in row and math.isfinite(row[metric]):
-            found.setdefault(row["method"], {})[row["seed"], row.get("fold", 0)] = row[metric]
-    return found
 
 
 def as_csv(summary: JsonObject) -> str:

@@ -32,20 +32,29 @@ Space = Mapping[str, Sequence[Any]]
 #: what a search must not change: with other images or another score, scores could not be compared
 FIXED = ("format", "seed", "plugins", "data", "sites", "task", "evaluation", "engine", "policy", "audit")
 LARGEST_GRID = 1_000_000
+CHOICES = 12  #: of settings, for each method, where nobody says a budget
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of settings for one method: a run for each seed."""
+    """One choice of settings for one method: a run for each seed and fold."""
 
     method: str
     settings: JsonObject
     runs: tuple[Entry, ...]
 
     def values(self, failed: Mapping[Path, str]) -> JsonObject:
-        """What `tuning.json` says of it: the mean score and loss over its seeds, or how it failed."""
+        """What `tuning.json` says of it: the mean score and loss over its runs, or how it failed."""
         facts: JsonObject = {"method": self.method, "settings": self.settings}
-        facts["runs"] = [{"seed": run.seed, "folder": run.folder.name, **_validation(run)} for run in self.runs]
+        facts["runs"] = [
+            {
+                "seed": run.seed,
+                **({"fold": run.fold} if run.fold else {}),
+                "folder": run.folder.name,
+                **_validation(run),
+            }
+            for run in self.runs
+        ]
         found = [run for run in facts["runs"] if "score" in run]
         if len(found) == len(self.runs):
             return {**facts, **{name: statistics.fmean(run[name] for run in found) for name in ("score", "loss")}}
@@ -58,50 +67,70 @@ def tune(
     over: Space,
     out: str | Path = "runs/tuning",
     *,
-    budget: int,
+    budget: int | None = None,
     methods: Iterable[str] = (),
     seeds: int = 1,
+    folds: int | None = None,
     jobs: int | None = None,
 ) -> JsonObject:
     """Search the best settings of a study, or of several methods on it, by validation images; the content of
     `tuning.json`.
 
-    `over`: the values to try, by setting. `budget`: the most runs of each method, all seeds counted; all combinations
-    are tried where they fit, else as many as fit, drawn at random by the study's seed.
+    `over`: the values to try, by setting. `budget`: the most runs of each method, all seeds and folds counted, by
+    default for twelve choices of settings; all combinations are tried where they fit, else as many as fit, drawn at
+    random by the study's seed. `folds`: each
+    choice is scored by cross-validation on the images that are not for testing.
     """
-    out = Path(out)
-    trials = plan(study, over, out, budget=budget, methods=list(methods), seeds=seeds)
+    out, budget = Path(out), budget or CHOICES * seeds * (folds or 1)
+    trials = plan(study, over, out, budget=budget, methods=list(methods), seeds=seeds, folds=folds)
     planned = [run for trial in trials for run in trial.runs]
     comparison.check_all(planned)
     failed = comparison.run_all(planned, out, jobs or comparison.default_jobs(study), lambda _: None)
-    found = summarise(study, over, trials, failed, budget=budget, seeds=seeds)
+    found = summarise(study, over, trials, failed, budget=budget, seeds=seeds, folds=folds)
     write(found, study, out)
     return found
 
 
 def plan(
-    study: Study, over: Space, out: Path, *, budget: int, methods: Sequence[str] = (), seeds: int = 1
+    study: Study,
+    over: Space,
+    out: Path,
+    *,
+    budget: int,
+    methods: Sequence[str] = (),
+    seeds: int = 1,
+    folds: int | None = None,
 ) -> list[Trial]:
     """The trials of every method, each a valid study; BadInput before any work where one is not."""
     chosen = comparison.parse_methods(",".join(methods)) if methods else [study.method.name]
-    _check(study, over, chosen, budget, seeds)
+    _check(study, over, chosen, budget, seeds, folds)
     trials = []
     for method in chosen:
-        for settings in choose(space_of(over, method), budget // seeds, study.seed):
+        for settings in choose(space_of(over, method), budget // (seeds * (folds or 1)), study.seed):
             changed = comparison.for_method(study, method, settings).with_settings({"evaluation.final": "validation"})
             runs = []
             for seed in range(study.seed, study.seed + seeds):
-                folder = out / f"{method}-{digest_of(settings)[:10]}-seed{seed}"
-                runs.append(Entry(method, seed, changed.with_settings({"seed": seed}), folder, settings=settings))
+                for fold in range(1, folds + 1) if folds else [None]:
+                    mine = {"seed": seed, **({"data.tuning_fold": f"{fold}/{folds}"} if fold else {})}
+                    name = f"{method}-{digest_of(settings)[:10]}-seed{seed}" + (f"-fold{fold}of{folds}" if fold else "")
+                    runs.append(Entry(method, seed, changed.with_settings(mine), out / name, fold, settings))
             trials.append(Trial(method, settings, tuple(runs)))
     return trials
 
 
-def _check(study: Study, over: Space, methods: list[str], budget: int, seeds: int) -> None:
-    if budget < seeds or seeds < 1:
-        raise BadInput(f"--budget {budget}: {seeds} seeds of one choice of settings need {seeds} runs; give more")
-    if study.data.validation == 0:
-        raise BadInput("data.validation: a search of settings needs validation images; set it to 0.15, for example")
+def _check(study: Study, over: Space, methods: list[str], budget: int, seeds: int, folds: int | None) -> None:
+    comparison.check_folds(folds)
+    if budget < (runs := seeds * (folds or 1)) or seeds < 1:
+        of_folds = f" and {folds} folds" if folds else ""
+        raise BadInput(
+            f"--budget {budget}: {seeds} seeds{of_folds} of one choice of settings need {runs} runs; give more"
+        )
+    if folds and study.data.tuning_fold is not None:
+        raise BadInput(f"data.tuning_fold: --folds {folds} sets the fold of every run; leave out one of the two")
+    if study.data.validation == 0 and not folds:
+        raise BadInput(
+            "data.validation: a search needs validation images; set it to 0.15, for example, or use --folds 5"
+        )
     for name, values in over.items():
         method, colon, path = name.rpartition(":")
         if colon and method not in methods:
@@ -162,7 +191,14 @@ def _validation(run: Entry) -> dict[str, float]:
 
 
 def summarise(
-    study: Study, over: Space, trials: Sequence[Trial], failed: Mapping[Path, str], *, budget: int, seeds: int
+    study: Study,
+    over: Space,
+    trials: Sequence[Trial],
+    failed: Mapping[Path, str],
+    *,
+    budget: int,
+    seeds: int,
+    folds: int | None = None,
 ) -> JsonObject:
     """The content of `tuning.json`: every trial with its score, the budget, and what is best for each method."""
     rows = [trial.values(failed) for trial in trials]
@@ -171,14 +207,19 @@ def summarise(
         mine = [row for row in rows if row["method"] == method]
         possible = math.prod(len(values) for values in space_of(over, method).values())
         search = {"search": "all" if possible == len(mine) else "random", "possible": possible, "tried": len(mine)}
-        methods[method] = {**search, "runs": len(mine) * seeds, **best_of(mine, study)}
+        methods[method] = {**search, "runs": len(mine) * seeds * (folds or 1), **best_of(mine, study)}
     cost = cost_of_search(run for trial in trials for run in trial.runs)
     return {
         "task": study.task.name,
         "metric": study.task.metric,
         "better": study.task.better,
         "scored_on": "validation",
-        "budget": {"runs_of_each_method": budget, "seeds": seeds, "rounds": study.method.rounds},
+        "budget": {
+            "runs_of_each_method": budget,
+            "seeds": seeds,
+            **({"folds": folds} if folds else {}),
+            "rounds": study.method.rounds,
+        },
         "over": {path: list(values) for path, values in over.items()},
         "methods": methods,
         **({"privacy": cost} if cost else {}),

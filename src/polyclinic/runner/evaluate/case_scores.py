@@ -25,7 +25,7 @@ from polyclinic.tasks.segmentation import dice, outline_distances
 
 if TYPE_CHECKING:
     from polyclinic.runner.run.assembly import Assembly
-    from polyclinic.runner.run.release import Models
+    from polyclinic.runner.run.result import Models
     from polyclinic.training.loop import Trainer
 
 FOLDER = "cases"

@@ -7,7 +7,6 @@ import contextlib
 import numpy as np
 import torch
 
-from polyclinic.data.parts import PreparedSites, open_site
 from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonObject
 from polyclinic.metrics import statistics
@@ -15,7 +14,6 @@ from polyclinic.metrics.roc import CONFIDENCE
 from polyclinic.metrics.statistics.intervals import WeightedMetrics
 from polyclinic.metrics.statistics.significance import delong_test
 from polyclinic.runner.evaluate.case_scores import Cases
-from polyclinic.study import Study
 from polyclinic.tasks.classification import margins
 from polyclinic.tasks.segmentation import dice
 
@@ -134,23 +132,3 @@ def _of_masks(cases: Cases) -> dict[str, np.ndarray]:
     if cases.distances is not None and np.isfinite(cases.distances).any():
         values |= {"hausdorff95": cases.distances[:, 0], "average_surface_distance": cases.distances[:, 1]}
     return values
-
-
-def guessed_scores(study: Study, parts: PreparedSites) -> dict[str, float]:
-    """By metric, on the images that score the model. Empty for masks, one class only, deployed sites (their labels are
-    their own) and a study without a last evaluation."""
-    task, split = study.task, study.evaluation.final
-    if task.like == "classification" and split != "none":
-        counts = [of_site[split] for of_site in (parts.info.get("class_counts") or {}).values() if of_site]
-        total = np.sum(counts, axis=0) if counts else np.zeros(0)
-        there = int((total > 0).sum())
-        return {} if there < 2 else {"accuracy": float(total.max() / total.sum()), "balanced_accuracy": 1 / there}
-    if task.like != "regression" or split == "none" or not all((parts.folder / one).is_dir() for one in parts.names):
-        return {}  # at deployed sites nobody sees the labels
-    sites = [open_site(parts.folder, name) for name in parts.names]
-    known = np.concatenate([site.train.labels for site in sites])
-    asked = np.concatenate([getattr(site, split).labels for site in sites])
-    if not len(known) or not len(asked):
-        return {}
-    errors = asked - known.mean()
-    return {"mae": float(np.abs(errors).mean()), "rmse": float(np.sqrt((errors**2).mean()))}

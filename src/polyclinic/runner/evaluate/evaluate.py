@@ -93,15 +93,13 @@ def _cases_of(given: GivenModel, assembly: Assembly, site: str, split: Split, na
     if part.columns is not None:
         common = replace(common, columns=np.array(part.columns), column_names=np.array(info.get("columns", [])))
     if task.dense:
-        return replace(common, areas=_areas(said, part))
+        assert part.masks is not None, "segmentation has masks"
+        predicted, true = said.reshape(len(part), *said.shape[-2:]) > 0.5, np.asarray(part.masks) > 0
+        pixels = [some.reshape(len(part), -1).sum(1) for some in (predicted & true, predicted, true)]
+        return replace(common, areas=np.stack(pixels, 1).astype(np.int64))
     if task.like == "regression":
         return replace(common, predictions=said.reshape(len(part)))
-    return _with_classes(common, said, given, site, info["classes"], names)
-
-
-def _with_classes(
-    common: Cases, said: np.ndarray, given: GivenModel, site: str, classes: Sequence[str], names: LabelMap
-) -> Cases:
+    classes = info["classes"]
     of_model = given.classes or tuple(classes)
     if said.ndim != 2 or said.shape[1] != len(of_model):
         wide = "x".join(str(side) for side in said.shape[1:]) or "1"
@@ -110,14 +108,6 @@ def _with_classes(
     known = numbers >= 0
     cases = replace(common, labels=numbers, predictions=said)
     return cases.take(np.flatnonzero(known)) if not known.all() else cases
-
-
-def _areas(said: np.ndarray, part: ImageSet) -> np.ndarray:
-    """Pixels predicted and true at once, predicted, and true, of each image, int64 [N, 3]."""
-    assert part.masks is not None, "segmentation has masks"
-    predicted, true = said.reshape(len(part), *said.shape[-2:]) > 0.5, np.asarray(part.masks) > 0
-    pairs = (predicted & true, predicted, true)
-    return np.stack([some.reshape(len(part), -1).sum(1) for some in pairs], 1).astype(np.int64)
 
 
 def _report(given: GivenModel, assembly: Assembly, cases: Cases, split: Split, by: Sequence[str]) -> JsonObject:

@@ -78,8 +78,24 @@ def export(
             file = partial / format_.file
             file.parent.mkdir(exist_ok=True)
             agreement = _write_and_check(predictor, format_, file, samples, what)
+            card = model_card(home, predictor.card, format_.file, to)
+            (partial / "model_card.md").write_text(card, encoding="utf-8")
+            write_preparation(partial, predictor.card, predictor.calibration)
+            if to == "monai-bundle":
+                write_bundle(partial, predictor.card, card)
             origin = {"file": MODEL, "site": chosen.get("site"), "ensemble": chosen.get("ensemble", False)}
-            _write_beside(partial, predictor, to, agreement, model_card(home, predictor.card, format_.file, to), origin)
+            content = {
+                "polyclinic": __version__,
+                "format": to,
+                "from": {**origin, "weights_sha256": predictor.card.weights_sha256},
+                "agreement": asdict(agreement),
+                "sha256": {
+                    path.relative_to(partial).as_posix(): sha256_of(path)
+                    for path in sorted(partial.rglob("*"))
+                    if path.is_file()
+                },
+            }
+            (partial / "export.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise BadInput(f"--out {folder}: cannot be written ({error.strerror or error}); name another place") from None
     return Exported(folder, folder / format_.file, agreement)
@@ -98,25 +114,6 @@ def _write_and_check(predictor: Predictor, format_: Format, file: Path, samples:
     return check_agreement(
         lambda images: predictor.outputs(images).numpy(), format_.load(file), samples, what, predictor.card
     )
-
-
-def _write_beside(
-    folder: Path, predictor: Predictor, to: str, agreement: Agreement, card: str, origin: dict[str, Any]
-) -> None:
-    """What lies beside the model: preparation, model card, and what was exported."""
-    (folder / "model_card.md").write_text(card, encoding="utf-8")
-    write_preparation(folder, predictor.card, predictor.calibration)
-    if to == "monai-bundle":
-        write_bundle(folder, predictor.card, card)
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    content: dict[str, Any] = {
-        "polyclinic": __version__,
-        "format": to,
-        "from": {**origin, "weights_sha256": predictor.card.weights_sha256},
-        "agreement": asdict(agreement),
-        "sha256": {path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
-    }
-    (folder / "export.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 #: how far a probability may differ; of a value, in the network's own scale, where the range of labels is -1 to 1

@@ -31,6 +31,14 @@ def model_card(folder: Path, card: Card, file: str, to: str | None = None) -> st
     """The card of the model of a run folder; `file` is what the model is called, and `to` the format it is in."""
     result = read_result(folder) if (folder / "result.json").is_file() else {}
     counts = result.get("data", {}).get("counts", {})
+    name = card.task["name"]
+    like = TASKS[name].like if name in TASKS else None  # a plug-in's task, where nobody has loaded the plug-in
+    says = {
+        "classification": f"says which of {len(card.classes)} classes an image belongs to",
+        "regression": f"estimates a value in {card.unit or 'the unit of the labels'}",
+        "segmentation": "draws a mask in an image",
+        None: f"does the task {name}",
+    }
     splits = list(dict.fromkeys(split for of_site in counts.values() for split in of_site))
     return render(
         "model_card.md",
@@ -39,10 +47,19 @@ def model_card(folder: Path, card: Card, file: str, to: str | None = None) -> st
         to=to,
         limits=LIMITS,
         networks=", ".join(dict.fromkeys(card.backbones.values())),
-        says=_says(card),
+        says=says[like],
         classes=list(enumerate(card.classes)),
         scores=_scores(result),
-        calibrations=_calibrations(card),
+        calibrations=[
+            (
+                site or "all sites",
+                one.cases,
+                one.temperature if one.temperature is not None else "-",
+                "; ".join(f"{coverage}: {value:g}" for coverage, value in one.quantiles.items()) or "-",
+                "; ".join(f"{specificity}: {value:g}" for specificity, value in one.thresholds.items()) or "-",
+            )
+            for site, one in card.calibrations.items()
+        ],
         counts=counts,
         splits=splits,
         images=[(site, *(of_site.get(split, 0) for split in splits)) for site, of_site in counts.items()],
@@ -56,17 +73,6 @@ def model_card(folder: Path, card: Card, file: str, to: str | None = None) -> st
     )
 
 
-def _says(card: Card) -> str:
-    name = card.task["name"]
-    like = TASKS[name].like if name in TASKS else None  # a plug-in's task, where nobody has loaded the plug-in
-    return {
-        "classification": f"says which of {len(card.classes)} classes an image belongs to",
-        "regression": f"estimates a value in {card.unit or 'the unit of the labels'}",
-        "segmentation": "draws a mask in an image",
-        None: f"does the task {name}",
-    }[like]
-
-
 def _scores(result: Mapping[str, Any]) -> list[Scores]:
     """Tables of test figures: of all sites, then of each."""
     metrics = result.get("metrics", {})
@@ -78,7 +84,8 @@ def _scores(result: Mapping[str, Any]) -> list[Scores]:
     unit = known.get("unit", "") if intervals else ""
 
     def rows(values: Mapping[str, Any]) -> Rows:
-        return [(name, _number(value), _interval(intervals.get(name))) for name, value in values.items()]
+        spans = {n: f"{_number(one['low'])} to {_number(one['high'])}" for n, one in intervals.items() if "low" in one}
+        return [(name, _number(value), spans.get(name, "not computed")) for name, value in values.items()]
 
     found: list[Scores] = [(SITES_TOGETHER, unit, head, rows(tested))]
     if result.get("model") == EACH_ITS_OWN:  # the intervals are not of the mean over the models
@@ -91,24 +98,5 @@ def _scores(result: Mapping[str, Any]) -> list[Scores]:
     return [*found, ("Of each site", "", ["site", *tested], sites)]
 
 
-def _interval(found: Any) -> str:
-    if isinstance(found, Mapping) and {"low", "high"} <= found.keys():
-        return f"{_number(found['low'])} to {_number(found['high'])}"
-    return "not computed"
-
-
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else "-"
-
-
-def _calibrations(card: Card) -> Rows:
-    return [
-        (
-            site or "all sites",
-            one.cases,
-            one.temperature if one.temperature is not None else "-",
-            "; ".join(f"{coverage}: {value:g}" for coverage, value in one.quantiles.items()) or "-",
-            "; ".join(f"{specificity}: {value:g}" for specificity, value in one.thresholds.items()) or "-",
-        )
-        for site, one in card.calibrations.items()
-    ]

@@ -92,19 +92,18 @@ def _write(file: Path, masks: Sequence[Prediction], target: Path) -> list[Path]:
         except Exception as error:  # highdicom wants facts of the header that some files lack
             reason = " ".join(str(error).split())[:200]
             warnings.warn(f"{file}: no DICOM SEG can be written ({reason}); a PNG is", Notice, stacklevel=2)
-    return [_write_png(one, target, many=len(masks) > 1) for one in masks]
+    written = []
+    for one in masks:
+        assert one.mask is not None
+        name = f"{target.name}-{one.frame:04d}.png" if len(masks) > 1 else f"{target.name}.png"
+        written.append(target.with_name(name))
+        with atomic_file(written[-1]) as partial:
+            Image.fromarray(one.mask.astype("uint8") * 255).save(partial, format="PNG")
+    return written
 
 
 def _stem(file: Path) -> str:
     return file.name.removesuffix(".gz").rpartition(".")[0] or file.name
-
-
-def _write_png(one: Prediction, target: Path, *, many: bool) -> Path:
-    assert one.mask is not None
-    path = target.with_name(f"{target.name}-{one.frame:04d}.png" if many else f"{target.name}.png")
-    with atomic_file(path) as partial:
-        Image.fromarray(one.mask.astype("uint8") * 255).save(partial, format="PNG")
-    return path
 
 
 def _write_nifti(file: Path, masks: Sequence[Prediction], path: Path) -> Path:

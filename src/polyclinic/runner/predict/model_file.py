@@ -28,8 +28,8 @@ from polyclinic.json_types import parse_json
 from polyclinic.models import Backbone, build, is_importable, registry_of
 from polyclinic.registry import Registry
 from polyclinic.run_folder import RUN_FORMAT, check_format
-from polyclinic.runner.evaluate.calibration import Calibration, Looks
-from polyclinic.runner.run.release import digest_of_weights
+from polyclinic.runner.evaluate.calibration import Calibration
+from polyclinic.runner.predict.unlike_images import Looks
 from polyclinic.settings import Settings, no_such_choice
 from polyclinic.study import Study
 from polyclinic.study.reading import packages_of
@@ -143,18 +143,20 @@ def model_file(tensors: Mapping[str, Tensor], card: Card) -> bytes:
     return save(dict(tensors), {CARD: card.model_dump_json(exclude=empty)})
 
 
+def digest_of_weights(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, types, shapes and bytes, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def read_model_file(file: Path) -> tuple[Card, dict[str, Tensor]]:
     """Card and weights of a model that is whole; else BadInput."""
     if not file.is_file():
         raise BadInput(f"{file}: there is no model; name the folder of a finished run, or its {MODEL}")
-    card, tensors = _opened(file)
-    if digest_of_weights(tensors) != card.weights_sha256:
-        raise BadInput(f"{file}: is damaged: its weights are not those that its card names; fetch it again")
-    _refuse_other_than_recorded(file, card)
-    return card, tensors
-
-
-def _opened(file: Path) -> tuple[Card, dict[str, Tensor]]:
     try:
         with safe_open(file, "pt") as opened:
             text = (opened.metadata() or {}).get(CARD)
@@ -162,17 +164,16 @@ def _opened(file: Path) -> tuple[Card, dict[str, Tensor]]:
                 raise BadInput(f"{file}: does not say what network it is of; name a model that polyclinic run wrote")
             with contextlib.suppress(ValueError, AttributeError):  # it is no card: that is said below
                 check_format(parse_json(text).get("format", 1), RUN_FORMAT, str(file))
-            return TypeAdapter(Card).validate_json(text), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            card = TypeAdapter(Card).validate_json(text)
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, ValidationError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{file}: is damaged or not a model of polyclinic ({reason}); fetch it again") from None
-
-
-def _refuse_other_than_recorded(file: Path, card: Card) -> None:
-    """BadInput if the run folder that a model lies in has another model in its record."""
+    if digest_of_weights(tensors) != card.weights_sha256:
+        raise BadInput(f"{file}: is damaged: its weights are not those that its card names; fetch it again")
     record = file.parent / "result.json"
     if file.name != MODEL or not record.is_file():
-        return
+        return card, tensors
     try:
         result = parse_json(record.read_text(encoding="utf-8"))
         weights, whole = result["weights_sha256"], result.get("model_sha256")
@@ -180,6 +181,7 @@ def _refuse_other_than_recorded(file: Path, card: Card) -> None:
         raise BadInput(f"{record}: is damaged, and so {file.name} cannot be checked; fetch the run again") from None
     if card.weights_sha256 != weights or (whole and hashlib.sha256(file.read_bytes()).hexdigest() != whole):
         raise BadInput(f"{file}: is not the model that result.json beside it names (SHA-256); fetch the run again")
+    return card, tensors
 
 
 def built_model(card: Card, site: str, tensors: Mapping[str, Tensor], file: Path) -> Backbone:

@@ -262,18 +262,19 @@ class Assembly:
     def open_images(self) -> Callable[[str], SiteData]:
         """Opens a site's images: a deployed site's own, or those that were prepared for it; changed where the study
         wants that."""
-        opened = self.open_data or partial(open_site, self.prepared.folder)
-        study = self.study
-        as_they_are = study.evaluation.final == "test" and not (study.poisoning or self.unknown_classes)
-        return opened if as_they_are else lambda site: self._changed_images(opened(site), site)
+        opened, study = self.open_data or partial(open_site, self.prepared.folder), self.study
+        if study.evaluation.final == "test" and not (study.poisoning or self.unknown_classes):
+            return opened
 
-    def _changed_images(self, data: SiteData, site: str) -> SiteData:
-        """Images of an attacker, or without some classes; without those for testing where nothing is to be tested."""
-        if attack := self.study.poisoning:
-            data = attack.data(data, len(self.prepared.info["classes"]), self.study.seed)
-        if site in self.unknown_classes:
-            data = without_classes(data, self.unknown_classes[site])
-        return data if self.study.evaluation.final == "test" else data.without_test()
+        def changed(site: str) -> SiteData:
+            data = opened(site)
+            if study.poisoning:
+                data = study.poisoning.data(data, len(self.prepared.info["classes"]), study.seed)
+            if site in self.unknown_classes:
+                data = without_classes(data, self.unknown_classes[site])
+            return data if study.evaluation.final == "test" else data.without_test()
+
+        return changed
 
     @cached_property
     def unknown_classes(self) -> dict[str, tuple[int, ...]]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from polyclinic.data.dataset import SPLITS
+from polyclinic.data.doubles import near_doubles, said_of_doubles
 from polyclinic.data.labels import MOST_CLASSES, tells_class, to_number
-from polyclinic.data.listing import Listing, problem_of, unreadable
+from polyclinic.data.listing import Listing, Looked, look_at, unreadable
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.partitions.base import Column, Sites
 from polyclinic.data.partitions.clusters import Clusters
 from polyclinic.data.parts import prepare, spread
+from polyclinic.data.pixels import Fit, fit_image
+from polyclinic.data.plots import contact_sheet
 from polyclinic.data.reading import is_image_name
 from polyclinic.data.source import AtSites, FileSource, Source
 from polyclinic.data.survey_folders import are_same_names, institutions_of, one_to_one
@@ -88,22 +91,66 @@ def _named_alike(study: Study, file: WeightsFile) -> str:
 
 def check_images(data: Source) -> list[str]:
     """What is wrong with the images themselves: BadInput where there are none, or some cannot be read; else what was
-    looked at, a sentence. Of many images so many are read, taken evenly."""
+    looked at, a sentence each. Of many images so many are read, taken evenly."""
     if not isinstance(data, FileSource):
         return []
     data.refuse_missing_path()
     listing = data.listing()
     data.refuse_files_outside(list(data.files()))
-    chosen = np.unique(np.linspace(0, len(listing) - 1, min(len(listing), READ_AT_MOST)).astype(int)).tolist()
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        problems = [problem for problem in pool.map(lambda i: problem_of(listing, i), chosen) if problem]
-    if problems:
+    chosen, looked = _looked_at(listing)
+    if problems := [one.problem for one in looked if one.problem]:
         raise BadInput(unreadable(problems, len(chosen)))
     every = f"all {len(listing)} images" if len(chosen) == len(listing) else f"{len(chosen)} of {len(listing)} images"
     every += " and their masks" if listing.mask is not None else ""
     classes = listing.classes if listing.classes != ("image",) else ()  # what images with masks and no label have
     found = f"{every} can be read" + (f"; classes: {', '.join(classes)}" if classes else "")
-    return [found, *_classes_that_are_sites(data, listing)]
+    return [found, *_classes_that_are_sites(data, listing), *_doubles(listing, chosen, looked)]
+
+
+def _looked_at(listing: Listing) -> tuple[list[int], list[Looked]]:
+    """The images that are read, taken evenly, and what was seen of each."""
+    chosen = np.unique(np.linspace(0, len(listing) - 1, min(len(listing), READ_AT_MOST)).astype(int)).tolist()
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        return chosen, list(pool.map(lambda i: look_at(listing, i), chosen))
+
+
+def _doubles(listing: Listing, chosen: Sequence[int], looked: Sequence[Looked]) -> list[str]:
+    """Images that are there twice, and those that nearly are."""
+    names = [listing.name(i) for i in chosen]
+    columns = {"site": listing.site, "split": listing.split}
+    known = {what: [str(column[i]) for i in chosen] for what, column in columns.items() if column is not None}
+    if len(listing.classes) > 1:
+        known = {"class": [listing.classes[listing.labels[i]] for i in chosen], **known}
+    found = said_of_doubles(np.array([one.digest for one in looked]), names, known)
+    pairs = _near(looked)
+    if pairs:
+        first, second = pairs[0]
+        found.append(
+            f"hint: {len(pairs)} pair{'s' * (len(pairs) > 1)} of images look nearly the same, such as {names[first]} "
+            f"and {names[second]}; `polyclinic data inspect` draws them: are they of one patient?"
+        )
+    return found
+
+
+def _near(looked: Sequence[Looked]) -> list[tuple[int, int]]:
+    seen = [one.thumbnail for one in looked if one.thumbnail is not None]
+    digests = np.array([one.digest for one in looked if one.thumbnail is not None])
+    return near_doubles(np.stack(seen), digests) if len(seen) > 1 else []
+
+
+def draw_doubles(data: Source, target: Path) -> str:
+    """A picture of images that are nearly the same, each above its double, and a sentence; nothing where there are
+    none."""
+    listing = data.listing() if isinstance(data, FileSource) else None
+    if listing is None or not (pairs := _near((found := _looked_at(listing))[1])[:SHOWN]):
+        return ""
+    fit = Fit(data.size, channels=3)
+    numbers = [[found[0][one[row]] for one in pairs] for row in (0, 1)]
+    images = [np.stack([fit_image(listing.picture(i), fit, 3) for i in some]) for some in numbers]
+    captions = [f"{listing.name(i)[-26:]}\n{listing.name(k)[-26:]}" for i, k in zip(*numbers, strict=True)]
+    rows = {"image": images[0], "nearly the same": images[1]}
+    contact_sheet(rows, target, captions, "Images that are nearly the same")
+    return f"wrote {target}: images that are nearly the same"
 
 
 def _classes_that_are_sites(data: FileSource, listing: Listing) -> list[str]:
@@ -141,75 +188,67 @@ FILLED = 0.2  #: share of label_range that labels have at least, where its unit 
 NEARLY_ALL = 0.5  #: classes for each image, above which labels are names of images and no classes
 NUMBER = re.compile(r"\d+([.-]\d+)?")  #: also as the name of a site, in which a comma is "-"
 NAMED = 4
+SHOWN = 8  #: pairs in a picture
 
 
 def data_hints(data: Source, sites: Sites) -> list[str]:
-    """One sentence for each thing that looks odd."""
+    """One sentence for each thing that looks odd; BadInput where the images cannot be spread over the sites."""
     if not isinstance(data, FileSource):
         return []
     listing = data.listing()
-    found = [
-        *_labels(listing),
-        *_patients(listing),
-        *_hospitals(listing),
-        *(_sites(data, listing, sites) if isinstance(sites, Column) else []),
-    ]
+    found = [*_odd_labels(listing), *_odd_patients(listing)]
+    if listing.site is not None and listing.classes:
+        of_site, labels = np.asarray(listing.site).astype(str), np.asarray(listing.labels, int)
+        counts = [np.bincount(labels[of_site == site], minlength=len(listing.classes)) for site in sorted(set(of_site))]
+        found += [class_is_site(*told)] if (told := tells_class(counts)) else []
+    try:
+        found += _odd_sites(data, listing, sites)
+    except BadInput as error:  # what a run would say, with what may be its reason
+        raise BadInput("\n".join([str(error), *(f"hint: {sentence}" for sentence in found)])) from None
     return [f"hint: {sentence}" for sentence in found]
 
 
-def _labels(listing: Listing) -> list[str]:
+def _odd_labels(listing: Listing) -> Iterator[str]:
     count, classes = len(listing), listing.classes
     if listing.label_range is not None and count:
         labels, (lowest, highest) = np.asarray(listing.labels, float), listing.label_range
         low, high = float(labels.min()), float(labels.max())
-        if count < 2 or high - low >= FILLED * (highest - lowest):
-            return []
-        said = f"labels are from {low:g} to {high:g}, and data.label_range is from {lowest:g} to {highest:g}"
-        return [f"{said}; have both the same unit?"]
-    if len(classes) > MOST_CLASSES and len(classes) > NEARLY_ALL * count:
-        return [f"{len(classes)} classes for {count} images; does data.label name the right column?"]
-    if len(classes) > MOST_CLASSES and all(to_number(name) is not None for name in classes):
-        return [
+        if count > 1 and high - low < FILLED * (highest - lowest):
+            said = f"labels are from {low:g} to {high:g}, and data.label_range is from {lowest:g} to {highest:g}"
+            yield f"{said}; have both the same unit?"
+    elif len(classes) > MOST_CLASSES and len(classes) > NEARLY_ALL * count:
+        yield f"{len(classes)} classes for {count} images; does data.label name the right column?"
+    elif len(classes) > MOST_CLASSES and all(to_number(name) is not None for name in classes):
+        yield (
             f"the labels are {len(classes)} different numbers; if they are values and not classes, set task.name = "
             '"regression" and data.label_range'
-        ]
-    return []
+        )
 
 
-def _patients(listing: Listing) -> list[str]:
-    if listing.patient is None:
-        return []
-    patients = [str(patient) for patient in listing.patient]
-    if listing.site is not None and one_to_one(patients, [str(site) for site in listing.site]):
-        return ["each site has one patient; does the setting for patients name the right column?"]
-    if len(set(patients)) < min(FEW_PATIENTS, len(patients)):
+def _odd_patients(listing: Listing) -> Iterator[str]:
+    patients = [] if listing.patient is None else [str(patient) for patient in listing.patient]
+    if patients and listing.site is not None and one_to_one(patients, [str(site) for site in listing.site]):
+        yield "each site has one patient; does the setting for patients name the right column?"
+    elif len(set(patients)) < min(FEW_PATIENTS, len(patients)):
         said = f"{len(patients)} images are of {len(set(patients))} patients, which stay together"
-        return [f"{said}: splits will be uneven; is the patient the right column?"]
-    return []
+        yield f"{said}: splits will be uneven; is the patient the right column?"
 
 
-def _hospitals(listing: Listing) -> list[str]:
-    if listing.site is None or not listing.classes:
-        return []
-    sites, labels = np.asarray(listing.site).astype(str), np.asarray(listing.labels, int)
-    counts = [np.bincount(labels[sites == site], minlength=len(listing.classes)) for site in sorted(set(sites))]
-    return [class_is_site(*found)] if (found := tells_class(counts)) else []
-
-
-def _sites(data: FileSource, listing: Listing, sites: Sites) -> list[str]:
+def _odd_sites(data: FileSource, listing: Listing, sites: Sites) -> Iterator[str]:
     names = set() if listing.site is None else {str(site) for site in listing.site}
-    if len(names) > MOST_CLASSES and all(NUMBER.fullmatch(name) for name in names):
-        return [f"the sites are {len(names)} different numbers; does data.site name the right column?"]
-    try:
-        where = spread(data.without_pixels(), data, sites)
-    except BadInput:  # a run says what is wrong
-        return []
-    counts = {site: (len(parts["train"]), len(parts["validation"])) for site, parts in where.items()}
+    by_column = isinstance(sites, Column)
+    if by_column and len(names) > MOST_CLASSES and all(NUMBER.fullmatch(name) for name in names):
+        yield f"the sites are {len(names)} different numbers; does data.site name the right column?"
+        return
+    if sites.partition not in PARTITIONS.builtin or isinstance(sites, Clusters):  # which may look at pixels
+        return
+    where = spread(data.without_pixels(), data, sites)
     few = [
-        f"{site} ({trained} training, {validated} validation images)"
-        for site, (trained, validated) in counts.items()
-        if trained < FEW_TRAINED or not validated
+        f"{site} ({len(parts['train'])} training, {len(parts['validation'])} validation images)"
+        for site, parts in where.items()
+        if len(parts["train"]) < FEW_TRAINED or (data.validation and not len(parts["validation"]))
     ]
-    named = [*few[:NAMED], *([f"and {len(few) - NAMED} more"] if len(few) > NAMED else [])]
-    words = f"sites with very few images: {', '.join(named)}; join them, or leave them out with sites.names"
-    return [words] if few else []
+    named = ", ".join([*few[:NAMED], *([f"and {len(few) - NAMED} more"] if len(few) > NAMED else [])])
+    if few:
+        cure = "join them, or leave them out with sites.names" if by_column else "take fewer sites"
+        yield f"sites with very few images: {named}; {cure}"

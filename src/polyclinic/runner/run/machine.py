@@ -1,11 +1,16 @@
-"""What `[engine]` means on this machine: the device, its precision, CUDA graphs, the order of sums."""
+"""What `[engine]` means on this machine: the device, its precision, CUDA graphs, the order of sums, memory, MPS."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
+import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -51,7 +56,8 @@ KEPT_BLOCKS, KEPT_AT_END, AHEAD = 2**25, 2**28, 2**24
 @functools.cache
 def keep_freed_memory(processes: int = 1) -> bool:
     """For this process, one of so many on this machine that keep their freed memory. Whether it was done."""
-    if not sys.platform.startswith("linux") or _is_set_by_user():
+    set_by_user = any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ)
+    if not sys.platform.startswith("linux") or set_by_user:
         return False
     try:
         libc = ctypes.CDLL("libc.so.6")
@@ -69,5 +75,41 @@ def kept_at_end(processes: int) -> int:
     return max(AHEAD, min(KEPT_AT_END, memory // 32 // max(1, processes)))
 
 
-def _is_set_by_user() -> bool:
-    return any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ)
+# --- several processes on one GPU ---------------------------------------------------------------------
+
+CONTROL = "nvidia-cuda-mps-control"
+#: MPS keeps sockets in its folder, whose paths must be short
+PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+SECONDS = 30  # that the service gets to begin or to end
+
+
+@contextlib.contextmanager
+def mps(folder: Path) -> Iterator[None]:
+    """MPS for all processes that are started within, with its files in `folder`; one that runs already is used.
+
+    BadInput where this machine has no such service, or it does not begin.
+    """
+    if PIPES in os.environ:
+        yield
+        return
+    control = shutil.which(CONTROL)
+    if control is None:
+        raise BadInput(f"--mps: there is no {CONTROL} on this machine; leave --mps out, or install NVIDIA's driver")
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as undone:
+        for name in (PIPES, LOGS):
+            os.environ[name] = str(folder)
+            undone.callback(os.environ.pop, name)
+        _tell(control, "-d")
+        undone.callback(_tell, control, text="quit\n")
+        yield
+
+
+def _tell(control: str, *flags: str, text: str = "") -> None:
+    """BadInput where the service answers with an error, or not at all."""
+    # a service keeps its output open, so that only its end could be waited for: it gets none
+    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    try:
+        subprocess.run([control, *flags], input=text, **nowhere, text=True, timeout=SECONDS, check=True)  # type: ignore[call-overload]
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BadInput(f"--mps: {CONTROL} did not answer ({error}); leave --mps out") from None

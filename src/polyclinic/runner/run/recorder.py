@@ -1,15 +1,13 @@
-"""The recorder of a run: validation scores, best model, history file, progress display."""
+"""The recorder of a run: validation scores, the best model, `history.jsonl`."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import math
 import shutil
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,29 +19,15 @@ from polyclinic.federation.collaborators import Observer
 from polyclinic.federation.federation import Federation, Weights
 from polyclinic.files import atomic_write, sync_file, write_tensors
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
+from polyclinic.runner.run.advice import Watch
+from polyclinic.runner.run.display import Display
 from polyclinic.study import Study
 from polyclinic.tasks import Task
 
 if TYPE_CHECKING:
     from polyclinic.runner.run.loggers import Loggers
 
-#: scored rounds in a row after which a sign of a poor result is no accident
-ROUNDS_TO_JUDGE = 3
 NOTHING = (-math.inf, -math.inf)  #: the rank of a model before anything was scored
-
-
-class Display:
-    """Shows a run's progress; this one shows nothing. Override what you want to show."""
-
-    def preparing(self, what: str, done: int, total: int) -> None: ...
-    def noted(self, sentence: str) -> None: ...
-    def started(self, study: Study, sites: tuple[str, ...], first_round: int) -> None: ...
-    def asking(self, operation: str, sites: Sequence[str]) -> None: ...
-    def working(self, what: str, done: int, total: int) -> None: ...
-    def failed(self, failure: Failure) -> None: ...
-    def warned(self, sentence: str) -> None: ...
-    def round_done(self, line: JsonMapping, rounds: int) -> None: ...
-    def finished(self, result: JsonMapping) -> None: ...
 
 
 class Recorder(Observer):
@@ -62,7 +46,7 @@ class Recorder(Observer):
         self.best_rank = NOTHING
         self._validation: JsonObject | None = None
         self._failures: dict[str, str] = {}
-        self._seconds = 0.0
+        self.seconds = 0.0  # spent in rounds, those before an interruption included
         self._history = hashlib.sha256()  # of the lines of history.jsonl
         self._noted_history: str | None = None
         self.watch = Watch()
@@ -95,13 +79,10 @@ class Recorder(Observer):
             self.best_rank, self.leading_round = rank, federation.round
             self.watch.choose()
             if self.study.evaluation.select == "best":
-                self._keep(federation, weights)
-
-    def _keep(self, federation: Federation, weights: Weights | None) -> None:
-        self.best_round = federation.round
-        self.best_weights = dict(weights) if weights else None
-        if self.has_local:
-            federation.ask_all("remember", sites=federation.sites)
+                self.best_round = federation.round
+                self.best_weights = dict(weights) if weights else None
+                if self.has_local:
+                    federation.ask_all("remember", sites=federation.sites)
 
     def rounds_without_progress(self, federation: Federation) -> int:
         return self.scored_round - self.leading_round if self.leading_round else 0
@@ -121,7 +102,7 @@ class Recorder(Observer):
                     shutil.rmtree(old, ignore_errors=True)
 
     def round_done(self, federation: Federation, rounds: int, seconds: float) -> None:
-        self._seconds += seconds
+        self.seconds += seconds
         line = {
             "round": federation.round,
             "validation": self._validation,
@@ -145,12 +126,13 @@ class Recorder(Observer):
         if (history := self.folder / "history.jsonl").exists() and self.study.engine.durable:
             sync_file(history)  # the checkpoint notes its digest, and must not be on disk before these lines
         score, minus_loss = self.best_rank if self.leading_round else (None, None)
-        best = {"best_round": self.best_round, "best_score": score, "best_minus_loss": minus_loss}
-        rounds = {"leading_round": self.leading_round, "scored_round": self.scored_round}
         return {
-            **best,
-            **rounds,
-            "seconds": self._seconds,
+            "best_round": self.best_round,
+            "best_score": score,
+            "best_minus_loss": minus_loss,
+            "leading_round": self.leading_round,
+            "scored_round": self.scored_round,
+            "seconds": self.seconds,
             "history_sha256": self._history.hexdigest(),
             "watch": self.watch.memory(),
         }
@@ -161,7 +143,7 @@ class Recorder(Observer):
         self.scored_round = memory.get("scored_round", self.leading_round)
         if memory["best_score"] is not None:
             self.best_rank = (memory["best_score"], memory.get("best_minus_loss") or 0.0)
-        self._seconds = memory["seconds"]
+        self.seconds = memory["seconds"]
         self._noted_history = memory.get("history_sha256")
         self.watch = Watch(memory.get("watch"))
         self.best_weights = best
@@ -179,11 +161,6 @@ class Recorder(Observer):
                 "bring it back from a copy, or run the study again into another folder"
             )
         atomic_write(path, kept)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent in rounds, those before an interruption included."""
-        return self._seconds
 
 
 def _round_of(text: str) -> int:
@@ -214,136 +191,3 @@ def mean_of(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in one.items():
             found.setdefault(name, []).append(value)
     return {name: sum(found[name]) / len(found[name]) for name in sorted(found)}
-
-
-# --- signs of a poor result while rounds go on --------------------------------------------------------
-
-
-class Watch:
-    """Sees every scored round; says what several in a row have shown."""
-
-    def __init__(self, memory: JsonMapping | None = None) -> None:
-        """`memory`: what a checkpoint kept of it, so that a resumed run says the same."""
-        known = memory or {}
-        self.one_class = int(known.get("one_class", 0))
-        self.losses: list[float] = list(known.get("losses", []))
-        self.some_told_apart = bool(known.get("some_told_apart", False))
-        self.best_is_one_class = bool(known.get("best_is_one_class", False))
-
-    def memory(self) -> JsonObject:
-        """What a checkpoint must keep; no more losses are needed than are looked at."""
-        return {
-            "one_class": self.one_class,
-            "losses": self.losses[: ROUNDS_TO_JUDGE + 2],
-            "some_told_apart": self.some_told_apart,
-            "best_is_one_class": self.best_is_one_class,
-        }
-
-    def scored(self, task: Task, replies: Sequence[Reply], pooled: Mapping[str, float]) -> Iterator[str]:
-        """Sentences about the rounds so far, each of which is said once."""
-        self.one_class = self.one_class + 1 if predicts_one_class(task, replies) else 0
-        self.some_told_apart |= self.one_class == 0
-        if "loss" in pooled:
-            self.losses.append(pooled["loss"])
-        if self.one_class == ROUNDS_TO_JUDGE:
-            yield (
-                f"the model has put every validation image into the same class in {ROUNDS_TO_JUDGE} rounds; raise "
-                "method.rounds or method.local_epochs, lower optimizer.batch_size, or try another optimizer.lr"
-            )
-        if len(self.losses) == ROUNDS_TO_JUDGE + 1 and does_not_fall(self.losses):
-            yield (
-                f"the validation loss has not fallen since the first round ({self.losses[0]:.3g}, now "
-                f"{self.losses[-1]:.3g}); lower optimizer.lr, or train longer in each round (method.local_epochs)"
-            )
-
-    def choose(self) -> None:
-        """The round that was scored last is the best so far."""
-        self.best_is_one_class = self.one_class > 0
-
-    def chosen(self, study: Study) -> str | None:
-        """What to say of the round that was chosen: a metric of ranks such as AUC does not see one class."""
-        if not (self.best_is_one_class and self.some_told_apart and study.evaluation.select == "best"):
-            return None
-        metric = study.evaluation.metric or study.task.metric
-        other = "balanced_accuracy" if metric != "balanced_accuracy" else "accuracy"
-        return (
-            f"the round that {metric} chose puts every validation image into the same class, and another round does "
-            f"not; set evaluation.metric = '{other}', or train longer (method.rounds, method.local_epochs)"
-        )
-
-
-def predicts_one_class(task: Task, replies: Sequence[Reply]) -> bool:
-    """Whether images of several classes were all put into one."""
-    sums = [dict(reply.metrics) for reply in replies if reply.parcels]
-    confusion = functools.reduce(task.add, sums).get("confusion") if sums else None
-    if confusion is None:
-        return False
-    return int((confusion.sum(0) > 0).sum()) == 1 and int((confusion.sum(1) > 0).sum()) > 1
-
-
-def does_not_fall(losses: Sequence[float]) -> bool:
-    """Whether no loss after the first is below it."""
-    return len(losses) > 1 and min(losses[1:]) >= losses[0]
-
-
-# --- the file by which others see how far a run is ----------------------------------------------------
-
-FILE = "progress.json"
-#: seconds between two writes: a method may ask its sites many times a second
-PAUSE = 0.5
-
-
-class LiveFile(Display):
-    """Keeps the file in the run's folder, and passes everything on to the display that a person sees."""
-
-    def __init__(self, folder: Path, shown: Display) -> None:
-        self.path, self.shown = folder / FILE, shown
-        self._known: JsonObject = {}
-        self._written = 0.0
-
-    def preparing(self, what: str, done: int, total: int) -> None:
-        self.shown.preparing(what, done, total)
-
-    def noted(self, sentence: str) -> None:
-        self.shown.noted(sentence)
-
-    def started(self, study: Study, sites: tuple[str, ...], first_round: int) -> None:
-        self.shown.started(study, sites, first_round)
-        rounds = {"round": first_round, "rounds": study.method.rounds}
-        self._write(sites=list(sites), metric=study.task.metric, warnings=[], **rounds, **_work("", ()))
-
-    def asking(self, operation: str, sites: Sequence[str]) -> None:
-        self.shown.asking(operation, sites)
-        self._known |= _work(operation, sites)
-        if time.monotonic() - self._written > PAUSE:
-            self._write()
-
-    def failed(self, failure: Failure) -> None:
-        self.shown.failed(failure)
-
-    def warned(self, sentence: str) -> None:
-        self.shown.warned(sentence)
-        self._write(warnings=[*self._known.get("warnings", []), sentence])
-
-    def round_done(self, line: JsonMapping, rounds: int) -> None:
-        self.shown.round_done(line, rounds)
-        self._write(round=min(line["round"] + 1, rounds), rounds=rounds)
-
-    def finished(self, result: JsonMapping) -> None:
-        self.remove()
-        self.shown.finished(result)
-
-    def remove(self) -> None:
-        """A run that ends has nobody at work, however it ends. The file of another run, which is in our way, stays."""
-        if self._known:
-            self.path.unlink(missing_ok=True)
-
-    def _write(self, **news: object) -> None:
-        self._known |= news
-        self._written = time.monotonic()
-        with contextlib.suppress(OSError):  # a full disk is the run's to report, not that of whoever watches it
-            atomic_write(self.path, json.dumps(self._known) + "\n")
-
-
-def _work(operation: str, sites: Sequence[str]) -> JsonObject:
-    return {"operation": operation, "at_work": list(sites), "since": round(time.time(), 1)}

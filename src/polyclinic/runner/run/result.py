@@ -1,12 +1,13 @@
-"""The result of a run: the content of `result.json`."""
+"""The result of a run: which model is released, its test metrics, and the content of `result.json`."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,15 +16,17 @@ from torch import Tensor
 
 from polyclinic import __version__
 from polyclinic.errors import BadInput
-from polyclinic.federation.federation import Federation
-from polyclinic.json_types import JsonObject, parse_json
+from polyclinic.federation.federation import Federation, Weights
+from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.privacy.account import summary
 from polyclinic.run_folder import check_whole
+from polyclinic.runner.evaluate.rounded_scores import rounding_intervals
+from polyclinic.runner.predict.model_file import digest_of_weights
 from polyclinic.runner.run import result_display
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.machine import device_of
-from polyclinic.runner.run.recorder import Recorder
-from polyclinic.runner.run.release import Models, _flat, digest_of_weights
+from polyclinic.runner.run.method import has_noised_scores
+from polyclinic.runner.run.recorder import Recorder, mean_of, score
 from polyclinic.study import Study
 from polyclinic.tasks import TASKS
 from polyclinic.tasks.regression import IN_UNITS
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from polyclinic.runner.predict.model_file import ReleasedModel
     from polyclinic.runner.predict.predict import Prediction
 
+#: models by the site they belong to; one model for all sites stands under ""
+Models = dict[str, dict[str, Tensor]]
 #: what a result says of its data, of `PreparedSites.info`
 FACTS = ("source", "counts", "digests", "classes", "unit")
 
@@ -123,6 +128,93 @@ class Result:
         return result_display.as_html(self.values, self.folder)
 
 
+# --- the released model and its test metrics -----------------------------------------------------------
+
+
+def released_models(federation: Federation, recorder: Recorder, last: Weights) -> Models:
+    """The selected model: one for all sites, or where a part of it stays at the sites, one of each site."""
+    selected = {name: tensor.cpu() for name, tensor in (recorder.best_weights or last).items()}
+    if not recorder.has_local or not federation.engine.simulation:  # what stays at a real site nobody else sees
+        return {"": dict(selected)}
+    group = "best" if recorder.best_round else "local"
+    common = {**federation.trainer.initial_local, **selected}
+    states = {site: federation.simulated_state(site) for site in federation.sites}
+    own = {site: state.group(group) or state.group("local") for site, state in states.items()}  # kept at the sites
+    # a site that keeps all of its model may have another network than the coordinator
+    return {site: part if part and not selected else common | part for site, part in own.items()}
+
+
+#: what scores are of where each site has a model of its own
+OF_ALL = "mean over the sites' models, each on the images of all sites"
+OF_OWN = "all images together, each judged by its own site's model only"
+
+
+def final_metrics(federation: Federation, study: Study, models: Models, personal: bool) -> JsonObject:
+    """Metrics of the released models on test images, computed once. Where each site has a model of its own, `test` is
+    the mean over the models, each on the images of all sites, and `per_site` is each site's model on its own images.
+
+    With `evaluation.final = "validation"` the same on validation images, as `validation`; nothing is tested. With
+    "none" no site is asked.
+    """
+    split = study.evaluation.final
+    if split == "none":
+        return _tables("test", {"pooled": {}, "mean": {}, "per_site": {}})
+    if "" in models:
+        part = whose_part(study, personal)
+        replies = federation.ask_all("evaluate", weights=models[""], split=split, own=part)
+        tables = _tables(split, score(study.task, replies) or {"pooled": {}, "mean": {}, "per_site": {}})
+        if federation.engine.simulation or has_noised_scores(study):
+            return tables
+        sums = {reply.site: dict(reply.metrics) for reply in replies if reply.parcels and reply.metrics}
+        found = rounding_intervals(study.task, federation.trainer.target, sums)
+        return {**tables, "rounding": {"split": split, **found}} if found else tables
+    of_model = {}
+    for site, weights in models.items():
+        replies = federation.ask_all("evaluate", counted=False, weights=weights, split=split, own="none")
+        of_model[site] = score(study.task, replies) or {"pooled": {}, "per_site": {}}
+    own = {site: scored["per_site"].get(site, {}) for site, scored in of_model.items()}
+    table = {"pooled": mean_of([s["pooled"] for s in of_model.values()]), "mean": mean_of(list(own.values()))}
+    tables = {
+        **_tables(split, {**table, "per_site": own}),
+        "models_judged": {split: OF_ALL, "intervals.pooled": OF_OWN},
+    }
+    if split == "validation":
+        return tables
+    across = {site: scored["per_site"] for site, scored in of_model.items()}
+    return {**tables, "across_sites": across, "convergence": convergence(across)}
+
+
+def whose_part(study: Study, personal: bool) -> str:
+    """Which part of its own a site adds to the released model: none, or the best round's or the last one's."""
+    return "none" if not personal else "best" if study.evaluation.select == "best" else "current"
+
+
+def convergence(across: Mapping[str, Mapping[str, Mapping[str, float]]]) -> JsonObject:
+    """How far the sites' models agree: for the images of each site and each metric, mean and standard deviation over
+    the models (`across`: by model, by site of the images, by metric)."""
+    found: JsonObject = {}
+    for site in across:
+        scores = [of_model[site] for of_model in across.values() if site in of_model]
+        names = sorted({name for one in scores for name in one})
+        values = {name: [one[name] for one in scores if name in one] for name in names}
+        found[site] = {name: {"mean": mean(some), "std": stdev(some)} for name, some in values.items() if some[1:]}
+    return found
+
+
+def _tables(split: str, scored: JsonMapping) -> JsonObject:
+    if split == "validation":
+        return {"test": {}, "mean": {}, "per_site": {}, "validation": dict(scored)}
+    return {"test": scored["pooled"], "mean": scored["mean"], "per_site": scored["per_site"]}
+
+
+def flat(models: Models) -> dict[str, Tensor]:
+    named = {f"{site}/{n}" if site else n: t for site, model in models.items() for n, t in model.items()}
+    return {name: tensor.contiguous().clone() for name, tensor in named.items()}
+
+
+# --- what is written ----------------------------------------------------------------------------------
+
+
 def result_of(
     assembly: Assembly, federation: Federation, recorder: Recorder, models: Models, metrics: JsonObject, started: float
 ) -> JsonObject:
@@ -151,7 +243,7 @@ def result_of(
             "rounds_seconds": round(recorder.seconds, 3),
         },
         "environment": environment(study, federation),
-        "weights_sha256": digest_of_weights(_flat(models)),
+        "weights_sha256": digest_of_weights(flat(models)),
     }
 
 

@@ -21,19 +21,18 @@ def history_rows(file: Path) -> list[JsonObject]:
     rows = []
     for number, text in enumerate(file.read_bytes().split(b"\n") if file.exists() else [], 1):
         try:
-            rows += [_row(parse_json(text))] if text else []
+            if not text:
+                continue
+            line = parse_json(text)
+            row = {name: line[name] for name in ("round", "seconds", "total_bytes")}
+            scores = line["validation"] or {}
+            row |= {f"validation_{name}": value for name, value in scores.get("pooled", {}).items()}
+            for site, found in scores.get("per_site", {}).items():
+                row |= {f"validation_{name}/{site}": value for name, value in found.items()}
+            rows.append({**row, "failed": ", ".join(sorted(line["failed"]))})
         except (ValueError, KeyError, TypeError, AttributeError):
             raise Damaged(f"{file}, line {number}: is damaged; bring the file back from a copy") from None
     return rows
-
-
-def _row(line: JsonMapping) -> JsonObject:
-    row = {name: line[name] for name in ("round", "seconds", "total_bytes")}
-    scores = line["validation"] or {}
-    row |= {f"validation_{name}": value for name, value in scores.get("pooled", {}).items()}
-    for site, found in scores.get("per_site", {}).items():
-        row |= {f"validation_{name}/{site}": value for name, value in found.items()}
-    return {**row, "failed": ", ".join(sorted(line["failed"]))}
 
 
 # --- the picture --------------------------------------------------------------------------------------

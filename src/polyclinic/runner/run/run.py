@@ -21,19 +21,20 @@ from polyclinic.federation.federation import Federation
 from polyclinic.files import PARTIAL, atomic_write, check_place, read_json, sync_files
 from polyclinic.privacy.settings import check_budget
 from polyclinic.progress import listening
-from polyclinic.runner.evaluate.calibration import Calibration, calibrations_of, looks_of
+from polyclinic.runner.evaluate.calibration import Calibration, calibrations_of
 from polyclinic.runner.evaluate.case_scores import keep_cases, read_cases
-from polyclinic.runner.evaluate.case_statistics import guessed_scores, statistics_of_cases
-from polyclinic.runner.predict.model_file import MODEL, card_of, model_file
+from polyclinic.runner.evaluate.case_statistics import statistics_of_cases
+from polyclinic.runner.predict.model_file import MODEL, card_of, digest_of_weights, model_file
+from polyclinic.runner.predict.unlike_images import looks_of
 from polyclinic.runner.run import advice
 from polyclinic.runner.run.assembly import WEIGHTS, Assembly
+from polyclinic.runner.run.display import Display
 from polyclinic.runner.run.engines import check_engine, in_process_engine, ray_engine
 from polyclinic.runner.run.loggers import Loggers
 from polyclinic.runner.run.machine import device_of, keep_freed_memory
 from polyclinic.runner.run.method import ask_statistics, has_noised_scores, run_method
-from polyclinic.runner.run.recorder import Display, Recorder
-from polyclinic.runner.run.release import Models, _flat, digest_of_weights, final_metrics, released_models, whose_part
-from polyclinic.runner.run.result import Result, result_of
+from polyclinic.runner.run.recorder import Recorder
+from polyclinic.runner.run.result import Result, final_metrics, flat, released_models, result_of, whose_part
 from polyclinic.study import Study, load_run_study
 from polyclinic.study.reading import DIGESTS, load_checked, note_plugins
 
@@ -71,7 +72,13 @@ def run(
         if words := assembly.note_weights():
             display.noted(words)
         atomic_write(folder / "study.toml", run_folder.with_own_digest(study.to_toml()), durable=durable)
-        values = _carry_out(assembly, display)
+        if study.engine.name == "nvflare":  # the coordinator, too, works in a process of NVFlare's
+            from polyclinic.runner.run.nvflare_simulation import run_simulated
+
+            values = run_simulated(assembly, display)
+        else:
+            engine = ray_engine(assembly) if study.engine.name == "ray" else in_process_engine(assembly)
+            values = run_with(assembly, engine, display)
         if durable:  # what the result counts is on disk before the result is
             sync_files([*folder.glob("ledger/*.jsonl"), *folder.glob("cases/*.npz"), folder / "history.jsonl"])
         run_folder.write_result(folder, values, durable=durable)
@@ -134,6 +141,12 @@ def default_folder(study: Study) -> Path:
 
 def check_same(begun: Study, now: Study, folder: Path) -> None:
     """A run goes on with the study it was begun with; of the engine, only what changes no result may differ."""
+    check_same_tables(begun, now, folder)
+    load_checked(now.plugins, folder)  # a file may have moved, and must be the same
+
+
+def check_same_tables(begun: Study, now: Study, folder: Path) -> None:
+    """The same but for what lies in plug-ins."""
     before, after = begun.as_tables(), now.as_tables()
     if (
         "weights" in before["model"] and "weights" in after["model"]
@@ -145,7 +158,6 @@ def check_same(begun: Study, now: Study, folder: Path) -> None:
                 f"{table}: differs from the study that {folder} was begun with; "
                 "resume with that one, or name another folder"
             )
-    load_checked(now.plugins, folder)  # a file may have moved, and must be the same
     for setting in ("threads", "device", "precision"):
         if before["engine"][setting] != after["engine"][setting]:
             raise BadInput(f"engine.{setting}: {folder} was begun with {before['engine'][setting]!r}; keep it")
@@ -162,16 +174,6 @@ def check_same_images(folder: Path, digests: Mapping[str, str], *, durable: bool
         raise BadInput(
             f"data: the images are not those that {folder} was begun with; bring them back, or name another folder"
         )
-
-
-def _carry_out(assembly: Assembly, display: Display) -> dict[str, Any]:
-    """Run a study on its engine: the one place that knows all of them."""
-    if assembly.study.engine.name == "nvflare":  # the coordinator, too, works in a process of NVFlare's
-        from polyclinic.runner.run.nvflare_simulation import run_simulated
-
-        return run_simulated(assembly, display)
-    engine = ray_engine(assembly) if assembly.study.engine.name == "ray" else in_process_engine(assembly)
-    return run_with(assembly, engine, display)
 
 
 def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, Any]:
@@ -197,13 +199,16 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         metrics = final_metrics(federation, study, models, bool(trainer.local_names))
         if study.evaluation.final == "test":
             metrics |= study.method.more_metrics(federation, models)
-        guessed = {} if has_noised_scores(study) else guessed_scores(study, parts)
+        guessed = {} if has_noised_scores(study) else advice.guessed_scores(study, parts)
         for sentence in advice.after(study, guessed, metrics, federation.reports):
             federation.warn(sentence)
         calibrations: dict[str, Calibration] = {}
         looks = None
         if engine.simulation and not has_noised_scores(study):  # of a real site no score of a single image is kept
-            metrics |= kept_statistics(assembly, models)
+            final = study.evaluation.final
+            with contextlib.suppress(BadInput):  # a model that says NaN, a plug-in's task that says no probabilities
+                kept = keep_cases(assembly, models)
+                metrics |= statistics_of_cases(kept[final], final) if final in kept else {}
             calibrations = calibrations_of(read_cases(folder, "validation"), models)
             looks = looks_of(open_site(parts.folder, site).validation.images for site in parts.names)
         elif not engine.simulation:
@@ -216,7 +221,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         if recorder.loggers:
             recorder.loggers.close()
         engine.close()
-    tensors = _flat(models)
+    tensors = flat(models)
     backbones = {site: assembly.backbones.get(site, study.model.backbone) for site in models}
     card = card_of(study, parts.info, backbones, digest_of_weights(tensors), calibrations, looks)
     content = model_file(tensors, card)
@@ -225,19 +230,6 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     known = {site: one.model_dump(mode="json") for site, one in calibrations.items()}
     result |= {"without_images": guessed} if guessed else {}
     return result | {"calibrations": known, "model_sha256": hashlib.sha256(content).hexdigest()}
-
-
-def kept_statistics(assembly: Assembly, models: Models) -> dict[str, Any]:
-    """Keep what the models say about each test image; intervals and calibration for the metrics of the result.
-
-    There are none where nothing can be counted: a model that says NaN, a plug-in's task that says no probabilities.
-    """
-    final = assembly.study.evaluation.final
-    try:
-        kept = keep_cases(assembly, models)
-        return statistics_of_cases(kept[final], final) if final in kept else {}
-    except BadInput:
-        return {}
 
 
 @contextlib.contextmanager

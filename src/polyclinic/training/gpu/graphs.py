@@ -208,7 +208,7 @@ class BatchTable:
 
     def __init__(self, like: Fields, steps: int) -> None:
         self.steps = steps
-        self._turned = [_is_channels_last(one) for one in like]
+        self._turned = [one.dim() == 4 and one.stride(1) == 1 for one in like]  # channels last
         self._rows = [one.new_empty((steps, *self._stored(place, one).shape)) for place, one in enumerate(like)]
         self.place = torch.zeros(1, dtype=torch.int64, device=like[0].device)
 
@@ -249,19 +249,17 @@ class RecordedSteps:
             if not given:  # a source that ends
                 break
             for shapes, some in itertools.groupby(given, _shapes):
-                self._take_steps(shapes, list(some))
+                alike = list(some)
+                if shapes not in self.tables and len(self.tables) < MOST_TABLES:
+                    room = steps_in_table(alike[0][0].nbytes)
+                    self.tables[shapes] = TableSteps(self, BatchTable(alike[0], room))
+                if shapes in self.tables:
+                    self.tables[shapes](alike)
+                else:
+                    for batch in alike:
+                        self.take_step(batch, recorded=True)
             steps -= len(given)
         return float(self.total)
-
-    def _take_steps(self, shapes: tuple, batches: list[Fields]) -> None:
-        if shapes not in self.tables and len(self.tables) < MOST_TABLES:
-            room = steps_in_table(batches[0][0].nbytes)
-            self.tables[shapes] = TableSteps(self, BatchTable(batches[0], room))
-        if shapes in self.tables:
-            self.tables[shapes](batches)
-            return
-        for batch in batches:
-            self.take_step(batch, recorded=True)
 
     def take_step(self, batch: Fields, *, recorded: bool = False) -> None:
         """One step, in the recording of a graph or outside; `recorded`: its passes are a graph of their own."""
@@ -298,10 +296,6 @@ def _shapes(batch: Fields) -> tuple:
     return tuple((one.shape, one.stride(), one.dtype) for one in batch)
 
 
-def _is_channels_last(one: Tensor) -> bool:
-    return one.dim() == 4 and one.stride(1) == 1
-
-
 # --- of a trainer's network -----------------------------------------------------------------------
 
 
@@ -312,7 +306,12 @@ def learner(
     batch and leaves its gradients in the network, or in the part of it that learns. None where nothing can be recorded.
     """
     trainer.state()  # forgets what was recorded of layers that were replaced
-    if not _knows(trainer, model):
+    # only the trainer's network, or a part that was cut from it; and nobody may have hooked into its layers but our own
+    # random shares: what was recorded before would leave such a hook out
+    children = dict(trainer.model.named_children())
+    if type(model) is not type(trainer.model) or any(children.get(n) is not one for n, one in model.named_children()):
+        return None
+    if trainer.shares is None and hooks_of(trainer.model) | hooks_of(model) != trainer.hooks:
         return None
     weighed = class_weights is not None
     if trainer.records_steps and model is trainer.model and optimizer is not None and trainer.shares is None:
@@ -328,16 +327,6 @@ def learner(
         return graphed(*_fields((images, targets), lambda targets: trainer.image_weights(targets, class_weights)))
 
     return learn
-
-
-def _knows(trainer: Trainer, model: nn.Module) -> bool:
-    """Whether it is the trainer's network or a part that was cut from it, and nobody has hooked into its layers but our
-    own random shares: what was recorded before would leave such a hook out."""
-    children = dict(trainer.model.named_children())
-    part = type(model) is type(trainer.model) and all(
-        children.get(name) is child for name, child in model.named_children()
-    )
-    return part and (trainer.shares is not None or hooks_of(trainer.model) | hooks_of(model) == trainer.hooks)
 
 
 def hooks_of(network: nn.Module) -> set[int]:

@@ -36,14 +36,11 @@ class AllAtOnce(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, compute: OfStack, *tensors: Tensor | None) -> Any:
-        found = [_in_front(x, d, info.batch_size) for x, d in zip(tensors, in_dims[1:], strict=True)]
-        return compute(*found), 0
-
-
-def _in_front(one: Tensor | None, axis: int | None, members: int) -> Tensor | None:
-    if one is None:
-        return None
-    return one.expand(members, *one.shape) if axis is None else one.movedim(axis, 0)
+        in_front = [
+            one if one is None else one.expand(info.batch_size, *one.shape) if axis is None else one.movedim(axis, 0)
+            for one, axis in zip(tensors, in_dims[1:], strict=True)
+        ]
+        return compute(*in_front), 0
 
 
 def in_autocast(*tensors: Tensor) -> list[Tensor]:
@@ -144,16 +141,12 @@ def all_at_once(network: nn.Module) -> Iterator[None]:
 
 def _forward(layer: Any) -> Callable[[Tensor], Tensor] | None:
     """The pass of a layer in a stack; None where it is the layer's own."""
-    if type(layer) is nn.Conv2d and _is_plain(layer):
-        return _convolution(layer)
+    if type(layer) is nn.Conv2d:
+        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+        return _convolution(layer) if plain and not isinstance(layer.padding, str) else None
     if type(layer) is nn.BatchNorm2d and layer.track_running_stats and layer.affine and layer.momentum is not None:
         return _batch_norm(layer)
     return None
-
-
-def _is_plain(layer: nn.Conv2d) -> bool:
-    plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
-    return plain and not isinstance(layer.padding, str)
 
 
 def _convolution(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:

@@ -44,10 +44,8 @@ AHEAD_BYTES = 2**28
 #: stacks that a trainer keeps, each of another number of networks: sites that are drawn anew in every round, with
 #: batches of several sizes, would need ever more memory
 MOST_STACKS = 4
-#: output and targets of one network's batch to its mean loss
-Loss = Callable[[Tensor, Tensor], Tensor]
-#: images [M, B, ...] and targets [M, B] to the losses [M] of a stack's networks, where they are not the task's
-LossesOf = Callable[[Tensor, Tensor], Tensor]
+#: images [M, B, ...] and targets [M, B] to the losses [M] of a stack's networks
+Losses = Callable[[Tensor, Tensor], Tensor]
 
 
 class StackedModel:
@@ -76,18 +74,14 @@ class StackedModel:
         return [functools.partial(self._through, part) for part in split(cast("Backbone", self.layout), cut)]
 
     def _through(self, part: nn.Module, images: Tensor) -> Tensor:
-        with all_at_once(self.layout):
-            return vmap(self._part(part), randomness="different")(self.parameters, self.buffers, images)
-
-    @staticmethod
-    def _part(network: nn.Module) -> Callable[..., Tensor]:
-        names = set(network.state_dict())
+        names = set(part.state_dict())
 
         def compute(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor) -> Tensor:
             own = ({name: one for name, one in some.items() if name in names} for some in (parameters, buffers))
-            return functional_call(network, tuple(own), (images,))
+            return functional_call(part, tuple(own), (images,))
 
-        return compute
+        with all_at_once(self.layout):
+            return vmap(compute, randomness="different")(self.parameters, self.buffers, images)
 
     @torch.no_grad()
     def load(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
@@ -113,19 +107,10 @@ def _repeated(one: Tensor, members: int) -> Tensor:
 
 
 class StackedGradients:
-    """The loss of each network on its batch, and the gradients of all; recorded as a CUDA graph where `graphs`."""
+    """The losses of all networks on their batches, and their gradients; recorded as a CUDA graph where `graphs`."""
 
-    def __init__(
-        self,
-        model: StackedModel,
-        loss: Loss,
-        autocast: Callable[[], Any],
-        *,
-        graphs: bool,
-        losses_of: LossesOf | None = None,
-    ) -> None:
-        self.model, self.loss, self.autocast = model, vmap(loss), autocast
-        self.losses_of = losses_of or self._losses
+    def __init__(self, model: StackedModel, losses: Losses, *, graphs: bool) -> None:
+        self.losses = losses
         self.trained = [one for one in model.parameters.values() if one.requires_grad]
         self.passes: Any = self._passes
         if graphs:
@@ -139,54 +124,39 @@ class StackedGradients:
         return losses
 
     def _passes(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        losses = self.losses_of(images, targets)
+        losses = self.losses(images, targets)
         gradients = torch.autograd.grad(losses.sum(), self.trained)
         return losses.detach(), [one.contiguous() for one in gradients]  # as fused optimisers want them
 
-    def _losses(self, images: Tensor, targets: Tensor) -> Tensor:
-        with self.autocast():
-            output = self.model(images)
-        return self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
-
-
-class StackedReferences:
-    """The losses of a stack with a `Reference`: the task's, and the added one, which looks at fixed networks."""
-
-    def __init__(self, trainer: Trainer, model: StackedModel, reference: Reference, loss: Loss) -> None:
-        self.autocast, self.loss, self.added = trainer.autocast, vmap(loss), vmap(reference.loss)
-        self.fixed = [StackedModel(trainer.model, model.members) for _ in reference.weights]
-        for one in self.fixed:
-            one.layout.eval()
-        self.fronts = [one.parts(reference.cut)[0] for one in self.fixed]
-        self.front, self.rest = model.parts(reference.cut)
-
-    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        with self.autocast():
-            own = self.front(images)
-            output = self.rest(own)
-            with torch.no_grad():
-                others = [front(images) for front in self.fronts]
-        losses = self.loss(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
-        return losses + self.added(own, *others)
-
 
 class StackedTrainer:
-    """Trains the networks of several sites, of one shape and one batch size, as one."""
+    """Trains the networks of several sites, of one shape and one batch size, as one. With a `reference` its loss, which
+    looks at networks that stay `fixed`, is added to the task's."""
 
     def __init__(self, trainer: Trainer, members: int, reference: Reference | None = None) -> None:
-        def loss(output: Tensor, targets: Tensor) -> Tensor:
-            return trainer.task.loss(output, targets, trainer.target)
+        self.model = model = StackedModel(trainer.model, members)
+        self.fixed = [StackedModel(trainer.model, members) for _ in (reference.weights if reference else ())]
+        for one in self.fixed:
+            one.layout.eval()
 
-        self.model = StackedModel(trainer.model, members)
-        self.references = StackedReferences(trainer, self.model, reference, loss) if reference else None
-        self.gradients = StackedGradients(
-            self.model, loss, trainer.autocast, graphs=trainer.graphs, losses_of=self.references
-        )
+        fronts = [one.parts(reference.cut)[0] for one in self.fixed] if reference else []
+        front, rest = model.parts(reference.cut) if reference else (model, None)
+        of_task = vmap(lambda output, targets: trainer.task.loss(output, targets, trainer.target))
+
+        def losses(images: Tensor, targets: Tensor) -> Tensor:
+            with trainer.autocast():
+                own = front(images)
+                output = rest(own) if rest else own
+                with torch.no_grad():
+                    others = [one(images) for one in fronts]
+            found = of_task(output.to(torch.promote_types(output.dtype, torch.float32)), targets)
+            return found + vmap(reference.loss)(own, *others) if reference else found
+
+        self.gradients = StackedGradients(model, losses, graphs=trainer.graphs)
 
     def load_references(self, weights: Sequence[Sequence[Mapping[str, Tensor]]]) -> None:
         """The weights of each site's fixed networks."""
-        assert self.references is not None
-        for network, of_sites in zip(self.references.fixed, zip(*weights, strict=True), strict=True):
+        for network, of_sites in zip(self.fixed, zip(*weights, strict=True), strict=True):
             network.load(of_sites)
 
     def train(
@@ -240,7 +210,7 @@ class StackedCorrector:
         self.given = {key: tensors for key, (tensors, _) in given.items()}
         places = {key: where for key, (_, where) in given.items()}
         self.change = vmap(corrections[0].change, in_dims=(0, 0, places, 0))
-        self.state: Mapping[str, Tensor] = {
+        self.state: dict[str, Tensor] = {
             name: torch.stack([one.state[name] for one in corrections]).to(device) for name in corrections[0].state
         }
         self.steps, self.taken = torch.tensor(list(steps), device=device), 0
@@ -252,7 +222,8 @@ class StackedCorrector:
         for name, one in model.parameters.items():
             one.grad = changed.get(name)
         active = self.taken < self.steps  # the others are through, and what they do now is not used
-        self.state = {n: torch.where(_beside(active, new), new, self.state[n]) for n, new in state.items()}
+        for name, new in state.items():
+            self.state[name] = torch.where(active.reshape(-1, *(1 for _ in new.shape[1:])), new, self.state[name])
         self.taken += 1
 
     def state_of(self, member: int) -> dict[str, Tensor]:
@@ -270,11 +241,6 @@ def _together(
         tensors[name] = (first if same else torch.stack([one[name] for one in sites])).to(device)
         axes[name] = None if same else 0
     return tensors, axes
-
-
-def _beside(flags: Tensor, tensor: Tensor) -> Tensor:
-    """Flags [M] in a shape that goes with [M, ...]."""
-    return flags.reshape(-1, *(1 for _ in tensor.shape[1:]))
 
 
 @dataclass(frozen=True)

@@ -70,17 +70,17 @@ class ChestPhantom(Phantom):
     scanner_b: float = Field(0.5, ge=0, le=1, description="share of the images that come from scanner-b")
 
     def load(self) -> Dataset:
-        cases = [self._draw_case(self.rng(i, "label")) for i in range(self.samples)]
+        cases = []
+        for i in range(self.samples):
+            rng = self.rng(i, "label")
+            scanner = SCANNERS[int(rng.random() < self.scanner_b)]
+            cases.append((bool(rng.random() < scanner.prevalence), scanner))
         return Dataset(
             images=self.draw_all(cases),
             labels=np.array([sick for sick, _ in cases], dtype=np.int64),
             classes=("normal", "tuberculosis"),
             site=np.array([scanner.name for _, scanner in cases]),
         )
-
-    def _draw_case(self, rng: np.random.Generator) -> tuple[bool, Scanner]:
-        scanner = SCANNERS[int(rng.random() < self.scanner_b)]
-        return bool(rng.random() < scanner.prevalence), scanner
 
     def draw(self, canvas: Canvas, case: tuple[bool, Scanner], rng: np.random.Generator) -> np.ndarray:
         sick, scanner = case

@@ -1,12 +1,16 @@
 // The page of a hospital's own people: what waits for a decision, what runs, what left, what is left of the budgets.
 
-import { attempt, bytes, get, make, number, poll, post, progressBar, say, show, table, takeToken } from "/shared.js";
+import { attempt, bytes, count, get, make, number, poll, post, progressBar, say, show, table, takeToken } from "/shared.js";
 
-const opened = new Map(); // run -> what its study asks, in sentences
+const opened = new Map(); // run -> what its study asks, as the server says it
+const closed = new Set(); // runs that wait, of which somebody has closed it
+let who = ""; // the name of the person at this page
 const search = { text: "", kind: "", run: "" };
 let found = null;
 
 const WORDS = { waiting: "waits for you", approved: "approved", refused: "refused", revoked: "stopped" };
+const over = (study) => study.finished && ["approved", "waiting"].includes(study.state); // also where the policy has changed since
+const word = (study) => (over(study) ? "finished" : WORDS[study.state]);
 
 let drawn = "";
 
@@ -18,8 +22,8 @@ async function refresh(always = true) {
   document.getElementById("title").textContent = `Site ${site.site}`;
   document.title = `${site.site} · Polyclinic`;
   document.getElementById("nav").replaceChildren(`version ${site.version}`);
-  const waiting = site.studies.filter((one) => one.state === "waiting");
-  const others = site.studies.filter((one) => one.state !== "waiting");
+  const waiting = site.studies.filter((one) => one.state === "waiting" && !over(one));
+  const others = site.studies.filter((one) => !waiting.includes(one));
   show(
     make("p", {}, site.running ? "The site's own process runs on this machine." : "The site's own process does not run on this machine."),
     ...site.problems.map((words) => make("p", { class: "bad" }, words)),
@@ -33,6 +37,7 @@ async function refresh(always = true) {
       make("h3", {}, run.run), left(run))))] : []),
     make("h2", {}, "Budgets over all runs"), budgets(site.budgets),
     make("p", { class: "quiet" }, `Your policy lets out: ${site.kinds.join(", ") || "nothing"} (local/policy.toml).`),
+    site.dangerous.length ? make("p", { class: "bad" }, `Dangerous: from ${site.dangerous.join(", ")} images of single patients can be rebuilt.`) : "",
     make("h2", {}, "Search the ledger"), searchForm(site), make("div", { id: "lines" }, lines()),
   );
 }
@@ -40,26 +45,50 @@ async function refresh(always = true) {
 function card(study) {
   return make("section", { class: "card", "data-run": study.run },
     make("h3", {}, study.run, make("span", { class: study.state === "approved" ? "good" : "quiet" },
-      ` ${WORDS[study.state]}${study.at_work ? ", at work now" : ""}`)),
-    make("p", { class: "quiet" }, `${study.method}, ${study.rounds} rounds; it came on ${study.since}.`),
+      ` ${word(study)}${study.at_work ? ", at work now" : ""}`)),
+    make("p", { class: "quiet" }, `${study.method}, ${count(study.rounds, "round")}; it came on ${study.since}.`),
     make("p", {}, study.standing), asked(study), left(study), decided(study), buttons(study));
 }
 
-/** What the study asks, in the sentences of `polyclinic site show`. */
+/** What the study asks: in short, what the policy will refuse, and all sentences of `polyclinic site show`. Open while it waits. */
 function asked(study) {
+  const waits = study.state === "waiting" && !over(study);
+  const short = make("div", {}, inShort(study.run));
   const body = make("div", {}, sentences(study.run));
-  const toggled = async (event) => {
-    if (!event.target.open || opened.has(study.run)) return;
+  const load = async () => {
+    if (opened.has(study.run)) return;
+    opened.set(study.run, { short: [], refused: [], sentences: ["One moment ..."] });
     const told = await attempt(() => get("/api/site/study", { run: study.run }));
-    opened.set(study.run, told ? told.sentences : ["What it asks could not be read."]);
+    if (told) opened.set(study.run, told);
+    else opened.set(study.run, { short: [], refused: [], sentences: ["What it asks could not be read."] });
+    short.replaceChildren(...inShort(study.run));
     body.replaceChildren(...sentences(study.run));
   };
-  return make("details", { "data-key": `asked ${study.run}`, ontoggle: toggled }, make("summary", {}, "What this study asks of you"), body);
+  const toggled = (event) => {
+    closed[event.target.open ? "delete" : "add"](study.run);
+    if (event.target.open) load();
+  };
+  if (waits) load();
+  return make("div", {}, short, make("details", { "data-key": `asked ${study.run}`, ontoggle: toggled, open: waits && !closed.has(study.run) },
+    make("summary", {}, "What this study asks of you"), body));
+}
+
+function inShort(run) {
+  const { short, refused } = opened.get(run) || { short: [], refused: [] };
+  const line = (text) => {
+    const [title, ...rest] = text.split(": ");
+    return make("li", { class: text.includes("DANGEROUS") ? "bad" : "" }, make("strong", {}, `${title}: `), rest.join(": "));
+  };
+  return [
+    ...(short.length ? [make("ol", {}, short.map(line))] : []),
+    ...(refused.length ? [make("p", { class: "bad" }, "Your policy will refuse this study as it is (the coordinator does not see this list):"),
+      make("ul", {}, refused.map((one) => make("li", {}, one)))] : []),
+  ];
 }
 
 function sentences(run) {
   const parts = [];
-  for (const line of (opened.get(run) || []).slice(1)) { // the first one says where it stands, as the card does
+  for (const line of opened.get(run)?.sentences || []) {
     if (!line) continue;
     if (!line.startsWith("- ")) parts.push(make("p", {}, line));
     else {
@@ -88,8 +117,11 @@ function buttons(study) {
   const key = `why ${study.run}`;
   const why = make("input", { id: key, size: 30, maxlength: 1000, "data-key": key, value: reasons.get(study.run) || "",
     oninput: (event) => reasons.set(study.run, event.target.value) });
+  const name = make("input", { id: `who ${study.run}`, size: 20, maxlength: 200, "data-key": `who ${study.run}`, value: who, autocomplete: "name",
+    oninput: (event) => { who = event.target.value; } });
   const button = (decision, words, question, kind = "") => {
-    const decide = () => confirm(question) && attempt(() => post("/api/site/decide", { run: study.run, decision, why: reasons.get(study.run) || "" }),
+    const named = () => decision !== "approve" || who.trim() || (say("Write your name first: it stands beside the approval.", true), name.focus(), false);
+    const decide = () => named() && confirm(question) && attempt(() => post("/api/site/decide", { run: study.run, decision, who, why: reasons.get(study.run) || "" }),
       `${study.run}: ${words.toLowerCase()} is written down.`).then(() => { reasons.delete(study.run); opened.delete(study.run); return refresh(); });
     return make("button", { type: "button", class: kind, onclick: decide, "data-key": `${decision} ${study.run}` }, words);
   };
@@ -98,7 +130,8 @@ function buttons(study) {
   const refuse = button("refuse", "Refuse", `Refuse ${study.run}? Nothing of it will run here. The coordinator is told that it was refused, and not why.`);
   const approvedBefore = study.decisions.at(-1)?.decision === "approve";
   const offered = study.state === "approved" ? [stop] : approvedBefore ? [approve, stop] : study.state === "waiting" ? [approve, refuse] : [approve];
-  return make("p", { class: "row" }, make("label", { for: key }, "Your reason (stays here)"), why, ...offered);
+  const field = (id, words, input) => make("span", { class: "row" }, make("label", { for: id }, words), input);
+  return make("p", { class: "row" }, field(`who ${study.run}`, "Your name", name), field(key, "Your reason (stays here)", why), ...offered);
 }
 
 function stopAll(site) {

@@ -1,0 +1,61 @@
+"""Settings of claims whose paper chooses them by cross-validation: every arm's method gets the same budget.
+
+    python -m polyclinic_lab.tuning --claims feder-table4-methods --scale full --out runs/tuning
+
+searches what a claim's `tune` names with `polyclinic tune --folds`, on training images of the first seed alone, and
+writes the choices to `tuned.json`. From then on they are changes of the arm, in every claim that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from polyclinic.files import atomic_write, digest_of, read_json
+from polyclinic.runner.compare.tune import parse_over, space_of, tune
+from polyclinic_lab.claim import CLAIMS, TUNED, Claim, Scale, find_claim, tuned_name
+from polyclinic_lab.judge import plan
+
+FOLDS = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--claims", default="", help="names, commas between; all with something to tune if not given")
+    parser.add_argument("--scale", choices=("quick", "full"), required=True)
+    parser.add_argument("--out", type=Path, default=Path("runs/tuning"))
+    parser.add_argument("--jobs", type=int)
+    options = parser.parse_args()
+    names = [name for name in options.claims.split(",") if name] or list(CLAIMS)
+    for claim in [find_claim(name) for name in names]:
+        search(claim, options.scale, options.out, options.jobs)
+    print(json.dumps({"benchmark": "tuning", "chosen": read_json(TUNED) if TUNED.exists() else {}}))
+
+
+def search(claim: Claim, scale: Scale, out: Path, jobs: int | None) -> None:
+    """Choose settings of all arms of a claim that have none yet, each written down as soon as it is chosen."""
+    for label, runs in plan(claim, out, scale, 1, phantom=False).items() if claim.tune else ():
+        name = tuned_name(claim, label, scale)
+        known = read_json(TUNED) if TUNED.exists() else {}
+        study = runs[0].study
+        space = space_of(parse_over(claim.tune), study.method.name)
+        if name not in known and space:
+            budget = FOLDS * count(space.values())
+            found = tune(study, space, out / digest_of(name)[:12], budget=budget, folds=FOLDS, jobs=jobs)
+            chosen = found["methods"][study.method.name]["chosen"]
+            known[name] = [f"{setting}={value}" for setting, value in chosen.items()]
+            atomic_write(TUNED, json.dumps(known, indent=1) + "\n")
+
+
+def count(values: Iterable[Sequence[object]]) -> int:
+    """The number of combinations."""
+    found = 1
+    for some in values:
+        found *= len(some)
+    return found
+
+
+if __name__ == "__main__":
+    main()
