@@ -1,7 +1,5 @@
 """Packages that not everybody needs: the extra that brings each of them, and one sentence where it is missing."""
 
-from __future__ import annotations
-
 import contextlib
 import traceback
 from collections.abc import Iterator

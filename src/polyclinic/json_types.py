@@ -1,7 +1,5 @@
 """Names of types for what is read from JSON and TOML files, or is about to be written to one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

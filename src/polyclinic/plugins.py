@@ -4,8 +4,6 @@ A plug-in module has one or more of the dicts METHODS, SOURCES, PARTITIONS, TASK
 ATTACKS and KINDS (name -> class). A plug-in file is read once: its SHA-256 is that of the code that runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import hashlib

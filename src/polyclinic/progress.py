@@ -3,8 +3,6 @@
 Told are counts only, and to this machine's own display only. Nothing is computed otherwise where somebody listens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

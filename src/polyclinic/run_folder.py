@@ -8,8 +8,6 @@ A run holds the file `.lock`. Each of its worker processes holds a lock file of 
 killed, `.lock` is free at once, but its workers take a moment to notice: the next run waits for their locks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import hashlib

@@ -5,8 +5,6 @@ A table that comes in variants (a method, a data source, a partition) names its 
 what is wrong with a table into words that name the field and what is allowed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 

@@ -8,8 +8,6 @@
 A contract that is broken raises an AssertionError, whose sentence says what a user would meet.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress

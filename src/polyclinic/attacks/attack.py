@@ -1,7 +1,5 @@
 """Attack settings and threat models: what an attack needs, checked against what a study grants an attacker."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ a shifted copy of the image, so that pooling and strides lose as little as possi
 image behind the layer's input.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 

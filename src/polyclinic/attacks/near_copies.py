@@ -10,8 +10,6 @@ like a Gumbel variable, so the gap of two is logistic. Its scale comes from held
 A copy has a gap that chance gives with a probability of `level` in the whole search, all made images and views counted.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Attacks on generators, codes and synthetic images: decoding, copies and near copies, membership and projection."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar

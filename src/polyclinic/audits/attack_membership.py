@@ -8,8 +8,6 @@ the distance. Some images are near to anything; reference generators, which the 
 candidates as the study trains its own, tell which (GAN-Leaks' calibration, with several references instead of one).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

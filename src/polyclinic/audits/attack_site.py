@@ -5,8 +5,6 @@ beside held-out images of the other sites: none of them was trained on, so that 
 images are alike, nothing can be told.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -7,8 +7,6 @@ a decoded vector is compared with the site's images of its class and with held-o
 like its class, and that alone is no leak.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar

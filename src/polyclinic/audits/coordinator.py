@@ -4,8 +4,6 @@ The attacks choose weights and nothing else. A site of a simulated FedSGD deploy
 answers one round to each. What comes back is compared with the site's images and with as many that it never had.
 """
 
-from __future__ import annotations
-
 import copy
 import tempfile
 import time

@@ -4,8 +4,6 @@ The same attacks, scores and words as for a run, and the same power checks: wher
 in the same setting, and only an attack that finds it may say "withstood".
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import time

@@ -1,7 +1,5 @@
 """Privacy-utility grid of defences: the study with each of them, its utility beside what an attack recovers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ said with the principal components of images; only these are compared image by i
 far better than every held-out one does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ in its kit (`KIT/runs/NAME`), and images are the site's own, as its `local/site.
 the site, by the site.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

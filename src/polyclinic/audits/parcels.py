@@ -1,7 +1,5 @@
 """Parcels that an audit attacks: in the ledger by their digest, or means over sites; and the released model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

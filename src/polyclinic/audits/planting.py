@@ -4,8 +4,6 @@ Held-out images take the place of training images, so that no private image is c
 verdict claims to exclude; no defence is applied. Updates and latents are planted through the method's own operation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

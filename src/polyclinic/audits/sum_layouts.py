@@ -12,8 +12,6 @@ hidden:
   score of a candidate, and looks whether its bin counts an image of its label; every further round is another look.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ come back, can one tell who was trained on, ... Each question gets a verdict of 
 one leak is a leak, and one question without an answer leaves it not tested.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Bad input ends in one sentence on stderr and exit code 2, failed work in exit co
 POLYCLINIC_TRACEBACK is set.
 """
 
-from __future__ import annotations
-
 import _thread
 import errno
 import functools

@@ -1,7 +1,5 @@
 """All commands under one name. Commands import what they need when they run, so that `--help` is quick."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import typer

@@ -1,7 +1,5 @@
 """Progress in the terminal: a bar for one run, or one for each run of a comparison."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

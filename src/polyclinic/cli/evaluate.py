@@ -1,8 +1,6 @@
 """`polyclinic evaluate`: a model of somebody, on the sites of a study; `polyclinic worth`: what each site adds;
 `polyclinic forgetting`: what a serial method forgets from site to site."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups of commands: whole sentences in help, a command that needs no name, commands of other packages."""
 
-from __future__ import annotations
-
 from importlib.metadata import EntryPoint
 from typing import Any
 

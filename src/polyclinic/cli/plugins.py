@@ -1,8 +1,6 @@
 """`polyclinic list KIND`: what can be named in a study, in one sentence each, and where it comes from.
 `polyclinic new-plugin DIR` writes a small package with a method, a source and a backbone, and tests that pass."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import keyword

@@ -1,7 +1,5 @@
 """`polyclinic predict`: what a released model says about images; `polyclinic export`: the model for other programs."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

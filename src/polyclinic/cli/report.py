@@ -1,7 +1,5 @@
 """`polyclinic report`: a run or a comparison as one page to look at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

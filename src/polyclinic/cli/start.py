@@ -1,7 +1,5 @@
 """`polyclinic start`: from a folder of images to a model and its report, with one question at most."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`polyclinic study new` writes a commented study, or a paper's; `study check` says what is wrong with one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

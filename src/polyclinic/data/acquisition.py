@@ -1,7 +1,5 @@
 """Acquisition shift between sites: contrast, colour, blur, noise, vignette and crop of each site's camera."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Names and paths that are allowed: names of sites become folders, and a table of images can name any file."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

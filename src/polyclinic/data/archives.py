@@ -1,7 +1,5 @@
 """Reading .npz archives: arrays by name, never pickles, large ones without holding them in memory."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import lzma

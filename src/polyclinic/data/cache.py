@@ -4,8 +4,6 @@ A cache entry is a folder named by a digest. It is written atomically, so an ent
 processes that prepare the same thing, the second waits for the first. All of it can be made again (`data clean`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

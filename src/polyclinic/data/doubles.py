@@ -1,7 +1,5 @@
 """Images that lie: the same one twice, or nearly, under other classes, sites or splits; several labels."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

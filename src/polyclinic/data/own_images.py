@@ -1,7 +1,5 @@
 """A deployed site's own images: `[datasets.NAME]` in its `local/site.toml` says where they are."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -4,8 +4,6 @@
 and opens a few images only. A column that nobody has given is filled by the first of its rules that has an answer.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

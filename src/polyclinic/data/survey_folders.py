@@ -1,7 +1,5 @@
 """A first look at folders and headers: which level names hospitals, classes or patients, and what DICOM files say."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """`polyclinic study new --for DIR`: a study for somebody's own images, with the reason of each choice beside it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A first look at tables and archives: what their columns and arrays mean, by names, values and shapes."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 Without the table [approve] a person must approve every study.
 """
 
-from __future__ import annotations
-
 import contextlib
 import unicodedata
 from collections.abc import Mapping, Sequence

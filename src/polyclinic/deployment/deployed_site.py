@@ -4,8 +4,6 @@ Of what the coordinator sends, only the study's settings count here: where image
 own business.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

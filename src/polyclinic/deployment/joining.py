@@ -10,8 +10,6 @@ No private key of a site is ever anywhere else than in its kit. New keys, lost k
 certificate go the same way; words are read out where the list has changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import shutil

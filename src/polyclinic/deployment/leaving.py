@@ -1,7 +1,5 @@
 """A site that leaves for good, and a site that others no longer trust. New keys: `joining.py`."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path

@@ -2,8 +2,6 @@
 what runs, what has left, and what is left of the budgets.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from dataclasses import dataclass

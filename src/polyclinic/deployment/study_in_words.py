@@ -1,8 +1,6 @@
 """A study in plain sentences, for the person at a site who approves it: three lines in short, what the site's policy
 will refuse, and then what would leave, how often, to whom."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

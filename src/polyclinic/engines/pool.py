@@ -1,7 +1,5 @@
 """A pool of workers with bounded prefetch: PREFETCH calls in flight per worker, a site always in the same worker."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

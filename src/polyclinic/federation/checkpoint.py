@@ -4,8 +4,6 @@ Tensors lie in files of their own; one small manifest names them and is replaced
 run killed at any moment finds its last complete checkpoint.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

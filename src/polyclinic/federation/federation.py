@@ -4,8 +4,6 @@ A method is a plain loop over `federation.rounds`; what it keeps from round to r
 `federation.state`, which is what a checkpoint saves and a resumed run gets back.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 A site's state lies on disk between its turns: those used last are kept in memory (an LRU cache), up to a size, so that
 memory does not grow with the number of sites' models."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -3,8 +3,6 @@
 A generator offers its own as `GeneratorModel.latent_space()`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol
 

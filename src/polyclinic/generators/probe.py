@@ -4,8 +4,6 @@ What it finds, a classifier can find too: where labels differ between sites, "th
 went through the generator of site B" gives the label away, and training follows the artefact instead of the anatomy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -5,8 +5,6 @@ source into batches like those of a `Trainer`, treated as real images are (256 g
 so that nothing but the generator's own artefacts tells replayed from real.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ with FID's own network (`inception_features`) they are FID and KID.
 They stand beside a floor: the same figure between two sets of real images of the same size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ PSNR and SSIM take two tensors [N, C, H, W] and say which range of values they t
 [0, 1] and 255 for uint8. It is the range that images may have, not the one they happen to have.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Ties count half, so a constant score has an area of one half and no hits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@
 They know torch, MONAI, `metrics.networks`, `errors` and `randomness`, and nothing of tasks, methods or sites.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

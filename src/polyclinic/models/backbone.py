@@ -1,7 +1,5 @@
 """A network made of named stages, which can be cut in two between any of them and joined again; its norm layers."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Self, TypeVar
 

@@ -3,8 +3,6 @@
 `model.weights = "public"` are the ImageNet weights of a package.
 """
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path

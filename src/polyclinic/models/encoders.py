@@ -6,8 +6,6 @@ and the images themselves; a file of other images or other weights is never take
 same everywhere, so they are no part of a model's weights: only the head is trained, sent and saved.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

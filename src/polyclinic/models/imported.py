@@ -4,8 +4,6 @@ What the callable names among its parameters is passed: channels and side of the
 dimensions, no pretrained weights. Arguments of the study come first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

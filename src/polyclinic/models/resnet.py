@@ -4,8 +4,6 @@ Ours, because the public ones add and rectify in place, which per-sample gradien
 because some of them leave batch norm in the blocks when asked for group norm.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor, nn

@@ -7,8 +7,6 @@ GANs. A class has an output of its own, where the paper has one output and a sig
 functions.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import nn

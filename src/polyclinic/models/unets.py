@@ -5,8 +5,6 @@ of Buda et al. 2019. Layers have the state-dict names of the network that Buda p
 (`model.weights`); ours gives logits, as every backbone does.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """Sums of clipped gradients: of a batch's rows (ghost clipping, or a stored gradient of each), or of its patients."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

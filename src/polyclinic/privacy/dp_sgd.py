@@ -6,8 +6,6 @@ divided by the *expected* number of images, since the true one is private. `clip
 happens to the weights afterwards (momentum, weight decay, averages) costs no privacy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator

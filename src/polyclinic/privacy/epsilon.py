@@ -7,8 +7,6 @@ which is tighter and takes seconds. Both come from Opacus. Where every image tak
 epsilon of Gaussian noise (Balle and Wang 2018), at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Sections of a classification: ROC and precision-recall curves, confusion matrix, calibration, operating points."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

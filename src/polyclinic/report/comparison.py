@@ -1,7 +1,5 @@
 """The report of a comparison: summary, methods side by side in pictures and tables, and tests on the same images."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any

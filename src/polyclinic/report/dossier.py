@@ -4,8 +4,6 @@ It has evidence, model card, data sheet, page, and a manifest of it all. What st
 templates/dossier_sections.html and templates/data_sheet.md; `dossier_check` looks every figure up again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

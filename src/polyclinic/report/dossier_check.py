@@ -9,8 +9,6 @@ Whoever can write the folder could write a whole new dossier. So the digest of t
 prints, is kept elsewhere and given to the check.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Sections of regression and segmentation: predicted against true values, Bland and Altman's differences; Dice of each
 image, distances between outlines, and the worst, middle and best masks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

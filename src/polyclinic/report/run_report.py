@@ -1,7 +1,5 @@
 """The report of one run: a summary in plain sentences, and all sections that its evidence allows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD, verdict_word

@@ -1,8 +1,6 @@
 """Sections about how good the model is: metrics of all sites and of each, with intervals; sub-groups by a column; what
 the sites of a deployed run computed themselves; what each site adds; how training went, and what it forgot."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

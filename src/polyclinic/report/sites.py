@@ -1,7 +1,5 @@
 """Sections about the sites: how they differ, what left each, what attacks found in it, epsilon; how to run it again."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter

@@ -5,8 +5,6 @@ brackets at the end of a comment says how the number shrinks with `--scale`; `wi
 is what stands in for data that are not at hand.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reading a study from a TOML file; the digests of the code that it takes from outside."""
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib

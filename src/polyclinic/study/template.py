@@ -1,7 +1,5 @@
 """The template of `polyclinic study new`: every setting with its description."""
 
-from __future__ import annotations
-
 import contextlib
 import textwrap
 from collections.abc import Collection

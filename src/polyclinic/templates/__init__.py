@@ -3,8 +3,6 @@
 What a template prints is escaped by itself, for HTML or for Markdown; `Markup` says that a text is markup already.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

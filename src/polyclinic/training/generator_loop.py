@@ -1,7 +1,5 @@
 """The loop in which the networks of a generator learn: shuffled passes, Adam, a learning rate that falls in steps."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ share the weights, outputs and the gradients of images are one large convolution
 norm under `vmap` is wrong (by 1e-3 of its size, torch 2.13); written out, it also takes a third of autograd's passes.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, NamedTuple
 
 import torch

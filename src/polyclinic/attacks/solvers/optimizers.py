@@ -1,7 +1,5 @@
 """Adam and AdamW for N independent problems in one batch, a learning rate that decays; no host synchronisation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

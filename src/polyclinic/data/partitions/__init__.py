@@ -1,7 +1,5 @@
 """Partitions: how images are assigned to sites. A class for each, and one line in `PARTITIONS`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

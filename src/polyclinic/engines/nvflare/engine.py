@@ -10,8 +10,6 @@ Every message is bytes there and bytes back, `pack`ed. Pieces keep memory bounde
     ping   {}                           a sign of life; a deployed site adds whether its people let the study run
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

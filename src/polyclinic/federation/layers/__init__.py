@@ -6,8 +6,6 @@ nothing to do in a study is left out of its run (`Layer.is_needed`). Nobody else
 study and no coordinator adds, moves or removes a layer; a site's own people may add some that refuse (`OwnLayers`).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from polyclinic.federation.layers import replies

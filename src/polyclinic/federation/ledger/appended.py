@@ -4,8 +4,6 @@ A coordinator may put a site's state back, and none of these. A file that is wri
 the square of its rounds.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

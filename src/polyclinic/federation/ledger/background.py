@@ -5,8 +5,6 @@ reads a digest or a ledger waits for the thread, so nothing can be read before i
 use them: there the line is on disk before a byte leaves.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

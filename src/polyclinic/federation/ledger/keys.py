@@ -10,8 +10,6 @@ no key that comes through the coordinator is trusted unseen. A simulated site's 
 same study gives the same bits. Who knows the study knows them, so the signatures of a simulated run prove nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tomllib

@@ -1,7 +1,5 @@
 """The kinds of parcel, and what each one holds in one sentence."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import AfterValidator

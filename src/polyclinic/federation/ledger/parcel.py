@@ -7,8 +7,6 @@ safetensors writes a header and then the tensors, sorted by type and name. Who k
 digest the tensors where they lie (`Layout`): a file of 45 MB need not be put together for that.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

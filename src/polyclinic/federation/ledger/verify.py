@@ -3,8 +3,6 @@
 It needs nothing but files: a site's ledgers, public keys, and what others wrote down about them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tomllib
 from collections import Counter

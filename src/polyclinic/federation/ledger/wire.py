@@ -8,8 +8,6 @@ Images are compressed without loss (WebP), many of them in one strip: against a 
 and lets small images share their statistics. Codes take ceil(log2 K) bits each.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import zlib

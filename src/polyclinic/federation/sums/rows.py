@@ -11,8 +11,6 @@ the sites that take part, and a digest of what the site was asked. Sites with an
 these do not cancel.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

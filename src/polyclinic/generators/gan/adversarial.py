@@ -4,8 +4,6 @@ All losses are of one image each, and take scores without a bound: D is their si
 what FELICIA calls the measure phi.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar, Literal, NamedTuple, Protocol

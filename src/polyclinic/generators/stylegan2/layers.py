@@ -5,8 +5,6 @@ with [1, 3, 3, 1] wherever their size changes. At small sizes a GPU waits for wh
 made of few: scales go into weights, and on a GPU the filter is a product of matrices.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -4,8 +4,6 @@ Images lie in [-1, 1] here. The synthesis network adds up images of all sizes (a
 The discriminator is residual, has the spread of a batch as a feature, and is conditioned by projection.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A public basis for features: principal components of phantoms' features, which say nothing about any patient."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 

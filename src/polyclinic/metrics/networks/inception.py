@@ -8,8 +8,6 @@ Layout of the file: `Conv2d_1a_3x3.conv.weight`, `Conv2d_1a_3x3.bn.running_mean`
 `fc.weight` [1008, 2048]: names as in torchvision's network, without auxiliary outputs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ pickles; they are read by an unpickler that knows arrays of numbers and nothing 
 checked.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -5,8 +5,6 @@ step that one patient cannot exceed by far, and ends are rounded outwards, so th
 calibration leaves a histogram of few bins, in which those of few images are empty.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """Shapley values: what each player adds to a game, on average over all orders in which the players may come."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import combinations

@@ -4,8 +4,6 @@ Exact permutation tests over patients: under the null hypothesis members and hel
 is assumed about the scores. Images of one patient stand together: patients are exchanged, and not images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -4,8 +4,6 @@ A study may name plug-ins, so starting one runs code that its author chose. Only
 served can be started, and what a visitor sends is a name: never a setting, a path elsewhere, or a command.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

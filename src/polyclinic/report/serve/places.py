@@ -2,8 +2,6 @@
 which of its folders are runs, comparisons and studies.
 """
 
-from __future__ import annotations
-
 import os
 import tomllib
 import unicodedata

@@ -3,8 +3,6 @@
 Files may be missing, damaged, half-written or huge: they read as nothing, and never end a page.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import tomllib

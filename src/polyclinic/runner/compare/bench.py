@@ -5,8 +5,6 @@ work, because its first steps are slow: they are recorded. The command is there 
 figures for papers come from `lab/benchmarks/`.
 """
 
-from __future__ import annotations
-
 import platform
 import statistics
 import tempfile

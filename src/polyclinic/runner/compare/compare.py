@@ -3,8 +3,6 @@
 A comparison that was interrupted goes on where it stopped; runs that are finished are not run again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Catastrophic forgetting of a serial method: each site's images under the model after each hand-over (Qu, Table 1)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Each trial is a run in its own folder and process, as in a comparison. A search 
 stopped; one with a larger budget, or with more values, keeps the trials that are there.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

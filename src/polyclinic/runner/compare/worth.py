@@ -6,8 +6,6 @@ that they give), and so it does for linear `gaussian-heads`; for any other metho
 coalition of simulated sites. At deployed sites `method.worth` asks for the sums.
 """
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Iterator

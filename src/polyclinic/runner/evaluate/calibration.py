@@ -4,8 +4,6 @@ They are fitted where the validation images are. All thresholds and sets are of 
 images may have chosen the released round: figures on new patients are a little worse.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from pathlib import Path

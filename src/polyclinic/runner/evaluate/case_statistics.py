@@ -1,7 +1,5 @@
 """Intervals and calibration of a run's test metrics, for `result.json`, from what it kept of each image."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

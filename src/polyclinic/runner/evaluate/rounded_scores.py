@@ -5,8 +5,6 @@ else knows. But no count that it tells is smaller than its `min_cohort`, so the 
 intervals hold what an exact count would have given, for certain. They say nothing about other patients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The model card of a run: what the model is, how good, on whose images, and what it must not be used for; Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ The preparation is the code that this package uses itself, as a small package of
 that begin with "$": names that a study chose stand in none that it parses but `metadata.json`, with words before them.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """Prediction with a released model: what it says about image files."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

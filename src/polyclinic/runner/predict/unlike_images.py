@@ -3,8 +3,6 @@
 By them `predict` finds a photograph among radiographs, or a black picture. They do not find a hand among chests.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable

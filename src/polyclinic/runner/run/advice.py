@@ -3,8 +3,6 @@
 `before` looks at the study and the counts of images, `Watch` at every scored round, `after` at what came out.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

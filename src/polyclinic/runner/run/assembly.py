@@ -1,7 +1,5 @@
 """From a study and its sites' parts to the objects that do the work: trainer, host of sites, engine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What only the images and the file of first weights can tell about a study, before it runs."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Displays of a run: what may be shown while it goes on, and `progress.json`, by which others see how far it is."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -1,7 +1,5 @@
 """The engines of a run on this machine or on a cluster, made from the study's settings."""
 
-from __future__ import annotations
-
 from polyclinic.engines.in_process import InProcess
 from polyclinic.engines.ray import Ray, Share
 from polyclinic.engines.worker_process import WorkerProcess, python_command

@@ -6,8 +6,6 @@ offline, and both are told to collect nothing about the machine. Logs are made f
 them anew.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

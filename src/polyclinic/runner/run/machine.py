@@ -1,7 +1,5 @@
 """What `[engine]` means on this machine: the device, its precision, CUDA graphs, the order of sums, memory, MPS."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

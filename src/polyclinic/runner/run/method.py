@@ -1,7 +1,5 @@
 """The coordinator half of a method: a failure in somebody else's code is one sentence with the file and the line."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A run in NVFlare's simulator: what the run's own process does, and what the simulator's processes do."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

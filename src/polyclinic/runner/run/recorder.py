@@ -1,7 +1,5 @@
 """The recorder of a run: validation scores, the best model, `history.jsonl`."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Runs a study: sites, engine and method together, from nothing or from a checkpoint, into a run folder."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -4,8 +4,6 @@ On a GPU `torch.func.vmap` makes one grouped convolution of a stack's convolutio
 when groups are small. A batch of products of patches (im2col) has them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

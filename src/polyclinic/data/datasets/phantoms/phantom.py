@@ -1,7 +1,5 @@
 """Phantoms drawn in unit coordinates: the canvas, and what phantoms have in common."""
 
-from __future__ import annotations
-
 import json
 from abc import abstractmethod
 from collections.abc import Iterable
