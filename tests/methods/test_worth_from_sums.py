@@ -1,7 +1,6 @@
 """The worth of sites from open sums: by hand, and the same as heads fitted for each coalition."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods import analytic
 from polyclinic.methods.shared.one_round import OneRound, moments
-from polyclinic.runner.compare.worth import worth
+from polyclinic.runner.evaluate.inspect import worth
 
 
 def test_values_from_sums_add_up_to_what_all_sites_reach(study_of, cache):
@@ -21,26 +20,6 @@ def test_values_from_sums_add_up_to_what_all_sites_reach(study_of, cache):
     assert sum(one["shapley"] for one in found["sites"].values()) == pytest.approx(found["all"] - found["none"])
     assert found["none"] < found["all"] < 0
     assert "exact" in found["how"]
-
-
-@pytest.mark.parametrize(
-    ("name", "metric"), [("analytic", "accuracy"), ("analytic", "loss"), ("gaussian-heads", "auc")]
-)
-def test_other_metrics_come_from_the_sites_validation_scores(study_of, tiny_run, cache, name, metric):
-    """All sites together are worth what a run of the study scores on validation images."""
-    method = {"name": name, "numbers": 6}
-    found = worth(study_of(method), metric=metric, cache=cache)
-    assert metric in found["value"]
-    assert sum(one["shapley"] for one in found["sites"].values()) == pytest.approx(found["all"] - found["none"])
-    folder = tiny_run(method, evaluation={"every": 1}).folder
-    line = json.loads((folder / "history.jsonl").read_text().splitlines()[-1])
-    scored = line["validation"]["pooled"][metric]
-    assert found["all"] == pytest.approx(-scored if metric == "loss" else scored, abs=1e-4)
-
-
-def test_a_metric_that_the_task_does_not_have_is_refused(study_of, cache):
-    with pytest.raises(BadInput, match=r"evaluation\.metric"):
-        worth(study_of({"name": "analytic", "numbers": 6}), metric="dice", cache=cache)
 
 
 def test_a_run_that_is_asked_to_tells_the_worth_of_its_sites(study_of, tiny_run, cache):
@@ -52,6 +31,11 @@ def test_a_run_that_is_asked_to_tells_the_worth_of_its_sites(study_of, tiny_run,
     assert told["all"] == pytest.approx(found["all"])
     for site, one in told["sites"].items():
         assert one == pytest.approx(found["sites"][site])
+
+
+def test_worth_of_a_method_without_sums_is_refused(study_of, cache):
+    with pytest.raises(BadInput, match=r"^method\.name: what a site adds follows from the sums of 'analytic'"):
+        worth(study_of({"name": "fedavg"}), cache=cache)
 
 
 @pytest.mark.parametrize("how", ["integer", "secure"])
@@ -156,20 +140,3 @@ def test_worth_wants_validation_images():
     found = analytic.worth_from_sums(sums, {"a": none, "b": sums["a"]}, lambda own: HEAD)
     assert found["how"] == "exact, from the sites' sums; all 2 coalitions"
     assert found["sites"]["a"]["shapley"] == pytest.approx(found["all"] - found["none"])
-
-
-@pytest.mark.parametrize(("count", "orders", "asked"), [(10, None, None), (11, None, 200), (3, 7, 7)])
-def test_shares_are_sampled_above_ten_sites_or_where_orders_are_given(monkeypatch, count, orders, asked):
-    drawn = []
-
-    def sampled(names, game, number, rng):
-        drawn.append(number)
-        return {name: SimpleNamespace(value=1.0, low=0.5, high=1.5) for name in names}
-
-    monkeypatch.setattr(analytic, "sampled_shares", sampled)
-    names = [f"s{number}" for number in range(count)]
-    found = analytic.shares_of(names, lambda some: float(len(some)), "value", "how", orders)
-    row = {"leave_one_out": 1.0, "shapley": 1.0} | ({} if asked is None else {"low": 0.5, "high": 1.5})
-    assert found["sites"] == {name: pytest.approx(row) for name in names}
-    assert (found["all"], found["none"]) == (count, 0)
-    assert drawn == ([] if asked is None else [asked])

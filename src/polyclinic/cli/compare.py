@@ -44,7 +44,6 @@ def compare(
     jobs: str | None = typer.Option(
         None, help="Runs at a time: a number, or auto, as the cores allow.  [default: auto]", show_default=False
     ),
-    mps: bool = typer.Option(False, "--mps", help="Have runs share a GPU by NVIDIA's MPS while the comparison lasts."),
     quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),
     as_json: bool = typer.Option(False, "--json", help="Print the comparison as JSON, and nothing else on stdout."),
 ) -> None:
@@ -57,7 +56,6 @@ def compare(
     from polyclinic.runner.compare import outcome
     from polyclinic.runner.compare.outcome import choose_baseline
     from polyclinic.runner.compare.tune import chosen_settings
-    from polyclinic.runner.run import machine
 
     check_place(out / "comparison.json")
     chosen = chosen_study(study, [])
@@ -74,8 +72,7 @@ def compare(
     at_once = comparison.default_jobs(chosen) if jobs in (None, "auto") else int(str(jobs))
     check_before_any_starts(every, quiet=quiet or as_json)
     failed: dict[Path, str] = {}
-    sharing = machine.mps(out / "mps") if mps else contextlib.nullcontext()
-    with watched(every, quiet=quiet or as_json) as update, sharing:
+    with watched(every, quiet=quiet or as_json) as update:
         for group, planned in groups.items():
             failed |= comparison.run_all(planned, out / group, at_once, update)
     found = {group: outcome.summarise(planned, against) for group, planned in groups.items()}

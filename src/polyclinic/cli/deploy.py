@@ -342,12 +342,9 @@ def worth(
     """Train the study's head in one round, and say what each site adds to it: leave-one-out and Shapley values."""
     from polyclinic.cli.evaluate import show_worth
     from polyclinic.deployment.admin import study_to_send
+    from polyclinic.runner.evaluate.inspect import question_of_worth
 
-    sent = study_to_send(study, sets, folder)
-    if sent.method.name != "analytic":
-        why = f"at deployed sites worth follows from the sums of 'analytic', and '{sent.method.name}' has none"
-        raise BadInput(f"method.name: {why}; set method.name = 'analytic', or simulate it with `polyclinic worth`")
-    asked = sent.with_settings({"method.worth": True})
+    asked = question_of_worth(study_to_send(study, sets, folder))
     show_worth(send_question(asked, name, folder, out, within)["worth"])
 
 

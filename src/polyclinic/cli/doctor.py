@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from polyclinic.errors import BadInput
 from polyclinic.extras import EXTRAS, is_installed
 
 if TYPE_CHECKING:
@@ -186,27 +185,21 @@ def _is_free(port: int) -> bool:
 
 
 def bench(
-    only: list[str] = typer.Option(
-        [], "--only", help="overhead, engines, generators, attacks or encoders; repeatable."
-    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
     out: Path | None = typer.Option(None, "--out", help="Also write the JSON object to this file."),
 ) -> None:
-    """Measure this machine: rounds, engines, generators, attacks and encoders, each in a few seconds."""
+    """Measure this machine: rounds beside a plain loop, and in two worker processes, each in a few seconds."""
     from polyclinic.files import check_place
-    from polyclinic.runner.compare.bench import PARTS, measure
+    from polyclinic.runner.compare.bench import measure
 
     if out:
         check_place(out)
-    for name in only:
-        if name not in PARTS:
-            raise BadInput(f"--only: there is no part '{name}'; choose from {', '.join(PARTS)}")
 
     def show(row: Measured) -> None:
         if not as_json:
-            typer.echo(f"{row.value:>10} {row.unit:<9} {row.what:<75} {row.command}")
+            typer.echo(f"{row.value:>10} {row.unit:<3} {row.what}")
 
-    figures = measure(tuple(only), show)
+    figures = measure(show)
     if as_json:
         typer.echo(json.dumps(figures))
     if out:

@@ -86,17 +86,15 @@ def show(found: JsonObject) -> None:
 
 
 def worth(
-    study: Path = typer.Argument(..., help="The study, a TOML file; its sites are simulated."),
+    study: Path = typer.Argument(..., help="A study of the method analytic; its sites are simulated."),
     sets: list[str] = SET,
-    retrainings: int = typer.Option(None, help="Runs that a method other than analytic may take."),
-    metric: str = typer.Option(None, help="What a model is worth: a validation metric, such as auc or mae."),
     as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
 ) -> None:
     """Say what each site adds: leave-one-out and Shapley values, exact up to ten sites, sampled above."""
-    from polyclinic.runner.compare.worth import worth as library
+    from polyclinic.runner.evaluate.inspect import worth as library
     from polyclinic.study import load_study
 
-    found = library(load_study(study, sets), retrainings=retrainings, metric=metric)
+    found = library(load_study(study, sets))
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:

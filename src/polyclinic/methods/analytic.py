@@ -179,11 +179,11 @@ def squared_error_value(train: Mapping[str, Moments], held_out: Moments, solve: 
     return -float(error) / held_out.count
 
 
-def shares_of(names: Sequence[str], game: Game, value: str, how: str, orders: int | None = None) -> JsonObject:
-    """Leave-one-out and Shapley values of a game; sampled, with intervals, above ten sites or with `orders`."""
-    sampled = orders is not None or len(names) > EXACT
+def shares_of(names: Sequence[str], game: Game, value: str, how: str) -> JsonObject:
+    """Leave-one-out and Shapley values of a game; sampled, with intervals, above ten sites."""
+    sampled = len(names) > EXACT
     rng = np.random.default_rng(seed_of("worth", *names))
-    found = sampled_shares(names, game, orders or ORDERS, rng) if sampled else exact_shares(names, game)
+    found = sampled_shares(names, game, ORDERS, rng) if sampled else exact_shares(names, game)
     without = leave_one_out(names, game)
     rows = {
         name: {"leave_one_out": without[name], "shapley": share.value}

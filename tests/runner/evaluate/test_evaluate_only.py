@@ -17,7 +17,6 @@ from polyclinic.methods.analytic import shares_of
 from polyclinic.metrics.statistics.shapley import exact_shares, leave_one_out, sampled_shares
 from polyclinic.models import read_weights
 from polyclinic.questions.inspect import Counted, suppressed
-from polyclinic.runner.compare.worth import worth
 from polyclinic.runner.evaluate.evaluate import LabelMap, evaluate
 from polyclinic.runner.evaluate.inspect import as_question, draw_inspection, inspect_federated
 from polyclinic.runner.export.export import export
@@ -285,19 +284,3 @@ def test_values_are_exact_up_to_ten_sites_and_sampled_above(sites, sampled):
         assert one["shapley"] == pytest.approx(exact, abs=0.6 if sampled else 1e-9)
         if sampled:
             assert one["low"] - 0.3 <= exact <= one["high"] + 0.3
-
-
-def test_the_worth_of_sites_by_training_again(study):
-    found = worth(study.with_settings({"method.local_steps": 1}), retrainings=7)
-    assert found["how"] == "7 runs of the study"
-    total = sum(one["shapley"] for one in found["sites"].values())
-    assert total == pytest.approx(found["all"] - found["none"], abs=1e-9)
-
-
-def test_worth_is_refused_in_secret_and_without_a_number_of_runs(study):
-    with pytest.raises(BadInput, match=r"federation\.sum: the worth of a site"):
-        worth(study.with_settings({"federation.sum": "secure"}))
-    with pytest.raises(BadInput, match=r"write --retrainings 7"):
-        worth(study)
-    with pytest.raises(BadInput, match="too few"):
-        worth(study, retrainings=3)

@@ -1,1 +1,1 @@
-"""Several runs of one study: comparison, search for settings, worth of sites, forgetting, speed of this machine."""
+"""Several runs of one study: comparison, search for settings, forgetting, speed of this machine."""

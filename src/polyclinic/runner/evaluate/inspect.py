@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polyclinic.errors import BadInput
 from polyclinic.json_types import JsonMapping, JsonObject
+from polyclinic.methods.analytic import Analytic
 from polyclinic.palette import INK, LIGHT, SERIES, heat_map, stacked_bars
 from polyclinic.runner.run.run import run
 from polyclinic.study import Study, parse_study
@@ -41,6 +43,23 @@ def inspect_federated(study: Study, *, cache: Path | None = None) -> JsonObject:
     """What the coordinator of this study would learn by `polyclinic deploy inspect`."""
     with tempfile.TemporaryDirectory() as folder:
         return run(inspection_of(study), Path(folder) / "run", cache=cache).values["inspect"]
+
+
+def question_of_worth(study: Study) -> Study:
+    """The study of the method analytic that also asks what each site adds; BadInput for another method."""
+    if not isinstance(study.method, Analytic):
+        raise BadInput(
+            f"method.name: what a site adds follows from the sums of 'analytic', and '{study.method.name}' has none; "
+            "set method.name = 'analytic', and model.backbone to an encoder"
+        )
+    return study.with_settings({"method.worth": True})
+
+
+def worth(study: Study, *, cache: Path | None = None) -> JsonObject:
+    """Leave-one-out and Shapley values of each site, from the sums that simulated sites send."""
+    asked = question_of_worth(study).with_settings({"evaluation.every": 0, "evaluation.final": "none"})
+    with tempfile.TemporaryDirectory() as folder:
+        return run(asked, Path(folder) / "run", cache=cache).values["worth"]
 
 
 def draw_inspection(found: JsonMapping, title: str) -> Figure:
