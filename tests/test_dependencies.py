@@ -15,12 +15,12 @@ from polyclinic.metrics.networks import efficientnet
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 #: distributions whose package has another name
-MODULES = {"pillow": "PIL", "tomli-w": "tomli_w"}
+MODULES = {"pillow": "PIL", "tomli-w": "tomli_w", "mlflow-skinny": "mlflow", "tensorboard": "torch"}
 #: extras that are for developers: tools, which the package does not import
 TOOLS = {"browser", "dev", "docs", "release"}
 #: never imported by us: MONAI needs it, which is tested below; a package without code, whose file is opened by name;
-#: torch's exporter of ONNX needs it; MONAI's command needs it
-NOT_IMPORTED = {"einops", efficientnet.PACKAGE, "onnxscript", "fire"}
+#: torch's exporter of ONNX needs it; MONAI's command needs it; MLflow's database needs them
+NOT_IMPORTED = {"einops", efficientnet.PACKAGE, "onnxscript", "fire", "alembic", "sqlalchemy"}
 
 
 def names(requirements: list[str]) -> set[str]:

@@ -69,10 +69,6 @@ def test_a_setting_that_is_gone_is_refused_in_a_study_and_read_in_a_run_folder(k
     assert load_run_study(Path("interrupted")).engine.name == "in-process"
     said = fails_with(capsys, ["study", "check", str(study)])
     assert said.strip().endswith("engine.compiled: is gone: training passes are not compiled any more; delete it")
-    study.write_text(study.read_text().replace("compiled = true\n", "") + '\n[logging]\nto = ["tensorboard"]\n')
-    assert load_run_study(Path("interrupted")).engine.name == "in-process"
-    said = fails_with(capsys, ["study", "check", str(study)])
-    assert "logging: is gone: every tracker reads the run's history.jsonl" in said
 
 
 def test_ledgers_without_signatures_are_read_and_called_unsigned(kept, capsys):

@@ -19,6 +19,7 @@ EXTRAS = {
     "serve": ("fastapi", "the page of a running study (`polyclinic serve`)"),
     "export": ("onnx", "models for other programs (`polyclinic export --to onnx`)"),
     "dicom-seg": ("highdicom", "predicted masks as DICOM SEG (`polyclinic predict`)"),
+    "logging": ("mlflow", "curves of a run in TensorBoard and MLflow"),
 }
 
 

@@ -39,7 +39,6 @@ def no_such_choice(word: str, choices: list[str]) -> str:
 
 #: settings that older versions had, and why they went: a study must not name them, a run folder may
 GONE = {
-    "logging": "every tracker reads the run's history.jsonl, a line of JSON a round",
     "engine.compiled": "training passes are not compiled any more",
     "generator.compile": "StyleGAN2's networks are not compiled any more",
     **dict.fromkeys(

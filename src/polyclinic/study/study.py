@@ -34,9 +34,9 @@ from polyclinic.privacy.settings import Privacy
 from polyclinic.questions import QUESTIONS
 from polyclinic.registry import is_restricted, notice_once
 from polyclinic.run_folder import STUDY_FORMAT, check_format
-from polyclinic.settings import GONE, Settings, sentences, variant
+from polyclinic.settings import Settings, sentences, variant
 from polyclinic.study import checks, release_checks
-from polyclinic.study.tables import Audit, EngineSettings, Evaluation, Model, PolicySettings
+from polyclinic.study.tables import Audit, EngineSettings, Evaluation, Logging, Model, PolicySettings
 from polyclinic.study.unused import notice_other_images
 from polyclinic.tasks import TASKS, Task
 from polyclinic.training.optimizer import Optimizer
@@ -90,6 +90,7 @@ class Study(Settings):
     engine: EngineSettings = Field(default_factory=EngineSettings)
     policy: PolicySettings = Field(default_factory=PolicySettings)
     federation: Federated = Field(default_factory=Federated)
+    logging: Logging | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -167,6 +168,7 @@ PLAIN: dict[str, type[Settings]] = {
     "engine": EngineSettings,
     "policy": PolicySettings,
     "federation": Federated,
+    "logging": Logging,
 }
 
 
@@ -177,12 +179,7 @@ def parse_study(tables: Mapping[str, Any]) -> Study:
     unknown = [name for name in tables if name not in known]
     missing = [name for name in ("data", "sites", "method") if name not in tables]
     problems = [
-        *(
-            f"{name}: is gone: {GONE[name]}; delete it"
-            if name in GONE
-            else f"{name}: no such table{did_you_mean(name, known)}; the tables are {', '.join(known)}"
-            for name in unknown
-        ),
+        *(f"{name}: no such table{did_you_mean(name, known)}; the tables are {', '.join(known)}" for name in unknown),
         *(f"{name}: the study lacks the table [{name}]; `polyclinic study new` shows one" for name in missing),
     ]
     try:

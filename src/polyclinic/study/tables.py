@@ -161,6 +161,16 @@ class EngineSettings(Settings):
         return value
 
 
+class Logging(Settings):
+    """The `[logging]` table: where curves of a run are written besides `history.jsonl`. It changes no result."""
+
+    to: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
+        (),
+        description="programs to write logs for, into the folder `logs` of the run: tensorboard, mlflow, wandb "
+        "(offline); one that is not installed is named and left out",
+    )
+
+
 class PolicySettings(Settings):
     """The `[policy]` table: what simulated sites let out. A deployed site has a policy of its own."""
 

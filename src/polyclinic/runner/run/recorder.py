@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -21,6 +22,9 @@ from polyclinic.runner.run.display import Display
 from polyclinic.study import Study
 from polyclinic.tasks import Task
 
+if TYPE_CHECKING:
+    from polyclinic.runner.run.loggers import Loggers
+
 NOTHING = (-math.inf, -math.inf)  #: the rank of a model before anything was scored
 
 
@@ -32,6 +36,7 @@ class Recorder(Observer):
         self.folder = folder
         self.has_local = has_local
         self.display = display
+        self.loggers: Loggers | None = None
         self.best_weights: dict[str, Tensor] | None = None
         self.best_round = 0
         self.leading_round = 0  # the round of the best validation score, whichever is released
@@ -108,6 +113,8 @@ class Recorder(Observer):
         with (self.folder / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(text)
         self._validation, self._failures = None, {}
+        if self.loggers:
+            self.loggers.round_done(line)
         self.display.round_done(line, rounds)
 
     # --- checkpoints ------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from polyclinic.runner.run import advice
 from polyclinic.runner.run.assembly import WEIGHTS, Assembly
 from polyclinic.runner.run.display import Display
 from polyclinic.runner.run.engines import check_engine, in_process_engine, ray_engine
+from polyclinic.runner.run.loggers import Loggers
 from polyclinic.runner.run.machine import device_of, keep_freed_memory
 from polyclinic.runner.run.method import ask_statistics, has_noised_scores, run_method
 from polyclinic.runner.run.recorder import Recorder
@@ -150,7 +151,7 @@ def check_same_tables(begun: Study, now: Study, folder: Path) -> None:
     ):  # the file may have moved: `Assembly.weights_file` compares
         after["model"]["weights"] = before["model"]["weights"]
     for table in before | after:
-        if table not in ("engine", "plugins") and before.get(table) != after.get(table):
+        if table not in ("engine", "plugins", "logging") and before.get(table) != after.get(table):
             raise BadInput(
                 f"{table}: differs from the study that {folder} was begun with; "
                 "resume with that one, or name another folder"
@@ -183,6 +184,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     try:
         federation.resume()
         recorder.rewind_history(federation.round)
+        recorder.loggers = Loggers(study, folder) if study.logging else None
         display.started(study, parts.names, federation.round + 1)
         for sentence in advice.before(study, parts.info):
             federation.warn(sentence)
@@ -211,7 +213,11 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
             own = whose_part(study, bool(trainer.local_names))
             federation.ask_all("keep_model", weights=models[""], own=own)
             ask_statistics(federation, study, models[""], own)
+        if recorder.loggers:
+            recorder.loggers.finish(metrics, federation.round)
     finally:
+        if recorder.loggers:
+            recorder.loggers.close()
         engine.close()
     tensors = flat(models)
     backbones = {site: assembly.backbones.get(site, study.model.backbone) for site in models}
