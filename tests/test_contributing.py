@@ -1,7 +1,5 @@
 """CONTRIBUTING, followed to the letter inside a copy of the repository."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

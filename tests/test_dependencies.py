@@ -1,7 +1,5 @@
 """Every dependency earns its place: it is imported somewhere in the package, or a user's study can need it."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

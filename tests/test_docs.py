@@ -1,7 +1,5 @@
 """The Python examples of the guide to studies run as they are written; its links lead somewhere."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Every example is a study; those of real images run on drawn ones when one word is changed, as their comments say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

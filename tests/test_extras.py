@@ -1,7 +1,5 @@
 """Without a package of an extra: one sentence that names the extra; pictures beside other results are left out."""
 
-from __future__ import annotations
-
 import errno
 import sys
 import tomllib

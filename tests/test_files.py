@@ -1,7 +1,5 @@
 """Atomic writes are whole or absent, locks end with their process."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

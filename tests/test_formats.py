@@ -1,7 +1,5 @@
 """Format numbers: run folders of the first format are read by every command, newer ones are refused with the cure."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -41,9 +39,6 @@ def fails_with(capsys, arguments: list[str]) -> str:
     sentence = capsys.readouterr().err
     assert sentence.count("\n") == 1
     return sentence
-
-
-# --- the kept folders -----------------------------------------------------------------------------------
 
 
 def test_an_interrupted_run_is_resumed_to_the_same_weights(kept):
@@ -123,9 +118,6 @@ def test_compare(kept):
     assert not Path("all/studies").exists()  # nothing was run again
 
 
-# --- what is refused ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -175,9 +167,6 @@ def test_a_damaged_format_file_is_named(text, tmp_path):
 def test_a_format_is_a_whole_number(found):
     with pytest.raises(BadInput, match="whole number"):
         check_format(found, 1, "format")
-
-
-# --- what is written ------------------------------------------------------------------------------------
 
 
 def test_studies_say_their_format(tmp_path, capsys, tiny):

@@ -1,7 +1,5 @@
 """Progress of long inner work: told to whoever listens, shown as a bar or as lines with the time left."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os

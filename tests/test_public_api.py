@@ -1,7 +1,5 @@
 """What `polyclinic` exports is what docs, examples of plug-ins and notebooks import, and it is typed."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What is published agrees with itself; the wheel, installed in a new environment, runs the demo's study."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

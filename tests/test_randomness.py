@@ -30,9 +30,6 @@ def test_parts_of_an_address_do_not_run_together():
     assert len({tuple(numbers(numpy_rng(*address))) for address in addresses}) == len(addresses)
 
 
-# --- the whole state of mt19937 ------------------------------------------------------------------------
-
-
 def colliding_addresses() -> list[tuple]:
     """Addresses whose seeds differ, but not in the 32 bits that torch's generator on the CPU takes."""
     seen: dict[int, tuple] = {}
@@ -103,9 +100,6 @@ def test_a_stream_looks_uniform_and_normal():
     assert (normal.var(0) - 1).abs().max() < 5 * (2 / 4000) ** 0.5
     between = torch.corrcoef(uniform.T) - torch.eye(8, dtype=torch.float64)
     assert between.abs().max() < 5 / 4000**0.5
-
-
-# --- generators that are there already -----------------------------------------------------------------
 
 
 def test_a_used_generator_begins_again():

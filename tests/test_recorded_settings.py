@@ -5,8 +5,6 @@
 A setting that is not recorded yet is not compared.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The reference of the documentation is made from the code: nothing is missing in it, and nothing is empty."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Registries: built-in names, plug-in files and modules, entry points of installed packages; and who may not enter."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path
@@ -191,9 +189,6 @@ def test_every_registry_has_sentences():
     assert summary_of(TASKS["regression"])
 
 
-# --- names that are hidden, and packages that are left out --------------------------------------------
-
-
 def test_an_entry_point_that_a_built_in_name_hides_is_named_once(site_packages, capsys):
     write_method(site_packages / "first_package" / "__init__.py", "fedavg", table=False)
     install(site_packages, "first_package", {"polyclinic.methods": "fedavg = first_package:Mine"})
@@ -210,9 +205,6 @@ def test_an_entry_point_that_a_built_in_name_hides_is_named_once(site_packages, 
         "it another name"
     ]
     assert "first_package" not in sys.modules
-
-
-# --- a deployed site's scope --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("listed", ["First_Package", "first-package", "first.package", "FIRST__package"])

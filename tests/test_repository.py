@@ -1,7 +1,5 @@
 """The repository stands alone: nothing in it names a folder outside it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A finished run's files are checked when they are read: one flipped bit is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

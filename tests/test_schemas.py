@@ -1,7 +1,5 @@
 """JSON Schemas: what methods write follows them (`tiny_run`, `undisturbed` check every run); wrong files do not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The contracts of `polyclinic.testing`: the package holds them, strangers do, and each can be broken."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -91,9 +89,6 @@ def test_every_attack_on_weights_holds_the_contract(name, kept):
     testing.check_attack(ATTACKS[name], run, cache=cache)
 
 
-# --- strangers ----------------------------------------------------------------------------------------
-
-
 def test_a_strangers_classes_hold_the_contracts(tmp_path, kept):
     kinds = ["weights", "metrics", "prototypes", "keys", "masked", "shares"]
     tables = {"plugins": [plugin_everything.__file__], "policy": {"kinds": kinds}}
@@ -132,10 +127,7 @@ class Forgetful(FedAvg):
         return state.weights
 
 
-@pytest.mark.parametrize(
-    ("method", "word"),
-    [(Unseeded, "same study"), (Forgetful, "resumed run")],
-)
+@pytest.mark.parametrize(("method", "word"), [(Unseeded, "same study"), (Forgetful, "resumed run")])
 def test_a_method_that_breaks_the_contract_is_told_how(method, word, tmp_path):
     with pytest.raises(AssertionError, match=f"{method.model_fields['name'].default}: .*{word}"):
         testing.check_method(method, tmp_path, workers=False)

@@ -145,8 +145,6 @@ def test_state_of_a_site_that_sent_nan_is_not_spoilt(tiny, trouble, tmp_path):
     assert "site-2" in result(tmp_path / "run")["metrics"]["per_site"]
 
 
-# --- quorum -------------------------------------------------------------------------------------------
-
 STOPS = {
     "quorum": ({}, {"site-2-2": "raise", "site-3-2": "nan"}, "1 of 3 sites are left and 2 are needed"),
     "stop": ({"on_failure": "stop"}, {"site-2-2": "raise"}, "engine.on_failure = 'stop'"),

@@ -292,9 +292,6 @@ def test_a_site_that_raises_is_a_failure():
     assert failure.reason == "RuntimeError: the site has no idea"
 
 
-# --- what NVFlare is told -----------------------------------------------------------------------------
-
-
 def test_a_job_brings_no_code(tmp_path):
     job = write_job(tmp_path, "polyclinic", spec={"study": {"x": "{y}"}}, least=2)
     files = sorted(str(path.relative_to(job)) for path in job.rglob("*") if path.is_file())
@@ -311,9 +308,6 @@ def test_names_that_nvflare_cannot_take_are_translated():
     assert site_names(("Graz (A)", "wien")) == {"Graz--A-": "Graz (A)", "wien": "wien"}
     with pytest.raises(BadInput, match="rename some"):
         site_names(("a b", "a.b"))
-
-
-# --- calls that are given up --------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(60)
@@ -373,9 +367,6 @@ def test_a_call_that_was_given_up_while_its_worker_started_is_not_waited_for():
     assert not first.is_alive()
 
 
-# --- bounds ---------------------------------------------------------------------------------------------
-
-
 def answer_with(federation, site, change):
     """From now on the site's answers are what `change(what, header, blobs)` makes of them."""
     honest = federation.relays[site].handle
@@ -421,9 +412,6 @@ def test_a_site_keeps_no_more_of_a_call_than_any_call_has(monkeypatch):
         relay.handle("piece", pack({"call": "c", "index": 2}, [bytes(1000)]))
     with pytest.raises(ValueError, match="a piece of 1001 bytes"):
         relay.handle("piece", pack({"call": "d", "index": 0}, [bytes(1001)]))
-
-
-# --- parcels that a site has need not travel again ----------------------------------------------------
 
 
 def test_weights_that_a_site_has_do_not_travel_again():

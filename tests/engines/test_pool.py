@@ -78,9 +78,6 @@ def test_an_error_that_is_no_sites_fault_is_not_lost(done):
         list(engine_of(done, start=start).call(calls()))
 
 
-# --- calls that nobody takes the answers of any more --------------------------------------------------
-
-
 class Hanging:
     """Sites in `hang` never answer, until the worker is killed; one that is `stubborn` does not even hear of that."""
 

@@ -170,9 +170,6 @@ def test_a_killed_worker_is_not_waited_for_even_if_its_pipe_stays_open(tmp_path,
         worker.kill()
 
 
-# --- frames -------------------------------------------------------------------------------------------
-
-
 def test_frames_of_any_size_pass_a_pipe():
     read, write = (os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
     messages = [b"", b"x", os.urandom(65536), os.urandom(3_000_001)]
@@ -197,8 +194,6 @@ def test_a_frame_cut_short_is_the_end_of_the_stream():
     assert read_frame(read) is None
     read.close()
 
-
-# --- a coordinator that is killed ---------------------------------------------------------------------
 
 BUSY = """
 import os, pathlib, sys, time

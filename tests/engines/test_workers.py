@@ -1,7 +1,5 @@
 """The engine in one process: worker processes, references and groups of sites change nothing in a run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -24,12 +22,7 @@ from polyclinic.runner.run.run import run
 
 KEEP = {"optimizer.keep_state": True}
 BATCH_NORM = {"model.backbone": "small-cnn", "sites.count": 3}
-STUDIES = {
-    "fedavg": ("fedavg", KEEP),
-    "fedbn": ("fedbn", BATCH_NORM),
-    "cwt": ("cwt", {}),
-    "splitnn": ("splitnn", KEEP),
-}
+STUDIES = {"fedavg": ("fedavg", KEEP), "fedbn": ("fedbn", BATCH_NORM), "cwt": ("cwt", {}), "splitnn": ("splitnn", KEEP)}
 MORE = {
     "fedsgd": ("fedsgd", KEEP | {"optimizer.name": "adam"}),
     "fedavg-share": ("fedavg-share", {}),

@@ -4,8 +4,6 @@
 which stays. `python tests/federation/recorded_checks.py --write` records it again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -60,9 +60,6 @@ def test_a_changed_byte_gives_a_message_or_is_rejected(place, change):
             type(message).from_bytes(bytes(data))
 
 
-# --- by hand --------------------------------------------------------------------------------------------
-
-
 def test_a_call_and_a_reply_keep_their_heads():
     anchor, head = Anchor(2, "d", "s", "c"), Head(3, "e", "t")
     assert Call.from_bytes(Call("a", "train", 1, anchor=anchor).to_bytes()).anchor == anchor

@@ -13,9 +13,6 @@ def size(kind, tensors, metadata=None):
     return len(Parcel(kind, tensors, metadata or {}).encoded)
 
 
-# --- asking ------------------------------------------------------------------------------------------
-
-
 def test_a_keyword_named_like_a_kind_travels_as_a_parcel(make):
     federation = make(lambda call: (Parcel("latents", {"z": torch.ones(1)}, {"samples": 5}),))
     federation.round = 7
@@ -136,9 +133,6 @@ def test_numbers_are_rounded_on_their_way_to_a_site_where_the_wire_does(wire):
     rounded = not torch.equal(parcels["weights"].tensors["w"], sent.tensors["w"])
     assert rounded is (wire == "fp16")
     assert (parcels["weights"] is sent) is not rounded
-
-
-# --- counting ----------------------------------------------------------------------------------------
 
 
 def test_bytes_are_those_of_encoded_parcels_both_ways(make):

@@ -10,8 +10,6 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.collaborators import Observer
 from polyclinic.federation.site import SitePosition
 
-# --- failures ----------------------------------------------------------------------------------------
-
 
 def test_a_failed_site_sits_out_the_round_and_is_back_in_the_next(make):
     act = failing("b", only=["train"])
@@ -59,9 +57,6 @@ def test_one_failure_is_enough_where_the_study_says_stop(make):
         federation.ask_all("train")
     with pytest.raises(WorkFailed):
         make(failing("c"), on_failure="stop", quorum=0.1).ask("c", "train")
-
-
-# --- state, once, resume -----------------------------------------------------------------------------
 
 
 def rounds_of(federation, count, stop=None):

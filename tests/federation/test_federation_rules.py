@@ -41,9 +41,6 @@ def test_a_run_may_spend_its_target_up_to_rounding_and_no_more(tmp_path):
     assert target._spent.epsilon == 0.0  # what was only asked for is not spent
 
 
-# --- the course of a study, and sums ------------------------------------------------------------------
-
-
 def row_of(numbers, weight=2, expected=0, sites=2):
     return np.array([*numbers, weight, expected, sites], dtype=np.int64).view(np.uint64)
 
@@ -87,9 +84,6 @@ def test_a_row_in_the_clear_counts_as_one_site():
             check_open(changed)
 
 
-# --- what is sent --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("shape", "right"),
     [
@@ -106,9 +100,6 @@ def test_shapes_that_a_message_may_describe(shape, right):
     assert _is_described({"dtype": "float32", "shape": shape}) is right
     assert not _is_described({"dtype": "int7", "shape": [1]})
     assert not _is_described({"shape": [1]})
-
-
-# --- what is done to a parcel before it leaves ----------------------------------------------------------
 
 
 def test_a_defence_changes_gradients_and_what_weights_moved_by():
@@ -141,9 +132,6 @@ def test_a_private_step_takes_as_many_images_as_its_smallest_rate_says():
     assert images_in_private_step({"mechanisms": [private, {"steps": 3, "sampling_rate": 0.5}]}, 40) == 10
     assert images_in_private_step({"mechanisms": [{"steps": 0, "sampling_rate": 0.01}]}, 40) == 40
     assert images_in_private_step({}, 40) == 0
-
-
-# --- and more of what is sent, kept and counted ---------------------------------------------------------
 
 
 def test_a_message_of_nothing_but_a_header_is_read():
@@ -196,9 +184,6 @@ def test_ages_are_no_classes():
     _check_targets(SimpleNamespace(trainer=trainer), Parcel("labels", {"t": torch.tensor([30.5, 120.0])}))
 
 
-# --- what a policy takes --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "least", "refused"),
     [
@@ -224,9 +209,6 @@ def test_the_last_value_that_a_policy_takes(name, least, refused):
 def test_the_delta_of_a_site(images, delta):
     assert Policy().delta_for(images) == delta
     assert Policy(max_delta=1e-7).delta_for(images) == 1e-7
-
-
-# --- what a method declares of an operation, and what a call of it takes --------------------------------
 
 
 @pytest.fixture

@@ -126,9 +126,6 @@ def test_a_deployed_site_with_privacy_notes_what_its_noise_depends_on(tmp_path, 
     assert ("trail" in host.sites.get("a").state) is private
 
 
-# --- several sites at once --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "grouped"),
     [
@@ -145,9 +142,6 @@ def test_operations_that_may_work_at_several_sites_at_once(tmp_path, changes, gr
     assert {name: host.is_grouped(name, 2) for name in grouped} == grouped
     assert not host.is_grouped("play", 1)
     assert [host.can_divide(name) for name in grouped] == [True, False, False]
-
-
-# --- what leaves ------------------------------------------------------------------------------------------
 
 
 def train(host, values=NUMBERS):
@@ -205,9 +199,6 @@ def test_an_archive_keeps_what_an_attacker_gets_and_how_it_left(tmp_path, wire):
     assert (told is None) is (wire in ("exact", "fp16"))
     if told:
         assert told[0].digest == left.digest
-
-
-# --- anchors, and studies that are stopped --------------------------------------------------------------------
 
 
 def test_a_head_that_comes_with_a_call_is_kept_if_both_have_signed_it(tmp_path):

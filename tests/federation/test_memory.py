@@ -55,12 +55,7 @@ class Counting:
 def federation_with(tmp_path):
     def make(engine, **settings):
         spec = FederationSpec(
-            study=plain_study(**settings),
-            sites=SITES,
-            folder=tmp_path,
-            initial={},
-            expected={},
-            trainer=None,
+            study=plain_study(**settings), sites=SITES, folder=tmp_path, initial={}, expected={}, trainer=None
         )
         return Federation(spec, engine)
 
@@ -86,9 +81,6 @@ def test_all_sites_are_heard_before_the_round_stops(federation_with, faults):
         heard.extend(reply.site for reply in federation.ask_each("train"))
     assert heard == [site for site in SITES if site not in ("s0", "s7")]
     assert [failure["site"] for failure in federation.failures] == ["s0", "s7"]
-
-
-# --- states -------------------------------------------------------------------------------------------
 
 
 class Hoarder:

@@ -38,14 +38,6 @@ def test_the_coordinator_checks_in_the_recorded_order(tmp_path, name):
     assert checks_of_coordinator(name, tmp_path / "run") == FOUND["coordinator"][name]
 
 
-@pytest.mark.parametrize(
-    ("order", "short"),
-    [
-        ("abab", "ab"),
-        ("abcabcd", "abcd"),
-        ("aab", "ab"),
-        ("abca", "abca"),
-    ],
-)
+@pytest.mark.parametrize(("order", "short"), [("abab", "ab"), ("abcabcd", "abcd"), ("aab", "ab"), ("abca", "abca")])
 def test_what_is_done_for_each_parcel_counts_once(order, short):
     assert once(list(order)) == list(short)

@@ -139,9 +139,6 @@ def sum_of(host, site):
     return float(do(host, site, "count", step=0).statistics["sum"])
 
 
-# --- several sites at once ----------------------------------------------------------------------------
-
-
 def group(host, steps, **more):
     """Ask the sites a, b, ... for one step each."""
     calls = [Call(name, "count_together", 1, arguments={"step": step} | more.get(name, {})) for name, step in steps]
@@ -174,9 +171,6 @@ def test_work_that_fails_for_all_leaves_all_as_they_were(make_host):
     failed = group(host, [("a", 1), ("b", 5)], a={"spoil": "all"}, b={"spoil": "all"})
     assert [str(error) for error in failed] == ["the scanner is on fire"] * 2
     assert (sum_of(host, "a"), sum_of(host, "b")) == (1.0, 5.0)
-
-
-# --- state --------------------------------------------------------------------------------------------
 
 
 def test_every_way_to_change_a_state_counts_as_a_change():
@@ -258,9 +252,6 @@ def test_a_state_that_is_gone_is_an_error_not_a_fresh_start(make_host, tmp_path)
         do(host, "a", "count")
 
 
-# --- failures -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("how", "error"), [("raise", RuntimeError), ("nan", GateRefused)])
 def test_a_failed_operation_leaves_no_trace(make_host, tmp_path, how, error):
     host = make_host()
@@ -272,9 +263,6 @@ def test_a_failed_operation_leaves_no_trace(make_host, tmp_path, how, error):
     assert not host.resident()[0].memory
     assert len(verify(tmp_path / "ledger" / "a.jsonl")) == 1
     assert sum_of(host, "a") == 1
-
-
-# --- what a method declares ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("operation", ["undeclared", "missing", "name", "__init__", "_release"])

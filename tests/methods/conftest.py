@@ -1,7 +1,5 @@
 """Tiny studies, run in a moment."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small studies of FedER."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

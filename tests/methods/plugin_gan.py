@@ -1,7 +1,5 @@
 """A plug-in file with a GAN of a third party that FELICIA can join: two linear layers, trained in halves of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Analytic: the ridge head of all images together, whatever the partition; its penalty, by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -134,9 +132,6 @@ def test_where_no_penalty_can_be_scored_the_largest_is_taken():
     assert best_penalty(torch.ones(1), torch.ones(1, 1), 1.0, 1) == PENALTIES[-1] == 100
     assert len(PENALTIES) == 33
     assert PENALTIES[0] == pytest.approx(1e-6)
-
-
-# --- the penalty, and what is believed ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", range(12))

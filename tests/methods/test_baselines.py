@@ -1,7 +1,5 @@
 """SCAFFOLD, FedOpt, MOON, FedDyn, Ditto, FedRep, FedPer and fine-tuning: arithmetic by hand, and what they equal."""
 
-from __future__ import annotations
-
 import json
 import math
 from types import SimpleNamespace
@@ -29,9 +27,6 @@ def coordinator(sites: int = 2) -> SimpleNamespace:
     """What `combine` looks at: a network with the parameter `weight`, and the sites."""
     network = torch.nn.BatchNorm1d(1)
     return SimpleNamespace(trainer=SimpleNamespace(model=network, state=network.state_dict), sites=tuple("ab"[:sites]))
-
-
-# --- FedOpt -------------------------------------------------------------------------------------------
 
 
 def two_rounds(method, changes=(1.0, -0.5)):
@@ -73,9 +68,6 @@ def test_fedopt_with_momentum_alone_is_fedavgm():
     """(1 - beta) d instead of d: with lr / (1 - beta) the steps are those of FedAvgM."""
     ours = two_rounds(METHODS["fedopt"](server_optimizer="sgd", server_lr=2.0, beta1=0.5))
     assert ours == pytest.approx(two_rounds(METHODS["fedavgm"](beta=0.5, server_lr=1.0)))
-
-
-# --- FedDyn -------------------------------------------------------------------------------------------
 
 
 def test_feddyn_without_its_terms_is_fedavg_of_equal_weights(tiny_run):
@@ -151,9 +143,6 @@ def assert_close(result, model):
         torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-# --- SCAFFOLD -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold_begins_as_fedavg_of_equal_weights(tiny_run, option):
     """All controls are zero in the first round."""
@@ -184,9 +173,6 @@ def test_option_two_is_the_papers_formula_for_plain_steps(tiny_run, tmp_path, ca
         torch.testing.assert_close(kept[f"control/{name}"], by_formula, rtol=1e-2, atol=1e-4)
 
 
-# --- MOON ---------------------------------------------------------------------------------------------
-
-
 def test_moon_without_its_loss_is_fedavg(tiny_run):
     average = tiny_run({"name": "fedavg"})
     assert_same(tiny_run({"name": "moon", "mu": 0.0}), average)
@@ -199,9 +185,6 @@ def test_in_a_first_round_the_last_model_is_the_common_one(tiny_run):
     average = tiny_run({"name": "fedavg", "rounds": 1}, model={"norm": "group"}).weights()
     for name in ours:
         torch.testing.assert_close(ours[name], average[name], rtol=1e-4, atol=1e-6)
-
-
-# --- personal models ----------------------------------------------------------------------------------
 
 
 def of_sites(result, name):
@@ -267,9 +250,6 @@ def test_fedrep_trains_the_head_first_and_then_the_rest_alone(tiny_run):
     assert torch.equal(heads[0], heads[1])
     some = tiny_run({"name": "fedrep", "head_epochs": 1, "rounds": 1}, **group)
     assert not torch.equal(of_sites(some, "fc.weight")[0], heads[0])
-
-
-# --- all of them --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [name for name in NEW if name != "moon"])

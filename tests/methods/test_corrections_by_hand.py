@@ -60,9 +60,6 @@ def test_weights_of_classes_are_inverse_to_their_frequency():
     assert local_training.class_weights(torch.tensor([1.0, 1.0]), 2).tolist() == [0, 1]
 
 
-# --- MOON and private heads
-
-
 @pytest.mark.parametrize("mu", [0.5, 1.0])
 def test_the_contrast_is_small_near_the_common_model(mu):
     common, last = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
@@ -113,9 +110,6 @@ def test_the_control_moves_by_the_share_of_sites_that_replied():
     assert second["gradients"]["w"].tolist() == [3 / 4 * 2.5]
     assert federation.kept.control["w"].tolist() == [3 / 4 * 2.5]
     assert found["w"].tolist() == [2.5 + 0.5 * (4 - 2.5)]
-
-
-# --- personal models: steps by a bare loop, and what a first round equals -----------------------------
 
 
 HEAD = [f"fc{layer}.{kind}" for layer in (1, 2, 3) for kind in ("weight", "bias")]  # LeNet-5 after its last cut

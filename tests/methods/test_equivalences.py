@@ -1,7 +1,5 @@
 """What must be equal, is: to the last bit where arithmetic allows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

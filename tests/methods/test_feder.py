@@ -1,7 +1,5 @@
 """FedER: the ring, what passes the coordinator, what each variant hands over and trains on, and its equivalences."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from feder_studies import SITES, lines_of, study_of
@@ -26,9 +24,6 @@ def kinds_between_sites(run_result):
     return {line["kind"] for site in SITES for line in lines_of(run_result, site) if line["to"] != "coordinator"}
 
 
-# --- the ring ----------------------------------------------------------------------------------------
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 12), st.integers(0, 10**6))
 def test_the_ring_is_one_cycle_through_all_sites(count, seed):
@@ -46,9 +41,6 @@ def test_the_ring_is_one_cycle_through_all_sites(count, seed):
 def test_the_ring_is_another_one_in_another_round():
     rings = {tuple(sorted(random_ring(tuple("abcde"), torch.Generator().manual_seed(k)))) for k in range(20)}
     assert len(rings) > 5
-
-
-# --- what passes the coordinator ---------------------------------------------------------------------
 
 
 def test_nothing_but_sealed_parcels_and_figures_passes_the_coordinator(go, monkeypatch):
@@ -130,9 +122,6 @@ def test_what_each_variant_trains_on(go, monkeypatch, name):
         assert one["synthetic_images"] == one["steps"] * (16 if name == "feder-b" else 8)
 
 
-# --- what equals what --------------------------------------------------------------------------------
-
-
 def test_lambda_one_is_plain_transfer_from_peer_to_peer(go, cache):
     """Without a buffer in the loss FedER is the hand-written loop: train, pass along the ring, train what came."""
     found = go(method={"real_share": 1.0})
@@ -177,9 +166,6 @@ def test_asynchronous_sites_of_equal_speed_take_as_many_turns(go):
     assert slow["asynchronous"]["time"] > even["asynchronous"]["time"]
     turns = [sum(line["operation"] == "adapt" for line in lines_of(slow, site)) for site in SITES]
     assert turns[0] < min(turns[1:])
-
-
-# --- resume, workers ---------------------------------------------------------------------------------
 
 
 class Stop(Display):

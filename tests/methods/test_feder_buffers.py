@@ -1,7 +1,5 @@
 """FedER's buffers, its ensemble and its results: what is in them, and when a kept generator is another one."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -75,9 +73,6 @@ def test_images_of_a_buffer_have_the_labels_that_were_asked_for(monkeypatch):
 def test_another_study_has_another_generator(change):
     assert site_generator.fingerprint(site_with()) == site_generator.fingerprint(site_with())
     assert site_generator.fingerprint(site_with(**change)) != site_generator.fingerprint(site_with())
-
-
-# --- segmentation: pairs of image and mask ----------------------------------------------------------------
 
 
 MASKS = torch.arange(40)[:, None, None].expand(40, 28, 28) % 3 == 0
@@ -231,9 +226,6 @@ def test_real_institutions_score_no_ensemble(go, monkeypatch):
     assert set(go("feder-a").metrics) == {"test", "mean", "per_site"}
 
 
-# --- results: the ensemble, networks of their own, baselines, generators that are kept ----------------
-
-
 def test_sites_may_have_networks_of_their_own(go):
     found = go(model={"backbone": "lenet5", "backbones": {"site-2": "small-cnn"}})
     handed = {(site, line["to"]) for site in SITES for line in lines_of(found, site) if line["kind"] == "weights"}
@@ -336,9 +328,7 @@ def federation_with(sums, simulation=True):
 def test_the_ensemble_is_scored_at_every_site_that_has_test_images():
     federation, asked = federation_with({"a": 3.0, "b": 4.0, "c": 0.0})
     found = FedER().more_metrics(federation, {"a": {"w": torch.ones(1)}, "b": {"w": torch.zeros(1)}})
-    assert found == {
-        "ensemble": {"test": {"right": 7.0}, "per_site": {"a": {"right": 3.0}, "b": {"right": 4.0}}},
-    }
+    assert found == {"ensemble": {"test": {"right": 7.0}, "per_site": {"a": {"right": 3.0}, "b": {"right": 4.0}}}}
     [(operation, counted, models)] = asked
     assert (operation, counted) == ("evaluate_together", False)
     assert {name: float(tensors["w"]) for name, tensors in models.items()} == {"model_0": 1.0, "model_1": 0.0}

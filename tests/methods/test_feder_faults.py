@@ -1,7 +1,5 @@
 """FedER where something is missing or wrong: sites that fail, what piles up meanwhile, and settings that cannot be."""
 
-from __future__ import annotations
-
 import pytest
 from feder_studies import TABLES, runner, study_of
 
@@ -29,9 +27,6 @@ def failing_once(monkeypatch):
 
     failing.operation = adapt.operation
     monkeypatch.setattr(FedER, "adapt", failing)
-
-
-# --- sites that fail --------------------------------------------------------------------------------------
 
 
 def test_a_site_that_fails_is_left_out_of_its_round(go, monkeypatch):
@@ -70,8 +65,6 @@ def test_a_site_that_could_not_prepare_says_why_it_hands_over_nothing(go, monkey
         "site 'site-2' has no buffer to hand over: it could not prepare one in round 0"
     )
 
-
-# --- bad input ------------------------------------------------------------------------------------------
 
 ASYNCHRONOUS = {"mode": "asynchronous"}
 TAKES = r"method.turn_takes.site-1: must be (greater than 0|a finite number)"

@@ -1,7 +1,5 @@
 """FedER's sites worked at together: generators, first models and turns as stacks, against one site after the other."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -42,8 +40,7 @@ def noting(function, calls):
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"),
-    [("feder", "synchronous"), pytest.param("feder-b", "asynchronous", marks=pytest.mark.slow)],
+    ("name", "mode"), [("feder", "synchronous"), pytest.param("feder-b", "asynchronous", marks=pytest.mark.slow)]
 )
 def test_sites_worked_at_together_end_where_they_end_one_by_one(name, mode, go, monkeypatch):
     gans, classifiers = [], []

@@ -1,7 +1,5 @@
 """FedPFT: mixtures by hand, step by step, and features drawn from them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -124,9 +122,6 @@ def test_what_a_mixture_is():
     assert not _is_mixture(Mixture(torch.ones(1, 1), ones[:1], ones[:1]), 3), "shares are a list"
     assert not _is_mixture(Mixture(half[:0], ones[:0], ones[:0]), 3)
     assert not _is_mixture(Mixture(half, ones, ones), 2)
-
-
-# --- fitting ------------------------------------------------------------------------------------------
 
 
 def steps_by_hand(rows, means, iterations):

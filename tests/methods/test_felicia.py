@@ -1,7 +1,5 @@
 """FELICIA across sites: what leaves a site, what equals what, both schedules, privacy, resume, what is released."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -51,9 +49,6 @@ def gan_of(folder: Path, site: str) -> dict[str, torch.Tensor]:
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-# --- what leaves --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", ["synchronous", "local"])
@@ -114,9 +109,6 @@ def test_the_central_discriminator_sees_what_left_and_nothing_else(felicia, tmp_
         for image in open_site(parts.folder, site).train.images
     }
     assert not real & set(seen)
-
-
-# --- what equals what ---------------------------------------------------------------------------------
 
 
 def local_gan(study: Study, name: str) -> dict[str, torch.Tensor]:
@@ -203,9 +195,6 @@ def test_every_image_sent_is_seen_once_and_each_site_in_every_step():
     assert all(site[share].bincount().tolist() == [2, 2] for share in shares)
 
 
-# --- resume, failures, bad input ----------------------------------------------------------------------
-
-
 def test_a_generator_without_a_discriminator_is_refused_before_the_run(tiny):
     with pytest.raises(BadInput, match="felicia trains GANs; choose one of gan, dcgan, wgan-gp, privgan, stylegan2"):
         tiny("felicia", {**SKIN, "generator.name": "vqvae2"}, **QUICK)
@@ -223,9 +212,6 @@ def test_tuning_is_not_for_it(felicia):
     assert felicia().tuning is None
 
 
-# --- privacy ------------------------------------------------------------------------------------------
-
-
 def test_with_privacy_images_are_covered_and_the_account_grows(felicia, undisturbed):
     private = {"privacy.on": ["generator"], "generator.labels": "even", "generator.critic_steps": 2}
     result = undisturbed(felicia(private))
@@ -236,9 +222,6 @@ def test_with_privacy_images_are_covered_and_the_account_grows(felicia, undistur
     assert result["privacy"]["covers"] != [EVERYTHING]  # its scores come from networks that saw real images
     with pytest.raises(BadInput, match=r"generator\.labels"):
         felicia({"privacy.on": ["generator"]})
-
-
-# --- what it is worth ---------------------------------------------------------------------------------
 
 
 def test_the_result_says_what_each_training_set_is_worth_in_all_and_by_subgroup(felicia, undisturbed):

@@ -1,7 +1,5 @@
 """FELICIA's central discriminator: what it learns, where its gradient points, and when it acts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,9 +81,6 @@ def test_it_moves_where_it_learns_and_answers_where_it_acts(learn, act):
         torch.testing.assert_close(gradient, found.image_gradient(images, site, site, no_labels(images)))
 
 
-# --- one for each class -------------------------------------------------------------------------------
-
-
 def of_classes(labels: Tensor, turns: bool) -> tuple[CentralDiscriminator, ImagesOfSites]:
     images, site = torch.randn(len(labels), 1, 28, 28, generator=rng()), torch.arange(len(labels)) // 4
     return central(central="per-class"), ImagesOfSites(images, site, labels, turns)
@@ -111,12 +106,7 @@ def test_classes_in_turns_are_found_without_sorting_and_give_the_same():
 
 @pytest.mark.parametrize(
     ("central", "condition", "expected"),
-    [
-        ("auto", "apart", True),
-        ("auto", "projection", False),
-        ("one", "apart", False),
-        ("per-class", "plane", True),
-    ],
+    [("auto", "apart", True), ("auto", "projection", False), ("one", "apart", False), ("per-class", "plane", True)],
 )
 def test_where_classes_are_trained_apart_each_has_a_central_discriminator(central, condition, expected):
     generator: Any = GENERATORS["dcgan"](condition=condition)

@@ -1,7 +1,5 @@
 """FELICIA with stacked sites: the same as one by one up to rounding, through the same gates, also when a site fails."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

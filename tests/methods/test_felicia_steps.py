@@ -1,7 +1,5 @@
 """FELICIA's steps across sites against the same steps written out in one place, weight for weight."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

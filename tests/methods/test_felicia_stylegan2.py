@@ -1,7 +1,5 @@
 """FELICIA on StyleGAN2, and on a plug-in's GAN: steps against the same steps written out, what leaves, resume."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,9 +116,6 @@ def test_its_steps_are_not_recorded_as_cuda_graphs(felicia, monkeypatch, tmp_pat
     monkeypatch.setattr(Steps, "__init__", watch)
     run(felicia(rounds=1, steps=1), tmp_path / "run")
     assert recorded == [False, False]
-
-
-# --- a plug-in's GAN, which shares no code with ours --------------------------------------------------
 
 
 PLUGIN = str(Path(__file__).with_name("plugin_gan.py"))

@@ -1,7 +1,5 @@
 """What FELICIA's sites release: validation decides, test images come afterwards, each sub-group has its own mark."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any
@@ -144,9 +142,6 @@ def test_a_private_discriminator_takes_its_sites_images_for_real_and_fake_ones_f
     result = run(felicia({"privacy.on": ["generator"], "generator.labels": "even"}), tmp_path / "run")
     assert result["failures"] == []
     assert sorted(looks) == ["site-1", "site-2"]
-
-
-# --- images of all sites ------------------------------------------------------------------------------
 
 
 def test_sites_that_share_images_also_learn_from_those_of_all_sites(felicia, monkeypatch, tmp_path):

@@ -74,9 +74,6 @@ def test_classes_take_turns_where_a_batch_has_each_as_often(gans):
     assert not turns([gans(), gans("b", labels=(0,))])
 
 
-# --- images of several sites --------------------------------------------------------------------------
-
-
 def reply(site, images, labels=None):
     tensors = {"images": images, **({} if labels is None else {"labels": labels})}
     return Reply(site, (Parcel("synthetic-images", tensors),))

@@ -1,7 +1,5 @@
 """Gaussian heads: densities, class sums and shrinkage against plain arithmetic, and what does not change them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -141,9 +139,6 @@ def test_a_feature_that_never_varies_has_the_least_variance():
     first, squares = one_round.sums_and_squares(rows)
     weights = gaussian_heads.naive_bayes(torch.tensor([5, 0]), torch.stack([first] * 2), torch.stack([squares] * 2))
     assert weights["fc.products"][0].tolist() == pytest.approx([-0.5 / (4 / 4096) ** 2])
-
-
-# --- shrinkage, sums and densities by plain arithmetic, and what does not change them -----------------
 
 
 FEW_LABELS = torch.tensor([0] * 30 + [1] * 12)

@@ -3,8 +3,6 @@
 An edit that changes what a method learns moves its number; a machine that rounds otherwise does not move it far.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from polyclinic.methods import METHODS
@@ -47,11 +45,7 @@ STUDY = {
 
 
 #: what takes too long here by default
-SETTINGS = {
-    "fedrep": {"head_epochs": 1},
-    "felicia": {"learner_steps": 100},
-    "private-head": {"phantoms": 10},
-}
+SETTINGS = {"fedrep": {"head_epochs": 1}, "felicia": {"learner_steps": 100}, "private-head": {"phantoms": 10}}
 
 
 #: the papers' methods and one plain one; of all others no bit changes unnoticed (`test_recorded_digests.py`)

@@ -19,8 +19,6 @@ from polyclinic.methods.shared.local_training import one_pass
 from polyclinic.questions.inspect import InspectSites
 from polyclinic.randomness import torch_rng
 
-# --- FedReplay
-
 
 def test_latents_of_all_sites_are_pooled_and_mirrored_ones_come_last():
     sent = {
@@ -66,9 +64,6 @@ def test_an_image_is_mirrored_left_to_right():
     assert (set(latents.tensors), masks.kind) == ({"latents"}, "masks")
 
 
-# --- shared images
-
-
 def shared(count=2, labels=2, masks=None, **changes):
     parcels = [
         Parcel("real-images", {"images": torch.zeros(count, 1, 4, 4, dtype=torch.uint8), **changes}),
@@ -93,9 +88,6 @@ def test_shared_images_have_labels_and_masks():
             checked(wrong)
     with pytest.raises(ParcelRejected, match="the masks are missing"):
         checked(shared(masks={}), dense=True)
-
-
-# --- replay
 
 
 def test_a_site_that_cannot_train_the_generator_is_named():
@@ -144,9 +136,6 @@ def test_what_is_asked_follows_from_the_study(changes, operations):
     assert [operation for operation, _ in distributed(**changes)[1]] == operations
 
 
-# --- inspect
-
-
 def test_a_site_counts_its_images():
     train = ImageSet(
         np.full((6, 1, 64, 64), 40, np.uint8),
@@ -171,9 +160,6 @@ def test_a_site_counts_its_images():
     site.data = SimpleNamespace(train=train, validation=validation)
     found = {name: tensor.tolist() for name, tensor in InspectSites().survey(site).tensors.items()}
     assert (found["patients"], found["missing"]) == ([6], [0])
-
-
-# --- what is looked at of replay
 
 
 @pytest.mark.parametrize(("codes", "sampled"), [("prior", True), ("final-encoder", False)])

@@ -1,7 +1,5 @@
 """How long sites train in a round: steps, passes, and batch sizes of their own."""
 
-from __future__ import annotations
-
 import pytest
 from test_equivalences import assert_not_same, assert_same
 
@@ -70,9 +68,6 @@ def test_steps_and_passes_together_are_refused(study_of):
         BadInput, match="method: local_steps and local_epochs both say how long a site trains; give one"
     ):
         study_of({"name": "fedavg", "local_steps": 2, "local_epochs": 2})
-
-
-# --- batch sizes by site ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedavg", "cwt", "splitnn", "standalone", "fedsgd", "feder"])

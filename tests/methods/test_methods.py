@@ -1,7 +1,5 @@
 """What each method adds: a golden run, and its own rules."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -48,9 +46,6 @@ def test_every_method_runs_every_task_it_is_for(tiny_run, method):
     assert 0 < result.metrics["test"]["mae"] < 228
     assert set(result.metrics["per_site"]) == {"site-1", "site-2", "site-3"}
     assert result["rounds"] == 1
-
-
-# --- averages -----------------------------------------------------------------------------------------
 
 
 def reply(site: str, samples: int, **tensors: list) -> Reply:
@@ -104,9 +99,6 @@ def test_momentum_of_the_coordinator_by_hand():
     state.weights = method.combine(coordinator, state, sent)
     assert state.weights["weight"].item() == -0.5  # v = 0.5 * 1 + 0, w = 0 - 0.5
     assert state.weights["running_var"].item() == 0.25  # statistics have no momentum
-
-
-# --- what leaves, and what does not -------------------------------------------------------------------
 
 
 def test_fedbn_keeps_every_batch_norm_layer_at_home(tiny_run):
@@ -177,9 +169,6 @@ def test_weighted_loss_needs_classes():
 def test_weighted_loss_changes_training_only_where_classes_are_unbalanced(tiny_run):
     plain, weighted = tiny_run({"name": "cwt"}), tiny_run({"name": "cwt", "weighted_loss": True})
     assert plain["weights_sha256"] != weighted["weights_sha256"]
-
-
-# --- selection ----------------------------------------------------------------------------------------
 
 
 def test_the_best_round_on_validation_is_released(tiny_run):

@@ -1,7 +1,5 @@
 """Sums in whole numbers, and heads from them: by hand, and the same for any partition and order."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -107,9 +105,6 @@ def test_the_largest_features_and_targets_pass(count):
     signs = np.where(numpy_rng("signs").random((count, 3)) < 0.5, -1e9, 1e9).astype(np.float32)
     sent = one_round.moments(signs, torch.full((count, 2), -100.0)).tensors()
     assert one_round.checked(sent, "north", 3, 2).count == count
-
-
-# --- a round ------------------------------------------------------------------------------------------
 
 
 def test_the_counts_of_classes_are_read_from_the_sums_of_targets():

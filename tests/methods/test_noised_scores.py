@@ -1,7 +1,5 @@
 """Scores with noise of their own: in the account of the site, in its record, and beside nothing exact."""
 
-from __future__ import annotations
-
 import pytest
 
 from polyclinic.errors import BadInput

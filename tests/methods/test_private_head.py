@@ -1,7 +1,5 @@
 """The private head: its sums against arithmetic by hand, its noise, its account, and what leaves."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -48,9 +46,6 @@ def _small(monkeypatch):
 def lines_of(result):
     files = (result.folder / "ledger").glob("*.jsonl")
     return [json.loads(line) for path in files for line in path.read_text().splitlines()]
-
-
-# --- arithmetic ---------------------------------------------------------------------------------------
 
 
 def test_a_clipped_sum_by_hand():
@@ -143,9 +138,6 @@ def all_targets(result):
     return (torch.cat(labels).float() - 114) / 114
 
 
-# --- noise and account --------------------------------------------------------------------------------
-
-
 def test_all_images_in_every_step_are_accounted_for(tiny_run):
     result = tiny_run(FEW, **AGES)
     assert result["privacy"]["epsilon"] == pytest.approx(compute_epsilon(1.0, 1.0, 3, 1e-5))
@@ -170,9 +162,6 @@ def test_a_site_whose_budget_is_spent_sends_zeros(tiny_run):
     result = tiny_run(FEW, **{**AGES, "privacy": {**AGES["privacy"], "target_epsilon": target}})
     assert result["privacy"]["steps"] == 2
     assert result["privacy"]["epsilon"] <= target
-
-
-# --- what leaves --------------------------------------------------------------------------------------
 
 
 def test_everything_that_leaves_is_covered(tiny_run):
@@ -219,9 +208,6 @@ def test_classes_are_learnt_as_well(tiny_run):
     assert result.weights()["fc.weight"].shape == (2, 16)
 
 
-# --- replies ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("operation", ["give_gradient", "give_shared_gradient", "give_share_of_sum"])
 def test_a_reply_says_of_how_many_images_its_sum_is(operation):
     head = {"head": torch.zeros(1, 3)}
@@ -244,9 +230,6 @@ def test_an_image_without_a_finite_gradient_adds_nothing(patients, wrong):
     assert clipped_sum(slopes, vectors, 1.0, patients).flatten().tolist() == pytest.approx([0.9, 1.2])
     slopes, vectors = torch.tensor([[1.0], [1.0], [0.1]]), torch.tensor([[3.0, 4.0], [wrong, 1.0], [3.0, 4.0]])
     assert clipped_sum(slopes, vectors, 1.0, patients).flatten().tolist() == pytest.approx([0.9, 1.2])
-
-
-# --- the coordinator ----------------------------------------------------------------------------------
 
 
 class Coordinator(SimpleNamespace):

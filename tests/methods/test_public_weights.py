@@ -1,7 +1,5 @@
 """Methods that begin with public weights: FedReplay with a public front, and others with other first weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

@@ -1,7 +1,5 @@
 """Generative replay: what it equals, what leaves a site, and that it can be interrupted."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
@@ -43,9 +41,6 @@ class AskedOperations(Display):
 
     def asking(self, operation: str, sites) -> None:
         self.asked.append((operation, ",".join(sites)))
-
-
-# --- CWT+Replay and FedAvg+Replay ---------------------------------------------------------------------
 
 
 def test_cwt_replay_asks_in_the_order_of_algorithm_1(study_of, tmp_path: Path, cache):
@@ -199,9 +194,6 @@ def _tables(result: Result) -> dict:
     import tomllib
 
     return tomllib.loads((result.folder / "study.toml").read_text())
-
-
-# --- FedReplay ----------------------------------------------------------------------------------------
 
 
 def test_latents_leave_once_and_the_model_is_encoder_and_rest_joined(tiny_run):

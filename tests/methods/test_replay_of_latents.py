@@ -1,7 +1,5 @@
 """Replay of latents of frozen public layers (`replay.space = "latents"`), and finer codes (`generator.cell`)."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -197,9 +197,6 @@ def test_activations_through_which_no_gradient_can_go_are_refused():
     method.check_reply(federation, call, reply("activations", labels(), activations=torch.zeros(2, 6)))
 
 
-# --- latents of an encoder ----------------------------------------------------------------------------
-
-
 class Trainer:
     """One layer that doubles its images; with it, trial images up to 1 give latents up to 2."""
 

@@ -20,9 +20,6 @@ class State(dict):
         self[name] = dict(tensors)
 
 
-# --- one pass over all sites ------------------------------------------------------------------------
-
-
 WHOLE = {"w": torch.ones(1)}
 
 
@@ -95,9 +92,6 @@ def test_one_model_without_masks_is_scored_for_all_sites(method, changes, may):
     given = {"stacked": "always", "local_names": frozenset(), "task": SimpleNamespace(dense=False), **changes}
     assert Score.may_group(method, SimpleNamespace(**given), 3, noted=False) is may
     assert not Score.may_group(method, SimpleNamespace(**given), 3, noted=True)
-
-
-# --- a site alone selects its best round --------------------------------------------------------------
 
 
 class Groups(dict):

@@ -41,11 +41,7 @@ def test_the_ledger_says_in_which_sum_a_parcel_left(tiny_run):
         ({"name": "fedavg"}, {"sites": {"partition": "iid", "count": 2}}, "would show what a single one sent"),
         ({"name": "fedavg", "fraction": 0.4}, {}, "would show what a single one sent"),
         ({"name": "fedavg"}, {"federation": {"sum": "secure", "liars": 3}}, "may not all lie"),
-        (
-            {"name": "fedavg"},
-            {"federation": {"sum": "integer", "threshold": 0.9}},
-            "threshold: is of secure",
-        ),
+        ({"name": "fedavg"}, {"federation": {"sum": "integer", "threshold": 0.9}}, "threshold: is of secure"),
     ],
     ids=lambda one: one.get("name", "")[:12] if isinstance(one, dict) else "",
 )

@@ -14,8 +14,6 @@ from polyclinic.methods.shared.replay_space import Limits
 from polyclinic.randomness import torch_rng
 from polyclinic.tasks import Target
 
-# --- latents as bytes ---------------------------------------------------------------------------------
-
 
 def channels(*values: tuple[float, float]) -> torch.Tensor:
     """Two images [1, 1] with a channel for each pair of values."""
@@ -53,9 +51,6 @@ def test_limits_come_from_sixteen_grey_phantoms_of_each_kind():
     assert (images.shape, images.dtype) == ((64, 3, 32, 32), np.uint8)
     assert (images == images[:, :1]).all()
     assert limits.low.shape == (3, 1, 1)
-
-
-# --- how good replay is -------------------------------------------------------------------------------
 
 
 class Coded:
@@ -111,8 +106,7 @@ def test_what_comes_back_from_codes_is_measured_and_shown(replayed):
 
 
 @pytest.mark.parametrize(
-    ("counts", "groups"),
-    [((3, 3), [3, 3]), ((3,), None), ((3, 2), None), ((500, 3, 401), [400, 3, 400])],
+    ("counts", "groups"), [((3, 3), [3, 3]), ((3,), None), ((3, 2), None), ((500, 3, 401), [400, 3, 400])]
 )
 def test_sites_are_told_apart_where_two_have_images_enough(monkeypatch, replayed, counts, groups):
     site, _ = replayed
@@ -137,9 +131,6 @@ def test_sites_are_told_apart_where_two_have_images_enough(monkeypatch, replayed
     assert asked == ([groups] if groups else [])
     unpaired = replay_space.probe_images(site, Coded(), {}, sampled=True)
     assert float(unpaired.tensors["real_or_replayed_auc"]) == 0.5
-
-
-# --- contact sheets -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

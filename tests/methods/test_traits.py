@@ -1,7 +1,5 @@
 """What a method says of itself, and a method from outside: it gets the truth without saying anything, and trains."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import pytest

@@ -100,9 +100,6 @@ def test_the_oldest_model_comes_first_or_the_newest_alone():
     assert (float(other.state["local/w"]), queue_of(other)) == (3, [])
 
 
-# --- FELICIA
-
-
 class Clocks:
     """A federation whose sites hand models on along a ring; those that fail do not begin a turn."""
 

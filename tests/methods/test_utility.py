@@ -1,7 +1,5 @@
 """Downstream utility: networks of all training sets with one start, which is kept and released, what is told of it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,9 +117,6 @@ def test_without_validation_images_the_last_moment_counts():
     found = train_once(make_trainer(), part(9, 1), none, steps=5)
     assert found.score == 0.0
     assert any(not torch.equal(found.weights[name], tensor) for name, tensor in first_weights().items())
-
-
-# --- by hand ------------------------------------------------------------------------------------------
 
 
 def network(score):

@@ -98,9 +98,6 @@ def test_a_site_that_lies_in_its_sums_is_named_and_left_out(tiny_run, monkeypatc
     assert found.values["worth"]["all"] > -1
 
 
-# --- by hand ------------------------------------------------------------------------------------------
-
-
 HELD_OUT = torch.tensor([[0.5, 1.0], [2.0, -1.0], [0.25, 0.0], [1.0, 3.0]])
 
 

@@ -13,14 +13,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.metrics.roc import auc
 from polyclinic.metrics.statistics.significance import delong_interval, delong_test
 from polyclinic.questions.evaluate import EvaluateOnly
-from polyclinic.questions.statistics import (
-    SafeStatistics,
-    changes_between,
-    check_told,
-    joined,
-    tell_once,
-    told_about,
-)
+from polyclinic.questions.statistics import SafeStatistics, changes_between, check_told, joined, tell_once, told_about
 from polyclinic.tasks.classification import Classification
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.segmentation import Segmentation

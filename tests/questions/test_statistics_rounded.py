@@ -32,9 +32,6 @@ def whole_steps(numbers, step):
     return all(abs(number / step - round(number / step)) < 1e-6 for number in numbers)
 
 
-# --- how coarse ------------------------------------------------------------------------------------
-
-
 def test_two_equal_models_differ_by_two_steps_of_what_one_patient_can_change():
     """One of 200 patients changes a mean by 0.005 and a figure of classes by 0.01, in each of two models."""
     site = binary(EVEN)
@@ -78,9 +75,6 @@ def test_one_patient_changes_errors_by_the_range_of_the_labels(label_range, most
     assert bounds == pytest.approx({"mae": share, "bias": share, "rmse": share * 5**0.5})
 
 
-# --- from how many patients on ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("patients", "least", "told"), [(8, 0, False), (10, 0, True), (22, 12, False), (24, 12, True), (18, 20, False)]
 )
@@ -119,9 +113,6 @@ def test_a_long_name_of_a_sub_group_is_cut_off():
     assert f"scanner = {'s' * 110}accuracy" in told, "120 letters, and the name of a metric"
 
 
-# --- masks -----------------------------------------------------------------------------------------
-
-
 def segmentation(masks, cases=None):
     part = part_of(np.zeros(len(masks), np.int64), masks=masks, cases=cases)
     site = site_of(None, SimpleNamespace(classes=()), part)
@@ -140,8 +131,6 @@ def test_dice_is_that_of_all_images_of_a_patient_together():
     assert float(found(everyone)["dice"][0]) == pytest.approx((of_patient_7 + of_patient_3) / 2, abs=1e-3)
     assert float(found(only_7)["dice"][0]) == pytest.approx(of_patient_7, abs=1e-3)
 
-
-# --- what a coordinator believes -------------------------------------------------------------------
 
 BINS = {"bins": [4, 0, 0, 0, 1], "right": [4, 0, 0, 0, 0]}
 
@@ -203,9 +192,6 @@ def test_nothing_is_said_of_classes_that_a_site_does_not_tell_of():
     found = joined(replies, ("clear", "ill", "worse"))
     assert found["notes"] == ["site 'south' has no test image of ill, worse, or too few"]
     assert found["per_site"] == {"north": {"auc": [0.5, 0.4, 0.6, 0.01]}, "south": {}}
-
-
-# --- a model that was brought ----------------------------------------------------------------------
 
 
 def test_a_site_without_test_images_tells_nothing_of_a_brought_model():

@@ -124,8 +124,6 @@ def test_a_line_that_a_killed_process_left_unfinished_is_ended(tmp_path, before,
     assert (file.read_text() if file.exists() else "") == after
 
 
-# --- what differential privacy covers -------------------------------------------------------------------
-
 RECORD = {"epsilon": 1.0, "delta": 1e-5, "steps": 3, "covers": ["weights"], "does_not_cover": ["labels"]}
 TENSORS = {"w": torch.ones(1)}
 

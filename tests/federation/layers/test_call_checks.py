@@ -60,9 +60,6 @@ def test_splits_that_may_be_scored():
     check("train", parcels={"weights": Parcel("weights", {})})  # it scores nothing, and takes training images
 
 
-# --- parcels -------------------------------------------------------------------------------------------
-
-
 def trainer(*sizes, local=()):
     model = nn.Sequential(*(nn.Linear(1, size, bias=False) for size in sizes))
     return SimpleNamespace(model=model, local_names=frozenset(local), split=lambda whole: (whole[:1], whole[1:]))

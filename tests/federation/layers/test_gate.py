@@ -50,16 +50,11 @@ def refused(gate, *parcels) -> str:
     return str(refusal.value)
 
 
-# --- policy -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["real-images", "labels", "masks"])
 def test_images_labels_and_masks_leave_only_where_a_policy_says_so(make_gate, kind):
     refused(make_gate(kinds=DEFAULT_KINDS), Parcel(kind, {}))
     release(make_gate(kinds=(kind,)), Parcel(kind, {}))
 
-
-# --- finite numbers -----------------------------------------------------------------------------------
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.float8_e4m3fn]
 
@@ -77,9 +72,6 @@ def test_nan_in_a_tensor_stays(make_gate, dtype):
 def test_nan_in_metadata_stays_however_deep(make_gate, value):
     sentence = refused(make_gate(), Parcel("weights", {"a": torch.ones(1)}, {"samples": 3, "loss": value}))
     assert sentence.startswith("site 'north' kept back weights of 'train': 'loss' is ")
-
-
-# --- raw images ---------------------------------------------------------------------------------------
 
 
 def as_floats(images):
@@ -132,9 +124,6 @@ def test_images_that_are_not_own_may_leave(make_gate):
     assert release(make_gate(), Parcel("synthetic-images", {"x": near}))
 
 
-# --- several parcels of one operation -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bad", [0, 1, 2])
 def test_if_one_parcel_stays_all_stay(make_gate, bad):
     """A line in the ledger says that bytes left; the parcel before the refused one did not."""
@@ -146,9 +135,6 @@ def test_if_one_parcel_stays_all_stay(make_gate, bad):
     ]
     parcels[bad] = Parcel(parcels[bad].kind, {"c": torch.tensor(math.nan)})
     refused(gate, *parcels)
-
-
-# --- how much a kind can hold ---------------------------------------------------------------------------
 
 
 class Asked:

@@ -52,9 +52,6 @@ def refusal(gate, *parcels, **how) -> GateRefused:
     return refused.value
 
 
-# --- what is set aside ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kinds", "private", "repeats", "aside", "alone"),
     [
@@ -114,9 +111,6 @@ def test_a_budget_that_is_overdrawn_stops_what_releases_something_new(make):
     assert begun(gate, ["latents"])
 
 
-# --- refusals -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("metadata", "repeats", "tells"),
     [({"samples": 4}, False, False), ({"loss": 0.5}, False, True), ({"samples": 4}, True, True)],
@@ -150,9 +144,6 @@ def test_finite_numbers_whose_sum_or_norm_overflows_may_leave():
     check_finite(
         Parcel("weights", {"w": torch.tensor([-3e38, 3e38, 1.0]), "n": torch.arange(3), "none": torch.ones(0)})
     )
-
-
-# --- lines ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -198,9 +189,6 @@ def test_the_line_of_a_large_parcel_waits_only_in_a_simulation_without_limits(ma
     assert told == [("codes", small.size, small.digest, None), ("weights", large.size, large.digest, RECORD)]
 
 
-# --- suspension, and images of the site -----------------------------------------------------------------
-
-
 def test_the_first_reason_of_a_suspension_is_kept_until_a_person_releases_it(tmp_path):
     suspensions = Suspensions(tmp_path)
     suspensions.refuse_while_any()
@@ -234,9 +222,6 @@ def test_tensors_whose_last_axes_make_up_an_image(shape, fits):
     for _ in range(2):  # the second time as the first
         assert known.found_in(tensor) is (fits and count > 0)
     assert not known.found_in(tensor.to(torch.complex64))
-
-
-# --- a site's budgets at its gate -----------------------------------------------------------------------
 
 
 def weights(value=1.0, size=10, privacy=None):

@@ -221,9 +221,6 @@ def test_own_movement_is_that_of_the_larger_rate_of_this_round_and_the_last():
     assert check._lr(site, 2) == pytest.approx(0.01)
 
 
-# --- weights that others trained, before the site has -----------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("moved", "known", "rehearsed"), [(0.15, False, False), (0.151, False, True), (9.0, True, False)]
 )

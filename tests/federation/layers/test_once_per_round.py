@@ -58,9 +58,6 @@ def release(ledger, round=1, name="train", kind="weights", digest="d", to="coord
     ledger.append(round=round, operation=name, kind=kind, bytes=1, digest=digest, to=to)
 
 
-# --- rounds ---------------------------------------------------------------------------------------------
-
-
 def test_the_limits_of_a_course_by_hand():
     """A site that is chosen for every second round may leave out half of them, and half as many again by chance."""
     assert Course(10).left_out == LEFT_OUT == 3
@@ -87,9 +84,6 @@ def test_a_round_does_not_come_after_a_later_one(ledger):
     for operation_ in (TRAIN, EVALUATE, declared("keys", "weights")):
         with pytest.raises(ParcelRejected, match=r"^'train' came for round 2, and round 3 has begun$"):
             check_order(call(2), operation_, ledger)
-
-
-# --- an operation once a round --------------------------------------------------------------------------
 
 
 def test_a_run_is_over_when_a_model_was_scored_twice_in_a_round(answered):
@@ -162,9 +156,6 @@ def test_scores_of_a_round_that_is_begun_again(ledger, answered, round, most):
     ask(ledger, answered, one, declared("metrics", "weights"), put_back=True)
 
 
-# --- weights that were scored ---------------------------------------------------------------------------
-
-
 def test_a_round_begins_with_weights_that_were_scored_in_the_round_before(scored):
     scored.check(call(2, value=5.0))  # nothing was scored
     scored.note(call(1, "evaluate"))  # a call without weights
@@ -206,9 +197,6 @@ def test_rounds_that_were_left_out_after_scores(scored, begun, rounds_scored, ro
             scored.check_left_out(call(round), WHOLE)
     scored.check_left_out(call(round), Course(10, 0.9))  # 3 + 2 may be
     assert ScoredWeights(scored.path).read().get("begun", []) == [str(number) for number in begun]
-
-
-# --- scores of a round ----------------------------------------------------------------------------------
 
 
 def scores(*values):

@@ -39,9 +39,6 @@ def turn(used=(), data=DATA, splits=("train",), made=(), **trainer):
     return SimpleNamespace(site=site, used=used, call=Call("a", "train", 1), splits=splits, made=made)
 
 
-# --- differential privacy -----------------------------------------------------------------------------------
-
-
 def private(on=("classifier",), cover="updates", score_noise=None):
     return SimpleNamespace(
         trainer=SimpleNamespace(privacy=SimpleNamespace(on=on, cover=cover, score_noise=score_noise))
@@ -74,9 +71,6 @@ def test_nothing_uncovered_leaves_where_all_must_be_covered():
     check_private(private(cover="all", score_noise=2.0), "evaluate", [scores])
 
 
-# --- scores -------------------------------------------------------------------------------------------------
-
-
 def test_a_training_loss_does_not_leave():
     told = Parcel("weights", W, {"loss": 0.5, "samples": 3})
     assert without_loss(told).metadata == {"samples": 3}
@@ -104,9 +98,6 @@ def test_scores_are_as_coarse_as_the_smallest_cohort(least, told):
     assert coarse_scores(Policy(min_cohort=least), asked, empty) is empty
     other = Parcel("weights", W, {"loss": 1.0})
     assert coarse_scores(Policy(min_cohort=least), training, other) is other
-
-
-# --- patients -----------------------------------------------------------------------------------------------
 
 
 def spec(max_epsilon=None, generator=None):

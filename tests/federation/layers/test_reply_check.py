@@ -61,9 +61,6 @@ def test_metrics_and_statistics_have_few_numbers():
         check(weights(), Parcel("statistics", {"s": torch.ones(3 * 2**14 + 1)}))
 
 
-# --- kinds ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("parcels", "words"),
     [
@@ -105,9 +102,6 @@ def test_what_a_method_would_stop_for_is_the_failure_of_one_site():
     ReplyCheck(None).check_sum(federation(), Call("s", "train", 1), Reply("s", (weights(),)))
 
 
-# --- numbers beside the tensors ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("metadata", "right"),
     [
@@ -136,9 +130,6 @@ def test_a_site_says_one_number_of_images_of_an_operation():
     again = ReplyCheck(Method(), checker.said)
     with pytest.raises(ParcelRejected, match="the site said 5 before"):
         check(weights(samples=6), checker=again)
-
-
-# --- tensors -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -172,9 +163,6 @@ def test_labels_and_masks_are_looked_at_where_a_method_is_known():
     with pytest.raises(ParcelRejected, match="masks: tensor 't' has values from 0 to 2; masks have 0 and 1"):
         check(Parcel("masks", {"t": torch.tensor([0, 2])}), operation="label")
     check(wrong, checker=ReplyCheck(None), operation="label")
-
-
-# --- scores ------------------------------------------------------------------------------------------------
 
 
 def scores(images):
@@ -220,10 +208,7 @@ def test_a_site_that_sent_scores_sends_them_again_unless_they_are_noised(noise, 
             evaluate(checker=checker, privacy=privacy)
 
 
-@pytest.mark.parametrize(
-    ("began", "right"),
-    [(0, True), (1, True), (2, False), (3, False)],
-)
+@pytest.mark.parametrize(("began", "right"), [(0, True), (1, True), (2, False), (3, False)])
 def test_a_site_begins_to_score_when_most_others_do(began, right):
     """Of four sites, `began` sent scores at once: the last one may begin later, unless most of the others did then."""
     checker = ReplyCheck(Method())

@@ -147,9 +147,6 @@ def test_accounts_see_kind_size_and_privacy(make, tmp_path):
     assert "synthetic-images" in federation.coverage.uncovered
 
 
-# --- a coordinator that meddles -------------------------------------------------------------------------
-
-
 def meddling(change):
     """Change the first parcel that reaches `take`."""
 

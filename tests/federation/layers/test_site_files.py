@@ -47,8 +47,6 @@ def make(tmp_path):
     return build
 
 
-# --- boxes ----------------------------------------------------------------------------------------------
-
 PLAIN = Parcel("weights", {"w": torch.arange(3.0)}, privacy={"epsilon": 1.0})
 
 
@@ -135,17 +133,11 @@ def test_a_key_is_32_bytes(make, key):
         KeyExchange().take_keys(make("b"), {"z": true["a"]})
 
 
-# --- keys of a kit --------------------------------------------------------------------------------------
-
-
 def test_a_kit_whose_own_key_is_not_listed_says_so(tmp_path):
     (tmp_path / "signing.key").write_bytes(bytes(32))
     (tmp_path / "site_keys.toml").write_text(f'[signing]\nnorth = ["{64 * "1"}"]\n')
     with pytest.raises(BadInput, match=r"signing\.key: is damaged \(its public key is not the one in site_keys\.toml"):
         KitKeys(tmp_path).owner()
-
-
-# --- models that were tested ----------------------------------------------------------------------------
 
 
 def work(self, site, split="validation", own="current"):
@@ -209,9 +201,6 @@ def test_the_part_of_a_model_that_is_the_sites_own_counts_where_there_is_one(mak
         told(site, SCORES, own="first")
 
 
-# --- splits and cohorts ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("cases", "patients"), [(None, 3), ([1, 1, 2, 3], 2)])
 def test_patients_in_batches(cases, patients):
     """Images 0, 1 and 3, some of them twice; what comes after the site's own four is nobody's."""
@@ -223,9 +212,6 @@ def test_images_in_the_smallest_batch_of_a_generator():
     assert images_in_generator_step(SimpleNamespace(batch_size=8, prior_batch_size=4)) == 4
     assert images_in_generator_step(SimpleNamespace(batch_size=8, prior_batch_size=None)) == 8
     assert images_in_generator_step(SimpleNamespace()) == images_in_generator_step(None) == 0
-
-
-# --- the transcript -------------------------------------------------------------------------------------
 
 
 TRAIN = Call("b", "train", 1)

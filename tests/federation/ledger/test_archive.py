@@ -1,7 +1,5 @@
 """What a site keeps for an audit: the right releases, byte for byte, whatever interrupts the run, and at no cost."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -83,9 +83,6 @@ def is_free(path):
         return False
 
 
-# --- what lines add up to -------------------------------------------------------------------------------
-
-
 def test_lines_add_up_by_hand():
     spent = Spent()
     assert (spent.bytes, spent.scores, spent.epsilon, spent.steps, spent.trained) == (0, 0, 0.0, 0, None)
@@ -116,9 +113,6 @@ def test_a_record_that_does_not_follow_the_one_before_it_adds_to_it(records, eps
     for price, steps, named in records:
         spent.add("weights", 1, record(price, steps, **named), price)
     assert spent.epsilon == epsilon
-
-
-# --- bytes, scores and epsilon of all runs --------------------------------------------------------------
 
 
 def test_bytes_of_this_run_of_others_and_of_work_that_is_being_done_add_up(runs):
@@ -188,9 +182,6 @@ def test_ledgers_of_other_runs_are_read_again_when_they_have_changed(runs):
         budget.check_bytes(6)
 
 
-# --- anchors: nothing is forgotten ----------------------------------------------------------------------
-
-
 def anchored(runs, run, lines=2):
     for number in range(lines):
         ledger = runs.write(run, bytes=1, number=number)
@@ -215,9 +206,6 @@ def test_a_ledger_of_another_run_that_is_gone_or_cut_short_stops_the_site(runs):
     for known in (budget, runs.budget(max_bytes=20)):
         with pytest.raises(LedgerBroken, match=r"old.ledger, line 1: is missing, the ledger is empty or gone"):
             known.check_bytes(0)
-
-
-# --- set aside ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -264,9 +252,6 @@ def test_private_work_is_not_begun_once_other_runs_have_spent_epsilon(runs):
     ):
         with budget.reserved(Reserved(), private=private):
             pass
-
-
-# --- what a parcel tells --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,6 @@ def five(path):
     return path
 
 
-# --- the chain ----------------------------------------------------------------------------------------
-
-
 def test_a_line_says_what_left_and_what_came_before(path):
     ledger = Ledger(path)
     release(ledger, round=3, operation="finish", kind="latents", content="abc", to="site-2")
@@ -84,8 +81,7 @@ def test_a_line_whose_digest_was_made_anew_breaks_the_next(five):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "garbage", "[]", "3", "{}", '{"digest_of_line": "x"}', '{"index": 2, "digest_of_line": "x"}', "\xff"],
+    "text", ["", "garbage", "[]", "3", "{}", '{"digest_of_line": "x"}', '{"index": 2, "digest_of_line": "x"}', "\xff"]
 )
 def test_an_inserted_line_is_found(five, text):
     lines = five.read_text().splitlines(keepends=True)
@@ -100,9 +96,6 @@ def test_lines_missing_since_a_checkpoint_are_found(five, left):
     five.write_text("".join(five.read_text().splitlines(keepends=True)[:left]))
     with pytest.raises(LedgerBroken, match=rf"holds {left} lines.* 5"):
         Ledger(five).expect_repeats_after(5)
-
-
-# --- after an interruption ----------------------------------------------------------------------------
 
 
 @given(cut=st.integers(1, 200))

@@ -35,9 +35,6 @@ def written(path, *signers):
     return verify(path)
 
 
-# --- what repeats, and what is counted ------------------------------------------------------------------
-
-
 def test_an_operation_of_a_round_repeats_until_all_of_it_came_again(path):
     for kind in ("weights", "metrics"):
         append(Ledger(path), kind=kind)
@@ -76,9 +73,6 @@ def test_lines_say_how_numbers_travelled_and_what_they_are_summed_in_only_where_
     assert not {"wire", "sum", "salt"} & set(second)
 
 
-# --- signatures -----------------------------------------------------------------------------------------
-
-
 def test_keys_are_rotated_in_one_direction(path):
     keys = [signing_public_key(key) for key in (OLD, NEW)]
     assert len(written(path, OLD, OLD, NEW, NEW)) == len(verify(path, keys)) == 4
@@ -114,9 +108,6 @@ def test_a_line_that_is_cut_off_is_named_or_left_out(path):
     with pytest.raises(LedgerBroken, match="line 3: is cut off before its end"):
         verify(path)
     assert [line["index"] for line in verify(path, torn=True)] == [0, 1]
-
-
-# --- anchors --------------------------------------------------------------------------------------------
 
 
 def test_an_anchor_keeps_the_head_when_lines_are_committed(path):
@@ -180,9 +171,6 @@ def test_an_anchor_file_that_is_damaged_is_named(tmp_path, content):
     (tmp_path / "north.json").write_text(content)
     with pytest.raises(LedgerBroken, match=r"north\.json: is damaged; put it back from a backup"):
         AnchorFile(tmp_path / "north.json")
-
-
-# --- heads from outside ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,6 @@ def a_parcel() -> Parcel:
     return Parcel("weights", {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2])}, {"samples": 7})
 
 
-# --- there and back -----------------------------------------------------------------------------------
-
-
 @given(parcels)
 @settings(max_examples=200, deadline=None)
 def test_any_parcel_comes_back_with_the_same_bits(parcel):
@@ -88,9 +85,6 @@ def test_bytes_do_not_depend_on_the_order_of_names(parcel, random):
     other = Parcel(parcel.kind, {n: parcel.tensors[n] for n in names}, {k: parcel.metadata[k] for k in keys})
     assert other.encoded == parcel.encoded
     assert other.digest == parcel.digest == hashlib.sha256(parcel.encoded).hexdigest()
-
-
-# --- what is not a parcel -----------------------------------------------------------------------------
 
 
 @given(st.binary(max_size=200))
@@ -176,8 +170,6 @@ def test_metadata_that_is_no_table_or_not_finite_is_rejected():
             decode(save({"a": torch.zeros(1)}, {"parcel": declared("weights", metadata)}))
 
 
-# --- what the receiver expects ------------------------------------------------------------------------
-
 LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.int64)}
 
 
@@ -213,9 +205,6 @@ def test_a_parcel_above_the_limit_is_rejected():
     Expected("latents", max_bytes=400).check(big)
     with pytest.raises(ParcelRejected, match="above the limit"):
         Expected("latents", max_bytes=399).check(big)
-
-
-# --- messages -----------------------------------------------------------------------------------------
 
 
 @given(

@@ -29,8 +29,6 @@ def described(**told) -> bytes:
     return save({"a": torch.zeros(1)}, {"parcel": json.dumps({"kind": "weights", "metadata": {}, **told})})
 
 
-# --- the header -----------------------------------------------------------------------------------------
-
 NOT_LONG_ENOUGH = "the bytes are not a parcel: too short, or the header is too long"
 
 
@@ -87,9 +85,6 @@ def test_types_that_this_layout_does_not_know(monkeypatch):
     parcel.layout_of.cache_clear()
 
 
-# --- what a receiver expects ----------------------------------------------------------------------------
-
-
 def test_any_of_several_networks_and_the_refusal_of_the_first():
     small, large = ({"w": torch.zeros(size)} for size in (2, 5))
     either = OneOf("weights", choices=(Expected.like("weights", small), Expected.like("weights", large)))
@@ -97,9 +92,6 @@ def test_any_of_several_networks_and_the_refusal_of_the_first():
         either.check(Parcel("weights", tensors))
     with pytest.raises(ParcelRejected, match=r"expected torch.float32 \(2,\)"):
         either.check(Parcel("weights", {"w": torch.zeros(3)}))
-
-
-# --- limits of what is read -----------------------------------------------------------------------------
 
 
 IMAGES = torch.arange(4 * 64, dtype=torch.uint8).reshape(4, 1, 8, 8)
@@ -184,9 +176,6 @@ def test_the_parcels_of_a_message_share_its_limit(monkeypatch):
         decode_all([data] * 4)
 
 
-# --- how numbers travel ---------------------------------------------------------------------------------
-
-
 def test_what_is_not_shortened_is_the_same_parcel():
     large, small = Parcel("weights", {"w": torch.rand(40, 40)}), Parcel("weights", {"w": torch.rand(4)})
     assert shortened(large, "exact") is large
@@ -224,9 +213,6 @@ def test_what_came_is_what_counts():
     for came in (data, other):
         found = decode(came)
         assert (found.encoded, found.size, found.digest) == (came, len(came), hashlib.sha256(came).hexdigest())
-
-
-# --- digests beside other work --------------------------------------------------------------------------
 
 
 class Waited(Future):

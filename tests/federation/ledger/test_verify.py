@@ -17,14 +17,7 @@ from polyclinic.federation.ledger.keys import (
     signing_public_key,
 )
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken
-from polyclinic.federation.ledger.verify import (
-    Evidence,
-    Witness,
-    check_ledger,
-    check_run,
-    evidence_about,
-    witnesses_in,
-)
+from polyclinic.federation.ledger.verify import Evidence, Witness, check_ledger, check_run, evidence_about, witnesses_in
 
 KEYS = SeedKeys(7)
 
@@ -69,9 +62,6 @@ def kit(tmp_path):
     anchor = AnchorFile(folder / "anchors" / "runs" / "study.json")
     write_ledger(folder / "runs" / "study" / "ledger" / "north.jsonl", anchor=anchor)
     return folder
-
-
-# --- a run folder --------------------------------------------------------------------------------------
 
 
 def test_a_simulated_run_is_checked_with_the_keys_of_its_seed(run):
@@ -140,9 +130,6 @@ def test_a_ledger_that_is_gone_is_missed_by_who_has_seen_it(run):
         check_run(run)
 
 
-# --- a kit ---------------------------------------------------------------------------------------------
-
-
 def test_a_run_in_a_kit_is_checked_with_its_keys_and_its_anchor(kit):
     run = kit / "runs" / "study"
     evidence = evidence_about(run)
@@ -184,9 +171,6 @@ def test_named_keys_come_before_those_of_the_kit(kit, tmp_path):
     named = write_public_keys(tmp_path / "named", "south")
     with pytest.raises(WorkFailed, match="line 1: there is no public key of site 'north' to check its signature with"):
         check_run(kit / "runs" / "study", keys=named)
-
-
-# --- witnesses -----------------------------------------------------------------------------------------
 
 
 def test_a_run_folder_tells_of_heads_in_its_result_checkpoint_and_received_lines(tmp_path):

@@ -1,7 +1,5 @@
 """The bytes of weights, codes and latents on the wire, written out by hand, and each way in which they can be wrong."""
 
-from __future__ import annotations
-
 import math
 import zlib
 
@@ -49,8 +47,6 @@ def refusal(blobs, described, limit=LIMIT, base=None) -> str:
     return str(refused.value)
 
 
-# --- numbers and bytes ----------------------------------------------------------------------------------
-
 #: 4 is the scale; of 0.25, -0.5, 0.125 and 1 in half precision all low bytes come first, then all high ones
 FP16 = floats(4.0) + bytes([0, 0, 0, 0, 0x34, 0xB8, 0x30, 0x3C])
 #: a scale for each row, so that its largest number is 127
@@ -84,9 +80,6 @@ def test_differences_of_every_type(dtype):
     assert torch.equal(back["w"], sent["w"])
 
 
-# --- which tensors travel so ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("encoding", ["fp16", "int8"])
 @pytest.mark.parametrize(
     ("tensor", "shortened"),
@@ -112,9 +105,6 @@ def test_tensors_that_are_told_by_their_difference():
     assert pack({"w": tensor}, "delta", {"w": tensor})[0]
     for base in ({}, {"v": tensor}, {"w": tensor.double()}, {"w": tensor.flatten()}):
         assert pack({"w": tensor}, "delta", base) == ({}, {})
-
-
-# --- what is refused ------------------------------------------------------------------------------------
 
 
 def test_each_fault_of_a_description_has_its_sentence():

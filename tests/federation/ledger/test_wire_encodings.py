@@ -15,13 +15,7 @@ from polyclinic.federation.call import Call, Expected, Reply
 from polyclinic.federation.ledger import wire as wire_codec
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel, decode, shortened
-from polyclinic.federation.ledger.wire import (
-    LONGEST,
-    NotPictures,
-    can_pack_images,
-    pack_images,
-    unpack_images,
-)
+from polyclinic.federation.ledger.wire import LONGEST, NotPictures, can_pack_images, pack_images, unpack_images
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -84,9 +78,6 @@ def test_a_reply_is_read_with_the_call_that_it_answers():
     assert torch.equal(Reply.from_bytes(data, call).weights["w"], after["w"])
     with pytest.raises(ParcelRejected, match="difference"):
         Reply.from_bytes(data)
-
-
-# --- whoever is on the other side may lie ------------------------------------------------------------
 
 
 def forged(change, encoding="int8"):

@@ -1,7 +1,5 @@
 """Sites that do nothing but take part in sums, and a coordinator that may lie to them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace

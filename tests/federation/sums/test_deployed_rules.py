@@ -69,9 +69,6 @@ def test_a_policy_may_hide_how_many_images_there_are():
             left(*refused, samples=7)
 
 
-# --- a coordinator that puts sites back in mid-sum ----------------------------------------------------
-
-
 def give_key(company, name, round=1):
     return company.work(Call(name, "give_mask_key", round, arguments={"sum_of": "answer"})).tensors[name]
 
@@ -131,9 +128,6 @@ def test_no_sum_is_asked_for_before_the_first_round(company):
     """A method with one round would else be asked twice: once with a site, once without it."""
     with pytest.raises(ParcelRejected, match="before the first round"):
         give_key(company, "ann", round=0)
-
-
-# --- what lies on the disk of a site -------------------------------------------------------------------
 
 
 def secrets_of(site):

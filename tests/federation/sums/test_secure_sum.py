@@ -55,9 +55,6 @@ def agree(company, answered, names=NAMES):
     return {name: company.agree(name, answered) for name in names}
 
 
-# --- the sum -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("names", [NAMES[:3], NAMES[:4], NAMES])
 def test_masks_cancel_and_the_sum_is_that_of_open_integers(company, names):
     secure, integer = company(names).total(), company(names, INTEGER).total()
@@ -99,9 +96,6 @@ def test_every_step_of_a_sum_names_it_by_the_same_sixteen_digits(company):
     assert (len(name), sites) == (16, len(NAMES))
 
 
-# --- sites that drop out -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("gone", ["ann", "cleo", "emil"])
 def test_a_site_may_drop_out_at_every_step(company, step, gone):
@@ -118,9 +112,6 @@ def test_below_the_threshold_nothing_is_opened(company, step):
     with pytest.raises(WorkFailed):
         some.total()
     assert not [call for call, reply in some.replies if call.operation == "unmask" and reply and step != "unmask"]
-
-
-# --- coordinators that lie -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("names", "min_sites"), [(NAMES[:2], 3), (NAMES[:1], 3), (NAMES[:4], 5)])

@@ -95,9 +95,6 @@ def test_a_lie_about_a_site_that_dropped_out_is_noticed(company, place):
         company.total(2)
 
 
-# --- a coordinator that lies about keys ------------------------------------------------------------------------
-
-
 def keys_of(company):
     calls = {name: Call(name, "give_mask_key", 1, arguments={"sum_of": "answer"}) for name in NAMES}
     return {name: company.work(call).tensors[name] for name, call in calls.items()}

@@ -28,9 +28,6 @@ NAMES = tuple("abcdefghi")
 INTEGER, SECURE = Federated(sum="integer"), Federated(sum="secure")
 
 
-# --- numbers -----------------------------------------------------------------------------------------------
-
-
 def test_a_count_that_does_not_fit_is_told_with_the_most_that_does():
     assert count_to_whole(2.5, 1) == 5
     assert count_to_whole(2**52, 1) == 2**53
@@ -49,9 +46,6 @@ def test_more_than_a_share_of_the_sites_opens_a_sum(threshold, fewest):
     assert {sites: settings.fewest_of(sites) for sites in fewest} == fewest
 
 
-# --- rows --------------------------------------------------------------------------------------------------
-
-
 def test_a_row_has_the_numbers_then_the_weight_the_images_and_one():
     parcels = [
         Parcel("weights", {"w": torch.tensor([0.5, -1.0]), "n": torch.tensor(3)}, {"samples": 2}),
@@ -66,11 +60,7 @@ def test_a_row_has_the_numbers_then_the_weight_the_images_and_one():
     ]
     uniform = row_of(parcels, mean=True, weighting="uniform", bits=8)[0].view(np.int64)
     assert uniform.tolist() == [3 * 1024, 512 * 256, -1024 * 256, 256 * 256, 1024, 384, 1]
-    assert row_of(parcels, mean=False, weighting="samples", bits=8)[0].view(np.int64).tolist()[-3:] == [
-        1,
-        384,
-        1,
-    ]
+    assert row_of(parcels, mean=False, weighting="samples", bits=8)[0].view(np.int64).tolist()[-3:] == [1, 384, 1]
 
 
 def test_the_tensor_that_does_not_fit_is_named():
@@ -99,9 +89,6 @@ def test_a_row_is_as_long_as_its_layout_says(layout, numbers, right):
         check_layout(layout, numbers, ["weights"])
 
 
-# --- the coordinator's half ----------------------------------------------------------------------------------
-
-
 class Two(Adding):
     SUMMED: ClassVar = {**Adding.SUMMED, "both": "sum"}
 
@@ -128,10 +115,7 @@ def row(kind, values, tail=(1, 0, 1), layout=True):
         ((), "parcels of no kind came, and weights, statistics were asked"),
         ((row("weights", [1]),), "parcels of weights came, and weights, statistics were asked"),
         ((row("weights", [1]), row("weights", [1])), "parcels of weights, weights came"),
-        (
-            (row("weights", [1]), Parcel("statistics", {"s": torch.ones(1)})),
-            "a summand holds 'numbers', and",
-        ),
+        ((row("weights", [1]), Parcel("statistics", {"s": torch.ones(1)})), "a summand holds 'numbers', and"),
         ((row("weights", [1], layout=None), row("statistics", [1])), "layout is no list"),
         ((row("weights", [2**60]), row("statistics", [1])), "numbers beyond 2\\^53"),
         ((row("weights", [1], (1, 0, 2)), row("statistics", [1])), "does not count as one site"),
@@ -182,9 +166,6 @@ def test_the_form_that_most_sites_sent_holds_and_of_equally_many_the_first():
     assert added() == ([], [], [])
     assert added(1, 2, 2, 1) == (["a", "d"], ["b", "c"], [10, 2, 0, 2])
     assert added(1, 2, 2, 1, 2) == (["b", "c", "e"], ["a", "d"], [15, 15, 3, 0, 3])
-
-
-# --- a site's half -------------------------------------------------------------------------------------------
 
 
 def secure(tmp_path, liars, said):
@@ -247,9 +228,6 @@ def test_a_box_of_shares_that_does_not_open_is_refused(tmp_path, change):
         else "the box of shares of site 'b' does not"
     )
     assert [reason for reason in some.refusals() if words in reason]
-
-
-# --- masks ---------------------------------------------------------------------------------------------------
 
 
 def test_a_mask_is_the_key_stream_of_its_secret():

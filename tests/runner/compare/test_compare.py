@@ -1,7 +1,5 @@
 """Comparisons: which tables of a study each method gets, and the comparisons that presets name in their first lines."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

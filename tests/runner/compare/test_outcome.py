@@ -1,7 +1,5 @@
 """Intervals and tests of a comparison, from rows written by hand."""
 
-from __future__ import annotations
-
 import matplotlib.figure
 import pytest
 from scipy import stats

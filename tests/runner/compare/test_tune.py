@@ -1,7 +1,5 @@
 """A search of settings sees validation images only, gives methods the same budget, and goes on where it stopped."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -39,9 +37,6 @@ from polyclinic.runner.run.run import run
 from polyclinic.study import load_study
 
 LR = {"optimizer.lr": [0.001, 0.05]}
-
-
-# --- the space and the budget -------------------------------------------------------------------------
 
 
 def test_values_are_read_as_toml_or_text():
@@ -127,9 +122,6 @@ def test_bad_settings_are_one_sentence_before_the_first_run(tiny, tmp_path, caps
     assert not (tmp_path / "out").exists()
 
 
-# --- test images --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["fedavg", "standalone", "felicia"])
 def test_with_final_validation_test_images_are_not_looked_at(method, tiny, tmp_path):
     """The run is the same to the last bit with other test images, and no file has a figure of them."""
@@ -149,9 +141,6 @@ def test_with_final_validation_test_images_are_not_looked_at(method, tiny, tmp_p
     assert again.metrics["validation"]["pooled"]["accuracy"] > 0
     figures = json.dumps([again.metrics["validation"], again.values.get("worth")])
     assert "test" not in figures
-
-
-# --- a search -----------------------------------------------------------------------------------------
 
 
 def test_a_search_chooses_by_validation_and_goes_on_where_it_stopped(tiny, tmp_path, capsys, monkeypatch):

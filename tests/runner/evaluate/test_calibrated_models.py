@@ -1,7 +1,5 @@
 """Temperature, conformal quantiles and thresholds from validation outputs, against what is known by construction."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

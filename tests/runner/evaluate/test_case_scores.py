@@ -1,7 +1,5 @@
 """What a simulated run keeps of each image, the intervals that come from it, and files that are not to be trusted."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace
@@ -149,9 +147,6 @@ def test_examples_are_the_worst_the_middle_and_the_best_by_hand():
     assert [order[row] for row in chosen] == [0.1, 0.2, 0.3, 0.5, 0.51, 0.52, 0.8, 0.9, 0.95]
     assert len(example_rows(areas([-1, -1]))) == 0
     assert example_rows(areas([0.4])).tolist() == [0]
-
-
-# --- files that are not to be trusted -----------------------------------------------------------------------
 
 
 def a_case(**changes) -> Cases:

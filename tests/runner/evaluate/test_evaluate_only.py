@@ -1,7 +1,5 @@
 """A model that somebody brought, scored on the sites of a study; counts before training; what a site adds."""
 
-from __future__ import annotations
-
 import functools
 import json
 
@@ -43,9 +41,6 @@ def same(one, other):
     assert one["metrics"]["pooled"].keys() == other["metrics"]["pooled"].keys()
     for name, value in one["metrics"]["pooled"].items():
         assert value == pytest.approx(other["metrics"]["pooled"][name], abs=1e-4), name
-
-
-# --- evaluation only -----------------------------------------------------------------------------------
 
 
 def test_a_run_is_scored_as_the_run_itself_was(trained, figures):
@@ -193,9 +188,6 @@ def test_two_models_are_compared_at_simulated_sites(study, trained, tmp_path):
         run(as_question(study, "evaluate", model__weights=model, method__against=str(damaged)), tmp_path / "other")
 
 
-# --- counts before training ----------------------------------------------------------------------------
-
-
 def test_sites_tell_counts_and_nothing_is_trained(study, trained):
     found = inspect_federated(study)
     info = trained.values
@@ -240,9 +232,6 @@ def test_the_command_inspects_by_questions(study, tmp_path, capsys):
     assert run_app(["data", "inspect", str(file), "--federated", "--out", str(picture)]) == 0
     assert "what the sites tell" in capsys.readouterr().out
     assert picture.stat().st_size > 5000
-
-
-# --- worth of a site -----------------------------------------------------------------------------------
 
 
 def additive(some):

@@ -1,7 +1,5 @@
 """Coarse scores of deployed sites lie, with the exact ones, inside the intervals that are told beside them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Model files for tests of `export`: networks with drawn weights, and names that somebody hostile chose."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An exported model says what the released one says, with what it needs beside it, and nothing of this machine."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """Predicted masks in the images' own size: preparation undone, NIfTI with its affine, DICOM SEG, PNG."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

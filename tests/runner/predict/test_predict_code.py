@@ -1,7 +1,5 @@
 """What code a model may have run: importable networks are allowed by the user, and are those it was trained with."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Signs of a poor result are said with the cure, while a run goes on and in its result; a good one is left alone."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -31,9 +29,6 @@ def counts(train, validation=100):
 
 def reply(confusion):
     return SimpleNamespace(metrics={"confusion": torch.tensor(confusion), "count": torch.tensor(1)}, parcels=[1])
-
-
-# --- before ---------------------------------------------------------------------------------------------
 
 
 def test_a_study_that_fits_its_images_gets_no_advice(tiny):
@@ -82,9 +77,6 @@ def test_a_class_that_is_nearly_the_hospital_is_said(tiny, ill, said):
 def test_other_facts_of_study_and_images_are_said(tiny, settings, info, said):
     found = list(advice.before(tiny("fedavg", settings, local_steps=10), info))
     assert [one.startswith(words) for one, words in zip(found, said, strict=True)] == [True] * len(said)
-
-
-# --- while it runs --------------------------------------------------------------------------------------
 
 
 def said_after(rounds, losses):
@@ -146,9 +138,6 @@ def test_a_loss_that_does_not_fall_is_said_once():
         "the validation loss has not fallen since the first round (0.7, now 0.8); lower optimizer.lr"
     )
     assert said_after([fine] * 6, [0.7, 0.71, 0.69, 0.8, 0.9, 1.0]) == []
-
-
-# --- at the end -----------------------------------------------------------------------------------------
 
 
 def parts(tmp_path, **info):

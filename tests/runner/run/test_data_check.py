@@ -1,7 +1,5 @@
 """`polyclinic study check` counts images and compares a file of weights where a run would refuse them."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

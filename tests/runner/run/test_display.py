@@ -1,7 +1,5 @@
 """The live file: who works, for as long as a run lasts."""
 
-from __future__ import annotations
-
 import pytest
 
 from polyclinic.runner.run import display as live

@@ -1,7 +1,5 @@
 """A method of a plug-in that raises at the coordinator: one sentence with file and line, exit 1."""
 
-from __future__ import annotations
-
 import pytest
 
 from polyclinic.cli import run_app

@@ -1,7 +1,5 @@
 """`Result` in Python: opened again, its history, picture, model and predictions, and what a notebook shows of it."""
 
-from __future__ import annotations
-
 import builtins
 import json
 

@@ -32,9 +32,6 @@ def fedavg(tiny, undisturbed):
     return undisturbed(tiny("fedavg"))
 
 
-# --- what is left behind ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["fedavg", "fedbn"])
 def test_the_digest_is_that_of_the_released_model(tiny, undisturbed, name):
     method, settings = ALL[name]
@@ -96,9 +93,6 @@ def test_the_best_model_is_that_of_its_round(tiny, tmp_path):
     assert last.metrics["test"] == best.metrics["test"]
 
 
-# --- only the study decides ---------------------------------------------------------------------------
-
-
 def test_the_same_study_gives_the_same_bits_whatever_the_global_state(tiny, fedavg, tmp_path):
     torch.manual_seed(1234)
     threads = torch.get_num_threads()
@@ -115,9 +109,6 @@ def test_another_seed_gives_another_model_on_the_same_images(tiny, fedavg, tmp_p
     other = run(study, tmp_path / "other")
     assert other["weights_sha256"] != fedavg["weights_sha256"]
     assert other["data"] == fedavg["data"]
-
-
-# --- beginning and resuming ---------------------------------------------------------------------------
 
 
 def test_a_finished_run_is_not_run_again(tiny, fedavg):
@@ -258,9 +249,6 @@ def test_a_run_goes_on_from_the_checkpoint_before_where_a_state_is_damaged(tiny,
     result = run(tiny(method, settings), tmp_path / "run", resume=True)
     assert result["weights_sha256"] == undisturbed(tiny(method, settings))["weights_sha256"]
     assert any(f"{newest}: is damaged" in sentence for sentence in result["warnings"])
-
-
-# --- policy -------------------------------------------------------------------------------------------
 
 
 def test_a_kind_that_no_site_lets_out_stops_the_run_with_the_reason(tiny, tmp_path):

@@ -1,7 +1,5 @@
 """Which rounds are run, by which sites, and which round is released."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -23,9 +21,6 @@ def trained(result) -> dict[int, list[str]]:
             if line["operation"] in ("train", "gradient"):
                 found.setdefault(line["round"], []).append(path.stem)
     return {number: list(dict.fromkeys(found[number])) for number in sorted(found)}
-
-
-# --- evaluation.metric --------------------------------------------------------------------------------
 
 
 def test_equal_scores_are_decided_by_the_loss():
@@ -53,9 +48,6 @@ def test_an_unknown_metric_is_refused_with_those_of_the_task(tiny):
         tiny("fedavg", {"evaluation.metric": "dice"})
 
 
-# --- method.fraction ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["fedavg", "cwt", "fedsgd"])
 def test_a_share_of_the_sites_takes_part_in_a_round(undisturbed, tiny, method):
     result = undisturbed(tiny(method, {"sites.count": 4, "evaluation.every": 1}, fraction=0.5, rounds=6))
@@ -77,9 +69,6 @@ def test_at_least_one_site_takes_part_and_all_sites_are_the_plain_run(undisturbe
 def test_methods_that_need_all_sites_say_so(tiny, method):
     with pytest.raises(BadInput, match=r"method\.fraction"):
         tiny(method, fraction=0.5)
-
-
-# --- method.patience ----------------------------------------------------------------------------------
 
 
 def test_a_run_stops_when_its_patience_is_at_an_end(undisturbed, tiny):
@@ -136,9 +125,6 @@ def test_a_resumed_run_draws_the_same_sites_and_stops_at_the_same_round(undistur
     assert result["weights_sha256"] == whole["weights_sha256"]
     assert result["rounds"] == whole["rounds"]
     assert trained(result) == trained(whole)
-
-
-# --- settings that do not go together -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What runs leave on disk and how they are interrupted: pruned states, workers of a killed run, Ctrl-C at any time."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re
