@@ -77,67 +77,6 @@ def test_a_second_run_into_the_same_folder_is_refused_and_resume_returns_the_res
     assert (here / "out" / "result.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("method.rouns=3", "method.rouns: no such setting (did you mean 'rounds'?)"),
-        ("method.name=fedavgg", "method.name: no such choice: 'fedavgg' (did you mean 'fedavg'?)"),
-        ("optimizer.lr=fast", "optimizer.lr: must be a valid number"),
-        ("optimizer.lr=-1", "optimizer.lr: must be greater than 0"),
-        ("model.cut=layer9", "model.cut: small-cnn has no cut 'layer9'; choose one of conv1, conv2"),
-        ("model.backbone=resnet19", "model.backbone: no such choice: 'resnet19'"),
-        ("model.backbone=unet", "model.backbone: 'unet' cannot do classification"),
-        ("task.name=segmentation", "task.name: 'fundus-phantom' has no labels for segmentation"),
-        ("sites.target_ks=2", "sites.target_ks: no such setting"),
-        ("engine.device=quantum", "engine.device: torch knows no device 'quantum'"),
-        ("engine.name=carrier-pigeon", "engine.name: must be 'in-process'"),
-        ("colour.x=1", "colour: no such table"),
-        ("rounds", "--set rounds: write it as table.setting=value"),
-    ],
-)
-def test_bad_settings_are_one_sentence_and_leave_no_folder(here, capsys, setting, message):
-    assert message in fails_with(capsys, 2, ["run", "study.toml", "--out", "out", "--set", setting])
-    assert not (here / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "none.toml"], "none.toml: no such file"),
-        (["run", "--nope"], "--nope"),
-        (["run", "--resume", "--out", "none"], "holds no run to resume"),
-        (["fly"], "fly"),
-        (["study", "check", "broken.toml"], "broken.toml: is not valid TOML"),
-        (["study", "new", "study.toml"], "study.toml: exists already"),
-        (["compare", "study.toml", "--methods", "fedavg,cwtt"], "did you mean 'cwt'"),
-        (["compare", "study.toml", "--methods", "cwt", "--set", "method.mu=1"], "none of the methods compared"),
-        (["compare", "study.toml", "--methods", "cwt", "--folds", "1"], "--folds"),
-        (["compare", "study.toml", "--methods", "cwt", "--baseline", "moon", "--out", "all"], "--baseline moon"),
-        (["run", "study.toml", "--set", "sites.partition=label-skew", "--set", "sites.target_ks=1.0"], "target_ks"),
-        (["compare", "study.toml", "--methods", "cwt", "--over", "optimizer.lr"], "table.setting=value,value"),
-        (["compare", "study.toml", "--methods", "cwt", "--over", "optimizer.lr=1,1"], "each value only once"),
-        (["run", "study.toml", "--set", "data.fold=7/5"], "data.fold: there is no fold 7/5"),
-        (["ledger", "none"], "holds no ledger"),
-        (["ledger", "study.toml"], "study.toml: is no ledger; name a run folder"),
-        (
-            ["run", "."],
-            "is a folder, and a study is a TOML file; to go on with this run: polyclinic run --resume",
-        ),
-        (["run", "scans"], "of your own images: polyclinic study new study.toml --for scans"),
-        (["dossier"], "dossier: `polyclinic report RUN --dossier` writes one"),
-        (["explain"], "`polyclinic ledger show RUN --for-officer` explains what left"),
-        (["evaluate", "none", "--study", "none", "--out", "/proc/x"], "--out /proc/x: /proc cannot be written"),
-        (["predict", "none", "none", "--out", "study.toml/x"], "study.toml is a file, not a folder"),
-        (["bench", "--out", "study.toml/x"], "study.toml is a file, not a folder"),
-        (["forgetting", "none"], "is not a run folder"),
-    ],
-)
-def test_bad_commands_are_one_sentence(here, capsys, arguments, message):
-    (here / "broken.toml").write_text("[data\n")
-    (here / "scans").mkdir()
-    assert message in fails_with(capsys, 2, arguments)
-
-
 def test_failed_work_exits_with_1_and_names_the_site(here, capsys):
     arguments = ["run", "study.toml", "--out", "out", "--quiet", "--set", "optimizer.lr=1e30"]
     message = fails_with(capsys, 1, arguments)

@@ -50,11 +50,6 @@ def test_show_says_where_to_get_a_source_and_its_settings(name, capsys):
         assert "What must be there" in printed
 
 
-def test_show_of_an_unknown_source_suggests_one(capsys):
-    assert run_app(["data", "show", "brats"]) == 2
-    assert "did you mean 'brats2017'?" in capsys.readouterr().err
-
-
 def test_inspect_counts_and_draws(study, capsys):
     assert run_app(["data", "inspect", str(study)]) == 0
     printed = capsys.readouterr().out
@@ -81,14 +76,6 @@ def test_inspect_shows_the_spread_of_values(study, capsys):
     printed = capsys.readouterr().out
     assert "median (months)" in printed
     assert not (study.parent / "study_sites.png").exists()
-
-
-def test_bad_input_ends_in_one_sentence_and_exit_code_two(study, capsys):
-    assert run_app(["data", "inspect", str(study), "--out", "nowhere/x.png"]) == 2
-    assert "--out nowhere/x.png: cannot write the picture" in capsys.readouterr().err
-    assert run_app(["data", "inspect", str(study), "--set", "data.path=gone.npz"]) == 2
-    assert "gone.npz'; to get it" in capsys.readouterr().err
-    assert run_app(["data", "inspect", "gone.toml"]) == 2
 
 
 def test_images_with_masks_have_masked_pixels_and_no_distance_of_labels(tmp_path, capsys):

@@ -47,14 +47,6 @@ def test_who_says_no_gets_the_study_and_goes_on_with_it_later(scans, tiny, monke
     assert json.loads(Path("mine/run/result.json").read_text())["method"] == "fedavg"
 
 
-def test_a_folder_without_images_leaves_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("empty").mkdir()
-    assert run_app(["start", "empty"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert not Path("runs/empty").exists()
-
-
 @pytest.mark.parametrize(("flags", "written"), [([], True), (["--no-report"], False), (["--quiet"], False)])
 def test_a_run_writes_its_report_unless_told_not_to(tiny, tmp_path, flags, written):
     (tmp_path / "study.toml").write_text(tiny("fedavg", rounds=1).to_toml())

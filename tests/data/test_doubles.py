@@ -18,8 +18,7 @@ from polyclinic.data.survey import survey
 from polyclinic.data.survey_cases import Hints
 from polyclinic.data.tables import read_table
 from polyclinic.errors import BadInput, Notice
-from polyclinic.runner.run.data_check import check_images, data_hints, draw_doubles
-from polyclinic.study import parse_study
+from polyclinic.runner.run.data_check import check_images, draw_doubles
 
 RNG = np.random.default_rng(0)
 
@@ -169,25 +168,6 @@ def test_tables_of_older_programs_are_read_and_it_is_said(tmp_path, encoding, na
     (tmp_path / "t.csv").write_bytes(b"path;label\na.png;" + letters + b"\n")
     with pytest.warns(Notice, match=f"is no UTF-8, and was read as {name}"):
         assert read_table(tmp_path / "t.csv").column("label")[0].startswith("fü")
-
-
-def test_too_few_images_for_the_sites_are_not_fine(tmp_path):
-    for number in range(2):
-        draw(tmp_path / "scans" / "ab"[number] / "0.png", seed=number)
-    data = {"source": "folder", "path": str(tmp_path / "scans")}
-    study = parse_study({"data": data, "sites": {"partition": "iid", "count": 3}, "method": {"name": "fedavg"}})
-    with pytest.raises(BadInput, match=r"split is empty|without training images"):
-        data_hints(study.data, study.sites)
-
-
-def test_images_of_nan_are_named(tmp_path, capsys):
-    images = np.full((12, 28, 28), 0.5, np.float32)
-    images[3, 2, 2] = np.nan
-    images[:, 0, 0] = np.arange(12) / 20
-    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(12) % 2)
-    assert run_app(["study", "new", str(tmp_path / "s.toml"), "--for", str(tmp_path / "a.npz")]) == 0
-    assert run_app(["study", "check", str(tmp_path / "s.toml")]) == 2
-    assert "a.npz image 3: it holds values that are no numbers (NaN or infinite)" in capsys.readouterr().err
 
 
 def test_a_picture_that_was_saved_again_is_another_file_and_the_same_image(tmp_path):

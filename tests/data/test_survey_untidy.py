@@ -176,7 +176,9 @@ def test_the_only_array_that_can_be_images_and_a_label_with_a_unit(tmp_path, cap
     np.savez(tmp_path / "a.npz", other_view=arrays["pixel_values"], **arrays)
     with pytest.raises(BadInput, match=r"several arrays can be images \(other_view, pixel_values\).*--images other"):
         survey(tmp_path / "a.npz")
-    with pytest.raises(BadInput, match=r"--images: 'clinic' of .* has the shape \[40\], no images'"):
+    with pytest.raises(
+        BadInput, match=r"--images: 'clinic' of .* has the shape \[40\], which images have not; choose from o"
+    ):
         survey(tmp_path / "a.npz", hints=Hints(images="clinic"))
     with pytest.raises(
         BadInput, match=r"--label: 'pixel_values' of .* has not one entry for each image; choose from age"

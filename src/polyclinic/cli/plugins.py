@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from polyclinic.errors import BadInput
+from polyclinic.files import check_place
 from polyclinic.json_types import JsonObject
 from polyclinic.registry import GROUPS
 
@@ -94,6 +95,7 @@ def write_plugin(folder: Path) -> str:
         raise BadInput(f"DIR: Python has something called '{name}' already; choose another name")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"DIR: {folder} exists already; name a new folder")
+    check_place(folder, "DIR:")
     package = name.replace("-", "_")
     for place, template in FILES.items():
         text = (TEMPLATE / template).read_text(encoding="utf-8")

@@ -29,12 +29,14 @@ def start(
         raise BadInput(f"{trained}: holds a run that has ended; see its report.html, or name another folder with --out")
     if not study.is_file():
         check_place(study)
+        made = [one for one in (folder, *folder.parents) if not one.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         try:
             write_for(images, study, {})
         except BaseException:
             with contextlib.suppress(OSError):  # it holds something
-                folder.rmdir()
+                for one in made:
+                    one.rmdir()
             raise
     for sentence in check_sentences(study, [], images=True):
         typer.echo(sentence)

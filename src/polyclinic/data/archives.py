@@ -178,18 +178,28 @@ def channels_last(images: np.ndarray, what: str) -> np.ndarray:
         images = images[..., 0]
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
         raise BadInput(f"{what}: images must be [N, H, W], [N, H, W, 3] or [N, 3, H, W], not {list(images.shape)}")
-    if images.dtype not in (np.uint8, np.bool_) and not np.issubdtype(images.dtype, np.floating):
-        raise BadInput(f"{what}: images must be uint8, or floats from 0 to 1, not {images.dtype}")
+    if not _is_taken(images.dtype):
+        raise BadInput(f"{what}: {NO_PIXELS} {images.dtype}{SCALE}")
     return images
+
+
+SCALE = "; scale them with (x - lowest) / (highest - lowest)"
+NO_PIXELS = "images must be uint8, or floats from 0 to 1, not"
+
+
+def _is_taken(dtype: np.dtype) -> bool:
+    return dtype in (np.uint8, np.bool_) or bool(np.issubdtype(dtype, np.floating))
 
 
 def as_bytes(pixels: np.ndarray) -> np.ndarray:
     """One image as uint8; floats are taken to run from 0 to 1, and so do truth values."""
     if pixels.dtype == np.uint8:
         return pixels
+    if not _is_taken(pixels.dtype):
+        raise ValueError(f"{NO_PIXELS} {pixels.dtype}{SCALE}")
     if not np.isfinite(pixels).all():
         raise ValueError("it holds values that are no numbers (NaN or infinite) instead of 0 to 1; take the image out")
     if not (pixels.min() >= 0 and pixels.max() <= 1):
-        cure = "; divide them by 255, or save them as uint8" if pixels.min() >= 0 and 1 < pixels.max() <= 255 else ""
+        cure = "; divide them by 255, or save them as uint8" if pixels.min() >= 0 and 1 < pixels.max() <= 255 else SCALE
         raise ValueError(f"its values run from {pixels.min():g} to {pixels.max():g} instead of 0 to 1{cure}")
     return to_uint8(pixels)

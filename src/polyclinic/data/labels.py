@@ -46,6 +46,20 @@ def labels_of(texts: Sequence[str]) -> Labels:
     return Labels("regression", bounds=(math.floor(min(values)), math.ceil(max(values))))
 
 
+def refuse_unlearnable(
+    classes: Mapping[str, int], about: str, what: str = "label", cure: str = "name a --label"
+) -> None:
+    """BadInput where all images, counted by class, have one class, or each has one of its own."""
+    images = sum(classes.values())
+    if len(classes) == 1:
+        raise BadInput(f"{about}: every image has the {what} '{next(iter(classes))}'; {cure} that differs")
+    if len(classes) == images > MOST_CLASSES:
+        raise BadInput(
+            f"{about}: each of the {images} images has a {what} of its own, such as '{next(iter(classes))}', and "
+            f"nothing can be learnt from one image; {cure} with classes"
+        )
+
+
 def code_notes(texts: Sequence[str]) -> tuple[str, ...]:
     """A note about a value that may stand for "not known": the only negative one, or one of nines far above all."""
     values = numbers_in(texts) or [0.0]

@@ -15,7 +15,8 @@ from polyclinic.data import survey_folders
 from polyclinic.data.allowed_paths import safe_name
 from polyclinic.data.datasets.folder import folders_in, images_below, part_of_name
 from polyclinic.data.doubles import several_labels, two_labels
-from polyclinic.data.labels import MOST_CLASSES, Labels, code_notes, labels_of
+from polyclinic.data.labels import MOST_CLASSES, Labels, code_notes, labels_of, refuse_unlearnable
+from polyclinic.data.reading import is_image_name
 from polyclinic.data.survey_cases import (
     MASK_FOLDER,
     Cases,
@@ -47,6 +48,8 @@ def survey(path: Path, ignore: Path | None = None, hints: Hints = Hints()) -> Su
         raise BadInput(f"--for {path}: there is nothing; name the folder, the CSV or the npz file of your images")
     if path.suffix.lower() == ".npz":
         return survey_archive(path, hints)
+    if path.is_file() and is_image_name(path):
+        raise BadInput(f"--for {path}: is one image; name the folder of all images, or the table that lists them")
     if path.is_file():
         return _table(path, path.parent, hints)
     table = find_table(path, ignore)
@@ -141,8 +144,7 @@ def _table(file: Path, folder: Path, hints: Hints) -> Survey:
             f"--for {file}: the label '{several}' names several, and one label of an image is learnt; write the one to "
             "learn into a column of its own, and name it with --label"
         )
-    if labels.task == "classification" and len(labels.classes) < 2:
-        raise BadInput(f"--for {file}: every image has the {cases.columns['label']} '{texts[0]}'; name a --label")
+    refuse_unlearnable(labels.classes, f"--for {file}", cases.columns["label"])
     return _survey(file, replace(cases, notes=(*cases.notes, *code_notes(texts))), labels)
 
 

@@ -17,6 +17,7 @@ from polyclinic.files import atomic_write
 SITES = 3  #: simulated ones, where the images do not say where they were taken
 SIDE = 64  #: of the prepared images, at most: quick enough for a first run
 FEW_IMAGES = 5000  #: up to so many, a network that has seen other images already is better than one that has not
+FEWEST_AT_A_SITE = 2  #: images, of which a site trains on one and tests on the other
 FEW_AT_A_SITE = 10  #: images of a site, below which the study says so
 TRAINED = 0.65  #: share of the images that are trained on
 FEWEST_SUMMED = 3  #: sites of a secure sum: of two, each would see the other's part
@@ -119,6 +120,9 @@ def study_for(
     needed, is written beside the study; with `force` also over an earlier one."""
     table = path.with_name(f"{path.stem}_cases.csv")
     found = survey(images, ignore=table if force else None, hints=hints)
+    if found.images < FEWEST_AT_A_SITE * SITES:
+        few = "1 image is" if found.images == 1 else f"{found.images} images are"
+        raise BadInput(f"--for {images}: {few} too few to train, validate and test at {SITES} sites; add more")
     found = by_name(found, "site", hints.site) if hints.site else found
     found = by_name(found, "patient", hints.patient) if hints.patient else found
     said = [_what(found), *found.notes, *_warnings(found)]
@@ -146,7 +150,8 @@ def _warnings(found: Survey) -> list[str]:
     """Sentences that somebody should know before the first run."""
     where = "an array patient" if found.source == "npz" else "a column patient, or give --patient REGEX"
     patients = [] if found.patients else [f"{NO_PATIENTS} {where}"]
-    few = {name: count for name, count in found.sites.items() if count < FEW_AT_A_SITE}
+    sites = found.sites if len(found.sites) > 1 else {"each of three simulated ones": found.images // SITES}
+    few = {name: count for name, count in sites.items() if count < FEW_AT_A_SITE}
     small = f"with fewer than {FEW_AT_A_SITE} images train on very little, and may have no validation or test image"
     return [*patients, *([f"sites {small}: {_counts(few)}"] if few else []), *like_names(found.sites)]
 

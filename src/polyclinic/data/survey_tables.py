@@ -13,7 +13,7 @@ import numpy as np
 from polyclinic.data.archives import Archive, as_bytes, sides_of
 from polyclinic.data.cache import files_below
 from polyclinic.data.datasets.npz import Columns
-from polyclinic.data.labels import Labels, are_labels, code_notes, labels_of
+from polyclinic.data.labels import Labels, are_labels, code_notes, labels_of, refuse_unlearnable
 from polyclinic.data.reading import is_image_name
 from polyclinic.data.survey_cases import MOST_SITES, Cases, Hints, Sizes, Survey, rarest_of, shared_patients
 from polyclinic.data.tables import Table, read_table
@@ -280,7 +280,10 @@ def survey_archive(path: Path, hints: Hints = Hints()) -> Survey:  # noqa: B008 
     prefixes = [prefix for prefix in ("", "train_", "val_", "test_") if prefix + name in shapes]
     shape = shapes[prefixes[0] + name]
     if not _has_image_shape(shape):
-        raise BadInput(f"--images: '{name}' of {path} has the shape {list(shape)}, no images'")
+        raise BadInput(
+            f"--images: '{name}' of {path} has the shape {list(shape)}, which images have not; choose from "
+            f"{', '.join(fit) or 'none'}"
+        )
     counts = {prefix: shapes[prefix + name][0] for prefix in prefixes}
     if not sum(counts.values()):
         raise BadInput(f"--for {path}: '{name}' holds no image; save the images and their labels in it first")
@@ -308,10 +311,12 @@ def survey_archive(path: Path, hints: Hints = Hints()) -> Survey:  # noqa: B008 
         columns.pop("labels", None)
         columns["masks"] = usual[0]
     elif "labels" not in columns:
-        has = _listed(shapes)
-        raise BadInput(f"--for {path}: no array looks like labels [N] or masks; it has {has}; --label names one")
+        raise BadInput(f"--for {path}: {_no_labels(shapes, prefixes[0], sum(counts.values()))}")
     texts = [str(value) for value in arrays[columns["labels"]].tolist()] if "labels" in columns else []
     labels = labels_of(texts) if texts else Labels.masks()
+    _refuse_pixels(archive.first(prefixes[0] + name), f"{path}: '{name}'")
+    if texts:
+        refuse_unlearnable(labels.classes, f"--for {path}")
     gaps = _gaps(texts, labels.task)
     taken = like_patients_note(columns.get("group", ""))
     if "site" in columns and "group" in columns:
@@ -329,10 +334,24 @@ def survey_archive(path: Path, hints: Hints = Hints()) -> Survey:  # noqa: B008 
         columns=columns,
         sites=dict(Counter(map(str, arrays[columns["site"]].tolist()))) if "site" in columns else {},
         patients=len(np.unique(arrays[columns["group"]])) if "group" in columns else None,
-        notes=(*gaps, *code_notes(texts), *taken, *_floats(archive.first(prefixes[0] + name))),
+        notes=(*gaps, *code_notes(texts), *taken),
         rarest=rarest_of(texts, known) if labels.task == "classification" else 0,
         keeps_classes=labels.task == "classification" and bool(gaps),
     )
+
+
+def _no_labels(shapes: Shapes, prefix: str, images: int) -> str:
+    """What is wrong with the labels of an archive in which no array has one for each image."""
+    named = [own for wanted in ARRAYS["label"] for own in shapes if own.removeprefix(prefix).lower() == wanted]
+    shape = shapes[named[0]] if named else ()
+    if len(shape) == 2 and shape[0] == images:
+        return (
+            f"'{named[0]}' has {shape[1]} numbers for each image, several labels or one in {shape[1]} columns, and one "
+            "label is learnt; save the number of each image's class as an array [N]"
+        )
+    if len(shape) in (1, 2):
+        return f"'{named[0]}' has {shape[0]} entries for {images} images; save a label for each image"
+    return f"no array looks like labels [N] or masks; it has {_listed(shapes)}; --label names one"
 
 
 def _opened(path: Path) -> tuple[Archive, Shapes]:
@@ -345,7 +364,7 @@ def _opened(path: Path) -> tuple[Archive, Shapes]:
 
 def _candidates(shapes: Shapes) -> list[str]:
     """Names of arrays that can be the images; the one with a usual name alone, where there is one."""
-    names = [own.removeprefix("train_") for own in shapes if len(shapes[own]) >= 3]  # as MedMNIST calls them
+    names = [own.removeprefix("train_") for own in shapes if _has_image_shape(shapes[own])]  # as MedMNIST calls them
     if usual := [own for wanted in IMAGES for own in names if own.lower() == wanted]:
         return usual[:1]
     fit = {
@@ -375,13 +394,12 @@ def _listed(shapes: Shapes) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items()) or "none"
 
 
-def _floats(first: np.ndarray) -> tuple[str, ...]:
-    """A note where the first image has floats that a study does not take."""
-    if not np.issubdtype(first.dtype, np.floating) or not len(first) or (first.min() >= 0 and first.max() <= 1):
-        return ()
-    cure = "divide them by 255, or save them as uint8" if first.min() >= 0 and first.max() <= 255 else "scale them"
-    seen = f"from {first.min():g} to {first.max():g}"
-    return (f"the images are floats {seen}, and a study takes floats from 0 to 1, or uint8: {cure} before you run it",)
+def _refuse_pixels(first: np.ndarray, about: str) -> None:
+    """BadInput where the first image has values that a study does not take."""
+    try:
+        as_bytes(first) if len(first) else None
+    except ValueError as error:
+        raise BadInput(f"--for {about}, image 0: {error}") from None
 
 
 def _gaps(texts: Sequence[str], task: str) -> tuple[str, ...]:

@@ -49,7 +49,8 @@ def build_report(
 ) -> Report:
     """The report of a run folder, or of a comparison's."""
     if not folder.is_dir():
-        raise BadInput(f"{folder}: there is no such folder; name that of a run or of a comparison")
+        what = "is a file" if folder.exists() else "there is no such folder"
+        raise BadInput(f"{folder}: {what}; name that of a run or of a comparison")
     if prevalence is not None and not 0 < prevalence < 1:
         raise BadInput(f"--prevalence {prevalence}: choose a share between 0 and 1, such as 0.02 for 2 of 100 patients")
     with _damage_said(folder):

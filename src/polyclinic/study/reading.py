@@ -69,8 +69,10 @@ def _tables_in(path: Path) -> JsonObject:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; `polyclinic study new {path}` writes one") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: is no text, and a study is a TOML file; name one") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}), and a study is a TOML file; name one") from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: is not valid TOML: {error}") from None
 

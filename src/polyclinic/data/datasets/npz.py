@@ -143,6 +143,11 @@ class Columns(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         values = np.concatenate(self._parts(name))
+        if values.ndim == 2 and values.shape[1] > 1 and len(values) == len(self.images):
+            raise BadInput(
+                f"{self.archive.file}: '{name}' has {values.shape[1]} numbers for each image, and one is taken; save "
+                "the number of each image's class as an array [N]"
+            )
         if values.size != len(self.images):
             raise BadInput(f"{self.archive.file}: '{name}' has {values.size} entries for {len(self.images)} images")
         return values

@@ -51,8 +51,9 @@ def assign_to_sites(
             parts.setdefault(site, {})[split] = part
     empty = [site for site, part in parts.items() if len(part["train"]) == 0]
     if empty:
+        named = ", ".join(empty[:4]) + (f" and {len(empty) - 4} more" if len(empty) > 4 else "")
         raise BadInput(
-            f"sites.partition: '{sites.partition}' leaves {', '.join(empty)} without training images; "
+            f"sites.partition: '{sites.partition}' leaves {named} without training images; "
             "take fewer sites or more images"
         )
     return parts

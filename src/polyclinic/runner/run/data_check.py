@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 from polyclinic.data.dataset import SPLITS
 from polyclinic.data.doubles import near_doubles, said_of_doubles
-from polyclinic.data.labels import MOST_CLASSES, tells_class, to_number
+from polyclinic.data.labels import MOST_CLASSES, refuse_unlearnable, tells_class, to_number
 from polyclinic.data.listing import Listing, Looked, look_at, unreadable
 from polyclinic.data.partitions import PARTITIONS
 from polyclinic.data.partitions.base import Column, Sites
@@ -101,6 +102,8 @@ def check_images(data: Source) -> list[str]:
     every = f"all {len(listing)} images" if len(chosen) == len(listing) else f"{len(chosen)} of {len(listing)} images"
     every += " and their masks" if listing.mask is not None else ""
     classes = listing.classes if listing.classes != ("image",) else ()  # what images with masks and no label have
+    if classes:
+        refuse_unlearnable(Counter(classes[label] for label in listing.labels), "data", cure="name a column or array")
     found = f"{every} can be read" + (f"; classes: {', '.join(classes)}" if classes else "")
     return [found, *_classes_that_are_sites(data, listing), *_doubles(listing, chosen, looked)]
 
