@@ -1,7 +1,5 @@
 """Small networks, and sites that send one gradient for each of a few images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The examples of docs/attacks.md run as a reader would type them; tables of the audit's page are a study's."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Copies among made images, against a library and on generators that copy or do not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Decoders of latents: with the encoder, with pairs, and with nothing but images."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Defences against arithmetic, and that they make an attack worse."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

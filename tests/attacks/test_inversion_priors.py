@@ -1,7 +1,5 @@
 """Priors of gradient inversion: public images, batch-norm statistics that were sent, rounds."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

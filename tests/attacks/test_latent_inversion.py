@@ -1,7 +1,5 @@
 """Latent inversion: early latents give images back, deeper ones less; any cut, batch norm in either mode, parcels."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Membership inference: the measure by hand and against a library; attacks on models that overfit or did not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Near copies: single ones are found among many, changed in several ways; honest generators pass; the power is told."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Projection: a generator that learnt its images by heart is told by them; noise, labels and codes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

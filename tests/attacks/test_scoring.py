@@ -1,7 +1,5 @@
 """Scores against libraries and arithmetic; batches, failures and numbers that are none; pictures."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

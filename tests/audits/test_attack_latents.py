@@ -1,7 +1,5 @@
 """Latents and codes of latents: decoders that an attacker trains."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

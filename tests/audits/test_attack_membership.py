@@ -1,7 +1,5 @@
 """Membership of models and generators, with its power."""
 
-from __future__ import annotations
-
 import shutil
 from types import SimpleNamespace
 from typing import ClassVar, Literal

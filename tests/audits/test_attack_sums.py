@@ -1,7 +1,5 @@
 """Sums: second moments and histograms of few images tell who is behind them, and features of few come back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

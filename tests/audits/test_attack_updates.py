@@ -1,7 +1,5 @@
 """Updates: priors, simulated training, and first layers."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import pytest

@@ -1,7 +1,5 @@
 """Audits of small runs: each kind of parcel with what fits it, held against the ledger, honest about what was done."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
@@ -154,9 +152,6 @@ def test_real_images_need_no_attack(audited):
 
 def test_every_telling_kind_has_an_attack():
     assert {kind for attack in ATTACKS.values() for kind in attack.kinds} == {*ATTACKABLE_KINDS, *SUM_KINDS}
-
-
-# --- the ledger ---------------------------------------------------------------------------------------
 
 
 def test_a_broken_chain_is_refused(audited):

@@ -1,7 +1,5 @@
 """A deployed site audits its part of a run in its own kit, with the study it was sent and images it alone has."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

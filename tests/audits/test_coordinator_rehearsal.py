@@ -1,7 +1,5 @@
 """The rehearsal of a coordinator that crafts weights: what comes back without the site's check, and with it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

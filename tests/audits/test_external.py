@@ -1,7 +1,5 @@
 """Updates of others: doubts, and whether the images that were named are those trained on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

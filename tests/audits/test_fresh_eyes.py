@@ -1,7 +1,5 @@
 """What a reviewer found in the audit, each with a test that failed before."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from types import SimpleNamespace
@@ -38,9 +36,6 @@ def trained(tiny, undisturbed):
     assembly, lines = open_run(folder)
     (audited, *_) = parcels_to_audit(folder, assembly.study, lines, "quick", ("weights",), ())
     return build_tools(assembly, "quick", "pixels", "cpu"), audited
-
-
-# --- planted updates are made as the real one was ------------------------------------------------------------
 
 
 def test_the_planted_update_is_attacked_by_the_same_plan(trained):
@@ -101,9 +96,6 @@ def test_after_augmentation_nobody_knows_the_loss_of_the_true_images(trained):
     assert "augmented" in unfinished(turned, truth, search, torch.zeros(1), 0.0)
 
 
-# --- plants that are no easier than the question --------------------------------------------------------------
-
-
 def test_site_inference_is_asked_about_images_that_the_plant_never_saw(trained):
     tools, audited = trained
     seen, truth = audited.seen(tools), audited.truth(tools)
@@ -121,9 +113,6 @@ def test_a_planted_memory_stops_near_its_goal():
     weakest, area = weakest_between(before, after, lambda state: 0.5 + 0.5 * float(state["w"]))
     assert WEAKEST <= area < WEAKEST + 0.02
     assert float(weakest["w"]) == pytest.approx(0.4, abs=0.02)
-
-
-# --- scores -------------------------------------------------------------------------------------------------
 
 
 def images(count: int, seed: int) -> torch.Tensor:
@@ -144,9 +133,6 @@ def test_membership_counts_at_the_level_of_the_audit():
     found = Memberships(inside, outside, "")
     assert found.verdict().leak
     assert not found.verdict(1e-6).leak
-
-
-# --- words --------------------------------------------------------------------------------------------------
 
 
 def withstood(*sites: str) -> dict:
@@ -173,9 +159,6 @@ def test_a_site_that_did_not_send_the_kind_leaves_no_gap():
     assert verdicts([withstood("a")], lines)["weights"]["verdict"] == WITHSTOOD
 
 
-# --- the rehearsal of a coordinator ---------------------------------------------------------------------------
-
-
 def row(attack: str, checked: bool, found: int = 0, stopped: bool = False, failed: str = "") -> Rehearsal:
     return Rehearsal(attack, checked, stopped, found, 0, 10, None, 0.0, failed)
 
@@ -195,8 +178,6 @@ def test_a_site_that_fails_was_not_stopped_by_its_check():
     assert "no memory" in why
     assert judge([*rows, row("b", True, 2)])[0] == LEAKS
 
-
-# --- runs that no attack fits ------------------------------------------------------------------------------------
 
 PUBLIC = {**STUDY, "model.backbone": "efficientnet-lite0-1024", "model.input_size": 32, "data.size": 32}
 
@@ -218,9 +199,6 @@ def test_images_are_not_searched_behind_an_encoder_without_gradients(tiny, undis
     (gap,) = GradientInversionAttack().attack(audited.seen(tools), audited.truth(tools))
     assert isinstance(gap, NotTried)
     assert "encoder" in gap.why
-
-
-# --- what was left out of the question --------------------------------------------------------------------------
 
 
 def test_an_operation_that_nobody_attacked_has_not_withstood():

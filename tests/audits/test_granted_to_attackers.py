@@ -1,7 +1,5 @@
 """What an attacker of an audit is given, how that is said, and what is kept of a search."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The grid of defences, and attacks on sums over sites."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -24,9 +22,6 @@ SMALL = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.4}
 @pytest.fixture(autouse=True)
 def _hurried(hurry) -> None:
     hurry()
-
-
-# --- sums ---------------------------------------------------------------------------------------------
 
 
 def test_a_sum_is_weighted_by_images():
@@ -81,9 +76,6 @@ def test_sites_that_take_turns_have_no_sum(tiny, undisturbed):
     done = undisturbed(tiny("fedreplay", {**SMALL, "audit.secure_sum": True, "sites.count": 1}, rounds=1))
     with pytest.raises(BadInput, match=r"audit\.secure_sum: no operation was done by several sites"):
         audit(done.folder)
-
-
-# --- the grid -----------------------------------------------------------------------------------------
 
 
 def test_defences_that_fit_the_method(tiny):

@@ -1,7 +1,5 @@
 """Methods of a plug-in that hide images in what they send: each is found, or what it sent was not tested."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any, Literal
@@ -76,9 +74,6 @@ def replaced(parcel: Parcel, name: str, tensor: torch.Tensor) -> Parcel:
 
 def bits_of(site) -> torch.Tensor:
     return torch.from_numpy(np.unpackbits(np.array(site.data.train.images[0])).astype(np.int32))
-
-
-# --- ways to hide ----------------------------------------------------------------------------------------
 
 
 def inverted_and_turned(parcels, site):

@@ -1,7 +1,5 @@
 """Parcels that an audit attacks: which are chosen, the released model, damaged runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

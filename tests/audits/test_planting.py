@@ -1,7 +1,5 @@
 """Planted leaks: weak, of held-out images, and in the setting of the real parcel."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

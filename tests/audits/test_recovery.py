@@ -1,7 +1,5 @@
 """When a reconstruction counts as a leak: against known answers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Verdicts of kinds of parcel, and the power that earns them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any, ClassVar
 

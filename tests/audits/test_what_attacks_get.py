@@ -1,7 +1,5 @@
 """What an audit hands to its attacks and to the scoring: the right weights, images and settings, and no more."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 
@@ -62,9 +60,6 @@ def of_site(tools: Tools, release: Release, number: int = 0) -> tuple[Seen, Trut
 
 def withheld(capability: Capability) -> dict[str, list[Capability]]:
     return {"audit.threat_model": [one for one in Audit().threat_model if one != capability]}
-
-
-# --- updates ------------------------------------------------------------------------------------------
 
 
 def test_later_rounds_are_attacked_from_the_weights_that_were_sent(opened):
@@ -147,9 +142,6 @@ def test_membership_is_asked_of_the_model_that_left(opened):
     model.load_state_dict({**tools.assembly.initial_weights(), **seen.parcel.tensors})
     expected = torch.nn.functional.cross_entropy(model.eval()(images.float() / 255), labels.long(), reduction="none")
     torch.testing.assert_close(found, expected)
-
-
-# --- latents and what generators make -------------------------------------------------------------------
 
 
 def test_another_truth_changes_no_image_that_latents_or_codes_give_back(opened):
@@ -244,9 +236,6 @@ def test_features_that_were_asked_for_are_told_of_reconstructions(tiny, undistur
     assert report["features"] == found["evidence"]["features"] == "EffLite0"
     assert found["evidence"]["distance"] > 0
     assert found["evidence"]["distance_of_guess"] > 0
-
-
-# --- the verdict --------------------------------------------------------------------------------------
 
 
 def test_an_image_that_held_out_images_give_as_well_is_not_recovered():

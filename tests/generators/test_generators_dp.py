@@ -1,7 +1,5 @@
 """The networks go through Opacus: per-sample gradients are those of each image alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Privacy-preserving training of GANs: the loss against all pairs, when each phase ends and what it keeps, who can."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The probe finds artefacts where there are some, and none where there are none; the contact sheet is drawn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -6,8 +6,6 @@ figures hold on every processor up to rounding.
     python tests/generators/test_recorded_networks.py    records them again
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

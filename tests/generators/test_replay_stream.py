@@ -1,7 +1,5 @@
 """Replayed images as batches: on the fly, from a buffer, mixed with real ones."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Figures of feature vectors against arithmetic, and their floor."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

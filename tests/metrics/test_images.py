@@ -1,7 +1,5 @@
 """PSNR, SSIM and principal components against libraries and arithmetic."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Perceptual distances: known answers of their networks, arithmetic, small and grey images; weights are checked."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -1,7 +1,5 @@
 """AUC against scikit-learn and by hand; its interval is tested with the membership attacks."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

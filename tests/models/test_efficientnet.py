@@ -1,7 +1,5 @@
 """EfficientNet-Lite0 as a backbone, as a U-Net's encoder, and encoders with a head."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

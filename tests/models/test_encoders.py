@@ -1,7 +1,5 @@
 """Encoders: features of images, of each by itself; features that are kept in a file."""
 
-from __future__ import annotations
-
 import importlib.util
 import threading
 import time

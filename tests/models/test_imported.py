@@ -1,7 +1,5 @@
 """Networks of other packages as backbones: MONAI's for real, what cannot be used, cuts, batch norm, privacy, a run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Settings and figures of small private studies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from polyclinic.data.parts import prepare

@@ -1,7 +1,5 @@
 """Sums of clipped gradients of rows and of patients, by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -31,9 +29,6 @@ def losses_of(model: nn.Module, seen: list[int] | None = None):
     return losses
 
 
-# --- rows that go through together --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("rows", "pieces"), [(256, [256]), (257, [256, 1]), (600, [256, 256, 88])])
 @pytest.mark.parametrize("clipping", ["ghost", "stored"])
 def test_no_more_than_256_rows_go_through_together(clipping, rows, pieces):
@@ -49,9 +44,6 @@ def test_a_row_that_does_not_fit_goes_through_alone(clipping, monkeypatch):
     model, seen = scale(), []
     total(ClippedSums(model, clipping), losses_of(model, seen), [torch.ones(3, 2)])
     assert seen[-3:] == [1, 1, 1]
-
-
-# --- recorded pieces ----------------------------------------------------------------------------------
 
 
 class Recorded:
@@ -88,9 +80,6 @@ def test_sums_of_recorded_pieces_add_up_though_each_overwrites_the_last(pieces):
     assert len(recorded) == 1
     total(sums, losses_of(model), given, clip=2.0)  # the clipping norm is part of what is recorded
     assert len(recorded) == 2
-
-
-# --- lengths and losses -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["ghost", "stored", "patients"])

@@ -1,7 +1,5 @@
 """DP-SGD: against plain SGD, arithmetic by hand, and the statistics that its guarantee rests on."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math
@@ -101,9 +99,6 @@ def test_without_noise_and_clipping_it_is_plain_sgd(name, kind):
     assert furthest(model, start) > 1e-3
 
 
-# --- by hand ------------------------------------------------------------------------------------------
-
-
 class Scale(nn.Module):
     """y = x · w for x [B, 2]: the gradient of a row's output is the row itself."""
 
@@ -157,9 +152,6 @@ def test_what_corrects_the_gradient_comes_after_the_noise():
     descend(model, model, iter([batch]), 1, optimizer, **settings)
     assert seen[0].tolist() == [pytest.approx([1.0, 1.5])]
     assert model.layer.weight.tolist() == [[0.0, 0.0]]
-
-
-# --- statistics ---------------------------------------------------------------------------------------
 
 
 def test_the_noise_has_the_standard_deviation_it_is_said_to_have():
@@ -223,9 +215,6 @@ def test_with_a_rate_of_one_all_images_take_part():
     first = next(dp_sgd.poisson(7, 1.0, numpy_rng("all")))
     assert first.tolist() == list(range(7))
     assert first.dtype == torch.int64
-
-
-# --- what must not be -----------------------------------------------------------------------------------
 
 
 def test_the_module_is_as_it_was_but_for_its_weights():

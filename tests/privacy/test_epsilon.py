@@ -1,7 +1,5 @@
 """Accounting: known figures, Google's library, composition, searches, curves, the laws that any accountant obeys."""
 
-from __future__ import annotations
-
 import math
 import warnings
 
@@ -238,9 +236,6 @@ def test_no_privacy_to_speak_of_does_not_take_prv_minutes():
     assert compute_epsilon(0.5, 0.1, 50, 1e-2, "prv") == compute_epsilon(0.5, 0.1, 50, 1e-2, "rdp") > epsilon.NO_PRIVACY
 
 
-# --- accounts -----------------------------------------------------------------------------------------
-
-
 def test_an_account_adds_up_over_rounds_and_survives_a_restart():
     account = Account(1e-2, trained=4, recorded=5, after=6)
     for _ in range(3):
@@ -290,9 +285,6 @@ def test_full_batches_with_two_noises_are_one_gaussian_mechanism():
 def test_a_shift_that_delta_covers_costs_nothing():
     assert _gaussian(0.01, 0.1) == 0.0
     assert 0.0 < _gaussian(0.01, 1e-5) < 0.1
-
-
-# --- searches and bounds ------------------------------------------------------------------------------
 
 
 def test_searches_for_steps_and_noise_end():
@@ -351,9 +343,6 @@ def test_prv_is_not_asked_for_an_epsilon_above_a_hundred(monkeypatch, noise, ask
     assert 90 < bound < 120
     assert _prv.__wrapped__((Mechanism(noise, 0.5, 1),), 1e-5) == (1.0 if asked else bound)
     assert bool(seen) is asked
-
-
-# --- curves -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("size", "delta"), [(1, 1 / 2), (2, 1 / 2), (3, 1 / 3), (100, 1 / 100)])

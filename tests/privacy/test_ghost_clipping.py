@@ -1,7 +1,5 @@
 """Sums of clipped gradients, by ghost clipping and from stored gradients, against a loop over images."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -24,9 +24,6 @@ def column(*places: float) -> torch.Tensor:
     return torch.tensor(places, dtype=torch.float64).reshape(1, 1, -1, 1)
 
 
-# --- inner products -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("left", "right", "square", "sizes"),
     [
@@ -138,9 +135,6 @@ def test_a_left_out_image_adds_nothing_even_where_it_is_not_finite():
     assert found.tolist() == [[1.0]]
 
 
-# --- the memory of a pass -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("layer", "shape", "numbers"),
     [
@@ -155,9 +149,6 @@ def test_the_memory_of_a_layer_is_its_outputs_three_times_and_what_kernels_see(l
     ghost = GhostClipping(layer)
     with ghost.following():
         assert ghost.bytes_of(lambda: layer(torch.ones(shape)).flatten(1).sum(1)) == 4 * numbers
-
-
-# --- what is followed ---------------------------------------------------------------------------------
 
 
 def tied() -> nn.Module:

@@ -1,7 +1,5 @@
 """The `[privacy]` table, networks that are tried, and a sentence with the cure for what cannot be trained so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from pydantic import ValidationError
@@ -78,9 +76,6 @@ def test_mixing_is_found_by_trying():
     assert int(norm.num_batches_tracked) == 0
     assert mixes_samples(BatchDeviation(), noise)
     assert not mixes_samples(nn.Linear(3, 2), noise)
-
-
-# --- check ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,8 +190,6 @@ def test_delta_is_one_over_the_number_of_images_unless_given():
     assert Privacy(delta=1e-5).delta_for(1144) == 1e-5
 
 
-# --- in a study -----------------------------------------------------------------------------------------------
-
 STUDY = {
     "data": {"source": "fundus-phantom", "size": 28, "samples": 64},
     "sites": {"partition": "iid", "count": 2},
@@ -248,9 +241,6 @@ def test_a_primary_model_cannot_be_private_for_patients_and_others_can():
     check_facts(Privacy(on=("encoder", "primary"), unit="image"), facts)
     with pytest.raises(BadInput, match=r"privacy\.unit: the coordinator does not know"):
         check_facts(Privacy(on=("encoder", "primary"), unit="patient"), facts)
-
-
-# --- networks that are tried --------------------------------------------------------------------------
 
 
 def test_dropout_is_no_reason_against_gradients_of_single_images():

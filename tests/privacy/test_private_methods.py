@@ -1,7 +1,5 @@
 """Methods under differential privacy: what they spend, and what is covered."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from types import SimpleNamespace
@@ -32,9 +30,6 @@ GENERATOR = {
     "generator.top_codes": 8,
     "generator.bottom_codes": 8,
 }
-
-
-# --- methods -----------------------------------------------------------------------------------------
 
 
 def test_fedprox_without_its_penalty_is_fedavg_under_privacy_too(tiny, undisturbed, tmp_path):

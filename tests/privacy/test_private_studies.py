@@ -1,7 +1,5 @@
 """Studies with `[privacy]`, end to end: what the ledgers and the result say, budgets, resume, replay."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace
@@ -137,9 +135,6 @@ def test_prv_is_an_option_and_tighter(tiny, tmp_path, undisturbed):
     assert found["privacy"]["accountant"] == "prv"
     assert found["privacy"]["epsilon"] < rdp["privacy"]["epsilon"]
     assert found["weights_sha256"] == rdp["weights_sha256"]
-
-
-# --- secrets -----------------------------------------------------------------------------------------
 
 
 def test_a_deployed_sites_secret_is_drawn_once_and_kept(tmp_path):

@@ -1,7 +1,5 @@
 """Records: what ledger lines and results say was compute_epsilon, what it covers and what it does not."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -105,14 +103,8 @@ def test_without_any_account_there_is_no_privacy_to_report():
     assert records.summary({}, ["weights"]) is None
 
 
-# --- parcels, gate, ledger ----------------------------------------------------------------------------------
-
-
 def parcel(privacy=None, kind="weights", **metadata) -> Parcel:
     return Parcel(kind, {"w": torch.ones(2)}, metadata, privacy)
-
-
-# --- what the coordinator collects ---------------------------------------------------------------------------
 
 
 def test_the_last_record_counts_and_covers_add_up():

@@ -1,7 +1,5 @@
 """Augmentation against arithmetic by hand: shape, grey values, mixup, and draws that belong to an image."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -92,9 +90,6 @@ def test_noise_has_the_standard_deviation_that_was_drawn(monkeypatch):
     assert float(noisy.std()) == pytest.approx(0.05, rel=0.03)
 
 
-# --- mixup --------------------------------------------------------------------------------------------
-
-
 def test_mixup_mixes_images_and_targets_in_the_same_shares():
     images, labels = torch.eye(6).reshape(6, 1, 1, 6), torch.arange(6)
     targets = TASKS["classification"]().mixable(labels, Target(tuple("abcdef")))
@@ -118,9 +113,6 @@ def test_class_weights_of_mixed_targets():
     each = trainer.task.losses(output, targets, TARGET)
     by_hand = (3.5 * each[0] + 2.0 * each[1]) / 5.5
     assert float(trainer.loss(output, targets, weights)) == pytest.approx(float(by_hand))
-
-
-# --- balanced batches, smoothing, schedules -----------------------------------------------------------
 
 
 def test_balanced_batches_draw_rare_classes_as_often_as_common_ones():

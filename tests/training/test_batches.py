@@ -1,7 +1,5 @@
 """Loading: images that stay on a GPU, and what frozen layers give for images."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

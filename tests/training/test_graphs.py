@@ -114,9 +114,6 @@ def test_one_recording_at_a_time_with_the_functions_generators(monkeypatch):
     assert asked[2:] == ["replay"]
 
 
-# --- a trainer's passes -----------------------------------------------------------------------------------
-
-
 def test_gradients_are_those_of_the_batch_whatever_its_shape(gpu):
     model = torch.nn.Linear(3, 2)
     learn = GraphedGradients(model, lambda x, y: (model(x) - y).square().mean())
@@ -258,9 +255,6 @@ def test_recorded_gradients_of_a_deep_network_are_its_gradients(monkeypatch):
         wanted = torch.cat([one.flatten() for one in torch.autograd.grad(loss(images, labels), learn.parameters)])
         assert float((found - wanted).norm() / wanted.norm()) < 1e-4
     assert len(learn.passes.graphs) == 1
-
-
-# --- recorded evaluation: the sums of the ordinary way ------------------------------------------------
 
 
 TARGET = Target(("a", "b"))

@@ -63,9 +63,6 @@ def seen(batches, count):
     return [(images[:, 0, 0, 0] * 255).round().long().tolist() for images, _ in (next(batches) for _ in range(count))]
 
 
-# --- batches ------------------------------------------------------------------------------------------
-
-
 @given(count=st.integers(1, 30), size=st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
 def test_a_pass_has_floor_of_n_over_b_whole_batches(count, size):
@@ -117,9 +114,6 @@ def test_one_pass_leaves_no_image_out(count, size):
     assert max(len(b[0]) for b in batches) - min(len(b[0]) for b in batches) <= 1
 
 
-# --- augmentation -------------------------------------------------------------------------------------
-
-
 def orbit(image, kinds):
     """All pictures an image may become."""
     turned = [image.rot90(k, (-2, -1)) for k in range(4)] if "turn" in kinds else [image]
@@ -145,9 +139,6 @@ def test_a_segmentation_batch_keeps_masks_on_their_images():
     trainer = make_trainer("segmentation", "unet", augment=("flip", "turn"), batch_size=6)
     for images, targets in (next(trainer.batches(part, rng(k))) for k in range(4)):
         assert torch.equal(targets.bool().reshape(6, SIZE, SIZE), (images[:, 0] * 255).round() > 128)
-
-
-# --- training -----------------------------------------------------------------------------------------
 
 
 def test_training_is_the_bare_loop():
@@ -214,9 +205,6 @@ def test_the_optimiser_is_the_one_that_was_asked_for():
     assert Optimizer(name="sgd", momentum=0.7).make(iter([parameter]), 1).param_groups[0]["momentum"] == 0.7
 
 
-# --- an optimiser kept from round to round ------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_a_kept_optimiser_equals_one_that_was_never_put_away(name):
     """Three rounds of two steps with the state put away and taken out again, against six steps in one go."""
@@ -246,9 +234,6 @@ def test_a_kept_optimiser_takes_the_learning_rate_of_its_round():
     buffers = [second.state[p]["momentum_buffer"] for p in second.param_groups[0]["params"]]
     kept = [first.state[p]["momentum_buffer"] for p in first.param_groups[0]["params"]]
     assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(buffers, kept, strict=True))
-
-
-# --- evaluation ---------------------------------------------------------------------------------------
 
 
 def test_evaluation_equals_counting_by_hand():
@@ -282,9 +267,6 @@ def test_large_parts_are_evaluated_in_pieces_that_add_up():
     assert torch.equal(whole["confusion"], together["confusion"])
     assert torch.equal(whole["count"], together["count"])
     assert float(whole["loss"]) == pytest.approx(float(together["loss"]), rel=1e-6)
-
-
-# --- weights ------------------------------------------------------------------------------------------
 
 
 def test_copies_of_all_sorts_of_layouts():

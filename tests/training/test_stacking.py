@@ -1,7 +1,5 @@
 """Stacked networks against the same networks one by one, in double precision."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from types import SimpleNamespace
@@ -77,9 +75,6 @@ def test_stacked_networks_learn_what_they_learn_one_by_one(name, graphs, monkeyp
     for place, network in enumerate(alone):
         for key, value in stacked.states()[place].items():
             assert torch.allclose(value, network.state_dict()[key], atol=1e-7), (place, key)
-
-
-# --- through the engine -------------------------------------------------------------------------------
 
 
 def run(tiny, tmp_path, method, stacked, **overrides):

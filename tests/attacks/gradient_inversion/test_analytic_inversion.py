@@ -1,7 +1,5 @@
 """What the last and the first layer's gradients give away without any search."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

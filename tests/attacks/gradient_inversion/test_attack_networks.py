@@ -1,7 +1,5 @@
 """The papers' networks, and layers whose second derivatives are right for many targets at once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

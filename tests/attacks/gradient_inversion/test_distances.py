@@ -1,7 +1,5 @@
 """Distances against arithmetic done by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

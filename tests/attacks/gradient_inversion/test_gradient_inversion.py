@@ -1,7 +1,5 @@
 """Gradient inversion end to end: what comes back, what it is allowed to know, and that targets do not mix."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

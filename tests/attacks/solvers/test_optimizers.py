@@ -1,7 +1,5 @@
 """Adam and L-BFGS for many targets against torch's own, one by one."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 
@@ -97,7 +95,7 @@ class Valleys:
         loss = self.height(point, self.bends[:, None])
         return loss.detach(), torch.autograd.grad(loss.sum(), point)[0]
 
-    def select_rows(self, rows: Tensor) -> Valleys:
+    def select_rows(self, rows: Tensor) -> "Valleys":
         return Valleys(self.bends[rows])
 
 

@@ -1,7 +1,5 @@
 """Layers of many targets on a GPU, tried on the CPU against torch's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Small GANs and images of squares."""
 
-from __future__ import annotations
-
 import torch
 
 from polyclinic.generators import GENERATORS

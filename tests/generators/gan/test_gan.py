@@ -1,7 +1,5 @@
 """GANs: losses by hand, shapes, conditions, determinism, what learns from what, sending and loading."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Stacked networks compute and learn what each computes and learns alone; convolutions as matrix products."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """A small StyleGAN2."""
 
-from __future__ import annotations
-
 import torch
 
 from polyclinic.generators.stylegan2.model import StyleGAN2

@@ -1,7 +1,5 @@
 """StyleGAN2: its layers against slow and obvious ones, its regularisers and augmentation, and that it learns labels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_stylegan2 import build, rng

@@ -1,7 +1,5 @@
 """Layers of StyleGAN2 against their formulas."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

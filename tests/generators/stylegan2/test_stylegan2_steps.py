@@ -1,7 +1,5 @@
 """StyleGAN2's steps: a GPU takes the gradients that a CPU takes, and the parts of losses weigh what they should."""
 
-from __future__ import annotations
-
 import collections
 import math
 

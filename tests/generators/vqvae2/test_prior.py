@@ -1,7 +1,5 @@
 """The prior over codes: what it may see, and that sampling with everything kept equals sampling the slow way."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """The two-level autoencoder: shapes, the loss by hand, codebooks, determinism, sending and loading."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

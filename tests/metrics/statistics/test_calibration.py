@@ -1,7 +1,5 @@
 """Calibration, operating points and conformal sets against scikit-learn and arithmetic by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

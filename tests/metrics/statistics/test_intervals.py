@@ -1,7 +1,5 @@
 """Intervals against scipy and statsmodels; whole patients are drawn. Agreement against Bland and Altman (1986)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

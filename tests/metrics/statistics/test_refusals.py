@@ -1,7 +1,5 @@
 """What statistics refuse, each in a sentence that names the argument at fault."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

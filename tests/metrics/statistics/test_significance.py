@@ -1,7 +1,5 @@
 """Tests between models against scipy, statsmodels and counts by hand; DeLong's variance against its definition."""
 
-from __future__ import annotations
-
 import itertools
 from itertools import combinations
 
