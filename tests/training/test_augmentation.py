@@ -136,23 +136,19 @@ def test_label_smoothing_by_hand_and_not_in_the_metrics():
     assert float(sums["loss"]) == pytest.approx(-float(log[0]))
 
 
-def test_a_cosine_falls_from_lr_towards_zero_over_the_rounds():
-    table = Optimizer(lr=2.0, schedule="cosine").over(4)
-    by_hand = [2.0, 1 + np.cos(np.pi / 4), 1.0, 1 - np.cos(np.pi / 4)]
-    assert [table.lr_in(number) for number in (1, 2, 3, 4)] == pytest.approx(by_hand)
-    assert table.at_site("a").lr_in(3) == pytest.approx(1.0)
-
-
-def test_a_site_with_its_own_batch_size_has_the_same_cosine():
-    table = Optimizer(lr=2.0, schedule="cosine", batch_sizes={"a": 3}).over(4).at_site("a")
-    assert (table.batch_size, table.lr_in(3)) == (3, pytest.approx(1.0))
-
-
-def test_warm_up_rises_evenly_and_then_the_schedule_begins():
-    step = Optimizer(lr=1.0, warmup=3, decay_every=0)
-    assert [step.lr_in(number) for number in (1, 2, 3, 4, 5)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
-    cosine = Optimizer(lr=1.0, warmup=1, schedule="cosine").over(3)
-    assert [cosine.lr_in(number) for number in (1, 2, 3)] == pytest.approx([0.5, 1.0, 0.5])
+@pytest.mark.parametrize(
+    ("settings", "rounds", "by_hand"),
+    [
+        ({"lr": 2.0, "schedule": "cosine"}, 4, [2.0, 1 + np.cos(np.pi / 4), 1.0, 1 - np.cos(np.pi / 4)]),
+        ({"lr": 1.0, "warmup": 3, "decay_every": 0}, 5, [0.25, 0.5, 0.75, 1.0, 1.0]),  # rises evenly
+        ({"lr": 1.0, "warmup": 1, "schedule": "cosine"}, 3, [0.5, 1.0, 0.5]),
+    ],
+)
+def test_the_learning_rate_follows_its_schedule_at_every_site(settings, rounds, by_hand):
+    table = Optimizer(**settings, batch_sizes={"a": 3}).over(rounds)
+    for one in (table, table.at_site("a"), table.at_site("b")):
+        assert [one.lr_in(number) for number in range(1, rounds + 1)] == pytest.approx(by_hand)
+    assert (table.at_site("a").batch_size, table.at_site("b").batch_size) == (3, table.batch_size)
 
 
 IMAGES = np.random.default_rng(0).integers(0, 255, (6, 1, 4, 4), dtype=np.uint8)

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from pretended_gpu import BrokenGraph, Nothing, Stream, pretend_gpu
+from pretended_gpu import BrokenGraph, pretend_gpu
 
 from polyclinic.data.parts import ImageSet, prepare
 from polyclinic.errors import BadInput
@@ -30,11 +30,6 @@ def gpu(monkeypatch):
     pretend_gpu(monkeypatch)
 
 
-@pytest.fixture
-def broken_gpu(monkeypatch):
-    pretend_gpu(monkeypatch, BrokenGraph)
-
-
 def test_every_call_does_the_work_once(gpu):
     seen = []
 
@@ -47,71 +42,6 @@ def test_every_call_does_the_work_once(gpu):
     assert seen == [[value] * 2 for value in range(WARM_UP + 3)]
     assert outputs == [[2 * value] * 2 for value in range(WARM_UP + 3)]
     assert len(graphed.graphs) == 1
-
-
-def test_a_replay_overwrites_the_output_of_the_one_before(gpu):
-    graphed = GraphedFunction(lambda x: x + 1, "adding")
-    for _ in range(WARM_UP):
-        graphed(torch.zeros(1))
-    first = graphed(torch.ones(1))
-    assert graphed(torch.full((1,), 7.0)) is first
-    assert first.item() == 8
-
-
-def test_inputs_of_every_shape_and_type_have_a_graph_of_their_own(gpu):
-    graphed = GraphedFunction(lambda x: x.sum(), "adding up")
-    for _ in range(WARM_UP):
-        graphed(torch.ones(2))
-        graphed(torch.ones(3))
-    assert graphed.graphs == {}
-    assert graphed(torch.ones(2)).item() == 2
-    assert graphed(torch.ones(3)).item() == 3
-    assert graphed(torch.ones(2, dtype=torch.long)).dtype == torch.long  # its first call: an ordinary one
-    assert len(graphed.graphs) == 2
-
-
-def test_what_cuda_cannot_record_goes_on_with_ordinary_calls_and_one_warning(broken_gpu):
-    graphed = GraphedFunction(lambda x: x + 1, "the attack")
-    for value in range(WARM_UP):
-        graphed(torch.full((1,), value))
-    with pytest.warns(UserWarning, match=r"^the attack runs without a CUDA graph, more slowly: operation not"):
-        assert graphed(torch.full((1,), 5)).item() == 6
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert [graphed(torch.full((n + 1,), n)).tolist() for n in range(6)] == [[n + 1] * (n + 1) for n in range(6)]
-
-
-def test_one_recording_at_a_time_with_the_functions_generators(monkeypatch):
-    """What the real `Graph` asks of torch: its generators are registered, the lock is held, nothing runs twice."""
-    asked = []
-
-    class FakeGraph:
-        def register_generator_state(self, rng):
-            asked.append(rng)
-
-        def replay(self):
-            asked.append("replay")
-
-    def fake_recording(graph, pool, stream, capture_error_mode):
-        asked.append((pool, stream, capture_error_mode))
-        return Nothing()
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(torch.cuda, "graph", fake_recording)
-    monkeypatch.setattr(torch.cuda, "stream", Nothing)
-    rng, stream, given, locked = torch.Generator(), Stream(), torch.ones(2), []
-    of = GraphedFunction(
-        lambda x: locked.append(graphs._RECORDING.locked()), "a step", rngs=[rng], stream=stream, pool=7
-    )
-    graph = graphs.Graph(of, (given,))
-    assert asked == [rng, (7, stream, "thread_local")]
-    assert locked == [True]
-    assert not graphs._RECORDING.locked()
-    given.fill_(7)
-    assert graph.inputs[0].tolist() == [1, 1]  # a copy
-    graph.replay((given,))
-    assert graph.inputs[0].tolist() == [7, 7]
-    assert asked[2:] == ["replay"]
 
 
 def test_gradients_are_those_of_the_batch_whatever_its_shape(gpu):
@@ -129,18 +59,6 @@ def test_gradients_are_those_of_the_batch_whatever_its_shape(gpu):
         with torch.no_grad():
             model.weight -= 0.1 * found
     assert len(learn.passes.graphs) == 2
-
-
-def test_gradients_without_a_graph_are_the_same(broken_gpu):
-    model = torch.nn.Linear(3, 2)
-    learn = GraphedGradients(model, lambda x, y: (model(x) - y).square().mean())
-    x, y = torch.ones(4, 3), torch.zeros(4, 2)
-    wanted = torch.autograd.grad((model(x) - y).square().mean(), model.weight)[0]
-    for _ in range(WARM_UP):
-        learn(x, y)
-    with pytest.warns(UserWarning, match=r"^engine.graphs: a training step runs without a CUDA graph"):
-        learn(x, y)
-    assert torch.equal(model.weight.grad, wanted)
 
 
 @pytest.mark.parametrize(
@@ -173,88 +91,13 @@ def test_a_reproducible_run_takes_no_way_that_rounds_differently(tiny, monkeypat
     assert fixed == [True]
 
 
-def test_inputs_of_many_shapes_are_not_all_recorded(monkeypatch):
+def test_inputs_of_many_shapes_are_not_all_recorded(gpu):
     """A graph keeps the memory of its pass."""
-    pretend_gpu(monkeypatch)
     graphed = GraphedFunction(lambda x: x + 1, "a step")
     for rows in range(1, graphs.MOST_GRAPHS + 4):
         for _ in range(WARM_UP + 2):
             assert torch.equal(graphed(torch.ones(rows)), torch.full((rows,), 2.0))
     assert len(graphed.graphs) == graphs.MOST_GRAPHS
-
-
-def test_a_cpu_records_nothing():
-    task, target = TASKS["classification"](name="classification"), Target(("a", "b"))
-    model = build("small-cnn", channels=1, outputs=task.outputs(target), size=28)
-    assert not Trainer(model, TrainerSpec(task=task, target=target, optimizer=Optimizer(), graphs=True)).graphs
-
-
-def trainer_that_records(monkeypatch) -> Trainer:
-    pretend_gpu(monkeypatch)
-    task, target = TASKS["classification"](name="classification"), Target(("a", "b"))
-    model = build("small-cnn", channels=1, outputs=task.outputs(target), size=16)
-    trainer = Trainer(model, TrainerSpec(task=task, target=target, optimizer=Optimizer()))
-    trainer.graphs = True
-    return trainer
-
-
-def noise_batches(channels: int = 1, size: int = 16):
-    rng = torch_rng("graphs")
-    while True:
-        yield torch.rand(4, channels, size, size, generator=rng), torch.randint(2, (4,), generator=rng)
-
-
-@pytest.mark.parametrize("case", ["whole", "weighted", "a part", "some layers"])
-def test_recorded_steps_are_the_steps(case, monkeypatch):
-    """The whole network, with weighted classes, the part behind a cut (FedReplay), with layers that do not learn."""
-    trainer = trainer_that_records(monkeypatch)
-    start = {name: one.clone() for name, one in trainer.weights().items()}
-    weights = torch.tensor([0.3, 1.7]) if case == "weighted" else None
-    channels, size = (32, 8) if case == "a part" else (1, 16)
-    ends = []
-    for recorded in (False, True):
-        trainer.graphs = recorded
-        for _ in range(2):  # a part is cut off anew in every round
-            model = trainer.split(trainer.load(start))[1] if case == "a part" else trainer.load(start)
-            if case == "some layers":
-                model.conv1.requires_grad_(False)
-            optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1, 0.9)
-            given = noise_batches(channels, size)
-            trainer.train(given, WARM_UP + 3, optimizer, class_weights=weights, model=model)
-        ends.append(trainer.weights())
-    assert len(trainer.kept) == 1
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in start)
-    assert not torch.equal(ends[0]["fc.weight"], start["fc.weight"])
-
-
-def test_another_choice_of_layers_that_learn_is_another_graph(monkeypatch):
-    trainer = trainer_that_records(monkeypatch)
-    for frozen in (False, True):
-        trainer.model.conv1.requires_grad_(not frozen)
-        before = trainer.model.conv1.weight.detach().clone()
-        optimizer = torch.optim.SGD(trainer.model.parameters(), 0.1)
-        trainer.train(noise_batches(), WARM_UP + 3, optimizer)
-        assert torch.equal(before, trainer.model.conv1.weight) == frozen
-    assert len(trainer.kept) == 2
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_recorded_gradients_of_a_deep_network_are_its_gradients(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    model = build("resnet18", channels=1, outputs=2, size=32, norm="batch").cuda().train()
-
-    def loss(images, labels):
-        return torch.nn.functional.cross_entropy(model(images), labels)
-
-    learn, rng = GraphedGradients(model, loss), torch.Generator().manual_seed(0)
-    for _ in range(WARM_UP + 2):
-        images = torch.rand(16, 1, 32, 32, generator=rng).cuda()
-        labels = torch.randint(2, (16,), generator=rng).cuda()
-        learn(images, labels)
-        found = torch.cat([one.grad.flatten() for one in learn.parameters])
-        wanted = torch.cat([one.flatten() for one in torch.autograd.grad(loss(images, labels), learn.parameters)])
-        assert float((found - wanted).norm() / wanted.norm()) < 1e-4
-    assert len(learn.passes.graphs) == 1
 
 
 TARGET = Target(("a", "b"))
@@ -275,6 +118,51 @@ def make_trainer(task: str, device: str = "cpu", *, graphs: bool = False) -> Tra
     trainer.load(initial_weights(builder, 0))
     trainer.graphs = graphs
     return trainer
+
+
+def test_a_cpu_records_nothing():
+    spec = TrainerSpec(task=TASKS["classification"](), target=TARGET, optimizer=Optimizer(), graphs=True)
+    assert not Trainer(make_trainer("classification").model, spec).graphs
+
+
+def noise_batches(channels: int = 1, size: int = 16):
+    rng = torch_rng("graphs")
+    while True:
+        yield torch.rand(4, channels, size, size, generator=rng), torch.randint(2, (4,), generator=rng)
+
+
+@pytest.mark.parametrize("case", ["whole", "weighted", "a part", "some layers"])
+def test_recorded_steps_are_the_steps(case, gpu):
+    """The whole network, with weighted classes, the part behind a cut (FedReplay), with layers that do not learn."""
+    trainer = make_trainer("classification", graphs=True)
+    start = {name: one.clone() for name, one in trainer.weights().items()}
+    weights = torch.tensor([0.3, 1.7]) if case == "weighted" else None
+    channels, size = (32, 8) if case == "a part" else (1, 16)
+    ends = []
+    for recorded in (False, True):
+        trainer.graphs = recorded
+        for _ in range(2):  # a part is cut off anew in every round
+            model = trainer.split(trainer.load(start))[1] if case == "a part" else trainer.load(start)
+            if case == "some layers":
+                model.conv1.requires_grad_(False)
+            optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1, 0.9)
+            given = noise_batches(channels, size)
+            trainer.train(given, WARM_UP + 3, optimizer, class_weights=weights, model=model)
+        ends.append(trainer.weights())
+    assert len(trainer.kept) == 1
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in start)
+    assert not torch.equal(ends[0]["fc.weight"], start["fc.weight"])
+
+
+def test_another_choice_of_layers_that_learn_is_another_graph(gpu):
+    trainer = make_trainer("classification", graphs=True)
+    for frozen in (False, True):
+        trainer.model.conv1.requires_grad_(not frozen)
+        before = trainer.model.conv1.weight.detach().clone()
+        optimizer = torch.optim.SGD(trainer.model.parameters(), 0.1)
+        trainer.train(noise_batches(), WARM_UP + 3, optimizer)
+        assert torch.equal(before, trainer.model.conv1.weight) == frozen
+    assert len(trainer.kept) == 2
 
 
 def parts_of(*counts: int) -> list[ImageSet]:
@@ -300,14 +188,13 @@ def assert_same(one, other):
 
 
 @pytest.fixture
-def small_batches(monkeypatch):
+def small_batches(gpu, monkeypatch):
     monkeypatch.setattr(loop, "EVALUATION_BATCH", 8)
 
 
 @pytest.mark.parametrize("task", ["classification", "segmentation"])
-def test_recorded_evaluation_gives_the_sums(task, monkeypatch, small_batches):
+def test_recorded_evaluation_gives_the_sums(task, small_batches):
     """Full batches, a ragged one at the end, and small parts that are joined."""
-    pretend_gpu(monkeypatch)
     parts = parts_of(19, 3, 4)
     plain, recorded = (make_trainer(task, graphs=graphs) for graphs in (False, True))
     assert_same(sums(recorded, parts, WARM_UP + 2), sums(plain, parts, 1))
@@ -315,8 +202,7 @@ def test_recorded_evaluation_gives_the_sums(task, monkeypatch, small_batches):
     assert sorted(shapes[0][0][0] for shapes in graphs) == [4, 6, 8]  # 8, 8, 3 + 3, 4
 
 
-def test_other_weights_give_other_sums(monkeypatch, small_batches):
-    pretend_gpu(monkeypatch)
+def test_other_weights_give_other_sums(small_batches):
     trainer, parts = make_trainer("classification", graphs=True), parts_of(16)
     before = sums(trainer, parts, WARM_UP + 1)
     changed = {name: value * 1.5 for name, value in trainer.weights().items() if value.is_floating_point()}
@@ -328,8 +214,7 @@ def test_other_weights_give_other_sums(monkeypatch, small_batches):
     assert not torch.equal(after[0]["loss"], before[0]["loss"])
 
 
-def test_answers_outlive_the_next_pass(monkeypatch, small_batches):
-    pretend_gpu(monkeypatch)
+def test_answers_outlive_the_next_pass(small_batches):
     trainer, parts = make_trainer("classification", graphs=True), parts_of(40)
     sums(trainer, parts, 1)
     outputs = [output for output, _ in trainer.outputs(parts[0])]
@@ -338,7 +223,6 @@ def test_answers_outlive_the_next_pass(monkeypatch, small_batches):
 
 
 def test_large_images_are_not_recorded(monkeypatch, small_batches):
-    pretend_gpu(monkeypatch)
     monkeypatch.setattr(loop, "MOST_RECORDED_BYTES", 8 * 16 * 16 * 4 - 1)
     trainer, parts = make_trainer("classification", graphs=True), parts_of(15)
     assert_same(sums(trainer, parts, WARM_UP + 2), sums(make_trainer("classification"), parts, 1))

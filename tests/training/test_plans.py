@@ -7,9 +7,8 @@ import torch
 
 from polyclinic.federation.operation import carry_out
 from polyclinic.training import plans
-from polyclinic.training.gpu import stacking
 from polyclinic.training.gpu.stacking import StackedCorrector
-from polyclinic.training.plans import Correction, Fit, FitSpec
+from polyclinic.training.plans import Correction
 
 
 class Asked:
@@ -79,80 +78,3 @@ def test_corrections_of_a_stack_are_those_of_each_network(same):
     assert parameters["left"].grad is None
     assert [float(correct.state_of(place)["steps"]) for place in range(2)] == [1, 3]
     assert correct.given["more"]["w"].dim() == (1 if same else 2)
-
-
-class Stack:
-    """A stacked trainer that says what it was given."""
-
-    def __init__(self, members):
-        self.members, self.given = members, {}
-        self.model = SimpleNamespace(load=lambda starts: self.given.update(starts=starts), parameters={})
-
-    def train(self, batches, steps, optimizer, *, correct, device):
-        self.given |= {"steps": steps, "device": device, "round": optimizer}
-        return [float(place) for place in range(self.members)], [{"w": place} for place in range(self.members)]
-
-
-@pytest.fixture
-def stacks(monkeypatch):
-    made = []
-
-    def stacked_trainer(trainer, members, reference):
-        made.append(Stack(members))
-        return made[-1]
-
-    monkeypatch.setattr(stacking, "can_stack", lambda trainer, sites: True)
-    monkeypatch.setattr(stacking, "is_worthwhile", lambda members: True)
-    monkeypatch.setattr(stacking, "stacked_trainer", stacked_trainer)
-    monkeypatch.setattr(stacking, "stacked_batches", lambda members: None)
-    monkeypatch.setattr(Fit, "member", lambda plan: SimpleNamespace(rows=plan.site.rows))
-    monkeypatch.setattr(Fit, "alone", lambda plan: f"alone {plan.start}")
-    return made
-
-
-PLAIN = FitSpec()
-
-
-def plan(images, rows, spec=PLAIN, start=None, **more):
-    optimizer = SimpleNamespace(make=lambda parameters, number: number)
-    trainer = SimpleNamespace(steps_in=lambda part: len(part) // 4, optimizer=optimizer, weights_stay=False)
-    own = {"data": SimpleNamespace(train=range(images)), "rows": rows, "round": 5, "unknown_classes": (), **more}
-    return Fit(SimpleNamespace(trainer=trainer, **own), start, spec)
-
-
-def test_each_site_of_a_stack_takes_its_own_steps(stacks):
-    """Two sites with batches of one size, and one with another, which is a stack of its own."""
-    asked = [
-        plan(20, 8, FitSpec(steps=9), start=0),
-        plan(40, 4, FitSpec(part=range(24)), start=1),
-        plan(12, 8, start=2),
-    ]
-    found = Fit.carry_out(asked)
-    assert [one.metadata for one in found] == [
-        {"samples": 20, "steps": 9, "loss": 0.0},
-        {"samples": 24, "steps": 6, "loss": 0.0},
-        {"samples": 12, "steps": 3, "loss": 1.0},
-    ]
-    assert [one.weights["w"] for one in found] == [0, 0, 1]
-    first, second = (stack.given for stack in stacks)
-    assert (first["starts"], first["steps"]) == ([0, 2], [9, 3])
-    assert (second["starts"], second["steps"]) == ([1], [6])
-    assert first["round"] == second["round"] == 5
-    assert first["device"] == "cpu"
-
-
-@pytest.mark.parametrize(
-    "special",
-    [
-        {"spec": FitSpec(class_weights=torch.ones(2))},
-        {"spec": FitSpec(correction=Correction(add))},  # it would change the gradients of both
-        {"spec": FitSpec(reference=plans.Reference("cut", [], torch.nn.Identity()))},
-        {"unknown_classes": (1,)},
-        {"worthwhile": False},
-    ],
-)
-def test_sites_with_a_loss_of_their_own_are_not_stacked(stacks, special, monkeypatch):
-    if not special.pop("worthwhile", True):
-        monkeypatch.setattr(stacking, "is_worthwhile", lambda members: False)
-    assert Fit.carry_out([plan(8, 8, start=0), plan(8, 8, start=1, **special)]) == ["alone 0", "alone 1"]
-    assert stacks == []

@@ -203,7 +203,7 @@ def restricted_loss(site: Site) -> Loss:
 def _stacked(plans: Sequence[Fit], members: Sequence[stacking.Member]) -> list[Fitted] | None:
     """The plans of sites with batches of one size, carried out as one stacked network. None where a stack cannot be,
     does not pay, or fails: then nothing has happened."""
-    special = any(plan.spec.class_weights is not None or plan.site.unknown_classes for plan in plans)
+    special = any(plan.spec.class_weights is not None for plan in plans)
     kinds = {(plan.spec.correction is None, plan.spec.reference is None) for plan in plans}
     if special or len(kinds) > 1 or not stacking.is_worthwhile(members):
         return None
