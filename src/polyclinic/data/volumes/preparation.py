@@ -1,0 +1,99 @@
+"""How a volume is prepared: turned to right, front and head, cut to what is not empty, resampled, normalised."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from polyclinic.extras import need
+from polyclinic.settings import Settings
+
+if TYPE_CHECKING:
+    from polyclinic.data.volumes.volume import RawVolume
+
+#: names of what goes through the transforms
+IMAGE, MASK = "image", "mask"
+
+
+class Intensities(Settings):
+    """Fixed intensities of one channel, as a computed tomograph has them."""
+
+    low: float = Field(description="intensities below become this one")
+    high: float = Field(description="intensities above become this one")
+    mean: float = Field(0.0, description="what becomes 0")
+    deviation: float = Field(1.0, gt=0, description="what becomes 1, above the mean")
+
+
+class Prepared(NamedTuple):
+    """image float16 [C, X, Y, Z], mask uint8 [X, Y, Z] or None, and millimetres between voxels."""
+
+    image: np.ndarray
+    mask: np.ndarray | None
+    spacing: tuple[float, ...]
+
+
+class Preparation(Settings):
+    """All that a prepared case depends on besides its files; a model keeps it, to prepare new cases the same way."""
+
+    spacing: tuple[float, float, float] | None = Field(
+        None, description="millimetres between voxels to which all cases are resampled; if not given, as they are"
+    )
+    normalise: Literal["each case", "fixed"] = Field(
+        "each case",
+        description="each case: mean 0 and deviation 1 of every channel where it is not 0, as for MRI; fixed: by "
+        "`intensities`, as for CT",
+    )
+    intensities: tuple[Intensities, ...] = Field(
+        (), description="for fixed: { low, high, mean, deviation } of every channel, in their order"
+    )
+
+    def transforms(self, *, mask: bool) -> Any:
+        """MONAI's transforms of a dictionary; they can be undone (`Invertd`)."""
+        need("monai", "data: volumes")
+        from monai import transforms as t
+
+        keys = (IMAGE, MASK) if mask else (IMAGE,)
+        steps: list[Any] = [t.Orientationd(keys, axcodes="RAS", labels=None)]
+        if self.normalise == "each case":
+            steps.append(t.CropForegroundd(keys, source_key=IMAGE, select_fn=_not_zero, allow_smaller=True))
+        if self.spacing is not None:
+            steps.append(t.Spacingd(keys, pixdim=self.spacing, mode=("bilinear", "nearest")[: len(keys)]))
+        return t.Compose([*steps, *self._normalising()])
+
+    def _normalising(self) -> list[Any]:
+        from monai import transforms as t
+
+        if self.normalise == "each case":
+            return [t.NormalizeIntensityd(IMAGE, nonzero=True, channel_wise=True)]
+        columns = {
+            name: [getattr(one, name) for one in self.intensities] for name in ("low", "high", "mean", "deviation")
+        }
+        clip = partial(_clipped, columns["low"], columns["high"])
+        mean, deviation = (np.array(columns[name], np.float32) for name in ("mean", "deviation"))
+        return [t.Lambdad(IMAGE, clip), t.NormalizeIntensityd(IMAGE, mean, deviation, channel_wise=True)]
+
+    def prepare(self, raw: RawVolume) -> Prepared:
+        """A case as the network takes it; `raw` stays as it is."""
+        import torch
+        from monai.data import MetaTensor
+
+        affine = torch.from_numpy(raw.affine)
+        given = {IMAGE: MetaTensor(torch.from_numpy(raw.image.copy()), affine)}
+        if raw.mask is not None:
+            given[MASK] = MetaTensor(torch.from_numpy(raw.mask[None]), affine)
+        found = self.transforms(mask=raw.mask is not None)(given)
+        image = found[IMAGE].numpy().astype(np.float16)
+        mask = found[MASK].numpy()[0].astype(np.uint8) if raw.mask is not None else None
+        return Prepared(image, mask, tuple(np.linalg.norm(found[IMAGE].affine[:3, :3].numpy(), axis=0).tolist()))
+
+
+def _not_zero(image: Any) -> Any:
+    return image != 0
+
+
+def _clipped(low: list[float], high: list[float], image: Any) -> Any:
+    """Each channel between its lowest and highest intensity."""
+    return image.clone().clip_(*(image.new_tensor(some)[:, None, None, None] for some in (low, high)))

@@ -1,0 +1,77 @@
+"""A volume as it is read, and as it is prepared and kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+#: a structure's values in a mask, by its name; a voxel of several structures has a value that each of them names
+Structures = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class RawVolume:
+    """A case as its files have it.
+
+    image   float32 [C, X, Y, Z]
+    mask    uint8 [X, Y, Z] of values that structures name, 0 elsewhere; or None
+    affine  float64 [4, 4], from voxels to millimetres to the right, front and head
+    """
+
+    image: np.ndarray
+    mask: np.ndarray | None
+    affine: np.ndarray
+
+    @property
+    def spacing(self) -> tuple[float, ...]:
+        """Millimetres between voxels along each axis."""
+        return tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Volume:
+    """A prepared case. Files are mapped when somebody looks at them, so that a thousand cases hold none open."""
+
+    image_at: Path | np.ndarray
+    mask_at: Path | np.ndarray | None
+    spacing: tuple[float, ...]
+
+    @property
+    def image(self) -> np.ndarray:
+        """float16 [C, X, Y, Z]."""
+        return _opened(self.image_at)
+
+    @property
+    def mask(self) -> np.ndarray | None:
+        """uint8 [X, Y, Z], or None."""
+        return None if self.mask_at is None else _opened(self.mask_at)
+
+    def digest(self) -> str:
+        """Names what the case shows, and in which voxels."""
+        found = hashlib.sha256(repr(self.spacing).encode())
+        for array in (self.image, self.mask):
+            if array is not None:
+                found.update(f"{array.dtype} {array.shape}".encode())
+                found.update(np.ascontiguousarray(array).data)
+        return found.hexdigest()
+
+
+def _opened(place: Path | np.ndarray) -> np.ndarray:
+    return place if isinstance(place, np.ndarray) else np.load(place, mmap_mode="r", allow_pickle=False)
+
+
+def rows_of(volumes: Sequence[Volume]) -> np.ndarray:
+    """Cases as an array of objects [N], which can be indexed as images are."""
+    rows = np.empty(len(volumes), dtype=object)
+    for place, volume in enumerate(volumes):
+        rows[place] = volume
+    return rows
+
+
+def are_volumes(images: np.ndarray) -> bool:
+    """Whether examples are volumes, and not images of one shape."""
+    return images.dtype == object
