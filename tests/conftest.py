@@ -17,12 +17,6 @@ import pytest
 import torch
 import typer.main
 import typer.testing
-from cpu_times import (  # noqa: F401
-    pytest_addoption,
-    pytest_runtest_logreport,
-    pytest_runtest_makereport,
-    pytest_sessionfinish,
-)
 from json_schemas import assert_valid
 
 from polyclinic import plugins
@@ -55,42 +49,13 @@ TINY: dict[str, dict[str, Any]] = {
 
 MakeStudy = Callable[..., Study]
 
-#: the files that take longest (`--cpu-times`); when they come last, one worker of pytest-xdist waits for the other
-LONGEST = (
-    "test_recorded_digests.py",
-    "test_replay_methods.py",
-    "test_gradient_inversion.py",
-    "test_audit.py",
-    "test_without_posix.py",
-    "test_stacking.py",
-    "test_felicia.py",
-    "test_resume.py",
-    "test_checks.py",
-    "test_honest_incoming.py",
-    "test_report_pages.py",
-    "test_epsilon.py",
-    "test_ray.py",
-    "test_methods.py",
-    "test_fuzz_campaign.py",
-    "test_workers.py",
-    "test_fault_campaign.py",
-    "test_baselines.py",
-    "test_feder.py",
-    "test_equivalences.py",
-    "test_backbones.py",
-    "test_replies.py",
-    "test_audit_outside.py",
-    "test_what_attacks_get.py",
-    "test_granted_to_attackers.py",
-    "test_reproduce.py",
-    "test_imported.py",
-    "test_near_copies.py",
-    "test_local_work.py",
-    "test_plugin_packages.py",
-    "test_plugins.py",
-    "test_tune.py",
-    "test_examples.py",
-)
+#: the files `test_*.py` that take longest; when they come last, one worker of pytest-xdist waits for the other
+LONGEST = """
+recorded_digests replay_methods gradient_inversion audit without_posix stacking felicia resume checks honest_incoming
+report_pages epsilon ray methods fuzz_campaign workers fault_campaign baselines feder equivalences backbones replies
+audit_outside what_attacks_get granted_to_attackers reproduce imported near_copies local_work plugin_packages plugins
+tune examples
+""".split()  # noqa: SIM905
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -98,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     unstable = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if unstable:  # two workers of pytest-xdist would collect different tests, and none would run
         raise pytest.UsageError(f"{unstable[0]}: its name holds an address; give the parameters `ids`")
-    place = {name: number for number, name in enumerate(LONGEST)}
+    place = {f"test_{name}.py": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
 
 

@@ -47,17 +47,8 @@ BASE: Tables = {
     "engine": {"workers": 1, "device": "cpu", "durable": False},  # nobody loses power
 }
 VQVAE2 = {
-    "name": "vqvae2",
-    "epochs": 1,
-    "batch_size": 4,
-    "width": 8,
-    "blocks": 1,
-    "top_codes": 8,
-    "bottom_codes": 8,
-    "prior_epochs": 1,
-    "prior_batch_size": 4,
-    "prior_width": 8,
-    "prior_layers": 1,
+    **{"name": "vqvae2", "epochs": 1, "batch_size": 4, "width": 8, "blocks": 1, "top_codes": 8, "bottom_codes": 8},
+    **{"prior_epochs": 1, "prior_batch_size": 4, "prior_width": 8, "prior_layers": 1},
 }
 DCGAN = {"name": "dcgan", "width": 4, "latent": 8, "steps": 2}
 STYLEGAN2 = {"name": "stylegan2", "width": 2, "latent": 4, "steps": 2, "ada_images": 50}
@@ -103,9 +94,7 @@ METHODS: dict[str, tuple[dict[str, Any], Tables]] = {
         {
             "task": {"name": "classification", "label_smoothing": 0.1},
             "optimizer": {
-                "schedule": "cosine",
-                "warmup": 1,
-                "balanced_batches": True,
+                **{"schedule": "cosine", "warmup": 1, "balanced_batches": True},
                 "augment": ["crop", "rotate", "brightness", "contrast", "noise", "mixup"],
             },
         },
@@ -174,13 +163,7 @@ REPLAYING: dict[str, tuple[dict[str, Any], Tables]] = {
     "felicia, privacy": (
         FELICIA,
         {
-            "generator": {
-                **DCGAN,
-                "labels": "even",
-                "discriminator_norm": "group",
-                "norm": "group",
-                "spread": False,
-            },
+            "generator": {**DCGAN, "labels": "even", "discriminator_norm": "group", "norm": "group", "spread": False},
             "privacy": {"noise_multiplier": 1.0, "on": ["generator"], "clipping": "stored"},
         },
     ),

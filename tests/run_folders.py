@@ -52,12 +52,6 @@ def history_without_bytes(folder: Path) -> list[dict[str, Any]]:
 def left(folder: Path, site: str) -> list[tuple[Any, ...]]:
     """What left a site, with the digests of all kinds but weights, which have no training loss where it is deployed."""
     return [
-        (
-            line["round"],
-            line["operation"],
-            line["kind"],
-            line["to"],
-            line["digest"] if line["kind"] != "weights" else "",
-        )
+        (*(line[name] for name in ("round", "operation", "kind", "to")), line["digest"] * (line["kind"] != "weights"))
         for line in releases(folder, site)
     ]

@@ -86,15 +86,8 @@ def assert_assembles(study: Study, folder: Path) -> None:
 def test_the_example_of_evaluate(tmp_path, capsys):
     assert run_app(["run", str(EXAMPLES / "evaluate.toml"), "--out", str(tmp_path / "run"), "--quiet"]) == 0
     capsys.readouterr()
-    asked = [
-        "evaluate",
-        str(tmp_path / "run"),
-        "--study",
-        str(EXAMPLES / "evaluate.toml"),
-        "--label-map",
-        "north:healthy=-",
-    ]
-    assert run_app(asked) == 0
+    study = ["--study", str(EXAMPLES / "evaluate.toml"), "--label-map", "north:healthy=-"]
+    assert run_app(["evaluate", str(tmp_path / "run"), *study]) == 0
     assert "site 'north' has no image of healthy" in capsys.readouterr().out
 
 

@@ -121,6 +121,9 @@ def test_a_file_that_was_read_is_not_held(tmp_path):
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path):
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "entry"):
+        raise KeyboardInterrupt
+    assert names(tmp_path) == []
     (tmp_path / f".entry{PARTIAL}").mkdir()
     (tmp_path / f".entry{PARTIAL}" / "left by an earlier attempt").touch()
     with atomic_folder(tmp_path / "entry") as partial:
@@ -128,12 +131,6 @@ def test_a_folder_appears_when_it_is_complete(tmp_path):
         assert not (tmp_path / "entry").exists()
     assert names(tmp_path) == ["entry"]
     assert names(tmp_path / "entry") == ["a"]
-
-
-def test_a_folder_that_fails_leaves_nothing(tmp_path):
-    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "entry"):
-        raise KeyboardInterrupt
-    assert names(tmp_path) == []
 
 
 def test_a_lock_is_held_until_its_process_is_gone(tmp_path):
@@ -192,26 +189,22 @@ def test_a_full_disk_is_one_sentence_with_the_file_and_the_cure(capsys, monkeypa
     assert capsys.readouterr().err == (
         "runs/x/history.jsonl: No space left on device; make room, then do this again or go on with --resume\n"
     )
+    assert storage_sentence(OSError("odd")) == "odd"
+
+
+@pytest.mark.parametrize("read", [read_json, read_tensors, read_manifest])
+def test_a_folder_in_the_place_of_a_file_and_brackets_without_end_are_damage(read, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "brackets").write_bytes(b"[" * 100_000)
+    for name, words in (("folder", "cannot be read"), ("brackets", "is damaged")):
+        with pytest.raises(Damaged, match=f"{name}: {words}"):
+            read(tmp_path / name)
 
 
 def test_tensors_that_cannot_be_written_name_their_file(tmp_path):
     (tmp_path / "state.safetensors.partial").mkdir()
     with pytest.raises((StorageFailed, OSError), match="state"):
         write_tensors(tmp_path / "state.safetensors", {"a": torch.zeros(2)})
-
-
-@pytest.mark.parametrize("read", [read_json, read_tensors, read_manifest])
-def test_a_folder_in_the_place_of_a_file_is_damage(read, tmp_path):
-    (tmp_path / "file").mkdir()
-    with pytest.raises(Damaged, match="file: cannot be read"):
-        read(tmp_path / "file")
-
-
-@pytest.mark.parametrize("read", [read_json, read_manifest])
-def test_brackets_without_end_are_damage(read, tmp_path):
-    (tmp_path / "file").write_bytes(b"[" * 100_000)
-    with pytest.raises(Damaged, match="file: is damaged"):
-        read(tmp_path / "file")
 
 
 def test_which_errors_of_a_simulated_site_end_the_run():
@@ -259,8 +252,3 @@ def test_a_name_that_no_system_has_is_bad_input(command, tmp_path, capsys):
     arguments = [command[0], long, *command[1:]] if command[0] != "ledger" else [*command, long]
     assert cli.run_app(arguments) == 2
     assert "the name 'xxxxxxxxxxxxxxxxxxxx...' has over 255 bytes; take a shorter one" in capsys.readouterr().err
-
-
-def test_an_error_without_a_file_is_said_as_well():
-    assert storage_sentence(OSError("odd")) == "odd"
-    assert storage_sentence(IsADirectoryError(21, "Is a directory", "a")) == "a: Is a directory"

@@ -73,20 +73,6 @@ def test_the_page_of_formats_has_every_schema_and_field(building):
         assert [one for one in json.loads(text)["properties"] if f"| `{one}` |" not in page] == []
 
 
-@pytest.mark.parametrize(
-    ("schema", "words"),
-    [
-        ({"type": "integer", "minimum": 1}, "whole number, at least 1"),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "text or nothing"),
-        ({"enum": ["a", "b"]}, '`"a"` or `"b"`'),
-        ({"type": "array", "items": {"type": "number"}}, "list of number"),
-        ({"$ref": "#/$defs/x"}, "true or false"),
-    ],
-)
-def test_schemas_in_words(building, schema, words):
-    assert building("schema_words").words(schema, {"$defs": {"x": {"type": "boolean"}}}) == words
-
-
 def test_links_lead_to_pages_of_the_site(building):
     pytest.importorskip("mkdocs")
     mended = building("hooks").with_site_links
@@ -98,13 +84,3 @@ def test_links_lead_to_pages_of_the_site(building):
     assert mended("[a](study.md) [b](#c) [d](https://e.org/f.md)", "tune.md") == (
         "[a](study.md) [b](#c) [d](https://e.org/f.md)"
     )
-
-
-def test_what_is_indented_below_an_item_stays_in_its_list(building):
-    pytest.importorskip("mkdocs")
-    page = "1. one\n\n   ```toml\n   a = 1\n   ```\n\n2. two\n   more\n\nplain\n\n```text\n1. code\n   as it is\n```\n"
-    wanted = (
-        "1. one\n\n    ```toml\n    a = 1\n    ```\n\n2. two\n    more\n\nplain\n\n```text\n1. code\n   as it is\n```\n"
-    )
-    assert building("hooks").with_deep_lists(page) == wanted
-    assert building("hooks").with_deep_lists("- a\n  - b\n    c\n") == "- a\n    - b\n      c\n"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from processes import ForkedWorker
 from quick_backbones import QUICK
+from recorded_digests import VQVAE2
 
 import polyclinic
 from polyclinic import Dataset, FedAvg, Finding, Source, Verdict, testing
@@ -18,8 +19,6 @@ from polyclinic.methods import METHODS
 from polyclinic.models import BACKBONES
 from polyclinic.runner.run import engines
 
-VQVAE2 = {"name": "vqvae2", "epochs": 1, "batch_size": 4, "width": 8, "blocks": 1, "top_codes": 8, "bottom_codes": 8}
-VQVAE2 |= {"prior_epochs": 1, "prior_batch_size": 4, "prior_width": 8, "prior_layers": 1}
 GAN = {"name": "dcgan", "width": 4, "latent": 8, "steps": 2}
 REPLAY = {"generator": VQVAE2, "replay": {"probe": False}}
 FEDER = {"generator": GAN, "tuning": {"on": False}, "method": {"buffer": 8}}

@@ -114,11 +114,8 @@ class Registry(MutableMapping[str, T], Generic[T]):
         # class variables that the base declares without a value; a summary may be missing
         facts = vars(base).get("__annotations__", {}) if base else {}
         missing = sorted(getattr(entry, "__abstractmethods__", ()))
-        missing += [
-            fact
-            for fact, kind in facts.items()
-            if str(kind).startswith("ClassVar") and fact != "summary" and not hasattr(entry, fact)
-        ]
+        wanted = [fact for fact, kind in facts.items() if "ClassVar" in str(kind)]  # an annotation may be a text
+        missing += [fact for fact in wanted if fact != "summary" and not hasattr(entry, fact)]
         if missing:
             raise BadInput(f"{about} lacks {', '.join(missing)}; define it")
         if taken := self._taken_by(name, entry, origin):
