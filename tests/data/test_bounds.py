@@ -15,6 +15,7 @@ import pytest
 from medical_files import write_dicom, write_nifti
 from PIL import Image
 
+from polyclinic.audits.external_files import read_tensors
 from polyclinic.data.allowed_paths import refuse_outside
 from polyclinic.data.archives import Archive, Packed
 from polyclinic.data.datasets import SOURCES
@@ -209,6 +210,36 @@ def test_compressed_frames_are_no_larger_than_their_header_says(tmp_path):
                 Reader().pixels(file)
 
 
+def test_run_lengths_become_no_more_than_their_pixels(tmp_path):
+    """16 kB of run lengths for each megabyte that they would become, in a file of 8 x 8 pixels."""
+    file = write_dicom(tmp_path / "a.dcm", np.zeros((8, 8), np.uint8))
+    header = pydicom.dcmread(file)
+    header.PixelData = pydicom.encaps.encapsulate([struct.pack("<16I", 1, 64, *[0] * 14) + b"\x81\0" * 2**20])
+    header["PixelData"].VR, header["PixelData"].is_undefined_length = "OB", True
+    header.file_meta.TransferSyntaxUID = pydicom.uid.RLELossless
+    header.save_as(file)
+    assert peak_of(lambda: Reader().pixels(file)) < 20 * 2**20
+
+
+@pytest.mark.parametrize("way", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_is_packed_as_numpy_packs(tmp_path, way):
+    """zipfile unpacks other ways without a bound: a hundred megabytes from a few hundred bytes."""
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", way) as packed:
+        packed.writestr("images.npy", bytes(100 * 2**20))
+    for read in (
+        lambda: Archive(tmp_path / "a.npz").shape("images"),
+        lambda: read_tensors(tmp_path / "a.npz", "WEIGHTS"),
+    ):
+        assert peak_of(read) < 2**20
+
+
+def test_a_packed_picture_of_another_format_is_none():
+    """PostScript would start a program."""
+    content = np.frombuffer(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n", np.uint8)
+    with pytest.raises(OSError, match="cannot identify"):
+        Packed(content, np.array([0, len(content)]))[0]
+
+
 @pytest.mark.parametrize("what", ["place of the voxels", "extension"])
 def test_a_nifti_header_becomes_no_more_than_any_header(tmp_path, what):
     many = 300 * 2**20
@@ -220,6 +251,22 @@ def test_a_nifti_header_becomes_no_more_than_any_header(tmp_path, what):
         stream.write(bytes(start) + struct.pack("<ii", many, 4) + bytes(many))
     assert peak_of(lambda: Reader().pixels(tmp_path / "b.nii.gz")) < 40 * 2**20
     assert Reader(slices="all").frames(tmp_path / "b.nii.gz") == (0,)
+
+
+def test_a_volume_takes_few_times_its_voxels(tmp_path):
+    """A packed file of zeros and ones: as float32 once, and once more those that are not zero."""
+    start = write_nifti(tmp_path / "a.nii", np.zeros((4, 4, 4), np.uint8)).read_bytes()[:352]
+    start = bytearray(start)
+    struct.pack_into("<3h", start, 42, 256, 256, 256)
+    struct.pack_into("<ff", start, 112, 2.0, 1.0)  # a scale, as CT has
+    with gzip.open(tmp_path / "b.nii.gz", "wb", compresslevel=1) as stream:
+        stream.write(bytes(start) + b"\1" * 2**24)
+    tracemalloc.start()
+    try:
+        assert Reader().pixels(tmp_path / "b.nii.gz").shape == (256, 256)
+        assert tracemalloc.get_traced_memory()[1] < 11 * 2**24
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_header_of_an_array_is_short(tmp_path):

@@ -15,7 +15,7 @@ from PIL import Image
 from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
-from polyclinic.data.archives import UNREADABLE
+from polyclinic.data.archives import UNREADABLE, unpacked_size
 from polyclinic.data.reading import Reader, is_image_name
 from polyclinic.errors import BadInput
 from polyclinic.models import build
@@ -109,7 +109,7 @@ def read_tensors(path: Path, flag: str) -> dict[str, Tensor]:
 def _read_npz(path: Path, flag: str) -> dict[str, Tensor]:
     try:
         with zipfile.ZipFile(path) as packed:  # zeros pack to a thousandth
-            if sum(entry.file_size for entry in packed.infolist()) > MOST_BYTES:
+            if unpacked_size(packed) > MOST_BYTES:
                 raise ValueError(f"it unpacks to more than {MOST_BYTES >> 30} GiB")
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
             return {name: torch.from_numpy(np.ascontiguousarray(archive[name])) for name in archive.files}

@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from polyclinic.data.pixels import MOST_PIXELS, check_pixels, to_uint8
+from polyclinic.data.pixels import FORMATS, MOST_PIXELS, check_pixels, to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.registry import reason
 
@@ -40,6 +40,7 @@ class Archive(Mapping[str, np.ndarray]):
         self.file, self.max_pixels = file, max_pixels
         try:
             with zipfile.ZipFile(file) as packed:
+                unpacked_size(packed)
                 self._bytes = {
                     entry.filename.removesuffix(".npy"): entry.file_size
                     for entry in packed.infolist()
@@ -107,6 +108,15 @@ class Archive(Mapping[str, np.ndarray]):
             raise ValueError(f"it has {declared} bytes, and {tempfile.gettempdir()} has no room to unpack it")
 
 
+def unpacked_size(packed: zipfile.ZipFile) -> int:
+    """Bytes of all that an archive holds; ValueError where one is compressed as numpy and torch never do: zipfile
+    unpacks those ways without a bound, gigabytes from the first 4,096 bytes."""
+    for entry in packed.infolist():
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"'{entry.filename}' is compressed in another way than numpy does; save it again")
+    return sum(entry.file_size for entry in packed.infolist())
+
+
 def sides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Height and width of images [N, H, W], [N, H, W, C] or [N, C, H, W]."""
     return shape[2:4] if len(shape) == 4 and shape[1] in (1, 3) else shape[1:3]
@@ -165,7 +175,7 @@ class Packed(Sequence[np.ndarray]):
     def __getitem__(self, i: Any) -> Any:
         """uint8 [H, W] or [H, W, 3]."""
         encoded = self.data[self.offsets[i] : self.offsets[i + 1]].tobytes()
-        with Image.open(io.BytesIO(encoded)) as picture:
+        with Image.open(io.BytesIO(encoded), formats=FORMATS) as picture:
             check_pixels(*picture.size, self.max_pixels)
             return np.asarray(picture.convert("L" if picture.mode in ("1", "L", "I;16") else "RGB"))
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MOST_PIXELS = 2**26
 #: a volume may have so many times the pixels of the largest image
 VOLUME = 8
+#: what pictures may be inside, whatever their name; Pillow knows others that start programs, or unpack much
+FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM", "JPEG2000")
 #: bytes that come before the pixels of a file, once they are unpacked
 MOST_HEADER = 2**23
 MOST_VALUES = 20  #: different values of a mask that are structures; more are soft edges

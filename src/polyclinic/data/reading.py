@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from polyclinic.data.pixels import MOST_HEADER, MOST_PIXELS, check_pixels, to_uint8
+from polyclinic.data.pixels import FORMATS, MOST_HEADER, MOST_PIXELS, check_pixels, to_uint8
 
 if TYPE_CHECKING:
     import pydicom  # it and nibabel are imported where they are used: every process of a run would pay for them
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")
-#: what such files may be inside, whatever their name; Pillow knows others that start programs, or unpack much
-FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM", "JPEG2000")
 DICOM = (".dcm", ".dicom", ".ima")
 NIFTI = (".nii", ".nii.gz")
 
@@ -31,6 +29,8 @@ NIFTI = (".nii", ".nii.gz")
 Slices = Literal["middle", "all"] | tuple[int, ...]
 #: centre and width of the intensities that become black to white
 Window = tuple[float, float]
+#: bytes of a compressed frame that are not pixels: its tables, its colours
+LONGEST_TABLES = 2**20
 UNKNOWN_SPACING = (math.nan, math.nan)
 
 
@@ -181,12 +181,17 @@ def _declared_bytes(header: pydicom.Dataset, max_pixels: int) -> int:
 
 
 def _check_frames(header: pydicom.Dataset) -> None:
-    """ValueError for compressed frames that say themselves that they are larger than the header does."""
+    """ValueError for compressed frames that say themselves that they are larger than the header does, or that have
+    more bytes than their pixels: run lengths become 64 times as many."""
     from pydicom.encaps import generate_frames
 
     if not header.file_meta.TransferSyntaxUID.is_encapsulated:
         return
-    for frame in generate_frames(header.PixelData, number_of_frames=int(header.get("NumberOfFrames") or 1)):
+    frames = int(header.get("NumberOfFrames") or 1)
+    most = 2 * _declared_bytes(header, MOST_PIXELS) // frames + LONGEST_TABLES
+    for frame in generate_frames(header.PixelData, number_of_frames=frames):
+        if len(frame) > most:
+            raise ValueError(f"a compressed frame has {len(frame)} bytes, more than its pixels need; export it again")
         try:
             with Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000")) as picture:
                 width, height = picture.size
@@ -330,13 +335,27 @@ def _load_volume(file: Path, modified: int, max_pixels: int) -> tuple[np.ndarray
     sides = (*opened.shape, 1, 1, 1)
     wide = max(1, opened.get_data_dtype().itemsize // 4)
     check_pixels(int(sides[0]), int(sides[1]), max_pixels, math.prod(map(int, sides[2:])) * wide)
-    image = nibabel.as_closest_canonical(open_nifti(file))
-    voxels = np.asarray(image.dataobj, dtype=np.float32)
+    image = open_nifti(file)
+    voxels = _voxels(image.dataobj)
     if voxels.ndim != 3:
         raise ValueError(f"the volume has {voxels.ndim} dimensions instead of 3")
+    voxels = nibabel.apply_orientation(voxels, nibabel.io_orientation(image.affine))
     inside = voxels[voxels != 0]
-    low, high = np.percentile(inside, [0.5, 99.5]) if inside.size else (0.0, 1.0)
+    low, high = np.percentile(inside, [0.5, 99.5], overwrite_input=True) if inside.size else (0.0, 1.0)
     return voxels, (float(low), float(high))
+
+
+def _voxels(data: Any) -> np.ndarray:
+    """The numbers of a NIfTI image, slice by slice: nibabel would have all of them as float64 several times."""
+    from nibabel.volumeutils import apply_read_scaling
+
+    if isinstance(data, np.ndarray):
+        return data.astype(np.float32)
+    stored = data.get_unscaled()
+    voxels = np.empty(stored.shape, np.float32)
+    for at in range(stored.shape[-1]):
+        voxels[..., at] = apply_read_scaling(stored[..., at], data.slope, data.inter)
+    return voxels
 
 
 _reading_a_volume = Lock()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from polyclinic.errors import BadInput, WorkFailed
+from polyclinic.errors import BadInput, Damaged, WorkFailed
 from polyclinic.federation.layers.replies import RECEIVED_FILE
 from polyclinic.federation.ledger.keys import (
     PUBLIC_FILE,
@@ -18,6 +18,7 @@ from polyclinic.federation.ledger.keys import (
 )
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken
 from polyclinic.federation.ledger.verify import Evidence, Witness, check_ledger, check_run, evidence_about, witnesses_in
+from polyclinic.run_folder import note_files
 
 KEYS = SeedKeys(7)
 
@@ -207,6 +208,15 @@ def test_a_witness_that_is_damaged_is_named(tmp_path, file, text, words):
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / file).write_text(text)
     with pytest.raises(LedgerBroken, match=words):
+        witnesses_in(tmp_path)
+
+
+def test_a_result_that_is_gone_is_named(tmp_path):
+    (tmp_path / "result.json").write_text('{"ledgers": {}}')
+    note_files(tmp_path)
+    assert witnesses_in(tmp_path) == []
+    (tmp_path / "result.json").unlink()
+    with pytest.raises(Damaged, match=r"result\.json: is damaged"):
         witnesses_in(tmp_path)
 
 

@@ -113,11 +113,10 @@ def check_ledger(path: Path, site: str, evidence: Evidence) -> Checked:
 def witnesses_in(folder: Path) -> list[Witness]:
     """What a run folder says about the heads of ledgers: its result, its checkpoint, what the coordinator received.
 
-    Damaged where its result is not what the run wrote: it might not speak of a ledger any more.
+    Damaged where its result is gone, or is not what the run wrote: it might not speak of a ledger any more.
     """
+    check_whole(folder, "result.json")
     found = []
-    if (folder / "result.json").exists():
-        check_whole(folder, "result.json")
     for site, values in _table(folder / "result.json", "ledgers").items():
         anchor = [values.get(name, "") for name in Anchor._fields]
         found.append(_witness(folder / "result.json", site, anchor))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from polyclinic.data.archives import UNREADABLE
+from polyclinic.data.archives import UNREADABLE, unpacked_size
 from polyclinic.data.parts import ImageSet, open_site
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
@@ -221,7 +221,7 @@ def read_cases(folder: Path, split: str = "test") -> Cases | None:
         return None
     try:
         with zipfile.ZipFile(file) as packed:
-            if sum(member.file_size for member in packed.infolist()) > LARGEST:
+            if unpacked_size(packed) > LARGEST:
                 raise ValueError("its arrays are larger than any run's")
         with np.load(file, allow_pickle=False) as archive:
             known = {field.name for field in fields(Cases)}
