@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from polyclinic.data.volumes.volume import are_volumes
 from polyclinic.errors import BadInput
 from polyclinic.randomness import numpy_rng
 
@@ -22,7 +23,7 @@ from polyclinic.randomness import numpy_rng
 class Dataset:
     """N images with their labels. Per-image arrays have length N or are None.
 
-    images    uint8 [N, C, H, W], an array or a memory map; C is 1 or 3
+    images    uint8 [N, C, H, W], an array or a memory map; C is 1 or 3. Or objects [N], each a `Volume` with its mask
     labels    int64 [N] class indices, or float32 [N] values for regression
     classes   names of the classes, empty for regression
     unit      unit of a regression label, e.g. "months"
@@ -63,7 +64,7 @@ class Dataset:
             array = getattr(self, name)
             if array is not None and len(array) != len(self.images):
                 raise ValueError(f"{name} has {len(array)} entries for {len(self.images)} images")
-        if self.images.dtype != np.uint8 or self.images.ndim != 4:
+        if not are_volumes(self.images) and (self.images.dtype != np.uint8 or self.images.ndim != 4):
             raise ValueError(f"images must be uint8 [N, C, H, W], not {self.images.dtype} {self.images.shape}")
 
     def __len__(self) -> int:

@@ -36,6 +36,9 @@ from polyclinic.data.dataset import SPLITS, Dataset, Fold, balanced, balanced_to
 from polyclinic.data.labels import label_histograms, mean_ks, pairwise_ks
 from polyclinic.data.partitions import Sites, assign_to_sites
 from polyclinic.data.source import FileSource, Source
+from polyclinic.data.volumes import parts as volume_parts
+from polyclinic.data.volumes.source import VolumeSource
+from polyclinic.data.volumes.volume import are_volumes, bytes_of
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.files import atomic_folder, cache_folder, digest_of
 from polyclinic.plugins import code_of, foreign_modules
@@ -56,7 +59,8 @@ Change = Callable[[np.ndarray, int], np.ndarray]
 class ImageSet:
     """The images of one split of one site, memory-mapped and read-only.
 
-    images uint8 [N, C, H, W]; labels int64 or float32 [N]; masks uint8 [N, H, W] or None;
+    images uint8 [N, C, H, W], or `Volume`s [N] with their own masks; labels int64 or float32 [N];
+    masks uint8 [N, H, W] or None;
     cases int64 [N], equal for images of one patient, or None; subgroup str [N] or None;
     columns str [N, K] or None, named by `PreparedSites.info["columns"]`; geometry float32 [N, 4] or None, as in Dataset
     """
@@ -155,6 +159,8 @@ def open_site(folder: Path, site: str) -> SiteData:
         for name, file in FILES.items():
             if file in there:
                 found[name] = open_array(f"{own}/{part}/{file}")
+        if volume_parts.FACTS in there:
+            found["images"] = volume_parts.opened(Path(own, part))
         parts.append(ImageSet(**found))
     columns = f"{own}/{COLUMNS}"
     names = tuple(json.loads(Path(columns).read_text(encoding="utf-8"))) if os.path.exists(columns) else ()
@@ -194,7 +200,7 @@ def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 def load(data: Source, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
     """The whole source; what is read from files is prepared once and memory-mapped from then on."""
-    if isinstance(data, FileSource):
+    if isinstance(data, FileSource | VolumeSource):
         return data.prepared(cache, progress)
     try:
         return data.load_shared()
@@ -219,7 +225,7 @@ def _write(folder: Path, data: Source, sites: Sites, cache: Path | None, progres
                 (scratch / site / COLUMNS).write_text(json.dumps(dataset.column_names), encoding="utf-8")
             if progress:
                 progress("writing the sites' parts", done, len(where))
-        facts = describe(data.source, dataset, where) | {"left_out": sites.left_out(dataset)}
+        facts = describe(data.source, dataset, where) | {"left_out": sites.left_out(dataset)} | data.more_facts()
         (scratch / "info.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 
@@ -260,6 +266,9 @@ def _write_part(folder: Path, dataset: Dataset, index: np.ndarray, camera: Camer
         array = cases if name == "cases" else getattr(dataset, name)
         if array is None:
             continue
+        if name == "images" and are_volumes(array):
+            volume_parts.write(folder, array[index])
+            continue
         change, shape = changes.get(name, lambda piece, start: piece), (len(index), *array.shape[1:])
         target = np.lib.format.open_memmap(folder / file, mode="w+", dtype=array.dtype, shape=shape)
         for piece in chunks(len(index), bytes_each(array)):  # a memory-mapped array never has to fit in memory
@@ -275,7 +284,7 @@ def describe(source: str, dataset: Dataset, where: Spread) -> dict[str, Any]:
         index = np.unique(np.concatenate([parts[name] for parts in where.values()]))
         total = hashlib.sha256(np.ascontiguousarray(dataset.labels[index]).tobytes())
         for piece in chunks(len(index), bytes_each(dataset.images)):
-            total.update(np.ascontiguousarray(dataset.images[index[piece]]).data)
+            total.update(bytes_of(dataset.images[index[piece]]))
         digests[name] = total.hexdigest()
     train_labels = {site: np.asarray(dataset.labels[parts["train"]]) for site, parts in where.items()}
     classes = len(dataset.classes)
@@ -286,8 +295,7 @@ def describe(source: str, dataset: Dataset, where: Spread) -> dict[str, Any]:
 
     return {
         "source": source,
-        "channels": int(dataset.images.shape[1]),
-        "size": int(dataset.images.shape[2]),
+        **dict(zip(("channels", "size"), map(int, dataset.images.shape[1:]), strict=False)),
         "classes": list(dataset.classes),
         "unit": dataset.unit,
         "label_range": list(dataset.label_range) if dataset.label_range else None,

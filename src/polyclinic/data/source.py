@@ -13,7 +13,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -72,6 +72,8 @@ class Source(Settings):
 
     #: tasks this source has labels for; checked against `[task]` before anything is loaded
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    #: whether its examples are volumes (`data/volumes/`), and not images
+    volumes: ClassVar[bool] = False
 
     @field_validator("fold", "tuning_fold")
     @classmethod
@@ -89,6 +91,10 @@ class Source(Settings):
     @abstractmethod
     def load(self) -> Dataset:
         """Every image of the source, prepared at `size`."""
+
+    def more_facts(self) -> dict[str, Any]:
+        """Facts of `PreparedSites.info` that only sources of this kind have."""
+        return {}
 
     def load_shared(self) -> Dataset:
         """As `load`, for whoever changes nothing in it: a source may give the same arrays more than once."""

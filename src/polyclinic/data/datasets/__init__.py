@@ -11,6 +11,7 @@ from polyclinic.data.datasets.benchmarks import Cifar10, Cifar100, MedMnist, Mni
 from polyclinic.data.datasets.folder import Folder
 from polyclinic.data.datasets.npz import Npz
 from polyclinic.data.datasets.phantoms.brain import BrainPhantom
+from polyclinic.data.datasets.phantoms.brain_volumes import BrainVolumes
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.data.datasets.phantoms.fundus import FundusPhantom
 from polyclinic.data.datasets.phantoms.hand import HandPhantom
@@ -31,6 +32,7 @@ SOURCES: Registry[type[Source]] = Registry(
         "chest-phantom": ChestPhantom,
         "brain-phantom": BrainPhantom,
         "skin-phantom": SkinPhantom,
+        "brain-volumes": BrainVolumes,
         "folder": Folder,
         "csv": Csv,
         "npz": Npz,

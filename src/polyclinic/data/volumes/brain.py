@@ -70,12 +70,17 @@ class Brain:
 def draw_brain(seed: int, number: int, shape: tuple[int, int, int]) -> Brain:
     """Case `number` of a seed. `shape` is that of an institution with the usual voxels, in x, y and z; (240, 240, 155)
     gives voxels of a millimetre."""
-    rng = numpy_rng(seed, "brain volume", number)
-    scanner = SCANNERS[rng.choice(len(SCANNERS), p=[one.share for one in SCANNERS])]
+    rng, scanner = numpy_rng(seed, "brain volume", number), scanner_of(seed, number)
     grid = Grid(tuple(max(8, round(n / by)) for n, by in zip(shape, scanner.voxel, strict=True)))
     tissue, mask = _anatomy(grid, rng)
     image = _scan(grid, tissue, scanner, rng)
     return Brain(image.astype(np.float16), mask, grid.spacing, scanner.name)
+
+
+def scanner_of(seed: int, number: int) -> Scanner:
+    """The scanner of a case."""
+    chosen = numpy_rng(seed, "scanner", number).choice(len(SCANNERS), p=[one.share for one in SCANNERS])
+    return SCANNERS[chosen]
 
 
 class Grid:

@@ -75,3 +75,10 @@ def rows_of(volumes: Sequence[Volume]) -> np.ndarray:
 def are_volumes(images: np.ndarray) -> bool:
     """Whether examples are volumes, and not images of one shape."""
     return images.dtype == object
+
+
+def bytes_of(images: np.ndarray) -> bytes | memoryview:
+    """What names the content of images, or of volumes."""
+    if are_volumes(images):
+        return "".join(volume.digest() for volume in images).encode()
+    return np.ascontiguousarray(images).data
