@@ -8,6 +8,7 @@ from polyclinic.tasks.classification import Classification
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.segmentation import Segmentation
 from polyclinic.tasks.task import Sums, Target, Task
+from polyclinic.tasks.volume_segmentation import VolumeSegmentation
 
 TASKS: Registry[type[Task]] = Registry(
     "polyclinic.tasks",
@@ -15,8 +16,9 @@ TASKS: Registry[type[Task]] = Registry(
         "classification": Classification,
         "regression": Regression,
         "segmentation": Segmentation,
+        "volume-segmentation": VolumeSegmentation,
     },
     base=Task,
 )
 
-__all__ = ["TASKS", "Classification", "Regression", "Segmentation", "Sums", "Target", "Task"]
+__all__ = ["TASKS", "Classification", "Regression", "Segmentation", "Sums", "Target", "Task", "VolumeSegmentation"]

@@ -38,6 +38,8 @@ class Target:
     classes: tuple[str, ...] = ()
     unit: str = ""
     label_range: tuple[float, float] | None = None
+    #: structures of masks of volumes, each with its values
+    structures: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 class Task(Settings):
@@ -56,6 +58,7 @@ class Task(Settings):
     #: metrics that `finish` gives besides and a round may be selected by, with the direction that is better
     more_metrics: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"loss": "lower"}
     dense: ClassVar[bool] = False  #: needs a backbone that gives a map, not a vector
+    volumes: ClassVar[bool] = False  #: whether its examples are volumes, and not images
 
     @abstractmethod
     def outputs(self, target: Target) -> int:
