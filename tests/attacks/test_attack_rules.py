@@ -8,7 +8,6 @@ from polyclinic.attacks.attack import Capability, ThreatModel, verdict_word
 from polyclinic.attacks.decoders import LearnedDecoder
 from polyclinic.attacks.gradient_inversion.analytic import _sparse_columns
 from polyclinic.attacks.membership import DiscriminatorScore
-from polyclinic.attacks.near_copies import _shrink, _window
 from polyclinic.errors import BadInput
 
 C = Capability
@@ -54,18 +53,6 @@ def test_columns_with_one_more_zero_than_was_asked_for_are_found():
     assert found.shape == (6, 2)
     unit = columns / columns.norm(dim=0)
     assert sorted((found.T @ unit).abs().amax(1).tolist()) == pytest.approx([1.0, 1.0])
-
-
-def test_images_are_compared_at_a_shorter_side_of_32_pixels():
-    assert _shrink(torch.rand(1, 1, 64, 96)).shape[-2:] == (32, 48)
-    assert _shrink(torch.rand(1, 1, 16, 20)).shape[-2:] == (16, 20)
-
-
-def test_a_window_leaves_out_what_shifts_may_reach():
-    images = torch.arange(48.0).reshape(1, 1, 6, 8)
-    assert torch.equal(_window(images, [1, 2], (0, 0), None), images[..., 1:5, 2:6])
-    assert torch.equal(_window(images, [1, 2], (-1, 2), None), images[..., 0:4, 4:8])
-    assert torch.equal(_window(images, [1, 2], (0, 0), (1, 0)), images[..., 3:5, 2:4])
 
 
 @pytest.mark.parametrize(

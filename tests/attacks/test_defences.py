@@ -6,7 +6,6 @@ import torch
 from polyclinic.attacks import scoring
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
-from polyclinic.errors import BadInput
 from polyclinic.federation.layers import defence as defences
 from polyclinic.federation.layers.defence import Defence
 from polyclinic.federation.ledger.archive import releases
@@ -116,8 +115,3 @@ def test_counters_among_weights_are_left_alone():
     rounded = Defence(name="quantise", bits=2)(sent, {"weights": start}).tensors
     assert rounded["w"].tolist() == [4, 4, 0, 0]  # three levels; half of one rounds to the even one
     assert rounded["n"].dtype == torch.int64
-
-
-def test_an_unknown_defence_is_said(tiny):
-    with pytest.raises(BadInput, match=r"defence\.name"):
-        tiny("fedavg", {"defence.name": "prayer"})

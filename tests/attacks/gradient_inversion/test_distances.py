@@ -8,7 +8,6 @@ import torch
 from polyclinic.attacks.gradient_inversion.objective import (
     DISTANCES,
     cosine,
-    euclidean,
     gaussian,
     squared_distance,
     total_variation,
@@ -21,50 +20,43 @@ OBSERVED = [torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 0.0, 6.0]])]
 SIMULATED = [torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 0.0, 6.0]])]  # squared distances 1 and 4
 
 
-def test_euclidean_and_gaussian_with_a_number():
-    assert euclidean(OBSERVED)(SIMULATED).tolist() == [5.0]
-    plain = (1 - math.exp(-1 / 8)) + (1 - math.exp(-4 / 8)) / 2
-    assert gaussian(OBSERVED, 8.0, scaled=False)(SIMULATED).item() == pytest.approx(plain, rel=1e-6)
-    assert gaussian(OBSERVED, 8.0)(SIMULATED).item() == pytest.approx(8 * plain, rel=1e-6)
+def kernels(*scaled_distances: float) -> float:
+    """1 - exp(-D / lambda^2), the i-th layer weighted by 1 / i."""
+    return sum((1 - math.exp(-distance)) / (place + 1) for place, distance in enumerate(scaled_distances))
 
 
-def test_gaussian_with_the_layers_variance():
-    """Sample variances are 2 and 12; n times them 4 and 36."""
-    sapag = (1 - math.exp(-1 / 2)) + (1 - math.exp(-4 / 12)) / 2
-    adaptive = (1 - math.exp(-1 / 4)) + (1 - math.exp(-4 / 36)) / 2
-    assert DISTANCES["sapag"](OBSERVED)(SIMULATED).item() == pytest.approx(sapag, rel=1e-6)
-    assert DISTANCES["adaptive-gaussian"](OBSERVED)(SIMULATED).item() == pytest.approx(adaptive, rel=1e-6)
+PLAIN, WHOLE = {"variance": 8.0, "scaled": False}, {"kernel": "whole-gradient"}
+LENGTHS = math.sqrt(1 + 9 + 36) * math.sqrt(1 + 4 + 4 + 36)
 
 
-def test_one_kernel_for_the_whole_gradient():
-    """The squared distance is 1 + 4 = 5, and the weight 1; of all five numbers (mean 2) the variance is 26 / 4."""
-    plain = 1 - math.exp(-5 / 8)
-    whole = {"kernel": "whole-gradient"}
-    assert gaussian(OBSERVED, 8.0, scaled=False, **whole)(SIMULATED).item() == pytest.approx(plain, rel=1e-6)
-    assert gaussian(OBSERVED, 8.0, **whole)(SIMULATED).item() == pytest.approx(8 * plain, rel=1e-6)
-    spread = 26 / 4
-    assert gaussian(OBSERVED, "var", **whole)(SIMULATED).item() == pytest.approx(1 - math.exp(-5 / spread), rel=1e-6)
-    adaptive = gaussian(OBSERVED, "n-var", **whole)(SIMULATED).item()
-    assert adaptive == pytest.approx(1 - math.exp(-5 / (5 * spread)), rel=1e-6)
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 5.0),
+        ({"distance": "gaussian", **PLAIN}, kernels(1 / 8, 4 / 8)),
+        ({"distance": "gaussian", "variance": 8.0}, 8 * kernels(1 / 8, 4 / 8)),
+        # sample variances are 2 and 12; n times them 4 and 36
+        ({"distance": "sapag"}, kernels(1 / 2, 4 / 12)),
+        ({"distance": "sapag", "variance_factor": 2}, kernels(1 / 4, 4 / 24)),
+        ({"distance": "adaptive-gaussian"}, kernels(1 / 4, 4 / 36)),
+        ({"distance": "adaptive-gaussian", "variance_factor": 2}, kernels(1 / 8, 4 / 72)),
+        # one kernel for the whole gradient: 1 + 4 = 5, and of all five numbers (mean 2) the variance is 26 / 4
+        ({"distance": "gaussian", **PLAIN, **WHOLE}, kernels(5 / 8)),
+        ({"distance": "gaussian", "variance": 8.0, **WHOLE}, 8 * kernels(5 / 8)),
+        ({"distance": "sapag", **WHOLE}, kernels(5 / (26 / 4))),
+        ({"distance": "adaptive-gaussian", **WHOLE}, kernels(5 / (5 * 26 / 4))),
+        # along all layers together
+        ({"distance": "cosine"}, 1 - (1 + 6 + 36) / LENGTHS),
+    ],
+    ids=str,
+)
+def test_distances_by_hand(settings, expected):
+    distance = GradientInversion(**settings).distance_from()
+    assert distance(OBSERVED)(SIMULATED).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_factor_of_lambda_squared():
-    """Sample variances are 2 and 12; twice n times them 8 and 72."""
-    adaptive = (1 - math.exp(-1 / 8)) + (1 - math.exp(-4 / 72)) / 2
-    assert gaussian(OBSERVED, "n-var", factor=2)(SIMULATED).item() == pytest.approx(adaptive, rel=1e-6)
-    sapag = (1 - math.exp(-1 / 4)) + (1 - math.exp(-4 / 24)) / 2
-    assert gaussian(OBSERVED, "var", factor=2)(SIMULATED).item() == pytest.approx(sapag, rel=1e-6)
-
-
-def test_settings_name_the_kernel_and_the_factor():
-    found = GradientInversion(distance="gaussian", variance=8, scaled=False, kernel="whole-gradient").distance_from()
-    assert found(OBSERVED)(SIMULATED).item() == pytest.approx(1 - math.exp(-5 / 8), rel=1e-6)
-    found = GradientInversion(distance="adaptive-gaussian", variance_factor=2).distance_from()
-    assert found(OBSERVED)(SIMULATED).item() == gaussian(OBSERVED, "n-var", factor=2)(SIMULATED).item()
-    with pytest.raises(ValueError, match="kernel goes with"):
-        GradientInversion(distance="cosine", kernel="whole-gradient")
-    with pytest.raises(ValueError, match="variance_factor goes with"):
-        GradientInversion(distance="gaussian", variance=8, variance_factor=2)
+def test_cosine_does_not_count_lengths():
+    assert cosine(OBSERVED)([3 * layer for layer in OBSERVED]).item() == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["sapag", "adaptive-gaussian"])
@@ -76,14 +68,6 @@ def test_layers_without_variance_do_no_harm(name):
     gradients = torch.autograd.grad(loss.sum(), simulated)
     assert bool(loss.isfinite().all())
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)
-
-
-def test_cosine():
-    """Along all layers together, whatever their length."""
-    lengths = math.sqrt(1 + 9 + 36), math.sqrt(1 + 4 + 4 + 36)
-    expected = 1 - (1 + 6 + 36) / (lengths[0] * lengths[1])
-    assert cosine(OBSERVED)(SIMULATED).item() == pytest.approx(expected, rel=1e-5)
-    assert cosine(OBSERVED)([3 * layer for layer in OBSERVED]).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_targets_do_not_mix():

@@ -9,7 +9,7 @@ from pretended_gpu import pretend_gpu
 from torch import Tensor
 
 from polyclinic.attacks.solvers.optimizers import LBFGS, Adam, Memory
-from polyclinic.attacks.solvers.search import _Batch, search
+from polyclinic.attacks.solvers.search import search
 from polyclinic.randomness import torch_rng
 from polyclinic.training.gpu.graphs import GraphedFunction
 
@@ -120,22 +120,20 @@ def torchs(problem: Valleys, row: int, start: Tensor, steps: int, **settings) ->
     return x.detach(), optimizer.state[x]["func_evals"]
 
 
-@pytest.mark.parametrize(("lr", "steps", "history"), [(1.0, 1, 100), (0.1, 3, 100), (0.1, 2, 4), (0.5, 2, 7)])
-def test_first_steps_are_torchs(lr: float, steps: int, history: int):
+@pytest.mark.parametrize(
+    ("rates", "steps", "history"),
+    [([1.0], 1, 100), ([0.1], 3, 100), ([0.1], 2, 4), ([0.5], 2, 7), ([0.1, 1.0], 2, 100)],
+)
+def test_first_steps_are_torchs(rates: list[float], steps: int, history: int):
+    """All targets at one rate, or each at its own."""
     problem, start = valleys()
+    each = rates * (len(start) // len(rates))
+    lr = rates[0] if len(rates) == 1 else torch.tensor(each, dtype=torch.float64)
     found = search(problem, LBFGS(start, lr=lr, steps=steps, history=history), returns="last")
     for row in range(len(start)):
-        expected, evaluations = torchs(problem, row, start, steps, lr=lr, history_size=history)
+        expected, evaluations = torchs(problem, row, start, steps, lr=each[row], history_size=history)
         torch.testing.assert_close(found.point[row], expected, rtol=0, atol=1e-8)
         assert found.evaluations[row] == evaluations
-
-
-def test_each_target_may_have_a_rate_of_its_own():
-    problem, start = valleys()
-    rates = torch.tensor([0.1, 1.0, 0.5, 0.1], dtype=torch.float64)
-    found = search(problem, LBFGS(start, lr=rates, steps=2), returns="last")
-    for row, lr in enumerate(rates.tolist()):
-        torch.testing.assert_close(found.point[row], torchs(problem, row, start, 2, lr=lr)[0], rtol=0, atol=1e-8)
 
 
 class Plains(Valleys):
@@ -241,25 +239,6 @@ def test_iterations_as_cuda_graphs_are_the_iterations(steps, monkeypatch):
     graphed = search(problem, LBFGS(start, lr=0.5, steps=steps))
     for name in ("point", "loss", "evaluations", "converged", "diverged"):
         assert torch.equal(getattr(graphed, name), getattr(plain, name)), name
-
-
-@pytest.mark.parametrize("kind", [LBFGS, Adam])
-def test_an_iteration_after_the_end_moves_nobody_and_tells_the_last_loss(kind):
-    """A recorded one is the quickest way to the loss of the last points."""
-    problem, start = valleys()
-    batch = _Batch(problem, kind(start, lr=0.1, steps=2), trajectory=[1, 2])
-    iterate = batch.run(graphs=False)
-    assert not bool(batch.optimizer.active.any())
-    before = batch.results("last")
-    batch.iterate()
-    after = batch.results("last")
-    assert torch.equal(after.loss, problem(before.point)[0])
-    for name in ("point", "evaluations", "converged", "diverged"):
-        assert torch.equal(getattr(after, name), getattr(before, name)), name
-    batch.evaluate_last_point(iterate)
-    told = batch.results("last").trajectory
-    assert torch.equal(after.trajectory.points, told.points)
-    assert torch.equal(after.trajectory.loss, told.loss)
 
 
 def test_a_search_that_is_over_holds_no_graph(monkeypatch):
