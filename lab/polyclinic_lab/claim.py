@@ -61,6 +61,7 @@ class Claim:
     phantom: Changes = ()
     arms_at: Mapping[Scale, Mapping[str, Changes]] = field(default_factory=dict)
     seeds: Mapping[Scale, int] = field(default_factory=lambda: {"quick": 3, "full": 3})
+    first_seed: int = 0  #: above 0 where a rule was written after a result of other seeds
     axis: str = ""  #: what the labels are numbers of, where the figure is a curve
     post_hoc: bool = False  #: the rule was written when a result for it was known already
     decides: str = ""  #: the claim that did not hold, and whose reason this experiment looks for

@@ -92,7 +92,7 @@ def show_list(claims: list[Claim], *, as_json: bool) -> None:
         verdicts = [last_verdict(claim.name, kept, scale) for scale in SCALES]
         table.add_row(claim.name, f"{claim.paper}, {claim.place}", *minutes, *verdicts)
     Console().print(table)
-    typer.echo("polyclinic reproduce CLAIM --out DIR runs one; --list --json has sentences, numbers and rules")
+    typer.echo("reproduce CLAIM --out DIR runs one; --list --json has sentences and rules")
 
 
 def _entry(claim: Claim, kept: Kept, times: dict[str, dict[str, Any]]) -> dict[str, Any]:

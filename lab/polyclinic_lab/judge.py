@@ -64,7 +64,8 @@ def plan(
     for label in claim.arms:
         changes = parse_sets(list(claim.changes(label, scale, phantom=phantom)))
         method = str(changes.pop("method.name", study.method.name))
-        studies = [for_method(study, method, {**changes, "seed": n}) for n in range(seeds or claim.seeds[scale])]
+        numbers = range(claim.first_seed, claim.first_seed + (seeds or claim.seeds[scale]))
+        studies = [for_method(study, method, {**changes, "seed": n}) for n in numbers]
         planned[label] = [
             Entry(label, seed, one, runs / shared_name(one) if runs else out / f"{slug(label)}-seed{seed}")
             for seed, one in enumerate(studies)

@@ -24,29 +24,35 @@ FOLDS = 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--claims", default="", help="names, commas between; all with something to tune if not given")
+    parser.add_argument("--arms", default="", help="labels, commas between; all if not given")
     parser.add_argument("--scale", choices=("quick", "full"), required=True)
     parser.add_argument("--out", type=Path, default=Path("runs/tuning"))
     parser.add_argument("--jobs", type=int)
     options = parser.parse_args()
     names = [name for name in options.claims.split(",") if name] or list(CLAIMS)
     for claim in [find_claim(name) for name in names]:
-        search(claim, options.scale, options.out, options.jobs)
-    print(json.dumps({"benchmark": "tuning", "chosen": read_json(TUNED) if TUNED.exists() else {}}))
+        search(claim, options.scale, options.out, options.jobs, options.arms.split(",") if options.arms else claim.arms)
+    print(json.dumps({"benchmark": "tuning", "chosen": chosen_before()}))
 
 
-def search(claim: Claim, scale: Scale, out: Path, jobs: int | None) -> None:
-    """Choose settings of all arms of a claim that have none yet, each written down as soon as it is chosen."""
-    for label, runs in plan(claim, out, scale, 1, phantom=False).items() if claim.tune else ():
+def search(claim: Claim, scale: Scale, out: Path, jobs: int | None, arms: Iterable[str]) -> None:
+    """Choose settings of arms of a claim that have none yet, each written down as soon as it is chosen."""
+    planned = plan(claim, out, scale, 1, phantom=False) if claim.tune else {}
+    for label in planned.keys() & set(arms):
         name = tuned_name(claim, label, scale)
-        known = read_json(TUNED) if TUNED.exists() else {}
-        study = runs[0].study
+        study = planned[label][0].study
         space = space_of(parse_over(claim.tune), study.method.name)
-        if name not in known and space:
+        if name not in chosen_before() and space:
             budget = FOLDS * count(space.values())
             found = tune(study, space, out / digest_of(name)[:12], budget=budget, folds=FOLDS, jobs=jobs)
             chosen = found["methods"][study.method.name]["chosen"]
-            known[name] = [f"{setting}={value}" for setting, value in chosen.items()]
-            atomic_write(TUNED, json.dumps(known, indent=1) + "\n")
+            told = {name: [f"{setting}={value}" for setting, value in chosen.items()]}
+            atomic_write(TUNED, json.dumps(chosen_before() | told, indent=1) + "\n")
+
+
+def chosen_before() -> dict[str, list[str]]:
+    """What other searches, perhaps beside this one, have chosen until now."""
+    return read_json(TUNED) if TUNED.exists() else {}
 
 
 def count(values: Iterable[Sequence[object]]) -> int:
