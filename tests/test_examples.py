@@ -1,16 +1,21 @@
 """Every example is a study; those of real images run on drawn ones when one word is changed, as their comments say."""
 
+import json
+import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from polyclinic.cli import run_app
-from polyclinic.data.parts import prepare
+from polyclinic.data.parts import open_site, prepare
 from polyclinic.data.source import FileSource
+from polyclinic.deployment.kits import first_policy
 from polyclinic.errors import BadInput
 from polyclinic.runner.run.assembly import Assembly
 from polyclinic.study import Study, load_study, parse_study
+from polyclinic.study.policy_check import Counts, refused_by
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FILES = sorted(EXAMPLES.rglob("*.toml"))
@@ -67,6 +72,36 @@ def test_one_word_changes_an_example_to_phantoms(file, tmp_path):
     if study.data.test_total_per_class:
         few["data.test_total_per_class"] = study.data.test_total_per_class * 400 // study.data.samples
     assert_assembles(study.with_settings(few), tmp_path)
+
+
+SETS = [file for file in REAL if file.parent.name == "data"]
+#: one example of each phantom, unless the images of all are here
+TRIED = SETS if os.environ.get("POLYCLINIC_DATA") else {WORD.findall(one.read_text())[0]: one for one in SETS}.values()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", TRIED, ids=lambda file: file.stem)
+def test_the_study_that_is_written_for_images_leaks_nothing_and_a_new_kit_lets_it_run(file, tmp_path, monkeypatch):
+    """`study new --for`, `run`, `audit`, with nothing changed, on 300 images of the example."""
+    monkeypatch.chdir(tmp_path)
+    few = {"data.size": 32} if len(TRIED) == len(SETS) else {"data.samples": 300, "data.size": 32}
+    like = load_study(file if len(TRIED) == len(SETS) else on_phantoms(file, tmp_path)).with_settings(few)
+    drawn = like.data.load()
+    images = drawn.take(np.random.default_rng(0).permutation(len(drawn))[:300])
+    what = {"labels": np.array(images.classes)[images.labels] if images.classes else images.labels}
+    what = {"masks": images.masks} if like.task.dense else what
+    sites = {} if images.site is None else {"site": images.site}
+    np.savez("own.npz", images=np.moveaxis(images.images, 1, -1), **what, **sites)
+    for command in ("study new own.toml --for own.npz", "run own.toml --out run --quiet --no-report", "audit run"):
+        assert run_app(command.split()) == 0
+    verdicts = json.loads(Path("run/audit.json").read_text())["verdicts"]
+    assert verdicts
+    assert "leaks" not in [one["verdict"] for one in verdicts.values()], verdicts
+    study, policy = load_study("own.toml"), first_policy().model_copy(update={"deployed": True})
+    parts = prepare(study.data, study.sites)
+    for site in parts.names:
+        own = Counts.of(open_site(parts.folder, site).train, tuple(parts.info["classes"]))
+        assert refused_by(study, policy, own, len(parts.names)) == []
 
 
 @pytest.mark.slow

@@ -55,7 +55,9 @@ def test_an_image_in_two_classes_is_named_with_its_files(tmp_path):
         save(tmp_path / "scans" / "ab"[number % 2] / f"{number}.png", scene(number))
     save(tmp_path / "scans" / "b" / "copy.png", scene(0))
     found = check_images(Folder(path=tmp_path / "scans"))
-    assert "WARNING: 1 image is there more than once, with another class: a/0.png = b/copy.png" in found
+    warning = "WARNING: 1 image is there more than once, with another class: a/0.png = b/copy.png"
+    assert warning in found
+    assert warning in survey(tmp_path / "scans").notes
     save(tmp_path / "scans" / "b" / "copy.png", scene(1))
     found = check_images(Folder(path=tmp_path / "scans"))
     assert "1 image is there twice: b/1.png = b/copy.png; they stay in one split, unless the source fixes it" in found

@@ -225,7 +225,9 @@ def fetch(
     within: float = WITHIN,
 ) -> None:
     """Fetch the folder of a run: model, result, history."""
+    from polyclinic.cli.tables import print_result
     from polyclinic.deployment.admin import Administration
+    from polyclinic.runner.run.result import Result
 
     check_place(out)
     if out.exists():
@@ -235,6 +237,8 @@ def fetch(
         if job is None and not jobs:
             raise BadInput("there is no job yet; `polyclinic deploy submit` makes one")
         administration.fetch(job or jobs[0]["job_id"], out)
+    if (out / "result.json").is_file():
+        print_result(Result.open(out))
     typer.echo(f"wrote {out}")
 
 

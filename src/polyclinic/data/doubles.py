@@ -1,8 +1,10 @@
 """Images that lie: the same one twice, or nearly, under other classes, sites or splits; several labels."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -14,6 +16,7 @@ ALIKE = 0.995
 #: share of the images that have a near double, above which they are alike by nature, as digits are
 BY_NATURE = 0.1
 NAMED = 4  #: doubles in a sentence
+READ_AT_MOST = 1000  #: files of a size that others have, above which a first look leaves them to `study check`
 
 
 def digest_of(pixels: np.ndarray) -> int:
@@ -22,6 +25,16 @@ def digest_of(pixels: np.ndarray) -> int:
         return 0
     about = f"{pixels.shape}{pixels.dtype}".encode() + np.ascontiguousarray(pixels).tobytes()
     return int.from_bytes(hashlib.blake2b(about, digest_size=8).digest(), "big") >> 1
+
+
+def digests_of_files(files: Sequence[Path]) -> np.ndarray:
+    """int64 [N]: a number for the bytes of each file; 0 where no other has its size, or too many have."""
+    sizes = [file.stat().st_size for file in files]
+    shared = {size for size, count in Counter(sizes).items() if count > 1}
+    if sum(size in shared for size in sizes) > READ_AT_MOST:
+        shared = set()
+    read = [file.read_bytes() if size in shared else b"" for file, size in zip(files, sizes, strict=True)]
+    return np.array([digest_of(np.frombuffer(one, np.uint8)) for one in read], np.int64)
 
 
 def twins(digests: np.ndarray) -> np.ndarray:

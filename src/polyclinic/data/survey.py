@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from polyclinic.data import survey_folders
 from polyclinic.data.allowed_paths import safe_name
 from polyclinic.data.datasets.folder import folders_in, images_below, part_of_name
-from polyclinic.data.doubles import several_labels, two_labels
+from polyclinic.data.doubles import digests_of_files, said_of_doubles, several_labels, two_labels
 from polyclinic.data.labels import MOST_CLASSES, Labels, code_notes, labels_of, refuse_unlearnable
 from polyclinic.data.reading import is_image_name
 from polyclinic.data.survey_cases import (
@@ -110,6 +110,9 @@ def _survey(path: Path, cases: Cases, labels: Labels, patients: int | None = Non
     files, sites, known = cases.files(), cases.column("site"), cases.column("patient")
     slices = survey_folders.slices_of(files)
     notes = [*cases.notes, *(shared_patients(known, sites) if known and sites else [])]
+    columns = {what: cases.column(name) for what, name in (("class", "label"), ("site", "site"), ("split", "split"))}
+    known_columns = {what: values for what, values in columns.items() if values}
+    notes += said_of_doubles(digests_of_files(files), cases.paths(), known_columns)
     volumes = f"volumes of about {slices} slices: the middle slice of each is used; data.slices = 'all' takes every one"
     return Survey(
         path=path,

@@ -10,7 +10,8 @@ from polyclinic.cli.tables import print_result
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.runner.evaluate.rounded_scores import extreme, rounding_intervals
-from polyclinic.runner.run.result import Result, final_metrics
+from polyclinic.runner.run.advice import guessed_scores
+from polyclinic.runner.run.result import Result, final_metrics, take_counts
 from polyclinic.tasks import TASKS, Target
 
 CLASSES = {2: Target(("healthy", "ill")), 3: Target(("a", "b", "c"))}
@@ -112,8 +113,8 @@ def test_a_deployed_table_holds_the_simulated_one_within_what_it_says(tiny):
         labels = torch.from_numpy(rng.choice(2, 60))
         sums[site] = task.sums(torch.from_numpy(rng.normal(0, 1, (60, 2))), labels, None, target)
 
-    def result(simulation):
-        told = sums if simulation else {site: task.coarse(one, 10, target) for site, one in sums.items()}
+    def result(simulation, exact=False):
+        told = sums if simulation or exact else {site: task.coarse(one, 10, target) for site, one in sums.items()}
         replies = [Reply(site, (Parcel("metrics", one),)) for site, one in told.items()]
         engine, trainer = SimpleNamespace(simulation=simulation), SimpleNamespace(target=target)
         federation = SimpleNamespace(engine=engine, trainer=trainer, ask_all=lambda *_, **__: replies)
@@ -125,3 +126,10 @@ def test_a_deployed_table_holds_the_simulated_one_within_what_it_says(tiny):
         for name, bounds in deployed["rounding"][part].items():
             assert bounds["low"] <= values[name] <= bounds["high"], (part, name)
     assert deployed["rounding"]["per_site"].keys() == exact["per_site"].keys()
+    told, info = result(False, exact=True), {"counts": {}, "class_counts": {}}  # policies that let exact scores out
+    take_counts(told, info, "test")
+    assert told == exact
+    assert {site: own["test"] for site, own in info["counts"].items()} == dict.fromkeys(sums, 60)
+    guessed = guessed_scores(tiny("fedavg"), SimpleNamespace(info=info))
+    labels = sum(one["confusion"].sum(1) for one in sums.values())
+    assert guessed == {"accuracy": float(labels.max()) / 180, "balanced_accuracy": 0.5}

@@ -196,7 +196,8 @@ def _majority(study: Study, pooled: Mapping[str, float], guessed: Mapping[str, f
         )
     if found >= WEAK * (1 - even) or not (better or pooled["accuracy"] < share):
         return None
-    balance = "" if isinstance(study.method, OneRound) else "set optimizer.balanced_batches = true; "
+    settled = study.optimizer.balanced_batches or isinstance(study.method, OneRound)
+    balance = "" if settled else "set optimizer.balanced_batches = true; "
     return (
         f"the model is weak: it finds few images of some classes (balanced accuracy {pooled['balanced_accuracy']:.3f}, "
         f"and {even:.3f} without a look at the images; accuracy {pooled['accuracy']:.3f}, and {share:.3f}); "

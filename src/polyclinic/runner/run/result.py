@@ -167,7 +167,12 @@ def final_metrics(federation: Federation, study: Study, models: Models, personal
             return tables
         sums = {reply.site: dict(reply.metrics) for reply in replies if reply.parcels and reply.metrics}
         found = rounding_intervals(study.task, federation.trainer.target, sums)
-        return {**tables, "rounding": {"split": split, **found}} if found else tables
+        if found:
+            return {**tables, "rounding": {"split": split, **found}}
+        return {
+            **tables,
+            "class_counts": {s: one["confusion"].sum(1).tolist() for s, one in sums.items() if "confusion" in one},
+        }
     of_model = {}
     for site, weights in models.items():
         replies = federation.ask_all("evaluate", counted=False, weights=weights, split=split, own="none")
@@ -182,6 +187,13 @@ def final_metrics(federation: Federation, study: Study, models: Models, personal
         return tables
     across = {site: scored["per_site"] for site, scored in of_model.items()}
     return {**tables, "across_sites": across, "convergence": convergence(across)}
+
+
+def take_counts(metrics: JsonObject, info: JsonObject, split: str) -> None:
+    """Move the images of each class that deployed sites told with exact scores to the facts about the images."""
+    for site, of_class in metrics.pop("class_counts", {}).items():
+        info["class_counts"][site] = {split: of_class}
+        info["counts"][site] = {split: sum(of_class)}
 
 
 def whose_part(study: Study, personal: bool) -> str:

@@ -32,7 +32,15 @@ from polyclinic.runner.run.loggers import Loggers
 from polyclinic.runner.run.machine import device_of, keep_freed_memory
 from polyclinic.runner.run.method import ask_statistics, has_noised_scores, run_method
 from polyclinic.runner.run.recorder import Recorder
-from polyclinic.runner.run.result import Result, final_metrics, flat, released_models, result_of, whose_part
+from polyclinic.runner.run.result import (
+    Result,
+    final_metrics,
+    flat,
+    released_models,
+    result_of,
+    take_counts,
+    whose_part,
+)
 from polyclinic.study import Study, load_run_study
 from polyclinic.study.reading import DIGESTS, load_checked, note_plugins
 
@@ -195,6 +203,7 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
         federation.save()
         models = released_models(federation, recorder, last)
         metrics = final_metrics(federation, study, models, bool(trainer.local_names))
+        take_counts(metrics, parts.info, study.evaluation.final)
         if study.evaluation.final == "test":
             metrics |= study.method.more_metrics(federation, models)
         guessed = {} if has_noised_scores(study) else advice.guessed_scores(study, parts)
