@@ -144,13 +144,13 @@ def parts(tmp_path, **info):
     return PreparedSites(tmp_path, ("north",), info)
 
 
-def study_of(task, method=None):
-    evaluation = SimpleNamespace(final="test")
-    return SimpleNamespace(task=task, method=method or SimpleNamespace(), evaluation=evaluation)
+def study_of(task, method=None, balanced=False):
+    evaluation, optimizer = SimpleNamespace(final="test"), SimpleNamespace(balanced_batches=balanced)
+    return SimpleNamespace(task=task, method=method or SimpleNamespace(), evaluation=evaluation, optimizer=optimizer)
 
 
-def said_of(task, pooled, parts, method=None):
-    study = study_of(task, method)
+def said_of(task, pooled, parts, method=None, balanced=False):
+    study = study_of(task, method, balanced)
     return advice.guessing(study, pooled, advice.guessed_scores(study, parts))
 
 
@@ -173,6 +173,7 @@ def test_a_classifier_that_misses_rarer_classes_is_said(tmp_path, accuracy):
     assert "set optimizer.balanced_batches = true" in said
     values = {"accuracy": accuracy, "balanced_accuracy": 0.56}
     assert "balanced_batches" not in said_of(CLASSIFICATION, values, prepared, Analytic.model_construct())
+    assert "balanced_batches" not in said_of(CLASSIFICATION, values, prepared, balanced=True), "they are set"
 
 
 def test_a_regression_that_only_knows_the_mean_is_said(tmp_path):
