@@ -55,3 +55,14 @@ def left(folder: Path, site: str) -> list[tuple[Any, ...]]:
         (*(line[name] for name in ("round", "operation", "kind", "to")), line["digest"] * (line["kind"] != "weights"))
         for line in releases(folder, site)
     ]
+
+
+def lines_of(run: Any, site: str) -> list[dict[str, Any]]:
+    """What left a site in a run, line by line."""
+    return releases(run.folder, site)
+
+
+def kinds_of(run: Any) -> dict[str, list[str]]:
+    """The kinds of what left each site, in order."""
+    sites = sorted(path.stem for path in (run.folder / "ledger").glob("*.jsonl"))
+    return {site: [line["kind"] for line in lines_of(run, site)] for site in sites}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import felicia_studies
 import pytest
 from feder_studies import runner
 from json_schemas import assert_valid
@@ -107,3 +108,14 @@ def no_contact_sheets(monkeypatch):
 def go(tmp_path, cache):
     """Runs tiny studies of FedER."""
     return runner(tmp_path, cache)
+
+
+@pytest.fixture
+def felicia(tiny, request):
+    """Makes small studies of FELICIA, with what differs in a test module: its `CHANGES` of tables, its `SETTINGS`."""
+    changes, quick = (getattr(request.module, name, {}) for name in ("CHANGES", "SETTINGS"))
+    return lambda tables=None, **method: tiny(
+        "felicia",
+        {**felicia_studies.STUDY, **changes, **(tables or {})},
+        **{**felicia_studies.QUICK, **quick, **method},
+    )

@@ -1,6 +1,5 @@
 """Small studies of FedER."""
 
-import json
 from typing import Any
 
 from polyclinic.runner.run.run import run
@@ -31,7 +30,3 @@ def runner(tmp_path, cache):
     """Runs a tiny study of FedER; each call in a folder of its own."""
     count = iter(range(100))
     return lambda *given, **changes: run(study_of(*given, **changes), tmp_path / str(next(count)), cache=cache)
-
-
-def lines_of(run_result, site):
-    return [json.loads(text) for text in (run_result.folder / "ledger" / f"{site}.jsonl").read_text().splitlines()]

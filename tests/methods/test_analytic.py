@@ -41,23 +41,6 @@ def test_the_head_is_that_of_ridge_regression_by_hand():
     assert np.allclose(head, ridge_by_hand(features, targets, 0.3), atol=2e-3)
 
 
-def test_the_penalty_is_that_of_generalised_cross_validation_by_hand():
-    rng = numpy_rng("penalty")
-    features, noise = rng.standard_normal((40, 6)), rng.standard_normal((40, 1))
-    targets = features[:, :1] + noise
-    rows, goal = (features - features.mean(0)) / features.std(0), targets - targets.mean(0)
-
-    def score(penalty: float) -> float:
-        hat = rows @ np.linalg.solve(rows.T @ rows + penalty * 40 * np.eye(6), rows.T)
-        return float(((goal - hat @ goal) ** 2).mean() / (1 - (np.trace(hat) + 1) / 40) ** 2)
-
-    values, vectors = torch.linalg.eigh(torch.from_numpy(rows.T @ rows / 40))
-    turned = vectors.T @ torch.from_numpy(rows.T @ goal / 40)
-    found = best_penalty(values, turned, float(goal.var()), 40)
-    assert found == min(PENALTIES, key=score)
-    assert PENALTIES[0] < found < PENALTIES[-1]
-
-
 def test_one_hundred_partitions_of_images_give_one_head():
     """With the real encoder: uneven sites, a site with one image, and all images in one place."""
     images = torch.randint(0, 256, (40, 1, 32, 32), generator=torch_rng("partitions"), dtype=torch.uint8)

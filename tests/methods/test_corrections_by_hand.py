@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_baselines import PLAIN, bare_loop, of_sites
+from stand_ins import Coordinator, site_with_state
+from test_baselines import PLAIN, assert_close, bare_loop, of_sites
 
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
@@ -14,27 +15,14 @@ from polyclinic.methods.scaffold import Scaffold
 from polyclinic.methods.shared import local_training
 
 
-class State(dict):
-    def group(self, name):
-        return self.get(name, {})
-
-    def put(self, name, tensors):
-        self[name] = dict(tensors)
-
-
-def site(name, **groups):
-    model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(2))})
-    model.cuts = ("first", "last")
-    trainer = SimpleNamespace(device=torch.device("cpu"), model=model, initial_local={}, local_names=(), privacy=None)
-    return SimpleNamespace(name=name, trainer=trainer, state=State(groups))
-
-
 @pytest.fixture(autouse=True)
 def _few_steps(monkeypatch):
     monkeypatch.setattr(FedProx, "steps_at", lambda self, own: 2)
 
 
 START = {"w": torch.tensor([1.0, 1.0])}
+
+
 ONES = {"w": torch.ones(2)}
 
 
@@ -45,14 +33,16 @@ def corrected(plan, weights, gradients=ONES):
 
 
 def test_fedprox_pulls_weights_back_to_the_start():
-    plan = next(FedProx(mu=0.5).train(site("a"), START))
+    plan = next(FedProx(mu=0.5).train(site_with_state("a"), START))
     assert plan.start == START
     assert corrected(plan, [1.0, 3.0])[0]["w"].tolist() == [1, 2]  # 1 + 0.5 (w - 1)
+    elsewhere = next(FedProx(mu=0.5).train(site_with_state("a"), {"other": torch.zeros(2)}))
+    assert corrected(elsewhere, [1.0, 3.0])[0]["w"].tolist() == [1, 1]  # a layer that stays at the site
 
 
-def test_fedprox_does_not_pull_a_layer_that_stays_at_the_site():
-    plan = next(FedProx(mu=0.5).train(site("a"), {"other": torch.zeros(2)}))
-    assert corrected(plan, [1.0, 3.0])[0]["w"].tolist() == [1, 1]
+def own_model(result):
+    """The model of the only site."""
+    return {name.removeprefix("site-1/"): tensor for name, tensor in result.weights().items()}
 
 
 def test_weights_of_classes_are_inverse_to_their_frequency():
@@ -67,26 +57,6 @@ def test_the_contrast_is_small_near_the_common_model(mu):
     moon = Moon(mu=mu, temperature=0.5)
     assert float(moon._contrast(common, common, last)) == pytest.approx(mu * near)
     assert float(moon._contrast(last, common, last)) == pytest.approx(mu * far)
-
-
-class Coordinator(SimpleNamespace):
-    """A federation of two sites whose replies are written down, one list for each round."""
-
-    sites = ("a", "b")
-
-    def state(self, **given):
-        self.kept = SimpleNamespace(**given)
-        return self.kept
-
-    def rounds(self, count, state):
-        return range(1, count + 1)
-
-    def ask_all(self, operation, **given):
-        self.asked = [*getattr(self, "asked", []), (operation, given)]
-        return self.replies[len(self.asked) - 1]
-
-    def evaluate(self, weights):
-        self.scored = [*getattr(self, "scored", []), weights]
 
 
 def test_the_control_moves_by_the_share_of_sites_that_replied():
@@ -122,16 +92,10 @@ def values_of(model):
     return {name: one.detach().clone() for name, one in model.named_parameters()}
 
 
-def assert_own_model_is(result, values):
-    for name, tensor in values.items():
-        [ours] = of_sites(result, name)
-        torch.testing.assert_close(ours, tensor, rtol=1e-4, atol=1e-6)
-
-
-def test_the_own_model_of_ditto_by_hand(tiny_run, tmp_path, cache):
+def test_the_own_model_of_ditto_by_hand(tiny_run):
     """w steps along g(w); v along g(v) + lambda (v - w), with the w that the round began with."""
     pull, result = 0.5, tiny_run({"name": "ditto", "strength": 0.5}, **ALONE)
-    model, step = bare_loop(result, tmp_path, cache)
+    model, step = bare_loop(result)
     common = own = values_of(model)
     for number in (1, 2):
         held_to = common
@@ -146,27 +110,26 @@ def test_the_own_model_of_ditto_by_hand(tiny_run, tmp_path, cache):
 
         step(number, pulled)
         own = values_of(model)
-    assert_own_model_is(result, own)
+    assert_close(own, own_model(result))
 
 
-def test_fine_tuning_by_hand(tiny_run, tmp_path, cache):
+def test_fine_tuning_by_hand(tiny_run):
     """Two rounds of FedAvg, and as many further steps as a pass has, in an order of their own."""
-    passes = tiny_run({"name": "fedavg"}, **ALONE)
-    model, step = bare_loop(passes, tmp_path, cache)
+    model, step = bare_loop(tiny_run({"name": "fedavg"}, **ALONE))
     for number in (1, 2):
         step(number, lambda: None)
     steps = step(2, lambda: None, "tuning batches")
-    assert_own_model_is(tiny_run({"name": "finetune", "tuning_steps": steps}, **ALONE), values_of(model))
+    assert_close(values_of(model), own_model(tiny_run({"name": "finetune", "tuning_steps": steps}, **ALONE)))
 
 
-def test_fedrep_by_hand(tiny_run, tmp_path, cache):
+def test_fedrep_by_hand(tiny_run):
     """One pass changes the head alone, the next one everything else."""
     result = tiny_run({"name": "fedrep", "head_epochs": 1}, **ALONE)
-    model, step = bare_loop(result, tmp_path, cache)
+    model, step = bare_loop(result)
     for number in (1, 2):
         step(number, lambda: leave_out(model, lambda name: name not in HEAD), "head batches")
         step(number, lambda: leave_out(model, lambda name: name in HEAD))
-    assert_own_model_is(result, values_of(model))
+    assert_close(values_of(model), own_model(result))
 
 
 def leave_out(model, chosen):

@@ -1,29 +1,44 @@
 """What must be equal, is: to the last bit where arithmetic allows."""
 
-from pathlib import Path
-
 import pytest
 import torch
+from stand_ins import rebuild
 from torch import Tensor
 
-from polyclinic.data.parts import open_site, prepare
 from polyclinic.randomness import torch_rng
-from polyclinic.runner.run.assembly import Assembly
 from polyclinic.runner.run.result import Result
-from polyclinic.study import parse_study
 
 ONE_SITE = {"sites": {"partition": "iid", "count": 1}}
-MASKS = {
-    "data": {"source": "brain-phantom", "size": 28, "samples": 60},
-    "sites": {"partition": "iid", "count": 2},
-    "task": {"name": "segmentation"},
-    "model": {"backbone": "unet"},
-}
-AGES = {
-    "data": {"source": "hand-phantom", "size": 28, "samples": 60},
-    "sites": {"partition": "iid", "count": 2},
-    "task": {"name": "regression"},
-    "model": {"backbone": "lenet5"},
+
+
+TWO = {"sites": {"partition": "iid", "count": 2}}
+
+
+MASKS = {"source": "brain-phantom", "size": 28, "samples": 60}
+
+
+#: SplitNN with these settings, and CWT with the same but for the cut
+SPLIT = {
+    "conv1": ({}, {"model": {"cut": "conv1"}}),
+    "conv2": ({}, {"model": {"cut": "conv2"}}),
+    "before max pooling": (
+        {"rounds": 1},
+        {**TWO, "data": {"samples": 40}, "model": {"backbone": "resnet18", "cut": "relu"}},
+    ),
+    "regression": (
+        {},
+        {
+            **TWO,
+            "data": {**MASKS, "source": "hand-phantom"},
+            "task": {"name": "regression"},
+            "model": {"backbone": "lenet5"},
+        },
+    ),
+    "segmentation": ({}, {**TWO, "data": MASKS, "task": {"name": "segmentation"}, "model": {"backbone": "unet"}}),
+    "adam keeps its moments": (
+        {"rounds": 3},
+        {**ONE_SITE, "optimizer": {"name": "adam", "lr": 0.001, "keep_state": True}},
+    ),
 }
 
 
@@ -44,40 +59,38 @@ def assert_not_same(a: Result, b: Result) -> None:
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("cut", ["conv1", "conv2"])
-def test_splitnn_equals_unsplit_training_on_the_same_batches(tiny_run, cut):
-    split = tiny_run({"name": "splitnn"}, model={"cut": cut})
-    assert_same(split, tiny_run({"name": "cwt"}))
+@pytest.mark.parametrize("how", SPLIT)
+def test_splitnn_equals_unsplit_training_on_the_same_batches(tiny_run, how):
+    method, tables = SPLIT[how]
+    split = tiny_run({"name": "splitnn", **method}, **tables)
+    whole = {name: {key: value for key, value in table.items() if key != "cut"} for name, table in tables.items()}
+    assert_same(split, tiny_run({"name": "cwt", **method}, **whole))
     assert "activations" in split["communication"]["by_kind"]
 
 
-def test_splitnn_equals_unsplit_training_with_the_cut_before_max_pooling(tiny_run):
-    few = {"data": {"samples": 40}, "sites": {"partition": "iid", "count": 2}}
-    split = tiny_run({"name": "splitnn", "rounds": 1}, model={"backbone": "resnet18", "cut": "relu"}, **few)
-    assert_same(split, tiny_run({"name": "cwt", "rounds": 1}, model={"backbone": "resnet18"}, **few))
+@pytest.mark.parametrize(
+    ("method", "plain", "term"),
+    [
+        ({"name": "fedprox", "mu": 0.0}, {}, {"mu": 1.0}),
+        ({"name": "fedavgm", "beta": 0.0}, {}, {"beta": 0.9}),
+        ({"name": "moon", "mu": 0.0}, {}, {"mu": 5.0}),
+        ({"name": "fedopt", "server_optimizer": "sgd", "server_lr": 1.0, "beta1": 0.0}, {}, {"beta1": 0.5}),
+        ({"name": "feddyn", "alpha": 0.0}, {"weighting": "uniform"}, {"alpha": 0.1}),
+    ],
+    ids=lambda one: one.get("name", ""),
+)
+def test_a_method_without_its_own_term_is_fedavg(tiny_run, method, plain, term):
+    average = tiny_run({"name": "fedavg", **plain})
+    assert_same(tiny_run(method), average)
+    assert_not_same(tiny_run({**method, **term}), average)
 
 
-@pytest.mark.parametrize("tables", [AGES, MASKS], ids=["regression", "segmentation"])
-def test_splitnn_equals_unsplit_training_for_every_task(tiny_run, tables):
-    assert_same(tiny_run({"name": "splitnn"}, **tables), tiny_run({"name": "cwt"}, **tables))
-
-
-def test_splitnn_equals_unsplit_training_with_adam_and_its_moments_kept_on_one_site(tiny_run):
-    adam = {"optimizer": {"name": "adam", "lr": 0.001, "keep_state": True}}
-    split = tiny_run({"name": "splitnn", "rounds": 3}, **ONE_SITE, **adam)
-    assert_same(split, tiny_run({"name": "cwt", "rounds": 3}, **ONE_SITE, **adam))
-
-
-def test_fedprox_without_penalty_is_fedavg(tiny_run):
-    average = tiny_run({"name": "fedavg"})
-    assert_same(tiny_run({"name": "fedprox", "mu": 0.0}), average)
-    assert_not_same(tiny_run({"name": "fedprox", "mu": 1.0}), average)
-
-
-def test_fedavgm_without_momentum_is_fedavg(tiny_run):
-    average = tiny_run({"name": "fedavg"})
-    assert_same(tiny_run({"name": "fedavgm", "beta": 0.0}), average)
-    assert_not_same(tiny_run({"name": "fedavgm", "beta": 0.9}), average)
+@pytest.mark.parametrize(
+    ("method", "other", "model"),
+    [("fedbn", "fedavg", {}), ("fedper", "fedavg", {}), ("cwt", "cwt", {"batch_norm": "local"})],
+)
+def test_what_stays_at_the_only_site_is_what_would_be_averaged(tiny_run, method, other, model):
+    assert_same(tiny_run({"name": method}, **ONE_SITE, model=model), tiny_run({"name": other}, **ONE_SITE))
 
 
 @pytest.mark.parametrize("backbone", ["lenet5", "small-cnn"])
@@ -97,43 +110,25 @@ def test_one_site_equals_standalone(tiny_run, method, keep_state):
     assert_same(tiny_run({"name": method}, **ONE_SITE, **kept), tiny_run({"name": "standalone"}, **ONE_SITE, **kept))
 
 
-def test_fedbn_with_one_site_equals_fedavg(tiny_run):
-    assert_same(tiny_run({"name": "fedbn"}, **ONE_SITE), tiny_run({"name": "fedavg"}, **ONE_SITE))
-
-
-def test_local_batch_norm_statistics_with_one_site_equal_averaged_ones(tiny_run):
-    local = tiny_run({"name": "cwt"}, **ONE_SITE, model={"batch_norm": "local"})
-    assert_same(local, tiny_run({"name": "cwt"}, **ONE_SITE))
-
-
 def test_a_model_without_batch_norm_does_not_care_where_its_statistics_live(tiny_run):
     group = {"model": {"norm": "group"}}
     everywhere = tiny_run({"name": "fedavg"}, **group)
     assert_same(tiny_run({"name": "fedavg"}, model={"norm": "group", "batch_norm": "local"}), everywhere)
 
 
-def test_cwt_equals_training_on_the_sites_in_turn(tiny_run, tmp_path: Path, cache: Path):
+def test_cwt_equals_training_on_the_sites_in_turn(tiny_run):
     """The same by hand: one model, a fresh optimiser for each turn, the site's own order of batches."""
     result = tiny_run({"name": "cwt"})
-    study = parse_study(_tables_of(result))
-    assembly = Assembly(study, prepare(study.data, study.sites, cache=cache), tmp_path)
-    trainer = assembly.trainer()
-    model = trainer.load(assembly.initial_weights()).train()
+    run = rebuild(result)
+    model = run.trainer.load(run.assembly.initial_weights()).train()
     for number in (1, 2):
-        for site in assembly.prepared.names:
-            part = open_site(assembly.prepared.folder, site).train
+        for site, data in run.sites.items():
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-            batches = trainer.batches(part, torch_rng(study.seed, site, "batches", number))
-            for _ in range(len(part) // 8):
+            batches = run.trainer.batches(data.train, torch_rng(run.study.seed, site, "batches", number))
+            for _ in range(len(data.train) // 8):
                 images, labels = next(batches)
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(model(images), labels).backward()
                 optimizer.step()
     by_hand = model.state_dict()
     assert all(torch.equal(by_hand[name], tensor) for name, tensor in weights(result).items())
-
-
-def _tables_of(result: Result) -> dict:
-    import tomllib
-
-    return tomllib.loads((result.folder / "study.toml").read_text())

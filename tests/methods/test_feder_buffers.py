@@ -4,11 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from feder_studies import SITES, TABLES, lines_of, runner, study_of
+from feder_studies import SITES, TABLES, study_of
+from run_folders import lines_of
+from stand_ins import rebuild
 
-from polyclinic.data.parts import open_site, prepare
-from polyclinic.engines.in_process import InProcess
-from polyclinic.errors import BadInput
 from polyclinic.federation.call import Reply
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import private_tuning, replay_stream
@@ -27,11 +26,7 @@ from polyclinic.study import parse_study
 from polyclinic.tasks import Target
 from polyclinic.training.loop import Trainer
 
-
-@pytest.fixture
-def go(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(site_generator, "contact_sheet", lambda *_: None)
-    return runner(tmp_path, cache)
+pytestmark = pytest.mark.usefixtures("no_contact_sheets")
 
 
 def site_with(**changes):
@@ -98,7 +93,6 @@ def test_a_generator_for_segmentation_learns_images_with_their_masks_behind(monk
 
 @pytest.mark.parametrize("name", ["feder", "feder-b", "centralized"])
 def test_buffers_carry_masks_that_models_learn_from(tmp_path, cache, monkeypatch, name):
-    monkeypatch.setattr(site_generator, "contact_sheet", lambda *_: None)
     drawn, targets, learn = [], [], Trainer.loss
 
     def draw(site, model, count, draw_buffer=site_generator.draw_buffer):
@@ -130,14 +124,6 @@ def test_perceptual_distances_do_not_see_masks():
     loss = private_tuning.privacy_loss(settings, Pixels())
     pairs = [torch.cat([pictures, torch.rand(4, 1, 8, 8)], 1) for _ in range(2)]
     assert torch.equal(loss(*pairs), loss(pictures, pictures))
-
-
-def test_felicia_says_who_can_segment():
-    tables = {**TABLES, "method": {"name": "felicia"}, "task": {"name": "segmentation"}, "model": {"backbone": "unet"}}
-    del tables["tuning"]
-    tables["data"] = {"source": "brain-phantom", "size": 28, "samples": 48}
-    with pytest.raises(BadInput, match="'felicia' is for classification, regression, not segmentation; choose one"):
-        parse_study(tables)
 
 
 class Warned(Display):
@@ -209,21 +195,16 @@ def test_a_large_buffer_brings_no_more_steps(go, monkeypatch):
     assert steps[:6] == steps[6:]
 
 
-def test_the_ensemble_is_scored_as_it_predicts(go, cache):
+def test_the_ensemble_is_scored_as_it_predicts(go):
+    """It is the mean of the sites' models."""
     found = go("feder-a")
-    ensemble = load_predictor(found.folder, ensemble=True)
-    study = study_of("feder-a")
-    folder = prepare(study.data, study.sites, cache=cache).folder
-    for site in SITES:
-        part = open_site(folder, site).test
+    ensemble, sites = load_predictor(found.folder, ensemble=True), [load_predictor(found.folder, site=s) for s in SITES]
+    noise = torch.randint(0, 256, (4, sites[0].card.channels, 28, 28), dtype=torch.uint8).numpy()
+    assert torch.allclose(ensemble.outputs(noise), torch.stack([site.outputs(noise) for site in sites]).mean(0))
+    for name, data in rebuild(found).sites.items():
+        part = data.test
         right = ensemble.outputs(part.images.copy()).argmax(1) == torch.from_numpy(part.labels.copy())
-        assert found.metrics["ensemble"]["per_site"][site]["accuracy"] == pytest.approx(float(right.double().mean()))
-
-
-def test_real_institutions_score_no_ensemble(go, monkeypatch):
-    """Nobody there has all models; figures of something else must not take its name."""
-    monkeypatch.setattr(InProcess, "simulation", False)
-    assert set(go("feder-a").metrics) == {"test", "mean", "per_site"}
+        assert found.metrics["ensemble"]["per_site"][name]["accuracy"] == pytest.approx(float(right.double().mean()))
 
 
 def test_sites_may_have_networks_of_their_own(go):
@@ -235,15 +216,6 @@ def test_sites_may_have_networks_of_their_own(go):
     ensemble = load_predictor(found.folder, ensemble=True)
     assert [type(model).__name__ for model in ensemble.model.networks] == ["LeNet5", "SmallCNN", "LeNet5"]
     assert found.metrics["ensemble"]["test"]["accuracy"] > 0
-
-
-def test_one_site_or_the_ensemble_predicts(go):
-    found = go("feder-a")
-    images = load_predictor(found.folder, ensemble=True)
-    sites = [load_predictor(found.folder, site=site) for site in SITES]
-    noise = torch.randint(0, 256, (4, sites[0].card.channels, 28, 28), dtype=torch.uint8).numpy()
-    together = torch.stack([site.outputs(noise) for site in sites]).mean(0)
-    assert torch.allclose(images.outputs(noise), together)
 
 
 def test_convergence_is_mean_and_deviation_over_the_models_by_hand():
@@ -278,7 +250,6 @@ def test_labels_of_a_buffer_are_drawn_alike_from_the_classes_of_the_site():
     assert 20 <= values.min() < 25 < 75 < values.max() <= 80
 
 
-@pytest.mark.usefixtures("no_contact_sheets")
 def test_centralized_baselines_pool_what_they_say(tmp_path, cache):
     found = {}
     for images in ("real", "synthetic", "both"):

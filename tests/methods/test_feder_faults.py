@@ -1,7 +1,7 @@
 """FedER where something is missing or wrong: sites that fail, what piles up meanwhile, and settings that cannot be."""
 
 import pytest
-from feder_studies import TABLES, runner, study_of
+from feder_studies import TABLES, study_of
 
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.methods.feder import FedER
@@ -9,11 +9,7 @@ from polyclinic.methods.shared import site_generator
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 
-
-@pytest.fixture
-def go(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(site_generator, "contact_sheet", lambda *_: None)
-    return runner(tmp_path, cache)
+pytestmark = pytest.mark.usefixtures("no_contact_sheets")
 
 
 def failing_once(monkeypatch):

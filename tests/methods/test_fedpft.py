@@ -31,16 +31,6 @@ def test_densities_by_hand():
     assert torch.allclose(mixture.log_densities(ROWS), wanted)
 
 
-def test_two_groups_are_found_and_sampled():
-    rng = torch_rng("groups")
-    groups = torch.cat([torch.randn(60, 2, generator=rng), 20 + torch.randn(20, 2, generator=rng)]).double()
-    found = fit(groups, 2, 30, torch_rng("start", 1))
-    assert sorted(found.shares.tolist()) == pytest.approx([0.25, 0.75], abs=0.01)
-    drawn = found.sample(2000, torch_rng("draw"))
-    assert float((drawn[:, 0] > 10).double().mean()) == pytest.approx(0.25, abs=0.04)
-    assert drawn[drawn[:, 0] > 10].mean(0).tolist() == pytest.approx([20, 20], abs=0.5)
-
-
 def test_it_learns_and_warns_of_small_classes(tiny_run, monkeypatch):
     made, make = [], Optimizer.make
     monkeypatch.setattr(Optimizer, "make", lambda self, of, number: made.append(number) or make(self, of, number))

@@ -1,50 +1,24 @@
 """FELICIA across sites: what leaves a site, what equals what, both schedules, privacy, resume, what is released."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
+from felicia_studies import SITES, gan_of
 from pydantic import ValidationError
+from run_folders import lines_of
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
-from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.gan.model import StepDraws, both_steps
 from polyclinic.generators.gan.trainer import GANNetworks, GANTrainer, RealBatches
 from polyclinic.methods.felicia import Felicia, _share_of_step
-from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.privacy.account import EVERYTHING
 from polyclinic.randomness import seed_of, torch_rng
-from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run
 from polyclinic.study import Study
 from polyclinic.tasks import Target
 
-GAN = {"generator.name": "gan", "generator.width": 2, "generator.latent": 4, "generator.batch_size": 8}
-QUICK = {"steps": 2, "rounds": 2, "learner_steps": 2, "images": 12}
-SKIN = {"data.source": "skin-phantom", "data.samples": 120, "sites.count": 2}
-
-
-@pytest.fixture
-def felicia(tiny):
-    def make(settings: dict[str, Any] | None = None, **method: Any) -> Study:
-        return tiny("felicia", {**SKIN, **GAN, **(settings or {})}, **{**QUICK, **method})
-
-    return make
-
-
-def ledger(result: Result, site: str) -> list[dict[str, Any]]:
-    text = (result.folder / "ledger" / f"{site}.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def gan_of(folder: Path, site: str) -> dict[str, torch.Tensor]:
-    """The GAN that a finished run's site keeps."""
-    manifest = json.loads((folder / "checkpoint" / "manifest.json").read_text())
-    return read_state(folder, site, SitePosition(*manifest["sites"][site])).group(NETWORKS)
+SETTINGS = {"learner_steps": 2}
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -54,8 +28,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("schedule", ["synchronous", "local"])
 def test_only_synthetic_images_leave_and_scores(felicia, undisturbed, schedule):
     result = undisturbed(felicia(schedule=schedule, exchange_every=1))
-    for site in ("site-1", "site-2"):
-        lines = ledger(result, site)
+    for site in SITES:
+        lines = lines_of(result, site)
         trained = [line for line in lines if line["kind"] != "metrics"]
         assert {line["kind"] for line in trained} == {"synthetic-images"}
         assert len(trained) == 4  # one for each of two steps of two rounds
@@ -134,20 +108,20 @@ def test_with_lambda_0_sites_are_local_gans_bit_for_bit(felicia, undisturbed, ge
     study = felicia({f"generator.{key}": value for key, value in generator.items()}, weight=0.0)
     result = undisturbed(study)
     assert "synthetic-images" not in result["communication"]["by_kind"]
-    for site in ("site-1", "site-2"):
-        assert same(gan_of(result.folder, site), local_gan(study, site))
+    for site in SITES:
+        assert same(gan_of(result, site), local_gan(study, site))
 
 
 def test_a_central_term_that_does_not_act_yet_changes_no_bit_though_images_travel(felicia, undisturbed):
     alone, joined = undisturbed(felicia(weight=0.0)), undisturbed(felicia(weight=3.0, warm_up=100))
     assert joined["communication"]["by_kind"]["synthetic-images"] > 0
-    for site in ("site-1", "site-2"):
-        assert same(gan_of(alone.folder, site), gan_of(joined.folder, site))
+    for site in SITES:
+        assert same(gan_of(alone, site), gan_of(joined, site))
 
 
 def test_one_site_has_no_central_term(felicia, undisturbed):
     results = [undisturbed(felicia({"sites.count": 1}, weight=weight)) for weight in (0.0, 5.0)]
-    assert same(*(gan_of(result.folder, "site-1") for result in results))
+    assert same(*(gan_of(result, "site-1") for result in results))
     assert results[1]["communication"]["by_kind"].keys() == {"metrics"}
 
 
@@ -157,21 +131,11 @@ def test_classes_with_networks_of_their_own(felicia, undisturbed, schedule):
     states = []
     for weight in (0.0, 3.0):
         result = undisturbed(felicia(apart, schedule=schedule, exchange_every=1, weight=weight))
-        assert {line["kind"] for line in ledger(result, "site-1")} <= {"synthetic-images", "metrics"}
-        states.append(gan_of(result.folder, "site-1"))
+        assert {line["kind"] for line in lines_of(result, "site-1")} <= {"synthetic-images", "metrics"}
+        states.append(gan_of(result, "site-1"))
     moved = {name for name, tensor in states[0].items() if not torch.equal(tensor, states[1][name])}
     for label in (0, 1):  # the central term reaches the generators of both classes
         assert any(name.startswith(f"generator.of_class.{label}.") for name in moved)
-
-
-def test_networks_for_each_class_are_refused_where_labels_are_values(felicia):
-    ages = {"task.name": "regression", "data.source": "hand-phantom"}
-    with pytest.raises(BadInput, match=r"generator\.condition: 'apart' needs classes"):
-        felicia({**ages, "generator.condition": "apart"})
-    with pytest.raises(BadInput, match=r"method\.central: 'per-class' needs classes.*choose 'one'"):
-        felicia(ages, central="per-class")
-    with pytest.raises(BadInput, match=r"method\.central: 'per-class' needs images that are made for a class"):
-        felicia({"generator.condition": "none"}, central="per-class")
 
 
 def test_a_site_with_fewer_images_than_its_picture_has_columns(felicia, tmp_path):
@@ -195,33 +159,14 @@ def test_every_image_sent_is_seen_once_and_each_site_in_every_step():
     assert all(site[share].bincount().tolist() == [2, 2] for share in shares)
 
 
-def test_a_generator_without_a_discriminator_is_refused_before_the_run(tiny):
-    with pytest.raises(BadInput, match="felicia trains GANs; choose one of gan, dcgan, wgan-gp, privgan, stylegan2"):
-        tiny("felicia", {**SKIN, "generator.name": "vqvae2"}, **QUICK)
-
-
-@pytest.mark.parametrize("weight", [-1.0, float("inf"), float("nan")])
-def test_lambda_is_a_number_from_0_on(felicia, weight):
-    with pytest.raises((BadInput, ValidationError), match="weight"):
-        felicia(weight=weight)
-
-
-def test_tuning_is_not_for_it(felicia):
-    with pytest.raises(BadInput, match="take the table out"):
-        felicia({"tuning.on": True})
-    assert felicia().tuning is None
-
-
 def test_with_privacy_images_are_covered_and_the_account_grows(felicia, undisturbed):
     private = {"privacy.on": ["generator"], "generator.labels": "even", "generator.critic_steps": 2}
     result = undisturbed(felicia(private))
-    lines = [line for line in ledger(result, "site-1") if line["kind"] == "synthetic-images"]
+    lines = [line for line in lines_of(result, "site-1") if line["kind"] == "synthetic-images"]
     assert [line["privacy"]["steps"] for line in lines] == [2, 4, 6, 8]
     assert lines[0]["privacy"]["covers"] == ["images made by the generator"]
     assert lines[-1]["privacy"]["epsilon"] > lines[0]["privacy"]["epsilon"] > 0
     assert result["privacy"]["covers"] != [EVERYTHING]  # its scores come from networks that saw real images
-    with pytest.raises(BadInput, match=r"generator\.labels"):
-        felicia({"privacy.on": ["generator"]})
 
 
 def test_the_result_says_what_each_training_set_is_worth_in_all_and_by_subgroup(felicia, undisturbed):
@@ -236,7 +181,7 @@ def test_the_result_says_what_each_training_set_is_worth_in_all_and_by_subgroup(
     assert set(of_site["real"]["subgroups"]) == {"nevus", "benign-keratosis", "melanoma", "basal-cell-carcinoma"}
     chosen = of_site["released"]
     assert chosen == ("augmented" if figures["validation_augmented"] > figures["validation_real"] else "real")
-    for site in ("site-1", "site-2"):
+    for site in SITES:
         assert (result.folder / "sites" / site / "samples.png").stat().st_size > 1000
     released = result.metrics["across_sites"]["site-1"]
     pooled = of_site[chosen]["test"]["accuracy"]
@@ -248,3 +193,38 @@ def test_the_result_says_what_each_training_set_is_worth_in_all_and_by_subgroup(
 def test_a_site_can_release_one_training_set_always(felicia, undisturbed):
     diets = undisturbed(felicia(release="synthetic")).metrics["diets"]
     assert {of_site["released"] for of_site in diets.values()} == {"synthetic"}
+
+
+AGES = {"task.name": "regression", "data.source": "hand-phantom"}
+
+
+@pytest.mark.parametrize(
+    ("tables", "method", "words"),
+    [
+        ({**AGES, "generator.condition": "apart"}, {}, r"generator\.condition: 'apart' needs classes"),
+        (AGES, {"central": "per-class"}, r"method\.central: 'per-class' needs classes.*choose 'one'"),
+        (
+            {"generator.condition": "none"},
+            {"central": "per-class"},
+            "'per-class' needs images that are made for a class",
+        ),
+        *(({}, {"weight": weight}, "weight") for weight in (-1.0, float("inf"), float("nan"))),
+        ({"tuning.on": True}, {}, "take the table out"),
+        ({"privacy.on": ["generator"]}, {}, r"generator\.labels"),
+        ({"sites.count": 1}, {"share_images": True}, r"method\.share_images: there is no other site to share with"),
+        ({}, {"release": "augmented-all"}, r"release 'augmented-all' needs.*set share_images = true"),
+        (
+            {"data.source": "brain-phantom", "task.name": "segmentation", "model.backbone": "unet"},
+            {},
+            "'felicia' is for classification, regression, not segmentation; choose one",
+        ),
+    ],
+)
+def test_studies_that_felicia_cannot_run_are_refused(felicia, tables, method, words):
+    with pytest.raises((BadInput, ValidationError), match=words):
+        felicia(tables, **method)
+
+
+def test_a_generator_without_a_discriminator_is_refused(tiny):
+    with pytest.raises(BadInput, match="felicia trains GANs; choose one of gan, dcgan, wgan-gp, privgan, stylegan2"):
+        tiny("felicia", {"generator.name": "vqvae2"})

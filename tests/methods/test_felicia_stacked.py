@@ -1,19 +1,17 @@
 """FELICIA with stacked sites: the same as one by one up to rounding, through the same gates, also when a site fails."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from felicia_studies import gan_of
+from run_folders import lines_of
 
 from polyclinic.data.parts import prepare
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.gate import Gate
-from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.gan.model import StackedGAN
 from polyclinic.methods.shared.gan_site import SiteGANs
-from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.randomness import seed_of
 from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run
@@ -22,19 +20,18 @@ from polyclinic.tasks import Target
 from polyclinic.training.gpu import graphs
 
 SITES = ("site-1", "site-2", "site-3")
-STUDY = {
-    **{"data.source": "skin-phantom", "data.samples": 120, "sites.count": 3},
-    **{"generator.name": "dcgan", "generator.width": 2, "generator.latent": 4, "generator.batch_size": 8},
-}
+
+
+CHANGES = {"sites.count": 3, "generator.name": "dcgan"}
+
+
+SETTINGS = {"weight": 3.0}
 
 
 @pytest.fixture
-def felicia(tiny):
-    def make(stacked: str, settings: dict[str, Any] | None = None, **method: Any) -> Study:
-        quick = {"steps": 2, "rounds": 2, "learner_steps": 1, "images": 12, "weight": 3.0}
-        return tiny("felicia", {**STUDY, "engine.stacked": stacked, **(settings or {})}, **{**quick, **method})
-
-    return make
+def stacked(felicia):
+    """A study whose sites are stacked `never` or `always`."""
+    return lambda how, tables=None, **method: felicia({"engine.stacked": how, **(tables or {})}, **method)
 
 
 @pytest.fixture
@@ -50,16 +47,6 @@ def built(monkeypatch):
 
     monkeypatch.setattr(SiteGANs, "__init__", watch)
     return sizes
-
-
-def gan_of(result: Result, site: str) -> dict[str, torch.Tensor]:
-    manifest = json.loads((Path(result.folder) / "checkpoint" / "manifest.json").read_text())
-    return read_state(result.folder, site, SitePosition(*manifest["sites"][site])).group(NETWORKS)
-
-
-def ledger(result: Result, site: str) -> list[tuple]:
-    lines = (Path(result.folder) / "ledger" / f"{site}.jsonl").read_text().splitlines()
-    return [(line["round"], line["operation"], line["kind"], line["bytes"]) for line in map(json.loads, lines)]
 
 
 def initial(study: Study, site: str) -> torch.Tensor:
@@ -102,22 +89,21 @@ SLOW = {"classes apart, local"}
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow if way in SLOW else []) for way in WAYS])
 @pytest.mark.slow
-def test_stacked_sites_learn_what_they_learn_one_by_one(felicia, built, tmp_path, way):
+def test_stacked_sites_learn_what_they_learn_one_by_one(stacked, built, tmp_path, way):
     settings, method = WAYS[way]
-    results = [run(felicia(how, settings, **method), tmp_path / how) for how in ("never", "always")]
+    results = [run(stacked(how, settings, **method), tmp_path / how) for how in ("never", "always")]
     assert set(built[: len(built) * 3 // 4]) == {1}
     assert set(built[len(built) * 3 // 4 :]) == {3}
-    check_same(felicia("never", settings, **method), *results)
+    check_same(stacked("never", settings, **method), *results)
     for site in SITES:
-        one, other = (ledger(result, site) for result in results)
-        if way != "shared noise":  # bytes of compressed images hang on their last bit
-            assert one == other
-        assert [line[:3] for line in one] == [line[:3] for line in other]
+        names = ("round", "operation", "kind", "bytes")[: 3 if way == "shared noise" else 4]
+        one, other = ([[line[name] for name in names] for line in lines_of(result, site)] for result in results)
+        assert one == other  # but for bytes of compressed images, which hang on their last bit
 
 
-def test_steps_as_a_cuda_graph_would_replay_them_are_the_same_steps(felicia, monkeypatch, tmp_path):
+def test_steps_as_a_cuda_graph_would_replay_them_are_the_same_steps(stacked, monkeypatch, tmp_path):
     """A graph makes the last images once more, with gradients; here it is played call by call."""
-    plain = run(felicia("always"), tmp_path / "plain")
+    plain = run(stacked("always"), tmp_path / "plain")
     recorded: list[str] = []
 
     def played(function, name):
@@ -126,7 +112,7 @@ def test_steps_as_a_cuda_graph_would_replay_them_are_the_same_steps(felicia, mon
 
     monkeypatch.setattr(graphs, "GraphedFunction", played)
     monkeypatch.setattr(SiteGANs, "__init__", _with_graphs(SiteGANs.__init__))
-    check_same(felicia("never"), plain, run(felicia("always"), tmp_path / "graphed"))
+    check_same(stacked("never"), plain, run(stacked("always"), tmp_path / "graphed"))
     assert len(recorded) == 2  # one graph in each round
 
 
@@ -138,7 +124,7 @@ def _with_graphs(whole):
     return init
 
 
-def test_one_sites_refused_parcel_drops_that_site_and_no_other(felicia, monkeypatch, tmp_path):
+def test_one_sites_refused_parcel_drops_that_site_and_no_other(stacked, monkeypatch, tmp_path):
     """The others go on in the same stack, as they would one by one."""
     whole = Gate.release
 
@@ -148,10 +134,10 @@ def test_one_sites_refused_parcel_drops_that_site_and_no_other(felicia, monkeypa
         return whole(self, parcels, round=round, operation=operation, **how)
 
     monkeypatch.setattr(Gate, "release", refuse)
-    results = [run(felicia(how, steps=3, rounds=1), tmp_path / how) for how in ("never", "always")]
+    results = [run(stacked(how, steps=3, rounds=1), tmp_path / how) for how in ("never", "always")]
     for result in results:
         assert [failure["site"] for failure in result["failures"]] == ["site-2"]
-    check_same(felicia("never"), *results, sites=("site-1", "site-3"))
+    check_same(stacked("never"), *results, sites=("site-1", "site-3"))
 
 
 @pytest.mark.parametrize(
@@ -162,8 +148,8 @@ def test_one_sites_refused_parcel_drops_that_site_and_no_other(felicia, monkeypa
     ],
     ids=["classes in any number", "privacy"],
 )
-def test_what_does_not_stack_goes_one_by_one(felicia, built, tmp_path, settings):
+def test_what_does_not_stack_goes_one_by_one(stacked, built, tmp_path, settings):
     private = {"generator.spread": False, "generator.augment": False} if "privacy.on" in settings else {}
-    result = run(felicia("always", {**settings, **private}, rounds=1), tmp_path / "run")
+    result = run(stacked("always", {**settings, **private}, rounds=1), tmp_path / "run")
     assert result["failures"] == []
     assert set(built) == {1}

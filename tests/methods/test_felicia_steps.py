@@ -1,49 +1,35 @@
 """FELICIA's steps across sites against the same steps written out in one place, weight for weight."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from felicia_studies import gan_of
+from run_folders import lines_of
 from torch import Tensor
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.call import COORDINATOR
-from polyclinic.federation.site import SitePosition, read_state
 from polyclinic.generators.base import RandomSource
 from polyclinic.generators.gan.trainer import GANNetworks, GANTrainer, RealBatches, centred
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared.felicia import CentralDiscriminator
-from polyclinic.methods.shared.training_gans import NETWORKS, SyntheticBatch
+from polyclinic.methods.shared.training_gans import SyntheticBatch
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.run.result import Result
 from polyclinic.study import Study
 from polyclinic.tasks import Target
 
 CPU = torch.device("cpu")
+
+
 BATCH, STEPS, ROUNDS = 8, 3, 2
-STUDY = {
-    **{"data.source": "skin-phantom", "data.samples": 120, "sites.count": 2},
-    **{"generator.name": "gan", "generator.width": 2, "generator.latent": 4, "generator.batch_size": BATCH},
-}
 
 
-@pytest.fixture
-def felicia(tiny):
-    def make(settings: dict[str, Any] | None = None, **method: Any) -> Study:
-        quick = {"steps": STEPS, "rounds": ROUNDS, "learner_steps": 1, "images": 12, "weight": 3.0}
-        return tiny("felicia", {**STUDY, **(settings or {})}, **{**quick, **method})
-
-    return make
-
-
-def gan_of(result: Result, site: str) -> dict[str, Tensor]:
-    manifest = json.loads((Path(result.folder) / "checkpoint" / "manifest.json").read_text())
-    return read_state(result.folder, site, SitePosition(*manifest["sites"][site])).group(NETWORKS)
+SETTINGS = {"steps": STEPS, "rounds": ROUNDS, "weight": 3.0}
 
 
 class Plain:
@@ -174,8 +160,7 @@ def test_local_steps_are_those_written_out(felicia, undisturbed, options):
     both.locally()
     result = undisturbed(study)
     check(result, both)
-    lines = (result.folder / "ledger" / "site-1.jsonl").read_text().splitlines()
-    sent = [line for line in map(json.loads, lines) if line["kind"] == "synthetic-images"]
+    sent = [line for line in lines_of(result, "site-1") if line["kind"] == "synthetic-images"]
     assert len(sent) == 4  # two exchanges in a round: after two steps, and after the third
     pixels = sum(options.get("sent") or steps * BATCH for _, _, steps in exchanges(2)) * 3 * 28 * 28
     assert sum(line["bytes"] for line in sent) == pytest.approx(pixels * 4, rel=0.02)

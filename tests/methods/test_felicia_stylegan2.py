@@ -1,6 +1,5 @@
 """FELICIA on StyleGAN2, and on a plug-in's GAN: steps against the same steps written out, what leaves, resume."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,43 +7,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from felicia_studies import gan_of
 from run_folders import assert_same_run
 from torch.nn import functional as F
 
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.federation.federation import Federation
-from polyclinic.federation.site import SitePosition, SiteState, read_state
 from polyclinic.generators.stylegan2.training import Steps
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared.felicia import CentralDiscriminator
-from polyclinic.methods.shared.training_gans import NETWORKS
 from polyclinic.randomness import seed_of, torch_rng
-from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run
 from polyclinic.study import Study
 from polyclinic.tasks import Target
 
 CPU = torch.device("cpu")
+
+
 BATCH, STEPS, ROUNDS = 4, 3, 2
-STUDY = {
-    **{"data.source": "skin-phantom", "data.samples": 60, "sites.count": 2},
-    **{"generator.name": "stylegan2", "generator.width": 2, "generator.latent": 4, "generator.batch_size": BATCH},
-    "generator.ada_images": 20,
-}
 
 
-@pytest.fixture
-def felicia(tiny):
-    def make(settings: dict[str, Any] | None = None, **method: Any) -> Study:
-        quick = {"steps": STEPS, "rounds": ROUNDS, "learner_steps": 1, "images": 12, "weight": 3.0}
-        return tiny("felicia", {**STUDY, **(settings or {})}, **{**quick, **method})
-
-    return make
+CHANGES = {"data.samples": 60, "generator.name": "stylegan2", "generator.batch_size": BATCH, "generator.ada_images": 20}
 
 
-def state_of(result: Result, site: str) -> SiteState:
-    manifest = json.loads((Path(result.folder) / "checkpoint" / "manifest.json").read_text())
-    return read_state(result.folder, site, SitePosition(*manifest["sites"][site]))
+SETTINGS = {"steps": STEPS, "rounds": ROUNDS, "weight": 3.0}
 
 
 def written_out(study: Study) -> dict[str, dict[str, torch.Tensor]]:
@@ -88,7 +74,7 @@ def test_steps_are_those_written_out(felicia, undisturbed, options):
     result = undisturbed(study)
     assert result["failures"] == []
     for site, wanted in written_out(study).items():
-        found = state_of(result, site).group(NETWORKS)
+        found = gan_of(result, site)
         assert found.keys() == wanted.keys()
         for name, tensor in wanted.items():
             torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=f"{site} {name}")
@@ -97,10 +83,10 @@ def test_steps_are_those_written_out(felicia, undisturbed, options):
 def test_the_central_term_changes_both_sites_and_their_first_weights_differ(felicia, undisturbed):
     alone, joined = undisturbed(felicia(weight=0.0)), undisturbed(felicia())
     style = "generator.mapping.layers.0.weight"
-    firsts = [state_of(alone, site).group(NETWORKS)[style] for site in ("site-1", "site-2")]
+    firsts = [gan_of(alone, site)[style] for site in ("site-1", "site-2")]
     assert (firsts[0] - firsts[1]).abs().max() > 1  # learning moves this layer by far less
     for site in ("site-1", "site-2"):
-        one, other = (state_of(result, site).group(NETWORKS) for result in (alone, joined))
+        one, other = (gan_of(result, site) for result in (alone, joined))
         assert any(not torch.equal(one[name], other[name]) for name in one if name.startswith("generator."))
 
 
@@ -132,21 +118,18 @@ def study(tiny):
     return make
 
 
-def generator_of(folder):
-    found = read_state(folder, "site-1", SitePosition(2, 0)).group(NETWORKS)
-    return found["generator.weight"]
-
-
 @pytest.mark.parametrize("schedule", ["synchronous", "local"])
 def test_the_central_term_reaches_its_generator(study, tmp_path, schedule):
+    found = []
     for weight in (0.0, 50.0):
         done = run(study(schedule=schedule, exchange_every=1, weight=weight), tmp_path / str(weight))
         assert done["failures"] == []
-    assert not torch.equal(generator_of(tmp_path / "0.0"), generator_of(tmp_path / "50.0"))
+        found.append(gan_of(done, "site-1")["generator.weight"])
+    assert not torch.equal(*found)
 
 
 def test_a_resumed_run_is_the_same_run(study, tmp_path, monkeypatch):
-    run(study(), tmp_path / "whole")
+    whole = run(study(), tmp_path / "whole")
     saved = Federation.save
 
     def stop_after_the_first_round(self):
@@ -158,6 +141,6 @@ def test_a_resumed_run_is_the_same_run(study, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run(study(), tmp_path / "run")
     monkeypatch.undo()
-    run(study(), tmp_path / "run", resume=True)
+    again = run(study(), tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
-    assert torch.equal(generator_of(tmp_path / "run"), generator_of(tmp_path / "whole"))
+    assert torch.equal(*(gan_of(one, "site-1")["generator.weight"] for one in (whole, again)))

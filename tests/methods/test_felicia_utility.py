@@ -1,44 +1,23 @@
 """What FELICIA's sites release: validation decides, test images come afterwards, each sub-group has its own mark."""
 
 import itertools
-import json
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
+from felicia_studies import state_of
+from run_folders import lines_of
 
 from polyclinic.data.parts import ImageSet, open_site, prepare
-from polyclinic.errors import BadInput
-from polyclinic.federation.site import Site, SitePosition, SiteState, read_state
+from polyclinic.federation.site import Site, SiteState
 from polyclinic.generators.gan.trainer import centred
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared import utility
 from polyclinic.methods.shared.utility import OWN_SETS, TRAINING_SETS, TrainedNetwork
-from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run
-from polyclinic.study import Study
 from polyclinic.training import private_steps
 
-STUDY = {
-    **{"data.source": "skin-phantom", "data.samples": 120, "sites.count": 2},
-    **{"generator.name": "gan", "generator.width": 2, "generator.latent": 4, "generator.batch_size": 8},
-}
-QUICK = {"steps": 1, "rounds": 1, "learner_steps": 2, "images": 12, "weight": 0.0}
-
-
-@pytest.fixture
-def felicia(tiny):
-    def make(settings: dict[str, Any] | None = None, **method: Any) -> Study:
-        return tiny("felicia", {**STUDY, **(settings or {})}, **{**QUICK, **method})
-
-    return make
-
-
-def state_of(result: Result, site: str) -> SiteState:
-    manifest = json.loads((result.folder / "checkpoint" / "manifest.json").read_text())
-    return read_state(result.folder, site, SitePosition(*manifest["sites"][site]))
+SETTINGS = {"steps": 1, "rounds": 1, "learner_steps": 2, "weight": 0.0}
 
 
 @pytest.fixture
@@ -156,8 +135,7 @@ def test_sites_that_share_images_also_learn_from_those_of_all_sites(felicia, mon
     study = felicia({"sites.count": 3}, share_images=True, images=10, release="synthetic-all")
     result = run(study, tmp_path / "run")
     assert result["failures"] == []
-    left = [json.loads(line) for line in (result.folder / "ledger" / "site-1.jsonl").read_text().splitlines()]
-    shared = [line for line in left if line["operation"] == "give_images"]
+    shared = [line for line in lines_of(result, "site-1") if line["operation"] == "give_images"]
     assert [line["kind"] for line in shared] == ["synthetic-images"]
     for site, sets in given.items():
         assert list(sets) == list(TRAINING_SETS)
@@ -179,13 +157,3 @@ def test_a_site_that_gets_no_images_of_others_chooses_by_validation(felicia, mon
     result = run(felicia(share_images=True, release="synthetic-all"), tmp_path / "run")
     assert result["failures"] == []
     assert {table["released"] for table in result.metrics["diets"].values()} <= {"real", "augmented"}
-
-
-def test_one_site_has_nobody_to_share_with(felicia):
-    with pytest.raises(BadInput, match=r"method\.share_images: there is no other site to share with; set it to false"):
-        felicia({"sites.count": 1}, share_images=True)
-
-
-def test_a_network_from_all_sites_images_needs_them(felicia):
-    with pytest.raises((BadInput, ValidationError), match=r"release 'augmented-all' needs.*set share_images = true"):
-        felicia(release="augmented-all")

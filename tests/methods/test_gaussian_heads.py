@@ -21,22 +21,24 @@ from polyclinic.randomness import numpy_rng
 from polyclinic.runner.predict.predict import load_predictor
 
 RNG = numpy_rng("gaussian heads")
+
+
 LABELS = torch.tensor([0] * 300 + [1] * 100)
+
+
 ROWS = (RNG.standard_normal((400, 3)) * np.where(LABELS[:, None] == 1, [2, 1, 1], [1, 1, 3]) + 5).astype(np.float32)
+
+
 ROWS[LABELS == 1] += [1, 2, 0]
+
+
 SHARES = torch.tensor([0.75, 0.25], dtype=torch.float64).log()
 
 
-def by_class(sums):
-    pairs = [sums(ROWS[label == LABELS]) for label in (0, 1)]
-    counts = torch.tensor([300, 100])
-    return counts, torch.stack([first for first, _ in pairs]), torch.stack([second for _, second in pairs])
-
-
-def logits_of(weights, diagonal):
+def logits_of(weights, rows, diagonal):
     head = QuadraticHead(3, 2, diagonal=diagonal)
     head.load_state_dict({name.removeprefix("fc."): tensor for name, tensor in weights.items()})
-    return head(torch.from_numpy(ROWS)).detach().double()
+    return head(torch.from_numpy(rows)).detach().double()
 
 
 def same_probabilities(logits, wanted):
@@ -44,7 +46,8 @@ def same_probabilities(logits, wanted):
 
 
 def test_naive_bayes_by_hand():
-    found = logits_of(gaussian_heads.naive_bayes(*by_class(one_round.sums_and_squares)), diagonal=True)
+    sums = class_sums("naive-bayes", ROWS, LABELS)
+    found = logits_of(gaussian_heads.naive_bayes(*sums.values()), ROWS, diagonal=True)
     rows = torch.from_numpy(ROWS).double()
     parts = [rows[label == LABELS] for label in (0, 1)]
     variances = [own.var(0, correction=0) for own in parts]
@@ -53,17 +56,6 @@ def test_naive_bayes_by_hand():
     for own, variance in zip(parts, variances, strict=True):
         spread = ((len(own) * variance + 2 * pooled) / (len(own) + 2)).sqrt()
         wanted.append(Normal(own.mean(0), spread).log_prob(rows).sum(1))
-    same_probabilities(found, torch.stack(wanted, 1) + SHARES)
-
-
-def test_quadratic_discriminant_by_hand(monkeypatch):
-    monkeypatch.setattr(gaussian_heads, "shrunk", lambda covariance, count: covariance)
-    found = logits_of(gaussian_heads.quadratic(*by_class(one_round.sums_and_products)), diagonal=False)
-    rows = torch.from_numpy(ROWS).double()
-    wanted = []
-    for label in (0, 1):
-        own = rows[label == LABELS]
-        wanted.append(MultivariateNormal(own.mean(0), torch.cov(own.T, correction=0)).log_prob(rows))
     same_probabilities(found, torch.stack(wanted, 1) + SHARES)
 
 
@@ -111,26 +103,18 @@ def test_a_quadratic_head_predicts_from_its_file(tiny_run, tmp_path):
 )
 def test_class_sums_that_no_images_have_are_refused(rule, name, place, lie):
     """Of three sites; the second class has no image."""
-    sums = one_round.sums_and_squares if rule == "naive-bayes" else one_round.sums_and_products
-    pairs = [sums(numpy_rng("lies").standard_normal((count, 2)).astype(np.float32)) for count in (5, 0)]
-    sent = {"counts": torch.tensor([5, 0]), "first": torch.stack([one for one, _ in pairs])}
-    sent["second"] = torch.stack([two for _, two in pairs])
-    federation = SimpleNamespace(sums=SimpleNamespace(covered=()), chosen=["a", "b", "c"])
-    check = gaussian_heads.GaussianHeads(rule=rule).check_class_sums
-    check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 5}))
+    parts = [numpy_rng("lies").standard_normal((count, 2)).astype(np.float32) for count in (5, 0)]
+    sent = pairs_of(rule, parts)
+    check_sums(rule, sent, 5)
     wrong = sent | {name: sent[name].clone()}
     wrong[name].view(-1)[place] = lie
     with pytest.raises(ParcelRejected, match="statistics: "):
-        check(federation, "give_class_sums", Parcel("statistics", wrong, {"samples": 5}))
-
-
-@pytest.mark.parametrize("count", [0, 2**24])
-def test_class_sums_of_none_or_too_many_images_are_refused_whatever_samples_say(count):
-    sent = {"counts": torch.tensor([count, 0]), "first": torch.zeros(2, 2), "second": torch.zeros(2, 2)}
-    federation = SimpleNamespace(sums=SimpleNamespace(covered=()), chosen=["a", "b", "c"])
-    check = gaussian_heads.GaussianHeads(rule="naive-bayes").check_class_sums
-    with pytest.raises(ParcelRejected, match="of no image or of more than"):
-        check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": count}))
+        check_sums(rule, wrong, 5)
+    for count in (0, 2**24):  # whatever `samples` says
+        with pytest.raises(ParcelRejected, match="of no image or of more than"):
+            check_sums(
+                rule, {name: 0 * one for name, one in sent.items()} | {"counts": torch.tensor([count, 0])}, count
+            )
 
 
 def test_a_feature_that_never_varies_has_the_least_variance():
@@ -157,15 +141,9 @@ def probabilities(rule, rows):
         sums = one_round.moments(rows, F.one_hot(FEW_LABELS).double())
         head = gaussian_heads.discriminant(*gaussian_heads.class_moments(sums), priors=True)
         return (head[0] + torch.from_numpy(rows).double() @ head[1:]).softmax(1)
-    diagonal = rule == "naive-bayes"
-    sums_of = one_round.sums_and_squares if diagonal else one_round.sums_and_products
-    pairs = [sums_of(rows[label == FEW_LABELS]) for label in (0, 1)]
-    first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
-    make = gaussian_heads.naive_bayes if diagonal else gaussian_heads.quadratic
-    weights = make(torch.tensor([30, 12]), first, second)
-    head = QuadraticHead(3, 2, diagonal=diagonal)
-    head.load_state_dict({name.removeprefix("fc."): tensor for name, tensor in weights.items()})
-    return head(torch.from_numpy(rows)).detach().double().softmax(1)
+    make = gaussian_heads.naive_bayes if rule == "naive-bayes" else gaussian_heads.quadratic
+    weights = make(*class_sums(rule, rows, FEW_LABELS).values())
+    return logits_of(weights, rows, diagonal=rule == "naive-bayes").softmax(1)
 
 
 @pytest.mark.parametrize("rule", ["lda", "naive-bayes", "qda"])
@@ -173,16 +151,6 @@ def test_the_unit_and_the_origin_of_a_feature_change_nothing(rule):
     """Millimetres or inches, with shrinkage; up to the rounding of features."""
     found, other = probabilities(rule, FEW_ROWS), probabilities(rule, FEW_ROWS * [8, 1, 2] + [0, 3, -2])
     assert torch.allclose(found, other, atol=0.004)
-
-
-def test_a_quadratic_head_of_classes_with_one_covariance_is_linear():
-    """With uncorrelated features there is nothing to shrink, so qda is what lda is."""
-    alike = np.zeros((42, 3))
-    for label in (0, 1):
-        rows = FEW_ROWS[label == FEW_LABELS] - FEW_ROWS[label == FEW_LABELS].mean(0)
-        alike[label == FEW_LABELS] = rows @ np.linalg.inv(np.linalg.cholesky(np.cov(rows.T, bias=True))).T
-    alike = alike * [1, 2, 0.5] + FEW_LABELS[:, None].numpy() * [1.0, 0.5, 0.2]
-    assert torch.allclose(probabilities("qda", alike), probabilities("lda", alike), atol=0.004)
 
 
 def test_a_quadratic_head_is_shrunk_twice():
@@ -253,18 +221,25 @@ def test_means_of_classes_are_those_of_their_images():
 
 
 def class_sums(rule, rows, labels):
-    sums = one_round.sums_and_squares if rule == "naive-bayes" else one_round.sums_and_products
-    pairs = [sums(rows[labels == label]) for label in (0, 1)]
-    first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
-    counts = torch.tensor([int((labels == label).sum()) for label in (0, 1)])
-    return {"counts": counts, "first": first, "second": second}
+    return pairs_of(rule, [rows[labels == label] for label in (0, 1)])
+
+
+def sites_with(**more):
+    """What a check of class sums asks of a federation of three sites."""
+    return SimpleNamespace(
+        sums=SimpleNamespace(settings=SimpleNamespace(sum="float"), covered=()), chosen=["a", "b", "c"], **more
+    )
+
+
+def check_sums(rule, sent, samples):
+    method = gaussian_heads.GaussianHeads(rule=rule)
+    method.check_class_sums(sites_with(), "give_class_sums", Parcel("statistics", sent, {"samples": samples}))
 
 
 def heads_federation(monkeypatch, replies=()):
     monkeypatch.setattr(gaussian_heads, "head_shape", lambda federation: (3, 2))
     said = []
-    settings = SimpleNamespace(settings=SimpleNamespace(sum="float"), covered=())
-    return SimpleNamespace(sums=settings, chosen=["a"], ask_all=lambda _: replies, warn=said.append, said=said)
+    return sites_with(ask_all=lambda _: replies, warn=said.append, said=said)
 
 
 @pytest.mark.parametrize("rule", ["naive-bayes", "qda"])
@@ -283,7 +258,7 @@ def heads_federation(monkeypatch, replies=()):
 )
 def test_class_sums_of_another_form_are_refused(monkeypatch, rule, lie):
     method, federation = gaussian_heads.GaussianHeads(rule=rule), heads_federation(monkeypatch)
-    sent = class_sums(rule, FEW_ROWS.astype(np.float32), FEW_LABELS.numpy())
+    sent = class_sums(rule, FEW_ROWS.astype(np.float32), FEW_LABELS)
 
     def check(tensors, operation="give_class_sums"):
         reply = Reply("north", (Parcel("statistics", tensors, {"samples": 42}),))
@@ -316,32 +291,22 @@ def test_class_sums_of_sites_add_up_to_those_of_all_images(monkeypatch, rule):
 
 
 def test_class_sums_of_one_image_pass():
-    sums, squares = one_round.sums_and_squares(np.ones((1, 2), np.float32))
-    none = torch.zeros(2, dtype=torch.int64)
-    sent = {"counts": torch.tensor([1, 0]), "first": torch.stack([sums, none]), "second": torch.stack([squares, none])}
-    federation = SimpleNamespace(sums=SimpleNamespace(covered=()), chosen=["a"])
-    check = gaussian_heads.GaussianHeads(rule="naive-bayes").check_class_sums
-    check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 1}))
+    sent = pairs_of("naive-bayes", [np.ones((1, 2), np.float32), np.ones((0, 2), np.float32)])
+    check_sums("naive-bayes", sent, 1)
     for name, factor in (("first", 1.01), ("second", 0.98)):
-        lie = {**sent, name: (sent[name] * factor).long()}
         with pytest.raises(ParcelRejected, match="those of no images"):
-            check(federation, "give_class_sums", Parcel("statistics", lie, {"samples": 1}))
+            check_sums("naive-bayes", {**sent, name: (sent[name] * factor).long()}, 1)
 
 
 @pytest.mark.parametrize("rule", ["naive-bayes", "qda"])
 def test_the_largest_class_sums_pass_and_larger_ones_do_not(rule):
-    sums = one_round.sums_and_squares if rule == "naive-bayes" else one_round.sums_and_products
-    pairs = [sums(np.full((count, 2), 1e9, np.float32)) for count in (3, 2)]
-    first, second = (torch.stack(list(one)) for one in zip(*pairs, strict=True))
-    sent = {"counts": torch.tensor([3, 2]), "first": first, "second": second}
-    federation = SimpleNamespace(sums=SimpleNamespace(covered=()), chosen=["a"])
-    check = gaussian_heads.GaussianHeads(rule=rule).check_class_sums
-    check(federation, "give_class_sums", Parcel("statistics", sent, {"samples": 5}))
-    for place in range(second.numel()):
-        lie = second.clone()
+    sent = pairs_of(rule, [np.full((count, 2), 1e9, np.float32) for count in (3, 2)])
+    check_sums(rule, sent, 5)
+    for place in range(sent["second"].numel()):
+        lie = sent["second"].clone()
         lie.view(-1)[place] += 1
         with pytest.raises(ParcelRejected, match="those of no images"):
-            check(federation, "give_class_sums", Parcel("statistics", {**sent, "second": lie}, {"samples": 5}))
+            check_sums(rule, {**sent, "second": lie}, 5)
 
 
 def test_products_a_little_larger_than_squares_allow_are_refused():
@@ -381,3 +346,10 @@ def test_sums_of_each_class_are_of_its_images(monkeypatch, rule, few, refused):
     upper = np.triu_indices(3)
     products = [(some**2).sum(0) if rule == "naive-bayes" else (some.T @ some)[upper] for some in of_classes]
     assert (found.tensors["second"] * RESOLUTION**2).numpy() == pytest.approx(np.stack(products))
+
+
+def pairs_of(rule, parts):
+    """Counts and sums of classes with these features."""
+    sums = one_round.sums_and_squares if rule == "naive-bayes" else one_round.sums_and_products
+    first, second = (torch.stack(list(one)) for one in zip(*(sums(rows) for rows in parts), strict=True))
+    return {"counts": torch.tensor([len(rows) for rows in parts]), "first": first, "second": second}

@@ -12,8 +12,13 @@ EQUAL = {
     "sites": {"partition": "iid", "count": 2},
     "model": {"backbone": "lenet5"},
 }
+
+
 LOCAL = ("standalone", "fedavg", "fedprox", "fedavgm", "cwt", "splitnn")
+
+
 MADE = {"generator": {"name": "dcgan", "width": 2, "latent": 4, "steps": 1, "batch_size": 8}, "tuning": {"on": False}}
+
 
 pytestmark = pytest.mark.usefixtures("no_contact_sheets")
 
@@ -34,19 +39,6 @@ def test_passes_are_so_many_steps_bit_for_bit(tiny_run, method):
     once = tiny_run(settings, **tables)
     assert_not_same(twice, once)
     assert_same(once, tiny_run({**settings, "local_epochs": 1}, **tables))
-
-
-def test_shared_images_are_passed_over_as_the_sites_own(tiny_run):
-    """Each of two sites gives 16 of its 32 images, and trains on 48."""
-    share = {"name": "fedavg-share", "share": 0.5, "rounds": 1}
-    twice = tiny_run({**share, "local_epochs": 2}, **EQUAL)
-    assert_same(twice, tiny_run({**share, "local_steps": 12}, **EQUAL))
-
-
-def test_images_in_one_place_are_passed_over_together(tiny_run):
-    pooled = {"name": "centralized", "rounds": 1}
-    twice = tiny_run({**pooled, "local_epochs": 2}, **EQUAL)
-    assert_same(twice, tiny_run({**pooled, "steps": 16}, **EQUAL))
 
 
 def test_a_large_site_takes_more_steps_than_a_small_one(tiny_run, monkeypatch):
@@ -93,14 +85,13 @@ def test_batches_have_the_sites_own_size(tiny_run, monkeypatch):
 
 def test_a_private_site_accounts_for_its_own_batch_size(tiny_run):
     """32 images: batches of 8 are a sampling rate of 1/4, batches of 4 one of 1/8."""
-    private = {"privacy": {"noise_multiplier": 1.0}, "optimizer": {"batch_sizes": {"site-2": 4}, "augment": []}}
-    found = tiny_run({"name": "fedavg", "rounds": 1, "local_steps": 2}, **EQUAL, **private)
-    plain = tiny_run({"name": "fedavg", "rounds": 1, "local_steps": 2}, **EQUAL, privacy={"noise_multiplier": 1.0})
-    assert found["privacy"]["site"] == "site-1"
-    assert found["privacy"]["epsilon"] == plain["privacy"]["epsilon"]
-    small = {"privacy": {"noise_multiplier": 1.0}, "optimizer": {"batch_size": 4, "augment": []}}
-    less = tiny_run({"name": "fedavg", "rounds": 1, "local_steps": 2}, **EQUAL, **small)
-    assert less["privacy"]["epsilon"] < plain["privacy"]["epsilon"]
+    method, private = {"name": "fedavg", "rounds": 1, "local_steps": 2}, {"privacy": {"noise_multiplier": 1.0}}
+    plain, found, small = (
+        tiny_run(method, **EQUAL, **private, optimizer={"augment": [], **batches})["privacy"]
+        for batches in ({}, {"batch_sizes": {"site-2": 4}}, {"batch_size": 4})
+    )
+    assert (found["site"], found["epsilon"]) == ("site-1", plain["epsilon"])
+    assert small["epsilon"] < plain["epsilon"]
 
 
 def test_batch_sizes_of_unknown_sites_are_refused(tiny_run):
@@ -110,3 +101,13 @@ def test_batch_sizes_of_unknown_sites_are_refused(tiny_run):
         tiny_run({"name": "fedavg"}, **EQUAL, optimizer={"batch_sizes": {"north": 4}})
     with pytest.raises(BadInput, match=r"optimizer\.batch_sizes\.north: .*greater than or equal to 1"):
         tiny_run({"name": "fedavg"}, **EQUAL, optimizer={"batch_sizes": {"north": 0}})
+
+
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    # each of two sites gives 16 of its 32 images, and trains on 48; all 64 images in one place
+    [({"name": "fedavg-share", "share": 0.5}, {"local_steps": 12}), ({"name": "centralized"}, {"steps": 16})],
+)
+def test_images_of_several_sites_are_passed_over_together(tiny_run, method, steps):
+    twice = tiny_run({**method, "rounds": 1, "local_epochs": 2}, **EQUAL)
+    assert_same(twice, tiny_run({**method, "rounds": 1, **steps}, **EQUAL))

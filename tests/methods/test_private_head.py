@@ -1,11 +1,12 @@
 """The private head: its sums against arithmetic by hand, its noise, its account, and what leaves."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from run_folders import lines_of
+from stand_ins import Coordinator, rebuild, site_with_state
 
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.kinds import ParcelRejected
@@ -25,6 +26,8 @@ AGES = {
     "model": {"backbone": "thumbnail"},
     "privacy": {"noise_multiplier": 1.0, "max_grad_norm": 0.5, "delta": 1e-5},
 }
+
+
 FEW = {"name": "private-head", "rounds": 3, "numbers": 5, "phantoms": 10}
 
 
@@ -43,32 +46,19 @@ def _small(monkeypatch):
     monkeypatch.setitem(ENCODERS, "thumbnail", Thumbnail)
 
 
-def lines_of(result):
-    files = (result.folder / "ledger").glob("*.jsonl")
-    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
-
-
 def test_a_clipped_sum_by_hand():
-    """Gradients (3, 4), of length 5, and (0.3, 0.4), of length 0.5: the first is scaled to length 1."""
-    slopes, vectors = torch.tensor([[1.0], [0.1]]), torch.tensor([[3.0, 4.0], [3.0, 4.0]])
-    total = private_head.clipped_sum(slopes, vectors, 1.0)
-    assert total.flatten().tolist() == pytest.approx([0.6 + 0.3, 0.8 + 0.4])
-
-
-def test_one_image_more_moves_the_sum_by_the_clipping_norm_at_most():
+    """Gradients (3, 4), of length 5, and (0.3, 0.4), of length 0.5: the first is scaled to length 1. As one patient's
+    they have the length 5.5 together."""
+    slopes, vectors = torch.tensor([[1.0], [0.1], [0.1]]), torch.tensor([[3.0, 4.0]] * 3)
+    assert clipped_sum(slopes[:2], vectors[:2], 1.0).flatten().tolist() == pytest.approx([0.6 + 0.3, 0.8 + 0.4])
+    together = clipped_sum(slopes, vectors, 1.0, torch.tensor([0, 1, 0]))
+    assert together.flatten().tolist() == pytest.approx([0.6 + 0.3, 0.8 + 0.4])
     rng = torch.Generator().manual_seed(0)
     slopes, vectors = torch.randn(50, 3, generator=rng), torch.randn(50, 7, generator=rng)
-    whole = private_head.clipped_sum(slopes, vectors, 0.7)
-    for left_out in range(50):
+    whole = clipped_sum(slopes, vectors, 0.7)
+    for left_out in range(50):  # one image more moves the sum by the clipping norm at most
         kept = [place for place in range(50) if place != left_out]
-        assert float((whole - private_head.clipped_sum(slopes[kept], vectors[kept], 0.7)).norm()) <= 0.7 + 1e-5
-
-
-def test_the_images_of_a_patient_are_clipped_together():
-    """Patient 0 has (3, 4) and (0.3, 0.4), together of length 5.5; patient 1 has (0.3, 0.4)."""
-    slopes, vectors = torch.tensor([[1.0], [0.1], [0.1]]), torch.tensor([[3.0, 4.0]] * 3)
-    total = private_head.clipped_sum(slopes, vectors, 1.0, torch.tensor([0, 1, 0]))
-    assert total.flatten().tolist() == pytest.approx([0.6 + 0.3, 0.8 + 0.4])
+        assert float((whole - clipped_sum(slopes[kept], vectors[kept], 0.7)).norm()) <= 0.7 + 1e-5
 
 
 def test_patients_are_the_unit_where_the_study_says_so(tiny_run):
@@ -100,10 +90,12 @@ def test_steps_without_noise_are_those_of_a_bare_loop(tiny_run, monkeypatch):
         kept[site.name] = project(self, site)
         return kept[site.name]
 
-    project = private_head.PrivateHead.vectors
-    monkeypatch.setattr(private_head.PrivateHead, "vectors", remember)
+    project = PrivateHead.vectors
+    monkeypatch.setattr(PrivateHead, "vectors", remember)
     result = tiny_run({**FEW, "rounds": 4, "average": 0.5, "server_lr": 0.5, "beta": 0.9}, **AGES)
-    vectors, targets = torch.cat([kept["site-1"], kept["site-2"]]), all_targets(result)
+    parts = [data.train for data in rebuild(result).sites.values()]
+    targets = (torch.cat([torch.from_numpy(one.labels.copy()) for one in parts]).float() - 114) / 114
+    vectors = torch.cat([kept["site-1"], kept["site-2"]])
     head, velocity, heads = torch.zeros(vectors.shape[1]), torch.zeros(vectors.shape[1]), []
     for _ in range(4):
         each = (2 * (vectors @ head - targets))[:, None] * vectors
@@ -111,50 +103,28 @@ def test_steps_without_noise_are_those_of_a_bare_loop(tiny_run, monkeypatch):
         velocity = 0.9 * velocity + each.sum(0) / len(vectors)
         head = head - 0.5 / 0.5 * velocity  # a learning rate of 0.5 for gradients as long as the clipping norm, 0.5
         heads.append(head)
-    mean = torch.stack(heads[2:]).mean(0)
-    outputs = vectors @ mean
     released = result.weights()
-    sites = [site_images(result, name) for name in ("site-1", "site-2")]
-    features = torch.cat([Thumbnail().features(torch.from_numpy(one.images.copy())) for one in sites])
+    features = torch.cat([Thumbnail().features(torch.from_numpy(one.images.copy())) for one in parts])
     by_model = features @ released["fc.weight"][0] + released["fc.bias"][0]
-    torch.testing.assert_close(by_model, outputs, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(by_model, vectors @ torch.stack(heads[2:]).mean(0), rtol=1e-3, atol=1e-4)
+
+
+def test_all_images_in_every_step_are_accounted_for_and_poisson_samples_cost_less(tiny_run):
+    full = tiny_run(FEW, **AGES)["privacy"]
+    assert full["epsilon"] == pytest.approx(compute_epsilon(1.0, 1.0, 3, 1e-5))
+    assert full["steps"] == 3
+    assert tiny_run({**FEW, "batch": "poisson"}, **AGES)["privacy"]["epsilon"] < full["epsilon"]
 
 
 def bare_sum(site, total, batch_size, share):
     return total(torch.arange(len(site.data.train)), None), float(len(site.data.train))
 
 
-def site_images(result, name):
-    import tomllib
-
-    from polyclinic.data.parts import open_site, prepare
-
-    study = parse_study(tomllib.loads((result.folder / "study.toml").read_text()))
-    return open_site(prepare(study.data, study.sites).folder, name).train
-
-
-def all_targets(result):
-    labels = [torch.from_numpy(site_images(result, name).labels.copy()) for name in ("site-1", "site-2")]
-    return (torch.cat(labels).float() - 114) / 114
-
-
-def test_all_images_in_every_step_are_accounted_for(tiny_run):
-    result = tiny_run(FEW, **AGES)
-    assert result["privacy"]["epsilon"] == pytest.approx(compute_epsilon(1.0, 1.0, 3, 1e-5))
-    assert result["privacy"]["steps"] == 3
-
-
-def test_poisson_samples_cost_less(tiny_run):
-    full = tiny_run(FEW, **AGES)["privacy"]
-    some = tiny_run({**FEW, "batch": "poisson"}, **AGES)["privacy"]
-    assert some["epsilon"] < full["epsilon"]
-
-
 def test_shared_noise_says_whom_it_does_not_protect_from(tiny_run):
     shared = tiny_run({**FEW, "noise": "shared"}, **AGES)["privacy"]
     assert private_head.SHARED in shared["does_not_cover"]
     assert private_head.SHARED not in tiny_run(FEW, **AGES)["privacy"]["does_not_cover"]
-    assert private_head.PrivateHead.give_shared_gradient.operation.partner == "simulator"
+    assert PrivateHead.give_shared_gradient.operation.partner == "simulator"
 
 
 def test_a_site_whose_budget_is_spent_sends_zeros(tiny_run):
@@ -168,25 +138,19 @@ def test_everything_that_leaves_is_covered(tiny_run):
     silent = {"evaluation": {"every": 0, "select": "last", "final": "none"}}
     covered = {**AGES, "privacy": {**AGES["privacy"], "cover": "all"}, **silent}
     result = tiny_run(FEW, **covered)
-    assert {line["kind"] for line in lines_of(result)} == {"gradients"}
+    left = [line for site in ("site-1", "site-2") for line in lines_of(result, site)]
+    assert {line["kind"] for line in left} == {"gradients"}
     assert result["privacy"]["covers"] == ["everything released"]
-    assert all(line["privacy"]["epsilon"] > 0 for line in lines_of(result))
+    assert all(line["privacy"]["epsilon"] > 0 for line in left)
 
 
 def test_scores_from_kept_features_are_those_of_the_model(tiny_run):
     """The released model, image by image, gives the result's error."""
     result = tiny_run(FEW, **AGES)
-    import tomllib
-
-    from polyclinic.data.parts import open_site, prepare
-    from polyclinic.runner.run.assembly import Assembly
-
-    study = parse_study(tomllib.loads((result.folder / "study.toml").read_text()))
-    assembly = Assembly(study, prepare(study.data, study.sites), result.folder)
-    trainer = assembly.trainer()
-    trainer.load(result.weights())
-    sums = [trainer.evaluate(open_site(assembly.prepared.folder, name).test) for name in ("site-1", "site-2")]
-    by_hand = study.task.finish(study.task.add(*sums))["mae"]
+    run = rebuild(result)
+    run.trainer.load(result.weights())
+    sums = [run.trainer.evaluate(data.test) for data in run.sites.values()]
+    by_hand = run.study.task.finish(run.study.task.add(*sums))["mae"]
     assert result.metrics["test"]["mae"] == pytest.approx(by_hand, rel=1e-4)
 
 
@@ -226,30 +190,9 @@ def test_a_reply_says_of_how_many_images_its_sum_is(operation):
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_an_image_without_a_finite_gradient_adds_nothing(patients, wrong):
     """Gradients (3, 4) and (0.3, 0.4) beside one that is not finite, in its slope or in its vector."""
-    slopes, vectors = torch.tensor([[1.0], [wrong], [0.1]]), torch.tensor([[3.0, 4.0]] * 3)
-    assert clipped_sum(slopes, vectors, 1.0, patients).flatten().tolist() == pytest.approx([0.9, 1.2])
-    slopes, vectors = torch.tensor([[1.0], [1.0], [0.1]]), torch.tensor([[3.0, 4.0], [wrong, 1.0], [3.0, 4.0]])
-    assert clipped_sum(slopes, vectors, 1.0, patients).flatten().tolist() == pytest.approx([0.9, 1.2])
-
-
-class Coordinator(SimpleNamespace):
-    """A federation of two sites whose replies are written down, one list for each round."""
-
-    sites = ("a", "b")
-
-    def state(self, **given):
-        self.kept = SimpleNamespace(**given)
-        return self.kept
-
-    def rounds(self, count, state):
-        return range(1, count + 1)
-
-    def ask_all(self, operation, **given):
-        self.asked = [*getattr(self, "asked", []), (operation, given)]
-        return self.replies[len(self.asked) - 1]
-
-    def evaluate(self, weights):
-        self.scored = [*getattr(self, "scored", []), weights]
+    for slope, vector in ((wrong, [3.0, 4.0]), (1.0, [wrong, 1.0])):
+        slopes, vectors = torch.tensor([[1.0], [slope], [0.1]]), torch.tensor([[3.0, 4.0], vector, [3.0, 4.0]])
+        assert clipped_sum(slopes, vectors, 1.0, patients).flatten().tolist() == pytest.approx([0.9, 1.2])
 
 
 COORDINATOR_BASIS = {"mean": torch.tensor([1.0, 2.0]), "matrix": torch.tensor([[2.0], [1.0]])}
@@ -312,26 +255,11 @@ def test_who_adds_the_noise_follows_from_the_sum(monkeypatch, noise, summed, ope
     assert [asked for asked, _ in federation.asked] == [operation]
 
 
-class State(dict):
-    def group(self, name):
-        return self.get(name, {})
-
-    def put(self, name, tensors):
-        self[name] = dict(tensors)
-
-
-def site_with(name, **groups):
-    model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(2))})
-    model.cuts = ("first", "last")
-    trainer = SimpleNamespace(device=torch.device("cpu"), model=model, initial_local={}, local_names=(), privacy=None)
-    return SimpleNamespace(name=name, trainer=trainer, state=State(groups))
-
-
 def test_the_noise_of_a_sum_is_shared_by_its_sites(monkeypatch):
     shares = []
     monkeypatch.setattr(PrivateHead, "_noisy_gradient", lambda self, own, head, share, limits=(): shares.append(share))
     monkeypatch.setattr("polyclinic.methods.private_head.honest_sites", lambda own: 4)
-    own = site_with("a", basis={"sites": torch.tensor(9)})
+    own = site_with_state("a", **{"basis/sites": torch.tensor(9)})
     method, head = PrivateHead(), {"head": torch.zeros(1)}
     method.give_gradient(own, head)
     method.give_shared_gradient(own, head)

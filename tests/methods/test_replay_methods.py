@@ -1,21 +1,22 @@
 """Generative replay: what it equals, what leaves a site, and that it can be interrupted."""
 
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from processes import ForkedWorker
+from run_folders import kinds_of, lines_of
+from stand_ins import rebuild
 
 from polyclinic.errors import BadInput
 from polyclinic.methods import METHODS
 from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.methods.shared.method import ReplayMethod
+from polyclinic.randomness import torch_rng
 from polyclinic.runner.run import engines
 from polyclinic.runner.run.display import Display
-from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 from polyclinic.training.batches import ReplayedBatches
@@ -26,11 +27,6 @@ MASKS = {
     "task": {"name": "segmentation"},
     "model": {"backbone": "unet"},
 }
-
-
-def kinds_by_site(result: Result) -> dict[str, list[str]]:
-    ledgers = sorted((result.folder / "ledger").glob("*.jsonl"))
-    return {path.stem: [json.loads(line)["kind"] for line in path.read_text().splitlines()] for path in ledgers}
 
 
 class AskedOperations(Display):
@@ -69,7 +65,7 @@ def test_a_mixed_batch_is_the_real_one_with_a_replayed_one_behind_it():
 def test_replay_of_no_images_is_the_plain_method(tiny_run, plain):
     replayed = tiny_run({"name": f"{plain}-replay"}, replay={"ratio": 0.0})
     assert replayed["weights_sha256"] == tiny_run({"name": plain})["weights_sha256"]
-    assert {kind for kinds in kinds_by_site(replayed).values() for kind in kinds} == {"weights", "metrics"}
+    assert {kind for kinds in kinds_of(replayed).values() for kind in kinds} == {"weights", "metrics"}
 
 
 def test_a_replay_table_makes_any_method_that_trains_at_sites_replay(tiny_run):
@@ -114,7 +110,7 @@ def test_a_table_leaves_the_study_as_it_was_written(study_of):
 
 def test_codes_and_labels_of_the_finished_generator_leave_each_site(tiny_run):
     result = tiny_run({"name": "fedavg-replay"})
-    for kinds in kinds_by_site(result).values():
+    for kinds in kinds_of(result).values():
         assert kinds.count("generator") == 1
         assert kinds.count("codes") == 2  # at its turn with the generator, and made anew with the finished one
         assert "real-images" not in kinds
@@ -123,17 +119,16 @@ def test_codes_and_labels_of_the_finished_generator_leave_each_site(tiny_run):
 
 def test_codes_travel_at_four_bits_for_sixteen_of_them(tiny_run):
     result = tiny_run({"name": "cwt-replay", "rounds": 1})
-    lines = [json.loads(line) for line in (result.folder / "ledger" / "site-1.jsonl").read_text().splitlines()]
-    [encoded] = [line for line in lines if line["operation"] == "encode_images" and line["kind"] == "codes"]
-    images = result["data"]["counts"]["site-1"]["train"]
-    codes = images * (4 * 4 + 8 * 8)  # of 28 px, padded to 32: levels of 4x4 and 8x8
+    made = [line for line in lines_of(result, "site-1") if line["operation"] == "encode_images"]
+    [encoded] = [line for line in made if line["kind"] == "codes"]
+    codes = result["data"]["counts"]["site-1"]["train"] * (4 * 4 + 8 * 8)  # of 28 px, padded to 32: 4x4 and 8x8
     assert encoded["bytes"] - codes // 2 < 400  # the rest is the header
 
 
 def test_samples_of_a_generator_without_codes_can_be_replayed(tiny_run):
     table = {"name": "dcgan", "steps": 2, "width": 4}
     result = tiny_run({"name": "fedavg-replay", "rounds": 1}, replay={"codes": "prior", "samples": 16}, generator=table)
-    for kinds in kinds_by_site(result).values():
+    for kinds in kinds_of(result).values():
         assert kinds.count("generator") == 1
         assert not {"codes", "labels"} & set(kinds)
     assert result["weights_sha256"] != tiny_run({"name": "fedavg", "rounds": 1})["weights_sha256"]
@@ -143,7 +138,7 @@ def test_samples_of_a_generator_without_codes_can_be_replayed(tiny_run):
 
 def test_a_prior_keeps_codes_and_labels_at_home(tiny_run):
     result = tiny_run({"name": "cwt-replay", "rounds": 1}, replay={"codes": "prior", "samples": 16})
-    assert {kind for kinds in kinds_by_site(result).values() for kind in kinds} == {"generator", "weights", "metrics"}
+    assert {kind for kinds in kinds_of(result).values() for kind in kinds} == {"generator", "weights", "metrics"}
 
 
 @pytest.mark.parametrize("settings", [{"codes": "as-trained"}, {"own": False}, {"made": "buffer"}, {"ratio": 0.5}])
@@ -155,7 +150,7 @@ def test_every_choice_changes_what_is_learned(tiny_run, settings):
 
 def test_segmentation_replays_masks_with_their_images(tiny_run):
     result = tiny_run({"name": "cwt-replay", "rounds": 1}, **MASKS)
-    assert "masks" in kinds_by_site(result)["site-1"]
+    assert "masks" in kinds_of(result)["site-1"]
     with pytest.raises(BadInput, match=r"replay\.codes"):
         tiny_run({"name": "cwt-replay"}, **MASKS, replay={"codes": "prior"})
 
@@ -179,26 +174,18 @@ class StopAt(Display):
 
 
 @pytest.mark.parametrize(("operation", "time"), [("train_generator", 2), ("take_replay", 1), ("train", 4)])
-def test_a_replay_that_was_interrupted_ends_in_the_same_weights(tiny_run, tmp_path: Path, cache, operation, time):
-    whole = tiny_run({"name": "cwt-replay"})
-    study = parse_study(_tables(whole))
+def test_a_replay_that_was_interrupted_ends_in_the_same_weights(tiny_run, study_of, tmp_path, cache, operation, time):
+    whole, study = tiny_run({"name": "cwt-replay"}), study_of({"name": "cwt-replay"})
     with pytest.raises(KeyboardInterrupt):
         run(study, tmp_path / "again", display=StopAt(operation, time), cache=cache)
     resumed = run(study, tmp_path / "again", resume=True, cache=cache)
-    assert resumed["weights_sha256"] == whole["weights_sha256"]
-    assert resumed["communication"] == whole["communication"]
-    assert resumed["replay"] == whole["replay"]
-
-
-def _tables(result: Result) -> dict:
-    import tomllib
-
-    return tomllib.loads((result.folder / "study.toml").read_text())
+    for name in ("weights_sha256", "communication", "replay"):
+        assert resumed[name] == whole[name]
 
 
 def test_latents_leave_once_and_the_model_is_encoder_and_rest_joined(tiny_run):
     result = tiny_run({"name": "fedreplay", "rounds": 3})
-    for kinds in kinds_by_site(result).values():
+    for kinds in kinds_of(result).values():
         assert kinds.count("latents") == kinds.count("labels") == 1
     from polyclinic.models import build
 
@@ -217,32 +204,23 @@ def test_fewer_bits_make_fewer_bytes(tiny_run):
 
 def test_the_encoder_is_trained_at_the_named_site(tiny_run):
     result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_site": "site-2"})
-    assert [site for site, kinds in kinds_by_site(result).items() if "weights" in kinds] == ["site-2"]
+    assert [site for site, kinds in kinds_of(result).items() if "weights" in kinds] == ["site-2"]
     with pytest.raises(BadInput, match=r"method\.encoder_site: there is no site 'nowhere'"):
         tiny_run({"name": "fedreplay", "encoder_site": "nowhere"})
-
-
-def test_a_resumed_run_still_says_who_trained_the_encoder(tiny_run):
-    result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_site": "site-2"})
     (result.folder / "result.json").unlink()
-    assert run(None, result.folder, resume=True)["encoder"] == {"site": "site-2"}
+    assert run(None, result.folder, resume=True)["encoder"] == {"site": "site-2"}, "also when it is resumed"
 
 
 def test_the_optimiser_of_the_encoder_keeps_its_state_from_pass_to_pass_where_the_study_says_so(tiny_run):
     """By hand: two passes of Adam at one site, with one optimiser or with two."""
-    from polyclinic.data.parts import open_site, prepare
-    from polyclinic.randomness import torch_rng
-    from polyclinic.runner.run.assembly import Assembly
-
     found = {}
     for keep in (True, False):
         adam = {"name": "adam", "lr": 0.01, "batch_size": 8, "augment": [], "keep_state": keep}
         method = {"name": "fedreplay", "rounds": 1, "encoder_passes": 2, "encoder_site": "site-1"}
         result = tiny_run(method, optimizer=adam)
-        study = parse_study(_tables(result))
-        assembly = Assembly(study, prepare(study.data, study.sites), result.folder)
-        trainer, part = assembly.trainer(), open_site(assembly.prepared.folder, "site-1").train
-        model = trainer.load(assembly.initial_weights())
+        own = rebuild(result)
+        trainer, part = own.trainer, own.sites["site-1"].train
+        model = trainer.load(own.assembly.initial_weights())
         batches, optimizer = trainer.batches(part, torch_rng(0, "site-1", "batches", 0)), None
         for _ in range(2):
             if optimizer is None or not keep:
@@ -260,17 +238,12 @@ def test_the_rest_is_trained_on_the_latents_of_all_sites(tiny_run, backbone, cut
     model = {"backbone": backbone, "cut": cut}
     few = {"data": {"samples": 40}, "sites": {"partition": "iid", "count": 2}}
     result = tiny_run({"name": "fedreplay", "rounds": 1, "encoder_passes": 1}, model=model, **few)
-    from polyclinic.data.parts import open_site, prepare
-    from polyclinic.randomness import torch_rng
-    from polyclinic.runner.run.assembly import Assembly
-
-    study = parse_study(_tables(result))
-    assembly = Assembly(study, prepare(study.data, study.sites), result.folder)
-    trainer = assembly.trainer()
+    own = rebuild(result)
+    trainer = own.trainer
     encoder = {n: t for n, t in result.weights().items() if n in trainer.split(trainer.model)[0].state_dict()}
-    front, rest = trainer.split(trainer.load({**assembly.initial_weights(), **encoder}))
+    front, rest = trainer.split(trainer.load({**own.assembly.initial_weights(), **encoder}))
     front.eval()
-    parts = [open_site(assembly.prepared.folder, site).train for site in assembly.prepared.names]
+    parts = [data.train for data in own.sites.values()]
     images = torch.from_numpy(np.concatenate([part.images[:] for part in parts])).float().div(255)
     labels = torch.from_numpy(np.concatenate([part.labels[:] for part in parts]))
     with torch.no_grad():

@@ -176,17 +176,6 @@ def test_targets_are_columns_of_classes_or_scaled_labels():
     assert one_round.scaled_targets(site("regression", ages, [0.0, 75.0])).tolist() == [[-1], [0.5]]
 
 
-def test_trial_images_are_plain_striped_and_random():
-    images = reply_checks._trial_images((1, 8, 8))
-    assert images.shape == (8, 1, 8, 8)
-    assert images[:3].mean((1, 2, 3)).tolist() == [0, 0.5, 1]
-    assert images[3, 0, :, 0].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
-    assert images[4, 0, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert (images[3, 0] == images[3, 0, :, :1]).all()
-    assert 0 <= float(images[5:].min()) < 0.2
-    assert 0.8 < float(images[5:].max()) < 1
-
-
 def test_activations_through_which_no_gradient_can_go_are_refused():
     trainer = SimpleNamespace(split=lambda model: (torch.nn.Flatten(), None), model=None, kept={}, device="cpu")
     federation = SimpleNamespace(trainer=trainer, image_shape=(1, 2, 3))

@@ -6,19 +6,11 @@ import pytest
 import torch
 
 from polyclinic.federation.operation import carry_out
+from polyclinic.federation.site import SiteState
 from polyclinic.methods.fedavg import FedAvg
 from polyclinic.methods.shared.method import Method
 from polyclinic.methods.standalone import Standalone
 from polyclinic.training.plans import Score
-
-
-class State(dict):
-    def group(self, name):
-        return self.get(name, {})
-
-    def put(self, name, tensors):
-        self[name] = dict(tensors)
-
 
 WHOLE = {"w": torch.ones(1)}
 
@@ -33,14 +25,10 @@ def scoring_sites(monkeypatch, counts, **states):
         load=loaded.append,
         evaluate_parts=lambda parts: [{"images": torch.tensor(len(part))} for part in parts],
     )
-    sites = [
-        SimpleNamespace(
-            name=name, data=SimpleNamespace(validation=range(count), test=range(7)), trainer=trainer, state=State()
-        )
-        for name, count in counts.items()
-    ]
-    for site in sites:
-        site.state.update(states.get(site.name, {}))
+    sites = []
+    for name, count in counts.items():
+        data, state = SimpleNamespace(validation=range(count), test=range(7)), SiteState(states.get(name, {}))
+        sites.append(SimpleNamespace(name=name, data=data, trainer=trainer, state=state))
     return sites, loaded
 
 
@@ -67,8 +55,8 @@ def test_sites_that_score_the_same_weights_do_so_in_one_pass(monkeypatch, counts
         ([{}, {}], {}),
         ([None, None], {}),
         ([{"other": torch.ones(1)}] * 2, {}),
-        ([WHOLE, WHOLE], {"b": {"local": {"w": 1}}}),
-        ([WHOLE, WHOLE], {"a": {"best": {"w": 1}}}),
+        ([WHOLE, WHOLE], {"b": {"local/w": torch.ones(1)}}),
+        ([WHOLE, WHOLE], {"a": {"best/w": torch.ones(1)}}),
     ],
 )
 def test_otherwise_each_is_scored_alone(monkeypatch, weights, states):
@@ -94,14 +82,6 @@ def test_one_model_without_masks_is_scored_for_all_sites(method, changes, may):
     assert not Score.may_group(method, SimpleNamespace(**given), 3, noted=True)
 
 
-class Groups(dict):
-    def group(self, name):
-        return self.get(f"group {name}", {})
-
-    def put(self, name, tensors):
-        self[f"group {name}"] = dict(tensors)
-
-
 def site_alone():
     """A site of which a round has the rank (score, minus loss); a round without a score has none."""
     task = SimpleNamespace(
@@ -109,13 +89,13 @@ def site_alone():
         rank=lambda found, metric: None if metric not in found else (found[metric], -found["loss"]),
     )
     data = SimpleNamespace(validation="validation images", test="test images")
-    return SimpleNamespace(trainer=SimpleNamespace(task=task, metric="auc"), state=Groups(), data=data)
+    return SimpleNamespace(trainer=SimpleNamespace(task=task, metric="auc"), state=SiteState(), data=data)
 
 
 def score(monkeypatch, site, number, sums, part="validation images", own="current"):
     """The site has the weights of a round, and is scored."""
     monkeypatch.setattr(Method, "score", lambda self, *given: sums)
-    site.state.put("local", {"round": number})
+    site.state.put("local", {"round": torch.tensor(number)})
     assert Standalone().score(site, part, {}, own) is sums
 
 

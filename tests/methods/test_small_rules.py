@@ -1,16 +1,12 @@
 """Small rules of methods and sites, each by hand: mutants of them lived until these tests were written."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from polyclinic.attacks.gradient_inversion.analytic import _whole
 from polyclinic.attacks.near_copies import brighten
-from polyclinic.federation.layers.incoming_figures import moved
-from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.site import SitePosition
 from polyclinic.methods.feder import mean_prediction
 from polyclinic.methods.gaussian_heads import log_priors
 from polyclinic.questions.statistics import _p
@@ -23,13 +19,6 @@ def test_a_class_that_nobody_has_is_never_chosen():
     assert log_priors(counts, equal=True)[1:].tolist() == [0.0, 0.0]
     assert log_priors(counts)[0] < -50
     assert log_priors(counts, equal=True)[0] < -50
-
-
-@pytest.mark.parametrize("position", [(-1, 0), (0, -1), (True, 0), ("1", 0), (0, 1.0)])
-def test_a_position_is_two_whole_numbers(position):
-    with pytest.raises(ParcelRejected, match="two whole numbers"):
-        SitePosition(*position).check()
-    SitePosition(0, 0).check()
 
 
 def test_mean_predictions_by_hand():
@@ -60,8 +49,3 @@ def test_counts_that_nothing_is_known_of_are_even():
 def test_brighter_images_stay_within_their_range():
     images = torch.tensor([0.2, 0.9])
     assert brighten(images, 0.4, images, torch_rng("x")).tolist() == pytest.approx([0.6, 1.0])
-
-
-def test_without_movement_of_its_own_a_site_has_the_plain_limit():
-    [figure] = moved({"conv": 9.0}, {}, SimpleNamespace(times_own=1e6, moved=3.0))
-    assert figure[-1] == 3.0

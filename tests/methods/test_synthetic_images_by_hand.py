@@ -39,20 +39,6 @@ def test_a_channel_has_a_tenth_of_the_median_deviation_at_least():
     assert (still.high - still.low).flatten().tolist() == pytest.approx([12e-6] * 3, rel=0.2)
 
 
-def test_limits_come_from_sixteen_grey_phantoms_of_each_kind():
-    seen = []
-
-    def latents(images):
-        seen.append(images)
-        return images.astype(np.float32)
-
-    limits = replay_space.public_limits(SimpleNamespace(latents=latents), (3, 32, 32))
-    [images] = seen
-    assert (images.shape, images.dtype) == ((64, 3, 32, 32), np.uint8)
-    assert (images == images[:, :1]).all()
-    assert limits.low.shape == (3, 1, 1)
-
-
 class Coded:
     """Codes are the images; what comes back from them is 51 brighter."""
 

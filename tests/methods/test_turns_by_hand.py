@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from polyclinic.federation.site import SiteState
 from polyclinic.methods.feder import FedER, queue_of
 from polyclinic.randomness import torch_rng
 
@@ -69,18 +70,8 @@ def test_bytes_are_those_of_a_round():
     assert FedER(rounds=3).handed_over(federation) == {"a": {"weights": 10}, "b": {}}
 
 
-class State(dict):
-    def group(self, name):
-        return {key.removeprefix(f"{name}/"): value for key, value in self.items() if key.startswith(f"{name}/")}
-
-    def put(self, name, tensors):
-        for key in [key for key in self if key.startswith(f"{name}/")]:
-            del self[key]
-        self.update({f"{name}/{key}": value for key, value in tensors.items()})
-
-
 def site_with_queue():
-    site = SimpleNamespace(state=State(), name="north")
+    site = SimpleNamespace(state=SiteState(), name="north")
     for number in (1, 2, 3):
         buffer = {"labels": torch.zeros(0 if number == 1 else number)}
         FedER().receive(site, buffer, {"w": torch.tensor(float(number))} if number != 2 else None)

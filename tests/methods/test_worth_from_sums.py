@@ -33,18 +33,12 @@ def test_a_run_that_is_asked_to_tells_the_worth_of_its_sites(study_of, tiny_run,
         assert one == pytest.approx(found["sites"][site])
 
 
-def test_worth_of_a_method_without_sums_is_refused(study_of, cache):
-    with pytest.raises(BadInput, match=r"^method\.name: what a site adds follows from the sums of 'analytic'"):
-        worth(study_of({"name": "fedavg"}), cache=cache)
-
-
 @pytest.mark.parametrize("how", ["integer", "secure"])
-def test_worth_wants_open_sums(study_of, how):
+def test_worth_wants_open_sums(study_of, cache, how):
     with pytest.raises(BadInput, match=r"federation\.sum: the worth of a site \(method\.worth\)"):
         study_of({"name": "analytic", "worth": True}, federation={"sum": how})
-
-
-def test_sums_over_validation_images_leave_only_where_the_study_asks_for_worth(study_of):
+    with pytest.raises(BadInput, match=r"^method\.name: what a site adds follows from the sums of 'analytic'"):
+        worth(study_of({"name": "fedavg"}), cache=cache)
     with pytest.raises(ParcelRejected, match=r"the study has no method\.worth"):
         study_of({"name": "analytic"}).method.give_held_out_sums(None)
 

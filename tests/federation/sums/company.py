@@ -40,7 +40,8 @@ class Adding:
 
 
 class Company:
-    """An engine of sites. `lie(call)` is what a site gets instead of a call; `broken`: (site, operation) that fail."""
+    """An engine of sites. `lie(call)` is what a site gets instead of a call, and `change(call, parcel)` what it sends
+    instead of a parcel; `broken`: (site, operation) that fail."""
 
     simulation = True
 
@@ -50,6 +51,7 @@ class Company:
         self.sites = {name: self._site(folder, name) for name in answers}
         self.broken: set[tuple[str, str]] = set()
         self.lie: Callable[[Call], Call] = lambda call: call
+        self.change: Callable[[Call, Any], Any] = lambda call, parcel: parcel
         self.replies: list[tuple[Call, Reply | Failure]] = []
 
     @staticmethod
@@ -67,7 +69,7 @@ class Company:
         if (call.site, call.operation) in self.broken:
             return Failure(call.site, call.operation, "is down")
         try:
-            released = self.work(call)
+            released = self.change(call, self.work(call))
         except (GateRefused, ParcelRejected) as error:
             return Failure(call.site, call.operation, str(error))
         return Reply(call.site, () if released is None else (released,))
@@ -84,19 +86,34 @@ class Company:
         [left] = self.sums.outgoing(site, call, gate, (parcel,), "samples")
         return left
 
+    def step(
+        self, site: str, name: str, round: int = 1, parcels: dict[str, Parcel] | None = None, **arguments: Any
+    ) -> Any:
+        """The tensors that a site releases in a step of the sum of `answer`."""
+        found = self.work(Call(site, name, round, parcels or {}, {"sum_of": "answer", **arguments}))
+        return found.tensors if found is not None else None
+
+    def keys_of(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        return {name: self.step(name, "give_mask_key")[name] for name in names}
+
+    def give_shares(self, site: str, keys: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.step(site, "give_shares", parcels={"keys": Parcel("keys", keys)})["boxes"]
+
+    def take_shares(self, site: str, boxes: dict[str, torch.Tensor], members: Sequence[str]) -> None:
+        order = sorted(boxes)
+        mine = {other: boxes[other][order.index(site)] for other in members if other != site}
+        self.step(site, "take_shares", parcels={"shares": Parcel("shares", mine)})
+
+    def send_answer(self, site: str, size: int = 5) -> None:
+        self.work(Call(site, "answer", 1, {"weights": Parcel("weights", {"w": torch.ones(size)})}))
+
     def agree(self, site: str, answered: Sequence[str]) -> str:
         """A site's signature of who answered, as hex digits."""
-        arguments = {"answered": list(answered), "sum_of": "answer"}
-        signed = self.work(Call(site, "agree", 1, arguments=arguments))
-        assert signed is not None
-        return signed.tensors["signature"].numpy().tobytes().hex()
+        return self.step(site, "agree", answered=list(answered))["signature"].numpy().tobytes().hex()
 
-    def unmask(self, site: str, answered: Sequence[str], agreed: dict[str, str]) -> torch.Tensor:
+    def unmask(self, site: str, answered: Sequence[str], agreed: Any) -> torch.Tensor:
         """The shares that a site gives where these signatures came."""
-        arguments = {"answered": list(answered), "agreed": agreed, "sum_of": "answer"}
-        given = self.work(Call(site, "unmask", 1, arguments=arguments))
-        assert given is not None
-        return given.tensors["shares"]
+        return self.step(site, "unmask", answered=list(answered), agreed=agreed)["shares"]
 
     def answer(self, call: Call) -> dict[str, torch.Tensor]:
         """What a site sends: its own number, times what came."""

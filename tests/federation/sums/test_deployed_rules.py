@@ -29,15 +29,11 @@ def company(tmp_path):
 
 def until_answered(company):
     """All have answered; the states of the sites at that point."""
-    federation = company.federation()
-    keys = {reply.site: reply.keys[reply.site] for reply in federation.ask_all("give_mask_key", sum_of="answer")}
-    given = federation.ask_all("give_shares", keys=keys, sum_of="answer")
-    order = sorted(keys)
-    for place, name in enumerate(order):
-        boxes = {reply.site: reply.shares["boxes"][place] for reply in given if reply.site != name}
-        company.work(Call(name, "take_shares", 1, {"shares": Parcel("shares", boxes)}, {"sum_of": "answer"}))
+    keys = company.keys_of(NAMES)
+    boxes = {name: company.give_shares(name, keys) for name in NAMES}
     for name in NAMES:
-        company.work(Call(name, "answer", 1, {"weights": Parcel("weights", {"w": torch.ones(5)})}))
+        company.take_shares(name, boxes, NAMES)
+        company.send_answer(name)
     return {name: dict(site.state) for name, site in company.sites.items()}
 
 
@@ -69,65 +65,44 @@ def test_a_policy_may_hide_how_many_images_there_are():
             left(*refused, samples=7)
 
 
-def give_key(company, name, round=1):
-    return company.work(Call(name, "give_mask_key", round, arguments={"sum_of": "answer"})).tensors[name]
-
-
-def give_shares(company, name, keys):
-    return company.work(Call(name, "give_shares", 1, {"keys": Parcel("keys", keys)}, {"sum_of": "answer"}))
-
-
-def take_shares(company, name, boxes, members):
-    order = sorted(boxes)
-    mine = {other: boxes[other][order.index(name)] for other in members if other != name}
-    return company.work(Call(name, "take_shares", 1, {"shares": Parcel("shares", mine)}, {"sum_of": "answer"}))
-
-
-def answer(company, name, value=1.0):
-    return company.work(Call(name, "answer", 1, {"weights": Parcel("weights", {"w": torch.full((5,), value)})}))
-
-
 def test_a_mask_key_is_shared_in_one_set_of_keys(company):
     """In two sets, one would tell the mask key of 'di', who "dropped out", and the other the seed of its own mask."""
-    keys = {name: give_key(company, name) for name in NAMES}
+    keys = company.keys_of(NAMES)
     before = dict(company.sites["di"].state)
-    give_shares(company, "di", keys)
+    company.give_shares("di", keys)
     company.sites["di"].state = SiteState(before)
     with pytest.raises(GateRefused, match="has its secrets shared with other sites"):
-        give_shares(company, "di", {name: keys[name] for name in ("ann", "bo", "di")})
-    give_shares(company, "di", keys)  # the same set again tells nothing new
+        company.give_shares("di", {name: keys[name] for name in ("ann", "bo", "di")})
+    company.give_shares("di", keys)  # the same set again tells nothing new
 
 
-def test_one_answer_goes_under_one_seed(company):
+def test_one_answer_goes_under_one_seed(company, shared):
     """Rows of two member sets under the same seeds are opened together, and their difference is what 'di' sent."""
-    keys = {name: give_key(company, name) for name in NAMES}
-    boxes = {name: give_shares(company, name, keys).tensors["boxes"] for name in NAMES}
+    _, boxes = shared
     before = dict(company.sites["ann"].state)
-    take_shares(company, "ann", boxes, NAMES[:3])
-    answer(company, "ann")
+    company.take_shares("ann", boxes, NAMES[:3])
+    company.send_answer("ann")
     company.sites["ann"].state = SiteState(before)
-    take_shares(company, "ann", boxes, NAMES)
+    company.take_shares("ann", boxes, NAMES)
     with pytest.raises(GateRefused, match="was answered before, in other company or with other numbers"):
-        answer(company, "ann")
+        company.send_answer("ann")
 
 
-def test_two_answers_never_have_the_same_mask(company):
+def test_two_answers_never_have_the_same_mask(company, shared):
     """Their difference would be that of the two answers, in the clear."""
-    keys = {name: give_key(company, name) for name in NAMES}
-    boxes = {name: give_shares(company, name, keys).tensors["boxes"] for name in NAMES}
-    take_shares(company, "ann", boxes, NAMES)
+    company.take_shares("ann", shared[1], NAMES)
     ready = dict(company.sites["ann"].state)
-    answer(company, "ann")
+    company.send_answer("ann")
     company.sites["ann"].state = SiteState(ready)
     company.answers["ann"] = torch.tensor(3.0)  # another answer to the same question, such as after more training
     with pytest.raises(GateRefused, match="with other numbers"):
-        answer(company, "ann")
+        company.send_answer("ann")
 
 
 def test_no_sum_is_asked_for_before_the_first_round(company):
     """A method with one round would else be asked twice: once with a site, once without it."""
     with pytest.raises(ParcelRejected, match="before the first round"):
-        give_key(company, "ann", round=0)
+        company.step("ann", "give_mask_key", round=0)
 
 
 def secrets_of(site):
@@ -151,15 +126,15 @@ def assert_not_on_disk(company, folder, step):
 
 
 def test_no_secret_of_a_sum_reaches_the_disk_of_a_deployed_site(company, tmp_path):
-    keys = {name: give_key(company, name) for name in NAMES}
+    keys = company.keys_of(NAMES)
     assert_not_on_disk(company, tmp_path, 1)
-    boxes = {name: give_shares(company, name, keys).tensors["boxes"] for name in NAMES}
+    boxes = {name: company.give_shares(name, keys) for name in NAMES}
     assert_not_on_disk(company, tmp_path, 2)
     for name in NAMES:
-        take_shares(company, name, boxes, NAMES)
+        company.take_shares(name, boxes, NAMES)
     assert_not_on_disk(company, tmp_path, 3)
     for name in NAMES:
-        answer(company, name)
+        company.send_answer(name)
     assert_not_on_disk(company, tmp_path, 4)
     agreed = {name: company.agree(name, NAMES) for name in NAMES}
     assert_not_on_disk(company, tmp_path, 5)
@@ -184,11 +159,16 @@ def test_a_part_of_a_sum_goes_to_the_coordinator_only(company, step):
 
 
 def test_two_names_with_one_pinned_key_count_as_one(company):
-    keys = {name: give_key(company, name) for name in NAMES}
-    ring = company.sites["ann"].keys
-    same = SimpleNamespace(
+    keys, ring = company.keys_of(NAMES), company.sites["ann"].keys
+    company.sites["ann"].keys = SimpleNamespace(
         own=ring.own, public=lambda name: ring.public("bo" if name == "cleo" else name), pinned=lambda: NAMES
     )
-    company.sites["ann"].keys = same
     with pytest.raises(ParcelRejected, match="the same pinned key, and count as one"):
-        give_shares(company, "ann", keys)
+        company.give_shares("ann", keys)
+
+
+@pytest.fixture
+def shared(company):
+    """The mask keys of all, and the boxes of shares that each has made."""
+    keys = company.keys_of(NAMES)
+    return keys, {name: company.give_shares(name, keys) for name in NAMES}

@@ -11,7 +11,7 @@ import torch
 from company import Company
 
 from polyclinic.errors import WorkFailed
-from polyclinic.federation.call import Call, GateRefused
+from polyclinic.federation.call import GateRefused
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.sums import rows as masks
@@ -19,7 +19,11 @@ from polyclinic.federation.sums.settings import Federated
 from polyclinic.federation.sums.site_memory import known
 
 NAMES = ("ann", "bo", "cleo", "di", "emil")
+
+
 SECURE, INTEGER = Federated(sum="secure"), Federated(sum="integer")
+
+
 STEPS = ("give_mask_key", "give_shares", "take_shares", "answer", "agree", "unmask")
 
 
@@ -127,10 +131,9 @@ def test_there_is_one_sum_of_a_rounds_answers(company):
     some = company()
     some.total()
     with pytest.raises(ParcelRejected, match="has begun in round 1; there is one of each"):
-        some.work(Call("ann", "give_mask_key", 1, arguments={"sum_of": "answer"}))
-    # nor can the answer be had again under the masks of before
-    with pytest.raises(ParcelRejected, match="past this step"):
-        some.work(Call("ann", "answer", 1, {"weights": Parcel("weights", {"w": torch.ones(50)})}))
+        some.step("ann", "give_mask_key")
+    with pytest.raises(ParcelRejected, match="past this step"):  # nor under the masks of before
+        some.send_answer("ann", 50)
 
 
 def test_two_sums_at_once_do_not_mix(company):
@@ -138,7 +141,7 @@ def test_two_sums_at_once_do_not_mix(company):
     some = company()
     until_answered(some)
     for name in NAMES:
-        some.work(Call(name, "give_mask_key", 1, arguments={"sum_of": "another"}))
+        some.step(name, "give_mask_key", sum_of="another")
     with pytest.raises(ParcelRejected, match="no sum of 'answer' has begun"):
         some.agree("bo", NAMES)
 
@@ -255,24 +258,18 @@ def test_a_coordinator_that_lies_opens_no_sum(company, lie):
 
 def test_unequal_arguments_cannot_be_summed(company):
     some = company()
-    federation = some.federation()
-    honest = some.work
-    some.work = lambda call: honest(replace(call, arguments={}) if call.operation == "answer" else call)
+    some.lie = lambda call: replace(call, arguments={}) if call.operation == "answer" else call
     with pytest.raises(WorkFailed, match="masks do not cancel"):
-        list(federation.ask_each("answer", weights={"w": torch.ones(5)}, lr=1))
+        list(some.federation().ask_each("answer", weights={"w": torch.ones(5)}, lr=1))
 
 
 def test_a_site_that_lies_about_shares_is_noticed(company):
     some = company()
-    honest = some.work
-
-    def work(call):
-        parcel = honest(call)
-        if (call.site, call.operation) == ("di", "unmask"):
-            return Parcel("shares", {"shares": parcel.tensors["shares"] ^ 1}, parcel.metadata)
-        return parcel
-
-    some.work = work
+    some.change = lambda call, parcel: (
+        Parcel("shares", {"shares": parcel.tensors["shares"] ^ 1}, parcel.metadata)
+        if (call.site, call.operation) == ("di", "unmask")
+        else parcel
+    )
     with pytest.raises(WorkFailed, match="do not fit; a site lied"):
         some.total()
 
@@ -296,10 +293,8 @@ def test_a_site_whose_answer_has_another_form_fails_by_name(company):
 @pytest.mark.parametrize("lie", [{0: 2**60}, {-1: 2}, {-3: -5}])
 def test_an_open_row_that_no_site_can_have_made_is_refused(company, lie):
     some = company(settings=INTEGER)
-    honest = some.work
 
-    def work(call):
-        parcel = honest(call)
+    def change(call, parcel):
         if call.site != "di":
             return parcel
         numbers = parcel.tensors["numbers"].clone()
@@ -307,7 +302,7 @@ def test_an_open_row_that_no_site_can_have_made_is_refused(company, lie):
             numbers[place] = value
         return Parcel("weights", {"numbers": numbers}, parcel.metadata)
 
-    some.work = work
+    some.change = change
     federation = some.federation()
     federation.ask_all("answer", weights={"w": torch.ones(5)})
     assert [failure["site"] for failure in federation.failures] == ["di"]
