@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from private_runs import Scale
 from quick_backbones import QUICK
 from torch import nn
 from torch.nn import functional as F
@@ -97,18 +98,6 @@ def test_without_noise_and_clipping_it_is_plain_sgd(name, kind):
     plain_steps(other, given, make(other), BATCH)
     assert furthest(model, other) <= 1e-6
     assert furthest(model, start) > 1e-3
-
-
-class Scale(nn.Module):
-    """y = x · w for x [B, 2]: the gradient of a row's output is the row itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 1, bias=False)
-        nn.init.zeros_(self.layer.weight)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)[:, 0]
 
 
 def gradient(rows: list[list[float]], *, clip: float, expected: float, noise: float = 0.0, draw=silent) -> torch.Tensor:

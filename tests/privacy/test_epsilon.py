@@ -1,7 +1,6 @@
 """Accounting: known figures, Google's library, composition, searches, curves, the laws that any accountant obeys."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -13,11 +12,8 @@ from polyclinic.errors import BadInput
 from polyclinic.privacy import epsilon
 from polyclinic.privacy.account import Account
 from polyclinic.privacy.epsilon import (
-    MOST_NOISE,
-    MOST_STEPS,
     Mechanism,
     _gaussian,
-    _prv,
     composed_epsilon,
     compute_epsilon,
     curves,
@@ -165,17 +161,6 @@ def test_any_number_of_steps_is_found_where_the_epsilon_is_just_that(steps):
     assert steps_for(enough - 1e-9, rate, noise, delta) == max(0, steps - 1)
 
 
-@pytest.mark.parametrize("wrong", [{"sampling_rate": 2.0}, {"noise": -1.0}, {"delta": 1.0}])
-def test_impossible_input_of_a_search_is_named(wrong):
-    given = {"epsilon": 1.0, "sampling_rate": 0.1, "delta": 1e-3} | wrong
-    [name] = wrong
-    with pytest.raises(BadInput, match=f"^{name.replace('_', ' ')} "):
-        steps_for(**({"noise": 1.0} | given))
-    if name != "noise":
-        with pytest.raises(BadInput, match=f"^{name.replace('_', ' ')} "):
-            noise_for(**given, steps=3)
-
-
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 @pytest.mark.parametrize("wanted", [0.3, 0.4, 0.5, 0.9, 1.0, 1.3, 2.0, 7.0, 64.0])
 def test_any_noise_is_found_to_a_thousandth_and_never_too_small(wanted, accountant):
@@ -213,23 +198,6 @@ def test_a_large_group_has_no_privacy_and_no_number_overflows(monkeypatch):
     assert group_epsilon([], 1e-3, 100) == 600.0  # exp(-594) is a number
     assert group_epsilon([], 1e-3, 1) == 6.0
     assert group_epsilon([], 1e-3, 0) == 6.0  # whoever has none may have one
-
-
-@pytest.mark.parametrize(
-    ("rate", "noise", "steps", "delta", "named"),
-    [
-        (0.0, 1, 1, 0.1, "rate"),
-        (1.1, 1, 1, 0.1, "rate"),
-        (0.1, -1, 1, 0.1, "noise"),
-        (0.1, math.nan, 1, 0.1, "noise"),
-        (0.1, 1, -1, 0.1, "steps"),
-        (0.1, 1, 1, 0.0, "delta"),
-        (0.1, 1, 1, 1.0, "delta"),
-    ],
-)
-def test_impossible_input_is_named(rate, noise, steps, delta, named):
-    with pytest.raises(BadInput, match=named):
-        compute_epsilon(rate, noise, steps, delta)
 
 
 def test_no_privacy_to_speak_of_does_not_take_prv_minutes():
@@ -287,13 +255,6 @@ def test_a_shift_that_delta_covers_costs_nothing():
     assert 0.0 < _gaussian(0.01, 1e-5) < 0.1
 
 
-def test_searches_for_steps_and_noise_end():
-    assert steps_for(math.inf, 1.0, 1.0, 1e-5) >= MOST_STEPS // 2
-    assert (MOST_STEPS, MOST_NOISE) == (100_000_000, 1_000_000.0)
-    with pytest.raises(BadInput, match="no noise reaches it"):
-        noise_for(0.0, 1.0, 10**6, 1e-12)
-
-
 @pytest.mark.parametrize("shift", [1e-3, 0.1, 2.0])
 def test_epsilon_of_a_gaussian_is_the_smallest_that_covers_the_shift(shift):
     """Balle and Wang 2018, Theorem 8, to a thousandth of it."""
@@ -304,45 +265,6 @@ def test_epsilon_of_a_gaussian_is_the_smallest_that_covers_the_shift(shift):
 
     found = _gaussian(shift, 1e-5)
     assert delta_of(found * 1.0001) <= 1e-5 < delta_of(found * 0.999)
-
-
-@pytest.mark.parametrize(("samples", "batch"), [(0, 8), (8, 0), (-1, 8)])
-def test_rates_of_no_images_are_refused(samples, batch):
-    with pytest.raises(BadInput, match="both must be at least 1"):
-        sampling_rate_for(samples, batch)
-    assert (sampling_rate_for(1, 1), sampling_rate_for(8, 2), sampling_rate_for(2, 8)) == (1.0, 0.25, 1.0)
-
-
-def test_prv_is_asked_for_a_hundredth_of_an_epsilon(monkeypatch):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from opacus.accountants import PRVAccountant
-    asked = []
-
-    def get_epsilon(self, delta, *, eps_error):
-        asked.append(eps_error)
-        return 5.0
-
-    monkeypatch.setattr(PRVAccountant, "get_epsilon", get_epsilon)
-    weak, strong = (Mechanism(0.5, 0.02, 1003),), (Mechanism(20.0, 0.01, 103),)
-    assert _prv.__wrapped__(weak, 1e-5) == 5.0
-    assert _prv.__wrapped__(strong, 1e-5) < 5.0  # never above RDP's bound
-    assert asked[0] == 0.01
-    assert 0 < asked[1] < 0.002
-
-
-@pytest.mark.parametrize(("noise", "asked"), [(0.09, False), (0.1, True)])
-def test_prv_is_not_asked_for_an_epsilon_above_a_hundred(monkeypatch, noise, asked):
-    """RDP's bound is 111 and 94 for one step of every second image."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from opacus.accountants import PRVAccountant
-    seen = []
-    monkeypatch.setattr(PRVAccountant, "get_epsilon", lambda self, delta, *, eps_error: seen.append(delta) or 1.0)
-    bound = compute_epsilon(0.5, noise, 1, 1e-5)
-    assert 90 < bound < 120
-    assert _prv.__wrapped__((Mechanism(noise, 0.5, 1),), 1e-5) == (1.0 if asked else bound)
-    assert bool(seen) is asked
 
 
 @pytest.mark.parametrize(("size", "delta"), [(1, 1 / 2), (2, 1 / 2), (3, 1 / 3), (100, 1 / 100)])
@@ -359,3 +281,41 @@ def test_points_of_a_curve_are_even_and_begin_after_one_epoch():
     assert points[0][1] < points[1][1] < points[2][1]
     [points] = curves((500,), epochs=120, batch_size=32, noise=1.0).values()
     assert [epochs for epochs, _ in points] == [1.0, *range(2, 121, 2)]
+
+
+GIVEN = {"sampling_rate": 0.1, "noise": 1.0, "steps": 1, "delta": 1e-3}
+SEARCHED = {"epsilon": 1.0, "sampling_rate": 0.1, "delta": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "values"),
+    [
+        ("sampling_rate", (0.0, 1.1, 2.0)),
+        ("noise", (-1.0, math.nan)),
+        ("steps", (-1,)),
+        ("delta", (0.0, 1.0)),
+    ],
+)
+def test_impossible_input_is_named(wrong, values):
+    for value in values:
+        calls = [lambda value=value: compute_epsilon(**{**GIVEN, wrong: value})]
+        if wrong != "steps":
+            calls.append(lambda value=value: steps_for(**{"noise": 1.0, **SEARCHED, wrong: value}))
+        if wrong in SEARCHED:
+            calls.append(lambda value=value: noise_for(**{**SEARCHED, wrong: value}, steps=3))
+        for call in calls:
+            with pytest.raises(BadInput, match=f"^{wrong.replace('_', ' ')} "):
+                call()
+
+
+def test_a_rate_is_a_share_of_images():
+    assert (sampling_rate_for(1, 1), sampling_rate_for(8, 2), sampling_rate_for(2, 8)) == (1.0, 0.25, 1.0)
+    for samples, batch in ((0, 8), (8, 0), (-1, 8)):
+        with pytest.raises(BadInput, match="both must be at least 1"):
+            sampling_rate_for(samples, batch)
+
+
+def test_searches_for_steps_and_noise_end():
+    assert steps_for(math.inf, 1.0, 1.0, 1e-5) >= epsilon.MOST_STEPS // 2
+    with pytest.raises(BadInput, match="no noise reaches it"):
+        noise_for(0.0, 1.0, 10**6, 1e-12)

@@ -108,14 +108,6 @@ def test_every_kind_of_layer_in_double_precision(clip):
     assert sums.ghost
 
 
-def test_inner_products_and_stored_gradients_are_the_same_length_and_sum():
-    products = Products(torch.rand(3, 2, 4, 5).double(), torch.rand(3, 2, 4, 6).double())
-    stored = (products.left.mT @ products.right).flatten(1)
-    factors = torch.tensor([0.5, 1.0, 0.0]).double()
-    assert torch.allclose(products.squares(), stored.square().sum(1))
-    assert torch.allclose(products.total(factors, factors == 0, torch.Size((10, 6))).flatten(), factors @ stored)
-
-
 def test_a_length_is_never_lost_to_rounding():
     """Two places that cancel out but for the last digits: the length in float32 must not be shorter than it is."""
     left, right = torch.rand(8, 1, 1, 64), torch.rand(8, 1, 1, 64)

@@ -9,10 +9,7 @@ from polyclinic.privacy.ghost_clipping import (
     GhostClipping,
     NotFollowedError,
     Products,
-    Stored,
     _as_followed,
-    _exact,
-    as_weight,
     can_follow,
     laid_out_as,
     product,
@@ -38,24 +35,6 @@ def test_a_length_is_enlarged_by_sixteen_units_in_the_last_place_of_all_that_was
     assert found == square + sizes * 16 * torch.finfo(torch.float64).eps
 
 
-@pytest.mark.parametrize(
-    ("places", "rows", "columns", "kind"),
-    [
-        (3, 2, 9, Products),  # twice 3 x 3 inner products, and 2 x 9 numbers of a weight
-        (3, 9, 2, Products),
-        (3, 1, 17, Stored),
-        (4, 2, 9, Stored),
-        (1, 1, 2, Products),
-        (1, 1, 1, Stored),
-        (9, 12, 14, Products),
-        (9, 7, 23, Stored),
-    ],
-)
-def test_gradients_are_stored_where_that_takes_fewer_numbers(places, rows, columns, kind):
-    some = Products(torch.rand(1, 1, places, rows), torch.rand(1, 1, places, columns))
-    assert type(some.cheaper()) is kind
-
-
 def test_products_of_short_numbers_are_exact():
     """1 + 2^-7 has no square in bfloat16, and has one in float32."""
     one = torch.full((1, 1, 1, 1), 1 + 2**-7).bfloat16()
@@ -64,91 +43,24 @@ def test_products_of_short_numbers_are_exact():
     assert found.item() == (1 + 2**-7) ** 2
 
 
-@pytest.mark.parametrize(
-    ("given", "computed"),
-    [
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.float32),
-        (torch.float32, torch.float32),
-        (torch.float64, torch.float64),
-        (torch.int64, torch.int64),
-    ],
-)
-def test_lengths_are_computed_in_float32_at_least(given, computed):
-    assert _exact(torch.ones(2).to(given)).dtype == computed
-
-
-def test_a_processor_multiplies_numbers_of_any_precision_in_float32():
-    layer, image = nn.Conv2d(8, 8, 1), torch.ones(1, 8, 2, 2)
-    came, back = _as_followed(layer, image, image.bfloat16())
-    assert (came.dtype, back.dtype) == (torch.float32, torch.float32)
-
-
 class OnGpu(torch.Tensor):
     is_cuda = True
 
 
 @pytest.mark.parametrize(
-    ("layer", "short"),
+    ("layer", "repeats", "on", "computed"),
     [
-        (nn.Conv2d(8, 8, 1), True),
-        (nn.Conv2d(8, 16, 3), True),
-        (nn.Conv2d(4, 8, (1, 2)), True),  # four channels of two pixels are eight numbers
-        (nn.Conv2d(4, 8, 1), False),
-        (nn.Conv2d(8, 12, 1), False),
-        (nn.Conv2d(16, 16, 1, groups=2), True),
-        (nn.Conv2d(8, 16, 1, groups=2), False),
-        (nn.Conv2d(16, 8, 1, groups=2), False),
-        (nn.ConvTranspose2d(8, 8, 1), False),
-        (nn.Linear(8, 8), False),
+        (nn.Conv2d(8, 8, 1), False, OnGpu, torch.bfloat16),  # rows begin at sixteen bytes: eight numbers of two
+        (nn.Conv2d(4, 8, 1), False, OnGpu, torch.float32),
+        (nn.Linear(8, 8), False, OnGpu, torch.float32),
+        (nn.Conv2d(8, 8, 1), True, OnGpu, torch.float32),  # a run that must repeat itself
+        (nn.Conv2d(8, 8, 1), False, torch.Tensor, torch.float32),  # a processor
     ],
 )
-def test_a_gpu_multiplies_short_numbers_whose_rows_begin_at_sixteen_bytes(monkeypatch, layer, short):
-    """Eight numbers of two bytes: what a kernel sees of a group, and the filters of a group."""
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    came, back = _as_followed(layer, torch.ones(2), torch.ones(2).bfloat16().as_subclass(OnGpu))
-    assert {came.dtype, back.dtype} == {torch.bfloat16 if short else torch.float32}
-    _, back = _as_followed(layer, torch.ones(2), torch.ones(2).as_subclass(OnGpu))
-    assert back.dtype == torch.float32
-
-
-def test_short_numbers_are_not_for_runs_that_must_repeat_themselves(monkeypatch):
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    came, back = _as_followed(nn.Conv2d(8, 8, 1), torch.ones(2), torch.ones(2).bfloat16().as_subclass(OnGpu))
-    assert (came.dtype, back.dtype) == (torch.float32, torch.float32)
-
-
-def test_numbers_by_pixel_become_a_weight_by_channel():
-    """Two filters of a kernel of 1 x 2 pixels over three channels."""
-    numbers = torch.arange(12)
-    weight = as_weight(numbers, (2, 3, 1, 2), (1, 2))
-    assert weight[0].tolist() == [[[0, 3]], [[1, 4]], [[2, 5]]]
-    assert weight[1].tolist() == [[[6, 9]], [[7, 10]], [[8, 11]]]
-    assert as_weight(numbers, (4, 3), ()).tolist() == numbers.reshape(4, 3).tolist()
-    assert as_weight(numbers, (12,), ()).tolist() == numbers.tolist()
-
-
-def test_a_left_out_image_adds_nothing_even_where_it_is_not_finite():
-    left, right = torch.tensor([[1.0], [torch.inf]]), torch.tensor([[2.0], [torch.nan]])
-    some = Products(left.reshape(2, 1, 1, 1), right.reshape(2, 1, 1, 1))
-    found = some.total(torch.tensor([0.5, 0.0]), torch.tensor([False, True]), torch.Size((1, 1)))
-    assert found.tolist() == [[1.0]]
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape", "numbers"),
-    [
-        (nn.Linear(5, 2), (1, 5), 3 * 2 + 5),
-        (nn.Conv2d(1, 2, 3, padding=1), (1, 1, 4, 4), 3 * 2 * 16 + 16 * 9),
-        (nn.Conv2d(2, 3, 2, stride=2), (1, 2, 4, 4), 3 * 3 * 4 + 32 * 4 // 4),
-        (nn.Conv2d(1, 1, (1, 3), stride=(2, 1)), (1, 1, 4, 4), 3 * 2 * 2 + 16 * 3 // 2),
-        (nn.ConvTranspose2d(1, 2, 2, stride=2), (1, 1, 2, 2), 3 * 2 * 16 + 32 * 4 // 4),
-    ],
-)
-def test_the_memory_of_a_layer_is_its_outputs_three_times_and_what_kernels_see(layer, shape, numbers):
-    ghost = GhostClipping(layer)
-    with ghost.following():
-        assert ghost.bytes_of(lambda: layer(torch.ones(shape)).flatten(1).sum(1)) == 4 * numbers
+def test_short_numbers_are_multiplied_where_a_gpu_is_fast_and_nowhere_else(monkeypatch, layer, repeats, on, computed):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: repeats)
+    came, back = _as_followed(layer, torch.ones(2), torch.ones(2).bfloat16().as_subclass(on))
+    assert {came.dtype, back.dtype} == {computed}
 
 
 def tied() -> nn.Module:

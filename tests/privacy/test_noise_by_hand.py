@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from private_runs import Scale
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.layers.replies import Coverage
@@ -18,18 +18,6 @@ from polyclinic.training.generator_loop import Schedule
 #: of lengths 5, 0.5 and 0.5; the clipping norm is 2, so that their sum is (1.2, 1.6) + (0.3, 0.4) + (0, 0.5)
 ROWS = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.5]])
 CLIPPED = [1.5, 2.5]
-
-
-class Scale(nn.Module):
-    """y = x · w: the gradient of a row's output is the row itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 1, bias=False)
-        nn.init.zeros_(self.layer.weight)
-
-    def forward(self, x):
-        return self.layer(x)[:, 0]
 
 
 @pytest.fixture(autouse=True)

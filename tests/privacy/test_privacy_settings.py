@@ -168,14 +168,6 @@ def test_a_target_is_compared_with_the_epsilon_of_one_step_of_the_sites_own_batc
         check_budget(Privacy(noise_multiplier=0.3, noise_form=form, target_epsilon=one - 1e-6), {"a": count}, batch)
 
 
-def test_a_target_that_one_step_would_pass_is_refused_by_the_site_at_fault():
-    privacy = Privacy(noise_multiplier=1.0, target_epsilon=1.0)
-    with pytest.raises(BadInput, match=r"target_epsilon.*'small' \(20 training"):
-        check_budget(privacy, {"large": 100000, "small": 20}, 32)
-    check_budget(privacy, {"large": 100000}, 32)
-    check_budget(Privacy(noise_multiplier=1.0), {"small": 20}, 32)
-
-
 @pytest.mark.parametrize(
     "wrong", [{"noise_multiplier": float("inf")}, {"on": []}, {"on": ["prior", "prior"]}, {"sigma": 1}]
 )
