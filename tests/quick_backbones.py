@@ -8,4 +8,4 @@ Those on EfficientNet-Lite0, which enlarges images, have their own tests (tests/
 from polyclinic.models import BACKBONES
 
 DEEP = ("resnet34", "resnet50", "resnet101", "resnet152", "efficientnet-lite0", "unet-efficientnet-lite0")
-QUICK = [name for name in BACKBONES if name not in DEEP]
+QUICK = [name for name, kind in BACKBONES.items() if name not in DEEP and not kind.volumes]

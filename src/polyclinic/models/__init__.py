@@ -18,6 +18,7 @@ from polyclinic.models.imported import imported
 from polyclinic.models.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
 from polyclinic.models.small_networks import CNN32x64x128, CNN64x128x64x32, LeNet5, SmallCNN
 from polyclinic.models.unets import UNet, UNet512
+from polyclinic.models.volume_networks import DynUNet, SegResNet, VolumeNetwork
 from polyclinic.models.weights_file import PUBLIC, RANDOM, Fitted, WeightsFile, read_weights
 from polyclinic.randomness import seeded
 from polyclinic.registry import Registry
@@ -40,6 +41,8 @@ BACKBONES: Registry[type[Backbone]] = Registry(
         "unet": UNet,
         "unet-512": UNet512,
         "unet-efficientnet-lite0": UNetEfficientNetLite0,
+        "dynunet": DynUNet,
+        "segresnet": SegResNet,
     },
     base=Backbone,
 )
@@ -112,6 +115,8 @@ def find(backbone: str, *, size: int, arguments: Mapping[str, Any] | None = None
     """The class of a backbone: by its name, an encoder's name, or its place (`package.module:callable`, arguments)."""
     if is_importable(backbone):
         return imported(backbone, arguments or {}, size)
+    if arguments and issubclass(kind := _find(backbone), VolumeNetwork):
+        return kind.with_arguments(arguments)
     if arguments:
         raise BadInput(f"model.arguments: are for importable networks, and '{backbone}' takes none; leave them out")
     return _find(backbone)

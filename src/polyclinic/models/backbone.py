@@ -14,7 +14,7 @@ from polyclinic.models.weights_file import WeightsFile
 # --- norm layers ----------------------------------------------------------------------------------------------
 
 
-NORMS = ("batch", "group", "frozen")
+NORMS = ("batch", "group", "frozen", "instance")
 GROUPS = 16  # at most; a layer whose channels 16 does not divide gets the largest common divisor
 
 
@@ -37,12 +37,13 @@ class FrozenBatchNorm2d(nn.Module):
 
 
 def norm_layer(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:
-    """Batch, frozen batch, or group norm. Only the first mixes patients, which differential privacy does not allow."""
+    """Batch, frozen batch, group or instance norm. Only the first mixes patients, which differential privacy does not
+    allow."""
     if norm == "frozen":
         return FrozenBatchNorm2d(channels, eps)
     if norm == "batch":
         return nn.BatchNorm2d(channels, eps)
-    return nn.GroupNorm(math.gcd(GROUPS, channels), channels)
+    return nn.GroupNorm(channels if norm == "instance" else math.gcd(GROUPS, channels), channels)
 
 
 def norm_names(model: nn.Module) -> set[str]:
@@ -105,6 +106,7 @@ class Backbone(nn.Module):
     summary: ClassVar[str]
     stages: ClassVar[dict[str, tuple[str, ...]]]
     dense: ClassVar[bool] = False  #: gives a map with a value per pixel (segmentation), not a vector per image
+    volumes: ClassVar[bool] = False  #: takes volumes [B, channels, X, Y, Z]; `size` has three sides
     #: whether it has layers that `model.norm` chooses, and no others that differential privacy forbids; None: nobody
     #: knows before one is built
     norm_layers: ClassVar[bool | None] = None

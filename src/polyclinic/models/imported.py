@@ -1,6 +1,6 @@
 """Any importable network as a backbone: `monai.networks.nets:DenseNet121`, with `[model.arguments]`.
 
-What the callable names among its parameters is passed: channels and side of the images, number of outputs, 2 spatial
+What the callable names among its parameters is passed: channels and side of the images, number of outputs, spatial
 dimensions, no pretrained weights. Arguments of the study come first.
 """
 
@@ -10,7 +10,7 @@ import importlib
 import inspect
 import json
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -100,6 +100,7 @@ def _imported(target: str, arguments: str, size: int) -> type[Backbone]:
         "device": device,
         "stages": {name: (name,) for name in names},
         "dense": _is_dense(target, output, outputs, size),
+        "volumes": not isinstance(size, int),
     }
     return type(make.__name__, (Imported,), facts)
 
@@ -142,10 +143,16 @@ def bound(make: Callable[..., nn.Module], shape: tuple[int, int, int]) -> dict[s
     """The arguments that we know and the callable names."""
     channels, outputs, size = shape
     known: dict[str, Any] = dict.fromkeys(CHANNELS, channels) | dict.fromkeys(OUTPUTS, outputs)
-    known |= {"spatial_dims": 2, "img_size": (size, size), "image_size": size, "pretrained": False}
-    known |= {"in_shape": (channels, size, size), "out_shape": (outputs,)}
+    sides = sides_of(size)
+    known |= {"spatial_dims": len(sides), "img_size": sides, "image_size": size, "pretrained": False}
+    known |= {"in_shape": (channels, *sides), "out_shape": (outputs,)}
     accepted = set(_parameters(make))
     return {name: value for name, value in known.items() if name in accepted}
+
+
+def sides_of(size: int | Sequence[int]) -> tuple[int, ...]:
+    """The sides of images of this size, or of patches of volumes."""
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def first(output: Any) -> Any:
@@ -192,12 +199,12 @@ def _tried(
         try:
             with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad():
                 network = make_network(target, make, given, shape).eval()
-                return network, first(network(torch.zeros(TRIAL, channels, size, size))), device
+                return network, first(network(torch.zeros(TRIAL, channels, *sides_of(size)))), device
         except Exception as error:
             problem = error
     if isinstance(problem, BadInput):
         raise problem
-    images, why = f"{channels} x {size} x {size}", reason(problem) if problem else ""
+    images, why = " x ".join(map(str, (channels, *sides_of(size)))), reason(problem) if problem else ""
     raise BadInput(
         f"model.backbone: {target} cannot take images of {images}: {why}; change data.size or model.arguments"
     )
@@ -205,10 +212,11 @@ def _tried(
 
 def _is_dense(target: str, output: Any, outputs: int, size: int) -> bool:
     shape = tuple(output.shape) if isinstance(output, Tensor) else None
-    if shape not in ((TRIAL, outputs), (TRIAL, outputs, size, size)):
+    whole = (TRIAL, outputs, *sides_of(size))
+    if shape not in ((TRIAL, outputs), whole):
         found = shape or type(output).__name__
         raise BadInput(
             f"model.backbone: {target} gives {found} for {TRIAL} images of {size} px, and must give "
-            f"({TRIAL}, {outputs}), or ({TRIAL}, {outputs}, {size}, {size}) for masks; change model.arguments"
+            f"({TRIAL}, {outputs}), or {whole} for masks; change model.arguments"
         )
-    return len(shape) == 4
+    return shape == whole

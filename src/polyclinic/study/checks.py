@@ -39,6 +39,7 @@ def check_task(study: Study) -> None:
     for setting in ("test_per_class", "test_total_per_class"):
         if task == "regression" and getattr(study.data, setting) is not None:
             raise BadInput(f"data.{setting}: the labels of regression are values and have no classes; leave it out")
+    _check_volumes(study)
     if backbone_of(study).dense != study.task.dense:
         raise BadInput(f"model.backbone: '{study.model.backbone}' cannot do {task}; choose {_fitting(study)}")
     for site, backbone in study.model.backbones.items():
@@ -51,6 +52,40 @@ def check_task(study: Study) -> None:
         if not known or models.find(backbone, size=study.data.size).dense != study.task.dense:
             raise BadInput(f"model.backbones: '{backbone}' of site '{site}' cannot do {task}; choose {_fitting(study)}")
     method.check_task(task)
+
+
+def _check_volumes(study: Study) -> None:
+    """BadInput unless data, task and network are all for volumes, or all for images."""
+    data, what = study.data, "volumes" if study.data.volumes else "images"
+    if study.task.volumes != data.volumes:
+        other = "volume-segmentation" if data.volumes else "segmentation"
+        raise BadInput(
+            f"task.name: '{data.source}' gives {what}, and '{study.task.name}' is not for them; take {other}"
+        )
+    if data.volumes and study.model.input_size is not None:
+        raise BadInput("model.input_size: volumes are not resized; set preparation.spacing in [data], and leave it out")
+    if backbone_of(study).volumes != data.volumes:
+        raise BadInput(
+            f"model.backbone: '{study.model.backbone}' is not for {what}, which '{data.source}' gives; choose "
+            f"{_fitting(study)}"
+        )
+    obstacle = _volume_obstacle(study)
+    if data.volumes and obstacle:
+        raise BadInput(obstacle)
+
+
+def _volume_obstacle(study: Study) -> str | None:
+    """Why the method, or a table of the study, cannot do volumes, with the cure."""
+    method, tables = study.method, ("replay", "privacy", "poisoning", "audit")
+    can = "choose fedavg or a method built on it, cwt, centralized or standalone"
+    if method.needs_generator():
+        return f"method.name: '{method.name}' trains a generator of images, and there is none of volumes; {can}"
+    if method.traits.needs_encoder or method.traits.needs_cut:
+        return f"method.name: '{method.name}' is for images, not for volumes; {can}"
+    found = next((name for name in tables if getattr(study, name) is not None), None)
+    if found:
+        return f"{found}: is for images, not for volumes; take the table out"
+    return None
 
 
 def _check_label_range(study: Study, task: str) -> None:
@@ -241,7 +276,8 @@ CHECKS = (check_task, check_model, check_training, check_replay, check_tuning, c
 
 def _fitting(study: Study) -> str:
     """The backbones that can do the study's task."""
-    return ", ".join(name for name, kind in models.BACKBONES.working().items() if kind.dense == study.task.dense)
+    kinds, task = models.BACKBONES.working().items(), study.task
+    return ", ".join(name for name, kind in kinds if (kind.dense, kind.volumes) == (task.dense, task.volumes))
 
 
 def backbone_of(study: Study) -> type[models.Backbone]:

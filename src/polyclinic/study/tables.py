@@ -56,7 +56,7 @@ class Model(Settings):
     )
     norm: Literal[*NORMS] = Field(  # type: ignore[valid-type]
         "batch",
-        description="batch normalisation, group normalisation, or frozen: batch normalisation that keeps the "
+        description="batch, group or instance normalisation, or frozen: batch normalisation that keeps the "
         "statistics, factors and offsets of the first weights",
     )
     cut: str | None = Field(None, description="the layer after which a method may split the network")
