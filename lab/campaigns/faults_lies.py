@@ -89,7 +89,7 @@ LIES: tuple[Lie, ...] = (
 
 def _poke(value: float) -> Callable[[torch.Tensor, random.Random], torch.Tensor]:
     def lie(tensor: torch.Tensor, draw: random.Random) -> torch.Tensor:
-        whole = -5 if value < 0 else 10**6
+        whole = 255 if tensor.dtype == torch.uint8 else -5 if value < 0 else 10**6
         if tensor.numel():
             tensor.view(-1)[draw.randrange(tensor.numel())] = value if tensor.is_floating_point() else whole
         return tensor

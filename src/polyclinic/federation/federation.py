@@ -186,7 +186,10 @@ class Federation:
             sealed = [parcel.metadata for parcel in call.parcels.values() if parcel.kind == SEALED]
             if not sealed or not answer.reason.endswith(AS_SENT):
                 return answer
-            # where a site cannot use what another one sealed for it, the failure is the sender's
+            # where a site cannot use what another one sealed for it, the failure is the sender's, unless it is the
+            # receiver that has disagreed with more of the others
+            if self.replies.disagree(sealed[0]["from"], call.site):
+                return answer
             reason = f"site '{call.site}' refused it: {answer.reason}"
             return Failure(sealed[0]["from"], sealed[0]["operation"], reason)
         try:
@@ -277,6 +280,7 @@ class Federation:
         self.coverage = Coverage(manifest.plain.get("coverage"))
         self.heads.restore(manifest.plain.get("ledgers", {}))
         self.failures = manifest.plain["failures"]
+        self._out = {failure["site"] for failure in self.failures if failure["round"] == self.round}
         self.replies.said = dict(manifest.plain.get("said", {}))
         self._keyed = manifest.plain.get("keyed", [])
         self._reports = dict(manifest.plain.get("reports", {}))

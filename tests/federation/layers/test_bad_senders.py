@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyclinic.engines.in_process import InProcess
-from polyclinic.federation.call import Call, Reply
+from polyclinic.federation.call import AS_SENT, Call, Failure, Reply
 from polyclinic.federation.layers.replies import checked_keys
 from polyclinic.federation.ledger.keys import SeedKeys
 from polyclinic.federation.ledger.kinds import ParcelRejected
@@ -92,6 +92,79 @@ def test_who_sends_what_cannot_be_used_fails_and_the_others_go_on(
     result = run(tiny(method.partition(",")[0], settings, rounds=2, **methods), tmp_path / "run")
     found = json.loads((result.folder / "result.json").read_text())["failures"]
     assert {(one["site"], one["operation"]) for one in found} == {(LIAR, operation)}
+
+
+def test_a_receiver_that_refuses_what_all_others_seal_is_dropped(tiny, tmp_path, monkeypatch):
+    """It is believed once: nobody else can open a box. Whoever disagrees with several sites is the one that lies."""
+    honest = InProcess.call
+
+    def call(engine, calls):
+        for asked, answer in zip(calls, honest(engine, calls), strict=True):
+            lies = asked.site == LIAR and asked.operation == "receive"
+            yield Failure(LIAR, "receive", f"it does not open{AS_SENT}") if lies else answer
+
+    monkeypatch.setattr(InProcess, "call", call)
+    settings = {"data.samples": 48, "sites.count": 4, **SETTINGS["feder"]}
+    buffer = {"buffer": settings.pop("method.buffer")}
+    study = tiny("feder", {**settings, "engine.quorum": 0.5}, rounds=5, **buffer)
+    found = run(study, tmp_path / "run").values["failures"]
+    senders = {words.split("'")[1] for one in found if (words := one["reason"]).startswith("site '")}
+    blamed = [one["site"] for one in found]
+    assert len(blamed) == 5
+    assert LIAR in blamed[:3]
+    assert set(blamed[blamed.index(LIAR) :]) == {LIAR}
+    assert senders <= {LIAR}
+
+
+def kind_changed(kind, change):
+    return lambda parcels: [replace(p, tensors=change(dict(p.tensors))) if p.kind == kind else p for p in parcels]
+
+
+def without(kind):
+    return lambda parcels: [one for one in parcels if one.kind != kind]
+
+
+REPLAY = {"epochs": 1, "width": 4, "blocks": 1, "top_codes": 8, "bottom_codes": 8, "prior_epochs": 1, "prior_width": 4}
+HANDED_ON = {
+    "no codes": without("codes"),
+    "no labels": without("labels"),
+    "codes of fewer sites": kind_changed("codes", lambda t: dict(list(t.items())[1:])),
+    "codes of a stranger": kind_changed("codes", lambda t: {**t, "site-9/top": t[f"{LIAR}/top"]}),
+    "fewer labels": kind_changed("labels", lambda t: {**t, LIAR: t[LIAR][1:]}),
+}
+OF_A_GENERATOR = {
+    "nothing": lambda parcels: [],
+    "another network": kind_changed("generator", lambda t: dict(list(t.items())[1:])),
+    "one more tensor": kind_changed("generator", lambda t: {**t, "more": torch.zeros(3)}),
+    "a million times": kind_changed("generator", lambda t: {n: (x * 1e6).to(x.dtype) for n, x in t.items()}),
+    "labels of another": kind_changed("labels", lambda t: {**t, "site-1": 1 - t["site-1"]}),
+}
+FIGURES = {"no figures": without("metrics"), "other names": kind_changed("metrics", lambda t: {"x": torch.tensor(1.0)})}
+REPLAY_LIES = [
+    *[("train_generator", "as-trained", name) for name in HANDED_ON | OF_A_GENERATOR],
+    ("encode_images", "final-encoder", "no codes"),
+    *[("look_at_replay", "final-encoder", name) for name in FIGURES],
+]
+
+
+@pytest.mark.parametrize(("operation", "codes", "name"), REPLAY_LIES, ids=["-".join(one) for one in REPLAY_LIES])
+def test_what_the_next_site_could_not_work_with_is_the_failure_of_who_sent_it(
+    tiny, tmp_path, monkeypatch, operation, codes, name
+):
+    """CWT+Replay: the run goes on without that site; no other is blamed."""
+    honest, lie = InProcess.call, {**HANDED_ON, **OF_A_GENERATOR, **FIGURES}[name]
+
+    def call(engine, calls):
+        for asked, answer in zip(calls, honest(engine, calls), strict=True):
+            if answer and asked.site == LIAR and asked.operation == operation:
+                answer = Reply(LIAR, tuple(lie(list(answer.parcels))), answer.head, answer.head_soon)
+            yield answer
+
+    monkeypatch.setattr(InProcess, "call", call)
+    settings = {"data.samples": 36, "sites.count": 3, "generator": REPLAY, "replay": {"codes": codes, "probe": False}}
+    found = run(tiny("cwt-replay", settings, rounds=1, local_steps=1), tmp_path / "run").values["failures"]
+    assert {one["site"] for one in found} == (set() if operation == "look_at_replay" else {LIAR})
+    assert all(one["operation"] == operation or "nothing to replay" in one["reason"] for one in found)
 
 
 def test_a_key_that_is_not_the_confirmed_one_is_the_failure_of_its_site():

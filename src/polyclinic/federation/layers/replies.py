@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyclinic.errors import WorkFailed
+from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import COORDINATOR, Call, Expected, Reply
 from polyclinic.federation.ledger import keys
 from polyclinic.federation.ledger.keys import Anchor, Head
@@ -110,10 +110,19 @@ class ReplyCheck:
                 self._check_scores(federation, call, opened)
             if self._method:
                 self._method.check_reply(federation, call, reply)
-        except WorkFailed as error:  # what the method would have stopped for is the failure of one site
+        except (BadInput, WorkFailed) as error:  # what would have stopped the method is the failure of one site
             raise ParcelRejected(str(error)) from None
         except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:  # such as an odd dtype
             raise ParcelRejected(f"the reply cannot be checked ({type(error).__name__}: {error})") from None
+
+    def disagree(self, sender: str, receiver: str) -> bool:
+        """Note that a site cannot use what another one sealed, which nobody else can open; whether the receiver has
+        disagreed with more sites than the sender."""
+        self.said |= {f"{sender}/disagrees/{receiver}": 1.0, f"{receiver}/disagrees/{sender}": 1.0}
+        with_sender, with_receiver = (
+            sum(name.startswith(f"{site}/disagrees/") for name in self.said) for site in (sender, receiver)
+        )
+        return with_receiver > with_sender
 
     def check_sum(self, federation: Federation, call: Call, reply: Reply) -> None:
         """ParcelRejected or WorkFailed for the mean or sum of all sites that cannot be one: masks that do not cancel,

@@ -14,21 +14,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from polyclinic.errors import WorkFailed
-from polyclinic.generators import CodedModel, GeneratorModel, replay_stream
+from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.generators import CodedModel, Generator, GeneratorModel, replay_stream
 from polyclinic.generators.base import FitOptions, even_labels
 from polyclinic.generators.replay_stream import Groups, SiteCodes, from_groups, source_of, to_groups
 from polyclinic.methods.shared import replay_space, site_generator
 from polyclinic.methods.shared.method import Federation, Method, Parcel, ReplayMethod, Weights, operation
+from polyclinic.methods.shared.reply_checks import check_growth, check_like
 from polyclinic.settings import Settings
 from polyclinic.training import private, private_steps
 from polyclinic.training.batches import ReplayedBatches
 
 if TYPE_CHECKING:
+    from polyclinic.federation.call import Call, Reply
     from polyclinic.federation.site import Site
 
 Tensors = Mapping[str, Tensor]
@@ -89,12 +93,11 @@ def hand_out_front(federation: Federation) -> Tensors:
 
 
 def train_generator_at(federation: Federation, site: str, carried: Tensors) -> Tensors:
-    """One site's turn with the generator and the codes of the sites before (`carried`); what it hands on."""
+    """One site's turn with the generator and the codes of the sites before (`carried`); what it hands on. Of a site
+    that fails nothing is replayed."""
     groups: dict[str, Any] = _groups(carried)
     reply = federation.ask(site, "train_generator", **groups)
-    if not reply:
-        raise WorkFailed(f"site '{site}' could not train the generator: {reply.reason}")
-    return _flat({parcel.kind: parcel.tensors for parcel in reply.parcels})
+    return _flat({parcel.kind: parcel.tensors for parcel in reply.parcels}) if reply else carried
 
 
 def distribute(federation: Federation, carried: Tensors) -> Tensors:
@@ -111,12 +114,42 @@ def distribute(federation: Federation, carried: Tensors) -> Tensors:
     privacy = federation.trainer.privacy
     if privacy is not None and privacy.cover == "all":  # nothing covers figures about real images
         return {}
-    quality = [dict(reply.metrics) for reply in federation.ask_all("look_at_replay")]
-    means = {name: torch.stack([of_site[name] for of_site in quality]).mean() for name in quality[0]}
+    quality = [dict(reply.metrics) for reply in federation.ask_all("look_at_replay") if reply.parcels]
+    names = functools.reduce(set.intersection, map(set, quality)) if quality else set()
+    means = {name: torch.stack([of_site[name] for of_site in quality]).mean() for name in sorted(names)}
     # one site's probe is enough: every site replays the same images; but its scores tell about real images as well
     probing = settings.probe and privacy is None and settings.space == "images"
     probed = federation.ask(federation.sites[0], "probe_replay") if probing else None
-    return {**means, **(probed.metrics if probed else {})}
+    return {**means, **(probed.metrics if probed and probed.parcels else {})}
+
+
+def check_handed_on(federation: Federation, call: Call, reply: Reply) -> None:
+    """The generator is the study's, and training can have made it of the one before; the codes are of this site's
+    images and of those that came. The next site could not work with others, and would be blamed for it."""
+    trainer, groups = federation.trainer, {parcel.kind: parcel.tensors for parcel in reply.parcels}
+    assert isinstance(federation.generator, Generator), "every study has one"
+    blank = np.zeros((1, *federation.image_shape), np.uint8)
+    learned = trainer.latents(blank) if replay_settings(federation).space == "latents" else blank
+    model = federation.generator.build_for(learned.shape[1:], trainer.target, seed=federation.seed)
+    if call.operation == "train_generator":
+        before = call.parcels["generator"].tensors if "generator" in call.parcels else model.state()
+        check_like(reply, "generator", before)
+        trained = {name for name, _ in model.networks.named_parameters()}
+        check_growth(reply.parcel("generator"), {name: one for name, one in before.items() if name in trained})
+    if replay_settings(federation).codes == "prior":
+        return
+    came = call.parcels["labels"].tensors if "labels" in call.parcels else {}
+    sites, levels = {*came, call.site}, _coded(model).codebook_sizes
+    wanted = {"labels": sites, "codes": {f"{site}/{level}" for site in sites for level in levels}}
+    if trainer.task.dense:
+        wanted["masks"] = sites
+    if any(groups.get(kind, {}).keys() != names for kind, names in wanted.items()):
+        raise ParcelRejected(f"codes, labels or masks are not of {', '.join(sorted(sites))}")
+    for site, one in from_groups(groups, _coded(model)).items():
+        if site in came and not torch.equal(one.labels, came[site]):
+            raise ParcelRejected(f"labels: those of site '{site}' are not those that came")
+        if one.labels.dim() != 1 or (one.masks is not None and tuple(one.masks.shape) != (len(one), *blank.shape[2:])):
+            raise ParcelRejected(f"labels or masks of site '{site}' are not one for each of its {len(one)} images")
 
 
 # --- at a site ----------------------------------------------------------------------------------------
@@ -131,6 +164,11 @@ class GenerativeReplay(ReplayMethod):
     def run(self, federation: Federation) -> Weights:
         prepare(federation)
         return super().run(federation)  # type: ignore[safe-super]
+
+    def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
+        if call.operation in ("train_generator", "encode_images"):
+            check_handed_on(federation, call, reply)
+        super().check_reply(federation, call, reply)
 
     def replayed(self, site: Site) -> ReplayedBatches | None:
         return replayed(site)
@@ -220,7 +258,8 @@ def built(site: Site, state: Tensors | None = None) -> GeneratorModel:
 
 def received(site: Site) -> tuple[GeneratorModel, dict[str, SiteCodes]]:
     """The generator and the sites' codes that `take_replay` put into the site's state."""
-    groups = _groups(site.state.group("replay"))
+    if not (groups := _groups(site.state.group("replay"))):
+        raise WorkFailed(f"site '{site.name}' has nothing to replay: it could not prepare in round 0")
     model = built(site, groups.pop("generator"))
     return model, from_groups(groups, _coded(model)) if groups else {}
 

@@ -18,6 +18,7 @@ from polyclinic.randomness import torch_rng
 if TYPE_CHECKING:
     from polyclinic.federation.call import Call, Reply
     from polyclinic.federation.federation import Federation
+    from polyclinic.federation.ledger.parcel import Parcel
 
 #: times its own size that a step may move a tensor: honest steps are far below, whatever the learning rate
 LARGEST_STEP = 100.0
@@ -27,12 +28,16 @@ def check_front_weights(federation: Federation, reply: Reply) -> None:
     """The weights are those of the network up to the cut, and training can have made them of the first ones."""
     trainer = federation.trainer
     check_names(reply, set(trainer.split(trainer.model)[0].state_dict()))
-    first = federation.initial_weights()
-    for name, tensor in reply.parcel("weights").tensors.items():
-        if name in first and tensor.is_floating_point():
-            limit = LARGEST_GROWTH * (_norm(first[name]) + SMALL * math.sqrt(tensor.numel()))
+    check_growth(reply.parcel("weights"), federation.initial_weights())
+
+
+def check_growth(came: Parcel, before: Mapping[str, Tensor]) -> None:
+    """Training can have made these tensors of those before."""
+    for name, tensor in came.tensors.items():
+        if name in before and tensor.is_floating_point():
+            limit = LARGEST_GROWTH * (_norm(before[name]) + SMALL * math.sqrt(tensor.numel()))
             if not _norm(tensor) <= limit:
-                raise ParcelRejected(f"weights: the norm of tensor '{name}' is beyond all that training does")
+                raise ParcelRejected(f"{came.kind}: the norm of tensor '{name}' is beyond all that training does")
 
 
 def check_like(reply: Reply, kind: str, tensors: Mapping[str, Tensor], *, partial: bool = False) -> None:

@@ -171,7 +171,7 @@ def figures_parcel(figures: Mapping[str, float]) -> Parcel:
 
 def figures_of(replies: Sequence[Reply]) -> dict[str, Tensor]:
     """The figures of all sites' generators, as `site/figure`."""
-    return {f"{reply.site}/{name}": value for reply in replies for name, value in reply.metrics.items()}
+    return {f"{r.site}/{name}": value for r in replies if r.parcels for name, value in r.metrics.items()}
 
 
 def report_generators(federation: Federation, figures: Tensors) -> None:
