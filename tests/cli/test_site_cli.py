@@ -36,7 +36,8 @@ def test_a_study_is_seen_approved_revoked_and_approved_again(kit, capsys):
     for words in (
         "on your images 'scans'",
         "The other sites are south.",
-        "In short:\n1. What leaves: weights of a model; scores.\n2. What attacks have got out of such parcels: 79 ",
+        "In short:\n1. What leaves: weights of a model; scores.\n2. What attacks have got out of such parcels: ",
+        "from weights of a model: 79 of 100 images were rebuilt",
         "(step 'train'): weights of a model, to the coordinator.",
         "scores, to the coordinator",
         "Your policy stops everything after 1000000 bytes.",

@@ -55,6 +55,20 @@ def test_one_picture_has_error_recovered_images_and_bytes(comparison):
     assert page.count("script") == 0
 
 
+def test_a_model_of_each_site_is_told_from_one_of_all(comparison):
+    """Each site's own images, and those of all sites; beside them what a guess reaches."""
+    content = json.loads((comparison / "comparison.json").read_text())
+    report = build_report(comparison)
+    sections = {section.key: section for section in report.sections}
+    table = sections["methods"].blocks[0]
+    rows = {row[0]: dict(zip(table.columns[1:], row[1:], strict=True)) for row in table.rows}
+    for method, own in content["methods"].items():
+        assert rows[method]["accuracy, own site"].startswith(f"{own['mean_accuracy']['mean']:.3f}")
+    assert rows["a guess without images"]["accuracy"] == f"{content['without_images']['accuracy']:.3f}"
+    assert [row[0] for row in sections["by-site"].blocks[0].rows] == ["fedavg", "standalone: each site's own model"]
+    assert {row[0] for row in charts(report)["curves"].table.rows} == {"fedavg", "standalone (own site)"}
+
+
 def test_names_of_points_overlap_nowhere():
     import matplotlib.pyplot as plt
     from matplotlib.text import Text

@@ -79,9 +79,9 @@ def test_the_area_below_a_drawn_curve_is_the_figure_beside_it():
     assert area_drawn(found["pr"], "AP") == pytest.approx(expected)
 
 
-def probabilities_of_calibration(run) -> set[str]:
+def probabilities_of_calibration(run) -> list[str]:
     chart = classes._calibration(run, run.judged)
-    return {row[0] for row in chart.table.rows}
+    return list(dict.fromkeys(row[0] for row in chart.table.rows))
 
 
 def test_the_temperature_is_that_of_the_models_card():
@@ -90,12 +90,13 @@ def test_the_temperature_is_that_of_the_models_card():
     run = SimpleNamespace(split="test", judged=held, validation=held, personal=False, sites=["a"])
     kept = calibrations_of(held, [""])[""].temperature
     assert kept > 1.2
-    assert f"with temperature {kept:.2f}" in probabilities_of_calibration(run)
+    used, raw = probabilities_of_calibration(run)
+    assert (used, raw) == (f"with temperature {kept:.2f}, as predict says", "as the network says"), "the used one first"
     # the card of a model without a mistake has 1, and one of nine images has none
     run.validation = binary([-1.0, 1.0] * 6, [0, 1] * 6)
-    assert "with temperature 1.00" in probabilities_of_calibration(run)
+    assert probabilities_of_calibration(run)[0].startswith("with temperature 1.00")
     run.validation = binary(scores[:9], truth[:9])
-    assert probabilities_of_calibration(run) == {"as the model says"}
+    assert probabilities_of_calibration(run) == ["as the network says"]
 
 
 def test_each_sites_own_temperature_is_used_where_it_has_a_model_of_its_own():

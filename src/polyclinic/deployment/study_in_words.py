@@ -131,7 +131,10 @@ class Asked:
         kinds, study, policy = self.kinds - OF_NO_IMAGE, self.study, self.policy
         told = [f"{KINDS_IN_WORDS[k]}{' (DANGEROUS)' * (k in DANGEROUS)}" for k in sum(REBUILT, ()) if k in kinds]
         told += sorted(kinds - KINDS_IN_WORDS.keys())
-        got = [words for some, words in REBUILT.items() if kinds & {*some}]
+        first = {
+            words: next(kind for kind in some if kind in kinds) for some, words in REBUILT.items() if kinds & {*some}
+        }
+        got = [f"from {KINDS_IN_WORDS[kind]}: {words}" for words, kind in first.items()]
         allowed = ", ".join(kind for kind in policy.kinds if kind not in (*OF_NO_IMAGE, "masked"))
         cohort = f", of at least {policy.min_cohort} patients together" if policy.min_cohort > 1 else ""
         bounds = [f"your policy, which lets out {allowed}{cohort}"]

@@ -117,11 +117,11 @@ def _calibration(run: RunEvidence, cases: Cases) -> Chart:
     # temperatures of the models' cards, by site, or "" for the model of all sites
     calibrations = calibrations_of(run.validation, run.sites if run.personal else [""])
     temperatures = {site: one.temperature for site, one in calibrations.items() if one.temperature is not None}
-    kinds = {"as the model says": cases.predictions}
+    kinds = {"as the network says": cases.predictions}
     if temperatures and cases.outputs is not None and run.split == "test":
         common = temperatures.get("")
         name = "with each site's temperature" if common is None else f"with temperature {common:.2f}"
-        kinds[name] = _warmed(cases, cases.outputs, temperatures)
+        kinds = {f"{name}, as predict says": _warmed(cases, cases.outputs, temperatures), **kinds}
     found = {name: reliability(p, cases.labels) for name, p in kinds.items()}
     errors = {name: statistics.calibration_error(p, cases.labels) for name, p in kinds.items()}
 

@@ -32,6 +32,10 @@ from polyclinic.report.sites import recovered, reproduce_section, sites_section
 from polyclinic.runner.evaluate.case_scores import Cases
 from polyclinic.runner.evaluate.case_statistics import scores_of
 
+CEILING = (
+    "centralized has all images in one place; it is a ceiling only if its settings were searched (compare --tuned)."
+)
+
 
 def report_of_comparison(found: ComparisonEvidence) -> Report:
     """Summary, the one picture, methods with intervals, tests, sites, curves, and how to run it again."""
@@ -78,6 +82,8 @@ def _summary(found: ComparisonEvidence) -> list[str]:
         much, little = human_bytes(bytes_of[most]), human_bytes(bytes_of[least])
         several = f"{most} carried most, {much} a run; {least} least, {little}."
         words.append(several if len(bytes_of) > 1 else f"{most} carried {much} a run.")
+    if "centralized" in known:
+        words.append(CEILING)
     tested = "Each method ran once: nothing says whether the differences are more than chance. Use more seeds."
     if found.content.get("statistics"):
         tested = (
@@ -195,8 +201,22 @@ def name_points(axes: Any, theme: Palette, points: Mapping[str, tuple[float, flo
                       fontsize=8.5, color=theme.ink, **join)  # fmt: skip
 
 
+OWN = (
+    "'own site' is the mean over sites, each on its own images; where a site has a model of its own, by that model. "
+    "All other columns are of the images of all sites, there the mean over the models."
+)
+
+
+def models_of_sites(found: ComparisonEvidence) -> set[str]:
+    """The methods that end with a model for each site."""
+    return {
+        method for method, runs in found.runs.items() if any("models_judged" in run.result["metrics"] for run in runs)
+    }
+
+
 def side_by_side(found: ComparisonEvidence) -> Section:
     names = [n for n in next(iter(found.content["methods"].values())) if n.startswith("test_")]
+    own, guessed = f"mean_{found.metric}", found.content.get("without_images") or {}
     statistics = found.content.get("statistics") or {}
     key = f"test_{found.metric}"
     rows: list[list[Cell]] = []
@@ -207,14 +227,20 @@ def side_by_side(found: ComparisonEvidence) -> Section:
         p = test.get("p_holm")
         spread = [_spread(one) if (one := found.spread(method, name)) else None for name in names]
         interval = f"{blocks.number(float(entry['low']))} to {blocks.number(float(entry['high']))}" if entry else None
-        rows.append([method, *spread, interval, None if p is None else float(p)])
+        at_home = _spread(one) if (one := found.spread(method, own)) else None
+        rows.append([method, *spread, at_home, interval, None if p is None else float(p)])
         if entry:
             mean = float(found.spread(method, key)["mean"])
             intervals[method] = {"value": mean, "low": float(entry["low"]), "high": float(entry["high"])}
-    columns = ("method", *(metric_name(name.removeprefix("test_")) for name in names), "95 % interval of the mean",
+    if guessed:
+        scores = [guessed.get(name.removeprefix("test_")) for name in names]
+        cells = [None if one is None else blocks.number(float(one)) for one in scores]
+        rows.append(["a guess without images", *cells, None, None, None])
+    columns = ("method", *(metric_name(name.removeprefix("test_")) for name in names),
+               f"{metric_name(found.metric)}, own site", "95 % interval of the mean",
                f"p against {found.baseline}")  # fmt: skip
     title = "Mean ± standard deviation over runs, test images of all sites together"
-    made: list[Block] = [Table(columns, rows, title)]
+    made: list[Block] = [Table(columns, rows, title), Text(OWN, "note")]
     if intervals:
         words = mean_of(found.metric)
         title = f"{words[:1].upper()}{words[1:]} of each method"
@@ -230,7 +256,8 @@ def by_site(found: ComparisonEvidence) -> Section | None:
         own = {site: [run.scores["per_site"].get(site, {}).get(found.metric, np.nan) for run in runs] for site in names}
         finite = [[float(value) for value in values if value == value] for values in own.values()]
         if runs:
-            rows.append([method, *(sum(values) / len(values) if values else None for values in finite)])
+            name = f"{method}: each site's own model" if method in models_of_sites(found) else method
+            rows.append([name, *(sum(values) / len(values) if values else None for values in finite)])
     words = f"{metric_name(found.metric)} of each method at each site, the mean over its runs"
     return Section("by-site", "Methods by site", [Table(("method", *names), rows, words)]) if names and rows else None
 
@@ -242,7 +269,7 @@ def curves(found: ComparisonEvidence) -> Section | None:
         lines = [line for line in runs[0].history if line.get("validation")] if runs else []
         points = [(line["round"], line["validation"].get("pooled", {}).get(found.metric)) for line in lines]
         if known := [(r, float(v)) for r, v in points if isinstance(v, int | float)]:
-            lines_of[method] = known
+            lines_of[f"{method} (own site)" if method in models_of_sites(found) else method] = known
     if not lines_of:
         return None
     rows = [[method, r, v] for method, points in lines_of.items() for r, v in points]
@@ -256,7 +283,8 @@ def curves(found: ComparisonEvidence) -> Section | None:
         legend(axes, theme)
 
     table = Table(("method", "round", metric_name(found.metric)), rows)
-    chart = Chart("curves", "Validation scores by round", draw, table, "The first run of each method.")
+    note = "The first run of each method. 'own site': each site's own model, on its own images."
+    chart = Chart("curves", "Validation scores by round", draw, table, note)
     return Section("course", "How training went", [chart])
 
 

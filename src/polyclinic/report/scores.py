@@ -57,6 +57,7 @@ def _limits(run: RunEvidence) -> str:
         if run.like == "classification":
             exact = "The AUC of the table is counted in bins; that of intervals and curves is exact."
             parts.append(f"{exact} They differ a little.")
+            parts.append("ECE and Brier score are of what the network says; the calibration chart has both.")
     if run.result["metrics"].get("rounding"):
         parts.append(f"{ROUNDED[:1].upper()}{ROUNDED[1:]}.")
     if run.split == "validation":
@@ -220,8 +221,8 @@ def worth_section(run: RunEvidence) -> Section | None:
 def training_section(run: RunEvidence) -> Section:
     """Validation metrics by round; what serial methods forget; how far sites' models agree."""
     scored = [line for line in run.history if line.get("validation")]
-    often = "once" if scored else "never"
-    curve: Block = Text(f"Validation images were scored {often}: there is no curve.")
+    often = "were scored once" if scored else "were not scored"
+    curve: Block = Text(f"Validation images {often}: there is no curve.")
     if len(scored) > 1:
         curve = _curve(run, scored)
     return Section("course", "How training went", [curve, *_forgotten(run), *_convergence(run)])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_file, atomic_write
 from polyclinic.json_types import JsonObject
+from polyclinic.palette import LIGHT
 from polyclinic.study import Study
 from polyclinic.tasks.regression import IN_UNITS
 
@@ -164,8 +165,7 @@ def draw(summaries: Mapping[str, JsonObject], task: Task, file: Path, unit: str 
                 [value["mean"] for _, value in bars],
                 width,
                 label=method,
-                color=f"C{place % 10}",
-                alpha=0.85,
+                color=LIGHT.colour(place),
                 edgecolor="white",
             )
         lines = [(x, value["mean"], value["std"]) for x, value in bars if value["n"] > 1]
@@ -176,9 +176,9 @@ def draw(summaries: Mapping[str, JsonObject], task: Task, file: Path, unit: str 
     known = {(one.get("without_images") or {}).get(task.metric) for one in summaries.values()}
     value = known.pop() if len(known) == 1 else None
     if value is not None:
-        axes.axhline(value, color="0.3", linestyle="--", linewidth=1)
-        place_of_words: Any = {"xycoords": ("axes fraction", "data"), "va": "bottom", "fontsize": 8}
-        axes.annotate(" a guess without images", (0, value), **place_of_words)
+        axes.axhline(value, color=LIGHT.ink, linestyle="--", linewidth=1)
+        words: Any = {"xycoords": "axes fraction", "ha": "right", "va": "bottom", "fontsize": 8}
+        axes.annotate("dashed: a guess without images", (1, 1.01), **words)
     if len(groups) == 1:  # the names of methods stand under their bars, and no legend is needed
         places = [(place - (len(methods) - 1) / 2) * width for place in range(len(methods))]
         axes.set_xticks(places, methods, rotation=20 if len(methods) > 4 else 0)
