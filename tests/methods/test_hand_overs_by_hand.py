@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from polyclinic.data.parts import ImageSet
-
 from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
