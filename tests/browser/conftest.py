@@ -3,8 +3,6 @@
 `pip install playwright`, and the Chromium of the system (or the one named in CHROMIUM).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A dossier in a real browser: nothing is complained about, wide, narrow and dark; figures lead to files."""
 
-from __future__ import annotations
-
 import pytest
 from browser_pages import contrast, fits_the_screen
 

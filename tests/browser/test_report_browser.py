@@ -1,7 +1,5 @@
 """Reports in a real browser: charts are drawn, nothing is complained about, wide, narrow, dark, and by keyboard."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

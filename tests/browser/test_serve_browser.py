@@ -1,7 +1,5 @@
 """The live page in a real browser: charts drawn, progress followed, keyboard, narrow and wide, dark, hostile names."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of a hospital's own people in a real browser."""
 
-from __future__ import annotations
-
 import pytest
 from browser_pages import NARROW, WIDE, contrast, fits_the_screen, serving
 from kit_of_north import came, left, make_kit

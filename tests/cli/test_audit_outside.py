@@ -1,7 +1,5 @@
 """`audit update` and `audit images`: files of other programs, in process; what is wrong is named with exit code 2."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,9 +51,6 @@ def run(capsys):
         return Ended(code, said.out, f"{said.out}\n{said.err}")
 
     return end
-
-
-# --- updates ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -168,9 +163,6 @@ def test_an_archive_that_unpacks_to_gigabytes_is_refused(run, update, tmp_path, 
     found = run(*arguments(update, tmp_path, before=tmp_path / "zeros.npz"))
     assert found.exit_code == 2
     assert "it unpacks to more than" in found.output
-
-
-# --- images -------------------------------------------------------------------------------------------
 
 
 def test_a_shifted_copy_among_synthetic_images_leaks_and_honest_ones_do_not(run, tmp_path, chests):

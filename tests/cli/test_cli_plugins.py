@@ -1,7 +1,5 @@
 """Commands of other packages (entry points `polyclinic.commands`), and `polyclinic list` with what packages add."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -98,8 +96,6 @@ def test_a_command_of_the_lab_says_how_to_install_it(monkeypatch):
     ):
         group.main(["reproduce", "--list"], prog_name="polyclinic", standalone_mode=False)
 
-
-# --- polyclinic list ---------------------------------------------------------------------------------
 
 EVERYTHING = Path(__file__).parents[1] / "plugin_everything.py"
 

@@ -1,7 +1,5 @@
 """Tables in the terminal fit into 80 columns and break no word; sentences below them."""
 
-from __future__ import annotations
-
 import re
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Commands as a user types them: what they print, write and exit with."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -47,9 +45,6 @@ def fails_with(capsys, code: int, arguments: list[str]) -> str:
     return captured.err
 
 
-# --- run ----------------------------------------------------------------------------------------------
-
-
 def test_a_run_leaves_behind_what_the_contract_says(here, capsys):
     assert run_app(["run", "study.toml", "--out", "out"]) == 0
     printed = capsys.readouterr().out
@@ -83,9 +78,6 @@ def test_failed_work_exits_with_1_and_names_the_site(here, capsys):
     assert "site 'site-" in message
     assert "NaN or infinity" in message
     assert (here / "out" / "study.toml").exists()
-
-
-# --- study --------------------------------------------------------------------------------------------
 
 
 def combinations() -> list[tuple[str, str]]:
@@ -134,9 +126,6 @@ def test_check_says_what_the_first_policy_of_a_kit_will_refuse(here, capsys, met
     said = capsys.readouterr().out
     assert words in said
     assert ("a site with the first policy of its kit will refuse this study: " in said) == bool(words)
-
-
-# --- compare, forgetting, ledger ----------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -32,9 +32,6 @@ def deployment(tiny, tmp_path_factory):
     return out
 
 
-# --- kits ---------------------------------------------------------------------------------------------
-
-
 def test_the_study_that_is_sent_knows_no_place_of_images(deployment):
     tables = tomllib.loads((deployment / "study.toml").read_text())
     assert tables["data"]["source"] == "at-sites"
@@ -88,9 +85,6 @@ def test_mistakes_are_one_sentence(deployment, tmp_path, capsys, arguments, word
 def test_a_server_that_is_not_there_is_one_sentence(deployment, capsys):
     assert run_app(["deploy", "status", "-d", str(deployment), "--within", "1"]) == 1
     assert "no server answers within 1 seconds (--within)" in capsys.readouterr().err
-
-
-# --- a rehearsal --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

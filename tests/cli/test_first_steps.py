@@ -1,7 +1,5 @@
 """What a new user meets first: the doctor, help, completion, cleaning the cache, Ctrl-C, and quick commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Mistakes that people make in their first days: each is one clear sentence with the cure, exit code 2, and no file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

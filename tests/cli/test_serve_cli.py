@@ -1,7 +1,5 @@
 """`polyclinic serve` as a user types it: what it refuses, and a server that starts, answers and ends."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

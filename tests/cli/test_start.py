@@ -1,7 +1,5 @@
 """`polyclinic start`: one command from images to a report; `run` writes a report at its end."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -57,9 +57,6 @@ def test_many_images_are_done_in_chunks():
     np.testing.assert_array_equal(out[::200], acquire(few, Style(contrast=1.2, gamma=0.8), np.random.default_rng(0)))
 
 
-# --- by hand
-
-
 def test_a_style_has_the_strength_that_is_asked_for():
     drawn = []
 

@@ -127,9 +127,6 @@ def test_nul_and_endless_cells_of_a_table(tmp_path):
         read_table(tmp_path / "b.csv")
 
 
-# --- few bytes that become many ------------------------------------------------------------------------------
-
-
 def peak_of(work) -> int:
     """Bytes that Python had at once while this was refused with a sentence."""
     tracemalloc.start()

@@ -1,7 +1,5 @@
 """Data that lie: images that are there twice, one file with two labels, several labels, tables in other letters."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -27,9 +27,6 @@ def eye(radius=40, colour=(200, 90, 30), around=10) -> np.ndarray:
     return pixels
 
 
-# --- Kaggle diabetic retinopathy ---------------------------------------------------------------------
-
-
 @pytest.fixture
 def retina(root):
     rows = {"10_left": 0, "10_right": 3, "13_left": 1, "15_left": 2, "16_left": 4, "17_left": 0, "17_right": 0}
@@ -97,9 +94,6 @@ def test_graham_keeps_a_lesion_and_forgets_the_lighting():
         graham(np.zeros((50, 50, 3), np.uint8))
 
 
-# --- RSNA bone age -----------------------------------------------------------------------------------
-
-
 def test_bone_age_takes_male_hands_and_the_official_test_set(root):
     (root / "boneage-training-dataset.csv").write_text(
         "id,boneage,male\n1,180,False\n2,12,True\n3,94,True\n4,50,True\n"
@@ -119,9 +113,6 @@ def test_bone_age_takes_male_hands_and_the_official_test_set(root):
     assert data.split.tolist() == ["", "", "", "test"]
     assert data.images[:, 0, 0, 0].tolist() == [2, 3, 4, 9]
     assert split(data, validation=0.3, test=0.2, seed=0)["test"].tolist() == [3]
-
-
-# --- BraTS 2017 --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -171,9 +162,6 @@ def test_a_broken_brain_is_named(brains):
     with pytest.raises(BadInput, match="3 of 4 images cannot be read") as caught:
         load("brats2017", brains, size=56)
     assert "Brats17_TCIA_105_1 slice 1: " in str(caught.value)
-
-
-# --- chest radiographs -------------------------------------------------------------------------------
 
 
 def test_montgomery_and_shenzhen_are_two_sites(root):
@@ -226,9 +214,6 @@ def test_chestxray_keeps_the_official_split(chests):
     assert load("nih-chestxray", chests, size=16).split.tolist() == ["train", "train", "test"]
 
 
-# --- skin --------------------------------------------------------------------------------------------
-
-
 def test_isic2019_has_three_sites_and_one_question(root):
     diagnoses = ["MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC", "UNK"]
     cases = [("ISIC_1", "MEL", "BCN_0001"), ("ISIC_2_downsampled", "NV", "HAM_0007"), ("ISIC_3", "SCC", "MSK4_0001")]
@@ -271,9 +256,6 @@ def test_ham10000_has_felicias_four_lesions(root):
     assert data.patient.tolist() == ["HAM_1", "HAM_1", "HAM_2", "HAM_3", "HAM_4"]
     assert data.images[:, 0, 0, 0].tolist() == [0, 20, 40, 60, 80]
     assert set(data.site) == {"vidir_modern"}
-
-
-# --- all of them -------------------------------------------------------------------------------------
 
 
 def file_sources():

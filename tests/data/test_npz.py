@@ -160,9 +160,6 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, settings, say
         Npz(path=tmp_path, **settings)
 
 
-# --- where the file lies --------------------------------------------------------------------------------
-
-
 def test_a_path_in_the_data_folder_is_found_on_every_machine(tmp_path, monkeypatch):
     for name in ("here", "there"):
         (tmp_path / name).mkdir()

@@ -42,9 +42,6 @@ def levels(dataset) -> list[int]:
     return dataset.images[:, 0, 0, 0].tolist()
 
 
-# --- folder
-
-
 def test_a_folder_per_class(classes):
     data = Folder(path=classes, size=16).load()
     assert data.classes == ("benign", "malignant")
@@ -99,9 +96,6 @@ def test_a_folder_that_is_none_says_so(tmp_path, make, says):
         picture(path / "benign" / "a.png", 1)
     with pytest.raises(BadInput, match=says):
         Folder(path=path, size=16).load()
-
-
-# --- preparation and its cache
 
 
 def test_colour_is_found_and_can_be_chosen(classes):
@@ -165,9 +159,6 @@ def test_of_two_that_prepare_the_same_the_second_waits_and_reads_nothing(classes
     assert len(reads) == 6
     assert np.array_equal(mine.images, others[0].images)
     assert levels(mine) == [0, 1, 2, 100, 110, 120]
-
-
-# --- CSV
 
 
 @pytest.fixture

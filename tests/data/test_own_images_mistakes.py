@@ -1,7 +1,5 @@
 """Mistakes of a first hour with images of one's own: each gets one sentence with the cure, all of them at once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -110,9 +108,6 @@ def test_regression_without_a_range_names_the_setting(scans, tmp_path):
         with pytest.raises(BadInput, match=r"^data\.label_range: "):
             load_study(study, settings)
     assert load_study(study, ["task.name=regression", "data.label_range=[0, 40]"]).task.name == "regression"
-
-
-# --- data.path: one rule --------------------------------------------------------------------------------
 
 
 def path_of(study):

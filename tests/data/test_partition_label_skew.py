@@ -138,9 +138,6 @@ def test_too_few_sites_or_images(count, n):
         assign_to_sites(LabelSkew(count=count), data, {"train": np.arange(n)}, seed=0)
 
 
-# --- The Kolmogorov-Smirnov statistic between sites, against arithmetic done by hand
-
-
 def test_two_classes_differ_by_their_shares():
     sites = {"a": np.array([0, 0, 0, 1]), "b": np.array([0, 1, 1, 1]), "c": np.array([0, 0, 1, 1])}
     expected = [[0, 0.5, 0.25], [0.5, 0, 0.25], [0.25, 0.25, 0]]

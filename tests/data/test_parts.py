@@ -1,7 +1,5 @@
 """Parts: written once, whole or not at all, and each site opens its own only; small arrays read quickly."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 

@@ -74,9 +74,6 @@ def test_labels_of_hands_chests_brains_and_skin():
         assert 70 < of_it.sum() < 130
 
 
-# --- How phantoms are drawn: the mean of each quarter of some images is what was recorded
-
-
 RECORDED = Path(__file__).with_name("recorded_phantoms.json")
 CASES = {
     "fundus-phantom": {},

@@ -1,7 +1,5 @@
 """Intensities as bytes; sizes and spacings of images as their files have them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -62,9 +60,6 @@ def test_bins_of_sizes_and_spacings(part):
     known = np.asarray(part.geometry)[:, 0] == 70
     assert (side_bins(part) == np.where(known, 1, 3)).all()  # 64 to 128, and 256 to 384 pixels
     assert (spacing_bins(part) == np.where(known, 5, len(SPACINGS) + 1)).all()  # 0.5 to 0.75 mm, and unknown
-
-
-# --- Cropping, padding, colours and masks by hand, and what is said of images that cannot be read
 
 
 def numbered(height, width):

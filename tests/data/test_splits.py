@@ -95,9 +95,6 @@ def test_impossible_splits_are_refused(data, shares, words):
         split(dataset([0, 1, 0, 1], **columns), validation=shares[0], test=shares[1], seed=0)
 
 
-# --- folds --------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     count=st.integers(2, 6),
@@ -178,9 +175,6 @@ PINNED = {
     "validation": [5, 7, 8, 10],
     "test": [11, 12, 14, 17],
 }
-
-
-# --- Balanced test sets: as many images of each class at every site, drawn by address, and nothing else c
 
 
 LABELS = np.array([0] * 30 + [1] * 6 + [0] * 3 + [1] * 11)

@@ -1,7 +1,5 @@
 """`study new --for`: what a first look at somebody's images finds, and the study that is written for them."""
 
-from __future__ import annotations
-
 import builtins
 
 import medical_files

@@ -25,9 +25,6 @@ def touch(folder, *names):
     return [folder / name for name in names]
 
 
-# --- tables
-
-
 def test_of_several_tables_the_one_that_lists_images_is_found(tmp_path):
     touch(tmp_path, *(f"{n}.png" for n in range(4)))
     (tmp_path / "all.csv").write_text("file,label\n0.png,a\n1.png,b\n2.png,a\n3.png,b\n")
@@ -82,9 +79,6 @@ def test_gaps_are_counted_in_a_note(tmp_path):
     assert not survey_tables.cases_in_table(tmp_path / "t.csv", tmp_path).is_new
 
 
-# --- masks
-
-
 def test_masks_belong_to_images_of_their_names(tmp_path):
     files = touch(tmp_path, "a.png", "a_mask.png", "b.png", "masks/b.png", "c.png")
     cases = survey_cases.paired_masks(tmp_path, files)
@@ -112,9 +106,6 @@ def test_masks_may_be_called_mask_and_nothing_else(tmp_path):
     assert survey_cases.masks_among(files, tmp_path) == [files[1], files[3]]
     alone = touch(tmp_path, "classes/mask.png")
     assert survey_cases.masks_among(alone, tmp_path) == [], "no image lies beside it"
-
-
-# --- archives
 
 
 def test_floats_run_from_zero_to_one():

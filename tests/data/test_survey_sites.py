@@ -1,7 +1,5 @@
 """`study new --for`: where images were taken, as folders, DICOM headers, archives and tables say it."""
 
-from __future__ import annotations
-
 from zlib import crc32
 
 import numpy as np
@@ -99,9 +97,6 @@ def test_hospitals_are_not_taken_for_classes(tmp_path, capsys):
     assert "let `polyclinic study new --for` find both" in said
 
 
-# --- archives -------------------------------------------------------------------------------------------
-
-
 def save(file, **arrays):
     np.savez(file, **arrays)
     return file
@@ -138,9 +133,6 @@ def test_different_sizes_are_told(tmp_path, capsys):
     Image.new("L", (90, 60)).save(tmp_path / "scans" / "a" / "9.png")
     assert run_app(["study", "new", str(tmp_path / "b.toml"), "--for", str(tmp_path / "scans")]) == 0
     assert 'shape = "squash"  # made square of 48 x 48 px' in (tmp_path / "b.toml").read_text()
-
-
-# --- tables ---------------------------------------------------------------------------------------------
 
 
 def write_table(tmp_path, blank=(), rows=12):
@@ -183,9 +175,6 @@ def test_a_study_is_written_anew_with_force(tmp_path, capsys):
     assert run_app([*command, "--force"]) == 0
     assert run_app(["study", "check", str(scans / "s.toml")]) == 0
     assert "all 12 images can be read" in capsys.readouterr().out
-
-
-# --- names of files -------------------------------------------------------------------------------------
 
 
 def draw_named(tmp_path, masks):

@@ -1,7 +1,5 @@
 """`study new --for` on untidy exports: hospitals in paths, patients in headers and names, odd tables and archives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from test_survey import draw, write_dicom, write_study, written
@@ -106,9 +104,6 @@ def test_folders_that_look_like_hospitals(paths, labels, sites):
     assert hospitals_of(paths) is None, "too few images for a hospital"
 
 
-# --- tables ---------------------------------------------------------------------------------------------
-
-
 def write_findings(tmp_path, name=lambda number: f"pictures\\{number}.png", count=12):
     for number in range(count):
         draw(tmp_path / "skin" / "pictures" / f"{number}.png", seed=number)
@@ -156,9 +151,6 @@ def test_a_label_may_be_named(tmp_path, capsys):
     assert like_names(["a", "b"]) == []
 
 
-# --- archives -------------------------------------------------------------------------------------------
-
-
 def test_the_only_array_that_can_be_images_and_a_label_with_a_unit(tmp_path, capsys):
     rng = np.random.default_rng(0)
     arrays = {
@@ -204,9 +196,6 @@ def test_values_that_may_stand_for_not_known():
     )
     assert code_notes([*map(str, range(80, 100))]) == ()
     assert code_notes(["a", "b"]) == ()
-
-
-# --- layouts of folders ---------------------------------------------------------------------------------
 
 
 def masked(names, image, mask):

@@ -1,7 +1,5 @@
 """Runs to report on."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The report of a comparison, and the command."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -16,8 +14,6 @@ from polyclinic.report.comparison import name_points
 from polyclinic.report.write import build_report, html_of, svg_of
 from polyclinic.runner.compare import compare
 from polyclinic.runner.compare.outcome import statistics_of
-
-# --- a comparison ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +99,6 @@ def test_a_comparison_whose_rows_lead_elsewhere_is_refused(comparison, tmp_path)
     (tmp_path / "comparison.json").write_text(json.dumps(content))
     with pytest.raises(BadInput, match=r"comparison\.json: is damaged or empty"):
         build_report(tmp_path)
-
-
-# --- the command -------------------------------------------------------------------------------------
 
 
 def fails_with(capsys, arguments: list[str]) -> str:

@@ -1,7 +1,5 @@
 """Sections: curves against scikit-learn, operating points and calibration by hand; sites with masks; summaries."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,9 +147,6 @@ def test_cells_and_csv():
     assert number(12345.6) == "12,346"
     table = Table(("name", "n"), [["=1+1", -2], ['a "quoted", b', 3.5]])
     assert table.csv().splitlines() == ["name,n", "'=1+1,-2", '"a ""quoted"", b",3.5']
-
-
-# --- sites with masks, summaries of comparisons, words of a chart ---------------------------------------
 
 
 def site(name, inside):

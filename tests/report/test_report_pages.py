@@ -1,7 +1,5 @@
 """Reports of real runs as pages: what they say, that nothing of a study runs, that no text becomes HTML."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -51,9 +49,6 @@ def test_a_file_that_changed_since_the_run_ended_is_refused(classification, tmp_
 def words_of(report) -> str:
     texts = [block.words for s in report.sections for block in s.blocks if isinstance(block, Text)]
     return " ".join([*report.summary, *texts])
-
-
-# --- what a report says ------------------------------------------------------------------------------
 
 
 def test_a_classification_has_all_its_charts_and_says_the_figures_of_the_result(classification):
@@ -219,9 +214,6 @@ def test_where_a_ledger_does_not_hold_nobody_says_that_no_image_left(copied):
         assert "not in this folder" not in words_of(report)
     shutil.rmtree(copied / "ledger")
     assert "No real image left" not in " ".join(build_report(copied, images=False).summary)
-
-
-# --- the page ----------------------------------------------------------------------------------------
 
 
 def test_the_page_is_whole_has_a_table_behind_every_chart_and_asks_nobody(classification, tmp_path):

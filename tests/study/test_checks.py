@@ -1,7 +1,5 @@
 """`polyclinic study check` refuses what a run would refuse, for all methods, generators and tasks."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a site's policy will refuse is said before the run, each with the cure that works."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Presets: studies that say where each setting comes from, shrink by a stated rule, and run to their end."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A setting that has no effect is a notice or an error: every setting of every table is read always, or has a rule."""
 
-from __future__ import annotations
-
 import pytest
 
 from polyclinic.cli import run_app

@@ -1,7 +1,5 @@
 """A change of variant (`--set method.name=cwt`) leaves out what is only for the former one, and says so."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

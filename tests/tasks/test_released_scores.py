@@ -133,9 +133,6 @@ def test_a_segmentations_distances_stay_and_its_loss_is_cut_off():
     assert task.finish(coarse) == {"dice": 0.5, "loss": 3.0}
 
 
-# --- Noised scores: arithmetic by hand, what one image can change, and sums that a coordinator takes
-
-
 AGES = Target(unit="months", label_range=(0.0, 200.0))
 TWO, THREE = Target(classes=("a", "b")), Target(classes=("a", "b", "c"))
 
@@ -157,9 +154,6 @@ def sums_of(task, outputs, labels, target):
 def draws(seed, scale):
     rng = torch.Generator().manual_seed(seed)
     return lambda like: scale * torch.randn(like.shape, generator=rng, dtype=like.dtype)
-
-
-# --- regression ---------------------------------------------------------------------------------------
 
 
 def test_errors_of_ages_by_hand():
@@ -193,9 +187,6 @@ def test_the_loss_follows_from_the_errors(criterion):
     task = Regression(criterion=criterion)
     sums = sums_of(task, [[0.1], [-0.2], [0.05]], [100.0, 80.0, 150.0], AGES)
     assert task.finish(task.noised(sums, no_noise, AGES))["loss"] == pytest.approx(task.finish(sums)["loss"], rel=0.3)
-
-
-# --- classification -----------------------------------------------------------------------------------
 
 
 def test_counts_of_two_classes_by_hand():
@@ -261,9 +252,6 @@ def test_little_noise_changes_little():
     exact, told = task.finish(sums), task.finish(task.noised(sums, draws(4, 0.5), TWO))
     for name in ("accuracy", "balanced_accuracy", "auc"):
         assert told[name] == pytest.approx(exact[name], abs=0.05)
-
-
-# --- projections --------------------------------------------------------------------------------------
 
 
 def test_the_nearest_counts_by_hand():

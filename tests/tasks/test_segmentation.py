@@ -93,9 +93,6 @@ def test_masks_are_needed():
         TASK.targets(torch.zeros(2), None)
 
 
-# --- distances between outlines -------------------------------------------------------------------------
-
-
 def square(left: int, top: int, side: int, size: int = 16):
     mask = torch.zeros(1, size, size)
     mask[:, top : top + side, left : left + side] = 1

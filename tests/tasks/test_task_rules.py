@@ -17,9 +17,6 @@ def number(value, dtype=torch.float64):
     return torch.tensor(value, dtype=dtype)
 
 
-# --- which model is better ----------------------------------------------------------------------------
-
-
 def test_a_higher_accuracy_and_a_lower_error_are_better():
     assert Classification().rank({"accuracy": 0.75, "loss": 0.5}) == (0.75, -0.5)
     assert Classification().rank({"accuracy": 0.75}) == (0.75, 0.0)
@@ -30,9 +27,6 @@ def test_a_metric_that_is_named_decides_and_one_that_is_not_there_gives_nothing(
     assert Classification().rank({"accuracy": 0.75, "auc": 0.25, "loss": 1.0}, "auc") == (0.25, -1.0)
     assert Classification().rank({"accuracy": 0.75, "loss": 2.0}, "loss") == (-2.0, -2.0)
     assert Classification().rank({"accuracy": 0.75}, "auc") is None
-
-
-# --- predictions --------------------------------------------------------------------------------------
 
 
 def test_predictions_are_probabilities_of_classes_and_of_a_mask():
@@ -46,9 +40,6 @@ def test_predictions_are_probabilities_of_classes_and_of_a_mask():
 def test_the_range_of_labels_has_a_middle_and_half_a_width():
     assert scale(OTHER_AGES) == (150.0, 50.0)
     assert Regression().predictions(torch.tensor([[0.5]]), OTHER_AGES).tolist() == [175.0]
-
-
-# --- coarse sums --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("criterion", "loss"), [("l1", 2.0), ("mse", 4.0), ("huber", 1.5)])
@@ -84,9 +75,6 @@ def test_a_sum_without_a_bound_is_not_told_and_one_without_images_is_nothing():
     assert float(told["more"]) == 0.0
     nobody = Segmentation().coarse({"dice": number(0.0), "cases": torch.tensor(0), "count": torch.tensor(0)}, 10, AGES)
     assert float(nobody["dice"]) == 0.0
-
-
-# --- noised sums --------------------------------------------------------------------------------------
 
 
 class OtherSums(Classification):
@@ -131,9 +119,6 @@ def test_nearest_counts_of_no_images_and_of_one():
     assert nearest_counts(torch.tensor([0.5, 0.1]), 0.5).tolist() == pytest.approx([0.45, 0.05])
 
 
-# --- masks --------------------------------------------------------------------------------------------
-
-
 def test_a_pixel_is_predicted_above_an_output_of_zero():
     output = torch.tensor([0.4, 0.6, 1.5, -1.0]).reshape(1, 1, 2, 2)
     observed = Segmentation().observe(output, torch.ones(1, 1, 2, 2), Target())
@@ -160,9 +145,6 @@ def test_the_hausdorff_distance_leaves_out_the_farthest_twentieth():
     assert hausdorff == pytest.approx(45 + 0.05)
     assert average == pytest.approx(sum(range(51)) / 150)
     assert counted == 1
-
-
-# --- sums that no site can have are refused, each by its own bound; those at the bound are not --------
 
 
 MONTHS = Target((), "months", (0.0, 10.0))

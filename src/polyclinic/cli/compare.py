@@ -180,11 +180,7 @@ def print_table(summary: JsonObject, study: Study, group: str = "") -> None:
     typer.echo(
         "all columns but 'own site': test images of all sites together; 'own site': mean over sites, each on its own"
         + ("; 'a guess': without a look at the images" if guessed else "")
-        + (
-            "; 'centralized': a ceiling only if its settings were searched (--tuned)"
-            if "centralized" in methods
-            else ""
-        )
+        + ("; 'centralized': a ceiling only with settings of its own (--tuned)" if "centralized" in methods else "")
     )
     if statistics:
         typer.echo(

@@ -32,9 +32,7 @@ from polyclinic.report.sites import recovered, reproduce_section, sites_section
 from polyclinic.runner.evaluate.case_scores import Cases
 from polyclinic.runner.evaluate.case_statistics import scores_of
 
-CEILING = (
-    "centralized has all images in one place; it is a ceiling only if its settings were searched (compare --tuned)."
-)
+CEILING = "centralized has all images in one place; a ceiling only if its settings were searched (compare --tuned)."
 
 
 def report_of_comparison(found: ComparisonEvidence) -> Report:

@@ -1,7 +1,5 @@
 """A run with hostile names, and dossiers of it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

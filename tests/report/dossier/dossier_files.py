@@ -1,7 +1,5 @@
 """Dossiers for tests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

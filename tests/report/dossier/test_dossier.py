@@ -1,7 +1,5 @@
 """The dossier of a run: its figures lead to evidence, any change is found, and an old one is not lost."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -61,9 +59,6 @@ def test_every_figure_leads_to_its_file_with_its_digest(whole, run_folder):
     assert f"{accuracy:.4g}" in [one.text for one in on_page if one.place == "/metrics/test/accuracy"]
     for target in re.findall(r'<a [^>]*href="([^"#]+)"', page):
         assert (whole.folder / target).is_file(), target
-
-
-# --- writing -----------------------------------------------------------------------------------------
 
 
 def test_an_old_dossier_is_replaced_whole_and_not_lost(run_folder, tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """What `report verify` finds: flipped bits, added, hidden and renamed files, links, other figures, broken ledgers."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,8 +12,6 @@ from polyclinic.files import sha256_of
 from polyclinic.report.dossier import write_dossier
 from polyclinic.report.dossier_check import verify_dossier
 from polyclinic.run_folder import note_files
-
-# --- what verify finds -------------------------------------------------------------------------------
 
 
 def test_a_flipped_bit_in_any_file_is_found(copy):

@@ -1,7 +1,5 @@
 """A folder of runs, written by hand so that it costs nothing, and the server in front of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

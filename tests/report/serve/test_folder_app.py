@@ -1,7 +1,5 @@
 """What the page of a folder is told: runs, comparisons, curves, time left, and files that are damaged or hostile."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Who may ask at all: the name in the address, the page that a request comes from, the token, the size."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

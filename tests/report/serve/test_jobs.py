@@ -1,7 +1,5 @@
 """Starting, stopping and resuming runs from the page: real processes that start at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """No path leads outside the folder: traversal in many forms, symbolic links, hidden and odd names."""
 
-from __future__ import annotations
-
 import os
 
 import httpx

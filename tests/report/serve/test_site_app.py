@@ -1,7 +1,5 @@
 """The page of a site decides and says what `polyclinic site` does."""
 
-from __future__ import annotations
-
 import pytest
 from kit_of_north import came, left, make_kit
 from served import Served

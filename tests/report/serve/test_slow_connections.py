@@ -1,7 +1,5 @@
 """Connections that say nothing, or say it slowly, shut nobody out of a page."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading
