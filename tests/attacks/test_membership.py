@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from polyclinic.attacks.membership import (
     DiscriminatorScore,
     LossThreshold,
+    Memberships,
     NearestSynthetic,
     ShadowModels,
     lira,
@@ -255,3 +256,10 @@ def test_no_attack_knows_who_is_a_member():
         torch.testing.assert_close(first.members, swapped.others, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(first.others, swapped.members.flip(0), rtol=1e-4, atol=1e-5)
         assert first.separation.auc == pytest.approx(1 - swapped.separation.auc)
+
+
+def test_membership_counts_at_the_level_that_is_asked_for():
+    rng = torch.Generator().manual_seed(0)
+    found = Memberships(torch.randn(60, generator=rng) + 0.55, torch.randn(60, generator=rng), "")
+    assert found.verdict().leak
+    assert not found.verdict(1e-6).leak

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import pytest
 import torch
+from small_audits import first_view
 from torch import Tensor, nn
 
 from polyclinic.attacks.attack import ThreatModel
@@ -22,9 +23,6 @@ from polyclinic.audits.attack_membership import (
     shortened,
 )
 from polyclinic.audits.attack_site import ORIGIN, Asked, SiteInferenceAttack, gains, image_finding, origin_finding
-from polyclinic.audits.audit import build_tools
-from polyclinic.audits.open_run import open_run
-from polyclinic.audits.parcels import parcels_to_audit
 from polyclinic.audits.truth import Truth, truth_of_asked
 from polyclinic.audits.verdicts import run_with_power
 from polyclinic.data.parts import ImageSet, SiteData
@@ -75,10 +73,7 @@ def sent(tiny, undisturbed, tmp_path_factory):
     done = undisturbed(tiny("fedavg", STUDY, rounds=1))
     folder = tmp_path_factory.mktemp("membership") / "run"
     shutil.copytree(done.folder, folder)
-    assembly, lines = open_run(folder)
-    (audited,) = parcels_to_audit(folder, assembly.study, lines, "quick", ("weights",), ("site-1",))
-    tools = build_tools(assembly, "quick", "pixels", "cpu")
-    return audited.seen(tools), audited.truth(tools)
+    return first_view(folder, "weights", ("site-1",))
 
 
 def test_a_planted_memory_is_weak_and_is_no_copy(sent):

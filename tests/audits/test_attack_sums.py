@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from json_schemas import assert_valid
+from small_audits import first_view, opened
 from torch.nn import functional as F
 
 from polyclinic.audits.attack import Finding
@@ -17,9 +18,8 @@ from polyclinic.audits.attack_sums import (
     identify_in_classes,
     score_sets,
 )
-from polyclinic.audits.audit import audit, build_tools
-from polyclinic.audits.open_run import open_run
-from polyclinic.audits.parcels import parcels_to_audit, splits_behind
+from polyclinic.audits.audit import audit
+from polyclinic.audits.parcels import splits_behind
 from polyclinic.audits.sum_layouts import (
     ALL,
     MOST,
@@ -168,17 +168,13 @@ def test_sums_of_many_images_withstand(audited):
         assert finding["evidence"]["images_per_feature"] > 20
 
 
-def few_rows(count: int, name: str, width: int = 12) -> np.ndarray:
-    return numpy_rng("few images", name).normal(0, 1, (count, width)).astype(np.float32)
-
-
 def sums_of_all(features: np.ndarray, labels: list[int]) -> Parcel:
     targets = F.one_hot(torch.tensor(labels), max(labels) + 1).double()
     return Parcel("statistics", one_round.moments(features, targets).tensors(), {})
 
 
 def test_two_vectors_are_read_out_of_their_sum_and_second_moments():
-    both = torch.from_numpy(few_rows(2, "pair")).double()
+    both = torch.from_numpy(rows(2, "pair")).double()
     found = read_pair(both.sum(0), both.T @ both)
     order = [0, 1] if torch.allclose(found[0], both[0], atol=1e-6) else [1, 0]
     torch.testing.assert_close(found[order], both)
@@ -201,7 +197,7 @@ def same(found: torch.Tensor, wanted: np.ndarray) -> bool:
     ],
 )
 def test_what_sums_over_all_classes_tell_of_few_images(labels, images, vectors):
-    features = few_rows(len(labels), "all")
+    features = rows(len(labels), "all")
     found = few_images(sums_of_all(features, labels))
     assert [one.images for one in found] == images
     assert [len(one.vectors) for one in found] == vectors
@@ -212,7 +208,7 @@ def test_what_sums_over_all_classes_tell_of_few_images(labels, images, vectors):
 
 @pytest.mark.parametrize(("squares", "vectors"), [(False, [1, 2, 1]), (True, [1, 1, 1])])
 def test_what_sums_of_each_class_tell(squares, vectors):
-    labels, features = torch.tensor([0, 1, 1, 2, 2, 2]), few_rows(6, "class")
+    labels, features = torch.tensor([0, 1, 1, 2, 2, 2]), rows(6, "class")
     like = torch.zeros(3, 12 if squares else 78, dtype=torch.int64)
     empty = {"counts": torch.zeros(3, dtype=torch.int64), "first": torch.zeros(3, 12), "second": like}
     found = few_images(sums_like(Parcel("statistics", empty, {}), features, labels))
@@ -222,10 +218,10 @@ def test_what_sums_of_each_class_tell(squares, vectors):
 
 
 def test_a_regression_has_one_sum_and_mixtures_have_counts():
-    alone = Parcel("statistics", one_round.moments(few_rows(2, "one"), torch.rand(2, 1).double()).tensors(), {})
+    alone = Parcel("statistics", one_round.moments(rows(2, "one"), torch.rand(2, 1).double()).tensors(), {})
     (found,) = few_images(alone)
     assert (found.label, found.images) == (ALL, 2)
-    assert same(found.vectors, few_rows(2, "one"))
+    assert same(found.vectors, rows(2, "one"))
     mixture = {"0/shares": torch.ones(1), "0/means": torch.ones(1, 3), "0/variances": torch.ones(1, 3)}
     assert [one.images for one in few_images(Parcel("statistics", mixture, {"counts": [3]}))] == [3]
     assert few_images(Parcel("statistics", mixture, {"counts": [MOST + 1]})) == []
@@ -286,16 +282,9 @@ def of_few(tiny, tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def view(folder):
-    assembly, lines = open_run(folder)
-    (audited, *_) = parcels_to_audit(folder, assembly.study, lines, "quick", ("statistics",), ())
-    tools = build_tools(assembly, "quick", "pixels", "cpu")
-    return audited.seen(tools), audited.truth(tools)
-
-
 def test_the_plant_has_the_same_sums_of_other_images(of_few, hurry):
     hurry(candidates=60)
-    seen, truth = view(of_few)
+    seen, truth = first_view(of_few, "statistics")
     (planted,) = FeatureDecoderAttack().planted(seen, truth)
     real, made = few_images(seen.parcel), few_images(planted.seen.parcel)
     assert [one.shape for one in real] == [one.shape for one in made]
@@ -312,12 +301,10 @@ def test_sums_of_validation_images_are_asked_about_those(tiny, tmp_path, monkeyp
     changes = {**FEW, "data.samples": 80, "data.test": 0.3, "data.validation": 0.3}
     folder = tmp_path / "run"
     run(tiny("analytic", changes, worth=True), folder)
-    assembly, lines = open_run(folder)
-    wanted = parcels_to_audit(folder, assembly.study, lines, "quick", ("statistics",), ())
-    splits = {one.release.operation: splits_behind(one.release, assembly.study) for one in wanted}
+    tools, wanted = opened(folder, "statistics")
+    splits = {one.release.operation: splits_behind(one.release, tools.assembly.study) for one in wanted}
     assert splits == {"give_sums": ("train",), "give_held_out_sums": ("validation",)}
     (held_out,) = [one for one in wanted if one.release.operation == "give_held_out_sums"]
-    tools = build_tools(assembly, "quick", "pixels", "cpu")
     data, truth = tools.site_data(held_out.site), held_out.truth(tools)
     assert np.array_equal(truth.data.train.images, data.validation.images)
     assert np.array_equal(truth.held_out(999)[0].numpy(), np.asarray(data.test.images))

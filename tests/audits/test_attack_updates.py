@@ -4,13 +4,14 @@ from typing import ClassVar
 
 import pytest
 import torch
+from small_audits import first_view, what_was_kept
 from torch import nn
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.objective import LocalTraining, Simulation
 from polyclinic.audits import attack_updates
-from polyclinic.audits.attack import Finding, Seen, Tools
+from polyclinic.audits.attack import Finding, Seen
 from polyclinic.audits.attack_updates import (
     BATCH_NORM_PRIOR,
     AttackPlan,
@@ -18,19 +19,14 @@ from polyclinic.audits.attack_updates import (
     with_priors,
     with_start,
 )
-from polyclinic.audits.audit import audit, build_tools
-from polyclinic.audits.open_run import open_run
-from polyclinic.audits.parcels import parcels_to_audit
+from polyclinic.audits.audit import audit
 from polyclinic.audits.planting import planted_update
 from polyclinic.audits.run_inversion import is_front, loss_with_gradients
 from polyclinic.audits.truth import Truth
-from polyclinic.data.parts import prepare
-from polyclinic.federation.ledger.archive import Release, releases
-from polyclinic.metrics.perceptual import Pixels
+from polyclinic.federation.ledger.archive import Release
 from polyclinic.models import BACKBONES, split
 from polyclinic.models.backbone import Backbone
-from polyclinic.runner.run.assembly import Assembly
-from polyclinic.study.tables import EFFORTS, Audit
+from polyclinic.study.tables import Audit
 
 STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.5, "optimizer.momentum": 0.0}
 
@@ -41,11 +37,7 @@ def sent(tiny, undisturbed, hurry):
     hurry(images=8, releases=2)
 
     def of_run(changes: dict, **method) -> tuple[Seen, Truth]:
-        folder = undisturbed(tiny("fedsgd", {**STUDY, **changes}, **method)).folder
-        assembly, lines = open_run(folder)
-        audited = parcels_to_audit(folder, assembly.study, lines, "quick", ("gradients",), ("site-1",))[0]
-        tools = build_tools(assembly, "quick", "pixels", "cpu")
-        return audited.seen(tools), audited.truth(tools)
+        return first_view(undisturbed(tiny("fedsgd", {**STUDY, **changes}, **method)).folder, "gradients", ("site-1",))
 
     return of_run
 
@@ -95,12 +87,9 @@ KEPT = {"audit.keep_parcels": 0, "sites.count": 2, "optimizer.batch_size": 2, "o
 
 def kept(study, undisturbed, operation: str) -> tuple[Seen, Release, Truth]:
     """The first release of an operation, as an attacker sees it and with what only the site knows."""
-    folder = undisturbed(study).folder
-    assembly = Assembly(study, prepare(study.data, study.sites), folder)
-    tools = Tools(assembly, study.audit.threat, EFFORTS["quick"], Pixels(), 0, "cpu")
-    found = [one for one in releases(folder / "sites" / "site-1" / "kept") if one.operation == operation]
-    data = tools.site_data("site-1")
-    return Seen.of("site-1", found[0], 0, tools), found[0], Truth(found[0].used, data, 0)
+    tools, (of_first, _) = what_was_kept(study, undisturbed(study).folder)
+    release = next(one for one in of_first if one.operation == operation)
+    return Seen.of("site-1", release, 0, tools), release, Truth(release.used, tools.site_data("site-1"), 0)
 
 
 def unexplained(simulation: Simulation, seen: Seen, images: torch.Tensor, labels: torch.Tensor) -> float:

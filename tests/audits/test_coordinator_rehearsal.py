@@ -3,38 +3,46 @@
 from types import SimpleNamespace
 
 import pytest
+from small_audits import opened
 
 from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD
 from polyclinic.audits import coordinator
-from polyclinic.audits.audit import build_tools
 from polyclinic.audits.coordinator import CONTROL, Rehearsal, bounds, fish, judge, rehearse
-from polyclinic.audits.open_run import open_run
 from polyclinic.errors import BadInput
 
 STUDY = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.5, "data.samples": 80}
 
 
-def row(attack: str, *, checked: bool, found: int, stopped: bool = False) -> Rehearsal:
-    return Rehearsal(attack, checked, stopped, found, 0, 10, None, 0.0)
+def row(attack: str, checked: bool, found: int = 0, stopped: bool = False, failed: str = "") -> Rehearsal:
+    return Rehearsal(attack, checked, stopped, found, 0, 10, None, 0.0, failed)
+
+
+WORKS, STOPPED = row("a", False, 5), row("a", True, stopped=True)
+FAILED = [row(CONTROL, True), WORKS, row("a", True, failed="no memory"), row("b", False, 3)]
 
 
 @pytest.mark.parametrize(
-    ("rows", "word"),
+    ("rows", "word", "why"),
     [
-        ([row("a", checked=False, found=5), row("a", checked=True, found=0, stopped=True)], WITHSTOOD),
-        ([row("a", checked=False, found=5), row("a", checked=True, found=1)], LEAKS),
-        ([row("a", checked=False, found=0), row("a", checked=True, found=0, stopped=True)], NOT_TESTED),
+        ([WORKS, STOPPED], WITHSTOOD, ""),
+        ([row(CONTROL, True), WORKS, STOPPED], WITHSTOOD, ""),
+        ([WORKS, row("a", True, 1)], LEAKS, ""),
+        ([row("a", False), STOPPED], NOT_TESTED, ""),  # it does not work without the check either
+        ([row(CONTROL, True, stopped=True), WORKS, STOPPED], NOT_TESTED, "honest weights"),
+        ([*FAILED, row("b", True, stopped=True)], NOT_TESTED, "no memory"),  # a site that fails was not stopped
+        ([*FAILED, row("b", True, 2)], LEAKS, ""),
     ],
 )
-def test_the_check_withstands_only_attacks_that_work_without_it(rows, word):
-    assert judge(rows)[0] == word
+def test_the_check_withstands_only_attacks_that_work_without_it(rows, word, why):
+    found, because = judge(rows)
+    assert found == word
+    assert why in because
 
 
 def test_crafted_weights_get_images_without_the_check_and_none_with_it(tiny, undisturbed, monkeypatch):
     monkeypatch.setattr(coordinator, "FISHED", 6)
-    folder = undisturbed(tiny("fedavg", STUDY, rounds=1)).folder
-    assembly, _ = open_run(folder)
-    found = rehearse(build_tools(assembly, "quick", "pixels", "cpu"), "site-1")
+    tools, _ = opened(undisturbed(tiny("fedavg", STUDY, rounds=1)).folder)
+    found = rehearse(tools, "site-1")
     by_check = {(one["attack"], one["checked"]): one for one in found["rows"]}
     assert by_check["imprint", False]["identified"] > 0
     assert by_check["imprint", True]["stopped"]
@@ -43,11 +51,9 @@ def test_crafted_weights_get_images_without_the_check_and_none_with_it(tiny, und
 
 def test_fishing_names_images_of_a_network_without_a_dense_layer(tiny, undisturbed, monkeypatch):
     monkeypatch.setattr(coordinator, "FISHED", 20)
-    folder = undisturbed(
-        tiny("fedavg", {**STUDY, "model.backbone": "small-cnn", "model.norm": "group"}, rounds=1)
-    ).folder
-    assembly, _ = open_run(folder)
-    found = rehearse(build_tools(assembly, "quick", "pixels", "cpu"), "site-1")
+    study = tiny("fedavg", {**STUDY, "model.backbone": "small-cnn", "model.norm": "group"}, rounds=1)
+    tools, _ = opened(undisturbed(study).folder)
+    found = rehearse(tools, "site-1")
     control, free, checked = found["rows"]
     assert (control["attack"], free["attack"], checked["attack"]) == (CONTROL, "fishing", "fishing")
     assert free["identified"] > 1 + free["by_chance"]  # 5 and 0 of 14

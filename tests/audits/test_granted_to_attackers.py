@@ -8,20 +8,16 @@ import numpy as np
 import pytest
 import torch
 from json_schemas import assert_valid
-from small_audits import MASKS, SMALL
+from small_audits import MASKS, SMALL, what_was_kept
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.audits import attack_updates
-from polyclinic.audits.attack import Finding, Seen, Tools
+from polyclinic.audits.attack import Finding, Seen
 from polyclinic.audits.audit import audit
 from polyclinic.audits.truth import Truth
-from polyclinic.data.parts import SiteData, open_site, prepare
+from polyclinic.data.parts import SiteData
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.archive import releases
-from polyclinic.metrics.perceptual import Pixels
-from polyclinic.runner.run.assembly import Assembly
-from polyclinic.study import tables as audit_settings
 from polyclinic.study.tables import Audit
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -43,12 +39,8 @@ def test_what_the_threat_model_withholds_is_not_tried(audited):
 
 def seen_and_truth(tiny, undisturbed, changes=None):
     study = tiny("fedavg", {**SMALL, "optimizer.batch_size": 2, **(changes or {})}, rounds=1, local_steps=2)
-    folder = undisturbed(study).folder
-    assembly = Assembly(study, prepare(study.data, study.sites), folder)
-    tools = Tools(assembly, study.audit.threat, audit_settings.EFFORTS["quick"], Pixels(), 0, "cpu")
-    (release,) = [one for one in releases(folder / "sites" / "site-1" / "kept") if "weights" in one.kinds]
-    data = open_site(assembly.prepared.folder, "site-1")
-    return Seen.of("site-1", release, 0, tools), release, data
+    tools, ((release,), _) = what_was_kept(study, undisturbed(study).folder)
+    return Seen.of("site-1", release, 0, tools), release, tools.site_data("site-1")
 
 
 def shuffled(data: SiteData) -> SiteData:

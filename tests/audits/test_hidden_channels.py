@@ -1,5 +1,6 @@
 """Methods of a plug-in that hide images in what they send: each is found, or what it sent was not tested."""
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any, Literal
@@ -7,14 +8,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from small_audits import SMALL
+from small_audits import SMALL, opened
 
 from polyclinic import FedAvg, Parcel, operation
 from polyclinic.attacks.attack import LEAKS, NOT_TESTED, WITHSTOOD
 from polyclinic.audits import audit as audit_module
-from polyclinic.audits.audit import Clock, audit, build_tools, look_inside
-from polyclinic.audits.open_run import open_run
-from polyclinic.audits.parcels import parcels_to_audit
+from polyclinic.audits.audit import Clock, audit, look_inside
 from polyclinic.methods import METHODS
 from polyclinic.methods.fedreplay import FedReplay
 from polyclinic.methods.fedsgd import FedSGD
@@ -76,54 +75,62 @@ def bits_of(site) -> torch.Tensor:
     return torch.from_numpy(np.unpackbits(np.array(site.data.train.images[0])).astype(np.int32))
 
 
-def inverted_and_turned(parcels, site):
+def in_largest(change: Callable) -> Callable:
+    """`change(flat, site)` of the numbers of the largest tensor, in one row."""
+
+    @functools.wraps(change)
+    def spoil(parcels, site):
+        first, *rest = parcels
+        name = largest(first)
+        flat = change(first.tensors[name].flatten().clone(), site)
+        return (replaced(first, name, flat.view_as(first.tensors[name])), *rest)
+
+    return spoil
+
+
+@in_largest
+def inverted_and_turned(flat, site):
     """The image, inverted and turned, as the first numbers of the largest tensor."""
-    first, *rest = parcels
-    name = largest(first)
-    flat = first.tensors[name].flatten().clone()
     image = (0.5 - image_of(site).rot90(1, (-2, -1))).mean(0).flatten() * float(flat.abs().max())
     flat[: len(image)] = image
-    return (replaced(first, name, flat.view_as(first.tensors[name])), *rest)
+    return flat
 
 
-def in_every_third_number(parcels, site):
+@in_largest
+def in_every_third_number(flat, site):
     """Mirrored and in 32 grey levels, in every third number from the hundredth on."""
-    first, *rest = parcels
-    name = largest(first)
-    flat = first.tensors[name].flatten().clone()
     image = (image_of(site).mean(0).flip(-1) * 31).round().flatten() / 31 * float(flat.abs().max())
     flat[100 : 100 + 3 * len(image) : 3] = image
-    return (replaced(first, name, flat.view_as(first.tensors[name])), *rest)
+    return flat
 
 
-def in_last_bits(parcels, site):
+def with_last_bits(flat, bits):
+    flat = flat.view(torch.int32)
+    flat[: len(bits)] = flat[: len(bits)] & ~1 | bits
+    return flat.view(torch.float32)
+
+
+@in_largest
+def in_last_bits(flat, site):
     """A bit of the image in the last bit of each weight."""
-    first, *rest = parcels
-    name, bits = largest(first), bits_of(site)
-    flat = first.tensors[name].flatten().clone().view(torch.int32)
-    flat[: len(bits)] = flat[: len(bits)] & ~1 | bits
-    return (replaced(first, name, flat.view(torch.float32).view_as(first.tensors[name])), *rest)
+    return with_last_bits(flat, bits_of(site))
 
 
-def scrambled_last_bits(parcels, site):
+@in_largest
+def scrambled_last_bits(flat, site):
     """The same behind a secret key, which no search can see."""
-    first, *rest = parcels
-    name, bits = largest(first), bits_of(site)
-    bits = bits ^ torch.from_numpy(SECRET.integers(0, 2, len(bits)).astype(np.int32))
-    flat = first.tensors[name].flatten().clone().view(torch.int32)
-    flat[: len(bits)] = flat[: len(bits)] & ~1 | bits
-    return (replaced(first, name, flat.view(torch.float32).view_as(first.tensors[name])), *rest)
+    bits = bits_of(site)
+    return with_last_bits(flat, bits ^ torch.from_numpy(SECRET.integers(0, 2, len(bits)).astype(np.int32)))
 
 
-def in_signs_of_zeros(parcels, site):
+@in_largest
+def in_signs_of_zeros(flat, site):
     """Zeros are positive or negative, as the image says; their numbers are equal."""
-    first, *rest = parcels
-    name, bits = largest(first), bits_of(site).bool()
-    flat = first.tensors[name].flatten().clone()
+    bits = bits_of(site).bool()
     zeros = (flat == 0).nonzero().flatten()[: len(bits)]
     flat[zeros] = torch.where(bits[: len(zeros)], -0.0, 0.0)
     flat[:8] = torch.where(bits[:8], -0.0, 0.0)
-    return (replaced(first, name, flat.view_as(first.tensors[name])), *rest)
+    return flat
 
 
 def in_the_order_of_rows(parcels, site):
@@ -330,9 +337,8 @@ def test_what_hides_is_found_or_nothing_is_said(tiny, tmp_path, method, spoil, c
 )
 def test_what_an_honest_method_sends_is_recomputed_and_no_image_is_found_in_it(tiny, undisturbed, method, changes):
     folder = undisturbed(tiny(method, {**SETTINGS, **changes}, rounds=2)).folder
-    assembly, lines = open_run(folder)
-    tools = build_tools(assembly, "quick", "pixels", "cpu")
-    for one in parcels_to_audit(folder, assembly.study, lines, "quick", (), ()):
+    tools, parcels = opened(folder)
+    for one in parcels:
         assert look_inside(one, one.seen(tools), one.truth(tools), Clock()) == ([], "")
 
 

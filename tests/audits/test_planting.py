@@ -12,9 +12,8 @@ from torch import Tensor
 
 from polyclinic.attacks.attack import Verdict
 from polyclinic.attacks.projection import Projected
-from polyclinic.audits import ATTACKS
 from polyclinic.audits.attack import Finding, Planted, Seen
-from polyclinic.audits.audit import audit, count_tests, without_unread
+from polyclinic.audits.audit import audit, without_unread
 from polyclinic.audits.planting import (
     EXCHANGED,
     LEANING,
@@ -31,7 +30,6 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import GENERATORS, VQVAE2
 from polyclinic.generators.replay_stream import from_groups
 from polyclinic.metrics.perceptual import Pixels
-from polyclinic.metrics.statistics.significance import chance_of_order
 from polyclinic.randomness import numpy_rng, torch_rng
 from polyclinic.runner.run.run import run
 from polyclinic.tasks import Target
@@ -106,26 +104,6 @@ def test_a_planted_leak_of_one_question_does_not_judge_another(seen, truth):
     copies, membership = run_with_power(Two(), seen, truth)
     assert copies.power == ()
     assert [check.leak for check in membership.power] == ["leaning"]
-
-
-def test_every_test_of_an_attack_has_its_part_of_the_level():
-    """A generator is asked six times (copies, nearest, projection, near copies, and twice beside reference generators),
-    so each counts a sixth of 1 %."""
-    generators = [SimpleNamespace(parcel=SimpleNamespace(kind="generator"), attacks=())]
-    assert count_tests(generators) == 6
-    assert count_tests(2 * generators) == 12
-    assert sum(attack.tests for attack in ATTACKS.working().values() if "weights" in attack.kinds) == 7
-
-
-def test_the_honest_alarm_of_old_is_none():
-    """33 images on either side with an area of 0.69 had been an alarm: the exact chance is above a quarter of 1 %."""
-    rng = torch_rng("planted generator", "alarm")
-    others = torch.randn(33, generator=rng).double()
-    shifts = torch.linspace(0, 1.2, 241)
-    noise = torch.randn(33, generator=rng).double()
-    areas = [float((noise[:, None] + s > others[None]).double().mean()) for s in shifts]
-    nearest = min(range(len(areas)), key=lambda place: abs(areas[place] - 0.69))
-    assert 0.0025 < chance_of_order(noise + shifts[nearest], others) < 0.01
 
 
 def test_patients_are_asked_about_as_the_images_are(truth):

@@ -1,15 +1,13 @@
 """When a reconstruction counts as a leak: against known answers."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyclinic.audits.recovery import (
-    best_guess,
-    identify_unordered,
-    recovery,
-)
+from polyclinic.audits.recovery import Identification, best_guess, identify_unordered, recovery
 from polyclinic.randomness import torch_rng
 
 
@@ -119,3 +117,25 @@ def test_reconstructions_that_say_nothing_are_rarely_told():
     """Of 200 fresh sets, at most 5 at a level of 1 %: 2 are expected."""
     told = [identify_unordered(noise(f"a{n}", 4), pictures(4, f"b{n}"), HELD_OUT).chance <= 0.01 for n in range(200)]
     assert sum(told) <= 5
+
+
+def test_without_held_out_images_looking_like_an_image_is_not_enough():
+    blurred = recovery(torch.full_like(TRUTH, 0.5), TRUTH, HELD_OUT[:0], in_order=True)
+    assert not blurred.recovered.any()
+    assert recovery(TRUTH, TRUTH, HELD_OUT[:0], in_order=True).recovered.all()
+
+
+def test_an_image_that_held_out_images_give_as_well_is_not_recovered():
+    truth = (HELD_OUT[:4] + 0.01).clamp(0, 1)  # such as the same patient's next picture
+    found = (truth + 0.05 * (noise("near", 4) - 0.5)).clamp(0, 1)
+    result = recovery(found, truth, HELD_OUT, in_order=True)
+    assert float(result.error.max()) < 0.005
+    assert not bool(result.recovered.any())
+
+
+@pytest.mark.parametrize(("chance", "leak"), [(0.0009, True), (0.002, False)])
+def test_a_chance_counts_up_to_the_level(chance: float, leak: bool):
+    nothing = recovery(torch.full_like(TRUTH, 0.5), TRUTH, TRUTH + 0.3, in_order=True)
+    told = dataclasses.replace(nothing, identified=Identification(5, 8, chance, 20))
+    assert told.verdict(0.001).leak == leak
+    assert told.verdict(0.01).leak

@@ -203,3 +203,29 @@ def test_an_attack_that_takes_long_is_cut_and_the_others_still_run():
     assert said.why == "has nothing to say"
     (late,) = run_attack("quick", Quick, None, None, Clock(1e-9))
     assert "used up" in late.why
+
+
+HELD = finding("inversion", WITHSTOOD, "none", power=[planted(True)])
+
+
+@pytest.mark.parametrize(
+    ("attacked", "left_by", "open_ones"),
+    [
+        ([{"sites": ["a"]}], {"a": ["train"], "b": ["train"]}, "what b sent was not attacked"),
+        ([{"sites": ["a"]}, {"sites": ["b"]}], {"a": ["train"], "b": ["train"]}, ""),
+        ([{"sites": ["a", "b"]}], {"a": ["train"], "b": ["train"]}, ""),
+        ([{"sites": ["a"]}], {"a": ["train"], "b": []}, ""),  # which sent no weights
+        ([{"operation": "train"}], {"site-1": ["train", "give"]}, "what left by give was not attacked"),
+        ([{"operation": "train"}, {"operation": "give"}], {"site-1": ["train", "give"]}, ""),
+    ],
+)
+def test_whatever_nobody_attacked_has_not_withstood(attacked, left_by, open_ones):
+    lines = {
+        site: [{"kind": "weights", "operation": one} for one in operations] or [{"kind": "metrics", "operation": "say"}]
+        for site, operations in left_by.items()
+    }
+    found = verdicts([{**parcel(HELD), "operation": "train", **one} for one in attacked], lines)["weights"]
+    assert found["verdict"] == (NOT_TESTED if open_ones else WITHSTOOD)
+    assert open_ones in found["words"]
+    if open_ones.startswith("what b"):
+        assert WITHSTOOD not in [one["verdict"] for one in found["questions"].values()]

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from small_audits import what_was_kept
 
 from polyclinic.attacks.attack import Capability
 from polyclinic.attacks.copies import find_copies
@@ -16,12 +17,8 @@ from polyclinic.audits.attack import Finding, NotTried, Seen, Tools
 from polyclinic.audits.audit import audit, without_unread
 from polyclinic.audits.parcels import AuditedParcel
 from polyclinic.audits.plots import histograms
-from polyclinic.audits.recovery import Identification, recovery
 from polyclinic.audits.truth import Truth
-from polyclinic.data.parts import prepare
-from polyclinic.federation.ledger.archive import Release, releases
-from polyclinic.metrics.perceptual import Pixels
-from polyclinic.runner.run.assembly import Assembly
+from polyclinic.federation.ledger.archive import Release
 from polyclinic.study import tables as audit_settings
 from polyclinic.study.tables import Audit, Effort
 
@@ -45,11 +42,7 @@ def opened(tiny, undisturbed):
 
     def open_run(method: str, changes: dict | None = None, **method_settings) -> tuple[Tools, list[list[Release]]]:
         study = tiny(method, {**KEPT, **(changes or {})}, **{"rounds": 1, **method_settings})
-        folder = undisturbed(study).folder
-        assembly = Assembly(study, prepare(study.data, study.sites), folder)
-        tools = Tools(assembly, study.audit.threat, FEW, Pixels(), 0, "cpu")
-        kept = [releases(folder / "sites" / site / "kept") for site in ("site-1", "site-2")]
-        return tools, [[one for one in of_site if one.operation != "evaluate"] for of_site in kept]
+        return what_was_kept(study, undisturbed(study).folder, FEW)
 
     return open_run
 
@@ -236,22 +229,3 @@ def test_features_that_were_asked_for_are_told_of_reconstructions(tiny, undistur
     assert report["features"] == found["evidence"]["features"] == "EffLite0"
     assert found["evidence"]["distance"] > 0
     assert found["evidence"]["distance_of_guess"] > 0
-
-
-def test_an_image_that_held_out_images_give_as_well_is_not_recovered():
-    rng = torch.Generator().manual_seed(1)
-    held_out = torch.rand(30, 1, 8, 8, generator=rng)
-    truth = (held_out[:4] + 0.01).clamp(0, 1)  # such as the same patient's next picture
-    found = (truth + 0.05 * torch.randn(truth.shape, generator=rng)).clamp(0, 1)
-    result = recovery(found, truth, held_out, in_order=True)
-    assert float(result.error.max()) < 0.005
-    assert not bool(result.recovered.any())
-
-
-@pytest.mark.parametrize(("chance", "leak"), [(0.0009, True), (0.002, False)])
-def test_a_chance_counts_up_to_the_level(chance: float, leak: bool):
-    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(5))
-    nothing = recovery(torch.full_like(images, 0.5), images, images + 0.3, in_order=True)
-    told = dataclasses.replace(nothing, identified=Identification(5, 8, chance, 20))
-    assert told.verdict(0.001).leak == leak
-    assert told.verdict(0.01).leak
