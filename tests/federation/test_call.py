@@ -60,7 +60,7 @@ def test_a_changed_byte_gives_a_message_or_is_rejected(place, change):
             type(message).from_bytes(bytes(data))
 
 
-def test_a_call_and_a_reply_keep_their_heads():
+def test_a_message_keeps_its_heads_and_the_only_weights_as_base():
     anchor, head = Anchor(2, "d", "s", "c"), Head(3, "e", "t")
     assert Call.from_bytes(Call("a", "train", 1, anchor=anchor).to_bytes()).anchor == anchor
     assert Call.from_bytes(CALL.to_bytes()).anchor is None
@@ -70,19 +70,16 @@ def test_a_call_and_a_reply_keep_their_heads():
         Call.from_bytes(pack(HEADER | {"anchor": [0, "d", "s", "c"]}, []))
     with pytest.raises(ParcelRejected, match="its header names no site"):
         Reply.from_bytes(pack({"head": None}, []))
+    other = Parcel("weights", {"v": torch.ones(1)})
+    statistics = Parcel("statistics", {"s": torch.ones(1)})
+    assert base_of({"statistics": statistics, "weights": PARCEL}) is PARCEL.tensors
+    assert base_of({"weights": PARCEL, "front": other}) == base_of({"statistics": statistics}) == base_of({}) == {}
 
 
 @pytest.mark.parametrize("names", [[], ["weights", "more"], [3], ["weights", "weights"]])
 def test_a_call_names_each_of_its_parcels_once(names):
     with pytest.raises(ParcelRejected, match="its parcels are not those that its header names"):
         Call.from_bytes(pack(HEADER | {"parcels": names}, [PARCEL.encoded]))
-
-
-def test_differences_are_to_the_only_weights_of_a_call():
-    other = Parcel("weights", {"v": torch.ones(1)})
-    statistics = Parcel("statistics", {"s": torch.ones(1)})
-    assert base_of({"statistics": statistics, "weights": PARCEL}) is PARCEL.tensors
-    assert base_of({"weights": PARCEL, "front": other}) == base_of({"statistics": statistics}) == base_of({}) == {}
 
 
 def test_a_reply_gives_tensors_by_kind_and_says_what_is_missing():

@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder, name, how):
     assert values(again, "best") == [2, 2, 2]
 
 
-def test_the_one_before_stays_until_a_new_one_is_there(folder):
+def test_the_one_before_stays_until_a_new_one_is_there_and_an_old_manifest_has_no_digest(folder):
     """After a damaged checkpoint the next save must not put it in the place of the whole one."""
     checkpoint = Checkpoint(folder)
     for round, version in ((5, 5), (10, 10)):

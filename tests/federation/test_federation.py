@@ -29,7 +29,7 @@ def test_a_keyword_named_like_a_kind_travels_as_a_parcel(make):
     assert reply.metadata == {"samples": 5}
 
 
-def test_replies_can_be_taken_one_by_one(make):
+def test_replies_are_taken_one_by_one_and_nothing_is_asked_meanwhile(make):
     """Sites work as their replies are taken, so that not all models lie in memory at once."""
     act = failing("b", "c", "d")
     federation = make(act)
@@ -45,10 +45,7 @@ def test_replies_can_be_taken_one_by_one(make):
         next(replies)
     assert worked == list(SITES)
     assert [failure["site"] for failure in federation.failures] == ["b", "c", "d"]
-
-
-def test_nothing_is_asked_while_replies_are_being_taken(make):
-    """A worker process would get two calls at once, and the order of calls would depend on the engine."""
+    # A worker process would get two calls at once, and the order of calls would depend on the engine
     federation = make()
     replies = federation.ask_each("train")
     next(replies)
@@ -59,7 +56,7 @@ def test_nothing_is_asked_while_replies_are_being_taken(make):
     assert federation.ask("b", "train")
 
 
-def test_a_parcel_that_is_not_expected_is_its_sites_failure(make):
+def test_a_parcel_that_is_not_expected_or_of_another_is_its_sites_failure(make):
     def act(call):
         return (Parcel("weights", {"w": torch.zeros(5 if call.site == "b" else 4)}),)
 
@@ -69,9 +66,6 @@ def test_a_parcel_that_is_not_expected_is_its_sites_failure(make):
     assert (failure["site"], failure["operation"]) == ("b", "train")
     assert "tensor 'w' is torch.float32 (5,), expected torch.float32 (4,)" in failure["reason"]
     assert federation.communication.summary(SITES)["per_site"]["b"] == 0
-
-
-def test_a_site_cannot_answer_for_another(make):
     federation = make(quorum=0.25)
     federation.engine.call = lambda calls: [Reply("a", (Parcel("weights", weights()),)) for _ in calls]
     assert [reply.site for reply in federation.ask_all("train")] == ["a"]
@@ -135,7 +129,7 @@ def test_numbers_are_rounded_on_their_way_to_a_site_where_the_wire_does(wire):
     assert (parcels["weights"] is sent) is not rounded
 
 
-def test_bytes_are_those_of_encoded_parcels_both_ways(make):
+def test_bytes_are_those_of_encoded_parcels_and_weights_that_a_site_holds_do_not_travel_again(make):
     sent = Parcel("weights", weights(2), {"samples": 10})
     federation = make(lambda call: (sent, Parcel("metrics", {"n": torch.tensor(1)})))
     federation.ask_all("train", weights=weights(1))
@@ -149,9 +143,6 @@ def test_bytes_are_those_of_encoded_parcels_both_ways(make):
         "by_operation": {"train": 4 * (down + up + metrics)},
         "per_site": dict.fromkeys(SITES, down + up + metrics),
     }
-
-
-def test_weights_that_a_site_holds_do_not_travel_again(make):
     federation = make()
     one = size("weights", weights(1))
 

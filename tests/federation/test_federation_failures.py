@@ -113,7 +113,7 @@ def test_a_resumed_run_ends_with_the_same_numbers_and_bytes(make, tmp_path):
     assert final.failures == straight.failures
 
 
-def test_once_is_made_once_even_if_killed_before_the_first_round(make):
+def test_once_is_made_once_and_belongs_before_the_first_round(make):
     made = []
 
     def make_it():
@@ -133,10 +133,7 @@ def test_once_is_made_once_even_if_killed_before_the_first_round(make):
     third = make()
     third.resume()
     assert third.once("images", make_it)["x"].tolist() == [2.5]
-
-
-def test_once_belongs_before_the_first_round(make):
-    """A checkpoint of it would be one without the state of the rounds so far."""
+    # A checkpoint of it would be one without the state of the rounds so far
     with pytest.raises(KeyboardInterrupt):
         rounds_of(make(), 5, stop=3)
     resumed = make()
@@ -184,7 +181,7 @@ def test_states_that_nobody_can_go_back_to_are_pruned_in_every_round(make, every
         assert found == [("prune", {"a": SitePosition(9, 1)})] * pruned
 
 
-def test_a_run_ends_where_its_patience_does(make):
+def test_a_run_ends_where_its_patience_does_and_tells_its_seconds(make, monkeypatch):
     class Waiting(Observer):
         def rounds_without_progress(self, federation):
             return federation.round // 2
@@ -193,6 +190,17 @@ def test_a_run_ends_where_its_patience_does(make):
         federation = make(patience=patience, checkpoint_every=0)
         federation.observer = Waiting()
         assert list(federation.rounds(7, federation.state())) == list(range(1, rounds + 1))
+    told, clock = [], iter([10.0, 12.5, 100.0, 101.0])
+
+    class Timed(Observer):
+        def round_done(self, federation, rounds, seconds):
+            told.append((federation.round, rounds, seconds))
+
+    monkeypatch.setattr("polyclinic.federation.federation.time", SimpleNamespace(perf_counter=clock.__next__))
+    federation = make(checkpoint_every=0)
+    federation.observer = Timed()
+    list(federation.rounds(2, federation.state()))
+    assert told == [(1, 2, 2.5), (2, 2, 1.0)]
 
 
 @pytest.mark.parametrize(
@@ -220,20 +228,6 @@ def test_a_run_that_goes_on_from_the_checkpoint_before_says_so(make, tmp_path):
     assert resumed.round == 2
     [warning] = resumed.reports["warnings"]
     assert warning.endswith("the run goes on from the checkpoint before, of round 2")
-
-
-def test_the_seconds_of_a_round_are_those_between_its_beginning_and_its_end(make, monkeypatch):
-    told, clock = [], iter([10.0, 12.5, 100.0, 101.0])
-
-    class Timed(Observer):
-        def round_done(self, federation, rounds, seconds):
-            told.append((federation.round, rounds, seconds))
-
-    monkeypatch.setattr("polyclinic.federation.federation.time", SimpleNamespace(perf_counter=clock.__next__))
-    federation = make(checkpoint_every=0)
-    federation.observer = Timed()
-    list(federation.rounds(2, federation.state()))
-    assert told == [(1, 2, 2.5), (2, 2, 1.0)]
 
 
 def test_only_sites_with_the_same_network_take_each_others_weights(make):

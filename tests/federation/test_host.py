@@ -201,6 +201,11 @@ def test_an_archive_keeps_what_an_attacker_gets_and_how_it_left(tmp_path, wire):
         assert told[0].digest == left.digest
 
 
+def test_no_nan_hides_in_a_sum(tmp_path):
+    with pytest.raises(GateRefused, match="holds NaN or infinity"):
+        train(make(tmp_path, federation=Federated(sum="integer")), NUMBERS * torch.nan)
+
+
 def test_a_head_that_comes_with_a_call_is_kept_if_both_have_signed_it(tmp_path):
     """The keys of a simulation stand for those of two kits."""
     keys = SeedKeys(0)
@@ -241,7 +246,7 @@ class Stopped:
             raise Suspended("a person must look first")
 
 
-def test_a_failure_that_may_depend_on_images_stops_the_study(tmp_path):
+def test_a_failure_that_may_depend_on_images_stops_the_study_as_does_one_that_is_not_approved(tmp_path):
     class Fails(Band):
         @operation("statistics")
         def hum(self, site):
@@ -258,8 +263,6 @@ def test_a_failure_that_may_depend_on_images_stops_the_study(tmp_path):
     with pytest.raises(Suspended, match="must look first"):
         host.handle(Call("a", "listen", 1))
 
-
-def test_a_study_that_is_not_approved_is_refused(tmp_path):
     def refuse():
         raise Suspended("not approved")
 

@@ -133,9 +133,6 @@ def test_only_the_sites_used_last_keep_a_cache(tmp_path):
         host.resident()[-1].cache["images"] = torch.zeros(1)
     host.handle(Call(SITES[0], "keep", 1))
     assert [site.name for site in host.resident() if site.cache] == list(SITES[-host.sites.CACHED :])
-
-
-def test_sites_that_worked_together_give_up_their_caches_when_others_work(tmp_path):
     host = host_in(tmp_path, kilobytes=1000)
     group, other = SITES[:-1], SITES[-1]
     for name in group:

@@ -32,15 +32,7 @@ def deployed(**settings):
     return Policy(deployed=True, **settings)
 
 
-def test_a_simulated_site_has_no_secret_and_no_floor(tmp_path):
-    site = sites_in(tmp_path, policy=Policy(few_images="allow")).get("a")
-    assert (site.secret, site.own_draws, site.min_cohort) == ("", False, 0)
-    assert not (site.folder / "noise.key").exists()
-    plain = Site("a", plain_study(), None, None, SiteState(), tmp_path)
-    assert (plain.min_cohort, plain.policy.few_images, plain.round) == (0, "allow", 0)
-
-
-def test_a_deployed_site_has_a_secret_of_64_digits_and_what_its_policy_says(tmp_path):
+def test_a_deployed_site_has_a_secret_and_what_its_policy_says_and_a_simulated_one_none(tmp_path):
     policy = deployed(min_cohort=7, few_images="refuse")
     site = sites_in(tmp_path, policy=policy).get("a")
     assert (site.own_draws, site.min_cohort) == (True, 7)
@@ -50,6 +42,11 @@ def test_a_deployed_site_has_a_secret_of_64_digits_and_what_its_policy_says(tmp_
     other = sites_in(tmp_path / "other", policy=deployed(draws="study")).get("a")
     assert not other.own_draws
     assert other.secret != site.secret
+    site = sites_in(tmp_path / "simulated", policy=Policy(few_images="allow")).get("a")
+    assert (site.secret, site.own_draws, site.min_cohort) == ("", False, 0)
+    assert not (site.folder / "noise.key").exists()
+    plain = Site("a", plain_study(), None, None, SiteState(), tmp_path)
+    assert (plain.min_cohort, plain.policy.few_images, plain.round) == (0, "allow", 0)
 
 
 @pytest.mark.parametrize(

@@ -157,15 +157,12 @@ def test_sites_asked_together_release_each_through_its_own_gate(make_host, tmp_p
     assert (sum_of(host, "a"), sum_of(host, "b")) == (3.0, 5.0)
 
 
-def test_what_one_gate_refuses_is_that_sites_failure_alone(make_host):
+def test_what_fails_at_one_site_or_for_all_leaves_the_others_as_they_were(make_host):
     host = make_host()
     refused, reply = group(host, [("a", 1), ("b", 5)], a={"spoil": "mine"})
     assert isinstance(refused, GateRefused)
     assert float(reply.statistics["sum"]) == 5.0
     assert (sum_of(host, "a"), sum_of(host, "b")) == (0.0, 5.0)
-
-
-def test_work_that_fails_for_all_leaves_all_as_they_were(make_host):
     host = make_host()
     group(host, [("a", 1), ("b", 5)])
     failed = group(host, [("a", 1), ("b", 5)], a={"spoil": "all"}, b={"spoil": "all"})
@@ -173,7 +170,7 @@ def test_work_that_fails_for_all_leaves_all_as_they_were(make_host):
     assert (sum_of(host, "a"), sum_of(host, "b")) == (1.0, 5.0)
 
 
-def test_every_way_to_change_a_state_counts_as_a_change():
+def test_a_state_knows_its_groups_and_every_change():
     ways = {
         "assign": lambda s: s.__setitem__("a", torch.ones(1)),
         "delete": lambda s: s.__delitem__("a"),
@@ -190,9 +187,6 @@ def test_every_way_to_change_a_state_counts_as_a_change():
         assert state.changed, name
     with pytest.raises(TypeError, match=r"site\.state\['a'\] is float, and must be a tensor"):
         state["a"] = 1.5
-
-
-def test_a_group_replaces_what_was_there_and_nothing_else():
     state = SiteState({"local": torch.ones(1), "locals/x": torch.ones(1)})
     state.put("local", {"a": torch.ones(1), "b/c": torch.ones(2)})
     state.put("local", {"b/c": torch.zeros(2)})
@@ -227,7 +221,7 @@ def test_a_site_in_the_middle_of_something_stays_in_memory(make_host, resident):
     assert [sum_of(host, site) for site in ("a", "b", "c", "d")] == [2, 2, 2, 2]
 
 
-def test_restore_goes_back_to_a_checkpoint(make_host):
+def test_restore_goes_back_to_a_checkpoint_and_a_state_that_is_gone_is_an_error(make_host, tmp_path):
     host = make_host(1)
     for site in ("a", "b"):
         do(host, site, "count")
@@ -240,9 +234,6 @@ def test_restore_goes_back_to_a_checkpoint(make_host):
     other = make_host()
     other.restore(positions)
     assert [sum_of(other, site) for site in ("a", "b")] == [1, 1]
-
-
-def test_a_state_that_is_gone_is_an_error_not_a_fresh_start(make_host, tmp_path):
     host = make_host()
     do(host, "a", "count")
     positions = host.checkpoint()

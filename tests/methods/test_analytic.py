@@ -110,11 +110,18 @@ def test_an_encoder_from_outside_is_a_backbone(tiny_run, monkeypatch, method):
     assert result.weights()["fc.weight"].shape == (1, 6)
 
 
-def test_where_no_penalty_can_be_scored_the_largest_is_taken():
+def test_where_no_penalty_can_be_scored_and_sums_of_too_many_images():
     """Of one image all degrees of freedom are used up."""
     assert best_penalty(torch.ones(1), torch.ones(1, 1), 1.0, 1) == PENALTIES[-1] == 100
     assert len(PENALTIES) == 33
     assert PENALTIES[0] == pytest.approx(1e-6)
+
+    def sums(count):
+        return one_round.Moments(torch.tensor([count]), torch.zeros(1, 1), torch.zeros(1))
+
+    assert (sums(one_round.MOST_IMAGES - 3) + sums(3)).count == one_round.MOST_IMAGES
+    with pytest.raises(WorkFailed, match="can overflow"):
+        sums(one_round.MOST_IMAGES - 3) + sums(4)
 
 
 @pytest.mark.parametrize("number", range(12))
@@ -133,15 +140,6 @@ def test_the_penalty_has_the_lowest_score_of_cross_validation(number):
     values, vectors = torch.linalg.eigh(torch.from_numpy(rows.T @ rows / count))
     turned = vectors.T @ torch.from_numpy(rows.T @ goal / count)
     assert best_penalty(values, turned, float((goal**2).sum() / count), count) == min(PENALTIES, key=score)
-
-
-def test_sums_of_too_many_images_are_not_added():
-    def sums(count):
-        return one_round.Moments(torch.tensor([count]), torch.zeros(1, 1), torch.zeros(1))
-
-    assert (sums(one_round.MOST_IMAGES - 3) + sums(3)).count == one_round.MOST_IMAGES
-    with pytest.raises(WorkFailed, match="can overflow"):
-        sums(one_round.MOST_IMAGES - 3) + sums(4)
 
 
 def test_a_penalty_that_leaves_no_freedom_is_not_scored():

@@ -59,7 +59,7 @@ def test_fedopt_by_hand(name):
     assert two_rounds(method) == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_fedopt_with_momentum_alone_is_fedavgm():
+def test_fedopt_with_momentum_alone_is_fedavgm_and_feddyn_by_hand():
     """(1 - beta) d instead of d: with lr / (1 - beta) the steps are those of FedAvgM."""
     ours = two_rounds(METHODS["fedopt"](server_optimizer="sgd", server_lr=2.0, beta1=0.5))
     assert ours == pytest.approx(two_rounds(METHODS["fedavgm"](beta=0.5, server_lr=1.0)))

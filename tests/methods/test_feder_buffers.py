@@ -296,16 +296,13 @@ def federation_with(sums, simulation=True):
     return SimpleNamespace(engine=engine, ask_all=ask_all, trainer=SimpleNamespace(task=task)), asked
 
 
-def test_the_ensemble_is_scored_at_every_site_that_has_test_images():
+def test_the_ensemble_is_scored_at_every_site_that_has_test_images_and_nowhere_else():
     federation, asked = federation_with({"a": 3.0, "b": 4.0, "c": 0.0})
     found = FedER().more_metrics(federation, {"a": {"w": torch.ones(1)}, "b": {"w": torch.zeros(1)}})
     assert found == {"ensemble": {"test": {"right": 7.0}, "per_site": {"a": {"right": 3.0}, "b": {"right": 4.0}}}}
     [(operation, counted, models)] = asked
     assert (operation, counted) == ("evaluate_together", False)
     assert {name: float(tensors["w"]) for name, tensors in models.items()} == {"model_0": 1.0, "model_1": 0.0}
-
-
-def test_there_is_no_ensemble_without_test_images_or_between_institutions():
     federation, asked = federation_with({"a": 0.0})
     assert FedER().more_metrics(federation, {}) == {}
     assert len(asked) == 1

@@ -19,18 +19,6 @@ from polyclinic.training.optimizer import Optimizer
 ROWS = torch.tensor([[0.0, 1.0], [2.0, 1.0], [10.0, 5.0], [12.0, 7.0]], dtype=torch.float64)
 
 
-def test_one_component_is_mean_and_variance():
-    found = fit(ROWS, 1, 5, torch_rng("fedpft"))
-    assert found.means.tolist() == [[6.0, 3.5]]
-    assert found.variances.flatten().tolist() == pytest.approx([26.0, 6.75])
-
-
-def test_densities_by_hand():
-    mixture = Mixture(torch.tensor([0.25, 0.75]).double(), ROWS[:2], torch.tensor([[1.0, 2.0], [4.0, 1.0]]).double())
-    wanted = Normal(mixture.means, mixture.variances.sqrt()).log_prob(ROWS[:, None]).sum(2) + mixture.shares.log()
-    assert torch.allclose(mixture.log_densities(ROWS), wanted)
-
-
 def test_it_learns_and_warns_of_small_classes(tiny_run, monkeypatch):
     made, make = [], Optimizer.make
     monkeypatch.setattr(Optimizer, "make", lambda self, of, number: made.append(number) or make(self, of, number))
@@ -97,14 +85,7 @@ def test_what_a_site_sends_is_checked(tensors, metadata):
         list(_received(Parcel("statistics", tensors, metadata), "north", 2, 2))
 
 
-def test_a_class_that_a_site_does_not_have_is_passed_over():
-    sent = {name.replace("0/", "1/"): tensor for name, tensor in mixture(torch.ones(1), 2).items()}
-    [(label, count, found)] = _received(Parcel("statistics", sent, {"counts": [0, 4]}), "north", 2, 2)
-    assert (label, count) == (1, 4)
-    assert found.means.tolist() == [[1.0, 1.0]]
-
-
-def test_what_a_mixture_is():
+def test_what_a_mixture_is_and_how_dense():
     half, ones = torch.full((2,), 0.5), torch.ones(2, 3)
     assert _is_mixture(Mixture(half, ones, ones / 2), 3)
     assert _is_mixture(Mixture(torch.tensor([0.0, 1.0]), ones, ones), 3)
@@ -112,6 +93,16 @@ def test_what_a_mixture_is():
     assert not _is_mixture(Mixture(torch.ones(1, 1), ones[:1], ones[:1]), 3), "shares are a list"
     assert not _is_mixture(Mixture(half[:0], ones[:0], ones[:0]), 3)
     assert not _is_mixture(Mixture(half, ones, ones), 2)
+    dense = Mixture(torch.tensor([0.25, 0.75]).double(), ROWS[:2], torch.tensor([[1.0, 2.0], [4.0, 1.0]]).double())
+    wanted = Normal(dense.means, dense.variances.sqrt()).log_prob(ROWS[:, None]).sum(2) + dense.shares.log()
+    assert torch.allclose(dense.log_densities(ROWS), wanted)
+    found = fit(ROWS, 1, 5, torch_rng("fedpft"))
+    assert found.means.tolist() == [[6.0, 3.5]]
+    assert found.variances.flatten().tolist() == pytest.approx([26.0, 6.75])
+    sent = {name.replace("0/", "1/"): tensor for name, tensor in mixture(torch.ones(1), 2).items()}
+    [(label, count, found)] = _received(Parcel("statistics", sent, {"counts": [0, 4]}), "north", 2, 2)
+    assert (label, count) == (1, 4)
+    assert found.means.tolist() == [[1.0, 1.0]]
 
 
 def steps_by_hand(rows, means, iterations):

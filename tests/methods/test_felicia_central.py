@@ -49,7 +49,7 @@ def test_the_gradient_points_where_a_site_is_less_recognisable(towards):
     assert (gradient[2:] > 0).all()
 
 
-def test_it_learns_to_identify_sites():
+def test_it_learns_to_identify_sites_and_every_other_comes():
     found = central(central_lr=5e-3)
     images = torch.cat([torch.full((8, 1, 28, 28), -0.5), torch.full((8, 1, 28, 28), 0.5)])
     images = images + 0.1 * torch.randn(images.shape, generator=rng())
@@ -57,9 +57,6 @@ def test_it_learns_to_identify_sites():
     for _ in range(40):
         share = found.step(images, site, no_labels(images))
     assert float(share) == 1.0
-
-
-def test_another_site_is_another_and_every_other_comes():
     site = torch.tensor([0, 1, 2]).repeat(200)
     other = central(3, towards="other").other_sites(site, rng())
     assert (other != site).all()
@@ -86,16 +83,13 @@ def of_classes(labels: Tensor, turns: bool) -> tuple[CentralDiscriminator, Image
     return central(central="per-class"), ImagesOfSites(images, site, labels, turns)
 
 
-def test_an_image_moves_only_the_central_discriminator_of_its_class():
+def test_an_image_moves_only_the_discriminator_of_its_class_in_turns_or_sorted():
     found, batch = of_classes(torch.ones(8, dtype=torch.long), turns=False)
     before = [network.head.layer.weight.detach().clone() for network in found.network.of_class]
     found.step(batch.images, batch.site, batch.labels)
     after = [network.head.layer.weight for network in found.network.of_class]
     assert torch.equal(before[0], after[0])
     assert not torch.equal(before[1], after[1])
-
-
-def test_classes_in_turns_are_found_without_sorting_and_give_the_same():
     labels = torch.arange(8) % 2
     found = []
     for turns in (True, False):

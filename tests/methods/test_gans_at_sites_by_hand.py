@@ -48,7 +48,7 @@ def test_rows_of_a_batch_are_those_of_a_small_site_unless_images_are_repeated(ga
     assert training_gans.steps_taken(gans(steps=7)) == 7
 
 
-def test_sites_are_stacked_where_all_is_alike(gans):
+def test_sites_are_stacked_where_all_is_alike_and_classes_take_turns(gans):
     def groups(*sites):
         return [len(group) for group in training_gans.stackable(list(sites))]
 
@@ -63,9 +63,6 @@ def test_sites_are_stacked_where_all_is_alike(gans):
     apart = {"separates_classes": True}
     assert groups(gans(**apart), gans("b", **apart)) == [2]
     assert groups(gans(**apart), gans("b", labels=(0,), **apart)) == [1, 1]
-
-
-def test_classes_take_turns_where_a_batch_has_each_as_often(gans):
     turns = training_gans.classes_take_turns
     assert turns([gans(), gans("b")])
     assert not turns([gans(takes_turns=False)])
@@ -84,7 +81,7 @@ def coordinator(classes=2):
     return SimpleNamespace(trainer=trainer, sites=("a", "b", "c"))
 
 
-def test_images_are_joined_with_the_number_of_their_site():
+def test_images_are_joined_with_the_number_of_their_site_and_given_to_all_others():
     black, white = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.full((2, 1, 2, 2), 255, dtype=torch.uint8)
     found = join_images(coordinator(), [reply("c", black), reply("a", white)], per_class=False)
     assert found.site.tolist() == [2, 2, 0, 0]
@@ -95,9 +92,6 @@ def test_images_are_joined_with_the_number_of_their_site():
     in_turns = [reply("a", black, torch.tensor([0, 1])), reply("b", white, torch.tensor([0, 1]))]
     joined = join_images(coordinator(), in_turns, per_class=True)
     assert (joined.turns, joined.labels.tolist()) == (True, [0, 1, 0, 1])
-
-
-def test_everybody_gets_the_images_of_all_others():
     replies = [
         reply(name, torch.full((1, 1, 2, 2), n, dtype=torch.uint8), torch.tensor([n])) for n, name in enumerate("abc")
     ]

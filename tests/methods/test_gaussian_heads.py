@@ -117,14 +117,6 @@ def test_class_sums_that_no_images_have_are_refused(rule, name, place, lie):
             )
 
 
-def test_a_feature_that_never_varies_has_the_least_variance():
-    """Four steps of rounding, squared; below that a feature is mostly rounding."""
-    rows = np.full((5, 1), 2.0, np.float32)
-    first, squares = one_round.sums_and_squares(rows)
-    weights = gaussian_heads.naive_bayes(torch.tensor([5, 0]), torch.stack([first] * 2), torch.stack([squares] * 2))
-    assert weights["fc.products"][0].tolist() == pytest.approx([-0.5 / (4 / 4096) ** 2])
-
-
 FEW_LABELS = torch.tensor([0] * 30 + [1] * 12)
 
 
@@ -181,7 +173,7 @@ def test_shrinkage_of_four_features_by_hand():
     assert gaussian_heads.shrunk(nothing, 9).diag().tolist() == [gaussian_heads.LEAST_VARIANCE] * 2
 
 
-def test_a_class_of_one_image_and_one_of_none_by_hand():
+def test_classes_of_one_image_and_of_none_by_hand():
     """One feature: class 0 has 1 and 3, class 1 has 7, and class 2 no image."""
     counts = torch.tensor([2, 1, 0])
     first = torch.tensor([[4.0], [7.0], [0.0]]) / RESOLUTION
@@ -207,10 +199,7 @@ def test_a_class_of_one_image_and_one_of_none_by_hand():
     assert all(tensor.isfinite().all() for tensor in quadratic.values())
     peaks = quadratic["fc.center"] + quadratic["fc.weight"][:2, 0] / (-2 * quadratic["fc.products"][:2, 0, 0])
     assert peaks.tolist() == pytest.approx([2, 7]), "a class is most likely at its mean"
-
-
-def test_means_of_classes_are_those_of_their_images():
-    """A class of one image, and one of none."""
+    # A class of one image, and one of none
     sums = one_round.moments(
         np.array([[1.0], [3.0], [7.0]], np.float32), torch.tensor([[1, 0, 0], [1, 0, 0], [0, 1, 0]])
     )
@@ -218,6 +207,11 @@ def test_means_of_classes_are_those_of_their_images():
     assert counts.tolist() == [2, 1, 0]
     assert means.flatten().tolist() == [2, 7, 0]
     assert within.tolist() == [[2 / 3]]
+    # four steps of rounding, squared; below that a feature is mostly rounding
+    rows = np.full((5, 1), 2.0, np.float32)
+    first, squares = one_round.sums_and_squares(rows)
+    weights = gaussian_heads.naive_bayes(torch.tensor([5, 0]), torch.stack([first] * 2), torch.stack([squares] * 2))
+    assert weights["fc.products"][0].tolist() == pytest.approx([-0.5 / (4 / 4096) ** 2])
 
 
 def class_sums(rule, rows, labels):

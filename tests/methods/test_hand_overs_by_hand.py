@@ -19,7 +19,7 @@ from polyclinic.questions.inspect import InspectSites
 from polyclinic.randomness import torch_rng
 
 
-def test_latents_of_all_sites_are_pooled_and_mirrored_ones_come_last():
+def test_latents_are_pooled_mirrored_and_passed_over():
     sent = {
         "north/a/latents": torch.tensor([[1.0]]),
         "north/a/targets": torch.tensor([[1, 2]]),
@@ -34,17 +34,6 @@ def test_latents_of_all_sites_are_pooled_and_mirrored_ones_come_last():
     assert _counts(sent) == {"north/a": 1, "south": 1}
     plain, labels = _pooled({"a/latents": torch.tensor([[1.0]]), "a/targets": torch.tensor([7])})
     assert (plain.tolist(), labels.tolist()) == ([[1]], [7])
-
-
-def test_a_pass_has_no_incomplete_batch():
-    rows = torch.arange(10.0)
-    found = list(one_pass(rows, rows, 4, torch_rng("pass"), torch.device("cpu")))
-    assert [len(one) for one, _ in found] == [4, 4]
-    assert len({float(x) for one, _ in found for x in one}) == 8
-    assert all(torch.equal(one, other) for one, other in found)
-
-
-def test_an_image_is_mirrored_left_to_right():
     images = torch.arange(8.0).reshape(2, 1, 2, 2)
     trainer = SimpleNamespace(
         load=lambda weights: torch.nn.Identity(),
@@ -61,6 +50,11 @@ def test_an_image_is_mirrored_left_to_right():
     trainer.task.dense = True
     latents, masks = FedReplay(latents="fp32").give_latents(site, {})
     assert (set(latents.tensors), masks.kind) == ({"latents"}, "masks")
+    rows = torch.arange(10.0)
+    found = list(one_pass(rows, rows, 4, torch_rng("pass"), torch.device("cpu")))
+    assert [len(one) for one, _ in found] == [4, 4]
+    assert len({float(x) for one, _ in found for x in one}) == 8
+    assert all(torch.equal(one, other) for one, other in found)
 
 
 def shared(count=2, labels=2, masks=None, **changes):
@@ -87,13 +81,6 @@ def test_shared_images_have_labels_and_masks():
             checked(wrong)
     with pytest.raises(ParcelRejected, match="the masks are missing"):
         checked(shared(masks={}), dense=True)
-
-
-def test_a_site_that_cannot_train_the_generator_is_left_out():
-    failed = Failure("north", "train_generator", "no room")
-    federation = SimpleNamespace(ask=lambda *given, **more: failed)
-    before = {"generator/w": torch.ones(1)}
-    assert generative_replay.train_generator_at(federation, "north", before) == before
 
 
 def distributed(**changes):
@@ -175,7 +162,7 @@ def test_a_probe_and_a_look_know_whether_images_are_samples(monkeypatch, codes, 
     assert known == [sampled]
 
 
-def test_who_trains_the_encoder():
+def test_who_trains_the_encoder_and_the_generator():
     counts = {"a": 3, "b": 9, "c": 9}
     replies = [Reply(name, (Parcel("statistics", {}, {"samples": count}),)) for name, count in counts.items()]
     federation = SimpleNamespace(sites=("a", "b", "c"), ask_all=lambda name: replies, rng=torch_rng)
@@ -185,6 +172,9 @@ def test_who_trains_the_encoder():
     assert sorted(drawn) == ["a", "b", "c"]
     place = int(torch.randint(3, (1,), generator=torch_rng("encoder site")))
     assert drawn[0] == federation.sites[place]
+    failed = Failure("north", "train_generator", "no room")
+    federation, before = SimpleNamespace(ask=lambda *given, **more: failed), {"generator/w": torch.ones(1)}
+    assert generative_replay.train_generator_at(federation, "north", before) == before, "it is left out"
 
 
 def part(*labels, masks=False):

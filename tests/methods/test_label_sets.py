@@ -54,6 +54,7 @@ def test_a_site_opens_only_images_that_it_can_label():
     found = without_classes(SiteData("north", part, part, part), (1,))
     assert found.train.labels.tolist() == [0, 2, 0, 2]
     assert found.test.cases.tolist() == [0, 2, 3, 5]
+    assert unknown_classes({"east": ["c", "a"]}, ("east", "west"), ("a", "b", "c")) == {"east": (1,)}
 
 
 @pytest.mark.parametrize(
@@ -68,10 +69,6 @@ def test_a_site_opens_only_images_that_it_can_label():
 def test_label_sets_that_cannot_be_are_refused(sets, sentence):
     with pytest.raises(BadInput, match=sentence):
         unknown_classes(sets, ("east", "west"), ("a", "b", "c"))
-
-
-def test_unknown_classes_by_number():
-    assert unknown_classes({"east": ["c", "a"]}, ("east", "west"), ("a", "b", "c")) == {"east": (1,)}
 
 
 @pytest.mark.parametrize("name", ["cwt", "fedsgd", "moon", "fedpft", "standalone", "scaffold"])

@@ -101,7 +101,7 @@ def small_cnn():
     return build("small-cnn", channels=3, outputs=2, size=28)
 
 
-def test_shared_images_are_five_percent_and_go_to_the_others(tiny_run):
+def test_shared_images_are_five_percent_and_go_to_the_others_where_policies_let_them(tiny_run):
     result = tiny_run({"name": "fedavg-share", "share": 0.1})
     counts = result["data"]["counts"]
     shared = [line for line in lines_of(result, "site-1") if line["kind"] == "real-images"]
@@ -109,14 +109,11 @@ def test_shared_images_are_five_percent_and_go_to_the_others(tiny_run):
     assert shared[0]["round"] == 0
     pixels = 3 * 28 * 28
     assert shared[0]["bytes"] // pixels == round(0.1 * counts["site-1"]["train"])
-
-
-def test_a_policy_that_forbids_real_images_stops_sharing(tiny_run):
     with pytest.raises(WorkFailed, match="kept back real-images of 'give_share'"):
         tiny_run({"name": "fedavg-share"}, policy={"kinds": ["weights", "metrics", "labels"]})
 
 
-def test_weighted_loss_needs_classes():
+def test_weighted_loss_needs_unbalanced_classes(tiny_run):
     tables = {
         "data": {"source": "hand-phantom"},
         "sites": {"partition": "iid", "count": 2},
@@ -125,9 +122,6 @@ def test_weighted_loss_needs_classes():
     }
     with pytest.raises(BadInput, match=r"method\.weighted_loss"):
         parse_study(tables)
-
-
-def test_weighted_loss_changes_training_only_where_classes_are_unbalanced(tiny_run):
     plain, weighted = tiny_run({"name": "cwt"}), tiny_run({"name": "cwt", "weighted_loss": True})
     assert plain["weights_sha256"] != weighted["weights_sha256"]
 

@@ -17,7 +17,7 @@ FEATURES = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
 TARGETS = torch.tensor([[1.0], [-0.5]])
 
 
-def test_sums_by_hand():
+def test_sums_by_hand_and_of_one_class():
     found = one_round.moments(FEATURES, TARGETS)
     unit = round(1 / RESOLUTION)
     assert found.count == 2
@@ -31,14 +31,13 @@ def test_sums_by_hand():
     assert matrix.tolist() == [[2, 1.5, 1], [1.5, 1.25, -0.5], [1, -0.5, 13]]
     assert cross.flatten().tolist() == [0.5, 0.75, -3.5]
     assert squares.tolist() == [1.25]
-
-
-def test_features_are_rounded_and_limited():
+    first, triangle = one_round.sums_and_products(FEATURES)
+    again, squares = one_round.sums_and_squares(FEATURES)
+    assert torch.equal(first, again)
+    assert torch.equal(one_round.full(triangle, 2).diag(), squares)
+    assert torch.equal(one_round.upper(one_round.full(triangle, 2)), triangle)
     whole = one_round.whole_features(torch.tensor([0.3 * RESOLUTION, 1e9, -1e9]))
     assert (whole * RESOLUTION).tolist() == [0, LIMIT, -LIMIT]
-
-
-def test_the_largest_sums_do_not_overflow():
     assert MOST_IMAGES * (LIMIT / RESOLUTION) ** 2 < 2**63
     assert one_round.PIECE * (LIMIT / RESOLUTION) ** 2 < 2**53  # of one product, in float64
 
@@ -55,14 +54,6 @@ def test_any_partition_and_order_gives_the_same_sums():
     for part in parts[1:]:
         total = total + part
     assert all(torch.equal(whole[name], tensor) for name, tensor in total.tensors().items())
-
-
-def test_sums_of_one_class_are_parts_of_the_whole():
-    first, triangle = one_round.sums_and_products(FEATURES)
-    again, squares = one_round.sums_and_squares(FEATURES)
-    assert torch.equal(first, again)
-    assert torch.equal(one_round.full(triangle, 2).diag(), squares)
-    assert torch.equal(one_round.upper(one_round.full(triangle, 2)), triangle)
 
 
 def test_what_a_site_sends_is_checked():

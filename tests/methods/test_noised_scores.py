@@ -28,6 +28,9 @@ def test_a_score_is_one_release_more_in_the_account(tiny_run):
     told = " ".join(result["privacy"]["does_not_cover"])
     assert "as they are" not in told
     assert "how many validation and test images" in told
+    result = tiny_run(METHOD, **{**AGES, "evaluation": {"every": 1}})
+    entered = [one for one in result["privacy"]["mechanisms"] if one["noise"] == 4.0]
+    assert sum(one["steps"] for one in entered) == 3  # two rounds, and the end
 
 
 def test_noised_scores_stand_beside_no_exact_ones(tiny_run):
@@ -39,12 +42,6 @@ def test_noised_scores_stand_beside_no_exact_ones(tiny_run):
     assert "intervals" in exact["metrics"]
     assert "intervals" not in noised["metrics"]
     assert not (noised.folder / "cases").exists()
-
-
-def test_scores_every_round_are_all_entered(tiny_run):
-    result = tiny_run(METHOD, **{**AGES, "evaluation": {"every": 1}})
-    entered = [one for one in result["privacy"]["mechanisms"] if one["noise"] == 4.0]
-    assert sum(one["steps"] for one in entered) == 3  # two rounds, and the end
 
 
 def test_a_budget_that_is_spent_lets_no_score_out(tiny_run):

@@ -38,6 +38,8 @@ def test_directions_that_phantoms_do_not_have_are_left_out():
     assert torch.isfinite(basis_of(flat, 100, 1.0)["matrix"]).all()
     assert basis_of(flat, 29, 1.0)["matrix"][5].abs().max() < 1e-3
     assert basis_of(FEATURES, 4, 0.0)["mean"].tolist() == pytest.approx(FEATURES.mean(0).tolist(), rel=1e-5)
+    assert pictures("hand-phantom", 10).shape[2:] == (64, 64)
+    assert pictures("hand-phantom", 10, 32).shape[2:] == (32, 32)
 
 
 @pytest.mark.parametrize("size", [0.01, 1000.0])
@@ -55,11 +57,6 @@ def test_directions_of_next_to_no_variance_are_left_out(rank):
     assert basis_of(strong + rounding, 10, 1.0)["matrix"].shape == (40, rank)
 
 
-def test_phantoms_have_64_pixels_a_side_unless_another_size_is_given():
-    assert pictures("hand-phantom", 10).shape[2:] == (64, 64)
-    assert pictures("hand-phantom", 10, 32).shape[2:] == (32, 32)
-
-
 @pytest.fixture(scope="module")
 def own():
     return basis_of(FEATURES, 6, 0.5)
@@ -69,16 +66,13 @@ def changed(own, **changes):
     return is_same_basis({**own, **changes}, own)
 
 
-def test_a_rotation_is_the_same_basis(own):
+def test_a_rotation_is_the_same_basis_and_another_is_not(own):
     turn, _ = torch.linalg.qr(torch.randn(6, 6, generator=torch_rng("turn")))
     assert changed(own, matrix=own["matrix"] @ turn)
     assert changed(own, matrix=own["matrix"] * 1.2)
     assert changed(own, matrix=own["matrix"] / 1.2)
     assert changed(own, mean=own["mean"] * 1.09)
     assert changed(own, matrix=own["matrix"][:, :5]), "a direction of next to no variance may be lost"
-
-
-def test_another_basis_is_not_the_same(own):
     stretched = torch.ones(6)
     stretched[2] = 1.3
     assert not changed(own, matrix=own["matrix"] * stretched)
@@ -92,6 +86,14 @@ def test_another_basis_is_not_the_same(own):
     assert not is_same_basis({"mean": own["mean"]}, own)
     elsewhere = own["matrix"] + 0.2 * own["matrix"].norm() / 40**0.5 / 6**0.5 * torch.ones(40, 6)
     assert not changed(own, matrix=elsewhere)
+    came = plain_basis(99)
+    came["matrix"][:, 98] = 0
+    assert is_same_basis(came, plain_basis(100))
+    came["matrix"][:, 97] = 0
+    assert not is_same_basis(came, plain_basis(100))
+    came = plain_basis(100)
+    came["matrix"][:, 99] = 0
+    assert not is_same_basis(came, plain_basis(100))
 
 
 def plain_basis(width, size=1.0):
@@ -108,17 +110,6 @@ def test_one_of_fifty_directions_may_be_lost_or_found(width, came, same):
     found = plain_basis(width + width - came)
     found["matrix"][:, width:] = 0
     assert is_same_basis(found, plain_basis(width)) is same
-
-
-def test_the_last_direction_may_be_another_one_where_their_numbers_differ():
-    came = plain_basis(99)
-    came["matrix"][:, 98] = 0
-    assert is_same_basis(came, plain_basis(100))
-    came["matrix"][:, 97] = 0
-    assert not is_same_basis(came, plain_basis(100))
-    came = plain_basis(100)
-    came["matrix"][:, 99] = 0
-    assert not is_same_basis(came, plain_basis(100))
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])

@@ -24,16 +24,13 @@ def labels(count=2, **changes):
     return Parcel("labels", {"targets": torch.zeros(count, dtype=torch.int64), **changes})
 
 
-def test_a_step_may_be_a_hundred_times_a_tensor():
+def test_norms_may_grow_so_far_and_no_further():
     call = SimpleNamespace(parcels={"weights": Parcel("weights", {"w": torch.tensor([3.0, 4.0])})})
     size = 5 + 0.1 * 2**0.5
     check = reply_checks.check_step
     check(call, reply("gradients", w=torch.tensor([99.9 * size, 0.0]) / 0.5), 0.5)
     with pytest.raises(ParcelRejected, match=r"move tensor 'w' by .*, more than 100 times its size \(5\.14\)"):
         check(call, reply("gradients", w=torch.tensor([100.1 * size, 0.0]) / 0.5), 0.5)
-
-
-def test_weights_up_to_the_cut_may_grow_a_thousand_times():
     front = SimpleNamespace(state_dict=lambda: {"w": 0})
     trainer = SimpleNamespace(split=lambda model: (front, None), model=None)
     first = {"w": torch.tensor([3.0, 4.0])}
@@ -51,13 +48,10 @@ def test_weights_up_to_the_cut_may_grow_a_thousand_times():
     reply_checks.check_front_weights(federation, reply("weights", w=torch.tensor([2**40, 0])))  # a counter
 
 
-def test_a_reply_says_of_how_many_images_it_is():
+def test_a_reply_says_its_images_and_shares_all_but_local_weights():
     aggregation.check_samples(Reply("north", (Parcel("weights", {}, {"samples": 3}),)))
     with pytest.raises(ParcelRejected, match="does not say of how many images it is"):
         aggregation.check_samples(reply("weights"))
-
-
-def test_shared_weights_are_all_but_local_ones():
     trainer = SimpleNamespace(state=lambda: {"a": 0, "b": 0}, local_names={"b"})
     federation = SimpleNamespace(trainer=trainer)
     aggregation.check_shared_weights(federation, reply("weights", a=torch.ones(1)))
@@ -107,13 +101,10 @@ def warned(said, summed="float"):
     return SimpleNamespace(warn=said.append, sums=SimpleNamespace(settings=SimpleNamespace(sum=summed)))
 
 
-def test_sites_share_the_images_that_sums_can_hold():
+def test_sites_share_and_say_the_images_that_sums_can_hold():
     assert one_round.most_images(federation_of(), "give_sums") == MOST_IMAGES // 3
     assert one_round.most_images(federation_of(covers=True), "give_sums") == MOST_IMAGES
     assert one_round.most_images(federation_of(chosen=()), "give_sums") == MOST_IMAGES
-
-
-def test_a_site_says_as_many_images_as_its_sums_have():
     parcel = Parcel("statistics", {}, {"samples": 5})
     one_round.check_samples(federation_of(), "give_sums", parcel, 5)
     one_round.check_samples(federation_of(covers=True), "give_sums", parcel, 6)
@@ -230,19 +221,13 @@ def test_latents_within_the_encoders_range_pass_and_larger_ones_do_not(with_enco
         reply_checks.check_latents(with_encoder, DOUBLES, shrink(latents, precision))
 
 
-def test_latents_of_mirrored_images_are_looked_at_too(with_encoder):
-    sent = {**shrink(torch.ones(2, 1, 8, 8), "fp32"), "flipped_latents": torch.full((2, 1, 8, 8), 99.0)}
-    with pytest.raises(ParcelRejected, match="flipped_latents"):
-        reply_checks.check_latents(with_encoder, DOUBLES, sent)
-
-
-def test_the_range_is_worked_out_once_an_encoder(with_encoder):
+def test_the_range_of_an_encoder_is_worked_out_once_and_leaves_it_as_it_was(with_encoder):
     for encoder in (DOUBLES, DOUBLES, {"weight": torch.full((1, 1, 1, 1), 4.0)}):
         reply_checks.check_latents(with_encoder, encoder, shrink(torch.ones(2, 1, 8, 8), "fp32"))
     assert with_encoder.trainer.loaded == 2
-
-
-def test_an_encoder_that_is_training_still_does_afterwards(with_encoder):
+    sent = {**shrink(torch.ones(2, 1, 8, 8), "fp32"), "flipped_latents": torch.full((2, 1, 8, 8), 99.0)}
+    with pytest.raises(ParcelRejected, match="flipped_latents"):
+        reply_checks.check_latents(with_encoder, DOUBLES, sent)
     for training in (True, False):
         with_encoder.trainer.kept.clear()
         with_encoder.trainer.model.train(training)

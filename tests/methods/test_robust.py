@@ -28,25 +28,16 @@ def aggregate(rule, sites=None, share=0.25):
     return aggregation.robust_mean(rule, BEFORE, replies(*ROWS) if sites is None else sites, "samples", share, 0.0)
 
 
-def test_median_is_that_of_each_number_by_itself():
+def test_means_and_norms_by_hand():
     # columns of updates: 1, 0, 1, 100 and 0, 1, 1, -100
     assert aggregate("median")["w"].tolist() == [1 + 1.0, 1 + 0.5]
-
-
-def test_trimmed_mean_leaves_out_the_largest_and_the_smallest():
     assert aggregate("trimmed-mean")["w"].tolist() == [1 + 1.0, 1 + 0.5]
     assert aggregate("trimmed-mean", share=0.0)["w"].tolist() == [1 + 102 / 4, 1 - 98 / 4]
-
-
-def test_norm_bound_shortens_to_the_median_length_and_counts_images():
     # lengths 1, 1, sqrt 2 and 100 sqrt 2: the median is (1 + sqrt 2) / 2
     limit = (1 + 2**0.5) / 2
     unit = limit / 2**0.5
     expected = [1 + (1 * 1 + 0 + 1 * unit + 2 * unit) / 5, 1 + (0 + 1 + unit - 2 * unit) / 5]
     assert aggregate("norm-bound", replies(*ROWS, samples=[1, 1, 1, 2]))["w"].tolist() == pytest.approx(expected)
-
-
-def test_multi_krum_drops_the_update_that_is_far_from_the_others():
     assert aggregate("multi-krum")["w"].tolist() == pytest.approx([1 + 2 / 3, 1 + 2 / 3])
     rows = torch.tensor([[0.0], [1.0], [2.0], [50.0], [60.0]])
     # each with its 5 - 2 - 2 = 1 nearest neighbour: 1, 1, 1, 100, 100
@@ -60,8 +51,13 @@ def test_equal_updates_give_that_update_and_counters_are_averaged(rule):
     assert (found["n"].item(), found["n"].dtype) == (1, torch.int64)
 
 
-def test_fewer_than_half_are_ever_taken_for_liars():
+def test_fewer_than_half_are_liars_and_what_was_not_sent_before_counts_from_zero():
     assert aggregate("trimmed-mean", replies([3.0, 0.0], [1.0, 0.0]), share=0.49)["w"].tolist() == [2.0, 0.0]
+    found = aggregation.robust_mean("median", {}, replies(*ROWS[:3]), "samples", 0.25, 0.0)
+    assert found["w"].tolist() == [2.0, 2.0]
+    assert found["n"].item() == 1
+    with pytest.raises(WorkFailed, match="no site has sent weights"):
+        aggregate("median", [])
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedavgm", "fedopt", "scaffold", "feddyn"])
@@ -83,9 +79,6 @@ def test_clusters_leave_out_the_smaller_part_that_points_elsewhere():
     # (1, 0), (0, 1), (1, 1) against (-1, -1): the largest cosine across the split is -0.71
     sites = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0], [0.0, 0.0])
     assert aggregate("clusters", sites)["w"].tolist() == pytest.approx([1 + 2 / 3, 1 + 2 / 3])
-
-
-def test_clusters_keep_all_who_do_not_point_apart():
     sites = replies([2.0, 1.0], [1.0, 2.0], [2.0, 2.0])  # (1, 0) and (0, 1): a cosine of 0 is not below 0
     assert aggregate("clusters", sites)["w"].tolist() == pytest.approx([1 + 2 / 3, 1 + 2 / 3])
     rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
@@ -130,14 +123,3 @@ def test_clusters_look_at_directions_whatever_the_lengths(rows):
     """The cosine of these two is 0.71."""
     assert aggregation.larger_cluster(torch.tensor(rows), apart=0.7).tolist() == [0, 1]
     assert aggregation.larger_cluster(torch.tensor(rows), apart=0.72).tolist() == [0]
-
-
-def test_numbers_that_were_not_sent_before_count_from_zero():
-    found = aggregation.robust_mean("median", {}, replies(*ROWS[:3]), "samples", 0.25, 0.0)
-    assert found["w"].tolist() == [2.0, 2.0]
-    assert found["n"].item() == 1
-
-
-def test_without_any_site_there_is_nothing_to_aggregate():
-    with pytest.raises(WorkFailed, match="no site has sent weights"):
-        aggregate("median", [])

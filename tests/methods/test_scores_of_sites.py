@@ -118,15 +118,12 @@ def test_the_best_round_is_the_first_of_the_highest_rank(monkeypatch, rounds, be
     assert site.state["best_score"].dtype == torch.float64
 
 
-def test_without_validation_images_the_last_round_is_kept(monkeypatch):
+def test_what_selects_no_round(monkeypatch):
     site = site_alone()
     for number in (1, 2):
         score(monkeypatch, site, number, {})
     assert site.state.group("best") == {"round": 2}
     assert "best_score" not in site.state
-
-
-def test_other_images_and_other_weights_select_nothing(monkeypatch):
     site = site_alone()
     score(monkeypatch, site, 1, {"auc": 0.9, "loss": 1.0}, part="test images")
     score(monkeypatch, site, 1, {"auc": 0.9, "loss": 1.0}, own="best")

@@ -13,15 +13,12 @@ from polyclinic.questions.statistics import _p
 from polyclinic.randomness import torch_rng
 
 
-def test_a_class_that_nobody_has_is_never_chosen():
+def test_small_rules_by_hand():
     counts = torch.tensor([0, 3, 1])
     assert log_priors(counts)[1:].tolist() == pytest.approx([math.log(0.75), math.log(0.25)])
     assert log_priors(counts, equal=True)[1:].tolist() == [0.0, 0.0]
     assert log_priors(counts)[0] < -50
     assert log_priors(counts, equal=True)[0] < -50
-
-
-def test_mean_predictions_by_hand():
     logits = torch.logit(torch.tensor([[[0.2]], [[0.6]]]))
     assert mean_prediction(logits, values=False).sigmoid().tolist() == [[pytest.approx(0.4)]]
     classes = torch.tensor([[[0.2, 0.8]], [[0.6, 0.4]]]).log()
@@ -30,22 +27,13 @@ def test_mean_predictions_by_hand():
     sure = mean_prediction(torch.tensor([[[90.0]], [[90.0]]]), values=False)
     assert 15 < float(sure) < 17, "a logit stays finite"
     assert -17 < float(mean_prediction(torch.tensor([[[-90.0]], [[-90.0]]]), values=False)) < -15
-
-
-def test_chances_of_a_difference_by_hand():
     assert _p((0.0, 0.0, 0.0, 0.0)) == 1.0
     assert _p((0.1, 0.1, 0.1, 0.0)) == 0.0
     assert _p((0.1, 0.0, 0.2, 0.0)) == 0.0
     assert _p((1.0, 1.0, 1.0, 0.0)) == 0.0
     assert _p((1.96, 0.0, 0.0, 1.0)) == pytest.approx(0.05, abs=1e-3)
     assert _p((-1.96, 0.0, 0.0, 1.0)) == pytest.approx(0.05, abs=1e-3)
-
-
-def test_counts_that_nothing_is_known_of_are_even():
     assert _whole(torch.zeros(4), 8).tolist() == [2, 2, 2, 2]
     assert _whole(torch.tensor([-1.0, 3.0]), 6).tolist() == [0, 6]
-
-
-def test_brighter_images_stay_within_their_range():
     images = torch.tensor([0.2, 0.9])
     assert brighten(images, 0.4, images, torch_rng("x")).tolist() == pytest.approx([0.6, 1.0])

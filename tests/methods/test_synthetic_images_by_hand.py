@@ -28,9 +28,6 @@ def test_limits_lie_six_deviations_around_the_mean_of_a_channel():
     assert limits.low.flatten().tolist() == pytest.approx([m - 6 * d for m, d in zip(middle, (1, 2, 3), strict=True)])
     assert limits.high.flatten().tolist() == pytest.approx([m + 6 * d for m, d in zip(middle, (1, 2, 3), strict=True)])
     assert limits.low.shape == (3, 1, 1)
-
-
-def test_a_channel_has_a_tenth_of_the_median_deviation_at_least():
     root = 2**0.5
     limits = Limits.of(channels((0.0, 0.1 * root), (0.0, 4 * root), (0.0, 9 * root)))
     half = (limits.high - limits.low).flatten() / 2

@@ -62,13 +62,11 @@ def test_weights_trained_without_privacy_do_not_leave_a_private_site(tiny_run):
     assert torch.isfinite(next(iter(tiny_run({"name": "careless"}).weights().values()))).all()
 
 
-def test_a_method_that_averages_batch_norm_cannot_keep_it_local(tiny_run):
+def test_methods_keep_the_batch_norm_that_they_say(tiny_run, monkeypatch):
     assert METHODS["fedsgd"].traits.batch_norm == "average"
     with pytest.raises(BadInput, match=r"model\.batch_norm: 'fedsgd' cannot keep it local"):
         tiny_run({"name": "fedsgd"}, model={"batch_norm": "local"})
 
-
-def test_a_method_that_keeps_batch_norm_needs_some(tiny_run, monkeypatch):
     class Keeper(Toy):
         name: Literal["keeper"] = "keeper"  # type: ignore[assignment]
         traits: ClassVar[Traits] = Traits(batch_norm="local")

@@ -25,7 +25,7 @@ def federation_of(sites=("a", "b", "c"), fails=()):
     return SimpleNamespace(sites=tuple(sites), ask_all=ask_all, asked=asked)
 
 
-def test_idle_sites_with_work_begin_a_turn():
+def test_turns_begin_end_and_hand_models_on(monkeypatch):
     federation = federation_of(fails=("c",))
     state = SimpleNamespace(now=2.0, busy={"a": 3.0}, queue={"a": 1, "b": 2, "c": 1}, turns=5)
     method = FedER(mode="asynchronous", turn_takes={"b": 1.5})
@@ -39,9 +39,6 @@ def test_idle_sites_with_work_begin_a_turn():
     state = SimpleNamespace(now=0.0, busy={}, queue={"a": 1, "b": 1, "c": 0}, turns=0)
     assert method.begin_turns(federation, state, 1) == ["a"]
     assert state.busy == {"a": 1.0}
-
-
-def test_the_clock_moves_to_the_end_of_the_next_turn(monkeypatch):
     ended = []
     monkeypatch.setattr(FedER, "finish_turns", lambda self, federation, state, done: ended.append(done))
     state = SimpleNamespace(now=1.0, busy={"a": 3.0, "b": 2.0, "c": 2.0})

@@ -105,14 +105,11 @@ def test_each_training_set_is_what_its_name_says(monkeypatch):
         assert train.labels.tolist() == [label for one in parts for label in one.labels.tolist()]
 
 
-def test_what_is_known_is_not_trained_again():
+def test_networks_that_are_known_or_have_no_validation_images():
     known = {"real": utility.TrainedNetwork({"w": torch.zeros(1)}, 0.7)}
     sets = utility.training_sets(part(6, 1), part(6, 3), None)
     found = utility.train_networks(make_site(part(6, 1), part(6, 2)), sets, 2, known)
     assert found["real"] is known["real"]
-
-
-def test_without_validation_images_the_last_moment_counts():
     none = part(3, 2).take(np.array([], dtype=int))
     found = train_once(make_trainer(), part(9, 1), none, steps=5)
     assert found.score == 0.0

@@ -101,7 +101,7 @@ GOALS = torch.tensor([[0.5, -0.5], [1.0, 0.0], [0.0, 0.25], [-1.0, 0.5]])
 HEAD = torch.tensor([[0.5, 1.0], [-0.25, 0.5], [0.125, 2.0]]).double()
 
 
-def test_the_value_of_sites_is_minus_the_mean_squared_error_by_hand():
+def test_the_value_of_sites_is_minus_the_mean_squared_error_on_validation_images():
     held_out = moments(HELD_OUT.numpy(), GOALS)
     solved = []
 
@@ -121,9 +121,6 @@ def test_the_value_of_sites_is_minus_the_mean_squared_error_by_hand():
     nothing = float(GOALS.square().sum()) / 4  # zero is said
     assert value(train, held_out, solve, frozenset()) == pytest.approx(-nothing, rel=1e-6)
     assert solved == [5, 3]
-
-
-def test_worth_wants_validation_images():
     sums = {"a": moments(HELD_OUT.numpy(), GOALS)}
     none = moments(HELD_OUT[:0].numpy(), GOALS[:0])
     with pytest.raises(BadInput, match=r"^data\.validation: no site has validation images to score"):

@@ -61,7 +61,7 @@ def test_a_ledger_grows_and_stays_the_same_one(tmp_path, found, fits):
     assert heads.known["a"].head == head(3)
 
 
-def test_an_answer_without_a_head(tmp_path):
+def test_an_answer_has_a_head_that_its_site_signed(tmp_path):
     """Nothing left a new site, and nothing is missing; a deployed site that sends something has written it down."""
     simulated, deployed = Heads(tmp_path), Heads(tmp_path, KEYS)
     receive(simulated, None)
@@ -73,9 +73,6 @@ def test_an_answer_without_a_head(tmp_path):
         receive(heads, known)
         with pytest.raises(ParcelRejected, match="without the head"):
             receive(heads, None, parcels=())
-
-
-def test_a_head_that_another_key_signed_is_refused(tmp_path):
     with pytest.raises(ParcelRejected, match="not signed with the key that the kits have for it"):
         receive(Heads(tmp_path, KEYS), head(1, site="b"))
 

@@ -40,16 +40,13 @@ def check(name, deployed=True, to="coordinator", parcels=None, **arguments):
     layer(SimpleNamespace(spec=None, sites=None)).arriving(Transaction(call, work, work.operation))
 
 
-def test_what_is_for_other_sites_does_not_go_to_the_coordinator():
+def test_receivers_and_splits_that_may_be_answered():
     check("hand_on", to="b")
     check("evaluate")
     with pytest.raises(ParcelRejected, match="releases to another site only"):
         check("hand_on", deployed=False)
     with pytest.raises(ParcelRejected, match="releases to the coordinator"):
         check("evaluate", to="b")
-
-
-def test_splits_that_may_be_scored():
     for split in ("validation", "test"):
         check("evaluate", split=split)
     check("evaluate", deployed=False, split="train")
@@ -85,7 +82,7 @@ def test_the_kind_is_the_operations_to_say():
     check_came(["whatever"], name="statistics", kind="statistics")  # names are those of weights alone
 
 
-def test_weights_name_all_that_is_shared_of_a_network():
+def test_weights_name_all_that_is_shared_of_a_network_or_its_front():
     check_came(NAMES)
     for names in (NAMES[1:], [*NAMES, "more"], []):
         with pytest.raises(ParcelRejected, match="the names are not those that the method shares"):
@@ -94,18 +91,12 @@ def test_weights_name_all_that_is_shared_of_a_network():
         check_came(NAMES[4:])
     with pytest.raises(ParcelRejected, match=r"left out: nothing$"):
         check_came([*NAMES, "more"])
-
-
-def test_what_stays_at_the_sites_may_be_left_out():
     own = trainer(1, 2, 3, local=NAMES[:1])
     check_came(NAMES[:3], own=own)
     check_came(NAMES[1:3], own=own)
     with pytest.raises(ParcelRejected, match=r"left out: 1\.weight$"):
         check_came(NAMES[2:3], own=own)
     check_came(NAMES[:3], own=trainer(1, 2, 3, local=NAMES[:3]))  # all of it: then nothing is left out
-
-
-def test_an_operation_of_the_front_takes_the_front():
     check_came(NAMES[:1], operation="front")
     check_came(NAMES, operation="front")
     with pytest.raises(ParcelRejected, match=r"left out: nothing$"):

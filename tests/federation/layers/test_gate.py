@@ -109,14 +109,11 @@ def test_own_images_stay_whatever_they_are_called(make_gate, kind):
     refused(make_gate(), Parcel(kind, {"x": as_floats(OWN)}))
 
 
-def test_images_that_were_validated_or_tested_on_are_own_ones_too(make_gate):
+def test_images_that_were_validated_or_tested_on_are_own_ones_and_others_may_leave(make_gate):
     gate = make_gate(images=(OWN, pictures(2), pictures(3, 0), pictures(4)))
     for seed in (1, 2, 4):
         refused(gate, Parcel("synthetic-images", {"x": as_floats(pictures(seed)[3:4])}))
     release(gate, Parcel("synthetic-images", {"x": as_floats(pictures(3))}))
-
-
-def test_images_that_are_not_own_may_leave(make_gate):
     others = as_floats(pictures(99))
     assert release(make_gate(), Parcel("synthetic-images", {"x": others}))
     near = as_floats(OWN).clone()

@@ -138,14 +138,6 @@ def test_a_cohort_is_large_enough_or_not_known(make, cohort, leaves):
         assert "fewer patients are behind it than the 3" in str(refusal(gate, parcel, cohort=cohort))
 
 
-def test_finite_numbers_whose_sum_or_norm_overflows_may_leave():
-    for dtype, large in ((torch.float32, 3e38), (torch.float16, 6e4), (torch.float64, 1e308), (torch.complex64, 3e38)):
-        check_finite(Parcel("weights", {"w": torch.full((9,), large, dtype=dtype)}))
-    check_finite(
-        Parcel("weights", {"w": torch.tensor([-3e38, 3e38, 1.0]), "n": torch.arange(3), "none": torch.ones(0)})
-    )
-
-
 @pytest.mark.parametrize(
     ("deployed", "to", "salted"),
     [(True, "south", True), (True, "coordinator", False), (False, "south", False), (False, "coordinator", False)],
@@ -243,7 +235,7 @@ def refused_in_words(gate, *parcels) -> str:
 SIZE = len(weights().encoded)
 
 
-def test_the_parcels_of_one_operation_leave_together_or_not_at_all(make):
+def test_parcels_of_an_operation_leave_together_and_may_be_repeated_once(make):
     gate = make(max_bytes=SIZE)
     assert "kept back what 'train' made" in refused_in_words(gate, weights(1.0), weights(2.0))
     release(gate, weights(1.0))
@@ -278,9 +270,14 @@ def test_a_run_that_was_put_back_and_trained_as_long_or_longer_is_charged_for_bo
     )
 
 
-def test_with_an_epsilon_budget_only_what_is_covered_leaves(make):
+def test_what_is_not_covered_or_not_finite_does_not_leave(make):
     gate = make(max_epsilon=3.0)
     assert "differential privacy does not cover this" in refused_in_words(gate, weights(1.0))
     assert "differential privacy does not cover this" in refused_in_words(gate, Parcel("metrics", {}, {"loss": 0.3}))
     release(gate, Parcel("statistics", {}, {"samples": 4}))  # sizes count as public
     assert "epsilon inf" in refused_in_words(gate, weights(privacy={**record(0.0, 1), "epsilon": None}))
+    for dtype, large in ((torch.float32, 3e38), (torch.float16, 6e4), (torch.float64, 1e308), (torch.complex64, 3e38)):
+        check_finite(Parcel("weights", {"w": torch.full((9,), large, dtype=dtype)}))
+    check_finite(
+        Parcel("weights", {"w": torch.tensor([-3e38, 3e38, 1.0]), "n": torch.arange(3), "none": torch.ones(0)})
+    )

@@ -38,7 +38,7 @@ def test_an_honest_run_passes_and_ends_in_the_same_weights(tiny, undisturbed, tm
     assert run(checked, tmp_path / "run")["weights_sha256"] == plain["weights_sha256"]
 
 
-def test_the_history_lies_in_the_sites_state(tiny, tmp_path):
+def test_the_history_lies_in_the_sites_state_and_begins_with_weights_from_a_file(tiny, tmp_path):
     result = run(tiny("fedavg", {"policy.incoming": {"on": True}, "sites.count": 2}, rounds=2), tmp_path / "run")
     for state in result.folder.glob("sites/*/state-*.safetensors"):
         kept = read_tensors(state)

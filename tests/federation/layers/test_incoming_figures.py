@@ -19,12 +19,9 @@ REFERENCE = {
 }
 
 
-def test_movement_is_that_of_the_row_that_moved_farthest():
+def test_movement_is_that_of_the_row_that_moved_farthest_and_falls_with_the_rate():
     now = {**REFERENCE, "fc.bias": torch.tensor([4.0, 5.0]), "norm.running_mean": torch.full((2,), 100.0)}
     assert course.movement(now, REFERENCE) == pytest.approx({"fc": 2 / 5})
-
-
-def test_own_movement_falls_with_the_learning_rate_and_does_not_grow_with_it():
     history = History(SiteState())
     history.take_movement({"fc": 0.4}, lr=0.1)
     assert history.own(0.1) == {"fc": 0.4}
@@ -90,14 +87,11 @@ def test_no_step_counts_as_one(steps, counted):
     assert course.counted({"fc": 1.0}, steps) == pytest.approx({"fc": counted})
 
 
-def test_a_step_is_taken_where_weights_and_gradients_fit():
+def test_steps_and_weights_are_kept_where_they_fit():
     weights = {"a": torch.ones(2), "b": torch.ones(3)}
     gradients = {"a": torch.tensor([2.0, -4.0]), "b": torch.ones(2), "c": torch.ones(1)}
     assert {n: t.tolist() for n, t in course.stepped(weights, gradients, 0.5, by_sign=False).items()} == {"a": [0, 3]}
     assert course.stepped(weights, gradients, 0.5, by_sign=True)["a"].tolist() == [0.5, 1.5]
-
-
-def test_weights_are_remembered_with_half_of_their_digits():
     history = History(SiteState())
     history.take({"w": torch.tensor([1.001]), "n": torch.tensor(3)}, 1)
     assert {name: one.dtype for name, one in history.last().items()} == {"w": torch.bfloat16}
@@ -138,25 +132,13 @@ def test_imprinted_layers_are_seen(backbone, attack):
     assert "fc1.weight" in [alarm.where for alarm in alarms(course.rows(crafted, LIMITS))]
 
 
-def test_traps_are_seen_by_the_convolutions_that_they_open_alone():
+def test_traps_and_overflowing_weights_are_seen():
     """The traps themselves look like random rows."""
     crafted = attacks.TrapWeights().craft(network("cnn-32-64-128"), PUBLIC)
     assert [alarm.where for alarm in alarms(course.rows(crafted.state_dict(), LIMITS))] == ["conv1.weight"]
-
-
-def test_weights_that_overflow_are_seen():
     crafted = attacks.OverflowFilter().craft(network("lenet5"), PUBLIC[0], PUBLIC[1:])
     [alarm] = alarms(course.largest(crafted.state_dict(), LIMITS))
     assert str(alarm) == "largest of 'fc3.weight' is 3e+38, and 1e+06 is the limit"
-
-
-def test_long_rows_are_folded_and_parallel_ones_stay_parallel():
-    rng = torch_rng("orders", "rows")
-    rows = torch.randn(6, 3 * course.FOLD + 5, generator=rng)
-    rows[4], rows[5] = 2 * rows[0], -rows[1]
-    assert course.row_counts(rows) == (0, 4)
-    first, second, third, _ = rows[0].split(course.FOLD)
-    torch.testing.assert_close(course.folded(rows)[0], first - second + third)
 
 
 @pytest.mark.parametrize(("shape", "seen"), [((3, 8), 0), ((4, 7), 0), ((4, 8), 2), ((4, 2, 2, 2), 2), ((32,), 0)])
@@ -166,7 +148,7 @@ def test_layers_that_are_looked_at_by_their_rows(shape, seen):
     assert [figure.check for figure in figures] == ["empty", "alike"][:seen]
 
 
-def test_shares_of_rows_are_those_of_their_own_layer():
+def test_shares_of_rows_and_largest_numbers_are_those_of_their_own_layer():
     one, other = (torch.randn(rows, 9, generator=torch_rng("orders", rows)) for rows in (8, 5))
     one[:2] = 0
     other[1:3] = other[0]
@@ -174,14 +156,26 @@ def test_shares_of_rows_are_those_of_their_own_layer():
     values = {key: figure.value for key, figure in found.items()}
     assert values == {("empty", "a"): 0.25, ("alike", "a"): 0.0, ("empty", "b"): 0.0, ("alike", "b"): 0.6}
     assert {check: figure.limit for (check, _), figure in found.items()} == {"empty": 0.2, "alike": 0.2}
+    weights = {"a": torch.tensor([1.0, -3e6]), "b": torch.zeros(0), "c": torch.tensor([2.0, 1.0])}
+    assert [(figure.where, figure.value) for figure in course.largest(weights, LIMITS)] == [("a", 3e6), ("c", 2.0)]
+    assert course.numbers([]) == []
 
 
-def test_rows_of_next_to_nothing_are_empty_and_a_layer_of_zeros_is_not_crafted():
+def test_rows_are_counted_by_hand():
     rows = torch.eye(4)
     for share, empty in ((1e-5, 0), (1e-7, 1), (0.0, 1)):
         rows[3, 3] = share
         assert course.row_counts(rows) == (empty, 0)
     assert course.row_counts(torch.zeros(4, 8)) == (0, 0)
+    rows = torch.randn(1200, 20, generator=torch_rng("orders", "many"))
+    rows[1100], rows[600] = rows[3], -rows[700]
+    assert course.row_counts(rows) == (0, 4)
+    rng = torch_rng("orders", "rows")
+    rows = torch.randn(6, 3 * course.FOLD + 5, generator=rng)
+    rows[4], rows[5] = 2 * rows[0], -rows[1]
+    assert course.row_counts(rows) == (0, 4)
+    first, second, third, _ = rows[0].split(course.FOLD)
+    torch.testing.assert_close(course.folded(rows)[0], first - second + third)
 
 
 @pytest.mark.parametrize(("cosine", "alike"), [(0.9995, 2), (-0.9995, 2), (0.998, 0)])
@@ -190,19 +184,7 @@ def test_rows_are_alike_from_the_same_direction_on(cosine, alike):
     assert course.row_counts(rows) == (0, alike)
 
 
-def test_rows_beyond_the_first_portion_are_compared_with_all():
-    rows = torch.randn(1200, 20, generator=torch_rng("orders", "many"))
-    rows[1100], rows[600] = rows[3], -rows[700]
-    assert course.row_counts(rows) == (0, 4)
-
-
 @pytest.mark.parametrize(("width", "left"), [(255, 255), (511, 511), (512, 256), (767, 256), (2560, 256)])
 def test_only_rows_of_two_pieces_or_more_are_folded(width, left):
     """To a tenth where a layer has 2,560 inputs."""
     assert course.folded(torch.ones(2, width)).shape == (2, left)
-
-
-def test_the_largest_number_may_be_negative_and_an_empty_tensor_has_none():
-    weights = {"a": torch.tensor([1.0, -3e6]), "b": torch.zeros(0), "c": torch.tensor([2.0, 1.0])}
-    assert [(figure.where, figure.value) for figure in course.largest(weights, LIMITS)] == [("a", 3e6), ("c", 2.0)]
-    assert course.numbers([]) == []

@@ -118,7 +118,7 @@ def test_training_is_answered_once_a_round_and_twice_more_after_interruptions(le
         ask(ledger, answered, put_back=True)
 
 
-def test_a_whole_run_has_so_many_repeats(ledger, answered):
+def test_after_a_run_that_was_over_or_put_back_too_often_nothing_is_answered(ledger, answered):
     for number in range(ALL_REPEATS):
         answered.note(call(1), str(number))
     answered.note(call(2), "a")  # 11 repeats until now

@@ -22,15 +22,12 @@ def attack(kind, **settings):
     return Poisoning(sites=("north",), attack=kind, **settings)
 
 
-def test_flipped_labels_are_of_training_images_at_attackers_only():
+def test_labels_and_images_of_attackers_alone_are_changed():
     held = attack("label-flip").data(site(), 2, seed=0)
     assert held.train.labels.tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
     assert held.test.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert attack("label-flip").data(site("south"), 2, seed=0).train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert (attack("label-flip", share=0.5).data(site(), 2, seed=0).train.labels != site().train.labels).sum() == 4
-
-
-def test_a_back_door_is_a_white_square_with_the_target_class():
     held = attack("backdoor", target=1, patch=2, share=0.5).data(site(), 2, seed=0)
     marked = held.train.images[:, 0, -1, -1] == 255
     assert marked.sum() == 4
@@ -50,7 +47,7 @@ def test_updates_are_stretched_or_turned_round(kind, expected):
     assert attack(kind).update("south", parcel, sent, 0, 1) is parcel
 
 
-def test_noise_is_what_is_drawn_times_the_root_mean_square_of_the_update():
+def test_noise_is_drawn_for_updates_and_what_is_none_stays():
     """Each tensor by itself, in turn from one generator; 3 and 4 have a root mean square of the root of 12.5."""
     sent = Parcel("weights", {"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(1), "b": torch.tensor([0.0])})
     parcel = Parcel("weights", {"a": torch.tensor([4.0, 6.0]), "n": torch.tensor(2), "b": torch.tensor([-5.0])})
@@ -60,10 +57,7 @@ def test_noise_is_what_is_drawn_times_the_root_mean_square_of_the_update():
     torch.testing.assert_close(found["a"], parcel.tensors["a"] + 2 * 12.5**0.5 * first)
     torch.testing.assert_close(found["b"], parcel.tensors["b"] + 2 * 5 * second)
     assert found["n"] == 2
-
-
-def test_what_is_no_update_stays_as_it_is():
-    """Weights of which nothing came, tensors that were not sent, and other kinds."""
+    # weights of which nothing came, tensors that were not sent, and other kinds
     weights = Parcel("weights", {"w": torch.ones(2), "own": torch.ones(1)})
     assert attack("scale").update("north", weights, {}, 0, 1) is weights
     came = {"weights": Parcel("weights", {"w": torch.zeros(2)})}

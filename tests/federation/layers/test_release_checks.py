@@ -45,7 +45,7 @@ def private(on=("classifier",), cover="updates", score_noise=None):
     )
 
 
-def test_what_is_trained_without_privacy_does_not_leave_where_the_study_wants_it():
+def test_what_is_not_private_or_not_covered_does_not_leave():
     for kind in ("weights", "gradients"):
         with pytest.raises(LookupError, match=f"'train' trained {kind} without differential privacy"):
             check_private(private(), "train", [Parcel("metrics", W), Parcel(kind, W)])
@@ -54,9 +54,6 @@ def test_what_is_trained_without_privacy_does_not_leave_where_the_study_wants_it
         check_private(SimpleNamespace(trainer=SimpleNamespace(privacy=None)), "train", [Parcel(kind, W)])
         check_private(SimpleNamespace(trainer=None), "train", [Parcel(kind, W)])
     check_private(private(), "train", [Parcel("metrics", W), Parcel("statistics", W)])
-
-
-def test_nothing_uncovered_leaves_where_all_must_be_covered():
     statistics = Parcel("statistics", W)
     check_private(private(), "give", [statistics])
     with pytest.raises(
@@ -69,9 +66,6 @@ def test_nothing_uncovered_leaves_where_all_must_be_covered():
     with pytest.raises(GateRefused, match="releases metrics"):
         check_private(private(cover="all"), "evaluate", [scores])
     check_private(private(cover="all", score_noise=2.0), "evaluate", [scores])
-
-
-def test_a_training_loss_does_not_leave():
     told = Parcel("weights", W, {"loss": 0.5, "samples": 3})
     assert without_loss(told).metadata == {"samples": 3}
     plain = Parcel("weights", W, {"samples": 3})

@@ -2,12 +2,17 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from run_folders import history
 
 from polyclinic.engines.in_process import InProcess
-from polyclinic.federation.call import Reply
+from polyclinic.federation.call import AS_SENT, Call, Failure, Reply
+from polyclinic.federation.layers.replies import checked_keys
+from polyclinic.federation.ledger.keys import SeedKeys
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.runner.run.run import run
 
@@ -89,6 +94,8 @@ WEIGHTS = {
     "more names": tensors("weights", more),
     "no names": tensors("weights", lambda found: {}),
 }
+
+
 GRADIENTS = {
     "nothing": nothing,
     "no gradients": without("gradients"),
@@ -100,6 +107,8 @@ GRADIENTS = {
     "more names": tensors("statistics", more),
     "samples missing": lambda parcels: [replace(p, metadata={}) for p in parcels],
 }
+
+
 ACTIVATIONS = {
     "nothing": nothing,
     "no labels": without("labels"),
@@ -112,6 +121,8 @@ ACTIVATIONS = {
     "shapes": tensors("activations", first(lambda t: t[:, :1])),
     "another name": tensors("activations", lambda found: {"x": next(iter(found.values()))}),
 }
+
+
 LATENTS = {
     "nothing": nothing,
     "class 99": tensors("labels", first(lambda t: t + 99)),
@@ -121,6 +132,8 @@ LATENTS = {
     "times 10^6": tensors("latents", each(lambda t: t * 1e6)),
     "times -1000": tensors("latents", each(lambda t: t * -1000)),
 }
+
+
 SHARED = {
     "nothing": nothing,
     "no names": tensors("real-images", lambda found: {}),
@@ -130,6 +143,8 @@ SHARED = {
     "fewer labels": tensors("labels", first(lambda t: t[:-1])),
     "more names": tensors("real-images", more),
 }
+
+
 SCORES = {
     "twice": twice,
     "negative": tensors("metrics", lambda s: {**s, "confusion": -s["confusion"]}),
@@ -149,6 +164,54 @@ SCORES = {
     "sealed": lambda parcels: [Parcel("sealed", parcels[0].tensors, {"kind": "metrics"})],
     "floats": tensors("metrics", lambda s: {n: t.double() for n, t in s.items()}),
 }
+
+
+def in_all(change):
+    return lambda parcels: [replace(one, tensors={n: change(t) for n, t in one.tensors.items()}) for one in parcels]
+
+
+def outside(**said):
+    return lambda parcels: [replace(one, metadata={**one.metadata, **said}) for one in parcels]
+
+
+def other_box(parcels):
+    return [replace(one, tensors={"box": one.tensors["box"].flip(0)}) for one in parcels]
+
+
+KEYS = {
+    "a short key": in_all(lambda key: key[:3]),
+    "floats": in_all(lambda key: key.float()),
+    "nothing": nothing,
+    "of another": lambda parcels: [Parcel("keys", {"site-1": parcels[0].tensors[LIAR]})],
+    "of all": lambda parcels: [Parcel("keys", {LIAR: parcels[0].tensors[LIAR], "site-1": torch.zeros(32)})],
+}
+
+
+BOXES = {
+    "garbage": other_box,
+    "cut": in_all(lambda box: box[:20]),
+    "numbers": in_all(lambda box: box.float()),
+    "for another": outside(**{"from": "site-1"}),
+    "of another operation": outside(operation="prepare"),
+    "of another kind": outside(kind="generator"),
+    "open": lambda parcels: [Parcel("synthetic-images", {"images": torch.zeros(8, 1, 28, 28, dtype=torch.uint8)})],
+    "nothing": nothing,
+}
+
+
+IMAGES = {
+    "nothing": nothing,
+    "no tensors": lambda parcels: [replace(one, tensors={}, compressed=()) for one in parcels],
+    "shapes": in_all(lambda t: t[..., :1] if t.dim() > 1 else t),
+    "floats": in_all(lambda t: t.float()),
+    "classes": in_all(lambda t: t + 99 if t.dim() == 1 else t),
+    "few labels": in_all(lambda t: t[1:] if t.dim() == 1 else t),
+}
+
+
+FORMS = ("nothing", "no tensors", "shapes")
+
+
 LIES = [
     *[("fedavg", "train", name, lie) for name, lie in WEIGHTS.items()],
     *[("cwt", "train", name, WEIGHTS[name]) for name in ("nothing", "fewer names", "times 10^6")],
@@ -163,29 +226,61 @@ LIES = [
     *[("fedreplay", "give_latents", name, lie) for name, lie in LATENTS.items()],
     *[("fedreplay", "count", "samples missing", metadata(samples=None))],
     *[("fedavg", "evaluate", name, lie) for name, lie in SCORES.items()],
+    *[("feder", "give_key", name, lie) for name, lie in KEYS.items()],
+    *[("feder", "hand_over", name, lie) for name, lie in BOXES.items()],
+    *[("felicia", "start_round", name, IMAGES[name]) for name in FORMS],
+    *[("felicia", "generator_step", name, IMAGES[name]) for name in FORMS],
+    *[("felicia, local", "train_locally", name, IMAGES[name]) for name in FORMS],
+    *[("felicia, shared", "give_images", name, lie) for name, lie in IMAGES.items()],
 ]
-SETTINGS = {"splitnn": {"model.cut": "conv1"}, "fedreplay": {"model.cut": "conv1", "method.encoder_site": "site-1"}}
+
+
+GAN = {"name": "dcgan", "width": 4, "latent": 8, "steps": 2}
+
+
+FELICIA = {"generator": GAN, "method.steps": 2, "method.learner_steps": 3}
+
+
+SETTINGS = {
+    "splitnn": {"model.cut": "conv1"},
+    "fedreplay": {"model.cut": "conv1", "method.encoder_site": "site-1"},
+    "feder": {"generator": GAN, "tuning.on": False, "method.buffer": 8, "sites.count": 3},
+    "felicia": FELICIA,
+    "felicia, local": {**FELICIA, "method.schedule": "local", "method.exchange_every": 1},
+    "felicia, shared": {**FELICIA, "method.share_images": True},
+}
+
+
 #: rounds from which on a lie can be told: inflated scores differ from the honest ones of the round before
 FROM_ROUND = {"inflated": 2}
 
 
-@pytest.mark.parametrize(("method", "operation", "name", "lie"), LIES, ids=["-".join(one[:3]) for one in LIES])
-def test_a_liar_fails_and_is_named(tiny, tmp_path, monkeypatch, method, operation, name, lie):
-    honest = InProcess.call
-    begins = FROM_ROUND.get(name, 0)
+@pytest.fixture
+def lying(monkeypatch):
+    """From now on what a site answers to some calls is what `lie` makes of it."""
 
-    def call(engine, calls):
-        for asked, answer in zip(calls, honest(engine, calls), strict=True):
-            if asked.site == LIAR and asked.operation == operation and asked.round >= begins:
-                yield Reply(LIAR, tuple(lie(list(answer.parcels))), answer.head, answer.head_soon)
-            else:
+    def begin(when, lie):
+        honest = InProcess.call
+
+        def call(engine, calls):
+            for asked, answer in zip(calls, honest(engine, calls), strict=True):
+                if answer and when(asked):
+                    answer = Reply(asked.site, tuple(lie(list(answer.parcels))), answer.head, answer.head_soon)
                 yield answer
 
-    monkeypatch.setattr(InProcess, "call", call)
+        monkeypatch.setattr(InProcess, "call", call)
+
+    return begin
+
+
+@pytest.mark.parametrize(("method", "operation", "name", "lie"), LIES, ids=["-".join(one[:3]) for one in LIES])
+def test_a_liar_fails_and_is_named(tiny, tmp_path, lying, method, operation, name, lie):
+    begins = FROM_ROUND.get(name, 0)
+    lying(lambda call: (call.site, call.operation) == (LIAR, operation) and call.round >= begins, lie)
     settings = {"data.samples": 36, **SETTINGS.get(method, {})}
     if operation == "count":
         settings["method.encoder_site"] = "largest"
-    result = run(tiny(method, settings, rounds=2), tmp_path / "run")
+    result = run(tiny(method.partition(",")[0], settings, rounds=2), tmp_path / "run")
     failed = {site: words for line in history(result.folder) for site, words in line["failed"].items()}
     early = json.loads((result.folder / "result.json").read_text())["failures"]
     assert set(failed) | {one["site"] for one in early} == {LIAR}
@@ -193,56 +288,102 @@ def test_a_liar_fails_and_is_named(tiny, tmp_path, monkeypatch, method, operatio
 
 
 @pytest.mark.parametrize("encoder_site", ["largest", "random"])
-def test_another_site_trains_the_encoder_in_place_of_a_liar(tiny, tmp_path, monkeypatch, encoder_site):
-    honest, asked_to_train = InProcess.call, []
-
-    def call(engine, calls):
-        for asked, answer in zip(calls, honest(engine, calls), strict=True):
-            if asked.operation == "train_encoder":
-                asked_to_train.append(asked.site)
-                if len(asked_to_train) == 1:
-                    answer = Reply(asked.site, tuple(WEIGHTS["times 10^6"](list(answer.parcels))), answer.head)
-            yield answer
-
-    monkeypatch.setattr(InProcess, "call", call)
+def test_another_site_trains_the_encoder_in_place_of_a_liar(tiny, tmp_path, lying, encoder_site):
+    asked = []
+    lying(
+        lambda call: call.operation == "train_encoder" and not asked.append(call.site) and len(asked) == 1,
+        WEIGHTS["times 10^6"],
+    )
     settings = {"data.samples": 36, "model.cut": "conv1", "method.encoder_site": encoder_site}
     result = run(tiny("fedreplay", settings, rounds=1), tmp_path / "run")
-    liar, other = asked_to_train
+    liar, other = asked
     assert [(one["site"], one["operation"]) for one in result["failures"]] == [(liar, "train_encoder")]
     assert result["encoder"] == {"site": other}
 
 
+def asks_liar_for_scores(call):
+    return (call.operation, call.site, call.arguments.get("split")) == ("evaluate", LIAR, "test")
+
+
 @pytest.mark.parametrize("silent", [1, 2])
-def test_a_site_cannot_send_scores_of_one_model_and_nothing_of_another(tiny, tmp_path, monkeypatch, silent):
+def test_a_site_cannot_send_scores_of_one_model_and_nothing_of_another(tiny, tmp_path, lying, silent):
     """Each of Ditto's models is scored at each site: nothing was said of these images before the first one."""
-    honest, tested = InProcess.call, []
-
-    def call(engine, calls):
-        for asked, answer in zip(calls, honest(engine, calls), strict=True):
-            if (asked.operation, asked.site, asked.arguments.get("split")) == ("evaluate", LIAR, "test"):
-                tested.append(asked)
-                answer = Reply(LIAR, (), answer.head, answer.head_soon) if len(tested) == silent else answer
-            yield answer
-
-    monkeypatch.setattr(InProcess, "call", call)
+    asked = []
+    lying(lambda call: asks_liar_for_scores(call) and not asked.append(call) and len(asked) == silent, nothing)
     result = run(tiny("ditto", {"data.samples": 36}, rounds=1), tmp_path / "run")
     assert {(one["site"], one["operation"]) for one in result["failures"]} == {(LIAR, "evaluate")}
 
 
-def test_the_first_scores_cannot_be_of_a_million_times_as_many_images(tiny, tmp_path, monkeypatch):
-    honest = InProcess.call
-    grown = tensors("metrics", lambda s: {name: (t.double() * 1e6).to(t.dtype) for name, t in s.items()})
-
-    def call(engine, calls):
-        for asked, answer in zip(calls, honest(engine, calls), strict=True):
-            if (asked.operation, asked.site, asked.arguments.get("split")) == ("evaluate", LIAR, "test"):
-                answer = Reply(LIAR, tuple(grown(list(answer.parcels))), answer.head, answer.head_soon)
-            yield answer
-
-    monkeypatch.setattr(InProcess, "call", call)
+def test_the_first_scores_cannot_be_of_a_million_times_as_many_images(tiny, tmp_path, lying):
+    lying(
+        asks_liar_for_scores,
+        tensors("metrics", lambda s: {name: (t.double() * 1e6).to(t.dtype) for name, t in s.items()}),
+    )
     result = run(tiny("fedsgd", {"data.samples": 36}, rounds=1), tmp_path / "run")
     assert [(one["site"], one["operation"]) for one in result["failures"]] == [(LIAR, "evaluate")]
 
 
-def history(folder):
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+def test_a_receiver_that_refuses_what_all_others_seal_is_dropped(tiny, tmp_path, monkeypatch):
+    """It is believed once: nobody else can open a box. Whoever disagrees with several sites is the one that lies."""
+    honest = InProcess.call
+
+    def call(engine, calls):
+        for asked, answer in zip(calls, honest(engine, calls), strict=True):
+            lies = asked.site == LIAR and asked.operation == "receive"
+            yield Failure(LIAR, "receive", f"it does not open{AS_SENT}") if lies else answer
+
+    monkeypatch.setattr(InProcess, "call", call)
+    settings = {"data.samples": 48, **SETTINGS["feder"], "sites.count": 4, "engine.quorum": 0.5}
+    found = run(tiny("feder", settings, rounds=5), tmp_path / "run").values["failures"]
+    senders = {words.split("'")[1] for one in found if (words := one["reason"]).startswith("site '")}
+    blamed = [one["site"] for one in found]
+    assert len(blamed) == 5
+    assert LIAR in blamed[:3]
+    assert set(blamed[blamed.index(LIAR) :]) == {LIAR}
+    assert senders <= {LIAR}
+
+
+REPLAY = {"epochs": 1, "width": 4, "blocks": 1, "top_codes": 8, "bottom_codes": 8, "prior_epochs": 1, "prior_width": 4}
+HANDED_ON = {
+    "no codes": without("codes"),
+    "no labels": without("labels"),
+    "codes of fewer sites": tensors("codes", fewer),
+    "codes of a stranger": tensors("codes", lambda t: {**t, "site-9/top": t[f"{LIAR}/top"]}),
+    "fewer labels": tensors("labels", lambda t: {**t, LIAR: t[LIAR][1:]}),
+    "nothing": nothing,
+    "another network": tensors("generator", fewer),
+    "one more tensor": tensors("generator", more),
+    "a million times": tensors("generator", lambda t: {n: (x * 1e6).to(x.dtype) for n, x in t.items()}),
+    "labels of another": tensors("labels", lambda t: {**t, "site-1": 1 - t["site-1"]}),
+}
+FIGURES = {"no figures": without("metrics"), "other names": tensors("metrics", lambda t: {"x": torch.tensor(1.0)})}
+REPLAY_LIES = [
+    *[("train_generator", "as-trained", name) for name in HANDED_ON],
+    ("encode_images", "final-encoder", "no codes"),
+    *[("look_at_replay", "final-encoder", name) for name in FIGURES],
+]
+
+
+@pytest.mark.parametrize(("operation", "codes", "name"), REPLAY_LIES, ids=["-".join(one) for one in REPLAY_LIES])
+def test_what_the_next_site_could_not_work_with_is_the_failure_of_who_sent_it(
+    tiny, tmp_path, lying, operation, codes, name
+):
+    """CWT+Replay: the run goes on without that site; no other is blamed."""
+    lying(lambda call: (call.site, call.operation) == (LIAR, operation), {**HANDED_ON, **FIGURES}[name])
+    settings = {"data.samples": 36, "sites.count": 3, "generator": REPLAY, "replay": {"codes": codes, "probe": False}}
+    found = run(tiny("cwt-replay", settings, rounds=1, local_steps=1), tmp_path / "run").values["failures"]
+    assert {one["site"] for one in found} == (set() if operation == "look_at_replay" else {LIAR})
+    assert all(one["operation"] == operation or "nothing to replay" in one["reason"] for one in found)
+
+
+def test_a_key_that_is_not_the_confirmed_one_is_the_failure_of_its_site():
+    """Passed on, every other site would refuse it: all of them would fail, and not the one whose key is wrong."""
+    coordinator, asked = SimpleNamespace(keys=SeedKeys(0)), Call(LIAR, "give_key", 1)
+
+    def came(key):
+        key = torch.frombuffer(bytearray(key), dtype=torch.uint8)
+        checked_keys(coordinator, asked, Reply(LIAR, (Parcel("keys", {LIAR: key}),)))
+
+    came(SeedKeys(0).public(LIAR))
+    with pytest.raises(ParcelRejected, match="is not the one that was confirmed for site 'site-2'"):
+        came(SeedKeys(1).public(LIAR))

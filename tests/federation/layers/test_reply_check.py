@@ -93,13 +93,19 @@ def test_what_goes_to_another_site_may_be_left_out_and_is_sealed():
             check(Parcel(SEALED, dict(sealed.tensors), {**said, name: "t"}), operation="hand_on", to="t")
 
 
-def test_what_a_method_would_stop_for_is_the_failure_of_one_site():
+def test_what_a_method_would_stop_for_is_the_failure_of_one_site_as_are_false_labels():
     checker = ReplyCheck(Method())
     checker._method.complaint = "its codes are of another book"
     for one, error in ((checker.check, ParcelRejected), (checker.check_sum, WorkFailed)):
         with pytest.raises(error, match="its codes are of another book"):
             one(federation(), Call("s", "train", 1), Reply("s", (weights(),)))
     ReplyCheck(None).check_sum(federation(), Call("s", "train", 1), Reply("s", (weights(),)))
+    wrong = Parcel("labels", {"t": torch.tensor([2])})
+    with pytest.raises(ParcelRejected, match="names other classes than 0 to 1"):
+        check(wrong, operation="label")
+    with pytest.raises(ParcelRejected, match="masks: tensor 't' has values from 0 to 2; masks have 0 and 1"):
+        check(Parcel("masks", {"t": torch.tensor([0, 2])}), operation="label")
+    check(wrong, checker=ReplyCheck(None), operation="label")
 
 
 @pytest.mark.parametrize(
@@ -154,15 +160,6 @@ def test_weights_may_be_a_thousand_times_what_was_sent(before, norm, right):
         check(came, sent=sent)
     with pytest.raises(ParcelRejected, match="the norm of tensor 'w'"):
         ReplyCheck(None).check_sum(federation(), Call("s", "train", 1, sent), Reply("s", (came,)))
-
-
-def test_labels_and_masks_are_looked_at_where_a_method_is_known():
-    wrong = Parcel("labels", {"t": torch.tensor([2])})
-    with pytest.raises(ParcelRejected, match="names other classes than 0 to 1"):
-        check(wrong, operation="label")
-    with pytest.raises(ParcelRejected, match="masks: tensor 't' has values from 0 to 2; masks have 0 and 1"):
-        check(Parcel("masks", {"t": torch.tensor([0, 2])}), operation="label")
-    check(wrong, checker=ReplyCheck(None), operation="label")
 
 
 def scores(images):

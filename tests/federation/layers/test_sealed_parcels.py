@@ -112,7 +112,7 @@ def taken_by(federation, site):
     return federation.engine.host.sites.get(site).state.group("taken")
 
 
-def test_nothing_that_passes_the_coordinator_can_be_read(make, tmp_path):
+def test_nothing_that_passes_the_coordinator_can_be_read_but_kind_size_and_privacy(make, tmp_path):
     federation = make()
     federation.forward("a", "hand_over", "b", "take")
     federation.save()

@@ -208,7 +208,7 @@ def test_patients_in_batches(cases, patients):
     assert patients_in(images, [torch.tensor([0, 1]), torch.tensor([[1, 4], [9, 3]])]) == patients
 
 
-def test_images_in_the_smallest_batch_of_a_generator():
+def test_patients_in_the_smallest_batch():
     assert images_in_generator_step(SimpleNamespace(batch_size=8, prior_batch_size=4)) == 4
     assert images_in_generator_step(SimpleNamespace(batch_size=8, prior_batch_size=None)) == 8
     assert images_in_generator_step(SimpleNamespace()) == images_in_generator_step(None) == 0

@@ -80,19 +80,6 @@ def test_a_process_that_begins_anew_reads_each_file_once(tmp_path, traffic):
     assert max(found[1:]) < 4_000
 
 
-def test_what_an_older_version_wrote_on_one_line_stays_readable(tmp_path):
-    path = tmp_path / "answered.json"
-    path.write_text(json.dumps({"1 train coordinator": ["a", "b"], "2 evaluate coordinator": ["c"]}))
-    answered = AnsweredCalls(path)
-    assert answered.times(Call("north", "train", 1)) == 2
-    assert answered.repeated() == 1
-    answered.note(Call("north", "train", 3), "d")
-    whole = {"1 train coordinator": ["a", "b"], "2 evaluate coordinator": ["c"], "3 train coordinator": ["d"]}
-    assert answered.read() == AnsweredCalls(path).read() == whole
-    (tmp_path / "sums.json").write_text(json.dumps({"shared k": "1", "1 train": "2"}))
-    assert Notes(tmp_path / "sums.json").first("1 train", "other") == "2"
-
-
 @pytest.mark.parametrize(
     ("lines", "torn"), [(['{"a": ["1"]}', '{"a": ["2"]}'], '{"a": ["3'), (['{"a": "1"}', '{"b": "2"}'], '{"c"')]
 )
@@ -108,10 +95,20 @@ def test_half_a_line_does_not_count_and_other_damage_is_told(tmp_path, lines, to
             Notes(path).refresh()
 
 
-def test_a_note_is_private_and_is_seen_by_who_has_read_the_file_before(tmp_path):
+def test_notes_are_private_shared_and_read_as_an_older_version_wrote_them(tmp_path):
     first, second = Notes(tmp_path / "notes.json"), Notes(tmp_path / "notes.json")
     first.add("a", "1")
     second.add("a", "2")
     first.add("a", "2")
     assert first.read() == second.read() == {"a": ["1", "2"]}
     assert os.name == "nt" or stat.S_IMODE(first.path.stat().st_mode) == 0o600
+    path = tmp_path / "answered.json"
+    path.write_text(json.dumps({"1 train coordinator": ["a", "b"], "2 evaluate coordinator": ["c"]}))
+    answered = AnsweredCalls(path)
+    assert answered.times(Call("north", "train", 1)) == 2
+    assert answered.repeated() == 1
+    answered.note(Call("north", "train", 3), "d")
+    whole = {"1 train coordinator": ["a", "b"], "2 evaluate coordinator": ["c"], "3 train coordinator": ["d"]}
+    assert answered.read() == AnsweredCalls(path).read() == whole
+    (tmp_path / "sums.json").write_text(json.dumps({"shared k": "1", "1 train": "2"}))
+    assert Notes(tmp_path / "sums.json").first("1 train", "other") == "2"

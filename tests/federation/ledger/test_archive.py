@@ -146,15 +146,12 @@ def test_a_release_lies_in_a_folder_of_its_round_step_operation_and_digest(site)
     assert one.state["kept"].tolist() == [1.0, 1.0]
 
 
-def test_steps_are_counted_in_each_round_and_operation(site):
+def test_steps_and_lots(site):
     archive = ParcelArchive(9, 7)
     for round, name in ((1, "train"), (1, "train"), (1, "other"), (1, "train"), (2, "train"), (2, "train")):
         released(archive, site, round, name=name)
     steps = [("train", 1, 0), ("train", 1, 1), ("train", 1, 2), ("train", 2, 0), ("train", 2, 1), ("other", 1, 0)]
     assert sorted(steps_kept(site)) == sorted(steps)
-
-
-def test_lots_fall_on_the_smallest_numbers():
     notes = [(str(n), {"round": n, "step": 0, "priority": p}) for n, p in enumerate((0, 5, 1, 3, 0))]
     chosen = [sorted(ParcelArchive(random, 0)._chosen(notes)) for random in (0, 1, 2, 9)]
     assert chosen == [["0", "4"], ["0", "2", "4"], ["0", "2", "3", "4"], ["0", "1", "2", "3", "4"]]

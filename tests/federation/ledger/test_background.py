@@ -24,12 +24,9 @@ def always(monkeypatch):
         monkeypatch.setattr(module, "PAYS_FROM", 0)
 
 
-def test_a_large_parcel_is_digested_by_the_thread(always):
+def test_a_large_parcel_is_digested_by_the_thread_and_a_change_meanwhile_is_found(always, monkeypatch):
     one, other = (Parcel("weights", {"a": torch.arange(5.0)}) for _ in range(2))
     assert one.digest_soon.result() == other._digest_now() == one.digest
-
-
-def test_a_tensor_that_is_changed_meanwhile_is_found(always, monkeypatch):
     hold, held = threading.Event(), Background(1)
     monkeypatch.setattr(parcel, "BACKGROUND", held)
     held.submit(hold.wait, [])

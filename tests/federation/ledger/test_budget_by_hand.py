@@ -275,9 +275,13 @@ def test_what_the_content_and_the_size_of_a_parcel_tell(parcel, content, size):
 #: every image takes part in every step, so that epsilon is known at once
 
 
-def test_a_record_without_its_mechanisms_costs_what_it_says():
+def test_epsilon_of_a_record_that_a_site_believes():
     assert Price()(record(3.0)) == 3.0
     assert Price()(record(None)) == math.inf
+    with pytest.raises(OverBudget, match="accepts the accountants rdp, not 'prv'"):
+        Price(accountants=("rdp",))(counted())
+    with pytest.raises(OverBudget, match=r"its images name no patients; set `patient` in site\.toml"):
+        Price(images=None)(counted())
 
 
 @pytest.mark.parametrize(("delta", "of_record", "counted_at"), [(1e-6, 1e-5, 1e-6), (1e-4, 1e-5, 1e-5)])
@@ -330,10 +334,3 @@ def test_the_target_of_a_study_is_counted_from_the_ledger_of_its_run(tmp_path):
     fresh.spend(None)
     with pytest.raises(OverBudget):
         fresh.check([Parcel("weights", {}, privacy=record(0.1, steps=1))])
-
-
-def test_epsilon_that_a_site_does_not_believe_is_refused():
-    with pytest.raises(OverBudget, match="accepts the accountants rdp, not 'prv'"):
-        Price(accountants=("rdp",))(counted())
-    with pytest.raises(OverBudget, match=r"its images name no patients; set `patient` in site\.toml"):
-        Price(images=None)(counted())

@@ -22,12 +22,7 @@ from polyclinic.federation.ledger.keys import (
 )
 
 
-def test_the_keys_of_simulated_sites_follow_from_the_seed_and_the_name():
-    assert SeedKeys(1).public("a") == SeedKeys(1).public("a") == public_key(SeedKeys(1).own("a"))
-    assert len({SeedKeys(seed).public(name) for seed in (1, 2) for name in "ab"}) == 4
-
-
-def test_every_kit_has_its_own_signing_key_and_the_public_ones_of_all(tmp_path):
+def test_kits_have_their_own_keys_and_the_public_ones_of_all(tmp_path):
     local = {name: tmp_path / name for name in ("north", "south", "server")}
     for folder in local.values():
         folder.mkdir()
@@ -40,11 +35,10 @@ def test_every_kit_has_its_own_signing_key_and_the_public_ones_of_all(tmp_path):
         assert {other.verifying_keys(ring.owner()) for other in rings.values()} == {mine}
         assert ring.verifying_keys("phantom") == ()
     assert not (local["server"] / "sealing.key").exists()
-
-
-def test_a_kit_without_keys_is_named(tmp_path):
     with pytest.raises(BadInput, match=r"sealing\.key: is missing"):
         KitKeys(tmp_path).own("north")
+    assert SeedKeys(1).public("a") == SeedKeys(1).public("a") == public_key(SeedKeys(1).own("a"))
+    assert len({SeedKeys(seed).public(name) for seed in (1, 2) for name in "ab"}) == 4
 
 
 def test_a_signature_in_other_letters_is_not_the_one_that_was_written():
@@ -93,14 +87,11 @@ def test_a_box_about_something_else_does_not_open(about):
         open_box(from_anna_to_ben(), about, recipient=BEN, sender=public_key(ANNA))
 
 
-def test_only_the_recipient_opens_and_only_the_sender_could_have_sealed():
+def test_only_the_recipient_opens_what_the_sender_alone_could_have_sealed():
     with pytest.raises(SealBroken):
         open_box(from_anna_to_ben(), ABOUT, recipient=EVE, sender=public_key(ANNA))
     forged = seal_box(b"model", ABOUT, sender=EVE, recipient=public_key(BEN))
     with pytest.raises(SealBroken):
         open_box(forged, ABOUT, recipient=BEN, sender=public_key(ANNA))
-
-
-def test_a_point_that_gives_everybody_the_same_secret_is_refused():
     with pytest.raises(SealBroken):
         open_box(bytes(32) + from_anna_to_ben()[32:], ABOUT, recipient=BEN, sender=public_key(ANNA))

@@ -52,7 +52,7 @@ def test_an_operation_of_a_round_repeats_until_all_of_it_came_again(path):
     assert len(verify(path)) == 2
 
 
-def test_how_often_an_operation_released_something(path):
+def test_what_an_operation_released_repeats_and_how_often(path):
     ledger = Ledger(path)
     assert ledger.times(1, "train", "coordinator") == 0
     for kind in ("weights", "metrics", "weights"):  # the first two at once
@@ -73,7 +73,7 @@ def test_lines_say_how_numbers_travelled_and_what_they_are_summed_in_only_where_
     assert not {"wire", "sum", "salt"} & set(second)
 
 
-def test_keys_are_rotated_in_one_direction(path):
+def test_keys_rotate_in_one_direction_and_only_the_first_lines_may_be_unsigned(path):
     keys = [signing_public_key(key) for key in (OLD, NEW)]
     assert len(written(path, OLD, OLD, NEW, NEW)) == len(verify(path, keys)) == 4
     for some, number in ((keys[::-1], 3), (keys[:1], 3), (keys[1:], 1), ([], 1)):

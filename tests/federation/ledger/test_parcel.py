@@ -164,10 +164,14 @@ def test_a_header_that_says_something_else_is_rejected(text):
         decode(with_header(text))
 
 
-def test_metadata_that_is_no_table_or_not_finite_is_rejected():
+def test_metadata_and_sizes_out_of_bounds_are_rejected():
     for metadata in ([1], "x", None, {"samples": math.nan}, {"deep": [{"x": -math.inf}]}):
         with pytest.raises(ParcelRejected):
             decode(save({"a": torch.zeros(1)}, {"parcel": declared("weights", metadata)}))
+    big = Parcel("latents", {"a": torch.zeros(100)})
+    Expected("latents", max_bytes=400).check(big)
+    with pytest.raises(ParcelRejected, match="above the limit"):
+        Expected("latents", max_bytes=399).check(big)
 
 
 LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.int64)}
@@ -198,13 +202,6 @@ def test_what_the_receiver_does_not_expect_is_rejected(parcel, message):
     Expected.like("weights", LIKE, partial=True).check(changed(b=None))
     with pytest.raises(ParcelRejected):
         Expected.like("weights", LIKE, partial=True).check(changed(c=torch.zeros(1)))
-
-
-def test_a_parcel_above_the_limit_is_rejected():
-    big = Parcel("latents", {"a": torch.zeros(100)})
-    Expected("latents", max_bytes=400).check(big)
-    with pytest.raises(ParcelRejected, match="above the limit"):
-        Expected("latents", max_bytes=399).check(big)
 
 
 @given(

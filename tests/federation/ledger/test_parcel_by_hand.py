@@ -32,7 +32,7 @@ def described(**told) -> bytes:
 NOT_LONG_ENOUGH = "the bytes are not a parcel: too short, or the header is too long"
 
 
-def test_the_longest_header(monkeypatch):
+def test_headers_that_are_too_long_or_larger_than_safetensors_writes(monkeypatch):
     data = Parcel("weights", {}).encoded
     size = int.from_bytes(data[:8], "little")
     monkeypatch.setattr(parcel, "HEADER_LIMIT", size)
@@ -97,20 +97,22 @@ def test_any_of_several_networks_and_the_refusal_of_the_first():
 IMAGES = torch.arange(4 * 64, dtype=torch.uint8).reshape(4, 1, 8, 8)
 
 
-def test_images_are_not_unpacked_beyond_a_limit():
+def test_what_is_packed_is_not_unpacked_beyond_a_limit(monkeypatch):
     data = Parcel("synthetic-images", {"x": IMAGES}, compressed=("x",)).encoded
     assert torch.equal(decode(data, most=256).tensors["x"], IMAGES)
     assert "above the limit of 255" in refusal(data, most=255)
     assert decode(data).compressed == ("x",)
-
-
-def test_numbers_are_not_unpacked_beyond_a_limit():
-    """What came counts, and what it becomes: both are in memory at once."""
+    # what came counts, and what it becomes: both are in memory at once
     exact = Parcel("weights", {"w": torch.ones(40, 40), "b": torch.ones(3)})
     data = shortened(exact, "int8").encoded
     most = 40 * 40 * 4 + sum(tensor.nbytes for tensor in load(data).values())
     assert decode(data, most=most).tensors["w"].shape == (40, 40)
     assert "6400 bytes are declared, and the limit is 6399" in refusal(data, most=most - 1)
+    data = Parcel("synthetic-images", {"x": IMAGES}, compressed=("x",)).encoded
+    monkeypatch.setattr(parcel, "MESSAGE_LIMIT", 3 * 256)
+    assert len(decode_all([data] * 3)) == 3
+    with pytest.raises(ParcelRejected, match="above the limit of 0"):
+        decode_all([data] * 4)
 
 
 def few_bytes(numbers: int) -> bytes:
@@ -166,14 +168,6 @@ def test_long_headers_are_not_read():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10**6
-
-
-def test_the_parcels_of_a_message_share_its_limit(monkeypatch):
-    data = Parcel("synthetic-images", {"x": IMAGES}, compressed=("x",)).encoded
-    monkeypatch.setattr(parcel, "MESSAGE_LIMIT", 3 * 256)
-    assert len(decode_all([data] * 3)) == 3
-    with pytest.raises(ParcelRejected, match="above the limit of 0"):
-        decode_all([data] * 4)
 
 
 def test_what_is_not_shortened_is_the_same_parcel():

@@ -65,7 +65,7 @@ def kit(tmp_path):
     return folder
 
 
-def test_a_simulated_run_is_checked_with_the_keys_of_its_seed(run):
+def test_a_run_is_checked_with_the_keys_that_are_known(run):
     found = check_run(run)
     assert {site: (len(one.lines), one.signatures_checked) for site, one in found.items()} == {
         "north": (3, True),
@@ -74,9 +74,6 @@ def test_a_simulated_run_is_checked_with_the_keys_of_its_seed(run):
     (run / "study.toml").write_text("seed = 8\n")
     with pytest.raises(WorkFailed, match=r"of site 'north' does not hold: .*line 1: is not signed by the site's key"):
         check_run(run)
-
-
-def test_a_deployed_runs_folder_alone_has_no_keys(run):
     (run / "study.toml").write_text('[data]\nsource = "at-sites"\n')
     assert [found.signatures_checked for found in check_run(run).values()] == [False, False]
     (run / "study.toml").unlink()

@@ -62,13 +62,6 @@ def test_rounded_numbers_by_hand(encoding, raw, numbers):
     torch.testing.assert_close(unpack({"w": packed(raw)}, told(encoding), LIMIT, None)["w"], numbers)
 
 
-def test_numbers_so_small_that_their_scale_is_rounded_stay_within_their_codes():
-    """190 times the smallest number over 127 is the smallest number itself: 190 codes, of which there are 127."""
-    least = 2.0**-149
-    raw = wire_codec._rounded(torch.tensor([190 * least, -190 * least]), "int8")
-    assert np.frombuffer(raw[4:], np.int8).tolist() == [127, -127]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_differences_of_every_type(dtype):
     base = {"w": torch.arange(SMALLEST).reshape(32, 32).to(dtype)}
@@ -100,11 +93,15 @@ def test_tensors_that_are_rounded(encoding, tensor, shortened):
         assert (list(blobs), list(described)) == ((["w"], ["w"]) if shortened else ([], []))
 
 
-def test_tensors_that_are_told_by_their_difference():
+def test_rounding_and_differences_where_they_can_be_told():
     tensor = torch.ones(32, 32)
     assert pack({"w": tensor}, "delta", {"w": tensor})[0]
     for base in ({}, {"v": tensor}, {"w": tensor.double()}, {"w": tensor.flatten()}):
         assert pack({"w": tensor}, "delta", base) == ({}, {})
+    # 190 times the smallest number over 127 is the smallest number itself: 190 codes, of which there are 127
+    least = 2.0**-149
+    raw = wire_codec._rounded(torch.tensor([190 * least, -190 * least]), "int8")
+    assert np.frombuffer(raw[4:], np.int8).tolist() == [127, -127]
 
 
 def test_each_fault_of_a_description_has_its_sentence():
@@ -166,18 +163,15 @@ def test_codes_come_back_from_ceil_log2_k_bits(data: st.DataObject, size: int, n
     assert torch.equal(unpack_codes(packed, size, (numbers,)), codes)
 
 
-def test_many_codes_are_packed_piece_by_piece_as_if_at_once(monkeypatch: pytest.MonkeyPatch):
+def test_codes_are_packed_by_hand_and_piece_by_piece(monkeypatch):
+    assert [bits_for(size) for size in (1, 2, 3, 4, 5, 512, 513)] == [1, 1, 2, 2, 3, 9, 10]
+    # 1 and 2 in two bits each, lowest bit first: 10 01 0000
+    assert pack_codes(torch.tensor([1, 2]), 4).tolist() == [0b10010000]
     codes = torch.randint(300, (7, 5, 5), generator=torch.Generator().manual_seed(0)).to(torch.int16)
     at_once = pack_codes(codes, 300)
     monkeypatch.setattr(wire, "CHUNK", 16)
     assert torch.equal(pack_codes(codes, 300), at_once)
     assert torch.equal(unpack_codes(at_once, 300, (7, 5, 5)), codes)
-
-
-def test_bits_by_hand():
-    assert [bits_for(size) for size in (1, 2, 3, 4, 5, 512, 513)] == [1, 1, 2, 2, 3, 9, 10]
-    # 1 and 2 in two bits each, lowest bit first: 10 01 0000
-    assert pack_codes(torch.tensor([1, 2]), 4).tolist() == [0b10010000]
 
 
 @pytest.mark.parametrize(

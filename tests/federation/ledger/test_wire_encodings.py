@@ -118,12 +118,6 @@ def test_a_description_that_does_not_fit_is_refused(change):
         decode(forged(change))
 
 
-def test_kinds_that_nobody_shortens_do_not_come_so():
-    data = shortened(Parcel("weights", {"w": torch.rand(40, 40)}), "int8").encoded
-    with pytest.raises(ParcelRejected, match="never travels shortened"):
-        decode(data.replace(b'\\"weights\\"', b'\\"metrics\\"'))
-
-
 def smooth(count, channels, height, width, seed=0):
     rng = np.random.default_rng(seed)
     low = torch.from_numpy(rng.random((count, channels, 4, 4))).float()
@@ -162,11 +156,14 @@ def test_shapes_that_are_packed_are_those_that_are_unpacked(shape, fits):
             unpack_images(torch.zeros(0, dtype=torch.uint8), shape)
 
 
-def test_bytes_that_are_no_pictures_are_refused():
+def test_bytes_that_are_no_pictures_and_kinds_that_nobody_shortens_are_refused():
     with pytest.raises(NotPictures):
         unpack_images(torch.zeros(50, dtype=torch.uint8), (3, 1, 8, 8))
     with pytest.raises(NotPictures, match="more bytes"):
         unpack_images(torch.cat([pack_images(smooth(3, 1, 8, 8)), torch.zeros(1, dtype=torch.uint8)]), (3, 1, 8, 8))
+    data = shortened(Parcel("weights", {"w": torch.rand(40, 40)}), "int8").encoded
+    with pytest.raises(ParcelRejected, match="never travels shortened"):
+        decode(data.replace(b'\\"weights\\"', b'\\"metrics\\"'))
 
 
 def test_a_parcel_compresses_on_its_way_and_nobody_sees_it():
