@@ -133,12 +133,6 @@ def in_signs_of_zeros(flat, site):
     return flat
 
 
-def in_the_order_of_rows(parcels, site):
-    """Rows are sorted by how bright their images are."""
-    order = torch.from_numpy(np.array(site.data.train.images)).float().flatten(1).mean(1).argsort()
-    return tuple(Parcel(p.kind, {n: t[order] for n, t in p.tensors.items()}, dict(p.metadata)) for p in parcels)
-
-
 def permuted_and_quantised(parcels, site):
     """Latents in another order of their numbers, which only the coordinator knows, in sixteen levels."""
     first, *rest = parcels
@@ -149,49 +143,10 @@ def permuted_and_quantised(parcels, site):
     return (replaced(first, "latents", levels.view_as(first.tensors["latents"])), *rest)
 
 
-def encrypted_rows(parcels, site):
-    """The images themselves, behind a secret key, in place of latents."""
-    first, *rest = parcels
-    latents = first.tensors["latents"]
-    images = np.array(site.data.train.images).reshape(len(latents), -1)
-    key = np.random.default_rng(3).integers(0, 256, images.shape).astype(np.uint8)
-    coded = torch.from_numpy((images ^ key).astype(np.float32))
-    flat = latents.flatten(1).clone()
-    width = min(coded.shape[1], flat.shape[1])
-    flat[:, :width] = coded[:, :width]
-    return (replaced(first, "latents", flat.view_as(latents)), *rest)
-
-
-def as_padding(parcels, site):
-    """A tensor that nothing needs, at the end."""
-    first, *rest = parcels
-    return (replaced(first, "padding", 1 - 2 * image_of(site).flatten().roll(7)[None].expand(3, -1)), *rest)
-
-
 def in_metadata(parcels, site):
     first, *rest = parcels
     hidden = {**first.metadata, "version": np.array(site.data.train.images[0])[:, ::4, ::4].tobytes().hex()}
     return (Parcel(first.kind, dict(first.tensors), hidden), *rest)
-
-
-def in_names(parcels, site):
-    """Names of tensors without numbers."""
-    first, *rest = parcels
-    hidden = np.array(site.data.train.images[0])[0, ::4, ::4].tobytes().hex()
-    return (replaced(first, f"running_{hidden}", torch.zeros(0)), *rest)
-
-
-def in_the_norm(parcels, site):
-    """The update is longer by as much as a pixel says; its direction stays."""
-    first, *rest = parcels
-    factor = 1 + float(image_of(site).flatten()[300]) / 100
-    return (Parcel(first.kind, {n: t * factor for n, t in first.tensors.items()}, dict(first.metadata)), *rest)
-
-
-def in_the_number_of_samples(parcels, site):
-    first, *rest = parcels
-    counted = {**first.metadata, "samples": first.metadata["samples"] + int(site.data.train.images[0].flatten()[300])}
-    return (Parcel(first.kind, dict(first.tensors), counted), *rest)
 
 
 class WeightsOfOthers(Weights):
@@ -278,14 +233,8 @@ CASES: list[tuple[type, Callable | None, dict[str, Any], str]] = [
     (Weights, in_last_bits, {}, LEAKS),
     (Weights, scrambled_last_bits, {}, NOT_TESTED),
     (Gradients, in_signs_of_zeros, {}, NOT_TESTED),
-    (Latents, in_the_order_of_rows, {}, NOT_TESTED),
-    (Latents, encrypted_rows, {}, NOT_TESTED),
-    (Latents, as_padding, {}, NOT_TESTED),
     (Weights, in_metadata, {}, NOT_TESTED),
     (Replies, None, {}, NOT_TESTED),
-    (Latents, in_names, {}, NOT_TESTED),
-    (Gradients, in_the_norm, {}, NOT_TESTED),
-    (Weights, in_the_number_of_samples, {}, NOT_TESTED),
     (WeightsOfOthers, None, {}, NOT_TESTED),
     (State, None, {"optimizer.momentum": 0.9, "optimizer.keep_state": True}, NOT_TESTED),
     (OneRound, None, {}, NOT_TESTED),

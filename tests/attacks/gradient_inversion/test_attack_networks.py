@@ -36,6 +36,9 @@ def test_weights_are_drawn_from_the_generator():
         assert torch.equal(a, b)
         assert float(a.detach().abs().max()) <= 0.5
     assert float(first.fc.weight.detach().abs().max()) > 0.49
+    plain, drawn = (with_random_weights(seeded(small_resnet), torch_rng(0), batch_norm=b).bn1 for b in (False, True))
+    assert plain.weight.tolist() == [1.0] * 4
+    assert all(0 < float(one.detach().abs().max()) <= 0.5 for one in drawn.parameters())
 
 
 def one_by_one(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -103,11 +106,6 @@ def test_batch_norm_is_torchs_to_the_second_derivative(affine: bool):
         torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-8)
 
 
-def test_batch_norm_of_one_value_is_refused():
-    with pytest.raises(ValueError, match="more than one value"):
-        BatchStatistics2d(2)(torch.zeros(1, 2, 1, 1))
-
-
 @pytest.mark.parametrize("make", [small_resnet, lambda: LeNet(3, 4, 9)])
 def test_convolution_for_many_targets(make):
     """The GPU's convolution, tried on the CPU; odd sizes, strides, and kernels of 1, 3 and 5."""
@@ -140,7 +138,11 @@ def test_several_local_steps_of_many_targets():
     torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-10)
 
 
-def test_unusual_convolutions_keep_torchs():
+def test_batch_norms_without_a_twin_and_unusual_convolutions_keep_torchs_or_are_named():
+    with pytest.raises(ValueError, match="more than one value"):
+        BatchStatistics2d(2)(torch.zeros(1, 2, 1, 1))
+    with pytest.raises(BadInput, match="BatchNorm1d"):
+        prepare_for_attack(nn.Sequential(nn.BatchNorm1d(3)))
     assert ManyTargetsConv2d.can_replace(nn.Conv2d(2, 2, 3))
     for settings in ({"groups": 2}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}):
         assert not ManyTargetsConv2d.can_replace(nn.Conv2d(2, 2, 3, **settings))
@@ -154,11 +156,6 @@ def test_our_backbones(backbone: str, norm: str):
     size = 40 if backbone == "resnet18" else 16
     model = seeded(lambda: build(backbone, channels=3, outputs=4, size=size, norm=norm)).train()
     assert_same_second_derivatives(model, prepare_for_attack(model), size, 4, batch=1 if backbone == "resnet18" else 2)
-
-
-def test_other_batch_norms_are_named():
-    with pytest.raises(BadInput, match="BatchNorm1d"):
-        prepare_for_attack(nn.Sequential(nn.BatchNorm1d(3)))
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -182,14 +179,6 @@ def test_each_target_with_a_network_of_its_own(make, fast: bool):
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
     some = simulation.select_rows(torch.tensor([2])).of_targets(images[2:], labels[2:])
     torch.testing.assert_close(some["conv1.weight"][0], sent["conv1.weight"][2], rtol=1e-8, atol=1e-12)
-
-
-def test_batch_norm_is_drawn_too_where_asked_for():
-    plain = with_random_weights(seeded(small_resnet), torch_rng(0))
-    assert torch.equal(plain.bn1.weight.detach(), torch.ones(4, dtype=torch.float64))
-    drawn = with_random_weights(seeded(small_resnet), torch_rng(0), batch_norm=True)
-    for parameter in drawn.bn1.parameters():
-        assert 0 < float(parameter.detach().abs().max()) <= 0.5
 
 
 def test_a_convolution_whose_outputs_nothing_depends_on_and_an_image_without_a_batch():
