@@ -11,14 +11,7 @@ from PIL import Image
 from pydicom.encaps import encapsulate
 from pydicom.uid import JPEGBaseline8Bit, RLELossless
 
-from polyclinic.data.reading import (
-    Reader,
-    _in_window,
-    count_slices,
-    is_image_name,
-    load_volume,
-    window_to_uint8,
-)
+from polyclinic.data.reading import Reader, _in_window, count_slices, is_image_name, load_volume, window_to_uint8
 
 
 def test_dicom_is_rescaled_and_windowed_as_the_file_says(tmp_path):

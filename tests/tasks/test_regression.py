@@ -14,8 +14,7 @@ MONTHS = Target(unit="months", label_range=(0.0, 240.0))  # scaled: (label - 120
 
 
 @pytest.mark.parametrize(
-    ("criterion", "expected"),
-    [("l1", (0.5 + 2.0) / 2), ("mse", (0.25 + 4.0) / 2), ("huber", (0.125 + 1.5) / 2)],
+    ("criterion", "expected"), [("l1", (0.5 + 2.0) / 2), ("mse", (0.25 + 4.0) / 2), ("huber", (0.125 + 1.5) / 2)]
 )
 def test_loss_by_hand_on_scaled_labels(criterion, expected):
     task = Regression(criterion=criterion)

@@ -38,11 +38,7 @@ def draw_style(rng: np.random.Generator, strength: float) -> Style:
     return Style(
         gamma=float(np.exp(0.45 * signed[0])),
         contrast=float(np.exp(0.35 * signed[1])),
-        colour=(
-            float(np.exp(0.22 * signed[2])),
-            float(np.exp(0.22 * signed[3])),
-            float(np.exp(0.22 * signed[4])),
-        ),
+        colour=(float(np.exp(0.22 * signed[2])), float(np.exp(0.22 * signed[3])), float(np.exp(0.22 * signed[4]))),
         blur=float(0.015 * positive[0]),
         noise=float(0.06 * positive[1]),
         vignette=float(0.6 * positive[2]),

@@ -78,11 +78,7 @@ def bytes_each(array: np.ndarray) -> int:
 
 
 #: folders of the cache, and what is in them
-SHELVES = {
-    "prepared": "images as they were read",
-    "parts": "images of each site",
-    "generators": "trained generators",
-}
+SHELVES = {"prepared": "images as they were read", "parts": "images of each site", "generators": "trained generators"}
 DAY = 86400.0
 
 

@@ -182,13 +182,7 @@ def channels_of(listing: Listing, fit: Fit) -> int:
     return 1
 
 
-def _read_all(
-    listing: Listing,
-    fit: Fit,
-    arrays: Arrays,
-    done_file: Path,
-    progress: Progress | None,
-) -> None:
+def _read_all(listing: Listing, fit: Fit, arrays: Arrays, done_file: Path, progress: Progress | None) -> None:
     """Fills the arrays; `done_file` holds how many images, from the first, are safely on disk."""
     done = int(done_file.read_text()) if done_file.exists() else 0
     problems: list[Problem] = []

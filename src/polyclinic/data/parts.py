@@ -24,14 +24,7 @@ import numpy as np
 
 from polyclinic.data.acquisition import apply_styles, crop_masks
 from polyclinic.data.allowed_paths import SAFE, check_site_names, folder_name
-from polyclinic.data.cache import (
-    PACKAGE,
-    Progress,
-    bytes_each,
-    chunks,
-    code_digest,
-    entry_lock,
-)
+from polyclinic.data.cache import PACKAGE, Progress, bytes_each, chunks, code_digest, entry_lock
 from polyclinic.data.dataset import SPLITS, Dataset, Fold, balanced, balanced_total, patient_groups, split
 from polyclinic.data.labels import label_histograms, mean_ks, pairwise_ks
 from polyclinic.data.partitions import Sites, assign_to_sites

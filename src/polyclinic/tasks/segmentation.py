@@ -98,10 +98,7 @@ class Segmentation(Task):
     def finish(self, sums: Sums) -> dict[str, float]:
         if int(sums["count"]) == 0:
             return {}
-        found = {
-            "dice": float(sums["dice"]) / int(sums["cases"]),
-            "loss": float(sums["loss"]) / int(sums["count"]),
-        }
+        found = {"dice": float(sums["dice"]) / int(sums["cases"]), "loss": float(sums["loss"]) / int(sums["count"])}
         outlined = float(sums.get("outlined", 0))  # images whose two masks both have an outline
         return found | {name: float(sums[name]) / outlined for name in DISTANCES[:2] if outlined}
 

@@ -123,10 +123,7 @@ BAD = {
     ),
     "no NIfTI at all": (lambda r: case(r, flair=text(r / "f.nii"), t1=save(r / "t.nii", VOXELS)), "f.nii"),
     "a file that is gone": (lambda r: case(r, flair=r / "gone.nii", t1=save(r / "t.nii", VOXELS)), "does not exist"),
-    "two series": (
-        lambda r: case(r, flair=mixed_series(r / "ct"), t1=save(r / "t.nii", VOXELS)),
-        "ct holds 2 series",
-    ),
+    "two series": (lambda r: case(r, flair=mixed_series(r / "ct"), t1=save(r / "t.nii", VOXELS)), "ct holds 2 series"),
     "a missing slice": (
         lambda r: case(r, flair=write_series(r / "ct", VOXELS, skip=(2,)), t1=save(r / "t.nii", VOXELS)),
         "ct lacks slices after 3.0 mm",

@@ -158,9 +158,7 @@ def _cells(table: Table, names: Sequence[str]) -> Iterator[tuple[int, str, str]]
 
 
 def _taken(
-    values: np.ndarray | None,
-    rows: np.ndarray,
-    change: Callable[[np.ndarray], np.ndarray] = lambda values: values,
+    values: np.ndarray | None, rows: np.ndarray, change: Callable[[np.ndarray], np.ndarray] = lambda values: values
 ) -> np.ndarray | None:
     """The changed value of each image's row, where there is such a column."""
     return None if values is None else change(values)[rows]
