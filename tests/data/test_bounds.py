@@ -45,6 +45,30 @@ def test_a_picture_is_refused_by_what_it_declares(tmp_path):
         Reader(max_pixels=19).pixels(tmp_path / "b.png")
 
 
+def test_a_picture_is_refused_by_the_tiles_that_it_declares(tmp_path):
+    """A decoder makes room for a whole tile, or for all that it knows of each tile, before the pixels come."""
+    sizes = {256: 64, 257: 64, 258: 8, 259: 8, 262: 1, 277: 1, 322: 20_000, 323: 20_000, 324: 8, 325: 8}
+    table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sizes.items())
+    (tmp_path / "a.tif").write_bytes(b"II*\0" + struct.pack("<IQH", 16, 0, len(sizes)) + table + bytes(4))
+    with pytest.raises(ValueError, match="its tiles have 20000 x 20000 pixels, more than the image"):
+        Reader().pixels(tmp_path / "a.tif")
+    written = io.BytesIO()
+    Image.new("L", (255, 255)).save(written, "JPEG2000", no_jp2=True)
+    whole = written.getvalue()
+    many = whole[:24] + struct.pack(">II", 1, 1) + whole[32:]
+    header = pydicom.dcmread(write_dicom(tmp_path / "a.dcm", np.zeros((255, 255), np.uint8)))
+    header.PixelData = pydicom.encaps.encapsulate([many])
+    header["PixelData"].VR, header["PixelData"].is_undefined_length = "OB", True
+    header.file_meta.TransferSyntaxUID = pydicom.uid.JPEG2000Lossless
+    header.save_as(tmp_path / "a.dcm")
+    (tmp_path / "a.png").write_bytes(many)
+    for name in ("a.png", "a.dcm"):
+        with pytest.raises(ValueError, match="it declares 65025 tiles, above the limit of 4096; export it again"):
+            Reader().pixels(tmp_path / name)
+    (tmp_path / "b.png").write_bytes(whole)
+    assert Reader().pixels(tmp_path / "b.png").shape == (255, 255)
+
+
 def test_dicom_and_nifti_are_refused_by_what_they_declare(tmp_path):
     write_dicom(tmp_path / "a.dcm", np.zeros((6, 4), np.uint16))
     write_nifti(tmp_path / "a.nii.gz", np.zeros((6, 4, 9), np.int16))

@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from polyclinic.data.pixels import FORMATS, MOST_PIXELS, check_pixels, to_uint8
+from polyclinic.data.pixels import FORMATS, MOST_PIXELS, check_picture, check_pixels, to_uint8
 from polyclinic.errors import BadInput
 from polyclinic.registry import reason
 
@@ -176,7 +176,7 @@ class Packed(Sequence[np.ndarray]):
         """uint8 [H, W] or [H, W, 3]."""
         encoded = self.data[self.offsets[i] : self.offsets[i + 1]].tobytes()
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as picture:
-            check_pixels(*picture.size, self.max_pixels)
+            check_picture(picture, self.max_pixels)
             return np.asarray(picture.convert("L" if picture.mode in ("1", "L", "I;16") else "RGB"))
 
 

@@ -6,11 +6,13 @@ of gigabytes.
 
 from __future__ import annotations
 
+import re
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 
 if TYPE_CHECKING:
     from torch import Tensor  # an exported model's preparation works without torch
@@ -23,6 +25,8 @@ VOLUME = 8
 FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM", "JPEG2000")
 #: bytes that come before the pixels of a file, once they are unpacked
 MOST_HEADER = 2**23
+#: pixels of a tile of a picture that is smaller than its tile, and tiles of one picture: a decoder makes room for both
+MOST_OF_A_TILE, MOST_TILES = 2**22, 2**12
 MOST_VALUES = 20  #: different values of a mask that are structures; more are soft edges
 SOFT = 0.25  #: share of a mask's pixels between its lowest and its highest value, up to which these are soft edges
 
@@ -37,6 +41,27 @@ def check_pixels(width: int, height: int, most: int, slices: int = 1) -> None:
             f"the volume has {width} x {height} x {slices} voxels, above the limit of {VOLUME} x {most}; "
             "raise data.max_pixels"
         )
+
+
+def check_picture(picture: ImageFile.ImageFile, most: int) -> None:
+    """ValueError for a picture that declares more pixels than the study allows, or tiles that take far more memory: a
+    TIFF of 64 x 64 pixels may have one tile of a gigabyte, a JPEG 2000 of 151 bytes 65,535 tiles."""
+    check_pixels(*picture.size, most)
+    tags = getattr(picture, "tag_v2", {})
+    wide, high = int(tags.get(322) or 0), int(tags.get(323) or 0)
+    if wide * high > max(picture.width * picture.height, MOST_OF_A_TILE):
+        raise ValueError(f"its tiles have {wide} x {high} pixels, more than the image; export it again")
+    if picture.format != "JPEG2000" or not picture.fp:
+        return
+    place = picture.fp.tell()
+    picture.fp.seek(0)
+    content = picture.fp.read()
+    picture.fp.seek(place)
+    for found in re.finditer(rb"\xff\x4f\xff\x51", content):
+        size = struct.unpack_from(">8I", content[found.end() + 4 : found.end() + 36].ljust(32, b"\0"))
+        (wide, high), tile = (size[0] - size[2], size[1] - size[3]), size[4:6]
+        if (tiles := -(-wide // max(tile[0], 1)) * -(-high // max(tile[1], 1))) > MOST_TILES:
+            raise ValueError(f"it declares {tiles} tiles, above the limit of {MOST_TILES}; export it again")
 
 
 @overload

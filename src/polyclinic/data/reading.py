@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from polyclinic.data.pixels import FORMATS, MOST_HEADER, MOST_PIXELS, check_pixels, to_uint8
+from polyclinic.data.pixels import FORMATS, MOST_HEADER, MOST_PIXELS, check_picture, check_pixels, to_uint8
 
 if TYPE_CHECKING:
     import pydicom  # it and nibabel are imported where they are used: every process of a run would pay for them
@@ -194,6 +194,7 @@ def _check_frames(header: pydicom.Dataset) -> None:
             raise ValueError(f"a compressed frame has {len(frame)} bytes, more than its pixels need; export it again")
         try:
             with Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000")) as picture:
+                check_picture(picture, MOST_PIXELS)
                 width, height = picture.size
         except UnidentifiedImageError:  # another compression, or one that no decoder takes either
             continue
@@ -260,7 +261,7 @@ def _looks_like_dicom(file: Path) -> bool:
 
 def _picture(file: Path, max_pixels: int) -> np.ndarray:
     with Image.open(file, formats=FORMATS) as opened:
-        check_pixels(*opened.size, max_pixels)
+        check_picture(opened, max_pixels)
         picture = ImageOps.exif_transpose(opened)
         if picture.mode.startswith(("I", "F")):
             values = np.asarray(picture)
