@@ -10,7 +10,8 @@ from polyclinic.cli import run_app
 from polyclinic.errors import BadInput
 from polyclinic.palette import LIGHT
 from polyclinic.report.blocks import mean_of
-from polyclinic.report.comparison import name_points
+from polyclinic.report.comparison import _spread, name_points, report_of_comparison
+from polyclinic.report.evidence import open_comparison
 from polyclinic.report.write import build_report, html_of, svg_of
 from polyclinic.runner.compare import compare
 from polyclinic.runner.compare.outcome import statistics_of
@@ -61,8 +62,27 @@ def test_a_model_of_each_site_is_told_from_one_of_all(comparison):
     for method, own in content["methods"].items():
         assert rows[method]["accuracy, own site"].startswith(f"{own['mean_accuracy']['mean']:.3f}")
     assert rows["a guess without images"]["accuracy"] == f"{content['without_images']['accuracy']:.3f}"
-    assert [row[0] for row in sections["by-site"].blocks[0].rows] == ["fedavg", "standalone: each site's own model"]
+    assert [row[0] for row in sections["by-site"].blocks[0].rows] == ["fedavg", "standalone (own site)"]
+    assert sections["paired"].blocks[0].title == "On the same test images as fedavg"
+    assert [row[0] for row in sections["paired"].blocks[0].rows] == ["standalone (own site)"]
     assert {row[0] for row in charts(report)["curves"].table.rows} == {"fedavg", "standalone (own site)"}
+
+
+def test_a_warning_stands_once_whatever_its_figures(comparison):
+    found = open_comparison(comparison)
+    for number, run in enumerate(run for runs in found.runs.values() for run in runs):
+        said = [f"the model is weak (accuracy 0.{number})", *(["few steps"] if number == 0 else [])]
+        run.result["warnings"] = said
+    words = report_of_comparison(found).warnings
+    assert words == ["fedavg and standalone: the model is weak (accuracy 0.0)", "fedavg: few steps"]
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "said"),
+    [(0.575, 8e-17, "0.575 ± 0.000"), (0.0002, 0.0001, "2.0e-04 ± 1.0e-04"), (15.31, 2.04, "15.3 ± 2.0")],
+)
+def test_a_deviation_has_the_digits_of_its_mean(mean, std, said):
+    assert _spread({"mean": mean, "std": std, "n": 2}) == said
 
 
 def test_names_of_points_overlap_nowhere():

@@ -1,6 +1,7 @@
 """The report of a comparison: summary, methods side by side in pictures and tables, and tests on the same images."""
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,12 +48,19 @@ def report_of_comparison(found: ComparisonEvidence) -> Report:
     runs = blocks.counted(len(found.content["rows"]), "run")
     subtitle = f"Comparison '{found.folder.resolve().name}' on {source}; {runs}"
     kept = [one for one in sections if one is not None]
-    # each sentence of the runs of a method once
-    warned = {
-        method: dict.fromkeys(one for run in runs for one in warnings_of(run)) for method, runs in found.runs.items()
-    }
-    warnings = [f"{method}: {sentence}" for method, sentences in warned.items() for sentence in sentences]
-    return Report(title, subtitle, _summary(found), kept, warnings)
+    return Report(title, subtitle, _summary(found), kept, _warnings(found))
+
+
+def _warnings(found: ComparisonEvidence) -> list[str]:
+    """Each sentence once, behind the methods that said it; of those that differ in figures only, the first."""
+    said: dict[str, str] = {}
+    of: dict[str, dict[str, None]] = {}
+    for method, runs in found.runs.items():
+        for sentence in (one for run in runs for one in warnings_of(run)):
+            key = re.sub(r"\d[\d.,]*", "#", sentence)
+            said.setdefault(key, sentence)
+            of.setdefault(key, {})[method] = None
+    return [f"{listed(list(of[key]))}: {sentence}" for key, sentence in said.items()]
 
 
 def _summary(found: ComparisonEvidence) -> list[str]:
@@ -96,7 +104,9 @@ def _value(found: ComparisonEvidence, method: str, key: str) -> str:
 
 
 def _spread(one: Mapping[str, float]) -> str:
-    return blocks.number(float(one["mean"])) + (f" ± {blocks.number(float(one['std']))}" if one.get("n", 1) > 1 else "")
+    mean = blocks.number(float(one["mean"]))
+    digits = 1 if "e" in mean else len(mean.partition(".")[2])  # the deviation has as many as its mean
+    return mean + (f" ± {float(one['std']):,.{digits}{'e' * ('e' in mean) or 'f'}}" if one.get("n", 1) > 1 else "")
 
 
 def share_recovered(runs: Sequence[RunEvidence]) -> float | None:
@@ -212,6 +222,11 @@ def models_of_sites(found: ComparisonEvidence) -> set[str]:
     }
 
 
+def _own(found: ComparisonEvidence, method: str) -> str:
+    """The name of a method where each image is judged by the model of its own site, if sites have one."""
+    return f"{method} (own site)" if method in models_of_sites(found) else method
+
+
 def side_by_side(found: ComparisonEvidence) -> Section:
     names = [n for n in next(iter(found.content["methods"].values())) if n.startswith("test_")]
     own, guessed = f"mean_{found.metric}", found.content.get("without_images") or {}
@@ -254,9 +269,9 @@ def by_site(found: ComparisonEvidence) -> Section | None:
         own = {site: [run.scores["per_site"].get(site, {}).get(found.metric, np.nan) for run in runs] for site in names}
         finite = [[float(value) for value in values if value == value] for values in own.values()]
         if runs:
-            name = f"{method}: each site's own model" if method in models_of_sites(found) else method
-            rows.append([name, *(sum(values) / len(values) if values else None for values in finite)])
-    words = f"{metric_name(found.metric)} of each method at each site, the mean over its runs"
+            rows.append([_own(found, method), *(sum(values) / len(values) if values else None for values in finite)])
+    name = metric_name(found.metric)
+    words = f"{name[:1].upper()}{name[1:]} of each method at each site, the mean over its runs"
     return Section("by-site", "Methods by site", [Table(("method", *names), rows, words)]) if names and rows else None
 
 
@@ -267,7 +282,7 @@ def curves(found: ComparisonEvidence) -> Section | None:
         lines = [line for line in runs[0].history if line.get("validation")] if runs else []
         points = [(line["round"], line["validation"].get("pooled", {}).get(found.metric)) for line in lines]
         if known := [(r, float(v)) for r, v in points if isinstance(v, int | float)]:
-            lines_of[f"{method} (own site)" if method in models_of_sites(found) else method] = known
+            lines_of[_own(found, method)] = known
     if not lines_of:
         return None
     rows = [[method, r, v] for method, points in lines_of.items() for r, v in points]
@@ -289,7 +304,7 @@ def curves(found: ComparisonEvidence) -> Section | None:
 LIMITS = (
     "Both tests take the first run of each method and count every image as independent; with several images of a "
     "patient, p is too small. They compare two models, not two methods: another seed gives another model. p is "
-    "corrected by Holm over the methods."
+    "corrected by Holm over the methods. 'own site': each image is judged by the model of its own site."
 )
 
 
@@ -308,9 +323,11 @@ def paired_section(comparison: ComparisonEvidence) -> Section | None:
     for values in zip(*(tests[1:] for tests in found.values()), strict=True):
         known = iter(holm([value for value in values if value is not None]))
         corrected.append([None if value is None else next(known) for value in values])
-    rows = [[method, tests[0], *(p[i] for p in corrected)] for i, (method, tests) in enumerate(found.items())]
-    columns = ("method", f"AUC minus that of {baseline}", "p (DeLong, Holm)", "p (McNemar, Holm)")
-    table = Table(columns, rows, f"On the same test images as {baseline}")
+    named = [_own(comparison, method) for method in found]
+    rows = [[named[i], tests[0], *(p[i] for p in corrected)] for i, tests in enumerate(found.values())]
+    reference_name = _own(comparison, baseline)
+    columns = ("method", f"AUC minus that of {reference_name}", "p (DeLong, Holm)", "p (McNemar, Holm)")
+    table = Table(columns, rows, f"On the same test images as {reference_name}")
     return Section("paired", "The same images, two models", [table, Text(LIMITS, "note")])
 
 
