@@ -111,8 +111,10 @@ REPLAYING |= {"generator.steps": 1, "generator.width": 2, "generator.latent": 4}
     ],
 )
 def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny, tmp_path, monkeypatch):
-    """Sites of different sizes: they take different numbers of steps, and the smallest has smaller batches."""
-    used = []
+    """Sites of different sizes: they take different numbers of steps, and the smallest has smaller batches. A stack
+    that fails is done one by one, and would end there too."""
+    used, answers, handle = [], [], SiteHost.handle_group
+    monkeypatch.setattr(SiteHost, "handle_group", lambda *asked: answers.extend(made := handle(*asked)) or made)
     monkeypatch.setattr(stacking.StackedTrainer, "train", noting(stacking.StackedTrainer.train, used))
     options = {
         "fedavg": {"optimizer.augment": ["flip"]},
@@ -124,6 +126,7 @@ def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny,
     }.get(method, {})
     alone, stacked = (run(tiny, tmp_path, method, choice, **options) for choice in ("never", "always"))
     assert used
+    assert not [answer for answer in answers if isinstance(answer, Exception)]
     together = ["train"] if method in ("fedbn", "standalone", "ditto", "fedrep") else ["evaluate", "train"]
     together = ["train", "tune"] if method == "finetune" else together
     assert (alone["environment"]["stacked"], stacked["environment"]["stacked"]) == ([], together)
