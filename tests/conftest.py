@@ -36,7 +36,6 @@ for profile, examples in (("quick", 20), ("thorough", 100)):
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
 hypothesis.settings.load_profile("quick")
-
 TINY: dict[str, dict[str, Any]] = {
     "data": {"source": "fundus-phantom", "samples": 96, "size": 28},
     "sites": {"partition": "iid", "count": 3},
@@ -46,9 +45,7 @@ TINY: dict[str, dict[str, Any]] = {
     "evaluation": {"select": "last"},
     "engine": {"workers": 1, "device": "cpu", "durable": False},  # no test loses power
 }
-
 MakeStudy = Callable[..., Study]
-
 #: the files `test_*.py` that take longest; when they come last, one worker of pytest-xdist waits for the other
 LONGEST = """
 recorded_digests replay_methods gradient_inversion audit without_posix stacking felicia resume checks honest_incoming

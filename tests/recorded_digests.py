@@ -33,11 +33,8 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONWARNINGS": "ignore",
 }
-
 Tables = dict[str, dict[str, Any]]
-
 # --- runs: studies in plain tables ---------------------------------------------------------------------
-
 BASE: Tables = {
     "data": {"source": "fundus-phantom", "size": 28, "samples": 48, "validation": 0.2, "test": 0.2},
     "sites": {"partition": "iid", "count": 2},
@@ -58,9 +55,7 @@ FELICIA = {
     **{"name": "felicia", "steps": 2, "learner_steps": 3, "release": "augmented"},
     **{"first_weights": "same", "central": "one"},
 }
-
 ENCODER = {"model": {"backbone": "efficientnet-lite0-1024", "input_size": 32}}
-
 ONE_ROUND: dict[str, tuple[dict[str, Any], Tables]] = {
     "analytic": ({"name": "analytic"}, ENCODER),
     "gaussian-heads": ({"name": "gaussian-heads"}, ENCODER),
@@ -68,7 +63,6 @@ ONE_ROUND: dict[str, tuple[dict[str, Any], Tables]] = {
     "private-head": ({"name": "private-head", "phantoms": 10}, {**ENCODER, "privacy": {"noise_multiplier": 1.0}}),
     "fedpft": ({"name": "fedpft", "components": 2, "iterations": 3, "passes": 2}, ENCODER),
 }
-
 #: one run by name: its method, and tables that differ from `BASE`
 METHODS: dict[str, tuple[dict[str, Any], Tables]] = {
     "standalone": ({"name": "standalone"}, {"optimizer": {"augment": ["flip", "turn"]}}),

@@ -11,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "polyclinic"
-
 #: alone, with two workers, stopped and resumed, audited, predicted with
 PROGRAM = """
 import json, sys

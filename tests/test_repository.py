@@ -69,7 +69,6 @@ def test_every_file_of_attacks_is_named():
 SOURCES = sorted(
     path for top in ("src", "benchmarks", "lab", "examples", "deploy") for path in (ROOT / top).rglob("*.py")
 )
-
 #: file and call -> why it is bounded
 ALLOWED = {
     # a plug-in: code that the user names, whose digest the run keeps

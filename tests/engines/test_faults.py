@@ -23,7 +23,6 @@ PLUGIN = [str(Path(__file__).parents[1] / "faulty_method.py")]
 DEADLINE = 3600.0
 #: how long a call that nobody will ever answer is waited for instead: that one fails however slow the machine is
 SHORT = 0.5
-
 REASONS = {
     "raise": "RuntimeError: the scanner is on fire",
     "nan": "site 'site-2' kept back weights of 'train': tensor 'conv1.bias' holds NaN or infinity",

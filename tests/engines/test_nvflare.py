@@ -9,7 +9,6 @@ from run_folders import assert_same_run, history, result
 from polyclinic.runner.run.run import run
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")
-
 SMALL_GAN = {
     "generator.name": "dcgan",
     "generator.steps": 2,
@@ -28,7 +27,6 @@ SKIN = {
     "generator.latent": 4,
 }
 QUICK = {"steps": 2, "learner_steps": 2, "images": 12}
-
 #: name of the case: method, settings of tables, settings of the method
 CASES = {
     "fedavg": ("fedavg", {}, {}),

@@ -17,7 +17,6 @@ from polyclinic.runner.run.run import run
 from polyclinic.study import load_study
 
 ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
-
 PLUGIN = [str(Path(__file__).parents[1] / "faulty_method.py")]
 
 

@@ -6,8 +6,6 @@ from polyclinic.federation.call import Failure, Reply
 from polyclinic.federation.ledger.parcel import Parcel
 
 SITES = ("a", "b", "c", "d")
-
-
 KEYS = ("give_key", "take_keys")  # what sites tell each other before the first parcel goes between two
 
 

@@ -16,8 +16,6 @@ TABLES: dict[str, Any] = {
     "generator": {"name": "dcgan", "steps": 2, "batch_size": 8, "width": 2, "latent": 4},
     "tuning": {"on": False},
 }
-
-
 SITES = ("site-1", "site-2", "site-3")
 
 

@@ -16,11 +16,7 @@ from polyclinic.methods import METHODS
 from polyclinic.randomness import torch_rng
 
 PLAIN = {"optimizer": {"momentum": 0.0, "augment": [], "batch_size": 8, "lr": 0.05}, "model": {"backbone": "lenet5"}}
-
-
 PERSONAL = ("ditto", "fedrep", "fedper", "finetune")
-
-
 NEW = ("scaffold", "fedopt", "moon", "feddyn", *PERSONAL)
 
 

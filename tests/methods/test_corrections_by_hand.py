@@ -21,8 +21,6 @@ def _few_steps(monkeypatch):
 
 
 START = {"w": torch.tensor([1.0, 1.0])}
-
-
 ONES = {"w": torch.ones(2)}
 
 
@@ -83,8 +81,6 @@ def test_the_control_moves_by_the_share_of_sites_that_replied():
 
 
 HEAD = [f"fc{layer}.{kind}" for layer in (1, 2, 3) for kind in ("weight", "bias")]  # LeNet-5 after its last cut
-
-
 ALONE = {"sites": {"partition": "iid", "count": 1}, **PLAIN}
 
 

@@ -9,14 +9,8 @@ from polyclinic.randomness import torch_rng
 from polyclinic.runner.run.result import Result
 
 ONE_SITE = {"sites": {"partition": "iid", "count": 1}}
-
-
 TWO = {"sites": {"partition": "iid", "count": 2}}
-
-
 MASKS = {"source": "brain-phantom", "size": 28, "samples": 60}
-
-
 #: SplitNN with these settings, and CWT with the same but for the cut
 SPLIT = {
     "conv1": ({}, {"model": {"cut": "conv1"}}),

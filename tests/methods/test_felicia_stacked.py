@@ -20,11 +20,7 @@ from polyclinic.tasks import Target
 from polyclinic.training.gpu import graphs
 
 SITES = ("site-1", "site-2", "site-3")
-
-
 CHANGES = {"sites.count": 3, "generator.name": "dcgan"}
-
-
 SETTINGS = {"weight": 3.0}
 
 
@@ -81,8 +77,6 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "shared noise": ({"generator.name": "gan", "generator.labels": "even"}, {"shared_noise": True, "wire": "small"}),
 }
-
-
 #: classes apart and local steps are each stacked in a way of their own, too
 SLOW = {"classes apart, local"}
 

@@ -24,11 +24,7 @@ from polyclinic.study import Study
 from polyclinic.tasks import Target
 
 CPU = torch.device("cpu")
-
-
 BATCH, STEPS, ROUNDS = 8, 3, 2
-
-
 SETTINGS = {"steps": STEPS, "rounds": ROUNDS, "weight": 3.0}
 
 

@@ -22,14 +22,8 @@ from polyclinic.study import Study
 from polyclinic.tasks import Target
 
 CPU = torch.device("cpu")
-
-
 BATCH, STEPS, ROUNDS = 4, 3, 2
-
-
 CHANGES = {"data.samples": 60, "generator.name": "stylegan2", "generator.batch_size": BATCH, "generator.ada_images": 20}
-
-
 SETTINGS = {"steps": STEPS, "rounds": ROUNDS, "weight": 3.0}
 
 

@@ -21,17 +21,9 @@ from polyclinic.randomness import numpy_rng
 from polyclinic.runner.predict.predict import load_predictor
 
 RNG = numpy_rng("gaussian heads")
-
-
 LABELS = torch.tensor([0] * 300 + [1] * 100)
-
-
 ROWS = (RNG.standard_normal((400, 3)) * np.where(LABELS[:, None] == 1, [2, 1, 1], [1, 1, 3]) + 5).astype(np.float32)
-
-
 ROWS[LABELS == 1] += [1, 2, 0]
-
-
 SHARES = torch.tensor([0.75, 0.25], dtype=torch.float64).log()
 
 
@@ -118,11 +110,7 @@ def test_class_sums_that_no_images_have_are_refused(rule, name, place, lie):
 
 
 FEW_LABELS = torch.tensor([0] * 30 + [1] * 12)
-
-
 FEW_ROWS = numpy_rng("rules").standard_normal((42, 3)).astype(np.float32) + FEW_LABELS[:, None].numpy() * [1, 0.5, 0]
-
-
 FEW_ROWS[FEW_LABELS == 1] *= [2, 1, 0.5]
 
 

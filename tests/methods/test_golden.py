@@ -42,12 +42,8 @@ STUDY = {
     "task": {"name": "regression"},
     "optimizer": {"name": "adam", "lr": 0.002, "augment": []},
 }
-
-
 #: what takes too long here by default
 SETTINGS = {"fedrep": {"head_epochs": 1}, "felicia": {"learner_steps": 100}, "private-head": {"phantoms": 10}}
-
-
 #: the papers' methods and one plain one; of all others no bit changes unnoticed (`test_recorded_digests.py`)
 QUICK = {"analytic", "cwt-replay", "fedavg", "feder", "fedreplay", "felicia"}
 REGRESSION = sorted(name for name in METHODS if "regression" in METHODS[name].traits.tasks)

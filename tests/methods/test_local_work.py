@@ -12,14 +12,8 @@ EQUAL = {
     "sites": {"partition": "iid", "count": 2},
     "model": {"backbone": "lenet5"},
 }
-
-
 LOCAL = ("standalone", "fedavg", "fedprox", "fedavgm", "cwt", "splitnn")
-
-
 MADE = {"generator": {"name": "dcgan", "width": 2, "latent": 4, "steps": 1, "batch_size": 8}, "tuning": {"on": False}}
-
-
 pytestmark = pytest.mark.usefixtures("no_contact_sheets")
 
 

@@ -26,8 +26,6 @@ AGES = {
     "model": {"backbone": "thumbnail"},
     "privacy": {"noise_multiplier": 1.0, "max_grad_norm": 0.5, "delta": 1e-5},
 }
-
-
 FEW = {"name": "private-head", "rounds": 3, "numbers": 5, "phantoms": 10}
 
 

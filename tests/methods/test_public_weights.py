@@ -10,8 +10,6 @@ from polyclinic.methods.shared.replay_space import Limits
 from polyclinic.models import public_weights
 
 PUBLIC = {"backbone": "efficientnet-lite0", "weights": "public", "input_size": 32}
-
-
 FEW = {"data": {"samples": 40}, "sites": {"partition": "iid", "count": 2}}
 
 
@@ -77,14 +75,8 @@ def test_a_unet_begins_with_public_weights_and_keeps_what_is_frozen(tiny_run):
 
 
 FROZEN = {**PUBLIC, "freeze": "block5"}
-
-
 PLAIN = {"lr": 0.01, "augment": []}
-
-
 FINE = {"cell": 1, "prior_epochs": 0}
-
-
 LATENTS = {"space": "latents"}
 
 

@@ -204,8 +204,6 @@ def with_encoder():
 
 
 DOUBLES = {"weight": torch.full((1, 1, 1, 1), 2.0)}
-
-
 #: twenty times the largest of the trial images, and one
 BOUND = 41.0
 

@@ -93,11 +93,7 @@ def test_a_site_that_lies_in_its_sums_is_named_and_left_out(tiny_run, monkeypatc
 
 
 HELD_OUT = torch.tensor([[0.5, 1.0], [2.0, -1.0], [0.25, 0.0], [1.0, 3.0]])
-
-
 GOALS = torch.tensor([[0.5, -0.5], [1.0, 0.0], [0.0, 0.25], [-1.0, 0.5]])
-
-
 HEAD = torch.tensor([[0.5, 1.0], [-0.25, 0.5], [0.125, 2.0]]).double()
 
 

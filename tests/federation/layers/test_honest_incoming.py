@@ -14,8 +14,6 @@ SETTINGS = {
     "cwt-replay": ({"generator": GAN, "replay": {"probe": False, "codes": "prior", "samples": 8}}, {}),
     "fedavg-replay": ({"generator": GAN, "replay": {"probe": False, "codes": "prior", "samples": 8}}, {}),
 }
-
-
 #: these say nothing of arriving weights that a quicker method does not
 LONG = ("fedavg-replay", "feder", "feder-b", "finetune", "fedrep", "ditto", "moon")
 

@@ -94,8 +94,6 @@ WEIGHTS = {
     "more names": tensors("weights", more),
     "no names": tensors("weights", lambda found: {}),
 }
-
-
 GRADIENTS = {
     "nothing": nothing,
     "no gradients": without("gradients"),
@@ -107,8 +105,6 @@ GRADIENTS = {
     "more names": tensors("statistics", more),
     "samples missing": lambda parcels: [replace(p, metadata={}) for p in parcels],
 }
-
-
 ACTIVATIONS = {
     "nothing": nothing,
     "no labels": without("labels"),
@@ -121,8 +117,6 @@ ACTIVATIONS = {
     "shapes": tensors("activations", first(lambda t: t[:, :1])),
     "another name": tensors("activations", lambda found: {"x": next(iter(found.values()))}),
 }
-
-
 LATENTS = {
     "nothing": nothing,
     "class 99": tensors("labels", first(lambda t: t + 99)),
@@ -132,8 +126,6 @@ LATENTS = {
     "times 10^6": tensors("latents", each(lambda t: t * 1e6)),
     "times -1000": tensors("latents", each(lambda t: t * -1000)),
 }
-
-
 SHARED = {
     "nothing": nothing,
     "no names": tensors("real-images", lambda found: {}),
@@ -143,8 +135,6 @@ SHARED = {
     "fewer labels": tensors("labels", first(lambda t: t[:-1])),
     "more names": tensors("real-images", more),
 }
-
-
 SCORES = {
     "twice": twice,
     "negative": tensors("metrics", lambda s: {**s, "confusion": -s["confusion"]}),
@@ -185,8 +175,6 @@ KEYS = {
     "of another": lambda parcels: [Parcel("keys", {"site-1": parcels[0].tensors[LIAR]})],
     "of all": lambda parcels: [Parcel("keys", {LIAR: parcels[0].tensors[LIAR], "site-1": torch.zeros(32)})],
 }
-
-
 BOXES = {
     "garbage": other_box,
     "cut": in_all(lambda box: box[:20]),
@@ -197,8 +185,6 @@ BOXES = {
     "open": lambda parcels: [Parcel("synthetic-images", {"images": torch.zeros(8, 1, 28, 28, dtype=torch.uint8)})],
     "nothing": nothing,
 }
-
-
 IMAGES = {
     "nothing": nothing,
     "no tensors": lambda parcels: [replace(one, tensors={}, compressed=()) for one in parcels],
@@ -207,11 +193,7 @@ IMAGES = {
     "classes": in_all(lambda t: t + 99 if t.dim() == 1 else t),
     "few labels": in_all(lambda t: t[1:] if t.dim() == 1 else t),
 }
-
-
 FORMS = ("nothing", "no tensors", "shapes")
-
-
 LIES = [
     *[("fedavg", "train", name, lie) for name, lie in WEIGHTS.items()],
     *[("cwt", "train", name, WEIGHTS[name]) for name in ("nothing", "fewer names", "times 10^6")],
@@ -233,14 +215,8 @@ LIES = [
     *[("felicia, local", "train_locally", name, IMAGES[name]) for name in FORMS],
     *[("felicia, shared", "give_images", name, lie) for name, lie in IMAGES.items()],
 ]
-
-
 GAN = {"name": "dcgan", "width": 4, "latent": 8, "steps": 2}
-
-
 FELICIA = {"generator": GAN, "method.steps": 2, "method.learner_steps": 3}
-
-
 SETTINGS = {
     "splitnn": {"model.cut": "conv1"},
     "fedreplay": {"model.cut": "conv1", "method.encoder_site": "site-1"},
@@ -249,8 +225,6 @@ SETTINGS = {
     "felicia, local": {**FELICIA, "method.schedule": "local", "method.exchange_every": 1},
     "felicia, shared": {**FELICIA, "method.share_images": True},
 }
-
-
 #: rounds from which on a lie can be told: inflated scores differ from the honest ones of the round before
 FROM_ROUND = {"inflated": 2}
 

@@ -25,7 +25,6 @@ from polyclinic.federation.site import HostSpec
 
 SITES = ("a", "b", "c")
 SECRET = torch.arange(64, dtype=torch.float32) * 1.25 + 3
-
 SPENT = {"epsilon": 1.0, "delta": 1e-5, "steps": 3, "covers": ["weights"], "does_not_cover": []}
 
 

@@ -20,7 +20,6 @@ DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.bool,
 ]  # fmt: skip
-
 plain_values = st.recursive(
     st.none()
     | st.booleans()

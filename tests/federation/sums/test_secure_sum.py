@@ -19,11 +19,7 @@ from polyclinic.federation.sums.settings import Federated
 from polyclinic.federation.sums.site_memory import known
 
 NAMES = ("ann", "bo", "cleo", "di", "emil")
-
-
 SECURE, INTEGER = Federated(sum="secure"), Federated(sum="integer")
-
-
 STEPS = ("give_mask_key", "give_shares", "take_shares", "answer", "agree", "unmask")
 
 
