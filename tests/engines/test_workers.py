@@ -107,15 +107,6 @@ def test_a_worker_started_from_the_command_line_gives_the_same_bits(tiny, undist
     assert_same_run(tmp_path / "run", undisturbed(study).folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STUDIES)
-def test_workers_started_from_the_command_line_give_the_same_bits(tiny, undisturbed, tmp_path, name):
-    method, settings = STUDIES[name]
-    study = tiny(method, settings, rounds=2)
-    run(study.with_settings({"engine.workers": 3}), tmp_path / "run")
-    assert_same_run(tmp_path / "run", undisturbed(study).folder)
-
-
 @pytest.fixture
 def make_soon(monkeypatch):
     """Call it, and every parcel counts as a large one: digests and lines are made beside training. Gives a list of the

@@ -8,37 +8,21 @@ import pytest
 import torch
 
 from polyclinic.data.parts import ImageSet
-from polyclinic.federation.call import COORDINATOR, _opened
+from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.layers.cohort import fewest_patients, images_in_private_step
 from polyclinic.federation.layers.defence import Defence
 from polyclinic.federation.layers.replies import _check_targets
 from polyclinic.federation.ledger import verify as ledger_check
-from polyclinic.federation.ledger.budget import EpsilonLimit, OverBudget, Price
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import LedgerBroken
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.verify import Checked
-from polyclinic.federation.ledger.wire import _is_described
 from polyclinic.federation.operation import operation, signature_of
 from polyclinic.federation.policy import Policy
 from polyclinic.federation.sums import rows as fixed_point
 from polyclinic.federation.sums.rows import check_layout, check_open, parcels_of
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.task import Target
-
-RECORD = {"epsilon": 3.0, "delta": 1e-5, "steps": 10}
-
-
-def test_a_run_may_spend_its_target_up_to_rounding_and_no_more(tmp_path):
-    target = EpsilonLimit(3.0, tmp_path / "none.jsonl", Price())
-    parcel = Parcel("weights", {"w": torch.zeros(1)}, privacy=RECORD)
-    target.check([parcel])
-    target.epsilon = 3.0 * (1 - 1e-7)  # a sum of floats may differ by so much
-    target.check([parcel])
-    target.epsilon = 3.0 * (1 - 1e-5)
-    with pytest.raises(OverBudget, match=r"privacy\.target_epsilon"):
-        target.check([parcel])
-    assert target._spent.epsilon == 0.0  # what was only asked for is not spent
 
 
 def row_of(numbers, weight=2, expected=0, sites=2):
@@ -84,24 +68,6 @@ def test_a_row_in_the_clear_counts_as_one_site():
             check_open(changed)
 
 
-@pytest.mark.parametrize(
-    ("shape", "right"),
-    [
-        ([1] * 8, True),
-        ([1] * 9, False),
-        ([0], False),
-        ([2**40], True),
-        ([2**40 + 1], False),
-        ([True], False),
-        (3, False),
-    ],
-)
-def test_shapes_that_a_message_may_describe(shape, right):
-    assert _is_described({"dtype": "float32", "shape": shape}) is right
-    assert not _is_described({"dtype": "int7", "shape": [1]})
-    assert not _is_described({"shape": [1]})
-
-
 def test_a_defence_changes_gradients_and_what_weights_moved_by():
     gradients = Parcel("gradients", {"g": torch.tensor([1.0, -4.0, 2.0, 3.0])}, {"samples": 5})
     kept = Defence(name="sparsify", keep=0.5)(gradients, {})
@@ -132,19 +98,6 @@ def test_a_private_step_takes_as_many_images_as_its_smallest_rate_says():
     assert images_in_private_step({"mechanisms": [private, {"steps": 3, "sampling_rate": 0.5}]}, 40) == 10
     assert images_in_private_step({"mechanisms": [{"steps": 0, "sampling_rate": 0.01}]}, 40) == 40
     assert images_in_private_step({}, 40) == 0
-
-
-def test_a_message_of_nothing_but_a_header_is_read():
-    assert _opened(bytes([27, *[0] * 7]) + b'{"header":{},"lengths":[1]}') == (27, {}, [1])
-    for text in (
-        b"",
-        b"{}",
-        b'{"header":[],"lengths":[]}',
-        b'{"header":{},"lengths":{}}',
-        b'{"header":{},"lengths":[-1]}',
-    ):
-        with pytest.raises(ParcelRejected, match="no readable header"):
-            _opened(bytes([len(text), *[0] * 7]) + text)
 
 
 @pytest.mark.parametrize(("weight", "mean"), [(1, 12), (2, 6), (3, 4), (8, 2)])

@@ -229,10 +229,3 @@ def test_what_has_no_private_form_is_refused_with_the_cure(tiny_run):
         tiny_run({"name": "moon"}, **private)
     with pytest.raises(BadInput, match=r"method\.option: 'I' needs a gradient.*set method\.option = 'II'"):
         tiny_run({"name": "scaffold", "option": "I"}, **private)
-
-
-@pytest.mark.parametrize("method", NEW)
-def test_a_share_of_the_sites_can_take_part(tiny_run, method):
-    quick = {"head_epochs": 1} if method == "fedrep" else {}
-    result = tiny_run({"name": method, "fraction": 0.4, **quick}, model={"backbone": "lenet5"})
-    assert set(result.metrics["per_site"]) == {"site-1", "site-2", "site-3"}

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from felicia_studies import gan_of
-from run_folders import assert_same_run
 from torch.nn import functional as F
 
 from polyclinic.data.parts import open_site, prepare
-from polyclinic.federation.federation import Federation
 from polyclinic.generators.stylegan2.training import Steps
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared.felicia import CentralDiscriminator
@@ -120,21 +118,3 @@ def test_the_central_term_reaches_its_generator(study, tmp_path, schedule):
         assert done["failures"] == []
         found.append(gan_of(done, "site-1")["generator.weight"])
     assert not torch.equal(*found)
-
-
-def test_a_resumed_run_is_the_same_run(study, tmp_path, monkeypatch):
-    whole = run(study(), tmp_path / "whole")
-    saved = Federation.save
-
-    def stop_after_the_first_round(self):
-        saved(self)
-        if self.round == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Federation, "save", stop_after_the_first_round)
-    with pytest.raises(KeyboardInterrupt):
-        run(study(), tmp_path / "run")
-    monkeypatch.undo()
-    again = run(study(), tmp_path / "run", resume=True)
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
-    assert torch.equal(*(gan_of(one, "site-1")["generator.weight"] for one in (whole, again)))

@@ -1,6 +1,5 @@
 """What each method adds: a golden run, and its own rules."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -124,15 +123,6 @@ def test_weighted_loss_needs_unbalanced_classes(tiny_run):
         parse_study(tables)
     plain, weighted = tiny_run({"name": "cwt"}), tiny_run({"name": "cwt", "weighted_loss": True})
     assert plain["weights_sha256"] != weighted["weights_sha256"]
-
-
-def test_the_best_round_on_validation_is_released(tiny_run):
-    best = tiny_run({"name": "fedavg", "rounds": 4}, evaluation={"every": 1, "select": "best"})
-    history = [json.loads(text) for text in (best.folder / "history.jsonl").read_text().splitlines()]
-    scores = [line["validation"]["pooled"]["accuracy"] for line in history]
-    assert best["selected"]["round"] == scores.index(max(scores)) + 1
-    upto = tiny_run({"name": "fedavg", "rounds": best["selected"]["round"]})
-    assert best["weights_sha256"] == upto["weights_sha256"]
 
 
 @pytest.mark.parametrize("method", ["standalone", "fedbn"])

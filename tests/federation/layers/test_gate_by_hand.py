@@ -251,25 +251,6 @@ def test_a_resumed_run_may_send_the_same_again(make):
     assert "bytes would have left" in refused_in_words(again, weights(1.0))  # a second time is new
 
 
-def test_a_run_that_was_put_back_and_trained_as_long_or_longer_is_charged_for_both(make):
-    """It has as many steps as the record before it, or more, and yet does not come from it."""
-    gate = make(max_epsilon=3.0)
-    release(gate, weights(1.0, privacy=record(1.0, 10, trained=1)))
-    release(gate, weights(2.0, privacy=record(1.0, 10, trained=1)))  # something else made of the same training
-    release(gate, weights(3.0, privacy=record(1.5, 20, trained=2, after=1)))
-    assert "epsilon 3.5 would be spent" in refused_in_words(
-        gate, weights(4.0, privacy=record(2.0, 30, trained=3, after=1))
-    )
-    assert "epsilon 3.1 would be spent" in refused_in_words(
-        gate, weights(5.0, privacy=record(1.6, 20, trained=4, after=1))
-    )
-    release(gate, weights(6.0, privacy=record(2.9, 40, trained=5, after=2)))
-    reopened = make(max_epsilon=3.0)
-    assert "epsilon 3.1 would be spent" in refused_in_words(
-        reopened, weights(7.0, privacy=record(0.2, 41, trained=6, after=9))
-    )
-
-
 def test_what_is_not_covered_or_not_finite_does_not_leave(make):
     gate = make(max_epsilon=3.0)
     assert "differential privacy does not cover this" in refused_in_words(gate, weights(1.0))

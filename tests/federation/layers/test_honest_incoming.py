@@ -36,23 +36,16 @@ def test_an_honest_run_passes_and_ends_in_the_same_weights(tiny, undisturbed, tm
     assert run(checked, tmp_path / "run")["weights_sha256"] == plain["weights_sha256"]
 
 
-def test_the_history_lies_in_the_sites_state_and_begins_with_weights_from_a_file(tiny, tmp_path):
-    result = run(tiny("fedavg", {"policy.incoming": {"on": True}, "sites.count": 2}, rounds=2), tmp_path / "run")
-    for state in result.folder.glob("sites/*/state-*.safetensors"):
-        kept = read_tensors(state)
-        assert {name.split("/")[1] for name in kept if name.startswith(History.GROUP)} >= {"last", "own", "passed"}
-    plain = run(tiny("fedavg", {"sites.count": 2}, rounds=2), tmp_path / "plain")
+@pytest.mark.parametrize(("from_file", "kept"), [(False, {"last", "own", "passed"}), (True, {"last", "own", "loss"})])
+def test_the_history_lies_in_the_sites_state_and_begins_with_weights_from_a_file(tiny, tmp_path, from_file, kept):
+    plain = run(tiny("fedavg", {"sites.count": 2}, rounds=1), tmp_path / "plain")
     assert not list(plain.folder.glob("sites/*/state-*.safetensors"))
-
-
-def test_weights_from_a_file_are_the_beginning_that_later_ones_are_compared_with(tiny, tmp_path):
-    before = run(tiny("fedavg", {"sites.count": 2}, rounds=1), tmp_path / "before")
-    tables = {"policy.incoming": {"on": True}, "sites.count": 2, "model.backbone": "lenet5"}
-    tables["model.weights"] = str(before.folder / "model.safetensors")
-    result = run(tiny("fedavg", tables, rounds=2), tmp_path / "run")
+    first = {"model.backbone": "lenet5", "model.weights": str(plain.folder / "model.safetensors")} if from_file else {}
+    result = run(
+        tiny("fedavg", {"policy.incoming": {"on": True}, "sites.count": 2, **first}, rounds=2), tmp_path / "run"
+    )
     for state in result.folder.glob("sites/*/state-*.safetensors"):
-        kept = {name.split("/")[1] for name in read_tensors(state) if name.startswith(History.GROUP)}
-        assert kept >= {"last", "own", "loss"}
+        assert {name.split("/")[1] for name in read_tensors(state) if name.startswith(History.GROUP)} >= kept
 
 
 def test_a_simulated_site_refuses_what_is_above_a_limit(tiny, tmp_path):

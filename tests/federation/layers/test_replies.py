@@ -275,28 +275,6 @@ def test_another_site_trains_the_encoder_in_place_of_a_liar(tiny, tmp_path, lyin
     assert result["encoder"] == {"site": other}
 
 
-def asks_liar_for_scores(call):
-    return (call.operation, call.site, call.arguments.get("split")) == ("evaluate", LIAR, "test")
-
-
-@pytest.mark.parametrize("silent", [1, 2])
-def test_a_site_cannot_send_scores_of_one_model_and_nothing_of_another(tiny, tmp_path, lying, silent):
-    """Each of Ditto's models is scored at each site: nothing was said of these images before the first one."""
-    asked = []
-    lying(lambda call: asks_liar_for_scores(call) and not asked.append(call) and len(asked) == silent, nothing)
-    result = run(tiny("ditto", {"data.samples": 36}, rounds=1), tmp_path / "run")
-    assert {(one["site"], one["operation"]) for one in result["failures"]} == {(LIAR, "evaluate")}
-
-
-def test_the_first_scores_cannot_be_of_a_million_times_as_many_images(tiny, tmp_path, lying):
-    lying(
-        asks_liar_for_scores,
-        tensors("metrics", lambda s: {name: (t.double() * 1e6).to(t.dtype) for name, t in s.items()}),
-    )
-    result = run(tiny("fedsgd", {"data.samples": 36}, rounds=1), tmp_path / "run")
-    assert [(one["site"], one["operation"]) for one in result["failures"]] == [(LIAR, "evaluate")]
-
-
 def test_a_receiver_that_refuses_what_all_others_seal_is_dropped(tiny, tmp_path, monkeypatch):
     """It is believed once: nobody else can open a box. Whoever disagrees with several sites is the one that lies."""
     honest = InProcess.call

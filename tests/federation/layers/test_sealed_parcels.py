@@ -158,52 +158,33 @@ def meddling(change):
     return meddle
 
 
-def flipped(parcel):
-    box = parcel.tensors["box"].clone()
-    box[len(box) // 2] ^= 1
-    return Parcel(SEALED, {"box": box}, parcel.metadata)
+def box(change):
+    return lambda parcel: Parcel(SEALED, {"box": change(parcel.tensors["box"].clone())}, parcel.metadata)
 
 
-def cut(parcel):
-    return Parcel(SEALED, {"box": parcel.tensors["box"][:20]}, parcel.metadata)
+def flipped(numbers):
+    numbers[len(numbers) // 2] ^= 1
+    return numbers
 
 
-def as_numbers(parcel):
-    return Parcel(SEALED, {"box": parcel.tensors["box"].float()}, parcel.metadata)
-
-
-def as_rows(parcel):
-    box = parcel.tensors["box"]
-    return Parcel(SEALED, {"box": box[: len(box) // 4 * 4].reshape(-1, 4)}, parcel.metadata)
-
-
-def empty(parcel):
-    return Parcel(SEALED, {"box": parcel.tensors["box"][:0]}, parcel.metadata)
-
-
-def renamed(parcel):
-    return Parcel(SEALED, dict(parcel.tensors), {**parcel.metadata, "from": "c"})
-
-
-def unknown(parcel):
-    return Parcel(SEALED, dict(parcel.tensors), {**parcel.metadata, "from": "z"})
-
-
-def opened(parcel):
-    return Parcel("weights", {"w": SECRET * 0})
+def named(site):
+    return lambda parcel: Parcel(SEALED, dict(parcel.tensors), {**parcel.metadata, "from": site})
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (flipped, "the sealed weights of site 'a' do not open: it was changed on its way"),
-        (cut, "do not open"),
-        (empty, "do not open"),
-        (as_numbers, "what came sealed from site 'a' is no box"),
-        (as_rows, "what came sealed from site 'a' is no box"),
-        (renamed, "the sealed weights of site 'c' do not open"),
-        (unknown, "the sealed weights of site 'z' do not open"),
-        (opened, "'take' takes what another site sealed, and weights came open"),
+        (box(flipped), "the sealed weights of site 'a' do not open: it was changed on its way"),
+        (box(lambda sent: sent[:20]), "do not open"),
+        (box(lambda sent: sent[:0]), "do not open"),
+        (box(torch.Tensor.float), "what came sealed from site 'a' is no box"),
+        (box(lambda sent: sent[: len(sent) // 4 * 4].reshape(-1, 4)), "what came sealed from site 'a' is no box"),
+        (named("c"), "the sealed weights of site 'c' do not open"),
+        (named("z"), "the sealed weights of site 'z' do not open"),
+        (
+            lambda _: Parcel("weights", {"w": SECRET * 0}),
+            "'take' takes what another site sealed, and weights came open",
+        ),
     ],
 )
 def test_a_parcel_that_was_tampered_with_is_refused(make, change, reason):
@@ -214,27 +195,6 @@ def test_a_parcel_that_was_tampered_with_is_refused(make, change, reason):
     assert failure.reason.startswith("site 'b' refused it: ")
     assert reason in failure.reason
     assert not taken_by(federation, "b")
-
-
-def test_a_parcel_for_another_site_is_refused(make):
-    federation = make(lambda call: replace(call, site="c") if call.operation == "take" else call)
-    failure = federation.forward("a", "hand_over", "b", "take")
-    assert "do not open: it was changed on its way, or sealed by or for somebody else" in failure.reason
-    assert not taken_by(federation, "c")
-
-
-def test_a_parcel_of_an_earlier_round_is_refused(make):
-    kept = {}
-
-    def replay(call):
-        if call.operation != "take":
-            return call
-        return replace(call, parcels=kept.setdefault("parcels", call.parcels))
-
-    federation = make(replay)
-    assert federation.forward("a", "hand_over", "b", "take")
-    federation.round += 1
-    assert "do not open" in federation.forward("a", "hand_over", "b", "take").reason
 
 
 def test_what_is_inside_is_checked_like_any_parcel(make):
@@ -276,16 +236,3 @@ def test_a_resumed_run_has_its_keys_and_repeats_no_line(make, tmp_path):
     assert again._keyed == list(SITES)
     assert again.forward("b", "hand_over", "c", "take")
     assert {path.name: path.read_bytes() for path in (tmp_path / "ledger").iterdir()} == before
-
-
-def test_a_site_without_keys_gets_nothing(make):
-    def broken(call):
-        if call.operation == "give_key" and call.site == "b":
-            return replace(call, operation="hand_under")
-        return call
-
-    federation = make(broken)
-    failure = federation.forward("a", "hand_over", "b", "take")
-    assert (failure.site, failure.reason) == ("b", "failed earlier in this round")
-    assert all(b'"operation": "hand_over"' not in data for data in federation.engine.seen)
-    assert federation.forward("a", "hand_over", "c", "take")

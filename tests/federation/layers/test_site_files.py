@@ -88,6 +88,8 @@ def test_a_box_holds_what_is_written_on_it(make):
     box = seal_box(PLAIN.encoded, bound, sender=keys.own("a"), recipient=keys.public("b"))
     false = Parcel(SEALED, {"box": torch.frombuffer(box, dtype=torch.uint8)}, about)
     assert refusal(make("b"), false) == "a parcel of kind 'weights' came under the name of 'latents'"
+    for site, round in (("b", 3), ("a", 2)):  # another round than it was sealed in, another site than it is for
+        assert "do not open: it was changed on its way" in refusal(make(site), sent(make), round)
 
 
 def test_a_deployed_site_that_was_put_back_takes_a_box_again_for_the_same_call_only(make):

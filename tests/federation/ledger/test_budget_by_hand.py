@@ -272,9 +272,6 @@ def test_what_the_content_and_the_size_of_a_parcel_tell(parcel, content, size):
     assert (tells_something(parcel), size_tells_something(parcel)) == (content, size)
 
 
-#: every image takes part in every step, so that epsilon is known at once
-
-
 def test_epsilon_of_a_record_that_a_site_believes():
     assert Price()(record(3.0)) == 3.0
     assert Price()(record(None)) == math.inf
@@ -322,6 +319,10 @@ def test_the_target_of_a_study_is_counted_from_the_ledger_of_its_run(tmp_path):
         ledger.append(round=1, operation="a", kind="codes", bytes=1, digest="d", to="coordinator", privacy=told)
     target = EpsilonLimit(2.0, ledger.path, Price(1e-5, accountants=("rdp",), images=None))
     target.check([Parcel("weights", {"w": torch.ones(1)}), Parcel("weights", {}, privacy=record(2.0, steps=6))])
+    for rounding, fits in ((1e-7, True), (1e-5, False)):  # a sum of floats may differ by so much
+        close = EpsilonLimit(3.0 * (1 - rounding), tmp_path / "none.jsonl", Price())
+        with contextlib.nullcontext() if fits else pytest.raises(OverBudget, match=r"privacy\.target_epsilon"):
+            close.check([Parcel("weights", {}, privacy=record(3.0))])
     put_back = Parcel("weights", {}, privacy=record(1.1, steps=4))
     sentence = r"^this run would have spent epsilon 2\.1, and its study sets privacy\.target_epsilon = 2$"
     with pytest.raises(OverBudget, match=sentence):

@@ -232,8 +232,10 @@ def test_a_call_comes_back_as_it_was_sent(carried, arguments):
         '{"header": [], "lengths": [3]}',
         '{"lengths": [3]}',
         "[]",
+        '{"header": {}, "lengths": {}}',
         "[" * 100_000,
         "nonsense",
+        "",
     ],
     ids=lambda text: text[:40],
 )

@@ -77,25 +77,6 @@ def test_what_one_site_sends_is_uniform(company):
     assert len(np.unique(sent.numpy())) == len(sent)
 
 
-def test_masks_of_another_round_are_others(company):
-    some = company()
-    federation = some.federation()
-    rows = []
-    for federation.round in (1, 2):
-        list(federation.ask_each("answer", weights={"w": torch.ones(500)}))
-        rows.append(some.replies[-1 - 2 * len(NAMES)][1].masked["numbers"].numpy().view(np.uint64))
-    assert not (rows[0] == rows[1]).any()
-
-
-def test_every_step_of_a_sum_names_it_by_the_same_sixteen_digits(company):
-    some = company()
-    some.total()
-    told = [tuple(reply.metadata["sum"].values()) for _, reply in some.replies if "sum" in reply.metadata]
-    assert len(told) == 4 * len(NAMES)
-    [(name, sites)] = set(told)
-    assert (len(name), sites) == (16, len(NAMES))
-
-
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("gone", ["ann", "cleo", "emil"])
 def test_a_site_may_drop_out_at_every_step(company, step, gone):

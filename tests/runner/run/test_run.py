@@ -44,17 +44,6 @@ def test_the_digest_is_that_of_the_released_model(tiny, undisturbed, name):
     assert any(key.startswith("site-2/") for key in weights) == (name == "fedbn")
 
 
-def test_the_history_has_a_line_per_round(fedavg):
-    lines = history(fedavg.folder)
-    assert [line["round"] for line in lines] == [1, 2, 3]
-    for line in lines:
-        assert set(line["validation"]["per_site"]) == {"site-1", "site-2", "site-3"}
-        assert line["failed"] == {}
-    totals = [line["total_bytes"] for line in lines]
-    assert totals == sorted(set(totals))
-    assert totals[-1] < fedavg["communication"]["total_bytes"]  # the final evaluation comes on top
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_ledgers_and_byte_counts_tell_the_same_story(tiny, undisturbed, name):
     method, settings = ALL[name]
@@ -153,18 +142,6 @@ def interrupted(tiny, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tiny("fedavg"), tmp_path / "run", display=Stop(2))
     return tmp_path / "run"
-
-
-def test_an_interrupted_run_goes_on(tiny, interrupted, fedavg):
-    first = []
-
-    class Started(Display):
-        def started(self, study, sites, first_round):
-            first.append(first_round)
-
-    run(None, interrupted, resume=True, display=Started())
-    assert first == [2]
-    assert_same_run(interrupted, fedavg.folder)
 
 
 @pytest.mark.parametrize(
