@@ -40,7 +40,8 @@ class Tools:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        return self.assembly.image_shape
+        channels, height, width = self.assembly.image_shape
+        return channels, height, width
 
     @property
     def what(self) -> What:

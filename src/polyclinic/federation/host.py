@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from polyclinic.data.volumes.volume import are_volumes
 from polyclinic.errors import Damaged
 from polyclinic.federation.call import Call, LooksOn, Reply, may_depend_on_images
 from polyclinic.federation.layers import DEPLOYED, SIMULATED, Inspection, Layer
 from polyclinic.federation.layers.gate import Gate, RawImages
+from polyclinic.federation.layers.raw_volumes import RawVolumes
 from polyclinic.federation.layers.sealing import KeyExchange
 from polyclinic.federation.layers.suspension import refuse_while_stopped
 from polyclinic.federation.ledger.budget import Budget, EpsilonLimit, price_at
@@ -354,7 +356,8 @@ class OpenSites:
             budget = Budget(spec.policy, ledger.path, runs, price, anchors)
             if privacy is not None and privacy.target_epsilon is not None:
                 target = EpsilonLimit(privacy.target_epsilon, ledger.path, price)
-        raw_images = RawImages(data.train.images, data.validation.images, data.test.images)
+        raw = RawVolumes if are_volumes(data.train.images) else RawImages
+        raw_images = raw(data.train.images, data.validation.images, data.test.images)
         return Gate(site.name, spec.policy, ledger, raw_images, budget, target)
 
 

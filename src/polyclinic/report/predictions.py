@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from polyclinic.data.volumes.planes import grey_planes, planes_of
+from polyclinic.data.volumes.volume import Volume
 from polyclinic.metrics.statistics import bland_altman
 from polyclinic.palette import Palette, legend, plain, tidy
 from polyclinic.report.blocks import Block, Chart, Picture, Section, Table, Text, counted
@@ -162,7 +164,7 @@ def _examples(run: RunEvidence, cases: Cases) -> list[Block]:
         return [table, Text("The images of these cases do not fit the masks that the run kept.")]
     words = (
         f"From worst to best: Dice {', '.join(f'{dices[row]:.2f}' for row in chosen)}. Green: the true outline; "
-        "orange: the predicted one. The upper row has the images alone."
+        "orange: the predicted one. The upper row has the images alone. Of a volume there are three planes."
     )
     rows_of_images = [np.stack(some) for some in zip(*pictures, strict=True)]
     return [table, Picture("examples", rows_png(rows_of_images), words)]
@@ -173,12 +175,19 @@ def _outlined(run: RunEvidence, cases: Cases, row: int, mask: np.ndarray) -> tup
     site = str(cases.sites[cases.site[row]])
     part = getattr(run.images.sites.get(site), run.split, None)
     place = row - int(np.flatnonzero(cases.site == cases.site[row])[0])
-    if part is None or part.masks is None or place >= len(part) or part.masks[place].shape != mask.shape:
+    if part is None or place >= len(part):
         return None
-    image = np.broadcast_to(np.asarray(part.images[place]), (3, *mask.shape))
+    picture: Any = part.images[place]
+    truth = None if part.masks is None else np.asarray(part.masks[place])
+    if isinstance(picture, Volume):
+        picture, truth = grey_planes(picture), planes_of(picture.mask, picture.mask, picture.spacing)
+    if truth is None or truth.shape != mask.shape:
+        return None
+    image = np.broadcast_to(np.asarray(picture), (3, *mask.shape))
     drawn = image.copy()
-    for outline, colour in ((edge(np.asarray(part.masks[place]) > 0), TRUE), (edge(mask > 0), PREDICTED)):
-        drawn[:, outline] = np.array(colour)[:, None]
+    for values, colour in ((truth, TRUE), (mask, PREDICTED)):
+        for value in np.unique(values[values > 0]):
+            drawn[:, edge(values == value)] = np.array(colour)[:, None]
     return image, drawn
 
 

@@ -11,6 +11,7 @@ import tomli_w
 
 from polyclinic.attacks.attack import LEAKS, verdict_word
 from polyclinic.data.labels import masked_share
+from polyclinic.data.volumes.planes import pictures
 from polyclinic.files import human_bytes
 from polyclinic.json_types import JsonMapping
 from polyclinic.palette import Palette, heat_map, plain, stacked_bars, tidy
@@ -93,7 +94,7 @@ def _samples(run: RunEvidence) -> list[Block]:
     sites = {name: data for name, data in list(found.sites.items())[:MOST_SHOWN] if len(data.train)}
     if not sites:
         return []
-    rows = [np.asarray(data.train.images[:SHOWN]) for data in sites.values()]
+    rows = [pictures(data.train.images[:SHOWN]) for data in sites.values()]
     more = f"; {len(found.sites) - len(sites)} more sites are not shown" if len(found.sites) > len(sites) else ""
     words = (
         f"The first {SHOWN} training images of {listed(list(sites))}, a row for each site{more}. "

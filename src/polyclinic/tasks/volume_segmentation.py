@@ -53,6 +53,17 @@ class VolumeSegmentation(Task):
         "1, distance 0), or left out. Where only one of them has it, Dice is 0 and the distance the volume's diagonal",
     )
 
+    patches: int = Field(2, ge=1, le=1000, description="patches of each case in a pass over a site's cases")
+    foreground: float = Field(
+        0.33,
+        ge=0,
+        le=1,
+        description="share of the patches whose middle lies in a structure; the others lie anywhere else",
+    )
+    overlap: float = Field(
+        0.5, ge=0, lt=1, description="share by which windows overlap when a whole volume is predicted"
+    )
+
     like: ClassVar[Literal["classification", "regression", "segmentation"]] = "segmentation"
     metric: ClassVar[str] = "dice"
     better: ClassVar[Literal["higher", "lower"]] = "higher"

@@ -64,6 +64,8 @@ class TrainerSpec:
     metric: str | None = None
     #: whether what frozen layers give for images is kept and used in their place
     frozen_features: bool = False
+    #: sides of the patches of volumes; none for images
+    patch: tuple[int, ...] = ()
 
 
 class Trainer:
@@ -73,7 +75,8 @@ class Trainer:
         self.device = torch.device(spec.device)
         self.model = model.to(self.device)
         if self.device.type == "cuda":
-            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            last = torch.channels_last_3d if model.volumes else torch.channels_last
+            self.model = self.model.to(memory_format=last)  # type: ignore[call-overload]
         self.kept: dict[str, Any] = {}  # made once for the network, such as graphs, and used for all sites
         self._layers = list(self.model.modules())
         self._state: dict[str, Tensor] = {}  # known as long as all tensors lie in their places

@@ -150,6 +150,8 @@ class VolumeSource(Source):
             found: dict[str, Any] = json.loads(known.read_text(encoding="utf-8"))
             return found
         raw = self.read(number, case)
+        if raw.mask is None and self.structures:
+            raise ValueError("has no mask; add it, or leave the case out")
         prepared = self.preparation.prepare(raw)
         for name, array in (("image", prepared.image), ("mask", prepared.mask)):
             if array is not None:

@@ -46,17 +46,16 @@ class Volume:
         return _opened(self.image_at)
 
     @property
-    def mask(self) -> np.ndarray | None:
-        """uint8 [X, Y, Z], or None."""
-        return None if self.mask_at is None else _opened(self.mask_at)
+    def mask(self) -> np.ndarray:
+        """uint8 [X, Y, Z]; without one, nothing is a structure."""
+        return np.zeros(self.image.shape[1:], np.uint8) if self.mask_at is None else _opened(self.mask_at)
 
     def digest(self) -> str:
         """Names what the case shows, and in which voxels."""
         found = hashlib.sha256(repr(self.spacing).encode())
         for array in (self.image, self.mask):
-            if array is not None:
-                found.update(f"{array.dtype} {array.shape}".encode())
-                found.update(np.ascontiguousarray(array).data)
+            found.update(f"{array.dtype} {array.shape}".encode())
+            found.update(np.ascontiguousarray(array).data)
         return found.hexdigest()
 
 
@@ -82,3 +81,10 @@ def bytes_of(images: np.ndarray) -> bytes | memoryview:
     if are_volumes(images):
         return "".join(volume.digest() for volume in images).encode()
     return np.ascontiguousarray(images).data
+
+
+def pixels_of(images: np.ndarray) -> int:
+    """The pixels of an image, without its channels; of volumes, the voxels of the largest."""
+    if are_volumes(images):
+        return max((int(np.prod(volume.image.shape[1:])) for volume in images), default=0)
+    return int(np.prod(images.shape[2:]))

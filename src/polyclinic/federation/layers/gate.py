@@ -21,9 +21,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polyclinic.data.allowed_paths import COORDINATOR
+from polyclinic.data.volumes.volume import pixels_of
 from polyclinic.federation.call import GateRefused, GateRefusedData
 from polyclinic.federation.layers.cohort import count_patients
 from polyclinic.federation.layers.interface import Layer
+from polyclinic.federation.layers.raw_volumes import RawVolumes
 from polyclinic.federation.layers.sealing import seal
 from polyclinic.federation.ledger.background import PAYS_FROM
 from polyclinic.federation.ledger.budget import (
@@ -88,7 +90,7 @@ class ThroughGate(Layer):
         site, numbers = transaction.site, sum(map(Tensor.numel, parcel.tensors.values()))
         if parcel.kind in PER_IMAGE:
             images = sum(len(part) for part in (site.data.train, site.data.validation, site.data.test))
-            most = images * PER_IMAGE[parcel.kind] * math.prod(site.data.train.images.shape[2:])
+            most = images * PER_IMAGE[parcel.kind] * pixels_of(site.data.train.images)
             return f"{numbers} numbers of {images} images, where at most {most} can be" if numbers > most else ""
         if len(json.dumps(dict(parcel.metadata), default=str)) > MOST_METADATA:
             return f"its metadata is longer than {MOST_METADATA} bytes"
@@ -109,7 +111,7 @@ class Gate:
         site: str,
         policy: Policy,
         ledger: Ledger,
-        raw_images: RawImages,
+        raw_images: RawImages | RawVolumes,
         budget: Budget | None = None,
         target: EpsilonLimit | None = None,
     ) -> None:

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
+from polyclinic.data.volumes.volume import bytes_of
 from polyclinic.federation.call import COORDINATOR, GateRefused, base_of
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.ledger.appended import Notes
@@ -108,7 +108,7 @@ def _digest(part: ImageSet) -> str:
     for array in (part.images, part.labels, part.masks, part.cases):
         if array is not None:
             found.update(f"{array.dtype} {array.shape}".encode())
-            found.update(np.ascontiguousarray(array).data)
+            found.update(bytes_of(array))
     return found.hexdigest()
 
 

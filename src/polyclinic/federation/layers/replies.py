@@ -232,8 +232,10 @@ def _check_targets(federation: Federation, parcel: Parcel) -> None:
             continue
         low, high = (float(one) for one in values.aminmax())
         if parcel.kind == "masks":
-            if not 0 <= low <= high <= 1:
-                raise ParcelRejected(f"masks: tensor '{name}' has values from {low:g} to {high:g}; masks have 0 and 1")
+            most = max((value for _, some in target.structures for value in some), default=1)
+            if not 0 <= low <= high <= most:
+                known = "0 and 1" if most == 1 else f"0 to {most}"
+                raise ParcelRejected(f"masks: tensor '{name}' has values from {low:g} to {high:g}; masks have {known}")
         elif task.like == "classification" and (
             values.is_floating_point() or not 0 <= low <= high < len(target.classes)
         ):

@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 
 from polyclinic.data.parts import ImageSet
+from polyclinic.data.volumes.volume import Volume, are_volumes, rows_of
 from polyclinic.methods.shared.method import Parcel, ParcelRejected, Reply
 
 if TYPE_CHECKING:
     from polyclinic.federation.federation import Federation
 
 
+#: the tensors of pooled volumes
+POOLED = ("images", "masks", "shapes", "spacings")
+
+
 def release(part: ImageSet, index: np.ndarray | slice = slice(None)) -> tuple[Parcel, ...]:
     """The chosen images, labels and (where there are any) masks of a part, as parcels."""
+    if are_volumes(part.images):
+        return _release_volumes(part.take(np.arange(len(part))[index]))
     parcels = [
         Parcel("real-images", {"images": torch.from_numpy(np.array(part.images[index]))}),
         Parcel("labels", {"labels": torch.from_numpy(np.array(part.labels[index]))}),
@@ -25,6 +32,31 @@ def release(part: ImageSet, index: np.ndarray | slice = slice(None)) -> tuple[Pa
     if part.masks is not None:
         parcels.append(Parcel("masks", {"masks": torch.from_numpy(np.array(part.masks[index]))}))
     return tuple(parcels)
+
+
+def _release_volumes(part: ImageSet) -> tuple[Parcel, ...]:
+    """Volumes of any shapes, one after the other in flat tensors, with their shapes and spacings."""
+    images, masks = [volume.image for volume in part.images], [volume.mask for volume in part.images]
+    numbers = {
+        "images": np.concatenate([image.reshape(-1) for image in images]),
+        "shapes": np.array([image.shape for image in images], np.int64),
+        "spacings": np.array([volume.spacing for volume in part.images], np.float64),
+    }
+    return (
+        Parcel("real-images", {name: torch.from_numpy(array) for name, array in numbers.items()}),
+        Parcel("labels", {"labels": torch.from_numpy(np.array(part.labels))}),
+        Parcel("masks", {"masks": torch.from_numpy(np.concatenate([mask.reshape(-1) for mask in masks]))}),
+    )
+
+
+def _pooled_volumes(images: np.ndarray, masks: np.ndarray, shapes: np.ndarray, spacings: np.ndarray) -> np.ndarray:
+    """The volumes that `_release_volumes` of several sites laid one after the other."""
+    voxels = shapes[:, 1:].prod(1)
+    parts = zip(
+        np.split(images, (voxels * shapes[:, 0]).cumsum()[:-1]), np.split(masks, voxels.cumsum()[:-1]), strict=True
+    )
+    known = zip(parts, shapes.tolist(), spacings.tolist(), strict=True)
+    return rows_of([Volume(i.reshape(shape), m.reshape(shape[1:]), tuple(apart)) for (i, m), shape, apart in known])
 
 
 def check_shared(federation: Federation, reply: Reply) -> None:
@@ -57,7 +89,10 @@ def parcels_of(pooled: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def pooled_images(pooled: Mapping[str, Tensor]) -> ImageSet:
     """Pooled tensors as a part that a trainer can train on."""
-    return ImageSet(**{name: tensor.numpy() for name, tensor in pooled.items()})
+    arrays = {name: tensor.numpy() for name, tensor in pooled.items()}
+    if "shapes" in arrays:
+        return ImageSet(_pooled_volumes(*(arrays[name] for name in POOLED)), arrays["labels"])
+    return ImageSet(**arrays)
 
 
 def union(a: ImageSet, b: ImageSet) -> ImageSet:

@@ -18,10 +18,12 @@ import torch
 
 from polyclinic.data.archives import UNREADABLE, unpacked_size
 from polyclinic.data.parts import ImageSet, open_site
+from polyclinic.data.volumes.planes import planes_of
 from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 from polyclinic.run_folder import check_whole
 from polyclinic.tasks.segmentation import dice, outline_distances
+from polyclinic.training.volumes import VolumeTrainer
 
 if TYPE_CHECKING:
     from polyclinic.runner.run.assembly import Assembly
@@ -47,8 +49,11 @@ class Cases:
     predictions float64: probabilities [N, C] or values [N] in the label's unit; None for masks
     areas int64 [N, 3]: pixels predicted and true at once, predicted, and true; None but for masks
     distances float64 [N, 2]: Hausdorff (95 %) and average surface distance in pixels, NaN where there is none, or None
+    scores float64 [N, S, 3]: of volumes, the Dice, HD95 (mm) and surface Dice of each structure; NaN where it does not
+    count; structures str [S]
     columns str [N, K] and column_names str [K]: what `data.columns` named, and the source's sub-groups
-    examples int64 [E]: the images of which `masks` uint8 [E, H, W] has the mask predicted, from worst to best
+    examples int64 [E]: the images of which `masks` uint8 [E, H, W] has the mask predicted, from worst to best; of
+    volumes, three planes of it (`planes_of`)
     """
 
     like: str
@@ -60,13 +65,15 @@ class Cases:
     predictions: np.ndarray | None = None
     areas: np.ndarray | None = None
     distances: np.ndarray | None = None
+    scores: np.ndarray | None = None
+    structures: np.ndarray | None = None
     columns: np.ndarray | None = None
     column_names: np.ndarray | None = None
     examples: np.ndarray | None = None
     masks: np.ndarray | None = None
 
     #: fields with an entry for each image
-    PER_CASE = ("site", "labels", "patients", "outputs", "predictions", "areas", "distances", "columns")
+    PER_CASE = ("site", "labels", "patients", "outputs", "predictions", "areas", "distances", "scores", "columns")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -95,7 +102,9 @@ class Cases:
 
     @property
     def dices(self) -> np.ndarray:
-        """The Dice of each image, [N]."""
+        """The Dice of each image, [N]; of a volume, the mean over its structures."""
+        if self.scores is not None:
+            return mean_over_structures(self.scores)[:, 0]
         assert self.areas is not None, "only segmentation has areas"
         return dice(torch.from_numpy(self.areas).double()).numpy()
 
@@ -136,6 +145,8 @@ def _cases_of(trainer: Trainer, part: ImageSet, names: np.ndarray, info: dict[st
 
 
 def _masks_of(trainer: Trainer, part: ImageSet, common: Cases) -> Cases:
+    if isinstance(trainer, VolumeTrainer):
+        return _volumes_of(trainer, part, common)
     task, areas, distances, masks = trainer.task, [], [], []
     for output, target in trainer.outputs(part):
         predicted, true = task.predictions(output, trainer.target)[:, None] > 0.5, target > 0.5
@@ -149,6 +160,28 @@ def _masks_of(trainer: Trainer, part: ImageSet, common: Cases) -> Cases:
     known = replace(common, areas=torch.cat(areas).numpy(), distances=np.concatenate(distances) if distances else None)
     chosen = example_rows(known)
     return replace(known, examples=chosen, masks=np.concatenate(masks)[chosen])
+
+
+def _volumes_of(trainer: VolumeTrainer, part: ImageSet, common: Cases) -> Cases:
+    task, target, scores, masks, areas = trainer.task, trainer.target, [], [], []
+    for (output, truth), volume in zip(trainer.outputs(part), part.images, strict=True):
+        seen, found = task.observe_case(output, truth, target, volume.spacing), task.predicted(output, target)[0].cpu()
+        scores.append(seen[0, 1:].reshape(-1, 3).numpy())
+        numbers = (found * torch.arange(1, len(found) + 1)[:, None, None, None]).amax(0).to(torch.uint8).numpy()
+        masks.append(planes_of(numbers, volume.mask, volume.spacing))
+        areas.append(
+            [int(((numbers > 0) & (volume.mask > 0)).sum()), int((numbers > 0).sum()), int((volume.mask > 0).sum())]
+        )
+    names = np.array([name for name, _ in target.structures])
+    known = replace(common, areas=np.array(areas), scores=np.stack(scores), structures=names)
+    chosen = example_rows(known)
+    return replace(known, examples=chosen, masks=np.stack(masks)[chosen])
+
+
+def mean_over_structures(scores: np.ndarray) -> np.ndarray:
+    """Scores [N, S, 3] as those of each case, [N, 3], over the structures that count; NaN where none does."""
+    count = np.isfinite(scores).sum(1)
+    return np.where(count > 0, np.nansum(scores, 1) / np.maximum(count, 1), np.nan)
 
 
 def example_rows(cases: Cases, among: np.ndarray | None = None) -> np.ndarray:
@@ -242,7 +275,10 @@ def _check(cases: Cases) -> None:
             raise ValueError(f"{name} has {len(array)} entries for {count} images")
     if not _numbers_below(cases.site, len(cases.sites)):
         raise ValueError("site has numbers that are none of a site")
-    if any(texts is not None and texts.dtype.kind != "U" for texts in (cases.sites, cases.columns, cases.column_names)):
+    if any(
+        texts is not None and texts.dtype.kind != "U"
+        for texts in (cases.sites, cases.structures, cases.columns, cases.column_names)
+    ):
         raise ValueError("names must be texts")
     array = cases.areas if cases.like == "segmentation" else cases.predictions
     dimensions = {"classification": 2, "regression": 1, "segmentation": 2}[cases.like]
@@ -255,6 +291,10 @@ def _check(cases: Cases) -> None:
             raise ValueError("outputs has another shape than predictions")
     if cases.like == "segmentation" and array.shape[1] != 3:
         raise ValueError("areas must be three for each image")
+    if (cases.scores is None) != (cases.structures is None):
+        raise ValueError("scores and structures belong together")
+    if cases.scores is not None and cases.scores.shape != (count, len(cases.structures), 3):  # type: ignore[arg-type]
+        raise ValueError("scores has another shape than structures says")
     if (cases.columns is None) != (cases.column_names is None):
         raise ValueError("columns and column_names belong together")
     if cases.columns is not None and cases.columns.shape != (count, len(cases.column_names)):  # type: ignore[arg-type]

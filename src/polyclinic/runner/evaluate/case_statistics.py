@@ -11,9 +11,10 @@ from polyclinic.metrics import statistics
 from polyclinic.metrics.roc import CONFIDENCE
 from polyclinic.metrics.statistics.intervals import WeightedMetrics
 from polyclinic.metrics.statistics.significance import delong_test
-from polyclinic.runner.evaluate.case_scores import Cases
+from polyclinic.runner.evaluate.case_scores import Cases, mean_over_structures
 from polyclinic.tasks.classification import margins
 from polyclinic.tasks.segmentation import dice
+from polyclinic.tasks.volume_segmentation import SCORES
 
 DRAWS = 1000
 #: patients below which an interval would say little, and none is given
@@ -119,6 +120,13 @@ def scores_of(cases: Cases) -> np.ndarray:
 
 def _of_masks(cases: Cases) -> dict[str, np.ndarray]:
     """Dice of each patient, at the patient's first image; distances between outlines of each image."""
+    if cases.scores is not None and cases.structures is not None:
+        whole, named = mean_over_structures(cases.scores), enumerate(cases.structures.tolist())
+        parts = {f"_{name}": cases.scores[:, number] for number, name in named}
+        columns = {
+            f"{score}{end}": rows[:, i] for end, rows in {"": whole, **parts}.items() for i, score in enumerate(SCORES)
+        }
+        return {name: values for name, values in columns.items() if np.isfinite(values).any()}
     assert cases.areas is not None
     patients = np.arange(len(cases)) if cases.patients is None else cases.patients
     _, first, member = np.unique(patients, return_index=True, return_inverse=True)

@@ -227,7 +227,7 @@ def load_model(path: Path, assembly: Assembly, outputs: Outputs, **chosen: Unpac
     if path.is_dir() or _has_card(file):
         found = load_predictor(path, **chosen)
         card = found.card
-        return GivenModel("a model of a run", _released(found.model), card.classes, card.size)
+        return GivenModel("a model of a run", _released(found.model), card.classes, card.side)
     return GivenModel("weights of the study's network", _weights(file, assembly), tuple(assembly.target.classes))
 
 

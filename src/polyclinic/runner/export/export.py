@@ -135,7 +135,7 @@ class Agreement:
 def drawn_images(card: Card) -> np.ndarray:
     """Images of many kinds, the same every time: black, white, smooth shades, and noise; uint8 [12, C, size, size]."""
     rng = numpy_rng("sample images of an export")
-    size, channels = card.size, card.channels
+    size, channels = card.side, card.channels
     across = np.linspace(0, 1, size)
     images = [np.zeros((channels, size, size)), np.ones((channels, size, size))]
     for number in range(DRAWN - 2):

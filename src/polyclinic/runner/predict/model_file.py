@@ -11,10 +11,10 @@ import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from polyclinic import plugins as plugged
 from polyclinic.data.pixels import Shape
 from polyclinic.data.reading import Slices, Window
 from polyclinic.data.source import FileSource, Source
+from polyclinic.data.volumes.preparation import Preparation
+from polyclinic.data.volumes.source import VolumeSource
 from polyclinic.errors import BadInput
 from polyclinic.json_types import parse_json
 from polyclinic.models import Backbone, build, is_importable, registry_of
@@ -41,6 +43,17 @@ MODEL = "model.safetensors"
 CARD = "polyclinic"
 #: the largest side of images that a card may name: whoever sends a model chooses what memory it takes
 LARGEST_SIDE = 2048
+#: channels of a volume at most
+MOST_CHANNELS = 64
+Side = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]
+
+
+class VolumeCard(Settings):
+    """What a model of volumes knows besides: the order of its channels, its structures, and how cases are prepared."""
+
+    channels: tuple[str, ...] = Field(min_length=1, max_length=MOST_CHANNELS)
+    structures: dict[str, tuple[int, ...]]
+    preparation: Preparation
 
 
 class Card(Settings):
@@ -59,8 +72,11 @@ class Card(Settings):
         None, ge=1, le=LARGEST_SIDE, description="side to which the network resizes images; None: its own choice"
     )
     head: Literal["linear", "diagonal", "quadratic"] = Field("linear", description="what follows an encoder")
-    channels: Literal[1, 3]
-    size: int = Field(ge=1, le=LARGEST_SIDE, description="side of the square images, in pixels")
+    channels: int = Field(ge=1, le=MOST_CHANNELS, description="1 or 3; of volumes as many as there are")
+    size: Side | tuple[Side, Side, Side] = Field(
+        description="side of the square images, in pixels; sides of the patches of volumes, in voxels"
+    )
+    volume: VolumeCard | None = Field(None, description="for a model of volumes")
     task: dict[str, Any]
     classes: tuple[str, ...] = ()
     unit: str = ""
@@ -78,7 +94,24 @@ class Card(Settings):
 
     @property
     def target(self) -> Target:
-        return Target(self.classes, self.unit, self.label_range)
+        structures = tuple(self.volume.structures.items()) if self.volume else ()
+        return Target(self.classes, self.unit, self.label_range, structures)
+
+    @property
+    def side(self) -> int:
+        """Of square images; BadInput for a model of volumes, which asks for none."""
+        if not isinstance(self.size, int):
+            raise BadInput("model: is one of volumes, and this is for models of images; name another model")
+        return self.size
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> Card:
+        side_and_channels = isinstance(self.size, int), self.channels in (1, 3)
+        if self.volume is None and side_and_channels != (True, True):
+            raise ValueError("images have one side, and 1 or 3 channels")
+        if self.volume is not None and (side_and_channels[0] or self.channels != len(self.volume.channels)):
+            raise ValueError("patches of volumes have three sides, and every channel a name")
+        return self
 
     def built_task(self) -> Task:
         """The task; BadInput where nobody here knows it, or its settings."""
@@ -131,6 +164,9 @@ def card_of(
 
 def preparation_of(data: Source) -> dict[str, Any]:
     """The preparation of the images of a source, as settings of a card."""
+    if isinstance(data, VolumeSource):
+        known = {name: getattr(data, name) for name in ("channels", "structures", "preparation")}
+        return {"volume": VolumeCard(**known)}
     from_files = isinstance(data, FileSource)  # phantoms have settings of the same names and another meaning
     named = [name for name in ("shape", "window", "slices", "graham") if from_files and hasattr(data, name)]
     return {name: getattr(data, name) for name in named}
@@ -138,7 +174,7 @@ def preparation_of(data: Source) -> dict[str, Any]:
 
 def model_file(tensors: Mapping[str, Tensor], card: Card) -> bytes:
     """The content of `model.safetensors`: weights (of site X, where each has its own, under "X/...") and card."""
-    optional = ("arguments", "plugins", "installed", "networks", "input_size", "calibrations", "looks")
+    optional = ("arguments", "plugins", "installed", "networks", "input_size", "calibrations", "looks", "volume")
     empty = {name for name in optional if not getattr(card, name)} | ({"head"} if card.head == "linear" else set())
     return save(dict(tensors), {CARD: card.model_dump_json(exclude=empty)})
 
@@ -232,11 +268,11 @@ def _built_network(card: Card, site: str, file: Path) -> Backbone:
             backbone,
             channels=card.channels,
             outputs=outputs,
-            size=card.size,
+            size=card.size,  # type: ignore[arg-type]  # networks of volumes take sides
             norm=card.norm,
             input_size=card.input_size,
             head=card.head,
-            arguments=card.arguments if is_importable(backbone) else None,
+            arguments=card.arguments if card.volume or is_importable(backbone) else None,
         )
     except (RuntimeError, ValueError, TypeError, ArithmeticError, MemoryError) as error:  # such as sides of -1
         raise BadInput(_not_fitting(file, error)) from None

@@ -78,7 +78,7 @@ class Predictor:
 
     def _batch(self) -> int:
         """Images that go through the network at once."""
-        side = max(self.card.size, self.card.input_size or 0)
+        side = max(self.card.side, self.card.input_size or 0)
         return max(1, min(BATCH, BATCH_PIXELS // side**2))
 
     def prepared(self, file: Path, frame: int | None) -> np.ndarray:
@@ -87,7 +87,7 @@ class Predictor:
 
     def _fitted(self, pixels: np.ndarray) -> np.ndarray:
         card = self.card
-        return fit_image(graham(pixels) if card.graham else pixels, Fit(card.size, card.shape), card.channels)
+        return fit_image(graham(pixels) if card.graham else pixels, Fit(card.side, card.shape), card.channels)
 
     def prepared_images(self, paths: Iterable[Path], most: int) -> np.ndarray:
         """The first images of files and folders, prepared, at most so many; BadInput for one that cannot be read."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from pydantic import Field
 
+from polyclinic.data.volumes.volume import are_volumes
 from polyclinic.settings import Settings
 
 #: images without which their range says little
@@ -52,8 +53,10 @@ def figures(image: np.ndarray) -> dict[str, float]:
 
 
 def looks_of(sets: Iterable[np.ndarray]) -> Looks | None:
-    """The looks of the images of several sites, uint8 [N, C, H, W] each; None where there are too few."""
-    some = (image for one in itertools.islice(sets, MOST_SITES) for image in one[:MOST_IMAGES])
+    """The looks of the images of several sites, uint8 [N, C, H, W] each; None where there are too few, or
+    they are volumes."""
+    images = (one for one in itertools.islice(sets, MOST_SITES) if not are_volumes(one))
+    some = (image for one in images for image in one[:MOST_IMAGES])
     found = [figures(image) for image in some]
     if len(found) < LEAST_IMAGES:
         return None

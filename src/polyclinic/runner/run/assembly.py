@@ -38,6 +38,7 @@ from polyclinic.models import (
     initial_weights,
     is_importable,
 )
+from polyclinic.models.imported import sides_of
 from polyclinic.randomness import seed_of
 from polyclinic.runner.run.machine import device_of, fix_order_of_sums, keep_freed_memory, precision_of, record_steps
 from polyclinic.runner.run.method import more_operations
@@ -46,6 +47,7 @@ from polyclinic.study.checks import check_names_of_sites
 from polyclinic.tasks import Target
 from polyclinic.training.loop import Trainer, TrainerSpec
 from polyclinic.training.optimizer import Optimizer
+from polyclinic.training.volumes import VolumeTrainer
 
 #: of the run folder: the file of the first weights, where they come from one, and what of it was taken over
 WEIGHTS = "weights.json"
@@ -72,7 +74,8 @@ class Assembly:
     def target(self) -> Target:
         info = self.prepared.info
         bounds = tuple(info["label_range"]) if info["label_range"] else None
-        return Target(tuple(info["classes"]), info["unit"], bounds)
+        structures = tuple((name, tuple(values)) for name, values in info.get("structures", {}).items())
+        return Target(tuple(info["classes"]), info["unit"], bounds, structures)
 
     @cached_property
     def backbones(self) -> dict[str, str]:
@@ -196,6 +199,7 @@ class Assembly:
         device = device_of(study.engine.device)
         if study.engine.reproducible and device != "cpu":
             fix_order_of_sums()
+        alone = study.engine.reproducible or study.federation.label_sets or study.data.volumes
         spec = TrainerSpec(
             task=study.task,
             target=self.target,
@@ -206,14 +210,15 @@ class Assembly:
             device=device,
             precision=precision_of(study.engine.precision, device),
             privacy=study.privacy,
-            graphs=record_steps(study.engine, device),
-            stacked="never" if study.engine.reproducible or study.federation.label_sets else study.engine.stacked,
+            graphs=record_steps(study.engine, device) and not study.data.volumes,
+            stacked="never" if alone else study.engine.stacked,
+            patch=tuple(self.prepared.info["size"]) if study.data.volumes else (),
             weights_stay=self.weights_device != "cpu",
             bounded_scores=self.policy is not None and self.policy.scores == "coarse",
             metric=study.evaluation.metric,
             frozen_features=study.method.traits.takes_frozen_features and (study.replay is None or study.in_latents),
         )
-        return Trainer(model, spec)
+        return VolumeTrainer(model, spec) if study.data.volumes else Trainer(model, spec)
 
     @cached_property
     def weights_device(self) -> str:
@@ -237,10 +242,10 @@ class Assembly:
         }
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the images."""
+    def image_shape(self) -> tuple[int, ...]:
+        """Channels and sides of the images, or of patches of volumes."""
         info = self.prepared.info
-        return info["channels"], info["size"], info["size"]
+        return info["channels"], *sides_of(info["size"])
 
     def federation_spec(self, trainer: Trainer) -> FederationSpec:
         """What the coordinator works with; `trainer` is its own."""
