@@ -1,17 +1,23 @@
-"""Updates: priors, simulated training, and first layers."""
+"""Updates: priors, simulated training, first layers, and planted updates."""
 
+import copy
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from small_audits import first_view, what_was_kept
 from torch import nn
 
-from polyclinic.attacks.attack import Capability
+from polyclinic.attacks.attack import Capability, Verdict
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.objective import LocalTraining, Simulation
 from polyclinic.audits import attack_updates
-from polyclinic.audits.attack import Finding, Seen
+from polyclinic.audits.attack import EVERY_QUESTION, Finding, NotTried, Seen
+from polyclinic.audits.attack_membership import WEAKEST, sent_model, weakest_between
+from polyclinic.audits.attack_site import SiteInferenceAttack
 from polyclinic.audits.attack_updates import (
     BATCH_NORM_PRIOR,
     AttackPlan,
@@ -19,11 +25,14 @@ from polyclinic.audits.attack_updates import (
     with_priors,
     with_start,
 )
-from polyclinic.audits.audit import audit
+from polyclinic.audits.audit import audit, unread_names, without_unread
 from polyclinic.audits.planting import planted_update
-from polyclinic.audits.run_inversion import is_front, loss_with_gradients
+from polyclinic.audits.run_inversion import is_front, loss_with_gradients, unfinished
 from polyclinic.audits.truth import Truth
+from polyclinic.audits.verdicts import with_doubt
+from polyclinic.data.parts import ImageSet
 from polyclinic.federation.ledger.archive import Release
+from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.models import BACKBONES, split
 from polyclinic.models.backbone import Backbone
 from polyclinic.study.tables import Audit
@@ -171,3 +180,139 @@ def test_one_image_of_a_perceptron_comes_back(findings, method, settings):
 @pytest.mark.slow
 def test_a_network_that_begins_with_a_convolution_has_no_such_finding(findings):
     assert findings("fedsgd", "lenet5", batch="mini") == []
+
+
+BY_TWOS = {"audit.keep_parcels": 0, "sites.count": 2, "data.test": 0.5, "data.samples": 80, "optimizer.batch_size": 2}
+
+
+@pytest.fixture
+def trained(tiny, undisturbed):
+    """What a site sent after two steps on two images each, with momentum, as its receiver sees it, and what is true."""
+    study = tiny("fedavg", {**BY_TWOS, "optimizer.momentum": 0.9}, rounds=1, local_steps=2)
+    return first_view(undisturbed(study).folder, "weights")
+
+
+def test_the_planted_update_is_attacked_by_the_same_plan(trained):
+    seen, truth = trained
+    (planted,) = GradientInversionAttack().planted(seen, truth)
+    real, made = AttackPlan(seen), AttackPlan(planted.seen)
+    assert (made.steps, made.images, made.exact) == (real.steps, real.images, real.exact) == (2, 4, True)
+    assert vars(made._training()) == vars(real._training())
+    assert [len(batch) for batch in planted.truth.batches] == [2, 2]
+    assert "2 steps" in planted.words
+
+
+def test_two_planted_steps_are_those_of_sgd_with_momentum(trained):
+    seen, truth = trained
+    (planted,) = GradientInversionAttack().planted(seen, truth)
+    task, target = seen.tools.assembly.study.task, seen.tools.assembly.target
+    settings = seen.tools.assembly.study.optimizer
+    model = copy.deepcopy(seen.network).train()
+    optimizer = torch.optim.SGD(model.parameters(), settings.lr, 0.9, weight_decay=settings.weight_decay)
+    for rows in planted.truth.batches:
+        optimizer.zero_grad()
+        labels = planted.truth.labels(rows)
+        losses = task.losses(model(planted.truth.images(rows)), task.targets(labels, None), target)
+        losses.mean().backward()  # of two images, half by each
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(planted.seen.parcel.tensors[name], parameter, atol=1e-5), name
+
+
+def test_the_network_that_the_site_was_sent_stays_as_it_was(trained):
+    network = trained[0].network
+    before = copy.deepcopy(network.state_dict())
+    sent_model(trained[0])
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+
+
+def test_a_search_starts_at_the_attackers_mean_image_where_it_has_images(trained):
+    seen, truth = trained
+    search = with_start(AttackPlan(seen), truth)
+    assert search.settings.start == "given"
+    assert search.knowledge.start_images.shape == (1, 4, *seen.tools.image_shape)
+    assert "held-out images of the other sites" in search.assumed[-1]
+    without = replace(seen.tools, threat=seen.tools.threat.model_copy(update={"granted": frozenset()}))
+    assert with_start(AttackPlan(replace(seen, tools=without)), truth).settings.start != "given"
+
+
+def test_after_augmentation_nobody_knows_the_loss_of_the_true_images(trained):
+    seen, truth = trained
+    search = with_start(AttackPlan(seen), truth)
+    study = seen.tools.assembly.study.with_settings({"optimizer.augment": ["flip"]})
+    turned = replace(seen, tools=replace(seen.tools, assembly=replace(seen.tools.assembly, study=study)))
+    assert "augmented" in unfinished(turned, truth, search, torch.zeros(1), 0.0)
+
+
+def test_site_inference_is_asked_about_images_that_the_plant_never_saw(trained):
+    seen, truth = trained
+    (planted,) = SiteInferenceAttack().planted(seen, truth)
+    held_out = truth.held_out(seen.tools.effort.candidates)[0]
+    asked = planted.truth.held_out(seen.tools.effort.candidates)[0]
+    assert len(asked) == len(held_out) - len(held_out) // 2
+    seen_in_training = (held_out[: len(held_out) // 2].float() * 0.7).round().to(torch.uint8)
+    assert not any(torch.equal(one, other) for one in asked for other in seen_in_training)
+
+
+def test_a_planted_memory_stops_near_its_goal():
+    """A pass that goes from an area of 0.5 to 1.0 is cut where it reaches 0.7."""
+    before, after = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
+    weakest, area = weakest_between(before, after, lambda state: 0.5 + 0.5 * float(state["w"]))
+    assert WEAKEST <= area < WEAKEST + 0.02
+    assert float(weakest["w"]) == pytest.approx(0.4, abs=0.02)
+
+
+PUBLIC = {**BY_TWOS, "model.backbone": "efficientnet-lite0-1024", "model.input_size": 32, "data.size": 32}
+
+
+def test_images_are_not_searched_behind_an_encoder_without_gradients(tiny, undisturbed):
+    seen, truth = first_view(undisturbed(tiny("fedavg", PUBLIC, rounds=1, local_steps=1)).folder, "weights")
+    (gap,) = GradientInversionAttack().attack(seen, truth)
+    assert isinstance(gap, NotTried)
+    assert "encoder" in gap.why
+
+
+def test_a_tensor_that_no_attack_reads_leaves_a_gap(trained):
+    """A plug-in method may put anything beside the network's weights."""
+    seen, _ = trained
+    assert without_unread(seen) == (seen, [])
+    spoiled = Parcel("weights", {**seen.parcel.tensors, "diary": torch.zeros(3, 8, 8)}, seen.parcel.metadata)
+    clean, (gap,) = without_unread(replace(seen, parcel=spoiled, together=(spoiled,)))
+    assert clean.parcel.tensors.keys() == seen.parcel.tensors.keys()
+    assert clean.together == (clean.parcel,)
+    assert "'diary', which no attack reads" in gap.why
+    assert (gap.question, gap.excluded) == (EVERY_QUESTION, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "known", "extra"),
+    [
+        ("statistics", {"counts": 2, "first": 2, "second": 2}, {"thumbnails": 2}),
+        ("metrics", {"histograms": 30, "confusion": 9, "loss": 1}, {"losses": 40}),
+        ("metrics", {"confusion": 9}, {f"piece{number:02}": 8 for number in range(9)}),
+        ("statistics", {"something": 3}, {}),
+        ("synthetic-images", {"images": 12, "labels": 3}, {"more": 90}),
+        ("activations", {"activations": 12}, {"images": 90}),
+        ("latents", {"latents": 12, "low": 2, "step": 2, "flipped_latents": 12}, {"images": 90}),
+        ("masks", {"anything": 12}, {}),
+    ],
+)
+def test_sums_have_tensors_that_are_known(kind, known, extra):
+    tensors = {name: torch.zeros(size) for name, size in (known | extra).items()}
+    assert unread_names(SimpleNamespace(kind=kind, parcel=Parcel(kind, tensors, {}))) == list(extra)
+
+
+def test_held_out_images_that_were_trained_on_are_not_held_out(trained):
+    """Duplicates, or one folder given twice: a copy of such an image would look as near to a held-out one."""
+    data = trained[1].data
+    both = ImageSet(
+        **{name: np.concatenate([getattr(data.test, name), getattr(data.train, name)]) for name in ("images", "labels")}
+    )
+    assert len(Truth([], replace(data, test=both), 0).data.test) == len(data.test)
+    assert not len(Truth([], replace(data, test=data.train), 0).data.test)
+    assert Truth([], data, 0).data is data
+
+
+def test_a_projection_that_chance_seldom_gives_leaves_a_doubt():
+    said = Verdict(False, "nothing", {"p_members_closer": 0.02})
+    assert with_doubt(Finding("projection", "", said)).doubt

@@ -171,10 +171,3 @@ def test_a_run_that_kept_nothing_gets_one_sentence(tiny, undisturbed):
 def test_what_is_no_run_folder_is_said(tmp_path):
     with pytest.raises(BadInput, match="is not a run folder"):
         audit(tmp_path)
-
-
-@pytest.mark.parametrize(("name", "value"), [("kinds", "weihgts"), ("sites", "site-9")])
-def test_misspelt_names_are_said(tiny, undisturbed, name, value):
-    done = undisturbed(tiny("fedavg", SMALL, rounds=1))
-    with pytest.raises(BadInput, match=f"--{name}: no such choice: '{value}' .did you mean"):
-        audit(done.folder, **{name: [value]})

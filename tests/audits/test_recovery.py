@@ -38,9 +38,6 @@ def test_noise_and_the_mean_image_are_no_leak():
             found = recovery(made, TRUTH, HELD_OUT, in_order=in_order)
             assert not found.verdict().leak, found.verdict()
             assert not bool(found.recovered.any())
-
-
-def test_held_out_images_are_no_leak():
     assert not recovery(pictures(8, "others"), pictures(30, "more truth"), HELD_OUT, in_order=False).verdict().leak
 
 

@@ -136,20 +136,6 @@ def checked(attack: Threshold, seen: Any) -> CheckedFinding:
     return found
 
 
-@pytest.mark.parametrize(
-    ("weakest", "doubt", "word"),
-    [(0.6, "", WITHSTOOD), (0.4, "", NOT_TESTED), (None, "", NOT_TESTED), (0.6, "not ended", NOT_TESTED)],
-)
-def test_nothing_found_is_withstood_only_with_power(weakest, doubt, word):
-    assert checked(Threshold(0.5, weakest, doubt), 0.1).word == word
-
-
-def test_a_leak_needs_no_power_check():
-    attack = Threshold(0.5, 0.6)
-    found = checked(attack, 0.9)
-    assert (found.word, found.power, attack.ran) == (LEAKS, (), [0.9])
-
-
 @pytest.mark.parametrize(("chance", "word"), [(0.006, NOT_TESTED), (0.2, WITHSTOOD)])
 def test_what_chance_hardly_does_is_not_withstood(chance, word):
     class Suspect(Threshold):
@@ -159,24 +145,6 @@ def test_what_chance_hardly_does_is_not_withstood(chance, word):
     found = checked(Suspect(0.5, 0.6), 0.1)
     assert found.word == word
     assert ("0.006 of cases only" in found.finding.doubt) == (word == NOT_TESTED)
-
-
-def test_the_planted_leak_is_attacked_by_the_same_code():
-    attack = Threshold(0.5, 0.6)
-    found = checked(attack, 0.1)
-    assert attack.ran == [0.1, 0.6]
-    assert [(check.leak, check.found, check.evidence) for check in found.power] == [("weak", True, {"seen": 0.6})]
-
-
-def test_a_planted_leak_that_cannot_be_attacked_was_not_found():
-    assert checked(Threshold(0.5, "unreadable"), 0.1).word == NOT_TESTED  # type: ignore[arg-type]
-
-
-def test_what_was_not_tried_is_handed_on():
-    attack = Threshold(0.5, 0.6)
-    (found,) = run_with_power(attack, "unreadable", None)  # type: ignore[arg-type]
-    assert isinstance(found, NotTried)
-    assert attack.ran == ["unreadable"]
 
 
 class Slow(Attack):
@@ -229,3 +197,22 @@ def test_whatever_nobody_attacked_has_not_withstood(attacked, left_by, open_ones
     assert open_ones in found["words"]
     if open_ones.startswith("what b"):
         assert WITHSTOOD not in [one["verdict"] for one in found["questions"].values()]
+
+
+@pytest.mark.parametrize(
+    ("seen", "weakest", "doubt", "word"),
+    [
+        *((0.1, 0.6, "", WITHSTOOD), (0.1, 0.4, "", NOT_TESTED), (0.1, None, "", NOT_TESTED)),
+        *((0.1, 0.6, "not ended", NOT_TESTED), (0.1, "unreadable", "", NOT_TESTED), (0.9, 0.6, "", LEAKS)),
+    ],
+)
+def test_nothing_found_is_withstood_only_with_power_which_the_same_attack_shows(seen, weakest, doubt, word):
+    attack = Threshold(0.5, weakest, doubt)
+    found = checked(attack, seen)
+    assert found.word == word
+    planted = [weakest] * (weakest is not None and seen < 0.5)  # a leak needs no power
+    assert attack.ran == [seen, *planted]
+    told = [("weak", weakest > 0.5, {"seen": weakest})] if planted and weakest != "unreadable" else []
+    assert [(one.leak, one.found, one.evidence) for one in found.power if one.evidence] == told
+    (untried,) = run_with_power(attack, "unreadable", None)
+    assert isinstance(untried, NotTried)
