@@ -210,7 +210,7 @@ def test_nothing_found_is_withstood_only_with_power_which_the_same_attack_shows(
     attack = Threshold(0.5, weakest, doubt)
     found = checked(attack, seen)
     assert found.word == word
-    planted = [weakest] * (weakest is not None and seen < 0.5)  # a leak needs no power
+    planted = [weakest] * (weakest is not None and seen < 0.5 and not doubt)  # a leak, or a doubt, needs no power
     assert attack.ran == [seen, *planted]
     told = [("weak", weakest > 0.5, {"seen": weakest})] if planted and weakest != "unreadable" else []
     assert [(one.leak, one.found, one.evidence) for one in found.power if one.evidence] == told

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from polyclinic.errors import BadInput
-from polyclinic.generators import GENERATORS, private_tuning
-from polyclinic.generators.base import Generator, GeneratorModel
+from polyclinic.generators import private_tuning
 from polyclinic.generators.gan.model import GANSteps, Learner
 from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.generators.private_tuning import (
@@ -279,67 +278,3 @@ def test_gans_can_and_others_say_so():
     model = VQVAE2(width=8, blocks=1).build(channels=1, size=28, target=TWO, seed=0)
     with pytest.raises(BadInput, match="is not trained step by step; choose a GAN"):
         fit(model, *data(), rng(), TUNING)
-
-
-class OneColour(Generator):
-    """A generator of somebody else: one grey level, which learns the mean of the images."""
-
-    name: str = "one-colour"
-    tunable = True
-
-    def build(self, *, channels, size, target, seed, device="cpu", precision="fp32"):
-        networks = {"level": torch.nn.Linear(1, 1)}
-        networks["level"].weight.data.fill_(0.1)
-        networks["level"].bias.data.fill_(0.2)
-        return OneColourModel(networks, channels=channels, size=size, target=target, device=device)
-
-    def dp_obstacle(self):
-        return "a test"
-
-
-class OneColourModel(GeneratorModel):
-    def fit(self, images, labels, rng, options=None):
-        return {}
-
-    def sample(self, labels, rng):
-        made = self.made(len(labels)).clamp(0, 1) * 255
-        return (made + torch.randn(made.shape, generator=rng)).clamp(0, 255).byte().detach()
-
-    def made(self, count):
-        level = self.networks["level"](torch.ones(1, 1))
-        return level.reshape(1, 1, 1, 1).expand(count, self.channels, self.size, self.size)
-
-    def begin(self, images, labels, rng):
-        return OneColourSteps(self, images)
-
-
-class OneColourSteps:
-    def __init__(self, model, images):
-        self.model, self.images, self.paid = model, images, []
-        self.optimizer = torch.optim.SGD(model.networks.parameters(), lr=0.05)
-
-    def step(self, extra=None):
-        real = self.images.float() / 255
-        loss = (self.model.made(len(real)) - real).square().mean()
-        if extra is not None:
-            loss = loss + extra(real, self.model.made(len(real)))
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-
-
-def test_a_generator_of_somebody_else_takes_part_by_its_trait(tiny):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(GENERATORS, "one-colour", OneColour)
-        study = tiny("feder", {"generator": {"name": "one-colour"}})
-        assert study.tuning is not None
-        assert study.tuning.on
-    model = build(OneColour())
-    images = torch.full((24, 1, 28, 28), 128, dtype=torch.uint8)
-    changes = {"check_every": 1, "most_steps": 2, "most_tuning_steps": 5, "distance": "pixels", "growth": 1e9}
-    settings = TUNING.model_copy(update={**changes, "alpha": 4.0})
-    assert fit(model, images, torch.arange(24) % 2, rng(), settings)["phase2_steps"] == 5
-    # lr 0.05, two weights: the error 128/255 - 0.3 shrinks by 1 - 0.2 a step, then grows by 1 + 0.2 * 3
-    error = (128 / 255 - 0.3) * 0.8**2 * 1.6**5
-    level = model.networks["level"](torch.ones(1, 1)).item()
-    assert level == pytest.approx(128 / 255 - error, abs=1e-3)

@@ -89,9 +89,8 @@ def test_the_laws_hold_for_both_accountants(accountant):
 @settings(max_examples=10, deadline=None)
 def test_steps_compose_and_never_cost_more_than_their_sum(rate, noise, delta, first, second):
     together = compute_epsilon(rate, noise, first + second, delta)
-    assert composed_epsilon([Mechanism(noise, rate, first), Mechanism(noise, rate, second)], delta) == pytest.approx(
-        together
-    )
+    apart = composed_epsilon([Mechanism(noise, rate, first), Mechanism(noise, rate, second)], delta)
+    assert apart == pytest.approx(together)
     alone = compute_epsilon(rate, noise, first, delta / 2) + compute_epsilon(rate, noise, second, delta / 2)
     assert together <= alone + 1e-9
 
@@ -125,13 +124,10 @@ def test_next_to_no_noise_costs_everything_and_is_told_at_once(rate, accountant)
 @pytest.mark.parametrize(
     ("epochs", "samples", "batch", "steps"),
     [
-        (1, 100, 10, 10),
+        *((1, 100, 10, 10), (0.5, 10, 1, 5), (3, 10, 1, 30), (0, 100, 10, 0)),
         (1, 10, 3, 4),  # 3.3 rounded upwards
-        (0.5, 10, 1, 5),
-        (3, 10, 1, 30),
         (7, 4, 9, 7),  # every image takes part in every step
         (2, 49, 1, 98),  # 2 / (1 / 49) is a little more than 98 in floating point
-        (0, 100, 10, 0),
     ],
 )
 def test_steps_of_epochs_by_hand(epochs, samples, batch, steps):
@@ -141,11 +137,8 @@ def test_steps_of_epochs_by_hand(epochs, samples, batch, steps):
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 def test_steps_for_are_the_last_ones_allowed(accountant):
     steps = steps_for(3.0, 0.05, 1.0, 1e-3, accountant)
-    assert (
-        compute_epsilon(0.05, 1.0, steps, 1e-3, accountant)
-        <= 3.0
-        < compute_epsilon(0.05, 1.0, steps + 1, 1e-3, accountant)
-    )
+    allowed, above = (compute_epsilon(0.05, 1.0, count, 1e-3, accountant) for count in (steps, steps + 1))
+    assert allowed <= 3.0 < above
 
 
 def test_steps_for_count_what_was_spent_before():
@@ -170,9 +163,12 @@ def test_any_noise_is_found_to_a_thousandth_and_never_too_small(wanted, accounta
     assert found * 1e4 == pytest.approx(round(found * 1e4), abs=1e-6)
 
 
-def test_a_search_for_noise_ends_where_next_to_none_is_enough():
+def test_searches_end_where_next_to_no_noise_or_any_number_of_steps_is_enough():
     assert noise_for(1e100, 1.0, 1, 1e-3) == 1e-4
     assert noise_for(1.0, 1.0, 0, 1e-3) == 1e-4
+    assert steps_for(math.inf, 1.0, 1.0, 1e-5) >= epsilon.MOST_STEPS // 2
+    with pytest.raises(BadInput, match="no noise reaches it"):
+        noise_for(0.0, 1.0, 10**6, 1e-12)
 
 
 @pytest.mark.parametrize("images", [2, 3, 10])
@@ -287,17 +283,12 @@ GIVEN = {"sampling_rate": 0.1, "noise": 1.0, "steps": 1, "delta": 1e-3}
 SEARCHED = {"epsilon": 1.0, "sampling_rate": 0.1, "delta": 1e-3}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "values"),
-    [
-        ("sampling_rate", (0.0, 1.1, 2.0)),
-        ("noise", (-1.0, math.nan)),
-        ("steps", (-1,)),
-        ("delta", (0.0, 1.0)),
-    ],
-)
-def test_impossible_input_is_named(wrong, values):
-    for value in values:
+IMPOSSIBLE = {"sampling_rate": (0.0, 1.1, 2.0), "noise": (-1.0, math.nan), "steps": (-1,), "delta": (0.0, 1.0)}
+
+
+@pytest.mark.parametrize("wrong", IMPOSSIBLE)
+def test_impossible_input_is_named(wrong):
+    for value in IMPOSSIBLE[wrong]:
         calls = [lambda value=value: compute_epsilon(**{**GIVEN, wrong: value})]
         if wrong != "steps":
             calls.append(lambda value=value: steps_for(**{"noise": 1.0, **SEARCHED, wrong: value}))
@@ -313,9 +304,3 @@ def test_a_rate_is_a_share_of_images():
     for samples, batch in ((0, 8), (8, 0), (-1, 8)):
         with pytest.raises(BadInput, match="both must be at least 1"):
             sampling_rate_for(samples, batch)
-
-
-def test_searches_for_steps_and_noise_end():
-    assert steps_for(math.inf, 1.0, 1.0, 1e-5) >= epsilon.MOST_STEPS // 2
-    with pytest.raises(BadInput, match="no noise reaches it"):
-        noise_for(0.0, 1.0, 10**6, 1e-12)

@@ -312,12 +312,3 @@ def test_groups_of_one_feature_are_refused(width):
     with pytest.raises(ValidationError, match=rf"width {width} makes groups of one feature.* set width = 3 or more"):
         make("gan", width=width, discriminator_norm="group")
     make("dcgan", width=width, discriminator_norm="group")
-
-
-@pytest.mark.parametrize("width", [3, 4, 24])
-def test_a_dense_discriminator_with_group_norm_sees_its_images(width):
-    networks = make("gan", width=width, discriminator_norm="group").networks
-    labels = torch.tensor([0, 1, 0, 1])
-    images = networks["generator"](torch.randn(4, 4, generator=rng()), labels)
-    (gradient,) = torch.autograd.grad(networks["discriminator"](images, labels).sum(), images)
-    assert gradient.norm() > 1  # 40 to 200; with groups of one feature 0, or 1e-4 by rounding
