@@ -7,7 +7,6 @@ from polyclinic import attacks
 from polyclinic.attacks.attack import Capability, ThreatModel, verdict_word
 from polyclinic.attacks.decoders import LearnedDecoder
 from polyclinic.attacks.gradient_inversion.analytic import _sparse_columns
-from polyclinic.attacks.membership import DiscriminatorScore
 from polyclinic.errors import BadInput
 
 C = Capability
@@ -24,16 +23,11 @@ LATENT, BASIC = {C.LATENTS, C.ARCHITECTURE}, {C.GRADIENTS, C.ARCHITECTURE, C.BAT
         (attacks.LatentInversion(), LATENT | {C.BATCH_NORM_STATISTICS}),
         (attacks.LatentInversion(batch_norm="train"), LATENT),
         (attacks.PairedDecoder(), {C.LATENTS, C.PAIRED_LATENTS}),
-        (attacks.SurrogateDecoder(), {C.LATENTS, C.SIMILAR_IMAGES}),
         (LearnedDecoder(), LATENT | {C.SIMILAR_IMAGES}),
         (attacks.Projection(), {C.GENERATOR, C.CANDIDATES, C.CANDIDATE_LABELS}),
         (attacks.Projection(guessed=True), {C.GENERATOR, C.CANDIDATES}),
-        (attacks.CopySearch(), {C.SYNTHETIC_IMAGES, C.CANDIDATES}),
         (attacks.NearestSynthetic(), {C.SYNTHETIC_IMAGES, C.CANDIDATES}),
-        (attacks.LossThreshold(), {C.CLASSIFIER, C.CANDIDATES, C.CANDIDATE_LABELS}),
         (attacks.ShadowModels(), {C.CLASSIFIER, C.CANDIDATES, C.CANDIDATE_LABELS, C.SIMILAR_IMAGES}),
-        (DiscriminatorScore(), {C.DISCRIMINATOR, C.CANDIDATES, C.CANDIDATE_LABELS}),
-        (attacks.Imprint(), {C.GRADIENTS, C.ARCHITECTURE, C.SIMILAR_IMAGES, C.CHOSEN_WEIGHTS}),
         (attacks.Fishing(), {C.GRADIENTS, C.ARCHITECTURE, C.SIMILAR_IMAGES, C.CHOSEN_WEIGHTS, C.CANDIDATES}),
     ],
 )

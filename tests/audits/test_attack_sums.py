@@ -306,16 +306,6 @@ def test_sums_of_validation_images_are_asked_about_those(tiny, tmp_path, monkeyp
     assert found.verdict.leak
 
 
-@pytest.mark.slow
-def test_sums_of_few_images_are_decoded_and_never_withstand(of_few):
-    """With the budget of everybody; that they leak is shown by lab/benchmarks/audit_power.py, "sums of few images"."""
-    report = audit(of_few, kinds=["statistics"])
-    (finding,) = [f for p in report["parcels"] for f in p["findings"] if f["attack"] == "feature-decoder"]
-    assert finding["verdict"] != "withstood"
-    assert finding["evidence"]["images"] >= 1
-    assert (of_few / finding["picture"]).stat().st_size > 1000
-
-
 FEATURES = 40
 
 

@@ -7,13 +7,11 @@ import shutil
 import pytest
 from small_audits import DRAWN, MASKS, SMALL
 
-from polyclinic.attacks.attack import Capability
 from polyclinic.audits import ATTACKS
 from polyclinic.audits.audit import audit
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.ledger.archive import ATTACKABLE_KINDS, SUM_KINDS
 from polyclinic.study import tables as audit_settings
-from polyclinic.study.tables import Audit
 
 MEMBERSHIP = {"loss-threshold", "rmia", "lira", "site-inference", "site-of-update"}
 REFERENCES = {"rmia-generators", "lira-generators"}
@@ -104,19 +102,6 @@ def test_generators_of_every_kind_are_projected_into(audited, generator, changes
     assert [one["attack"] for one in parcel["findings"]] == [*before, "rmia-generators", "lira-generators"]
     said = parcel["findings"][2]["threat_model"]
     assert ("the labels of those that it asks about" in said) == (generator == "dcgan")  # StyleGAN2's styles have none
-
-
-@pytest.mark.slow
-def test_labels_of_candidates_that_are_not_granted_are_guessed(audited):
-    table = {"generator.name": "dcgan", "generator.steps": 2, "generator.width": 2, "generator.latent": 4}
-    replay = {"generator.batch_size": 8, "replay.codes": "prior", "replay.probe": False, "replay.samples": 8}
-    granted = [c for c in Audit().threat_model if c != Capability.CANDIDATE_LABELS]
-    report, _ = audited("fedavg-replay", {**table, **replay, "audit.threat_model": granted})
-    (parcel,) = [one for one in report["parcels"] if one["kind"] == "generator"]
-    assert any("label is guessed" in found["threat_model"] for found in parcel["findings"])
-    (weights,) = [one for one in report["parcels"] if one["kind"] == "weights"]
-    refused = {"attack": "loss-threshold", "why": "the threat model does not grant candidate-labels"}
-    assert {**refused, "question": "membership", "excluded": True} in weights["not_tried"]
 
 
 def test_sealed_parcels_are_audited_at_their_sender(audited):

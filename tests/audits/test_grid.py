@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyclinic.audits.audit import audit
-from polyclinic.audits.grid import grid, merge_overlapping, variations
+from polyclinic.audits.grid import grid, variations
 from polyclinic.audits.parcels import join_sites, mean_parcel
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.errors import BadInput
@@ -115,10 +115,3 @@ def test_a_grid_has_utility_and_leakage_of_each(tiny, undisturbed, tmp_path):
     assert json.loads((tmp_path / "run" / "grid.json").read_text()) == report
     assert (tmp_path / "run" / "grid.png").stat().st_size > 5000
     assert grid(tmp_path / "run") == report  # runs that are there are not run again
-
-
-def test_points_that_cover_each_other_share_one_text():
-    places = [(0.0, 0.5), (10.0, 0.9), (0.1, 0.501), (0.1, 0.9)]
-    assert merge_overlapping(places, [1, 2, 3, 5]) == [("1,3", 0.0, 0.5), ("2", 10.0, 0.9), ("5", 0.1, 0.9)]
-    assert merge_overlapping([], []) == []
-    assert merge_overlapping([(1.0, 1.0)], [4]) == [("4", 1.0, 1.0)]

@@ -177,28 +177,6 @@ class State(Weights):
         return (yield from FedAvg.train(self, site, weights))
 
 
-class Replies(Weights):
-    """Is asked as often in a round as a pixel is bright."""
-
-    name: Literal["hiding-in-replies"] = "hiding-in-replies"
-
-    def run(self, federation):
-        state = federation.state(weights=federation.initial_weights())
-        for _ in federation.rounds(self.rounds, state):
-            for site in federation.sites:
-                while federation.ask(site, "train", weights=state.weights).metadata["more"]:
-                    pass
-        return state.weights
-
-    @operation("weights", repeats=True)
-    def train(self, site, weights):
-        made = yield from FedAvg.train(self, site, weights)
-        asked = int(site.state.get("asked", torch.tensor(0))) + 1
-        wanted = 1 + int(site.data.train.images[0].flatten()[300]) % 3
-        site.state["asked"] = torch.tensor(asked)
-        return Parcel(made.kind, dict(made.tensors), {**made.metadata, "more": asked % wanted > 0})
-
-
 class OneRound(Weights):
     """Honest in the first and the last round, which sites keep."""
 
@@ -234,7 +212,6 @@ CASES: list[tuple[type, Callable | None, dict[str, Any], str]] = [
     (Weights, scrambled_last_bits, {}, NOT_TESTED),
     (Gradients, in_signs_of_zeros, {}, NOT_TESTED),
     (Weights, in_metadata, {}, NOT_TESTED),
-    (Replies, None, {}, NOT_TESTED),
     (WeightsOfOthers, None, {}, NOT_TESTED),
     (State, None, {"optimizer.momentum": 0.9, "optimizer.keep_state": True}, NOT_TESTED),
     (OneRound, None, {}, NOT_TESTED),

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from json_schemas import assert_valid
-from small_audits import MASKS, SMALL, what_was_kept
+from small_audits import SMALL, what_was_kept
 
 from polyclinic.attacks.attack import Capability
-from polyclinic.attacks.copies import find_copies
 from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
 from polyclinic.attacks.gradient_inversion.objective import Simulation
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
@@ -20,7 +19,6 @@ from polyclinic.audits import attack_latents, attack_membership, attack_updates
 from polyclinic.audits.attack import Finding, NotTried, Seen, Tools
 from polyclinic.audits.audit import audit, without_unread
 from polyclinic.audits.parcels import AuditedParcel
-from polyclinic.audits.plots import histograms
 from polyclinic.audits.truth import Truth
 from polyclinic.data.parts import SiteData
 from polyclinic.errors import BadInput
@@ -206,26 +204,6 @@ def test_what_is_withheld_is_not_used(opened, method, changes, attack, of_kind, 
     assert tried == expected.get((of_kind, capability), set())
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_copies_are_shown_beside_what_they_copy(tmp_path, channels):
-    rng = torch.Generator().manual_seed(3)
-    training, held_out, others = (torch.rand(75, channels, 10, 10, generator=rng) * 255).byte().split(25)
-    others = others.clone()
-    others[4], others[9] = training[7].flip(-1), training[2]
-    found = find_copies(others, training, held_out)
-    near = found.training
-    which = near.distance.argsort()[:2]
-    assert set(near.index[which].tolist()) == {7, 2}
-    turns = near.orientation[which]
-    pairs = attack_synthetic.beside(others[which], training[near.index[which]], ["0.1", "0.2"], turns)
-    mirrored = next(n for n, words in enumerate(pairs.captions) if words.endswith("mirrored"))
-    assert torch.equal(pairs.rows["made"][mirrored], training[7].flip(-1))
-    assert torch.equal(pairs.rows["training"][mirrored], training[7])
-    histograms("distance", {"made": found.training.distance}, pairs=pairs)(tmp_path / "pairs.png")
-    histograms("distance", {"made": found.training.distance})(tmp_path / "alone.png")
-    assert (tmp_path / "pairs.png").stat().st_size > (tmp_path / "alone.png").stat().st_size
-
-
 def test_features_that_were_asked_for_are_told_of_reconstructions(tiny, undisturbed, tmp_path, monkeypatch):
     monkeypatch.setitem(audit_settings.EFFORTS, "quick", FEW)
     done = undisturbed(tiny("fedreplay", KEPT, rounds=1))
@@ -282,19 +260,6 @@ def test_known_labels_are_used_only_where_granted(tiny, undisturbed):
     assert plan.knowledge(truth).labels.tolist() == [truth.labels(torch.cat(release.used)).tolist()]
     blind, _, _ = seen_and_truth(tiny, undisturbed)
     assert attack_updates.AttackPlan(blind).knowledge(truth).labels is None
-
-
-@pytest.mark.slow
-def test_masks_are_searched_for_or_known(tiny, undisturbed):
-    for granted, label in (((), "joint"), ((Capability.LABELS,), "known")):
-        changes = {**MASKS, "audit.threat_model": [*Audit().threat_model, *granted]}
-        seen, release, data = seen_and_truth(tiny, undisturbed, changes)
-        plan, truth = attack_updates.AttackPlan(seen), Truth(release.used, data, 0)
-        known = plan.knowledge(truth)
-        assert (plan.settings().label, known.label_form, known.label_shape) == (label, "masks", (1, 28, 28))
-        if granted:
-            masks = torch.from_numpy(np.array(data.train.masks))[torch.cat(release.used)]
-            assert torch.equal(known.labels, masks[None, :, None].float())
 
 
 @pytest.mark.usefixtures("hurried")

@@ -194,18 +194,6 @@ def test_features_are_taken_at_299_px_as_fid_does(network):
     assert torch.allclose(extractor(images), expected.double(), atol=1e-5)
 
 
-def test_only_with_its_own_features_a_distance_is_called_fid():
-    rng = torch_rng("called")
-    real, made = (torch.randint(256, (12, 1, 8, 8), generator=rng, dtype=torch.uint8) for _ in range(2))
-    names = {}
-    for features in ("Inception", "EffLite0"):
-        extractor = Extractor(lambda images: images.mean(2).flatten(1), features, side=8)
-        names[features] = set(fidelity(real, made, extractor, other_real=real).summary())
-    assert {"FID", "KID", "FID floor", "precision"} <= names["Inception"]
-    assert {"FD-EffLite0", "KID-EffLite0"} <= names["EffLite0"]
-    assert not {name for name in names["EffLite0"] if "FID" in name}
-
-
 @pytest.mark.slow
 def test_a_file_of_weights_is_kept_and_found(tensors, tmp_path, monkeypatch, capsys):
     file = tmp_path / inception.FILE

@@ -137,18 +137,6 @@ def test_lpips_gives_the_value_of_its_authors_code(portrait: Image.Image):
     assert float(found) == pytest.approx(0.354829, abs=2e-5)
 
 
-@needs_weights
-def test_weights_from_a_file_are_checked_and_kept(tmp_path: Path):
-    kept = weights.get("lpips-alex", source=REAL, folder=tmp_path)
-    assert kept == weights.find("lpips-alex", tmp_path)
-    original = load_file(REAL)
-    assert all(torch.equal(tensor, original[name]) for name, tensor in load_file(kept).items())
-    original["conv0.bias"][0] += 1e-6
-    save_file(original, tmp_path / "changed.safetensors")
-    with pytest.raises(BadInput, match="does not hold lpips-alex"):
-        weights.get("lpips-alex", source=tmp_path / "changed.safetensors", folder=tmp_path)
-
-
 def test_a_tree_of_arrays_becomes_tensors_in_the_order_of_torch():
     kernel = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
     layer = {"kernel": kernel, "bias": np.ones(5, np.float32)}

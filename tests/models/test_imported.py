@@ -13,14 +13,8 @@ from polyclinic.runner.run.run import run
 
 NETS = "monai.networks.nets:"
 SMALL_UNET = {"channels": [4, 8, 16], "strides": [2, 2]}
-SMALL_VIT = {
-    "patch_size": 16,
-    "hidden_size": 16,
-    "mlp_dim": 32,
-    "num_layers": 1,
-    "num_heads": 2,
-    "classification": True,
-}
+SMALL_VIT = {"patch_size": 16, "hidden_size": 16, "mlp_dim": 32, "num_layers": 1, "num_heads": 2}
+SMALL_VIT["classification"] = True
 #: networks of MONAI with the arguments that they cannot do without (docs/extend.md lists them)
 CLASSIFIERS = {
     "DenseNet121": {},
@@ -62,23 +56,6 @@ def test_networks_of_monai_work(name):
     grouped = build(NETS + name, channels=3, outputs=4, size=64, arguments=arguments, norm="group")
     assert norm_names(grouped) == set()
     assert not any(getattr(layer, "inplace", False) for layer in grouped.modules())
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "words"),
-    [
-        ("AHNet", 128, None),
-        ("AHNet", 96, "cannot take images of 1 x 96 x 96"),
-        ("VNet", 32, None),
-        ("HoVerNet", 256, "gives dict for 2 images of 256 px"),
-    ],
-)
-def test_networks_of_monai_that_take_some_images_only(name, size, words):
-    if words is None:
-        assert find(NETS + name, size=size).dense
-        return
-    with pytest.raises(BadInput, match=words):
-        find(NETS + name, size=size)
 
 
 @pytest.mark.parametrize("name", ["Classifier", "UNet", "AttentionUnet", "resnet10", "ViT"])

@@ -1,8 +1,5 @@
 """Adam and L-BFGS for many targets against torch's own, one by one."""
 
-import gc
-import weakref
-
 import pytest
 import torch
 from pretended_gpu import pretend_gpu
@@ -11,7 +8,6 @@ from torch import Tensor
 from polyclinic.attacks.solvers.optimizers import LBFGS, Adam, Memory
 from polyclinic.attacks.solvers.search import search
 from polyclinic.randomness import torch_rng
-from polyclinic.training.gpu.graphs import GraphedFunction
 
 
 def slope(x: Tensor) -> Tensor:
@@ -239,25 +235,3 @@ def test_iterations_as_cuda_graphs_are_the_iterations(steps, monkeypatch):
     graphed = search(problem, LBFGS(start, lr=0.5, steps=steps))
     for name in ("point", "loss", "evaluations", "converged", "diverged"):
         assert torch.equal(getattr(graphed, name), getattr(plain, name)), name
-
-
-def test_a_search_that_is_over_holds_no_graph(monkeypatch):
-    """Its memory is most of a GPU's; it must not wait until Python looks for objects that hold each other."""
-    problem, start = valleys()
-    pretend_gpu(monkeypatch)
-    monkeypatch.setattr("polyclinic.attacks.solvers.search.on_gpu", lambda tensor: True)
-    made = []
-
-    class Noted(GraphedFunction):
-        def __init__(self, *given, **options):
-            super().__init__(*given, **options)
-            made.append(weakref.ref(self))
-
-    monkeypatch.setattr("polyclinic.attacks.solvers.search.GraphedFunction", Noted)
-    gc.collect()
-    gc.disable()
-    try:
-        search(problem, Adam(start, lr=0.1, steps=3))
-        assert [one() for one in made] == [None]
-    finally:
-        gc.enable()

@@ -213,13 +213,6 @@ def test_a_state_can_be_sent_and_the_averaged_generator_is_enough_to_sample():
         make(width=3).load(sent, partial=True)
 
 
-def test_values_such_as_ages_are_conditions_too():
-    ages = Target(unit="months", label_range=(0.0, 200.0))
-    model = make(target=ages, labels="even")
-    model.fit(squares(8)[0], torch.linspace(0, 200, 8), rng())
-    assert model.sample(torch.tensor([10.0, 150.0]), rng()).shape == (2, 1, 28, 28)
-
-
 def test_batches_have_the_size_and_each_pass_has_every_image_once():
     found = [batch for batch, _ in zip(endless_batches(10, 4, rng()), range(4), strict=False)]
     assert [len(batch) for batch in found] == [4, 4, 4, 4]

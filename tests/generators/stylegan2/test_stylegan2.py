@@ -282,14 +282,6 @@ def test_frozen_noise_makes_the_same_image_from_the_same_style():
     assert float(w.grad.abs().sum()) > 0
 
 
-def test_values_and_no_labels_work_as_labels_do():
-    for target in (Target((), "years", (20.0, 80.0)), Target()):
-        model = build(target=target, steps=2)
-        images = torch.randint(0, 256, (8, 1, 28, 28), dtype=torch.uint8)
-        model.fit(images, torch.linspace(20, 80, 8), rng())
-        assert model.sample(torch.tensor([30.0]), rng()).shape == (1, 1, 28, 28)
-
-
 def test_replayed_images_join_every_batch():
     images = torch.zeros(8, 1, 28, 28, dtype=torch.uint8)
     model = build()
