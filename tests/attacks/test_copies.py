@@ -1,10 +1,24 @@
-"""Copies among made images, against a library and on generators that copy or do not."""
+"""Copies and near copies among made images: found and named, with their power; honest generators pass."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from polyclinic.attacks.copies import find_copies
+from polyclinic.attacks.near_copies import (
+    LADDERS,
+    CopyIndex,
+    add_noise,
+    best_orientations,
+    blur,
+    brighten,
+    correlations,
+    mirror,
+    paste_over,
+    search_power,
+    shift,
+    smooth,
+)
 from polyclinic.data.datasets.phantoms.chest import ChestPhantom
 from polyclinic.errors import BadInput
 from polyclinic.generators.vqvae2.autoencoder import noise_images
@@ -121,3 +135,102 @@ def test_bad_input_is_named():
         find_copies(good[:, 0], good, good)
     with pytest.raises(BadInput, match="give uint8, or float"):
         find_copies(good, good * torch.nan, good)
+
+
+COUNT = 60
+
+
+@pytest.fixture(scope="module")
+def close_sets() -> tuple[Tensor, Tensor, Tensor]:
+    """Training, held-out and other images, float in [0, 1]."""
+    images = torch.from_numpy(ChestPhantom(samples=3 * COUNT, size=28, seed=1).load().images).float() / 255
+    order = torch.randperm(len(images), generator=torch_rng("near copies", "sets"))
+    first, second, third = (images[some] for some in order.split(COUNT))
+    return first, second, third
+
+
+@pytest.fixture(scope="module")
+def copy_index(close_sets) -> CopyIndex:
+    return CopyIndex(close_sets[0], close_sets[1])
+
+
+def changed(images: Tensor, others: Tensor) -> Tensor:
+    """Shifted, brightened, blurred and noisy ones in turn, as in the issue."""
+    rng = torch_rng("near copies", "changes")
+    ways = [(shift, 0.07), (brighten, 0.2), (blur, 0.03), (add_noise, 0.03)]
+    return torch.cat([ways[i % 4][0](images[i : i + 1], ways[i % 4][1], others, rng) for i in range(len(images))])
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.slow), 20])
+def test_changed_training_images_among_forty_are_found(close_sets, copy_index, count: int):
+    """The old search lets all of these pass."""
+    training, _, other = close_sets
+    made = other[:40].clone()
+    made[:count] = changed(training[:count], other)
+    found = copy_index.search(made)
+    assert found.is_copy[:count].double().mean() >= 0.75
+    assert not found.is_copy[count:].any()
+    assert found.verdict().leak
+    named = found.is_copy.nonzero()[:, 0]
+    assert found.index[named].tolist() == named.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "level"), [(mirror, 1.0), (shift, 0.11), (brighten, 0.2), (blur, 0.03), (paste_over, 0.35)]
+)
+def test_one_copy_is_found_and_named(close_sets, copy_index, change, level: float):
+    training, _, other = close_sets
+    made = other.clone()
+    made[17] = change(training[5:6], level, other, torch_rng("near copies", "one"))[0]
+    found = copy_index.search(made)
+    assert found.is_copy.nonzero()[:, 0].tolist() == [17]
+    assert int(found.index[17]) == 5
+    assert "for instance number 17" in str(found.verdict())
+
+
+@pytest.mark.parametrize("turn", [3, 6])
+def test_turned_copies_are_found_in_their_orientation(close_sets, copy_index, turn: int):
+    image = turned(brighten(close_sets[0][7:8], 0.1, close_sets[2], torch_rng()), turn)
+    found = copy_index.search(image, among=500)
+    assert found.is_copy.all()
+    back = turned(image[0], int(found.orientation[0]))
+    assert torch.corrcoef(torch.stack([back, close_sets[0][7]]).flatten(1))[0, 1] > 0.95
+
+
+def test_honest_images_pass(close_sets, copy_index):
+    found = copy_index.search(close_sets[2])
+    assert not found.is_copy.any()
+    assert float(found.strength.max()) < 0.8
+    assert not copy_index.search(smooth(close_sets[2], 1.0)).is_copy.any()
+
+
+def test_images_without_contrast_are_no_copies(copy_index):
+    found = copy_index.search(torch.zeros(3, 1, 28, 28))
+    assert not found.is_copy.any()
+
+
+def test_a_duplicate_between_training_and_held_out_images_raises_the_limit(close_sets):
+    """A held-out image that is in the training set as well says that such a gap is no proof."""
+    training, held_out, other = close_sets
+    spoiled = CopyIndex(training, torch.cat([held_out[1:], brighten(training[:1], 0.05, other, torch_rng())]))
+    usual = CopyIndex(training, held_out)
+    assert max(spoiled.limits(40)) > 1.5 * max(usual.limits(40))
+
+
+def test_the_power_says_where_the_search_stops(copy_index):
+    power = search_power(copy_index, 300)
+    assert power.weakest >= 0.8
+    assert power.reach["mirrored"] == 1
+    assert power.reach["shifted"] >= 0.06
+    assert power.reach["shifted"] < max(LADDERS["shifted"].levels)  # beyond the reach of the search
+    assert power.found["noisy"][0.2] < 0.5
+    assert "a single copy is found if it is at most mirrored, shifted by" in str(power)
+
+
+def test_a_correlation_is_the_best_over_shifts_by_hand():
+    image = torch.rand(1, 1, 16, 16, generator=torch_rng("near copies", "by hand"))
+    moved = image.roll((2, -1), (-2, -1))
+    assert float(correlations(moved, image)) == pytest.approx(1, abs=1e-4)
+    assert int(best_orientations(moved, image)) == 0
+    assert int(best_orientations(turned(moved, 3), image)) == 1  # a quarter turn more undoes it
+    assert float(correlations(moved, 1 - image)) < 0.9

@@ -1,4 +1,4 @@
-"""The two-level autoencoder: shapes, the loss by hand, codebooks, determinism, sending and loading."""
+"""The two-level autoencoder: shapes, the loss by hand, codebooks, sending and loading, gradients of each image."""
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from polyclinic.generators.base import FitOptions
 from polyclinic.generators.vqvae2 import autoencoder
 from polyclinic.generators.vqvae2.autoencoder import Autoencoder, Codebook, Moved, losses, noise_images
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
+from polyclinic.generators.vqvae2.prior import negative_log_likelihoods
 from polyclinic.tasks import Target
 from polyclinic.training.generator_loop import Schedule
 
@@ -236,3 +237,47 @@ def test_a_dead_code_moves_to_the_only_latent_that_no_code_is_near(way: str):
     getattr(book, way)(moved, rng())
     assert book.vectors.weight[1].tolist() == pytest.approx([50.0])
     assert book.counts.tolist() == pytest.approx([9, 10])  # a tenth of an even spread of 200 rows over two codes
+
+
+opacus = pytest.importorskip("opacus")
+
+AGES = Target(unit="months", label_range=(0.0, 240.0))
+CLASSES = Target(classes=("a", "b"))
+
+
+def private(target: Target) -> VQVAE2Model:
+    """The same network twice, with a seed with which no latent lies so evenly between two codes that rounding decides."""
+    return make(30, target=target, seed=1, codebook="gradient", blocks=2, prior_dropout=0.0)
+
+
+def check_each_image(net: torch.nn.Module, loss_of, count: int) -> None:
+    """Gradients of all images at once, image by image, equal those of one image after the other."""
+    assert not opacus.validators.ModuleValidator.validate(net, strict=False)
+    wrapped = opacus.GradSampleModule(net, loss_reduction="mean")
+    loss_of(wrapped, slice(None)).backward()
+    at_once = {name: one.grad_sample.clone() for name, one in net.named_parameters()}
+    wrapped.to_standard_module()
+    for i in range(count):
+        net.zero_grad()
+        loss_of(net, slice(i, i + 1)).backward()
+        for name, one in net.named_parameters():
+            torch.testing.assert_close(at_once[name][i], one.grad, atol=1e-6, rtol=1e-4, msg=f"{name}, image {i}")
+
+
+def test_gradients_of_the_autoencoder_are_those_of_each_image():
+    images = torch.rand(3, 1, 30, 30, generator=torch.Generator().manual_seed(0))
+    net = private(CLASSES).autoencoder.train()
+    check_each_image(net, lambda model, which: losses(images[which], model(images[which]), 0.25).mean(), 3)
+
+
+@pytest.mark.parametrize("target", [CLASSES, AGES])
+def test_gradients_of_the_prior_are_those_of_each_image(target: Target):
+    generator = torch.Generator().manual_seed(0)
+    top, bottom = (torch.randint(8, (3, side, side), generator=generator) for side in (4, 8))
+    labels = torch.tensor([0, 1, 1]) if target.classes else torch.tensor([10.0, 100.0, 200.0])
+
+    def loss_of(model, which) -> torch.Tensor:
+        logits = model(top[which], bottom[which], labels[which])
+        return negative_log_likelihoods(top[which], bottom[which], logits).mean()
+
+    check_each_image(private(target).prior.train(), loss_of, 3)
