@@ -246,7 +246,7 @@ CLASSES = Target(classes=("a", "b"))
 
 
 def private(target: Target) -> VQVAE2Model:
-    """The same network twice, with a seed with which no latent lies so evenly between two codes that rounding decides."""
+    """A network with a seed with which no latent lies so evenly between two codes that rounding decides."""
     return make(30, target=target, seed=1, codebook="gradient", blocks=2, prior_dropout=0.0)
 
 
