@@ -316,3 +316,21 @@ def test_held_out_images_that_were_trained_on_are_not_held_out(trained):
 def test_a_projection_that_chance_seldom_gives_leaves_a_doubt():
     said = Verdict(False, "nothing", {"p_members_closer": 0.02})
     assert with_doubt(Finding("projection", "", said)).doubt
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "more"),
+    [
+        ("fedavg", {"optimizer.momentum": 0.9, "optimizer.weight_decay": 0.1}, {}),
+        ("fedprox", {"optimizer.momentum": 0.0}, {"mu": 20.0}),
+    ],
+)
+def test_an_update_taken_as_it_was_made_is_explained_by_its_images(tiny, undisturbed, method, changes, more):
+    study = tiny(method, {**KEPT, "data.test": 0.4, **changes}, rounds=1, local_steps=2, **more)
+    seen, _, truth = kept(study, undisturbed, "train")
+    plan = AttackPlan(seen)
+    assert plan.exact
+    known, index = plan.knowledge(truth), torch.cat(truth.batches)
+    simulation = Simulation(prepare_for_attack(known.model), names=list(seen.parcel.tensors), training=known.training)
+    classes = nn.functional.one_hot(truth.labels(index).long(), known.classes).float()
+    assert unexplained(simulation, seen, truth.images(index), classes) < 1e-6

@@ -11,8 +11,6 @@ from json_schemas import assert_valid
 from small_audits import SMALL, what_was_kept
 
 from polyclinic.attacks.attack import Capability
-from polyclinic.attacks.gradient_inversion.networks import prepare_for_attack
-from polyclinic.attacks.gradient_inversion.objective import Simulation
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.audits import attack_generators as attack_synthetic
 from polyclinic.audits import attack_latents, attack_membership, attack_updates
@@ -72,32 +70,6 @@ def test_later_rounds_are_attacked_from_the_weights_that_were_sent(opened):
         == study.optimizer.lr_in(2)
         == study.optimizer.lr / 2
     )
-
-
-def explained(tools: Tools, release: Release) -> float:
-    """The share of an update that its own images do not explain, simulated as the audit does it."""
-    seen, truth = of_site(tools, release)
-    plan = attack_updates.AttackPlan(seen)
-    assert plan.exact
-    known = plan.knowledge(truth)
-    simulation = Simulation(prepare_for_attack(known.model), names=list(seen.parcel.tensors), training=known.training)
-    index = torch.cat(truth.batches)
-    classes = torch.nn.functional.one_hot(truth.labels(index).long(), known.classes).float()
-    observed, sent = simulation.observe(seen.parcel.tensors), simulation(truth.images(index), classes)
-    rest = sum((observed[name] - sent[name]).square().sum() for name in simulation.names)
-    return float(rest / sum(tensor.square().sum() for tensor in observed.values()))
-
-
-@pytest.mark.parametrize(
-    ("method", "changes", "more"),
-    [
-        ("fedavg", {"optimizer.momentum": 0.9, "optimizer.weight_decay": 0.1}, {}),
-        ("fedprox", {"optimizer.momentum": 0.0}, {"mu": 20.0}),
-    ],
-)
-def test_an_update_taken_as_it_was_made_is_explained_by_its_images(opened, method, changes, more):
-    tools, (kept, _) = opened(method, changes, local_steps=2, **more)
-    assert explained(tools, kept[0]) < 1e-6
 
 
 def test_momentum_that_a_site_kept_is_not_known(opened):

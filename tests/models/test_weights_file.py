@@ -93,11 +93,7 @@ class Dangerous:
         ("text.txt", b"hello", r"'.*text\.txt' is not a file of weights"),
         ("pickle.pt", pickle.dumps({"a": 1}), r"'.*pickle\.pt' holds other objects than tensors, or is damaged"),
         ("text.safetensors", b"hello", r"is not a safetensors file, or is damaged"),
-        (
-            "code.pt",
-            {"a": Dangerous()},
-            r"holds other objects than tensors, .* write it again with torch\.save\(",
-        ),
+        ("code.pt", {"a": Dangerous()}, r"holds other objects than tensors, .* write it again with torch\.save\("),
         ("network.pt", torch.nn.Linear(2, 2), r"holds other objects than tensors"),
         ("empty.pt", {"epoch": 3}, r"holds no named tensors"),
     ],

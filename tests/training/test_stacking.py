@@ -78,17 +78,8 @@ def test_stacked_networks_learn_what_they_learn_one_by_one(name, graphs, monkeyp
 
 
 def run(tiny, tmp_path, method, stacked, **overrides):
-    settings = {
-        "sites.count": 3,
-        "sites.partition": "dirichlet",
-        "sites.min_size": 4,
-        "engine.workers": 1,
-        "engine.stacked": stacked,
-        "optimizer.batch_size": 8,
-        "method.rounds": 2,
-        **overrides,
-    }
-    return polyclinic.run(tiny(method, settings), tmp_path / f"{method} {stacked}")
+    settings = {"sites.partition": "dirichlet", "sites.min_size": 4, "engine.stacked": stacked, "method.rounds": 2}
+    return polyclinic.run(tiny(method, {**settings, **overrides}), tmp_path / f"{method} {stacked}")
 
 
 def weights_of(folder):
@@ -158,9 +149,8 @@ def test_sites_that_score_one_model_do_so_in_one_pass(tiny, tmp_path, monkeypatc
     wanted, found = (one["metrics"]["test"] for one in (alone, together))
     assert all(found[name] == pytest.approx(wanted[name], abs=1e-5) for name in ("accuracy", "loss"))
     ledgers = [sorted((one.folder / "ledger").iterdir()) for one in (alone, together)]
-    assert [len(path.read_text().splitlines()) for path in ledgers[0]] == [
-        len(path.read_text().splitlines()) for path in ledgers[1]
-    ]
+    first, second = ([len(path.read_text().splitlines()) for path in of_run] for of_run in ledgers)
+    assert first == second
 
 
 def test_more_sites_than_are_open_at_once_work_in_groups(tiny, tmp_path, monkeypatch):

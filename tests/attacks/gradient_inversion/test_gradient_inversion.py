@@ -247,11 +247,7 @@ def test_trajectory_with_adam(one_image_each):
         ({"label": "known"}, {}, "Knowledge.labels"),
         ({"label": "known"}, {"labels": torch.zeros(3)}, r"Knowledge\.labels is for .*; give \[1, 1, \.\.\.\]"),
         ({"start": "given"}, {}, "Knowledge.start_images"),
-        (
-            {"start": "given"},
-            {"start_images": torch.zeros(2, 1, 1, 16, 16)},
-            r"start_images is for .*; give \[1, 1",
-        ),
+        ({"start": "given"}, {"start_images": torch.zeros(2, 1, 1, 16, 16)}, r"start_images is for .*; give \[1, 1"),
         ({"kind": "weights"}, {}, "Knowledge.training"),
         ({"label": "sign"}, {"batch_size": 2}, "counts"),
         ({}, {"classes": None}, "Knowledge.classes"),
@@ -273,10 +269,7 @@ def test_bad_knowledge_is_named(one_image_each, settings, known, says):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        *(
-            ({name: value}, "'gaussian' needs variance")
-            for name, value in (("distance", "gaussian"), ("variance", 3.0))
-        ),
+        *((one, "'gaussian' needs variance") for one in ({"distance": "gaussian"}, {"variance": 3.0})),
         *(({name: True}, "go with adam or adamw") for name in ("box", "signed")),
         ({"distance": "cosine", "kernel": "whole-gradient"}, "kernel goes with"),
         ({"distance": "gaussian", "variance": 8, "variance_factor": 2}, "variance_factor goes with"),

@@ -102,11 +102,8 @@ def test_a_label_may_pass_through_layers_before_it_meets_an_image():
     """As in the reference implementation; written out by hand, and only the discriminator has them."""
     torch.manual_seed(0)
     model = build(label_layers=2)
-    judge, images, labels = (
-        model.networks["discriminator"],
-        torch.randn(4, 1, 32, 32, generator=rng()),
-        torch.arange(4) % 2,
-    )
+    judge, labels = model.networks["discriminator"], torch.arange(4) % 2
+    images = torch.randn(4, 1, 32, 32, generator=rng())
     known = judge.label(labels)
     known = known / (known.square().mean(1, keepdim=True) + 1e-8).sqrt()
     for layer in judge.label_layers:
@@ -114,10 +111,8 @@ def test_a_label_may_pass_through_layers_before_it_meets_an_image():
     expected = (judge.score(judge.features(images)) * known).sum(1) / math.sqrt(8)
     assert torch.allclose(judge(images, labels), expected, atol=1e-5)
     assert len(judge.label_layers) == 2
-    plain = set(build().networks.state_dict())
-    assert {name for name in model.networks.state_dict() if "label_layers" in name} == set(
-        model.networks.state_dict()
-    ) - plain
+    names = set(model.networks.state_dict())
+    assert {name for name in names if "label_layers" in name} == names - set(build().networks.state_dict())
 
 
 @pytest.mark.parametrize("memory", [0.998, 0.995])
