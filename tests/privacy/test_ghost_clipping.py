@@ -80,7 +80,7 @@ def test_every_backbone_has_the_sums_of_a_loop_over_images(name):
     images, targets = batch(2, channels=3)
     rows = (images.double().contiguous(memory_format=torch.channels_last), targets)
     wanted = by_loop(model, losses_of(model), rows, 0.5)
-    assert can_follow(model)
+    assert can_follow(model) == (name in QUICK)  # Opacus has a rule for those
     for clipping in ("ghost", "stored"):
         found = at_once(ClippedSums(model, clipping), losses_of(model), rows, 0.5)
         assert error(found, wanted) < 1e-8, clipping
