@@ -15,6 +15,10 @@ from polyclinic.study import tables as audit_settings
 
 MEMBERSHIP = {"loss-threshold", "rmia", "lira", "site-inference", "site-of-update"}
 REFERENCES = {"rmia-generators", "lira-generators"}
+REPLAYED = {
+    "codes": {"decoding", "copies", "nearest-synthetic"}, "weights": {"gradient-inversion", *MEMBERSHIP},
+    "generator": {"copies", "near-copies", "nearest-synthetic", "projection", *REFERENCES},
+}  # fmt: skip
 pytestmark = pytest.mark.usefixtures("hurried")
 GENERATOR = {
     "generator.name": "vqvae2", "generator.epochs": 1, "generator.prior_epochs": 1, "generator.width": 8,
@@ -39,26 +43,8 @@ GENERATOR = {
             {"activations": {"latent-inversion", "learned-decoder"}, "weights": {"gradient-inversion"}},
         ),
         ("fedreplay", {}, {"latents": {"latent-inversion", "learned-decoder"}, "weights": {"gradient-inversion"}}),
-        pytest.param(
-            "cwt-replay",
-            GENERATOR,
-            {
-                "codes": {"decoding", "copies", "nearest-synthetic"},
-                "generator": {"copies", "near-copies", "nearest-synthetic", "projection", *REFERENCES},
-                "weights": {"gradient-inversion", *MEMBERSHIP},
-            },
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "fedavg-replay",
-            {**GENERATOR, "replay.codes": "as-trained"},
-            {
-                "codes": {"decoding", "copies", "nearest-synthetic"},
-                "generator": {"copies", "near-copies", "nearest-synthetic", "projection", *REFERENCES},
-                "weights": {"gradient-inversion", *MEMBERSHIP},
-            },
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("cwt-replay", GENERATOR, REPLAYED, marks=pytest.mark.slow),
+        pytest.param("fedavg-replay", {**GENERATOR, "replay.codes": "as-trained"}, REPLAYED, marks=pytest.mark.slow),
     ],
 )
 def test_every_kind_is_attacked_with_what_fits_it(audited, method, changes, attacks):

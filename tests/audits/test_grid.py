@@ -9,10 +9,8 @@ import torch
 
 from polyclinic.audits.audit import audit
 from polyclinic.audits.grid import grid, variations
-from polyclinic.audits.parcels import join_sites, mean_parcel
-from polyclinic.data.parts import open_site, prepare
+from polyclinic.audits.parcels import mean_parcel
 from polyclinic.errors import BadInput
-from polyclinic.federation.ledger.archive import releases
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.shared.one_round import moments
 
@@ -40,26 +38,6 @@ def test_a_secure_sum_of_products_of_features_is_their_sum():
     assert together.metadata["samples"] == 8
     for name, tensor in (each[0] + each[1]).tensors().items():
         assert torch.equal(together.tensors[name], tensor)
-
-
-def test_the_sum_of_gradients_is_the_gradient_over_all_images(tiny, undisturbed):
-    changes = {**SMALL, "sites.count": 2, "audit.secure_sum": True}
-    study = tiny("fedsgd", changes, rounds=1)
-    folder = undisturbed(study).folder
-    found = [releases(folder / "sites" / site / "kept") for site in ("site-1", "site-2")]
-    kept = [next(one for one in of_site if "gradients" in one.kinds) for of_site in found]
-    mean = mean_parcel([release.parcel("gradients") for release in kept])
-    parts = prepare(study.data, study.sites)
-    together = join_sites([open_site(parts.folder, name) for name in parts.names])
-    assert len(together.train) == sum(len(open_site(parts.folder, name).train) for name in parts.names)
-    from polyclinic.runner.run.assembly import Assembly
-
-    trainer = Assembly(study, parts, folder).trainer()
-    model = trainer.load(kept[0].received("weights")).train()
-    for images, targets in trainer.in_order(together.train):
-        (trainer.loss(trainer.forward(images), targets) * len(images) / len(together.train)).backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(mean.tensors[name], parameter.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_only_the_sum_is_attacked(tiny, undisturbed, tmp_path):

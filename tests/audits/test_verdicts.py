@@ -22,13 +22,8 @@ def finding(attack: str, verdict: str, words: str, **more: Any) -> dict[str, Any
 
 
 def parcel(*findings: dict[str, Any], kind: str = "weights", not_tried: tuple = ()) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "findings": list(findings),
-        "not_tried": list(not_tried),
-        "digests": ["d"],
-        "sites": ["site-1"],
-    }
+    told = {"findings": list(findings), "not_tried": list(not_tried)}
+    return {"kind": kind, **told, "digests": ["d"], "sites": ["site-1"]}
 
 
 def lines(kind: str, count: int) -> dict[str, list[dict[str, str]]]:

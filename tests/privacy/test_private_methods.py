@@ -157,15 +157,6 @@ def test_noise_for_each_image_is_the_square_root_of_the_batch_times_as_much_and_
 
 
 @pytest.mark.slow
-def test_a_private_generator_with_codes_does_not_cover_the_codes(tiny, tmp_path):
-    settings = {**PRIVATE, **GENERATOR, "privacy.on": ["generator"], "sites.count": 2}
-    privacy = run(tiny("cwt-replay", settings, rounds=1), tmp_path / "codes")["privacy"]
-    assert privacy["covers"] == ["weights of the generator"]
-    for kind in ("codes", "labels", "weights"):
-        assert records.UNCOVERED[kind] in privacy["does_not_cover"]
-
-
-@pytest.mark.slow
 def test_end_to_end_everything_released_is_covered_and_one_account_holds_it_all(tiny, tmp_path):
     """Generator, prior and classifier: 1 + 1 + 1 passes of n // 8 steps on the same images."""
     settings = {**PRIVATE, **GENERATOR, "replay.codes": "prior", "privacy.on": ["generator", "prior", "classifier"]}
