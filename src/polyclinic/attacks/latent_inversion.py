@@ -149,13 +149,7 @@ class LatentObjective:
     """`objective(point [T, D])` gives the loss [T] and its gradient [T, D]; a row holds one target's images."""
 
     def __init__(
-        self,
-        network: nn.Module,
-        latents: Tensor,
-        shape: tuple[int, int, int, int],
-        smoothness: float,
-        *,
-        mixed: bool,
+        self, network: nn.Module, latents: Tensor, shape: tuple[int, int, int, int], smoothness: float, *, mixed: bool
     ) -> None:
         """`latents` [T, B, ...]; `mixed`: images of a target share statistics and must pass together."""
         self.network, self.latents, self.shape = network, latents, shape

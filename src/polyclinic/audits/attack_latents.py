@@ -17,14 +17,7 @@ from polyclinic.attacks.decoders import LearnedDecoder, SurrogateDecoder
 from polyclinic.attacks.latent_inversion import LatentInversion, read_latents
 from polyclinic.audits.attack import Attack, Finding, NotTried, Planted, Results, Seen, not_granted
 from polyclinic.audits.recovery import Recovery, pick_out, score_in_order
-from polyclinic.audits.truth import (
-    FEWEST_OWN,
-    AttackerImages,
-    Truth,
-    attacker_images,
-    truth_of_held_out,
-    with_others,
-)
+from polyclinic.audits.truth import FEWEST_OWN, AttackerImages, Truth, attacker_images, truth_of_held_out, with_others
 from polyclinic.audits.verdicts import count_of
 from polyclinic.data.parts import SiteData
 from polyclinic.errors import BadInput

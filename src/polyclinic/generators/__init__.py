@@ -3,14 +3,7 @@
 They know torch, tasks and training, and nothing of methods or sites.
 """
 
-from polyclinic.generators.base import (
-    CodedModel,
-    Codes,
-    Generator,
-    GeneratorModel,
-    Progress,
-    RandomSource,
-)
+from polyclinic.generators.base import CodedModel, Codes, Generator, GeneratorModel, Progress, RandomSource
 from polyclinic.generators.gan.adversarial import AdversarialGenerator, AdversarialModel, AdversarialSteps, gan_loss
 from polyclinic.generators.gan.settings import DCGAN, PrivGAN, VanillaGAN, WassersteinGAN
 from polyclinic.generators.latent_space import CodeSpace, GaussianSpace
@@ -32,23 +25,7 @@ GENERATORS: Registry[type[Generator]] = Registry(
 )
 
 __all__ = [
-    "DCGAN",
-    "GENERATORS",
-    "VQVAE2",
-    "AdversarialGenerator",
-    "AdversarialModel",
-    "AdversarialSteps",
-    "CodeSpace",
-    "CodedModel",
-    "Codes",
-    "GaussianSpace",
-    "Generator",
-    "GeneratorModel",
-    "PrivGAN",
-    "Progress",
-    "RandomSource",
-    "StyleGAN2",
-    "VanillaGAN",
-    "WassersteinGAN",
-    "gan_loss",
-]
+    "DCGAN", "GENERATORS", "VQVAE2", "AdversarialGenerator", "AdversarialModel", "AdversarialSteps", "CodeSpace",
+    "CodedModel", "Codes", "GaussianSpace", "Generator", "GeneratorModel", "PrivGAN", "Progress", "RandomSource",
+    "StyleGAN2", "VanillaGAN", "WassersteinGAN", "gan_loss",
+]  # fmt: skip

@@ -58,10 +58,7 @@ class CodeSpace:
     labelled = False
 
     def __init__(
-        self,
-        decode: Callable[[Sequence[Tensor]], Tensor],
-        codebooks: Sequence[Tensor],
-        sides: Sequence[int],
+        self, decode: Callable[[Sequence[Tensor]], Tensor], codebooks: Sequence[Tensor], sides: Sequence[int]
     ) -> None:
         self.decode, self.sides = decode, tuple(sides)
         self.codebooks = [codes.detach() for codes in codebooks]

@@ -48,31 +48,10 @@ BACKBONES: Registry[type[Backbone]] = Registry(
 )
 
 __all__ = [
-    "BACKBONES",
-    "NORMS",
-    "PUBLIC",
-    "RANDOM",
-    "Backbone",
-    "Encoded",
-    "Fitted",
-    "WeightsFile",
-    "build",
-    "check_public_weights",
-    "cuts",
-    "describe",
-    "find",
-    "find_weights",
-    "initial_weights",
-    "is_importable",
-    "join",
-    "norm_names",
-    "parameter_count",
-    "public_weights",
-    "read_weights",
-    "registry_of",
-    "split",
-    "statistics_names",
-]
+    "BACKBONES", "NORMS", "PUBLIC", "RANDOM", "Backbone", "Encoded", "Fitted", "WeightsFile", "build",
+    "check_public_weights", "cuts", "describe", "find", "find_weights", "initial_weights", "is_importable", "join",
+    "norm_names", "parameter_count", "public_weights", "read_weights", "registry_of", "split", "statistics_names",
+]  # fmt: skip
 
 
 def build(

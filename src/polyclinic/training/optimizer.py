@@ -69,8 +69,7 @@ class Optimizer(Settings):
     decay_every: int = Field(35, ge=0, description="rounds after which lr is multiplied by decay; 0 for never")
     decay: float = Field(0.1, gt=0, le=1, description="factor of the step decay")
     keep_state: bool = Field(
-        False,
-        description="keep momentum (or Adam's moments) at a site from round to round instead of starting anew",
+        False, description="keep momentum (or Adam's moments) at a site from round to round instead of starting anew"
     )
     augment: tuple[Augmentation, ...] = Field(
         (),

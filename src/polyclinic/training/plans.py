@@ -138,12 +138,7 @@ class Fit:
             if "mixup" in trainer.optimizer.augment:
                 batches = trainer.mixed(batches, site.rng("mixup"))
             metadata["loss"] = trainer.train(
-                batches,
-                steps,
-                optimizer,
-                class_weights=spec.class_weights,
-                correct=correct,
-                objective=objective,
+                batches, steps, optimizer, class_weights=spec.class_weights, correct=correct, objective=objective
             )
         keep_optimizer(site, optimizer, spec.optimizer_group)
         metadata = {"samples": len(self.part), "steps": steps, **metadata}

@@ -158,8 +158,7 @@ def test_batch_norms_without_a_twin_and_unusual_convolutions_keep_torchs_or_are_
 
 
 @pytest.mark.parametrize(
-    ("backbone", "norm"),
-    [("small-cnn", "batch"), ("small-cnn", "group"), ("lenet5", "group"), ("resnet18", "batch")],
+    ("backbone", "norm"), [("small-cnn", "batch"), ("small-cnn", "group"), ("lenet5", "group"), ("resnet18", "batch")]
 )
 def test_our_backbones(backbone: str, norm: str):
     size = 40 if backbone == "resnet18" else 16

@@ -105,10 +105,7 @@ def resnet18_of_the_papers(
 
 
 def prepare_for_attack(
-    model: nn.Module,
-    *,
-    batch_norm: Literal["train", "eval"] = "train",
-    device: str | torch.device = "cpu",
+    model: nn.Module, *, batch_norm: Literal["train", "eval"] = "train", device: str | torch.device = "cpu"
 ) -> nn.Module:
     """A copy on `device` that computes as the site did and can be differentiated twice for many targets at once.
 

@@ -130,12 +130,7 @@ class GradientInversion(AttackSettings):
     # --- the attack -------------------------------------------------------------------------------
 
     def run(
-        self,
-        parcels: Sequence[Parcel],
-        knowledge: Knowledge,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
+        self, parcels: Sequence[Parcel], knowledge: Knowledge, *, seed: int = 0, device: str = "cpu"
     ) -> Reconstruction:
         """Attack each parcel as a target of its own, many at once.
 

@@ -203,9 +203,7 @@ class Autoencoder(nn.Module):
         #: codes of the top level along a side; the bottom level has twice as many
         self.grid = -(-size // self.ratio)
         self.encode_bottom = nn.Sequential(
-            *down(channels, width, cell),
-            nn.Conv2d(width, width, 3, padding=1),
-            *residuals(width, blocks),
+            *down(channels, width, cell), nn.Conv2d(width, width, 3, padding=1), *residuals(width, blocks)
         )
         self.encode_top = nn.Sequential(
             *halve(width, width), nn.Conv2d(width, width, 3, padding=1), *residuals(width, blocks)
@@ -219,9 +217,7 @@ class Autoencoder(nn.Module):
         self.bottom_codebook = Codebook(settings.bottom_codes, code_width, settings.codebook)
         self.lift_top = nn.Sequential(*double(code_width, code_width))
         self.decode_bottom = nn.Sequential(
-            nn.Conv2d(2 * code_width, width, 3, padding=1),
-            *residuals(width, blocks),
-            *up(width, channels, cell),
+            nn.Conv2d(2 * code_width, width, 3, padding=1), *residuals(width, blocks), *up(width, channels, cell)
         )
 
     def forward(self, images: Tensor) -> Pass:

@@ -47,13 +47,7 @@ class Difference:
     n: int
 
 
-def paired_test(
-    values: Numbers,
-    baseline: Numbers,
-    *,
-    test: PairedTest = "t",
-    overlap: float = 0.0,
-) -> Difference:
+def paired_test(values: Numbers, baseline: Numbers, *, test: PairedTest = "t", overlap: float = 0.0) -> Difference:
     """Compare two methods by pairs: values [N] and those of the baseline [N], of the same seed, fold or site.
 
     `test`: "t" is Student's paired test; "wilcoxon" the signed-rank test, exact for few pairs. The interval is
@@ -96,11 +90,7 @@ def _wilcoxon(apart: np.ndarray) -> float:
 
 
 def compare_with_baseline(
-    values: Mapping[str, Mapping[Hashable, float]],
-    baseline: str,
-    *,
-    test: PairedTest = "t",
-    overlap: float = 0.0,
+    values: Mapping[str, Mapping[Hashable, float]], baseline: str, *, test: PairedTest = "t", overlap: float = 0.0
 ) -> dict[str, Difference]:
     """Each of several methods against one of them, `baseline`, by pairs (see `paired_test`), with Holm's correction.
 
