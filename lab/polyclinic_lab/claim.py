@@ -83,14 +83,9 @@ CHOSEN: dict[str, list[str]] = json.loads(TUNED.read_text(encoding="utf-8")) if 
 
 
 def tuned_name(claim: Claim, label: str, scale: Scale) -> str:
-    """What settings are chosen for: a study with an arm's changes, whatever claim has it."""
-    changes = (
-        *claim.common,
-        *claim.scales.get(scale, ()),
-        *claim.arms[label],
-        *claim.arms_at.get(scale, {}).get(label, ()),
-    )
-    return " ".join((claim.study, *changes))
+    """What settings are chosen for: a method (and the images it pools) on a study, whatever else an arm changes."""
+    asked = [one for one in claim.arms[label] if one.startswith(("method.name=", "method.images="))]
+    return " ".join((claim.study, scale, *asked))
 
 
 class ClaimsFile:
