@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 import polyclinic
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 
 class Stop(Display):
     def round_done(self, line, rounds):

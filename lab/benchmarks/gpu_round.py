@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from polyclinic.federation.ledger.background import BACKGROUND
 from polyclinic.models import build
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.run import run
 from polyclinic.study import Study, parse_study
 

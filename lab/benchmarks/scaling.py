@@ -62,7 +62,7 @@ def measure_here(series: Series, sites: int, run_folder: Path, cache: Path) -> d
     """Run the rounds in this process, whose peak of memory is then the point's."""
     import torch
 
-    from polyclinic.runner.run.display import Display
+    from polyclinic.runner.run.recorder import Display
     from polyclinic.runner.run.run import run
     from polyclinic.study import Study
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study
 
 Weights = Mapping[str, Tensor]

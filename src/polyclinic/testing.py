@@ -33,7 +33,7 @@ from polyclinic.methods import METHODS, Method
 from polyclinic.models import Backbone
 from polyclinic.randomness import torch_rng
 from polyclinic.registry import Registry
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run
 from polyclinic.study import Study

@@ -18,7 +18,7 @@ from polyclinic.engines.nvflare.relay import refusal
 from polyclinic.engines.worker_process import Outcome
 from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.federation.ledger.verify import check_run
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import load_study
 
 pytest.importorskip("nvflare", reason="the extra [nvflare] is not installed")

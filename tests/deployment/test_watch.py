@@ -13,7 +13,7 @@ from polyclinic.deployment.admin import ATTEMPTS, Administration, ServerGone, Su
 from polyclinic.deployment.coordination import STOPPED
 from polyclinic.engines.worker_process import Outcome
 from polyclinic.errors import WorkFailed
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 
 LOST = (["SUBMITTED", "RUNNING", "FINISHED:ABORTED"], None)
 REJOINING = (["RUNNING", "FINISHED:COMPLETED"], Outcome("Rejoining", "site-2: back again"))

@@ -15,7 +15,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.federation import Federation
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.runner.run import engines
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.run import run
 
 PLUGIN = [str(Path(__file__).parents[1] / "faulty_method.py")]

@@ -15,7 +15,7 @@ from polyclinic.federation.ledger.parcel import SEALED
 from polyclinic.federation.ledger.wire import pack_images
 from polyclinic.methods.feder import FedER, random_ring
 from polyclinic.randomness import torch_rng
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.run import run
 from polyclinic.training.loop import Trainer
 

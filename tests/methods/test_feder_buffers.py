@@ -19,7 +19,7 @@ from polyclinic.methods.shared.site_generator import uniform_labels
 from polyclinic.metrics.distribution import Extractor
 from polyclinic.metrics.perceptual import Pixels
 from polyclinic.runner.predict.predict import load_predictor
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.result import convergence
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study

@@ -16,7 +16,7 @@ from polyclinic.methods.shared.generative_replay import GenerativeReplay
 from polyclinic.methods.shared.method import ReplayMethod
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.run import engines
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 from polyclinic.training.batches import ReplayedBatches

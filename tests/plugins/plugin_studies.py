@@ -7,7 +7,7 @@ from pathlib import Path
 from processes import ForkedWorker
 
 from polyclinic.runner.run import engines
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study
 
 EVERYTHING = Path(__file__).parents[1] / "plugin_everything.py"

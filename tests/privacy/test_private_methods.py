@@ -13,7 +13,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.privacy import account as records
 from polyclinic.privacy.epsilon import Mechanism, composed_epsilon, compute_epsilon
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.run import run
 from polyclinic.training import private_latents
 

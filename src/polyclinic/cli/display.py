@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from polyclinic.federation.call import Failure
 from polyclinic.json_types import JsonMapping
 from polyclinic.progress import time_left
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study
 
 

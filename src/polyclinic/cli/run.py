@@ -51,7 +51,7 @@ def run(
 ) -> None:
     """Run one study and write its result folder."""
     from polyclinic.cli.display import RunDisplay
-    from polyclinic.runner.run.display import Display, LiveFile
+    from polyclinic.runner.run.recorder import Display, LiveFile
     from polyclinic.runner.run.run import default_folder
     from polyclinic.runner.run.run import run as run_study
     from polyclinic.study.unused import notice_ignored

@@ -27,7 +27,7 @@ from polyclinic.engines.worker_process import Outcome
 from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.json_types import JsonObject
 from polyclinic.models import PUBLIC, RANDOM, read_weights
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study, load_study, parse_study
 
 T = TypeVar("T")

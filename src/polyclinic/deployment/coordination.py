@@ -35,7 +35,7 @@ from polyclinic.federation.ledger.verify import witnesses_in
 from polyclinic.files import PARTIAL, atomic_write
 from polyclinic.run_folder import LOCK, WORKERS, run_lock, write_result, write_run_format
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study, load_run_study, parse_study
 
 #: what a run folder at the server holds that its owner need not fetch

@@ -33,7 +33,7 @@ from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.kinds import DANGEROUS, KINDS
 from polyclinic.federation.policy import Policy
 from polyclinic.files import atomic_write, make_private, read_json
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study, parse_study
 from polyclinic.study.policy_check import refused_by
 from polyclinic.study.template import settings_with_comments

@@ -14,7 +14,7 @@ from polyclinic.federation.call import Call
 from polyclinic.federation.ledger.archive import ParcelArchive, is_worth_keeping, releases
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.runner.run.assembly import Assembly
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.run import run
 
 KEEP = {"audit.keep_parcels": 1, "sites.count": 2}

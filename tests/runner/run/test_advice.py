@@ -14,7 +14,7 @@ from polyclinic.data.source import AtSites
 from polyclinic.methods.analytic import Analytic
 from polyclinic.runner.run import advice
 from polyclinic.runner.run.advice import Watch
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.run import run
 from polyclinic.tasks import TASKS
 

@@ -10,7 +10,7 @@ from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.files import lock
 from polyclinic.runner.predict.model_file import digest_of_weights
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.run import run
 from polyclinic.study import parse_study
 

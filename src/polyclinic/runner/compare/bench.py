@@ -22,8 +22,8 @@ from polyclinic import __version__
 from polyclinic.json_types import JsonObject
 from polyclinic.models import build
 from polyclinic.randomness import torch_rng
-from polyclinic.runner.run.display import Display
 from polyclinic.runner.run.machine import device_of
+from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.run import run, threads
 from polyclinic.study import parse_study
 

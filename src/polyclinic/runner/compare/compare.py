@@ -20,7 +20,7 @@ from polyclinic.methods.shared.one_round import OneRound
 from polyclinic.registry import notice_once
 from polyclinic.run_folder import is_held, read_result
 from polyclinic.runner.compare.outcome import choose_baseline, summarise, write
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 from polyclinic.study import Study, parse_study
 from polyclinic.study.reading import changed_plugins, takes_from, unknown_elsewhere
 from polyclinic.study.study import apply_changes, fit_to_variants, is_default_generator, method_has_table, parse_sets

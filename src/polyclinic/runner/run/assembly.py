@@ -20,7 +20,6 @@ from polyclinic.errors import BadInput, WorkFailed
 from polyclinic.federation.call import Expected, OneOf
 from polyclinic.federation.collaborators import FederationSpec
 from polyclinic.federation.host import SiteHost
-from polyclinic.federation.ledger.archive import ParcelArchive
 from polyclinic.federation.ledger.keys import KeyRing
 from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.policy import Incoming, Policy
@@ -294,6 +293,11 @@ class Assembly:
         trainers = {site: networks[name] for site, name in self.backbones.items()}
         for site, optimizer in self.optimizers.items():
             trainers[site] = trainers.get(site, usual).with_optimizer(optimizer)
+        archive = None
+        if self.study.audit:
+            from polyclinic.federation.ledger.archive import ParcelArchive
+
+            archive = ParcelArchive(self.study.audit.keep_parcels, self.study.seed)
         return HostSpec(
             study=self.study,
             trainer=usual,
@@ -303,7 +307,7 @@ class Assembly:
             policy=self.policy or self._simulated_policy(),
             expected=self.expected,
             first_weights=self.first_weights,
-            archive=ParcelArchive(self.study.audit.keep_parcels, self.study.seed) if self.study.audit else None,
+            archive=archive,
             result_settings_json=self.result_settings_json,
             more_operations=more_operations(self.study, self.first_weights),
         )

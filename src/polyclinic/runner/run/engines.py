@@ -1,7 +1,6 @@
 """The engines of a run on this machine or on a cluster, made from the study's settings."""
 
 from polyclinic.engines.in_process import InProcess
-from polyclinic.engines.ray import Ray, Share
 from polyclinic.engines.worker_process import WorkerProcess, python_command
 from polyclinic.errors import BadInput
 from polyclinic.federation.collaborators import Engine
@@ -38,6 +37,8 @@ def in_process_engine(assembly: Assembly) -> Engine:
 
 def ray_engine(assembly: Assembly) -> Engine:
     """Sites in actors of Ray."""
+    from polyclinic.engines.ray import Ray, Share
+
     settings = assembly.study.engine
     usual = 0.0 if device_of(settings.device) == "cpu" else 0.25  # of a GPU, while a site works
     gpus = settings.gpus if settings.gpus is not None else usual

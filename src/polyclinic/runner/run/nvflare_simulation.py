@@ -18,7 +18,7 @@ from polyclinic.engines.worker_process import Outcome, WorkerProcess, python_com
 from polyclinic.errors import WorkFailed
 from polyclinic.run_folder import history_of, worker_lock
 from polyclinic.runner.run.assembly import Assembly, assemble_from
-from polyclinic.runner.run.display import Display
+from polyclinic.runner.run.recorder import Display
 
 # --- in the process that runs the study ---------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from polyclinic.federation.federation import Federation, Weights
 from polyclinic.json_types import JsonMapping, JsonObject, parse_json
 from polyclinic.privacy.account import summary
 from polyclinic.run_folder import check_whole
-from polyclinic.runner.evaluate.rounded_scores import rounding_intervals
 from polyclinic.runner.predict.model_file import digest_of_weights
 from polyclinic.runner.run import result_display
 from polyclinic.runner.run.assembly import Assembly
@@ -165,6 +164,8 @@ def final_metrics(federation: Federation, study: Study, models: Models, personal
         tables = _tables(split, score(study.task, replies) or {"pooled": {}, "mean": {}, "per_site": {}})
         if federation.engine.simulation or has_noised_scores(study):
             return tables
+        from polyclinic.runner.evaluate.rounded_scores import rounding_intervals
+
         sums = {reply.site: dict(reply.metrics) for reply in replies if reply.parcels and reply.metrics}
         found = rounding_intervals(study.task, federation.trainer.target, sums)
         if found:

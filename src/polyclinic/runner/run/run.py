@@ -26,12 +26,10 @@ from polyclinic.runner.predict.model_file import MODEL, card_of, digest_of_weigh
 from polyclinic.runner.predict.unlike_images import looks_of
 from polyclinic.runner.run import advice
 from polyclinic.runner.run.assembly import WEIGHTS, Assembly
-from polyclinic.runner.run.display import Display
 from polyclinic.runner.run.engines import check_engine, in_process_engine, ray_engine
-from polyclinic.runner.run.loggers import Loggers
 from polyclinic.runner.run.machine import device_of, keep_freed_memory
 from polyclinic.runner.run.method import ask_statistics, has_noised_scores, run_method
-from polyclinic.runner.run.recorder import Recorder
+from polyclinic.runner.run.recorder import Display, Recorder
 from polyclinic.runner.run.result import (
     Result,
     final_metrics,
@@ -192,7 +190,10 @@ def run_with(assembly: Assembly, engine: Engine, display: Display) -> dict[str, 
     try:
         federation.resume()
         recorder.rewind_history(federation.round)
-        recorder.loggers = Loggers(study, folder) if study.logging else None
+        if study.logging:
+            from polyclinic.runner.run.loggers import Loggers
+
+            recorder.loggers = Loggers(study, folder)
         display.started(study, parts.names, federation.round + 1)
         for sentence in advice.before(study, parts.info):
             federation.warn(sentence)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from polyclinic.runner.run import display as live
-from polyclinic.runner.run.display import FILE, Display, LiveFile
+from polyclinic.runner.run import recorder as live
+from polyclinic.runner.run.recorder import FILE, Display, LiveFile
 from polyclinic.runner.run.run import run
 
 
