@@ -116,11 +116,6 @@ def test_every_kind_is_listed_with_a_sentence_and_an_origin(capsys, kind):
     assert all(line.endswith("[polyclinic]") for line in lines)
 
 
-def test_a_word_that_is_no_kind_is_refused(capsys):
-    assert run_app(["list", "method"]) == 2
-    assert "did you mean 'methods'?" in capsys.readouterr().err
-
-
 def test_plugins_of_a_study_are_listed(capsys, tmp_path):
     study = tmp_path / "study.toml"
     study.write_text(

@@ -16,7 +16,6 @@ from polyclinic.cli import run_app
 from polyclinic.cli.app import app
 from polyclinic.cli.doctor import examine
 from polyclinic.data.cache import entries
-from polyclinic.study.reading import default_path
 
 ABOUT = ["Python", "torch", "memory", "disk", "cache", "extras", "ports", "clock", "permissions"]
 
@@ -164,22 +163,3 @@ PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a49444154789c63680000008200817f69d5390000"
     "000049454e44ae426082"
 )
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["run"],
-        ["run", str(default_path()), "--resume"],
-        ["compare", "--methods", "fedavg"],
-        ["tune", "--over", "optimizer.lr=0.1", "--budget", "1"],
-        ["report", "."],
-        ["report", ".", "--dossier"],
-    ],
-)
-def test_an_output_below_a_file_is_refused_in_one_sentence(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "draw.py").write_text("")
-    assert run_app([*command, "--out", "draw.py/x"]) == 2
-    assert "draw.py is a file, not a folder; name another place" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["draw.py"]

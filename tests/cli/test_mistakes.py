@@ -34,12 +34,13 @@ def draw_mistakes(top: Path) -> None:
     (top / "head.csv").write_text("path,label\n")
     for name in ("empty.csv", "empty.npz"):
         (top / name).write_text("")
-    for name in ("empty", "scans"):
+    for name in ("empty", "scans", "pictures"):
         (top / name).mkdir()
     pixels = rng.integers(0, 255, (50, 28, 28), dtype=np.uint8)
     for number in range(20):
         Image.fromarray(pixels[number]).save(top / "scans" / f"{number}.png")
-    Image.fromarray(pixels[0]).save(top / "one.png")
+    for name in ("one.png", "pictures/one.png"):
+        Image.fromarray(pixels[0]).save(top / name)
     (top / "scans" / "words.csv").write_text("path,label\n" + "".join(f"{n}.png,word{n}\n" for n in range(20)))
     grey, holes = pixels / 255, np.where(AT[:, None, None] == 3, np.nan, pixels / 255)
     archives = {
@@ -56,6 +57,7 @@ def draw_mistakes(top: Path) -> None:
         "two": (pixels[:2], AT[:2]),
         "films": (pixels.reshape(50, 1, 28, 28, 1), AT % 2),
         "objects": (np.array([{}] * 50), AT % 2),
+        "none": (pixels[:0], AT[:0]),
     }
     for name, (images, labels) in archives.items():
         np.savez(top / f"{name}.npz", images=images, labels=labels)
@@ -92,6 +94,8 @@ LOOKS = {
     "good.npz --site-column nope": "--site-column: good.npz has no 'nope'",
     "good.npz --site (": "--site: takes it out of names of files",
     "good.npz --method cwt": "leave the other flags out",
+    "pictures": "1 images, and nothing says what they show; put them into a folder per class",
+    "none.npz": "'images' holds no image; save the images",
 }
 #: of `study check own.toml --set`
 CHECKS = {
@@ -126,6 +130,24 @@ CHECKS = {
     "engine.name=carrier-pigeon": "engine.name: must be 'in-process'",
     "colour.x=1": "colour: no such table",
     "rounds": "--set rounds: write it as table.setting=value",
+}
+#: of `privacy`
+PRIVACY = {
+    "": "--samples",
+    "--samples 100 --noise 1": "--epochs",
+    "--samples 100 --epochs 1": "--noise",
+    "--samples 100 --target-epsilon 1": "--target-epsilon",
+    "--samples 100 --noise 0 --epochs 1": "no privacy",
+    "--samples 100 --noise 1 --epochs 0": "--epochs",
+    "--samples 0 --noise 1 --epochs 1": "samples",
+    "--samples 100 --noise 1 --epochs 1 --delta 2": "delta",
+    "--samples 100 --noise 1 --epochs 1 --accountant gdp": "choose one of rdp, prv",
+    "--samples 100 --epochs 1 --target-epsilon -1": "--target-epsilon",
+    "--curve picture.txt": ".png",
+    "--curve /no/such/folder/picture.png --epochs 2": "--curve",
+    "--curve picture.png --sizes many": "--sizes",
+    "--curve picture.png --sizes 0,5": "--sizes",
+    "--samples many": "samples",
 }
 COMMANDS = {
     "fly": "fly",
@@ -180,10 +202,19 @@ COMMANDS = {
     "forgetting none": "is not a run folder",
     "new-plugin /proc/x": "/proc cannot be written",
     "list nope": "KIND: no such choice: 'nope'; choose one of methods",
+    "list method": "did you mean 'methods'?",
+    "run --out study.toml/x": "study.toml is a file, not a folder; name another place",
+    "run study.toml --resume --out study.toml/x": "study.toml is a file, not a folder; name another place",
+    "compare --methods fedavg --out study.toml/x": "study.toml is a file, not a folder; name another place",
+    "tune --over optimizer.lr=0.1 --budget 1 --out study.toml/x": "is a file, not a folder; name another place",
+    "report . --out study.toml/x": "study.toml is a file, not a folder; name another place",
+    "report . --dossier --out study.toml/x": "study.toml is a file, not a folder; name another place",
+    "audit study --budget huge": "--budget: no such choice: 'huge'",
 }
 MISTAKES = [
     *[(f"study new s.toml --for {flags}", words) for flags, words in LOOKS.items()],
     *[(f"study check own.toml --set {one}", words) for one, words in CHECKS.items()],
+    *[(f"privacy {flags}", words) for flags, words in PRIVACY.items()],
     *COMMANDS.items(),
 ]
 

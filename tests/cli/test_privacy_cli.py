@@ -7,7 +7,6 @@ import tomllib
 from pathlib import Path
 
 import matplotlib.image
-import pytest
 
 from polyclinic.cli import run_app
 from polyclinic.privacy.epsilon import compute_epsilon, curves
@@ -61,33 +60,6 @@ def test_the_curves_are_the_accountants_and_fall_with_the_number_of_images():
     assert found[200][-1] == (20, compute_epsilon(32 / 200, 0.7, 125, 1 / 200))
     assert all(small[1] > large[1] for small, large in zip(found[200], found[1000], strict=True))
     assert [epsilon for _, epsilon in found[200]] == sorted(epsilon for _, epsilon in found[200])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ([], "--samples"),
-        (["--samples", "100", "--noise", "1"], "--epochs"),
-        (["--samples", "100", "--epochs", "1"], "--noise"),
-        (["--samples", "100", "--target-epsilon", "1"], "--target-epsilon"),
-        (["--samples", "100", "--noise", "0", "--epochs", "1"], "no privacy"),
-        (["--samples", "100", "--noise", "1", "--epochs", "0"], "--epochs"),
-        (["--samples", "0", "--noise", "1", "--epochs", "1"], "samples"),
-        (["--samples", "100", "--noise", "1", "--epochs", "1", "--delta", "2"], "delta"),
-        (["--samples", "100", "--noise", "1", "--epochs", "1", "--accountant", "gdp"], "choose one of rdp, prv"),
-        (["--samples", "100", "--epochs", "1", "--target-epsilon", "-1"], "--target-epsilon"),
-        (["--curve", "picture.txt"], ".png"),
-        (["--curve", "/no/such/folder/picture.png", "--epochs", "2"], "--curve"),
-        (["--curve", "picture.png", "--sizes", "many"], "--sizes"),
-        (["--curve", "picture.png", "--sizes", "0,5"], "--sizes"),
-        (["--samples", "many"], "samples"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_exit_code_2(arguments, named, capsys):
-    assert run_app(["privacy", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert named in said
-    assert said.count("\n") == 1
 
 
 GUIDE = Path(__file__).parents[2] / "docs" / "privacy.md"

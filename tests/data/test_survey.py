@@ -192,12 +192,6 @@ def test_folders_of_patients_are_not_taken_for_classes(tmp_path, names, message)
         survey(draw_patients(tmp_path, names))
 
 
-def test_images_that_nothing_says_anything_about_are_refused(tmp_path):
-    draw(tmp_path / "a.png")
-    with pytest.raises(BadInput, match="1 images, and nothing says what they show; put them into a folder per class"):
-        survey(tmp_path)
-
-
 def test_label_skew_is_not_offered_for_masks(tmp_path, capsys):
     assert run_app(["study", "new", str(tmp_path / "s.toml"), "--source", "brain-phantom"]) == 0
     assert load_study(tmp_path / "s.toml").sites.partition == "iid"

@@ -234,9 +234,3 @@ def test_masks_are_found_beside_their_images(tmp_path, layout):
         draw(tmp_path / "0_seg.png")
         with pytest.raises(BadInput, match=r"several masks lie beside one image, such as in .*0_.*; keep the one"):
             survey(tmp_path)
-
-
-def test_an_archive_without_images_is_refused(tmp_path, capsys):
-    np.savez(tmp_path / "a.npz", images=np.zeros((0, 28, 28), np.uint8), labels=np.zeros(0, int))
-    assert run_app(["study", "new", str(tmp_path / "s.toml"), "--for", str(tmp_path / "a.npz")]) == 2
-    assert "a.npz: 'images' holds no image; save the images" in capsys.readouterr().err
