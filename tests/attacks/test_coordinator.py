@@ -113,14 +113,11 @@ def test_images_come_back(attack, backbone, size):
     assert found.by_chance == 0
 
 
-def test_bins_that_are_alone_give_the_image_to_the_last_digits():
+def test_bins_that_are_alone_give_the_image_to_the_last_digits_and_honest_weights_nothing():
     full, weak = attacked(Imprint()), attacked(Imprint(strength=0.1))
     assert full.psnr > 100
     assert weak.images < full.images
     assert attacked(Imprint(measure="random", seed=1)).images >= 3
-
-
-def test_honest_weights_give_nothing():
     honest = network("cnn-64-128-64-32", 16)
     found = Imprint().recover(gradient(honest, IMAGES, LABELS), honest, PUBLIC)
     assert identified(found, IMAGES, OTHERS, least=25.0).images == 0

@@ -110,7 +110,7 @@ def encoder() -> nn.Module:
     return network.eval()
 
 
-def test_other_images_are_enough(encoder):
+def test_other_images_are_enough_and_latents_of_others_point_nowhere(encoder):
     own, truth, others = images(128, "own"), images(24, "truth"), images(100, "others")
     found = LearnedDecoder(**FAST).decode(encode_images(encoder, truth), encoder, own)
     guess = (found.guess - truth).square().mean()
@@ -118,10 +118,7 @@ def test_other_images_are_enough(encoder):
     picked = pick_out(found.images, truth, others)
     assert picked.among == 124
     assert picked.share > 0.8
-
-
-def test_latents_of_other_images_point_nowhere(encoder):
-    """Under the null, the right one of 124 is picked by chance."""
+    # Under the null, the right one of 124 is picked by chance.
     own, truth, others = images(64, "own"), images(24, "truth"), images(100, "others")
     found = LearnedDecoder(**{**FAST, "steps": 40}).decode(encode_images(encoder, images(24, "else")), encoder, own)
     assert pick_out(found.images, truth, others).right <= 2

@@ -122,15 +122,12 @@ def test_parcels_of_latents_in_every_precision(precision: str):
     assert found.score(truth).psnr.min() > 25
 
 
-def test_activations_of_a_parcel_are_read_as_they_are():
+def test_activations_are_read_as_they_are_and_latents_of_another_encoder_refused():
     front, _ = split(network(), "conv1")
     sent = front(images(3)).detach()
     assert torch.equal(read_latents(Parcel("activations", {"activations": sent})), sent)
     with pytest.raises(BadInput, match="holds no latents"):
         read_latents(Parcel("weights", {"weights": torch.zeros(1)}))
-
-
-def test_latents_of_another_encoder_are_refused():
     front, _ = split(network(), "conv1")
     with pytest.raises(BadInput, match="the encoder and the image shape"):
         LatentInversion().run(torch.zeros(2, 64, 5, 5), front, (1, SIZE, SIZE))

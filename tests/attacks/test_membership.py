@@ -34,14 +34,11 @@ def labels(count: int, name: str) -> Tensor:
     return torch.randint(2, (count,), generator=torch_rng("membership", "labels", name))
 
 
-def test_hits_at_one_percent_of_false_alarms():
+def test_hits_at_few_false_alarms_and_a_perfect_separation_by_hand():
     others = np.arange(200.0)  # 2 may be false alarms: a threshold of 197 lets 198 and 199 through
     members = np.array([197.0, 197.5, 150.0, 300.0])
     assert separation(members, others).hits == 0.5
     assert separation(members, others[:99]).hits == 1.0
-
-
-def test_perfect_separation_is_no_certainty_with_few_images():
     found = separation(np.arange(10.0) + 100, np.arange(20.0))
     assert found.auc == 1
     assert found.auc_low == pytest.approx(0.7, abs=0.001)
@@ -66,7 +63,7 @@ def test_scores_that_are_none_are_refused(scores: np.ndarray):
         separation(scores, np.array([1.0, 2.0]))
 
 
-def test_a_generator_that_mirrors_its_training_images_is_found():
+def test_a_generator_that_mirrors_its_training_images_is_found_and_one_of_others_not():
     members, others = images(60, "members"), images(60, "others")
     noise = torch.randn(members.shape, generator=torch_rng("membership", "noise"))
     synthetic = (members.flip(-1) + 0.05 * noise).clamp(0, 1)
@@ -77,9 +74,6 @@ def test_a_generator_that_mirrors_its_training_images_is_found():
     assert found.features == "pixels"
     unturned = NearestSynthetic(turn=False).run(synthetic, members, others, Pixels())
     assert unturned.separation.auc < 0.75
-
-
-def test_a_generator_of_other_images_is_not():
     members, others, synthetic = images(80, "members"), images(80, "others"), images(100, "synthetic")
     found = NearestSynthetic().run(synthetic, members, others, Pixels())
     assert not found.verdict().leak
@@ -189,7 +183,7 @@ def test_every_image_is_inside_half_of_the_shadow_models(count: int, pool: int):
     assert torch.equal(inside, shadow_memberships(count, pool, seed=1))
 
 
-def test_likelihood_ratio_by_hand():
+def test_likelihood_ratio_and_log_odds_by_hand():
     shadows = torch.tensor([[3.0], [5.0], [0.0], [2.0]])
     inside = torch.tensor([[True], [True], [False], [False]])
     # inside: mean 4, variance 2; outside: mean 1, variance 2
@@ -201,9 +195,6 @@ def test_likelihood_ratio_by_hand():
     wider = torch.tensor([[2.0], [6.0], [0.0], [2.0]])
     density = [stats.norm(mean, variance**0.5).logpdf(3.5) for mean, variance in ((4, 8), (1, 2))]
     assert lira(torch.tensor([3.5]), wider, inside)[0] == pytest.approx(density[0] - density[1])
-
-
-def test_log_odds_by_hand():
     found = log_odds(torch.tensor([[1.0, 3.0, 0.0]]), torch.tensor([1]))
     p = np.exp(3) / (np.exp(1) + np.exp(3) + 1)
     assert float(found) == pytest.approx(np.log(p / (1 - p)), rel=1e-6)

@@ -78,15 +78,12 @@ def test_distances_are_those_of_the_images_that_are_returned():
     assert (found.distances <= once.distances + 1e-6).all()
 
 
-def test_an_image_is_projected_the_same_in_any_company():
+def test_a_projection_is_the_same_in_any_company_and_whoever_is_a_member():
     space, targets = spanned(images(8, "a")), images(5, "b")
     together = FREE.run(space, targets, Pixels())
     one_by_one = Projection(conditional=False, iterations=150, starts=16, at_once=1).run(space, targets, Pixels())
     torch.testing.assert_close(together.distances, one_by_one.distances, rtol=1e-3, atol=1e-6)
     assert torch.equal(together.distances, FREE.run(space, targets, Pixels()).distances)
-
-
-def test_who_is_a_member_changes_no_projection():
     space, members, others = spanned(images(8, "a")), images(6, "b"), images(6, "c")
     found, swapped = (FREE.compare(space, *sets, Pixels()) for sets in ((members, others), (others, members.flip(0))))
     torch.testing.assert_close(found.members.images, swapped.held_out.images.flip(0))

@@ -246,16 +246,13 @@ def test_what_shows_nothing_points_to_nobody(found):
     assert not score_sets(sets, torch.cat([one.held_out for one in sets])).verdict(0.001).leak
 
 
-def test_the_mean_of_a_class_is_no_leak():
+def test_the_mean_of_a_class_is_no_leak_nor_a_held_out_image_that_is_the_same():
     """Classes differ: the mean of a class is nearer to its images than the mean of all, and everybody knows it."""
     dark, bright = 0.3 * pictures(48, "dark"), 0.3 * pictures(48, "bright") + 0.7
     sets = [ComparedSet(one.mean(0, keepdim=True), one[:8], one[8:]) for one in (dark, bright)]
     result = score_sets(sets, torch.cat([one.held_out for one in sets]))
     assert not result.recovered.any()
     assert result.identified.chance > 0.01
-
-
-def test_a_held_out_image_that_is_the_same_is_meant():
     own = pictures(1, "own")
     assert identify_in_classes([ComparedSet(own, own, torch.cat([own, pictures(9, "others")]))]).count == 0
 
@@ -333,9 +330,6 @@ def test_leverage_by_hand():
     inside, outside = leverage(torch.diag(torch.tensor([4.0, 1.0, 0.0])), torch.tensor([[2.0, 0, 0], [1.0, 0, 1.0]]))
     assert inside.tolist() == pytest.approx([1.0, 0.25])
     assert outside.tolist() == pytest.approx([0.0, 0.5])
-
-
-def test_moments_of_other_features_are_refused():
     with pytest.raises(BadInput, match="no square of the 3 features"):
         leverage(torch.eye(2), torch.ones(1, 3))
 

@@ -226,7 +226,7 @@ def test_the_network_that_the_site_was_sent_stays_as_it_was(trained):
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
 
 
-def test_a_search_starts_at_the_attackers_mean_image_where_it_has_images(trained):
+def test_a_search_starts_at_the_attackers_mean_image_and_doubts_what_was_augmented(trained):
     seen, truth = trained
     search = with_start(AttackPlan(seen), truth)
     assert search.settings.start == "given"
@@ -234,9 +234,6 @@ def test_a_search_starts_at_the_attackers_mean_image_where_it_has_images(trained
     assert "held-out images of the other sites" in search.assumed[-1]
     without = replace(seen.tools, threat=seen.tools.threat.model_copy(update={"granted": frozenset()}))
     assert with_start(AttackPlan(replace(seen, tools=without)), truth).settings.start != "given"
-
-
-def test_after_augmentation_nobody_knows_the_loss_of_the_true_images(trained):
     seen, truth = trained
     search = with_start(AttackPlan(seen), truth)
     study = seen.tools.assembly.study.with_settings({"optimizer.augment": ["flip"]})

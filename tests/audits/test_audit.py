@@ -133,12 +133,9 @@ def test_a_broken_chain_is_refused(audited):
         audit(folder)
 
 
-def test_a_run_that_kept_nothing_gets_one_sentence(tiny, undisturbed):
+def test_a_folder_that_is_no_run_or_kept_nothing_gets_one_sentence(tiny, undisturbed, tmp_path):
     done = undisturbed(tiny("fedavg", {"sites.count": 2}, rounds=1))
     with pytest.raises(BadInput, match=r"kept no parcels to attack; .* --set audit.keep_parcels=1$"):
         audit(done.folder)
-
-
-def test_what_is_no_run_folder_is_said(tmp_path):
     with pytest.raises(BadInput, match="is not a run folder"):
         audit(tmp_path)

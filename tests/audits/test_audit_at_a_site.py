@@ -64,21 +64,15 @@ def test_it_finds_what_an_audit_of_the_simulated_run_finds(kit: Path, tiny, undi
     assert words[0] == words[1]
 
 
-def test_a_kit_without_the_study_asks_for_it(kit: Path, tmp_path: Path):
-    (kit / "runs" / RUN / "study.toml").rename(tmp_path / "study.toml")
-    with pytest.raises(BadInput, match=r"ask the coordinator for its study.toml, and name that file with --study$"):
-        audit(kit / "runs" / RUN)
-    assert audit(kit / "runs" / RUN, study=tmp_path / "study.toml")["verdicts"]["weights"]["words"]
-
-
-def test_the_coordinators_folder_sends_one_to_the_sites(kit: Path, tmp_path: Path):
+def test_what_a_kit_cannot_do_alone_is_said(kit: Path, tmp_path: Path):
     fetched = tmp_path / "fetched"
     fetched.mkdir()
     shutil.copy(kit / "runs" / RUN / "study.toml", fetched)
     with pytest.raises(BadInput, match=r"are at its sites; each audits its own part, with `polyclinic audit KIT/runs"):
         audit(fetched)
-
-
-def test_a_site_alone_cannot_run_the_study_again(kit: Path):
     with pytest.raises(BadInput, match=r"^--grid: runs the study again with all its sites"):
         grid(kit / "runs" / RUN)
+    (kit / "runs" / RUN / "study.toml").rename(tmp_path / "study.toml")
+    with pytest.raises(BadInput, match=r"ask the coordinator for its study.toml, and name that file with --study$"):
+        audit(kit / "runs" / RUN)
+    assert audit(kit / "runs" / RUN, study=tmp_path / "study.toml")["verdicts"]["weights"]["words"]

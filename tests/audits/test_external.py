@@ -24,20 +24,14 @@ def update() -> Update:
     return plant(Update(network, before, before, settings, (1, 8, 8), 2), IMAGES[:1])
 
 
-def test_the_true_image_explains_the_update_and_others_do_not(update):
+def test_the_true_image_explains_the_update_and_what_does_not_leaves_a_doubt(update):
     found = distances(update, IMAGES)
     assert float(found[0]) < 1e-4
     assert float(found[1:].min()) > 100 * float(found[0])
-
-
-def test_a_search_that_had_not_ended_leaves_a_doubt(update):
     assert "had not ended" in doubt_about(update, IMAGES[:1], IMAGES[1:2])
     assert "had not ended" in doubt_about(update, IMAGES[:1], torch.full_like(IMAGES[:1], torch.nan))
     assert doubt_about(update, IMAGES[:1], IMAGES[:1]) == ""
-
-
-def test_images_that_the_site_did_not_use_are_no_evidence(update):
-    """The search found the image, and it is not in the folder that was named."""
+    # The search found the image, and it is not in the folder that was named.
     assert "none of --images does" in doubt_about(update, IMAGES[1:], IMAGES[:1])
 
 

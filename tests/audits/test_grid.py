@@ -22,16 +22,13 @@ def _hurried(hurry) -> None:
     hurry()
 
 
-def test_a_sum_is_weighted_by_images():
+def test_sums_are_weighted_by_images_and_whole_numbers_added():
     first = Parcel("gradients", {"w": torch.tensor([1.0, 2.0])}, {"samples": 1})
     second = Parcel("gradients", {"w": torch.tensor([5.0, 2.0])}, {"samples": 3})
     mean = mean_parcel([first, second])
     assert mean.tensors["w"].tolist() == [4.0, 2.0]
     assert mean.metadata["samples"] == 4
-
-
-def test_a_secure_sum_of_products_of_features_is_their_sum():
-    """What the coordinator of a one-round method opens, and what its audit attacks: whole numbers, added."""
+    # What the coordinator of a one-round method opens, and what its audit attacks: whole numbers, added.
     each = [moments(np.full((count, 2), 0.5, np.float32), torch.ones(count, 1).double()) for count in (3, 5)]
     parcels = [Parcel("statistics", one.tensors(), {"samples": one.count}) for one in each]
     together = mean_parcel(parcels)

@@ -154,15 +154,12 @@ def test_the_model_of_a_round_in_between_is_asked_about_members(released):
     assert report["level"] == pytest.approx(0.01 / (2 * 7 + 3))  # its tests have their part of the level
 
 
-def test_a_round_that_is_attacked_anyway_is_not_asked_twice(released):
+def test_a_round_that_is_attacked_anyway_is_not_asked_twice_and_a_damaged_result_names_none(released):
     assembly, lines = open_run(released)
     chosen = parcels_to_audit(released, assembly.study, lines, "quick", ("weights",), ())
     for round, asked in ((1, 0), (2, 1), (3, 0)):
         say_best(released, round)
         assert len(released_models(released, assembly, chosen)) == asked
-
-
-def test_a_result_that_cannot_be_read_names_no_round(released):
     assert best_round(released) is not None
     (released / "result.json").write_text("{")
     assert best_round(released) is None

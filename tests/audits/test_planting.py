@@ -57,7 +57,7 @@ def seen() -> Seen:
     return Seen("north", parcel, (parcel,), lambda kind: {}, 1, 0, tools)
 
 
-def test_leaning_images_are_as_weak_as_they_may_be(seen, truth):
+def test_leaning_images_are_as_weak_as_they_may_be_and_too_few_plant_nothing(seen, truth):
     made = torch.from_numpy(images(30, "made"))
     (planted,) = planted_leaning(seen, truth_of_held_out(truth, 40), made)
     leaning = planted.seen.parcel.tensors["images"]
@@ -68,9 +68,6 @@ def test_leaning_images_are_as_weak_as_they_may_be(seen, truth):
     assert planted.question == "membership"
     held_out = {image.tobytes() for split in (truth.data.validation, truth.data.test) for image in split.images}
     assert {image.tobytes() for image in planted.truth.data.train.images} <= held_out
-
-
-def test_too_few_held_out_images_plant_nothing(seen, truth):
     few = Truth([], SiteData("north", truth.data.train, part(10, "few"), part(0, "none")), 0)
     assert planted_leaning(seen, truth_of_held_out(few, 40), torch.from_numpy(images(30, "made"))) == []
 
@@ -138,7 +135,7 @@ def model():
     return VQVAE2(**SMALL).build(channels=1, size=28, target=Target(classes=("a", "b")), seed=0)
 
 
-def test_planted_codes_are_read_as_a_sites_own(model):
+def test_planted_codes_are_read_as_a_sites_own_and_too_few_images_plant_none(model):
     tools = SimpleNamespace(
         effort=SimpleNamespace(candidates=10), seed=0, assembly=SimpleNamespace(study=SimpleNamespace(in_latents=False))
     )
@@ -158,9 +155,6 @@ def test_planted_codes_are_read_as_a_sites_own(model):
     assert planted.seen.companion("generator") is sent[2]
     held_out = {one.tobytes() for split in (truth.data.validation, truth.data.test) for one in split.images}
     assert {one.tobytes() for one in planted.truth.data.train.images} <= held_out
-
-
-def test_too_few_held_out_images_plant_no_codes(model):
     tools = SimpleNamespace(effort=SimpleNamespace(candidates=10), seed=0)
     few = Truth([], SiteData("north", coded_part(20, "train"), coded_part(3, "validation"), coded_part(0, "test")), 0)
     assert planted_codes(Seen("north", None, (), dict, 1, 0, tools), few, model) == []

@@ -79,27 +79,21 @@ def test_withstood_is_earned_by_finding_what_was_planted(power, doubt, word):
     assert found["why"]
 
 
-def test_one_question_without_an_answer_leaves_a_kind_not_tested():
+def test_one_question_or_parcel_that_is_open_is_not_hidden_by_another():
     good = finding("inversion", WITHSTOOD, "none", power=[planted(True)])
     for missing, word in ((gap("membership"), NOT_TESTED), (gap("membership", excluded=True), WITHSTOOD)):
         found = verdicts([parcel(good, not_tried=(missing,))], lines("weights", 1))["weights"]
         assert found["verdict"] == word
         assert found["questions"]["images"]["verdict"] == WITHSTOOD
-
-
-def test_one_parcel_that_was_not_tested_is_not_hidden_by_another():
     good = parcel(finding("inversion", WITHSTOOD, "none", power=[planted(True)]))
     weak = parcel(finding("inversion", NOT_TESTED, "none", power=[planted(False)]))
     assert verdicts([good, good], lines("weights", 2))["weights"]["verdict"] == WITHSTOOD
     assert verdicts([good, weak], lines("weights", 2))["weights"]["verdict"] == NOT_TESTED
 
 
-def test_what_was_not_tried_is_said():
+def test_what_nobody_tried_or_attacked_is_said():
     found = verdicts([parcel(finding("inversion", NOT_TESTED, "none"), not_tried=(gap(),))], lines("weights", 6))
     assert found["weights"]["not_tried"] == ["other: it lacks something", "5 of 6 parcels that left"]
-
-
-def test_kinds_that_nobody_attacked_are_no_clean_bill():
     found = verdicts([], {**lines("latents", 2), "site-2": [{"kind": "metrics"}, {"kind": "labels"}, {"kind": "keys"}]})
     assert found["latents"]["verdict"] == NOT_TESTED
     assert found["latents"]["words"] == "no parcel of this kind was attacked"

@@ -81,7 +81,7 @@ def test_momentum_that_a_site_kept_is_not_known(opened):
     assert last.assumed[0].endswith("(without the momentum that the site kept)")
 
 
-def test_a_sum_is_scored_with_every_sites_own_images(opened):
+def test_a_sum_is_of_every_sites_images_and_batch(opened):
     tools, (first, second) = opened("fedavg", {"audit.secure_sum": True}, local_steps=1)
     target = AuditedParcel({"site-1": first[0], "site-2": second[0]}, 0)
     seen, truth = target.seen(tools), target.truth(tools)
@@ -92,9 +92,6 @@ def test_a_sum_is_scored_with_every_sites_own_images(opened):
     assert torch.equal(truth.images(truth.used), expected)
     assert int((truth.used < truth.own).sum()) == len(parts[0].used)
     assert not attack_updates.AttackPlan(seen).exact  # two sites' steps are no steps after each other
-
-
-def test_a_sum_of_gradients_is_over_every_sites_batch(opened):
     tools, (first, second) = opened("fedsgd", {"audit.secure_sum": True}, batch="mini")
     alone, _ = of_site(tools, first[0])
     summed = AuditedParcel({"site-1": first[0], "site-2": second[0]}, 0).seen(tools)

@@ -32,7 +32,7 @@ def test_points_stand_for_the_nearest_codes():
     torch.testing.assert_close(points.grad[0], torch.tensor([spreads[0]] * 2 + [2 * spreads[1]] * 4))
 
 
-def test_points_are_drawn_among_the_codes():
+def test_points_are_drawn_among_the_codes_or_pass_through_a_mapping():
     found = space()
     points = found.draw(50, torch_rng("codes"))
     assert points.shape == (50, 6)
@@ -40,9 +40,6 @@ def test_points_are_drawn_among_the_codes():
     assert set(high.flatten().round(decimals=3).tolist()) == {0, 4}
     assert set(low.flatten().round(decimals=3).tolist()) == {1, 3, 9}
     assert CodeSpace(lambda vectors: vectors, [torch.ones(2, 1)], (1,)).spreads == [1.0]
-
-
-def test_gaussian_points_may_pass_through_a_mapping():
     plain = GaussianSpace(lambda z, labels: z, 3)
     points = plain.draw(4, torch_rng("z"))
     assert torch.equal(points, torch.randn(4, 3, generator=torch_rng("z")))

@@ -41,22 +41,16 @@ def take(batches, number: int) -> tuple[Tensor, Tensor]:
     return torch.cat(images), torch.cat(labels)
 
 
-def test_a_stream_of_codes_gives_every_decoded_image_once_a_pass_with_its_label(model, images):
+def test_streams_and_buffers_of_codes_are_every_decoded_image_once_by_the_decoder_as_it_was(model, images):
     source = FromCodes(model, model.encode(images), torch.arange(10))
     made, labels = take(stream(source, 5, rng(1)), 4)
     assert sorted(labels[:10].tolist()) == list(range(10)) == sorted(labels[10:].tolist())
     assert labels[:10].tolist() != labels[10:].tolist()
     assert torch.equal(made, model.decode(model.encode(images))[labels].float() / 255)
-
-
-def test_a_buffer_replays_the_same_images_as_the_stream_of_codes(model, images):
     source = FromCodes(model, model.encode(images), LABELS)
     buffer = fill(source, rng(7))
     for one, other in zip(take(stream(source, 4, rng(1)), 5), take(stream(buffer, 4, rng(1)), 5), strict=True):
         assert torch.equal(one, other)
-
-
-def test_replay_is_of_the_decoder_as_it_was(model, images):
     source = FromCodes(model, model.encode(images), LABELS)
     before = source.images(torch.arange(10), rng())
     model.fit_codes(images, rng(5))

@@ -54,16 +54,13 @@ def test_kernel_distance_by_hand():
     assert kernel_distance(a, b) == pytest.approx(1 + 27 - 2 * (1 + 1 + 8 + 27) / 4)
 
 
-def test_precision_and_recall_by_hand():
+def test_precision_and_recall_by_hand_at_the_edge_of_a_ball_too():
     real = torch.tensor([[0.0], [1.0], [2.0], [10.0]])  # radii to the nearest other: 1, 1, 1, 8
     made = torch.tensor([[0.5], [20.0]])  # radii: 19.5, 19.5
     found = precision_recall(real, made, neighbours=1)
     # 0.5 lies in the balls of 0 and 1; 20 in none; recall: both balls of made are large and hold all real ones
     assert found == {"precision": 0.5, "recall": 1.0, "density": 1.0, "coverage": 0.5}
-
-
-def test_a_vector_on_the_edge_of_a_ball_is_inside():
-    """Kynkäänniemi's equation 1 has <=. Real at 0, 1, 2, 10 with k = 1: 3 lies on the edge of the ball of 2."""
+    # Kynkäänniemi's equation 1 has <=. Real at 0, 1, 2, 10 with k = 1: 3 lies on the edge of the ball of 2.
     real, made = torch.tensor([[0.0], [1.0], [2.0], [10.0]]), torch.tensor([[3.0], [40.0]])
     found = precision_recall(real, made, neighbours=1)
     assert found["precision"] == 0.5

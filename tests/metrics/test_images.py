@@ -24,11 +24,19 @@ def pictures(*shape: int, name: str = "a") -> torch.Tensor:
     return torch.rand(*shape, generator=torch_rng("scoring", name), dtype=torch.float64)
 
 
-def test_error_and_psnr_by_hand():
+def test_errors_and_psnr_by_hand():
     truth, found = torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2)
     found[0, 0, 0, 0] = 0.2
     assert mean_squared_error(found, truth).tolist() == pytest.approx([0.01, 0.0])
     assert psnr(found, truth).tolist() == [pytest.approx(20.0, abs=1e-4), math.inf]
+    errors = torch.tensor([1.0, 0.1, 1e-15, 0.0], dtype=torch.float64)
+    assert psnr_from_error(errors, most=120).tolist() == pytest.approx([0, 10, 120, 120])
+    assert psnr_from_error(errors).tolist() == [pytest.approx(0), pytest.approx(10), pytest.approx(150), math.inf]
+    assert float(psnr_from_error(100 * errors[0], data_range=10)) == pytest.approx(0)
+    black = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
+    grey = torch.stack([black[0] + 51, black[0]])  # errors 0.2 squared and 0
+    assert pooled_psnr(black, grey, data_range=255) == pytest.approx(-10 * math.log10(0.04 / 2))
+    assert pooled_psnr(black, black, data_range=255) == pytest.approx(MOST_DECIBELS)
 
 
 def test_psnr_is_monais_and_that_of_bytes_the_same():
@@ -37,20 +45,6 @@ def test_psnr_is_monais_and_that_of_bytes_the_same():
     a, b = ((255 * one).round().to(torch.uint8) for one in (a, b))
     assert psnr(a, b, data_range=255).tolist() == pytest.approx(psnr(a / 255, b / 255).tolist())
     assert pooled_psnr(a, b, data_range=255) == pytest.approx(pooled_psnr(a / 255, b / 255))
-
-
-def test_pooled_psnr_is_of_the_mean_error_and_not_the_mean_psnr():
-    black = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
-    grey = torch.stack([black[0] + 51, black[0]])  # errors 0.2 squared and 0
-    assert pooled_psnr(black, grey, data_range=255) == pytest.approx(-10 * math.log10(0.04 / 2))
-    assert pooled_psnr(black, black, data_range=255) == pytest.approx(MOST_DECIBELS)
-
-
-def test_psnr_from_errors_by_hand():
-    errors = torch.tensor([1.0, 0.1, 1e-15, 0.0], dtype=torch.float64)
-    assert psnr_from_error(errors, most=120).tolist() == pytest.approx([0, 10, 120, 120])
-    assert psnr_from_error(errors).tolist() == [pytest.approx(0), pytest.approx(10), pytest.approx(150), math.inf]
-    assert float(psnr_from_error(100 * errors[0], data_range=10)) == pytest.approx(0)
 
 
 def test_ssim_is_monais_with_a_window_of_11():
@@ -81,14 +75,11 @@ def images(count: int) -> torch.Tensor:
     return torch.randint(0, 256, (count, 1, 6, 6), generator=torch_rng("pca", count), dtype=torch.uint8)
 
 
-def test_components_keep_distances_of_images_that_they_span():
+def test_components_keep_distances_and_are_scikit_learns_up_to_the_sign():
     at = principal_components(images(12), 50).project(images(12))
     assert at.shape == (12, 11)
     flat = images(12).flatten(1).float() / 255
     torch.testing.assert_close(torch.cdist(at, at), torch.cdist(flat, flat), rtol=1e-3, atol=1e-3)
-
-
-def test_coordinates_are_scikit_learns_up_to_the_sign():
     known, other = images(40), images(9)
     ours = principal_components(known, 5).project(other).numpy()
     theirs = PCA(5, svd_solver="full").fit(known.flatten(1).numpy() / 255).transform(other.flatten(1).numpy() / 255)

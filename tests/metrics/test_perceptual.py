@@ -75,11 +75,14 @@ def test_distance_is_zero_symmetric_and_grows_with_damage(default: PerceptualDis
     torch.testing.assert_close(there, back)
 
 
-def test_small_images_are_enlarged_and_keep_their_proportions():
+def test_small_images_are_enlarged_and_pixels_are_the_mean_squared_error():
     assert prepare_images(torch.zeros(1, 1, 28, 42)).shape == (1, 3, 64, 96)
     image = clouds(1, size=32)
     expected = F.interpolate(image, size=64, mode="bilinear", align_corners=False)
     torch.testing.assert_close(prepare_images(image)[:, :1], expected)
+    first, second = clouds(2, channels=3), clouds(2, channels=3, name="other")
+    expected = (first - second).square().flatten(1).mean(1)
+    torch.testing.assert_close(Pixels()(first, second), expected)
 
 
 def test_embedding_gives_the_distance_and_its_name(default: PerceptualDistance):
@@ -99,12 +102,6 @@ def test_gradients_are_finite_even_on_a_black_image(default: PerceptualDistance)
         distance(black, clouds(1, size=28)).sum().backward()
         assert black.grad is not None
         assert black.grad.isfinite().all()
-
-
-def test_pixels_are_the_mean_squared_error():
-    first, second = clouds(2, channels=3), clouds(2, channels=3, name="other")
-    expected = (first - second).square().flatten(1).mean(1)
-    torch.testing.assert_close(Pixels()(first, second), expected)
 
 
 @pytest.mark.parametrize("images", [torch.zeros(1, 2, 64, 64), torch.zeros(3, 64, 64)])

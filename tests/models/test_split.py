@@ -94,14 +94,11 @@ def test_splitting_draws_no_random_number_and_leaves_the_model_as_it_was():
     assert rest.cuts == ("conv2",)
 
 
-def test_an_unknown_cut_is_named_with_the_cuts_there_are():
+def test_an_unknown_cut_and_parts_that_do_not_meet_are_refused():
     with pytest.raises(BadInput, match=r"model\.cut: lenet5 has no cut 'layer1'; choose one of conv1, conv2"):
         models.split(network("lenet5"), "layer1")
     with pytest.raises(BadInput, match=r"no cut 'head'"):
         models.split(network("lenet5"), "head")
-
-
-def test_parts_that_do_not_meet_are_refused():
     front, _ = models.split(network("small-cnn"), "conv1")
     _, rest = models.split(network("small-cnn"), "conv2")
     with pytest.raises(BadInput, match=r"model\.cut: small-cnn up to 'conv1' and small-cnn from 'head' do not"):

@@ -108,18 +108,12 @@ def gradient(rows: list[list[float]], *, clip: float, expected: float, noise: fl
     return -model.layer.weight.detach()[0]
 
 
-def test_each_rows_gradient_is_clipped_and_the_sum_divided_by_the_expected_number():
+def test_clipped_sums_and_noise_over_the_expected_number_by_hand():
     """(3, 4) of length 5 becomes (0.6, 0.8); the others are short enough; the sum of three rows is halved."""
     found = gradient([[3.0, 4.0], [0.3, 0.0], [0.0, 0.5]], clip=1.0, expected=2)
     assert found.tolist() == pytest.approx([(0.6 + 0.3) / 2, (0.8 + 0.5) / 2], abs=1e-6)
-
-
-def test_the_noise_is_the_draw_times_noise_times_clip_over_the_expected_number():
     ones = gradient([[3.0, 4.0]], clip=2.0, expected=4, noise=0.5, draw=torch.ones_like)
     assert ones.tolist() == pytest.approx([(1.2 + 1.0) / 4, (1.6 + 1.0) / 4], abs=1e-6)
-
-
-def test_an_empty_batch_moves_the_weights_by_noise_alone():
     assert gradient([], clip=1.0, expected=2).tolist() == [0.0, 0.0]
     drawn = gradient([], clip=2.0, expected=4, noise=0.5, draw=torch.ones_like)
     assert drawn.tolist() == pytest.approx([0.25, 0.25])
@@ -157,7 +151,7 @@ def test_the_noise_has_the_standard_deviation_it_is_said_to_have():
     assert np.mean(np.abs(moved) < 3 * wanted) == pytest.approx(0.9973, abs=0.001)
 
 
-def test_noise_is_new_at_every_draw_and_every_address_and_the_same_at_the_same():
+def test_noise_is_numpys_at_the_whole_address_and_new_at_every_draw():
     like = torch.zeros(50)
     first, second = noise("a"), noise("a")
     one = first(like)
@@ -165,19 +159,13 @@ def test_noise_is_new_at_every_draw_and_every_address_and_the_same_at_the_same()
     assert not torch.equal(one, first(like))
     assert not torch.equal(one, noise("b")(like))
     assert noise("a")(like.double()).dtype == torch.float64
-
-
-def test_noise_on_a_processor_is_numpys():
-    """torch's generator is linear: whoever knows some of its numbers can work out the others."""
+    # torch's generator is linear: whoever knows some of its numbers can work out the others.
     rng = numpy_rng(0, "a")
     drawn = noise("a")
     for shape in ((3, 2), (5,)):
         wanted = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
         assert torch.equal(drawn(torch.zeros(shape)), wanted)
-
-
-def test_noise_takes_the_whole_address():
-    """A generator that takes 32 bits of a seed would give the same noise at both of these."""
+    # A generator that takes 32 bits of a seed would give the same noise at both of these.
     one, other = (0, "site-1", "batches", 47390), (0, "site-1", "batches", 113486)
     assert seed_of(*one) % 2**32 == seed_of(*other) % 2**32
     assert not torch.equal(dp_sgd.noise_from(CPU, *one)(torch.zeros(9)), dp_sgd.noise_from(CPU, *other)(torch.zeros(9)))
@@ -197,9 +185,6 @@ def test_poisson_batches_have_the_sizes_and_chances_they_should():
     pairs = (chosen.T.astype(float) @ chosen / draws)[~np.eye(count, dtype=bool)]
     assert pairs.mean() == pytest.approx(rate**2, rel=0.02)
     assert np.abs(pairs - rate**2).max() < 6 * math.sqrt(rate**2 / draws)
-
-
-def test_with_a_rate_of_one_all_images_take_part():
     first = next(dp_sgd.poisson(7, 1.0, numpy_rng("all")))
     assert first.tolist() == list(range(7))
     assert first.dtype == torch.int64

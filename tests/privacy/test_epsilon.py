@@ -95,15 +95,12 @@ def test_steps_compose_and_never_cost_more_than_their_sum(rate, noise, delta, fi
     assert together <= alone + 1e-9
 
 
-def test_different_mechanisms_compose_in_any_order_with_both_accountants():
+def test_mechanisms_compose_in_any_order_nothing_costs_nothing_and_no_noise_everything():
     a, b = Mechanism(1.0, 0.05, 100), Mechanism(2.0, 0.2, 50)
     for accountant in ("rdp", "prv"):
         both = composed_epsilon([a, b], 1e-3, accountant)
         assert both == pytest.approx(composed_epsilon([b, a], 1e-3, accountant), rel=1e-3)
         assert both > max(composed_epsilon([a], 1e-3, accountant), composed_epsilon([b], 1e-3, accountant))
-
-
-def test_nothing_costs_nothing_and_no_noise_costs_everything():
     assert compute_epsilon(0.1, 1.0, 0, 1e-5) == 0
     assert composed_epsilon([], 1e-5) == 0
     assert compute_epsilon(0.1, 0.0, 1, 1e-5) == math.inf
@@ -239,14 +236,11 @@ def test_full_batches_are_counted_exactly_by_hand(steps):
     assert compute_epsilon(1.0, noise, steps, delta, "prv") == pytest.approx(1.0, rel=1e-5)
 
 
-def test_full_batches_with_two_noises_are_one_gaussian_mechanism():
+def test_two_noises_are_one_gaussian_mechanism_and_a_shift_within_delta_is_free():
     """1 / 2^2 + 3 / 4^2 = 1 / 1.5118^2"""
     both = composed_epsilon([Mechanism(2.0, 1.0, 1), Mechanism(4.0, 1.0, 3)], 1e-5, "prv")
     assert both == pytest.approx(compute_epsilon(1.0, (1 / 4 + 3 / 16) ** -0.5, 1, 1e-5, "prv"), rel=1e-5)
     assert both < composed_epsilon([Mechanism(2.0, 1.0, 1), Mechanism(4.0, 1.0, 3)], 1e-5, "rdp")
-
-
-def test_a_shift_that_delta_covers_costs_nothing():
     assert _gaussian(0.01, 0.1) == 0.0
     assert 0.0 < _gaussian(0.01, 1e-5) < 0.1
 

@@ -270,12 +270,18 @@ def test_a_length_is_enlarged_by_sixteen_units_in_the_last_place_of_all_that_was
     assert found == square + sizes * 16 * torch.finfo(torch.float64).eps
 
 
-def test_products_of_short_numbers_are_exact():
+def test_products_of_short_numbers_are_exact_and_gradients_lie_as_their_parameters():
     """1 + 2^-7 has no square in bfloat16, and has one in float32."""
     one = torch.full((1, 1, 1, 1), 1 + 2**-7).bfloat16()
     found = product(one, one)
     assert found.dtype == torch.float32
     assert found.item() == (1 + 2**-7) ** 2
+    parameter, gradient = torch.zeros(2, 3, 4, 4), torch.rand(2, 3, 4, 4)
+    assert laid_out_as(parameter, gradient) is gradient
+    other = gradient.contiguous(memory_format=torch.channels_last)
+    found = laid_out_as(parameter, other)
+    assert found.stride() == parameter.stride() != other.stride()
+    assert torch.equal(found, gradient)
 
 
 class OnGpu(torch.Tensor):
@@ -340,7 +346,7 @@ def clipped(model: nn.Module, losses) -> list[torch.Tensor]:
         return ghost.clipped_sums(losses, 10.0, list(model.parameters()))
 
 
-def test_a_pass_without_gradients_does_not_count_as_one():
+def test_a_pass_without_gradients_does_not_count_and_an_output_changed_in_place_is_not_followed():
     rows = torch.tensor([[3.0, 4.0]])
     model = Repeated(torch.no_grad)
     [found] = clipped(model, lambda: model(rows))
@@ -348,6 +354,9 @@ def test_a_pass_without_gradients_does_not_count_as_one():
     model = Repeated(torch.enable_grad)
     with pytest.raises(NotFollowedError, match="Linear runs twice in a pass"):
         clipped(model, lambda: model(rows))
+    model = nn.Linear(2, 1)
+    with pytest.raises(NotFollowedError, match="the output of Linear is changed in place"):
+        clipped(model, lambda: model(torch.ones(1, 2)).mul_(2)[:, 0])
 
 
 @pytest.mark.parametrize(("channels", "filters"), [(1, 2), (2, 1), (2, 2)])
@@ -356,12 +365,6 @@ def test_a_layer_that_gets_or_gives_other_rows_than_images_is_not_followed(chann
     model = nn.Conv2d(channels, filters, 1)
     with pytest.raises(NotFollowedError, match="Conv2d does not get a row for each image"):
         clipped(model, lambda: model(torch.ones(channels, 2, 2)).sum().reshape(1))
-
-
-def test_an_output_that_is_changed_in_place_is_not_followed():
-    model = nn.Linear(2, 1)
-    with pytest.raises(NotFollowedError, match="the output of Linear is changed in place"):
-        clipped(model, lambda: model(torch.ones(1, 2)).mul_(2)[:, 0])
 
 
 def test_only_counted_rows_take_part():
@@ -378,12 +381,3 @@ def test_only_counted_rows_take_part():
 )
 def test_a_table_that_changes_its_rows_by_itself_is_not_followed(settings, followed):
     assert can_follow(nn.Embedding(5, 4, **settings)) is followed
-
-
-def test_a_gradient_lies_in_memory_as_its_parameter():
-    parameter, gradient = torch.zeros(2, 3, 4, 4), torch.rand(2, 3, 4, 4)
-    assert laid_out_as(parameter, gradient) is gradient
-    other = gradient.contiguous(memory_format=torch.channels_last)
-    found = laid_out_as(parameter, other)
-    assert found.stride() == parameter.stride() != other.stride()
-    assert torch.equal(found, gradient)

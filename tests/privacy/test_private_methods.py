@@ -114,7 +114,7 @@ def test_the_primary_model_stops_at_the_target_and_needs_something_left_after_th
         run(tiny("fedreplay", {**PRIMARY, "privacy.target_epsilon": alone}, encoder_passes=1), tmp_path / "spent")
 
 
-def test_a_deployed_coordinator_draws_the_noise_of_the_primary_model_from_a_secret():
+def test_a_deployed_coordinator_draws_from_a_secret_and_refuses_a_damaged_record():
     def opened(simulation):
         engine, coverage = SimpleNamespace(simulation=simulation), SimpleNamespace(records={})
         return private_latents.open_accounts(SimpleNamespace(engine=engine, coverage=coverage), {"north": 5})
@@ -122,9 +122,6 @@ def test_a_deployed_coordinator_draws_the_noise_of_the_primary_model_from_a_secr
     assert opened(True) == {"images": {"north": 5}, "spent": {"north": []}, "secret": ""}
     secrets = {opened(False)["secret"] for _ in range(2)}
     assert [len(secret) for secret in secrets] == [64, 64]
-
-
-def test_a_record_of_a_site_that_cannot_be_read_is_refused():
     coverage = SimpleNamespace(records={"north": {"mechanisms": [{"noise": "much"}]}})
     federation = SimpleNamespace(engine=SimpleNamespace(simulation=True), coverage=coverage)
     with pytest.raises(WorkFailed, match="site 'north' sent a privacy record whose mechanisms cannot be read"):

@@ -19,7 +19,7 @@ def account(steps: int = 10, noise: float = 1.0) -> Account:
     return made
 
 
-def test_a_record_holds_what_was_spent_in_all():
+def test_a_record_holds_what_was_spent_in_all_and_names_the_unit():
     one = account()
     one.add(2.0, 0.2, 5)
     found = records.record(one, ["a"], ["b"])
@@ -27,9 +27,6 @@ def test_a_record_holds_what_was_spent_in_all():
     assert (found["steps"], found["noise"], found["sampling_rate"]) == (15, 2.0, 0.2)
     assert found["mechanisms"][0] == {"noise": 1.0, "sampling_rate": 0.1, "steps": 10}
     assert json.loads(json.dumps(found)) == found
-
-
-def test_a_record_names_the_unit_where_it_is_a_patient():
     assert "unit" not in records.record(account(), [], [])
     assert "unit" not in records.record(account(), [], [], unit="image")
     assert records.record(account(), [], [], unit="patient")["unit"] == "patient"
@@ -48,9 +45,10 @@ def test_a_record_names_what_was_trained_and_what_the_record_before_it_was_of():
     assert [(found["trained"], found["after"]) for found in (first, second)] == [(7, 0), (9, 7)]
 
 
-def test_before_the_first_step_nothing_was_spent():
+def test_before_the_first_step_nothing_was_spent_and_without_an_account_nothing_is_said():
     found = records.record(Account(1e-2), [], [])
     assert (found["epsilon"], found["steps"], found["noise"]) == (0.0, 0, None)
+    assert records.summary({}, ["weights"]) is None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ def test_a_parcel_is_covered_if_all_that_is_in_it_was_trained_privately(on, part
     assert records.covered_parts(on, parts) is covered
 
 
-def test_sampled_images_are_covered_only_through_generator_and_prior():
+def test_samples_are_covered_by_generator_and_prior_and_every_kind_has_words():
     assert records.SAMPLED in records.names(["generator", "prior"])
     assert records.SAMPLED not in records.names(["generator"])
     assert records.names(["generator", "prior"]) == [
@@ -76,9 +74,6 @@ def test_sampled_images_are_covered_only_through_generator_and_prior():
         "weights of the prior",
         "images sampled through generator and prior",
     ]
-
-
-def test_every_kind_of_parcel_has_words_for_why_it_is_not_covered():
     assert set(records.UNCOVERED) == set(KINDS) - {"keys", "shares"}  # which tell nothing of patients
 
 
@@ -99,15 +94,11 @@ def test_one_uncovered_kind_and_it_is_not_everything_any_more(kind):
     assert found["does_not_cover"] == [records.UNCOVERED[kind]]
 
 
-def test_without_any_account_there_is_no_privacy_to_report():
-    assert records.summary({}, ["weights"]) is None
-
-
 def parcel(privacy=None, kind="weights", **metadata) -> Parcel:
     return Parcel(kind, {"w": torch.ones(2)}, metadata, privacy)
 
 
-def test_the_last_record_counts_and_covers_add_up():
+def test_the_last_record_counts_and_what_comes_without_one_is_not_covered():
     coverage = Coverage()
     coverage.note("a", parcel(records.record(account(10), ["generator"], ["x"])))
     coverage.note("a", parcel(records.record(account(20), ["classifier"], ["x", "y"])))
@@ -116,9 +107,6 @@ def test_the_last_record_counts_and_covers_add_up():
     assert again.records["a"]["covers"] == ["generator", "classifier"]
     assert again.records["a"]["does_not_cover"] == ["x", "y"]
     assert again.uncovered == set()
-
-
-def test_what_comes_without_a_record_is_not_covered_unless_it_is_only_sizes():
     coverage = Coverage()
     coverage.note("a", Parcel("statistics", {}, {"samples": 10, "steps": 3}))
     assert coverage.uncovered == set()

@@ -60,7 +60,7 @@ def test_masks_follow_their_images(kinds):
     assert len({tuple(mask.flatten().tolist()) for mask in moved}) > 3
 
 
-def test_brightness_and_contrast_by_hand(monkeypatch):
+def test_brightness_contrast_and_noise_by_hand(monkeypatch):
     drawn = torch.tensor([[1.0, -1.0, 0.0]])
     monkeypatch.setattr(augmentation, "_uniform", lambda *_: drawn)
     image = torch.tensor([[[[0.4, 0.6]]]])
@@ -68,6 +68,9 @@ def test_brightness_and_contrast_by_hand(monkeypatch):
     assert brighter.flatten().tolist() == pytest.approx([0.4 - 0.15, 0.6 - 0.15])
     steeper, _ = augment(image, None, ("contrast",), rng())
     assert steeper.flatten().tolist() == pytest.approx([0.5 - 1.3 * 0.1, 0.5 + 1.3 * 0.1])
+    monkeypatch.setattr(augmentation, "_uniform", lambda *_: torch.ones(1, 3))
+    noisy, _ = augment(torch.full((1, 1, 200, 200), 0.5), None, ("noise",), rng())
+    assert float(noisy.std()) == pytest.approx(0.05, rel=0.03)
 
 
 def test_the_smallest_window_and_the_largest_angle_by_hand(monkeypatch):
@@ -84,13 +87,7 @@ def test_the_smallest_window_and_the_largest_angle_by_hand(monkeypatch):
     assert affine.flatten().tolist() == pytest.approx([cosine, -sine, 0, sine, cosine, 0])
 
 
-def test_noise_has_the_standard_deviation_that_was_drawn(monkeypatch):
-    monkeypatch.setattr(augmentation, "_uniform", lambda *_: torch.ones(1, 3))
-    noisy, _ = augment(torch.full((1, 1, 200, 200), 0.5), None, ("noise",), rng())
-    assert float(noisy.std()) == pytest.approx(0.05, rel=0.03)
-
-
-def test_mixup_mixes_images_and_targets_in_the_same_shares():
+def test_mixup_and_its_losses_by_hand():
     images, labels = torch.eye(6).reshape(6, 1, 1, 6), torch.arange(6)
     targets = TASKS["classification"]().mixable(labels, Target(tuple("abcdef")))
     mixed, shares = mix(images, targets, rng())
@@ -98,16 +95,10 @@ def test_mixup_mixes_images_and_targets_in_the_same_shares():
     assert torch.allclose(shares.sum(1), torch.ones(6))
     assert ((shares > 0).sum(1) <= 2).all()
     assert (shares.max(1).values < 1).any()
-
-
-def test_the_loss_of_mixed_classes_is_the_mean_of_the_two_losses():
     task, output = TASKS["classification"](), torch.tensor([[1.0, -0.5]])
     first, second = (F.cross_entropy(output, torch.tensor([label])) for label in (0, 1))
     mixed = task.losses(output, torch.tensor([[0.25, 0.75]]), TARGET)
     assert float(mixed) == pytest.approx(0.25 * float(first) + 0.75 * float(second))
-
-
-def test_class_weights_of_mixed_targets():
     trainer, output = make_trainer(), torch.tensor([[1.0, -0.5], [0.0, 0.3]])
     targets, weights = torch.tensor([[0.25, 0.75], [1.0, 0.0]]), torch.tensor([2.0, 4.0])
     each = trainer.task.losses(output, targets, TARGET)
@@ -155,15 +146,12 @@ IMAGES = np.random.default_rng(0).integers(0, 255, (6, 1, 4, 4), dtype=np.uint8)
 LABELS = np.arange(6) % 2
 
 
-def test_an_images_name_does_not_depend_on_the_others():
+def test_names_and_seeds_belong_to_the_image_and_the_address():
     names = image_names(ImageSet(IMAGES, LABELS))
     kept = [0, 1, 3, 4, 5]
     assert image_names(ImageSet(IMAGES[kept], LABELS[kept])) == [names[place] for place in kept]
     assert image_names(ImageSet(IMAGES, 1 - LABELS)) != names
     assert len(set(names)) == 6
-
-
-def test_seeds_belong_to_the_image_and_the_address():
     names = image_names(ImageSet(IMAGES, LABELS))
     seeds = image_seeds(names, torch.tensor([4, 2]), 0, "north", 1)
     assert seeds.tolist() == image_seeds(names, torch.tensor([2, 4]), 0, "north", 1).flip(0).tolist()
@@ -189,16 +177,13 @@ def test_dropout_by_row_is_the_same_in_any_company_and_keeps_the_mean(layer):
         assert torch.equal(network(rows), rows)
 
 
-def test_two_layers_and_two_passes_drop_differently():
+def test_layers_and_passes_drop_differently_and_over_anything_but_images_not_at_all():
     network, rows = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)), torch.ones(4, 64)
     with dropout_by_row(network, torch.arange(4)):
         first, second = network[0](rows), network[0](rows)
         other = network[1](rows)
     assert not torch.equal(first, second)
     assert not torch.equal(first, other)
-
-
-def test_dropout_over_anything_but_images_is_refused():
     network = nn.Sequential(nn.Flatten(0, 1), nn.Dropout(0.5))
     with (
         pytest.raises(WorkFailed, match="drops numbers of 12 rows where a batch has 4 images"),

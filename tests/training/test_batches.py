@@ -27,29 +27,23 @@ def test_a_batch_is_the_images_at_the_index(room):
     assert images.bytes == (IMAGES.nbytes if room >= IMAGES.nbytes else 0)
 
 
-def test_labels_and_masks_come_as_they_are():
+def test_what_comes_first_is_kept_the_rest_copied_labels_and_masks_as_they_are():
     images, labels, masks = DeviceImages(CPU, 10**6), np.arange(10.0), IMAGES[:, 0]
     assert images.rows(labels, INDEX).tolist() == [7, 0, 7, 3]
     assert torch.equal(images.rows(masks, INDEX), torch.from_numpy(masks[INDEX]))
-
-
-def test_what_comes_first_is_kept_and_the_rest_is_copied():
     images, other = DeviceImages(CPU, IMAGES.nbytes), IMAGES + 1
     images.images(IMAGES, INDEX)
     assert torch.equal(images.images(other, INDEX), torch.from_numpy(other[INDEX]))
     assert images.bytes == IMAGES.nbytes
 
 
-def test_a_file_that_is_opened_again_is_not_copied_again(tmp_path):
+def test_a_file_that_is_opened_again_is_not_copied_again_and_a_part_of_it_not_taken_for_it(tmp_path):
     np.save(tmp_path / "images.npy", IMAGES)
     images = DeviceImages(CPU, 10**6)
     for _ in range(3):
         mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
         assert torch.equal(images.images(mapped, INDEX), torch.from_numpy(IMAGES[INDEX]))
     assert images.bytes == IMAGES.nbytes
-
-
-def test_a_part_of_a_file_is_not_taken_for_the_whole(tmp_path):
     np.save(tmp_path / "images.npy", IMAGES)
     mapped, images = np.load(tmp_path / "images.npy", mmap_mode="r"), DeviceImages(CPU, 10**6)
     images.images(mapped, INDEX)

@@ -77,14 +77,11 @@ def test_a_pass_has_floor_of_n_over_b_whole_batches(count, size):
         assert len(set(numbers)) == len(numbers)  # no image twice in a pass
 
 
-def test_each_pass_is_a_new_permutation():
+def test_each_pass_is_a_new_permutation_and_noted_while_somebody_asks():
     batches = make_trainer(batch_size=10).batches(numbered(10), rng())
     first, second = seen(batches, 1)[0], seen(batches, 1)[0]
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second != list(range(10))
-
-
-def test_batches_are_noted_while_somebody_asks_for_it():
     trainer, part = make_trainer(batch_size=2), numbered(6)
     batches = trainer.batches(part, rng())
     seen(batches, 1)

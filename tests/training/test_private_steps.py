@@ -66,20 +66,14 @@ def test_one_patient_less_changes_no_other_ones_draws_whatever_the_numbers_are()
     assert found == [batch - {0, 1} for batch in whole]
 
 
-def test_two_equal_images_do_not_always_take_part_together():
+def test_equal_images_unknown_patients_and_empty_sites():
     assert once_each(["a", "b", "a", "a"]) == ["a", "b", "a 2", "a 3"]
     part = images(3)
     part.images[1] = part.images[0]
     found = taken(find_units(part, "image", "north"))
     assert any((0 in batch) != (1 in batch) for batch in found)
-
-
-def test_unknown_patients_cannot_be_protected():
     with pytest.raises(BadInput, match="nobody knows which images of site 'north' are of one patient"):
         find_units(images(3), "patient", "north")
-
-
-def test_an_empty_site_draws_nothing():
     assert torch.equal(
         next(find_units(images(0), "image", "north").draw(0.5, ADDRESS, by_name=True)), torch.zeros(0).long()
     )

@@ -73,7 +73,7 @@ def perceptron(rng: torch.Generator) -> nn.Module:
     return with_random_weights(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)), rng)
 
 
-def test_the_input_of_a_first_linear_layer_is_exact():
+def test_the_input_of_a_first_layer_is_exact_and_several_images_show_in_the_residual():
     rng = torch_rng("exact")
     model = perceptron(rng).double()
     images = torch.rand(5, 1, 1, 4, 4, generator=rng, dtype=torch.float64)
@@ -83,9 +83,6 @@ def test_the_input_of_a_first_linear_layer_is_exact():
     found = AnalyticInversion().run(sent, model, (1, 4, 4))
     torch.testing.assert_close(found.inputs, images.flatten(1), rtol=0, atol=1e-12)
     assert float(found.residual.max()) < 1e-20
-
-
-def test_several_images_show_in_the_residual():
     rng = torch_rng("mixture")
     model = perceptron(rng)
     images = torch.rand(1, 4, 1, 4, 4, generator=rng)

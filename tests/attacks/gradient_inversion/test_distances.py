@@ -55,8 +55,14 @@ def test_distances_by_hand(settings, expected):
     assert distance(OBSERVED)(SIMULATED).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_cosine_does_not_count_lengths():
+def test_lengths_slopes_and_roughness_by_hand():
     assert cosine(OBSERVED)([3 * layer for layer in OBSERVED]).item() == pytest.approx(0, abs=1e-6)
+    a = torch.tensor([[1.0, 2.0], [3.0, 5.0]], dtype=torch.float64, requires_grad=True)
+    b = torch.tensor([[0.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
+    (slope,) = torch.autograd.grad((squared_distance(a, b) * torch.tensor([1.0, 10.0])).sum(), a)
+    assert slope.tolist() == [[2.0, 0.0], [40.0, 80.0]]
+    picture = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
+    assert total_variation(picture[None, None, None]).tolist() == [(0 + 2) / 2 + (1 + 3) / 2]
 
 
 @pytest.mark.parametrize("name", ["sapag", "adaptive-gaussian"])
@@ -79,18 +85,6 @@ def test_targets_do_not_mix():
         first, second = (g for g in torch.autograd.grad(loss.sum(), simulated)[0])
         assert bool(first.isfinite().all())
         assert not bool(second.isfinite().any())
-
-
-def test_slope_of_the_squared_distance():
-    a = torch.tensor([[1.0, 2.0], [3.0, 5.0]], dtype=torch.float64, requires_grad=True)
-    b = torch.tensor([[0.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
-    (slope,) = torch.autograd.grad((squared_distance(a, b) * torch.tensor([1.0, 10.0])).sum(), a)
-    assert slope.tolist() == [[2.0, 0.0], [40.0, 80.0]]
-
-
-def test_total_variation():
-    picture = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
-    assert total_variation(picture[None, None, None]).tolist() == [(0 + 2) / 2 + (1 + 3) / 2]
 
 
 @pytest.mark.parametrize("scaled", [True, False])

@@ -21,7 +21,7 @@ from polyclinic.privacy.dp_sgd import obstacles
 from polyclinic.tasks import Target
 
 
-def test_log_by_hand():
+def test_log_hinge_and_linear_by_hand():
     scores = torch.tensor([0.3, -2.0])
     likely = scores.sigmoid()
     torch.testing.assert_close(gan_loss("log").real(scores), -likely.log())
@@ -30,9 +30,6 @@ def test_log_by_hand():
     torch.testing.assert_close(gan_loss("log", saturating=True).generator(scores), (1 - likely).log())
     smooth = -(0.95 * likely.log() + 0.05 * (1 - likely).log())
     torch.testing.assert_close(gan_loss("log", smoothing=0.05).real(scores), smooth)
-
-
-def test_hinge_and_linear_by_hand():
     scores = torch.tensor([0.5, -3.0, 2.0])
     torch.testing.assert_close(gan_loss("hinge").real(scores), torch.tensor([0.5, 4.0, 0.0]))
     torch.testing.assert_close(gan_loss("hinge").fake(scores), torch.tensor([1.5, 0.0, 3.0]))
@@ -97,10 +94,12 @@ def test_apart_no_group_whose_spread_is_taken_holds_real_and_made_images(seed):
     torch.testing.assert_close(together[1], trainer.score(-images, labels))
 
 
-def test_networks_of_each_class_need_classes():
+def test_networks_of_each_class_need_classes_and_a_linear_measure_bounds():
     ages = Target(unit="months", label_range=(0.0, 200.0))
     with pytest.raises(BadInput, match=r"generator\.condition: 'apart' needs classes.*choose 'projection'"):
         make(target=ages, condition="apart")
+    with pytest.raises(ValidationError, match="set penalty = 10"):
+        GENERATORS["dcgan"](loss="linear", discriminator_norm="none")
 
 
 def test_a_central_discriminator_is_the_same_network_but_for_its_outputs_and_labels():
@@ -178,12 +177,16 @@ def test_the_noise_counts_after_training_too():
     assert made.std(0).mean() > 0.4 * images.float().std(0).mean()
 
 
-def test_a_balanced_batch_has_as_many_of_each_class():
+def test_batches_are_balanced_have_the_size_and_each_image_once_a_pass():
     labels = torch.tensor([0] * 50 + [1] * 3)
     index = next(balanced_batches(labels, 8, rng()))
     assert labels[index].tolist() == [0, 1] * 4
     index = torch.cat([next(batches) for batches in [balanced_batches(labels, 8, rng(1))] for _ in range(50)])
     assert set(index[labels[index] == 1].tolist()) == {50, 51, 52}
+    found = [batch for batch, _ in zip(endless_batches(10, 4, rng()), range(4), strict=False)]
+    assert [len(batch) for batch in found] == [4, 4, 4, 4]
+    assert len(set(torch.cat(found[:2]).tolist())) == 8
+    assert len(next(endless_batches(3, 8, rng()))) == 3
 
 
 def test_replayed_images_join_as_real_ones():
@@ -211,18 +214,6 @@ def test_a_state_can_be_sent_and_the_averaged_generator_is_enough_to_sample():
     assert torch.equal(model.sample(labels, rng()), other.sample(labels, rng()))
     with pytest.raises(BadInput, match="load a state made with the same"):
         make(width=3).load(sent, partial=True)
-
-
-def test_batches_have_the_size_and_each_pass_has_every_image_once():
-    found = [batch for batch, _ in zip(endless_batches(10, 4, rng()), range(4), strict=False)]
-    assert [len(batch) for batch in found] == [4, 4, 4, 4]
-    assert len(set(torch.cat(found[:2]).tolist())) == 8
-    assert len(next(endless_batches(3, 8, rng()))) == 3
-
-
-def test_a_linear_measure_needs_something_that_bounds_it():
-    with pytest.raises(ValidationError, match="set penalty = 10"):
-        GENERATORS["dcgan"](loss="linear", discriminator_norm="none")
 
 
 PRIVATE = {"discriminator_norm": "group", "labels": "even", "spread": False, "width": 4}

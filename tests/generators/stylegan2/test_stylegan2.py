@@ -101,15 +101,6 @@ def test_path_length_by_hand(descents):
     assert descents[0][0] == pytest.approx(3.0 * 4 * sum((one - usual) ** 2 for one in lengths) / 4, rel=1e-3)
 
 
-def test_adam_is_slowed_for_its_regulariser():
-    steps = stepping(lr=0.01)
-    for optimizer, share in ((steps.of_generator, 4 / 5), (steps.of_discriminator, 16 / 17)):
-        group = optimizer.param_groups[0]
-        assert group["lr"] == pytest.approx(0.01 * share)
-        assert group["betas"] == pytest.approx((0.0, 0.99**share))
-    assert stepping(lr=0.01, path_weight=0).of_generator.param_groups[0]["lr"] == 0.01
-
-
 @pytest.mark.parametrize(("taken", "half_life"), [(0, 0.4), (100, 40.0), (10**6, 1000.0)])
 def test_the_average_follows_fast_at_first(taken, half_life):
     steps = stepping(average_images=1000)
@@ -293,9 +284,15 @@ def test_replayed_images_join_every_batch():
     assert (float(real[:8].max()), float(real[8:].min())) == (-1.0, 1.0)
 
 
-def test_gamma_follows_the_sizes_unless_it_is_given():
+def test_gamma_follows_the_sizes_and_adam_is_slowed_for_its_regulariser():
     assert stepping().gamma(8) == pytest.approx(0.0002 * 32**2 / 8)
     assert stepping(gamma=3.0).gamma(8) == 3.0
+    steps = stepping(lr=0.01)
+    for optimizer, share in ((steps.of_generator, 4 / 5), (steps.of_discriminator, 16 / 17)):
+        group = optimizer.param_groups[0]
+        assert group["lr"] == pytest.approx(0.01 * share)
+        assert group["betas"] == pytest.approx((0.0, 0.99**share))
+    assert stepping(lr=0.01, path_weight=0).of_generator.param_groups[0]["lr"] == 0.01
 
 
 @pytest.mark.parametrize(("sign", "start", "expected"), [(1.0, 0.0, 0.16), (-1.0, 0.2, 0.04), (-1.0, 0.0, 0.0)])

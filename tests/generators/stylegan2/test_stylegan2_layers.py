@@ -19,11 +19,15 @@ def noise(*shape):
     return torch.randn(shape, generator=rng(1), dtype=torch.float64)
 
 
-def test_blur_is_the_filter_1_3_3_1():
+def test_blur_is_the_filter_1_3_3_1_and_doubling_the_same_away_from_the_border():
     x = noise(2, 3, 8, 8)
     taps = torch.tensor([1.0, 3.0, 3.0, 1.0], dtype=torch.float64) / 8
     kernel = (taps[:, None] * taps[None]).expand(3, 1, 4, 4)
     assert torch.allclose(blur(x, 2, 1), F.conv2d(F.pad(x, (2, 1, 2, 1)), kernel, groups=3))
+    x = noise(1, 1, 6, 6)
+    spread = torch.zeros(1, 1, 12, 12, dtype=torch.float64)
+    spread[..., ::2, ::2] = 4 * x
+    assert torch.allclose(doubled(x)[..., 2:-2, 2:-2], blur(spread, 2, 1)[..., 2:-2, 2:-2])
 
 
 @pytest.mark.parametrize(("side", "before", "after"), [(8, 2, 2), (9, 1, 1), (8, 2, 1)])
@@ -60,13 +64,6 @@ def test_factors_bias_noise_and_activation_by_hand():
     x, factors, grain = torch.randn(3, 2, 4, 4), torch.rand(3, 2, 1, 1), torch.randn(3, 1, 4, 4)
     expected = math.sqrt(2) * F.leaky_relu(x * factors + 0.25 * grain + layer.bias, 0.2)
     assert torch.allclose(layer(x, factors, grain), expected, atol=1e-6)
-
-
-def test_doubling_is_the_same_filter_away_from_the_border():
-    x = noise(1, 1, 6, 6)
-    spread = torch.zeros(1, 1, 12, 12, dtype=torch.float64)
-    spread[..., ::2, ::2] = 4 * x
-    assert torch.allclose(doubled(x)[..., 2:-2, 2:-2], blur(spread, 2, 1)[..., 2:-2, 2:-2])
 
 
 def test_weighting_channels_is_weighting_weights():
@@ -164,16 +161,10 @@ def test_all_moves_by_hand():
     wanted = scaled(-1, 1) @ turned(1) @ moved(0.125, 0.125) @ scaled(size, size) @ turned(1)
     wanted = wanted @ scaled(size, 1 / size) @ turned(1) @ moved(0.25, 0.25)
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-5)
-
-
-def test_shifts_are_of_whole_pixels():
     [found] = _moves(torch.zeros(1, 1, 32, 32), torch.tensor(1.0), Known(normal=0, uniform=0.55, integer=0))
     turn = turned(0.2)
     np.testing.assert_allclose(found.numpy(), turn @ turn, atol=1e-5)  # 0.1 * 0.125 of a side is less than a pixel
-
-
-def test_of_two_turns_one_happens_as_often_as_another_change():
-    """With p = 1/2 each turn has 1 - sqrt(1/2) = 0.29: a draw of 0.4 makes all changes but turns by any angle."""
+    # With p = 1/2 each turn has 1 - sqrt(1/2) = 0.29: a draw of 0.4 makes all changes but turns by any angle.
     [found] = _moves(torch.zeros(1, 1, 32, 32), torch.tensor(0.5), Known(normal=0, uniform=0.4, integer=1))
     shift = round(-0.2 * 0.125 * 32) * 2 / 32
     np.testing.assert_allclose(found.numpy(), scaled(-1, 1) @ turned(1) @ moved(shift, shift), atol=1e-5)
@@ -181,7 +172,7 @@ def test_of_two_turns_one_happens_as_often_as_another_change():
     np.testing.assert_allclose(found.numpy(), np.eye(3), atol=1e-6)
 
 
-def test_all_colours_by_hand():
+def test_all_colours_by_hand_and_grey_has_no_hue_and_no_saturation():
     """Brighter by 0.2, contrast 2^0.5, luma inverted, a quarter turn of hue, twice the saturation."""
     known = Known(normal=1, uniform=0.75, integer=1)
     [found] = _colours(torch.zeros(1, 3, 4, 4), torch.tensor(1.0), known).numpy()
@@ -190,9 +181,6 @@ def test_all_colours_by_hand():
     np.testing.assert_allclose(grey, [*[-math.sqrt(2) * 0.5] * 3, 1], atol=1e-5)
     hue = found @ [1, -1, 0, 0]  # a quarter turn about the axis of greys
     np.testing.assert_allclose(hue, [*(2 * math.sqrt(2 / 3) * np.array([1, 1, -2])), 0], atol=1e-5)
-
-
-def test_a_grey_image_has_no_hue_and_no_saturation():
     for channels in (1, 2):
         [found] = _colours(torch.zeros(1, channels, 4, 4), torch.tensor(1.0), Known(normal=1, uniform=0.75, integer=0))
         wanted = math.sqrt(2) * np.eye(4)[:3] + np.sqrt(2) * 0.2 * np.eye(4)[3]

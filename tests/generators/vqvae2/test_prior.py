@@ -80,14 +80,11 @@ def test_a_position_sees_all_codes_before_it_and_none_after():
         assert moved.tolist() == [place > changed for place in range(grid * grid)]
 
 
-def test_ages_are_embedded_smoothly():
+def test_ages_are_embedded_smoothly_and_unknown_labels_alike():
     embed = LabelEmbedding(AGES, 8)
     near, far = embed(torch.tensor([100.0, 101.0])), embed(torch.tensor([100.0, 180.0]))
     assert 0 < (near[0] - near[1]).norm() < (far[0] - far[1]).norm()
     assert prior(AGES).sample(torch.tensor([12.0, 200.0]), torch.Generator())[1].shape == (2, 6, 6)
-
-
-def test_without_known_labels_all_images_are_alike():
     embed = LabelEmbedding(Target(), 8)
     assert torch.equal(embed(torch.tensor([0.0])), embed(torch.tensor([7.0])))
 

@@ -170,15 +170,12 @@ def test_replayed_images_join_every_batch():
     assert len(seen) == 2
 
 
-def test_progress_is_told_after_every_epoch():
+def test_progress_is_told_after_every_epoch_and_a_priors_rate_falls_evenly_to_zero():
     told = []
     make().fit(
         blobs(10), torch.zeros(10, dtype=torch.long), rng(), FitOptions(report=lambda *args: told.append(args[:3]))
     )
     assert told == [("autoencoder", 1, 2), ("autoencoder", 2, 2), ("prior", 1, 1)]
-
-
-def test_the_learning_rate_of_a_prior_falls_evenly_to_zero():
     assert [Schedule(4, 8, 1.0, fade=True).lr_in(epoch) for epoch in range(4)] == [1.0, 0.75, 0.5, 0.25]
 
 

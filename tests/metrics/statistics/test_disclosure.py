@@ -38,12 +38,9 @@ def test_coarse_intervals_hold_the_fine_ones_and_differ_by_a_few_patients(count)
             assert round(rounded * 2000) == pytest.approx(rounded * 2000, abs=1e-6)
 
 
-def test_nothing_is_told_of_few_patients():
+def test_nothing_is_told_of_few_patients_nor_of_bins_with_few_images():
     assert told(9, 0) == {}
     assert told(40, 41) == {}
-
-
-def test_bins_of_few_images_are_empty():
     said, labels = cases(100)
     images, right = calibration_counts(said, labels, 0)
     assert images.sum() == 100
@@ -53,16 +50,13 @@ def test_bins_of_few_images_are_empty():
     assert (right <= images).all()
 
 
-def test_one_patient_changes_a_figure_by_its_bound():
+def test_bounds_of_one_patient_and_variances_of_sites_by_hand():
     """Four patients; one has half of the images, and all of class 1."""
     labels, patients = np.array([0, 0, 0, 1, 1, 1]), np.array([1, 2, 3, 4, 4, 4])
     bounds = bounds_of_classes(labels, patients, classes=3)
     assert bounds == {"accuracy": 2, "calibration_error": 4, "auc": 4, "balanced_accuracy": 4, "brier": 4}
     assert bounds_of_classes(labels, patients)["brier"] == 2
     assert smallest_class(labels, patients) == 1
-
-
-def test_variances_of_sites_add_up():
     value, low, high, variance = mean_of_sites({"a": [0.8, 0, 0, 0.04], "b": [0.6, 0, 0, 0.12]})
     assert (value, variance) == (pytest.approx(0.7), pytest.approx(0.04))
     assert (low, high) == (pytest.approx(0.7 - 1.96 * 0.2, abs=1e-3), pytest.approx(0.7 + 1.96 * 0.2, abs=1e-3))

@@ -22,16 +22,13 @@ from polyclinic.randomness import numpy_rng
 ADDRESS = ("test", 3)
 
 
-def test_mean_interval_is_statsmodels_and_by_hand():
+def test_mean_interval_is_statsmodels_and_by_hand_and_wider_with_folds():
     values = [0.81, 0.84, 0.79, 0.86]
     found = mean_interval(values, confidence=0.9)
     assert (found.low, found.high) == pytest.approx(DescrStatsW(values).tconfint_mean(0.1), abs=1e-12)
     # two values, 0 and 2: mean 1, standard error 1, t(0.975, 1) = 12.7062
     assert mean_interval([0, 2]).high == pytest.approx(13.7062, abs=1e-4)
     assert str(mean_interval([0, 2])) == "1.000 [-11.706, 13.706]"
-
-
-def test_overlapping_folds_widen_the_interval():
     plain, folds = mean_interval([0, 1, 2, 3, 4]), mean_interval([0, 1, 2, 3, 4], overlap=1 / 4)
     assert (folds.high - 2) / (plain.high - 2) == pytest.approx(((1 / 5 + 1 / 4) * 5) ** 0.5)
 

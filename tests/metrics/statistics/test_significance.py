@@ -25,35 +25,26 @@ from polyclinic.randomness import numpy_rng
 OURS, THEIRS = [0.81, 0.84, 0.79, 0.86, 0.9], [0.8, 0.79, 0.81, 0.8, 0.83]
 
 
-def test_paired_t_is_scipys():
+def test_paired_t_is_scipys_with_folds_and_equal_differences_by_hand():
     found, expected = paired_test(OURS, THEIRS), stats.ttest_rel(OURS, THEIRS)
     interval = expected.confidence_interval()
     assert found.p == pytest.approx(expected.pvalue, abs=1e-12)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
     assert (found.difference, found.n) == (pytest.approx(0.034), 5)
-
-
-def test_overlapping_folds_give_a_larger_p():
     plain, folds = paired_test(OURS, THEIRS), paired_test(OURS, THEIRS, overlap=1 / 4)
     t = np.subtract(OURS, THEIRS).mean() / np.sqrt((1 / 5 + 1 / 4) * np.subtract(OURS, THEIRS).var(ddof=1))
     assert folds.p == pytest.approx(2 * stats.t.sf(t, 4))
     assert folds.p > plain.p
-
-
-def test_equal_differences_are_no_certainty():
     assert paired_test([0.5, 0.6], [0.5, 0.6]).p == 1
     # both seeds better by 0.1: the sign test's two cases out of four
     assert paired_test([0.6, 0.7], [0.5, 0.6]).p == 0.5
 
 
-def test_wilcoxon_without_ties_is_scipys_exact_test():
+def test_wilcoxon_is_scipys_and_with_ties_counts_all_changes_of_sign():
     rng = np.random.default_rng(0)
     ours, theirs = rng.normal(0.4, 1, 15), rng.normal(size=15)
     expected = stats.wilcoxon(ours, theirs, method="exact").pvalue
     assert paired_test(ours, theirs, test="wilcoxon").p == pytest.approx(expected, abs=1e-12)
-
-
-def test_wilcoxon_with_ties_counts_all_changes_of_sign():
     apart = np.array([1.0, 1, 2, 3, -1, 0])
     ranks = {1: 2.0, 2: 4.0, 3: 5.0}  # of |1 1 2 3 1|; the zero is left out
     observed = 2 + 2 + 4 + 5
@@ -122,10 +113,15 @@ def slow_covariance(models: list[np.ndarray], truth: np.ndarray) -> np.ndarray:
     return np.cov(of_positives) / of_positives.shape[1] + np.cov(of_negatives) / of_negatives.shape[1]
 
 
-def test_variance_by_hand():
+def test_delongs_variance_by_hand_and_an_interval_that_holds_its_area():
     # positives 1 and 3 beat 1/2 and 2/2 of the negatives 0 and 2; negatives lie below 2/2 and 1/2 of the positives:
     # both variances are 1/8, so that the sum is 1/8 / 2 + 1/8 / 2
     assert delong_variance([1, 3, 0, 2], [1, 1, 0, 0]) == pytest.approx(1 / 8)
+    assert delong_test([1, 3, 0, 2], [2, 6, 1, 5], [1, 1, 0, 0]).p == 1
+    scores, _, truth = cases(2)
+    found = delong_interval(scores, truth)
+    assert found.value == pytest.approx(roc_auc_score(truth, scores), abs=1e-12)
+    assert 0.5 < found.low < found.value < found.high < 1
 
 
 def test_test_of_two_models_by_definition():
@@ -140,34 +136,20 @@ def test_test_of_two_models_by_definition():
     assert found.low == pytest.approx(difference - 1.959964 * difference / z, abs=1e-6)
 
 
-def test_interval_holds_its_area():
-    assert delong_test([1, 3, 0, 2], [2, 6, 1, 5], [1, 1, 0, 0]).p == 1
-    scores, _, truth = cases(2)
-    found = delong_interval(scores, truth)
-    assert found.value == pytest.approx(roc_auc_score(truth, scores), abs=1e-12)
-    assert 0.5 < found.low < found.value < found.high < 1
-
-
-def test_the_chance_of_a_sum_is_that_of_an_urn():
+def test_the_chance_of_a_sum_is_that_of_an_urn_counts_every_draw_and_is_exact():
     """Three reconstructions that point to three images, two of them among 2 candidates of 10 images: by hand."""
     assert chance_of_sum([1, 1, 1], 2, 10, 2) == pytest.approx(3 / 45)
     assert chance_of_sum([3], 2, 10, 3) == pytest.approx(2 / 10)
     assert chance_of_sum([1, 1], 2, 10, 0) == 1
-
-
-def test_the_chance_of_a_sum_counts_every_draw():
     weights = [5, 1, 1, 3, 2]
     draws = [sum(some) for some in combinations([*weights, 0, 0], 3)]
     for least in range(1, 12):
         assert chance_of_sum(weights, 3, 7, least) == pytest.approx(sum(one >= least for one in draws) / len(draws))
-
-
-def test_the_tail_is_exact_far_below_a_thousandth():
-    """No number of shuffles reaches this: all 40 of 40 that point, point to training images."""
+    # No number of shuffles reaches this: all 40 of 40 that point, point to training images.
     assert chance_of_sum([1] * 40, 150, 300, 40) == pytest.approx(1.46e-13, rel=0.01)
 
 
-def test_the_order_is_that_of_the_rank_sum_test():
+def test_the_order_is_that_of_the_rank_sum_test_and_constant_scores_say_nothing():
     from scipy import stats
 
     rng = numpy_rng("exchange", "order")
@@ -176,9 +158,6 @@ def test_the_order_is_that_of_the_rank_sum_test():
     assert chance_of_order(above, below) == pytest.approx(exact, rel=1e-9)
     mirrored = stats.mannwhitneyu(below, above, alternative="greater", method="exact").pvalue
     assert chance_of_order(below, above) == pytest.approx(mirrored, rel=1e-9)
-
-
-def test_constant_scores_say_nothing():
     assert chance_of_order(np.zeros(5), np.zeros(9)) == pytest.approx(1)
     assert chance_of_order(np.zeros(0), np.zeros(9)) == 1
 
