@@ -43,7 +43,7 @@ def test_the_examples_of_gradient_inversion_run(capsys, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "images.png"]
 
 
-def test_the_example_of_a_coordinator_that_chooses_weights_runs(capsys):
+def test_the_examples_of_a_coordinator_that_chooses_weights_and_of_the_folders_readme_run(capsys):
     sent, _, read = blocks("docs/attacks.md")[2].partition("found =")
     rng = torch.Generator().manual_seed(1)
     public, truth, others = (torch.rand(count, 1, 16, 16, generator=rng) for count in (40, 4, 4))
@@ -55,9 +55,6 @@ def test_the_example_of_a_coordinator_that_chooses_weights_runs(capsys):
     names["gradients"] = {name: weight.grad for name, weight in crafted.named_parameters()}
     carry_out(f"found ={read}", names)
     assert "of 4 images identified at" in capsys.readouterr().out
-
-
-def test_the_example_of_the_folders_readme_runs(capsys):
     (example,) = blocks("src/polyclinic/attacks/README.md")
     carry_out(example, {}, '"iterations": 50', '"iterations": 2')
     assert "[3]" in capsys.readouterr().out  # the label

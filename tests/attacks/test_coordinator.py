@@ -66,16 +66,13 @@ def test_networks_that_do_not_fit_are_refused(refused, says):
         refused()
 
 
-def test_strided_convolutions_pass_every_pixel_once():
+def test_strided_convolutions_pass_every_pixel_once_and_rows_hold_weight_over_bias():
     """Three strides of 2 and 64 channels: 64 numbers for each square of 8 x 8 pixels."""
     images, model = pictures(2, 16), network("cnn-64-128-64-32", 16)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     inputs = input_of(crafting.open_front(model), "fc1")(images)
     assert torch.allclose(inputs.sort(1).values, images.flatten(1).sort(1).values)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_rows_hold_weight_over_bias_and_repeats_are_left_out():
     inputs = torch.tensor([[0.1, 0.2, 0.3], [0.5, 0.5, 0.0]])
     bias = torch.tensor([2.0, -0.5, 1e-9])
     weight = torch.stack([2 * inputs[0], -0.5 * inputs[1], torch.tensor([1.0, 1.0, 1.0])])

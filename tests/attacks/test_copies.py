@@ -94,7 +94,7 @@ def test_chance_is_even_for_honest_generators():
     assert low <= 7  # more than 7 of 30 happen once in 80 times
 
 
-def test_the_table_is_the_least_distance_over_orientations_that_fit():
+def test_the_table_nearest_images_and_their_ratio_by_hand():
     first, second = clouds(3, "first"), clouds(4, "second")
     found = table(first, second, Pixels())
     for i in range(3):
@@ -105,9 +105,6 @@ def test_the_table_is_the_least_distance_over_orientations_that_fit():
     flat = torch.rand(3, 1, 4, 6, generator=torch_rng("copies", "flat"))
     assert orientations_of(flat) == (0, 2, 4, 6)
     assert table(flat, flat.flip(-1), Pixels()).distances.diagonal().max() < 1e-6
-
-
-def test_nearest_and_ratio_by_hand():
     others = torch.tensor([0.0, 0.4, 1.0])[:, None, None, None].expand(-1, 1, 4, 4)
     found = nearest(torch.full((1, 1, 4, 4), 0.3), others, Pixels())
     assert found.index.tolist() == [1]

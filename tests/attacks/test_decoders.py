@@ -36,7 +36,7 @@ def encoded(network: nn.Module, pictures: Tensor) -> Tensor:
     return network(pictures)
 
 
-def test_pairs_give_images_back():
+def test_pairs_give_images_back_and_surrogates_without_structure_or_weights():
     own, truth = images(128, "own"), images(32, "truth")
     unknown = drawn()
     found = PairedDecoder(**FAST).run(encoded(unknown, truth), own, encoded(unknown, own))
@@ -45,9 +45,6 @@ def test_pairs_give_images_back():
     assert float(error) < 0.3 * float(guess)
     assert int(found.score(truth).non_converging.sum()) == 0
     assert found.images.shape == truth.shape
-
-
-def test_surrogates_give_images_back_without_structure_or_weights():
     own, truth = images(128, "own"), images(64, "truth")
     found = SurrogateDecoder(**FAST, surrogates=6, components=3).run(encoded(drawn(7), truth), own)
     error = (found.images - truth).square().mean()
@@ -55,8 +52,14 @@ def test_surrogates_give_images_back_without_structure_or_weights():
     assert "structure and weights of the encoder are unknown" in found.threat_model
 
 
-def test_principal_maps_do_not_know_the_channels_apart():
-    """Channels in another order, another sign and size, and a constant: the same maps."""
+def test_drawn_encoders_differ_and_principal_maps_do_not_know_channels_apart():
+    for factor in (1, 2, 4, 8):
+        assert draw_encoder(3, factor, 1)(torch.rand(2, 3, 32, 32)).shape[2:] == (32 // factor, 32 // factor)
+    kernels = {
+        tuple(layer.kernel_size for layer in draw_encoder(1, 4, i) if isinstance(layer, nn.Conv2d)) for i in range(9)
+    }
+    assert len(kernels) > 1
+    # Channels in another order, another sign and size, and a constant: the same maps.
     latents, layout = encoded(drawn(), images(16, "own")), torch.linspace(0, 1, 8).expand(8, 8)
     order = torch.randperm(latents.shape[1], generator=torch_rng("order"))
     signs = 1 - 2 * (torch.arange(latents.shape[1]) % 2)
@@ -65,15 +68,6 @@ def test_principal_maps_do_not_know_the_channels_apart():
     first, second = principal_maps(latents, 3, layout), principal_maps(changed, 3, layout)
     torch.testing.assert_close(first, second, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(first.square().mean((0, 2, 3)), torch.ones(3), rtol=1e-4, atol=1e-4)
-
-
-def test_drawn_encoders_differ_and_have_the_size():
-    for factor in (1, 2, 4, 8):
-        assert draw_encoder(3, factor, 1)(torch.rand(2, 3, 32, 32)).shape[2:] == (32 // factor, 32 // factor)
-    kernels = {
-        tuple(layer.kernel_size for layer in draw_encoder(1, 4, i) if isinstance(layer, nn.Conv2d)) for i in range(9)
-    }
-    assert len(kernels) > 1
 
 
 def test_what_does_not_fit_is_refused():

@@ -36,14 +36,11 @@ def test_defences_by_hand(made, expected):
     assert {name: tensor.tolist() for name, tensor in made().items()} == expected
 
 
-def test_quantisation_has_255_levels():
+def test_quantisation_has_255_levels_and_a_secure_sum_is_the_gradient_of_all_images():
     values = {"a": torch.linspace(-1, 1, 1001)}
     rounded = defences.quantise(values)
     assert len(rounded["a"].unique()) == 255
     assert float((rounded["a"] - values["a"]).abs().max()) <= 0.5 / 127 + 1e-7
-
-
-def test_a_secure_sum_is_the_gradient_of_all_images():
     other = {name: -tensor for name, tensor in GRADIENTS.items()}
     assert defences.secure_sum([GRADIENTS, other])["b"].abs().max() == 0
     three = [{"w": torch.tensor([value, 2.0])} for value in (1.0, 2.0, 6.0)]
@@ -97,15 +94,12 @@ def test_weights_are_defended_through_their_change(tiny, undisturbed, name):
     assert defended.parcel("weights").metadata == plain.parcel("weights").metadata
 
 
-def test_other_kinds_leave_as_they_are():
+def test_other_kinds_and_counters_among_weights_are_left_alone():
     parcel = Parcel("latents", {"latents": torch.rand(3)})
     assert Defence(name="prune")(parcel, {}) is parcel
     weights = Parcel("weights", {"w": torch.rand(3)})
     assert Defence(name="prune")(weights, {}) is weights
-
-
-def test_counters_among_weights_are_left_alone():
-    """Batch norm counts its batches in whole numbers; weights that the site was not sent have no difference."""
+    # Batch norm counts its batches in whole numbers; weights that the site was not sent have no difference.
     start = Parcel("weights", {"w": torch.zeros(4), "n": torch.tensor(3)})
     sent = Parcel("weights", {"w": torch.tensor([4.0, 3.0, 2.0, 1.0]), "n": torch.tensor(300), "own": torch.ones(2)})
     found = Defence(name="prune", fraction=0.5)(sent, {"weights": start}).tensors

@@ -70,7 +70,7 @@ def test_images_like_the_public_ones_are_likely():
     assert float(noise.min()) > 10 * float(alike.max())
 
 
-def test_statistics_of_the_very_batch_follow_from_running_ones(normed):
+def test_statistics_of_the_very_batch_follow_from_running_ones_and_are_the_true_images(normed):
     _, after = sent_by(normed, TRUTH, torch.tensor([0, 2]))
     found = batch_statistics(normed, after, torch.zeros_like(TRUTH))
     with torch.no_grad():
@@ -80,9 +80,6 @@ def test_statistics_of_the_very_batch_follow_from_running_ones(normed):
     torch.testing.assert_close(variance[0], seen.var((0, 2, 3), correction=0), atol=1e-4, rtol=1e-3)
     assert batch_statistics(normed, {"bn1.running_mean": mean[0]}, TRUTH) is None
     assert batch_statistics(LeNet(1, 3, SIDE), {}, TRUTH) is None
-
-
-def test_the_true_images_have_the_statistics_that_were_sent(normed):
     _, after = sent_by(normed, TRUTH, torch.tensor([0, 2]))
     prior = BatchNormPrior(normed, batch_statistics(normed, after, torch.zeros_like(TRUTH)))
     at_truth, elsewhere = float(prior(TRUTH[None])), float(prior(PUBLIC[None, :2]))
@@ -113,15 +110,18 @@ def error_of(
     return float((found.images[0] - TRUTH[:batch]).square().mean())
 
 
-def test_public_images_bring_an_image_back_better(lenet):
+def test_public_images_bring_an_image_back_better_and_are_asked_for(lenet):
     parcel, _ = sent_by(lenet, TRUTH[:1], torch.tensor([1]))
     plain = error_of(lenet, [parcel], torch.tensor([1]))
     known = {"image_prior": GaussianPrior.of(PUBLIC)}
     helped = error_of(lenet, [parcel], torch.tensor([1]), image_prior=1e-4, known=known)
     assert helped < 0.5 * plain
+    parcel, _ = sent_by(lenet, TRUTH[:1], torch.tensor([1]))
+    with pytest.raises(BadInput, match=r"attack\.image_prior: has a weight, and needs Knowledge\.image_prior"):
+        error_of(lenet, [parcel], torch.tensor([1]), image_prior=0.1)
 
 
-def test_rounds_of_the_same_image_are_one_question(lenet):
+def test_rounds_of_the_same_image_are_one_question_whose_loss_is_their_mean(lenet):
     """The loss of two rounds together is their mean, and one point is searched for."""
     later = copy.deepcopy(lenet)
     with torch.no_grad():
@@ -135,9 +135,6 @@ def test_rounds_of_the_same_image_are_one_question(lenet):
     attack = PRESETS["geiping"].model_copy(update={"iterations": 3, "label": "known", "joined": True})
     knowledge = Knowledge([lenet, later], (1, SIDE, SIDE), classes=3, labels=label[None].expand(2, -1))
     assert attack.run(parcels, knowledge).images.shape == (1, 1, 1, SIDE, SIDE)
-
-
-def test_a_joined_loss_is_the_mean_of_its_rounds(lenet):
     simulation = Simulation(prepare_for_attack(lenet))
     observed = {
         name: torch.randn(2, *tensor.shape, generator=torch_rng("priors", name))
@@ -150,9 +147,3 @@ def test_a_joined_loss_is_the_mean_of_its_rounds(lenet):
     loss, joined = rounds.of_one_point()(point)
     assert float(loss) == pytest.approx(float(both.mean()), rel=1e-5)
     torch.testing.assert_close(joined[0], gradient.mean(0))
-
-
-def test_a_prior_without_what_it_needs_is_refused(lenet):
-    parcel, _ = sent_by(lenet, TRUTH[:1], torch.tensor([1]))
-    with pytest.raises(BadInput, match=r"attack\.image_prior: has a weight, and needs Knowledge\.image_prior"):
-        error_of(lenet, [parcel], torch.tensor([1]), image_prior=0.1)

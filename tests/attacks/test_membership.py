@@ -200,12 +200,16 @@ def test_likelihood_ratio_and_log_odds_by_hand():
     assert float(found) == pytest.approx(np.log(p / (1 - p)), rel=1e-6)
 
 
-def test_scorers_that_give_no_number_for_each_image_are_refused():
+def test_membership_counts_at_the_level_asked_for_and_scores_are_one_for_each_image():
     x, y = images(4, "x"), torch.zeros(4)
     with pytest.raises(BadInput, match="one number for each"):
         LossThreshold().run(lambda a, _: a.mean(), x, x, member_labels=y, other_labels=y)
     with pytest.raises(BadInput, match="labels for 8 images"):
         LossThreshold().run(lambda a, _: a.mean((1, 2, 3)), x, x, member_labels=y, other_labels=y[:2])
+    rng = torch.Generator().manual_seed(0)
+    found = Memberships(torch.randn(60, generator=rng) + 0.55, torch.randn(60, generator=rng), "")
+    assert found.verdict().leak
+    assert not found.verdict(1e-6).leak
 
 
 def test_no_attack_knows_who_is_a_member():
@@ -235,10 +239,3 @@ def test_no_attack_knows_who_is_a_member():
         torch.testing.assert_close(first.members, swapped.others, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(first.others, swapped.members.flip(0), rtol=1e-4, atol=1e-5)
         assert first.separation.auc == pytest.approx(1 - swapped.separation.auc)
-
-
-def test_membership_counts_at_the_level_that_is_asked_for():
-    rng = torch.Generator().manual_seed(0)
-    found = Memberships(torch.randn(60, generator=rng) + 0.55, torch.randn(60, generator=rng), "")
-    assert found.verdict().leak
-    assert not found.verdict(1e-6).leak

@@ -17,17 +17,14 @@ def pictures(*shape: int, name: str = "a") -> torch.Tensor:
     return torch.rand(*shape, generator=torch_rng("scoring", name), dtype=torch.float64)
 
 
-def test_images_of_a_batch_are_assigned():
+def test_images_of_a_batch_are_assigned_and_starts_go_with_them():
     truth = pictures(2, 3, 1, 8, 8)
     found = torch.stack((truth[0, [2, 0, 1]], truth[1, [1, 0, 2]])) + 0.01
     result = scoring.score(found, truth, torch.full_like(truth, 5.0))
     assert result.by_assignment
     assert "paired with the truth" in str(result)
     assert result.mse.tolist() == pytest.approx([1e-4] * 6)
-
-
-def test_starts_of_a_batch_go_with_their_images():
-    """The image that came back first began in the second place: it converged if it is nearer than that start was."""
+    # The image that came back first began in the second place: it converged if it is nearer than that start was.
     truth = torch.zeros(1, 2, 1, 8, 8)
     truth[0, 1] = 1.0
     found = torch.stack([torch.full((1, 8, 8), 0.9), torch.full((1, 8, 8), 0.4)])[None]  # swapped

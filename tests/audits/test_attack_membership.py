@@ -44,7 +44,7 @@ def draws(count: int, name: str, mean: float = 0.0) -> Tensor:
     return mean + torch.randn(count, generator=torch_rng("rmia", name)).double()
 
 
-def test_rmia_by_hand():
+def test_rmia_by_hand_finds_members_that_reference_models_do_not_explain():
     """Ratios 2, 1 and 0.25; the last two are the population: the member beats both, each of them ties with itself."""
     observed = torch.tensor([0.8, 0.4, 0.1]).log()
     shadows = torch.tensor([[0.4, 0.4, 0.4], [0.4, 0.4, 0.4]]).log()
@@ -54,10 +54,7 @@ def test_rmia_by_hand():
     assert len(set(alike.tolist())) == 1  # nobody is told by a tie
     with pytest.raises(BadInput, match="RMIA takes scores"):
         rmia(observed, shadows, population & False)
-
-
-def test_rmia_finds_members_that_reference_models_do_not_explain():
-    """Images differ in difficulty by far more than membership does; the ratio to reference models removes that."""
+    # Images differ in difficulty by far more than membership does; the ratio to reference models removes that.
     difficulty, count = 5 * draws(200, "difficulty"), 100
     shadows = difficulty + 0.2 * torch.stack([draws(200, f"shadow {n}") for n in range(4)])
     observed = difficulty + 0.2 * draws(200, "observed")
@@ -76,7 +73,7 @@ def sent(tiny, undisturbed, tmp_path_factory):
     return first_view(folder, "weights", ("site-1",))
 
 
-def test_a_planted_memory_is_weak_and_is_no_copy(sent):
+def test_a_planted_memory_is_no_copy_and_reference_models_give_both_scores(sent):
     seen, truth = sent
     (planted,) = LossMembershipAttack().planted(seen, truth)
     held_out, _ = truth.held_out(1000)
@@ -85,9 +82,6 @@ def test_a_planted_memory_is_weak_and_is_no_copy(sent):
     assert float(planted.words.rsplit(" ", 1)[1]) >= WEAKEST - 0.2
     assert planted.seen.parcel.digest != seen.parcel.digest
     assert planted.seen.parcel.tensors.keys() == seen.parcel.tensors.keys()
-
-
-def test_reference_models_give_both_scores_with_figures(sent):
     rmia_found, lira_found = ReferenceMembershipAttack().attack(*sent)
     assert isinstance(rmia_found, Finding)
     assert isinstance(lira_found, Finding)
@@ -249,10 +243,7 @@ def test_an_update_points_to_its_site_where_it_stands_out_from_every_other():
     assert found.verdict.leak
     assert (found.attack, found.question) == (ORIGIN, "origin")
     assert (found.verdict.evidence["place_of_site"], found.verdict.evidence["sites_compared"]) == (1, 3)
-
-
-def test_one_site_that_is_as_near_leaves_the_origin_open_though_images_are_told():
-    """West's images gain as much as the site's own: images can be told from most others, but two sites are left."""
+    # West's images gain as much as the site's own: images can be told from most others, but two sites are left.
     rows = asked(3.0, -5.0, 3.0)
     assert image_finding(seen(), rows).verdict.leak
     found = origin_finding(seen(), rows)

@@ -224,14 +224,11 @@ def pictures(count: int, name: str) -> torch.Tensor:
     return torch.rand(count, 1, 8, 8, generator=torch_rng("few images", name))
 
 
-def test_chances_of_classes_by_hand():
+def test_images_that_come_back_are_told_from_held_out_ones_at_chances_by_hand():
     assert chance_of_groups([(1, 1, 41), (1, 1, 41)], 2) == pytest.approx(1 / 41**2)
     assert chance_of_groups([(1, 1, 41), (1, 1, 41)], 1) == pytest.approx(1 - (40 / 41) ** 2)
     assert chance_of_groups([(2, 2, 4)], 2) == pytest.approx(1 / 6)
     assert chance_of_groups([(1, 1, 4)], 0) == 1
-
-
-def test_images_that_come_back_are_told_from_held_out_ones_of_their_class():
     sets = [ComparedSet(0.5 * pictures(1, n) + 0.2, pictures(1, n), pictures(40, f"held out {n}")) for n in "ab"]
     told = identify_in_classes(sets)
     assert (told.count, told.total, told.others) == (2, 2, 80)

@@ -51,7 +51,7 @@ def sent(tiny, undisturbed, hurry):
     return of_run
 
 
-def test_statistics_that_left_are_those_of_the_batch(sent):
+def test_statistics_that_left_are_those_of_the_batch_of_a_planted_update_too(sent):
     seen, truth = sent({"model.backbone": "small-cnn", "optimizer.batch_size": 4}, rounds=1, batch="mini")
     plan = AttackPlan(seen)
     search = with_priors(plan, with_start(plan, truth))
@@ -61,9 +61,6 @@ def test_statistics_that_left_are_those_of_the_batch(sent):
     used = truth.images(torch.cat(truth.batches))
     assert float(knowledge.batch_norm_prior(used[None])) < 0.02
     assert float(knowledge.batch_norm_prior(torch.rand_like(used)[None])) > 1
-
-
-def test_a_planted_update_has_the_same_company(sent):
     seen, truth = sent({"model.backbone": "small-cnn", "optimizer.batch_size": 4}, rounds=1, batch="mini")
     (planted,) = planted_update(seen, truth)
     real, made = seen.companion("statistics"), planted.seen.companion("statistics")
@@ -75,7 +72,7 @@ def test_a_planted_update_has_the_same_company(sent):
     assert float(knowledge.batch_norm_prior(images[None])) < 0.02
 
 
-def test_rounds_of_all_images_are_searched_together(sent):
+def test_rounds_of_all_images_and_not_of_other_batches_are_searched_together(sent):
     seen, truth = sent(
         {"data.samples": 14, "audit.threat_model": ["gradients", "architecture", "batch-size"]}, rounds=3
     )
@@ -84,9 +81,6 @@ def test_rounds_of_all_images_are_searched_together(sent):
     assert isinstance(found, Finding)
     assert found.assumed[-1] == "2 rounds of the same images are searched together"
     assert found.verdict.evidence["images"] == len(truth.used)
-
-
-def test_other_batches_are_not_searched_together(sent):
     seen, _ = sent({"optimizer.batch_size": 2}, rounds=2, batch="mini")
     assert not AttackPlan(seen).same_images
 
@@ -192,7 +186,7 @@ def trained(tiny, undisturbed):
     return first_view(undisturbed(study).folder, "weights")
 
 
-def test_the_planted_update_is_attacked_by_the_same_plan(trained):
+def test_a_planted_update_is_attacked_by_the_same_plan_after_steps_of_sgd_with_momentum(trained):
     seen, truth = trained
     (planted,) = GradientInversionAttack().planted(seen, truth)
     real, made = AttackPlan(seen), AttackPlan(planted.seen)
@@ -200,9 +194,6 @@ def test_the_planted_update_is_attacked_by_the_same_plan(trained):
     assert vars(made._training()) == vars(real._training())
     assert [len(batch) for batch in planted.truth.batches] == [2, 2]
     assert "2 steps" in planted.words
-
-
-def test_two_planted_steps_are_those_of_sgd_with_momentum(trained):
     seen, truth = trained
     (planted,) = GradientInversionAttack().planted(seen, truth)
     task, target = seen.tools.assembly.study.task, seen.tools.assembly.target
@@ -251,12 +242,14 @@ def test_site_inference_is_asked_about_images_that_the_plant_never_saw(trained):
     assert not any(torch.equal(one, other) for one in asked for other in seen_in_training)
 
 
-def test_a_planted_memory_stops_near_its_goal():
+def test_a_planted_memory_stops_near_its_goal_and_a_rare_projection_leaves_a_doubt():
     """A pass that goes from an area of 0.5 to 1.0 is cut where it reaches 0.7."""
     before, after = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
     weakest, area = weakest_between(before, after, lambda state: 0.5 + 0.5 * float(state["w"]))
     assert WEAKEST <= area < WEAKEST + 0.02
     assert float(weakest["w"]) == pytest.approx(0.4, abs=0.02)
+    said = Verdict(False, "nothing", {"p_members_closer": 0.02})
+    assert with_doubt(Finding("projection", "", said)).doubt
 
 
 PUBLIC = {**BY_TWOS, "model.backbone": "efficientnet-lite0-1024", "model.input_size": 32, "data.size": 32}
@@ -308,11 +301,6 @@ def test_held_out_images_that_were_trained_on_are_not_held_out(trained):
     assert len(Truth([], replace(data, test=both), 0).data.test) == len(data.test)
     assert not len(Truth([], replace(data, test=data.train), 0).data.test)
     assert Truth([], data, 0).data is data
-
-
-def test_a_projection_that_chance_seldom_gives_leaves_a_doubt():
-    said = Verdict(False, "nothing", {"p_members_closer": 0.02})
-    assert with_doubt(Finding("projection", "", said)).doubt
 
 
 @pytest.mark.parametrize(

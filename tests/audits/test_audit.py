@@ -63,12 +63,16 @@ def test_every_kind_is_attacked_with_what_fits_it(audited, method, changes, atta
         assert report["verdicts"][kind]["words"]
 
 
-def test_what_a_secure_sum_shows_is_attacked_and_nothing_else(audited):
+def test_a_secure_sum_alone_is_attacked_and_real_images_need_no_attack(audited):
     report, _ = audited("fedavg", {"federation.sum": "secure", "sites.count": 3})
     assert {(parcel["kind"], parcel["site"]) for parcel in report["parcels"]} == {("masked", "sum of 3 sites")}
     assert "weights" not in report["verdicts"]
     assert report["verdicts"]["masked"]["attacked"] >= 1
     assert report["verdicts"]["shares"]["verdict"] == "not tested"
+    report, _ = audited("fedavg-share")
+    assert report["verdicts"]["real-images"] == {
+        "left": 2, "verdict": "leaks", "words": "real images left the site as they are (2 times)", "not_tried": [],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -112,13 +116,6 @@ def test_latents_of_a_shallow_cut_leak_and_labels_are_named(tiny, undisturbed, t
     assert report["verdicts"]["labels"]["verdict"] == "leaks"
     assert report["verdicts"]["weights"]["verdict"] == "not tested"
     assert report["verdicts"]["metrics"]["verdict"] == "not tested"
-
-
-def test_real_images_need_no_attack(audited):
-    report, _ = audited("fedavg-share")
-    assert report["verdicts"]["real-images"] == {
-        "left": 2, "verdict": "leaks", "words": "real images left the site as they are (2 times)", "not_tried": [],
-    }  # fmt: skip
 
 
 def test_every_telling_kind_has_an_attack():

@@ -37,7 +37,7 @@ def test_sums_are_weighted_by_images_and_whole_numbers_added():
         assert torch.equal(together.tensors[name], tensor)
 
 
-def test_only_the_sum_is_attacked(tiny, undisturbed, tmp_path):
+def test_only_the_sum_is_attacked_which_sites_that_take_turns_have_not(tiny, undisturbed, tmp_path):
     done = undisturbed(tiny("fedsgd", {**SMALL, "audit.secure_sum": True}, rounds=1))
     shutil.copytree(done.folder, tmp_path / "run")
     report = audit(tmp_path / "run")
@@ -45,9 +45,6 @@ def test_only_the_sum_is_attacked(tiny, undisturbed, tmp_path):
     assert parcel["site"] == "sum of 2 sites"
     assert len(parcel["digests"]) == 2
     assert [finding["attack"] for finding in parcel["findings"]] == ["gradient-inversion"]
-
-
-def test_sites_that_take_turns_have_no_sum(tiny, undisturbed):
     done = undisturbed(tiny("fedreplay", {**SMALL, "audit.secure_sum": True, "sites.count": 1}, rounds=1))
     with pytest.raises(BadInput, match=r"audit\.secure_sum: no operation was done by several sites"):
         audit(done.folder)

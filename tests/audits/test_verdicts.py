@@ -38,7 +38,7 @@ def gap(question: str = "images", excluded: bool = False) -> dict[str, Any]:
     return {"attack": "other", "why": "it lacks something", "question": question, "excluded": excluded}
 
 
-def test_the_strongest_finding_speaks_for_all():
+def test_the_strongest_finding_speaks_for_all_unless_an_attack_was_cut_off():
     parcels = [
         parcel(finding("inversion", NOT_TESTED, "none", recovered=0), finding("loss", NOT_TESTED, "flat", auc=0.5)),
         parcel(finding("inversion", LEAKS, "one", recovered=1), finding("loss", NOT_TESTED, "even", auc=0.52)),
@@ -49,10 +49,7 @@ def test_the_strongest_finding_speaks_for_all():
     assert found["words"] == "inversion (leaks in 2 of 3 parcels; the strongest): five"
     assert found["evidence"] == {"inversion": {"recovered": 5}}
     assert found["pictures"] == ["five.png"]
-
-
-def test_an_attack_that_was_cut_off_leaves_every_question_open_but_a_leak():
-    """Out of time or memory: nobody knows what it would have found."""
+    # Out of time or memory: nobody knows what it would have found.
     held = finding("inversion", WITHSTOOD, "none", power=[planted(True)])
     assert question_of(held)["verdict"] == WITHSTOOD
     found = verdicts([parcel(held), parcel(held, not_tried=(gap(EVERY_QUESTION),))], lines("weights", 2))["weights"]

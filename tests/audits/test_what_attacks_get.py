@@ -57,7 +57,7 @@ def withheld(capability: Capability) -> dict[str, list[Capability]]:
     return {"audit.threat_model": [one for one in Audit().threat_model if one != capability]}
 
 
-def test_later_rounds_are_attacked_from_the_weights_that_were_sent(opened):
+def test_later_rounds_are_attacked_from_the_weights_sent_without_the_momentum_kept(opened):
     tools, (kept, _) = opened("fedavg", {"optimizer.decay_every": 1, "optimizer.decay": 0.5}, rounds=2, local_steps=1)
     seen, truth = of_site(tools, kept[-1])
     sent = kept[-1].received("weights")
@@ -70,9 +70,6 @@ def test_later_rounds_are_attacked_from_the_weights_that_were_sent(opened):
         == study.optimizer.lr_in(2)
         == study.optimizer.lr / 2
     )
-
-
-def test_momentum_that_a_site_kept_is_not_known(opened):
     changes = {"optimizer.keep_state": True, "optimizer.momentum": 0.9}
     tools, (kept, _) = opened("fedavg", changes, rounds=2, local_steps=1)
     first, last = (attack_updates.AttackPlan(of_site(tools, release)[0]) for release in kept)
@@ -211,16 +208,13 @@ def shuffled(data: SiteData) -> SiteData:
     return dataclasses.replace(data, train=part)
 
 
-def test_the_truth_enters_the_scoring_alone(tiny, undisturbed):
+def test_the_truth_enters_the_scoring_alone_and_known_labels_only_where_granted(tiny, undisturbed):
     seen, release, data = seen_and_truth(tiny, undisturbed)
     found = [attack_updates.invert_gradients(seen, Truth(release.used, some, 0)) for some in (data, shuffled(data))]
     first, second = (one.draw.__self__ for one in found if isinstance(one, Finding))
     assert torch.equal(first.found, second.found)
     assert not torch.equal(first.truth, second.truth)
     assert found[0].assumed[0] == "the update was made as it was: 4 images in 2 steps"
-
-
-def test_known_labels_are_used_only_where_granted(tiny, undisturbed):
     granted = [*Audit().threat_model, Capability.LABELS]
     seen, release, data = seen_and_truth(tiny, undisturbed, {"audit.threat_model": granted})
     plan = attack_updates.AttackPlan(seen)

@@ -143,7 +143,7 @@ def test_a_tuning_that_gained_nothing_warns():
     assert "no farther from real ones" in warning_about(figures | {"phase2_distance": 0.5})
 
 
-def test_the_mean_distance_is_that_of_all_pairs_of_a_batch():
+def test_a_meters_mean_distance_is_of_all_pairs_and_its_figures_of_the_sets_they_name():
     images, labels = data()
     meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"))
     model, distance = build(), Pixels()
@@ -152,52 +152,6 @@ def test_the_mean_distance_is_that_of_all_pairs_of_a_batch():
         for a, b in itertools.product(meter.images, meter.sample(model))
     ]
     assert meter.mean_distance(model, distance) == pytest.approx(sum(pairs) / 400, rel=1e-4)
-
-
-def test_phase_two_whose_first_step_is_too_far_keeps_phase_one_and_says_so():
-    model, (images, labels) = build(), data()
-    tuning = {"check_every": 2, "most_steps": 2, "most_tuning_steps": 4, "distance": "pixels", "growth": 1.0}
-    loud = TUNING.model_copy(update={**tuning, "alpha": 1e6})
-    found = fit(model, images, labels, rng(), loud)
-    assert (found["kept_step"], found["phase2_steps"]) == (0, 1)
-    assert found["phase2_fd"] == found["phase1_fd"]
-    assert warning_about(found)
-
-
-def test_both_phases_of_a_gan_and_what_is_told_about_them():
-    model, (images, labels) = build(), data()
-    settings = TUNING.model_copy(
-        update={"check_every": 2, "most_steps": 4, "most_tuning_steps": 4, "distance": "pixels", "growth": 1e6}
-    )
-    found = fit(model, images, labels, rng(), settings)
-    names = ("steps", "fd", "fd_half", "fd_floor", "kid", "kid_floor")
-    both = {f"phase{k}_{name}" for k in (1, 2) for name in (*names, "distance")}
-    assert set(found) == both | {"kept_step"}
-    assert (found["phase1_steps"], found["phase2_steps"], found["kept_step"]) == (4, 4, 4)
-    assert found["phase1_fd"] > found["phase1_fd_floor"] > 0
-    plain = fit(build(), images, labels, rng(), settings.model_copy(update={"alpha": 0.0}))
-    assert plain == {name: found[name] for name in (f"phase1_{name}" for name in names)}
-
-
-def test_phase_two_may_go_to_growth_times_the_distance_of_phase_one(monkeypatch):
-    limits = []
-
-    monkeypatch.setattr(Phases, "until_it_grows", lambda self, loss, limit: limits.append(limit) or (0, 0))
-    settings = TUNING.model_copy(update={"most_steps": 2, "distance": "pixels", "growth": 3.0})
-    found = fit(build(), *data(), rng(), settings)
-    assert limits == [pytest.approx(3 * found["phase1_fd"])]
-
-
-def test_an_extra_loss_of_a_gan_sees_images_between_0_and_1():
-    images = torch.cat([torch.zeros(12, 1, 28, 28), torch.full((12, 1, 28, 28), 255)]).byte()
-    steps, seen = GANSteps([Learner(build(), images, data()[1], rng())]), []
-    steps.step(lambda real, made: seen.append((real, made.detach())) or made.sum())
-    ((real, made),) = seen
-    assert (float(real.min()), float(real.max())) == (0.0, 1.0)
-    assert 0 <= float(made.min()) < 0.5 < float(made.max()) <= 1
-
-
-def test_figures_of_a_meter_are_of_the_sets_that_they_name():
     images, labels = data()
     meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"))
     asked = []
@@ -218,6 +172,46 @@ def test_figures_of_a_meter_are_of_the_sets_that_they_name():
         "kid": kernel_distance(real, made),
         "kid_floor": kernel_distance(real[:10], real[10:]),
     }
+
+
+def test_both_phases_of_a_gan_and_a_second_whose_first_step_is_too_far():
+    model, (images, labels) = build(), data()
+    settings = TUNING.model_copy(
+        update={"check_every": 2, "most_steps": 4, "most_tuning_steps": 4, "distance": "pixels", "growth": 1e6}
+    )
+    found = fit(model, images, labels, rng(), settings)
+    names = ("steps", "fd", "fd_half", "fd_floor", "kid", "kid_floor")
+    both = {f"phase{k}_{name}" for k in (1, 2) for name in (*names, "distance")}
+    assert set(found) == both | {"kept_step"}
+    assert (found["phase1_steps"], found["phase2_steps"], found["kept_step"]) == (4, 4, 4)
+    assert found["phase1_fd"] > found["phase1_fd_floor"] > 0
+    plain = fit(build(), images, labels, rng(), settings.model_copy(update={"alpha": 0.0}))
+    assert plain == {name: found[name] for name in (f"phase1_{name}" for name in names)}
+    model, (images, labels) = build(), data()
+    tuning = {"check_every": 2, "most_steps": 2, "most_tuning_steps": 4, "distance": "pixels", "growth": 1.0}
+    loud = TUNING.model_copy(update={**tuning, "alpha": 1e6})
+    found = fit(model, images, labels, rng(), loud)
+    assert (found["kept_step"], found["phase2_steps"]) == (0, 1)
+    assert found["phase2_fd"] == found["phase1_fd"]
+    assert warning_about(found)
+
+
+def test_phase_two_may_go_to_growth_times_the_distance_of_phase_one(monkeypatch):
+    limits = []
+
+    monkeypatch.setattr(Phases, "until_it_grows", lambda self, loss, limit: limits.append(limit) or (0, 0))
+    settings = TUNING.model_copy(update={"most_steps": 2, "distance": "pixels", "growth": 3.0})
+    found = fit(build(), *data(), rng(), settings)
+    assert limits == [pytest.approx(3 * found["phase1_fd"])]
+
+
+def test_an_extra_loss_of_a_gan_sees_images_between_0_and_1():
+    images = torch.cat([torch.zeros(12, 1, 28, 28), torch.full((12, 1, 28, 28), 255)]).byte()
+    steps, seen = GANSteps([Learner(build(), images, data()[1], rng())]), []
+    steps.step(lambda real, made: seen.append((real, made.detach())) or made.sum())
+    ((real, made),) = seen
+    assert (float(real.min()), float(real.max())) == (0.0, 1.0)
+    assert 0 <= float(made.min()) < 0.5 < float(made.max()) <= 1
 
 
 def test_phases_are_as_long_as_the_generators_own_steps_unless_the_table_says_otherwise():

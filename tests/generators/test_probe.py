@@ -30,14 +30,11 @@ def blurred(images: torch.Tensor) -> torch.Tensor:
     return F.avg_pool2d(images.float(), 3, stride=1, padding=1, count_include_pad=False).to(torch.uint8)
 
 
-def test_blur_gives_replayed_images_away():
+def test_blur_gives_replayed_images_away_and_pairs_stay_on_one_side_of_a_fold():
     real = pictures(90, 0)
     found = real_or_replayed(real, blurred(real), rng(), paired=True)
     assert found["auc"] > 0.95
     assert found["chance"] == 0.5
-
-
-def test_pairs_stay_on_one_side_of_a_fold_and_large_groups_are_thinned():
     count = probe.PER_GROUP + 20
     numbers = torch.arange(count).reshape(-1, 1, 1, 1).expand(-1, 1, 28, 28)
     images, labels, folds = gather({"real": numbers, "replayed": numbers}, rng(), paired=True)

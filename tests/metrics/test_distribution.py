@@ -88,7 +88,7 @@ def test_precision_and_recall_are_those_of_scikit_learns_neighbours(rows: int, m
     assert precision_recall(real.float(), made.float()) == pytest.approx(expected)
 
 
-def test_fidelity_has_a_floor_and_names_its_features(means: Extractor):
+def test_fidelity_has_a_floor_of_held_out_images_where_given_and_names_its_features(means: Extractor):
     rng = torch_rng("features", "images")
     real, alike, unlike = (noise_images(80, 1, 16, rng) for _ in range(3))
     good, bad = fidelity(real, alike, means), fidelity(real, unlike * 0.5, means)
@@ -99,9 +99,6 @@ def test_fidelity_has_a_floor_and_names_its_features(means: Extractor):
     assert {"FD-means", "FD-means floor", "KID-means", "recall-means", "coverage-means floor"} <= set(good.summary())
     assert good.summary()["features"] == "means at 8 px"
     assert "FID" not in str(good.summary())
-
-
-def test_fidelity_takes_held_out_images_for_the_floor(means: Extractor):
     rng = torch_rng("features", "held out")
     real, held_out, made = (noise_images(count, 1, 16, rng) for count in (30, 25, 40))
     found = fidelity(real, made, means, other_real=held_out)

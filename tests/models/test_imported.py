@@ -128,14 +128,11 @@ def study(tiny, method="fedavg", **changes):
     return tiny(method, {**settings, **changes}, rounds=1)
 
 
-def test_a_method_that_cuts_refuses_a_network_without_cuts(tiny):
+def test_cuts_and_privacy_are_tried_before_a_run(tiny):
     with pytest.raises(BadInput, match=r"nets:Classifier' cannot be cut, and 'splitnn' cuts the network"):
         study(tiny, "splitnn")
     with pytest.raises(BadInput, match=r"cannot be cut, and the study sets model\.cut"):
         study(tiny, **{"model.cut": "conv1"})
-
-
-def test_privacy_is_tried_out_before_a_run(tiny):
     assert study(tiny, **{"privacy.noise_multiplier": 1.0})
     dense = {"model.backbone": NETS + "DenseNet121", "model.arguments": {}, "data.size": 32}
     dense["privacy.noise_multiplier"] = 1.0

@@ -72,16 +72,13 @@ def test_parts_loaded_apart_join_to_the_whole(backbone, cut):
     assert list(joined.state_dict()) == list(wanted.state_dict())
 
 
-def test_resnet_can_be_cut_before_its_max_pooling_and_is_cut_after_it_by_default():
+def test_the_default_cut_and_splitting_draws_no_number_and_leaves_the_model():
     model = network("resnet18")
     front, _ = models.split(model, "relu")
     assert [type(layer).__name__ for layer in front.children()] == ["Conv2d", "BatchNorm2d", "ReLU"]
     assert front(images()).shape == (2, 64, 16, 16)
     assert models.split(model, model.default_cut())[0](images()).shape == (2, 64, 8, 8)
     assert models.build("small-cnn", channels=1, outputs=2, size=28).default_cut() == "conv1"
-
-
-def test_splitting_draws_no_random_number_and_leaves_the_model_as_it_was():
     model = network("small-cnn").eval()
     state, names = torch.get_rng_state(), list(model.state_dict())
     front, rest = models.split(model, "conv1")

@@ -37,7 +37,7 @@ def test_torch_files_and_safetensors_give_the_same_weights_and_the_digest_of_the
         assert fitted.sentence() == "10 of 10 tensors loaded"
 
 
-def test_what_fits_is_taken_over_and_the_rest_is_named(tmp_path):
+def test_what_fits_is_taken_over_as_float32_and_the_rest_is_named(tmp_path):
     weights = {n: t.half() for n, t in other(outputs=5).items() if n != "conv1.bias"}
     weights |= {"fc9.weight": torch.ones(2), "conv2.bias": torch.ones(16, dtype=torch.int64)}
     save_file(weights, tmp_path / "w.safetensors")
@@ -53,9 +53,6 @@ def test_what_fits_is_taken_over_and_the_rest_is_named(tmp_path):
         "6 of 10 tensors loaded; 3 drawn at random, as their shape or kind differs (conv2.bias, fc3.weight,"
     )
     assert words.endswith("1 in the file not used (fc9.weight)")
-
-
-def test_parameters_lose_their_gradients_and_8_bits_become_32(tmp_path):
     torch.save({name: torch.nn.Parameter(tensor) for name, tensor in other().items()}, tmp_path / "parameters.pt")
     fitted = read_weights(tmp_path / "parameters.pt").fitted(drawn(), "lenet5")
     assert not any(tensor.requires_grad for tensor in fitted.weights.values())
@@ -109,7 +106,7 @@ def test_other_files_are_refused_and_nothing_in_them_runs(tmp_path, monkeypatch,
     assert not (tmp_path / "made-by-a-pickle").exists()
 
 
-def test_a_damaged_archive_is_refused(tmp_path):
+def test_a_damaged_archive_and_a_small_file_of_a_large_tensor_are_refused(tmp_path):
     file = tmp_path / "damaged.pt"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(range(256)) * 4)
@@ -119,9 +116,6 @@ def test_a_damaged_archive_is_refused(tmp_path):
         file.write_bytes(damaged)
         with pytest.raises(BadInput, match=r"damaged\.pt' (holds other objects than|is not a file of weights)"):
             read_weights(file)
-
-
-def test_a_small_file_does_not_become_a_large_tensor(tmp_path):
     torch.save({"conv1.bias": torch.ones(1).expand(2**40)}, tmp_path / "expanded.pt")
     with pytest.raises(BadInput, match=r"'conv1\.bias' in '.*expanded\.pt' is larger than the file"):
         read_weights(tmp_path / "expanded.pt")

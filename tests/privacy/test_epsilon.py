@@ -193,11 +193,7 @@ def test_a_large_group_has_no_privacy_and_no_number_overflows(monkeypatch):
     assert group_epsilon([], 1e-3, 0) == 6.0  # whoever has none may have one
 
 
-def test_no_privacy_to_speak_of_does_not_take_prv_minutes():
-    assert compute_epsilon(0.5, 0.1, 50, 1e-2, "prv") == compute_epsilon(0.5, 0.1, 50, 1e-2, "rdp") > epsilon.NO_PRIVACY
-
-
-def test_an_account_adds_up_over_rounds_and_survives_a_restart():
+def test_an_account_adds_up_survives_a_restart_and_allows_what_is_left():
     account = Account(1e-2, trained=4, recorded=5, after=6)
     for _ in range(3):
         account.add(1.0, 0.1, 5)
@@ -214,9 +210,6 @@ def test_an_account_adds_up_over_rounds_and_survives_a_restart():
     assert again.epsilon == composed_epsilon(account.history, 1e-2)
     assert Account.restored(Account(1e-2).tensors(), 1e-2, "rdp").history == []
     assert Account.restored({}, 1e-2, "rdp").epsilon == 0
-
-
-def test_an_account_allows_what_is_left_and_no_more():
     account = Account(1e-2)
     allowed = steps_for(2.0, 0.1, 1.0, 1e-2)
     assert account.steps_left(None, 1.0, 0.1, 10**6) == 10**6
@@ -293,8 +286,9 @@ def test_impossible_input_is_named(wrong):
                 call()
 
 
-def test_a_rate_is_a_share_of_images():
+def test_a_rate_is_a_share_of_images_and_no_privacy_is_told_in_no_time():
     assert (sampling_rate_for(1, 1), sampling_rate_for(8, 2), sampling_rate_for(2, 8)) == (1.0, 0.25, 1.0)
     for samples, batch in ((0, 8), (8, 0), (-1, 8)):
         with pytest.raises(BadInput, match="both must be at least 1"):
             sampling_rate_for(samples, batch)
+    assert compute_epsilon(0.5, 0.1, 50, 1e-2, "prv") == compute_epsilon(0.5, 0.1, 50, 1e-2, "rdp") > epsilon.NO_PRIVACY

@@ -64,13 +64,15 @@ def test_layers_that_keep_to_one_image_are_fine(layer):
     assert obstacles(layer) == []
 
 
-def test_mixing_is_found_by_trying():
+def test_mixing_is_found_by_trying_and_dropout_is_no_reason_against_privacy():
     noise = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
     norm = nn.BatchNorm1d(3)
     assert mixes_samples(norm, noise)
     assert int(norm.num_batches_tracked) == 0
     assert mixes_samples(BatchDeviation(), noise)
     assert not mixes_samples(nn.Linear(3, 2), noise)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    assert try_gradients(model, torch.rand(4, 1, 4, 4)) is None
 
 
 EVERYTHING = ("classifier", "encoder", "primary", "generator", "prior")
@@ -106,10 +108,13 @@ def test_a_table_that_makes_no_sense_is_refused(wrong):
         Privacy(**wrong)
 
 
-def test_delta_is_one_over_the_number_of_images_unless_given():
+def test_delta_is_one_over_the_images_and_a_study_looks_without_drawing_weights():
     assert Privacy().delta_for(1144) == 1 / 1144
     assert (Privacy().delta_for(2), Privacy().delta_for(1)) == (0.5, 0.5)
     assert Privacy(delta=1e-5).delta_for(1144) == 1e-5
+    before = torch.random.get_rng_state()
+    study({"name": "fedavg"}, {})
+    assert torch.equal(before, torch.random.get_rng_state())
 
 
 STUDY = {
@@ -149,17 +154,6 @@ def test_methods_whose_sites_train_the_classifier_can(name):
 def test_studies_that_cannot_say_why_and_what_helps(method, privacy, tables, sentence):
     with pytest.raises(BadInput, match=sentence):
         study(method, privacy, **tables)
-
-
-def test_a_study_looks_at_the_network_without_drawing_weights():
-    before = torch.random.get_rng_state()
-    study({"name": "fedavg"}, {})
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
-def test_dropout_is_no_reason_against_gradients_of_single_images():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 2))
-    assert try_gradients(model, torch.rand(4, 1, 4, 4)) is None
 
 
 class Mixing(nn.Module):

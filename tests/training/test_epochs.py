@@ -104,15 +104,12 @@ def test_bytes_of_images_bound_the_table():
     assert graphs.steps_in_table(2**40) == 1
 
 
-def test_weights_of_classes_and_their_graphs(gpu):
+def test_weights_of_classes_have_graphs_and_further_shapes_ordinary_steps(gpu, monkeypatch):
     weights = torch.tensor([0.3, 1.7])
     plain, recorded = (make_trainer(recorded=way) for way in (False, True))
     assert_same(trained(recorded, class_weights=weights), trained(plain, class_weights=weights))
     assert trained(recorded)[0] == trained(plain)[0]  # the same trainer, without weights
     assert sorted(recorded_of(recorded)) == [False, True]
-
-
-def test_further_shapes_get_ordinary_steps(gpu, monkeypatch):
     monkeypatch.setattr(graphs, "MOST_TABLES", 0)
     plain, recorded = (make_trainer(recorded=way) for way in (False, True))
     assert_same(trained(recorded), trained(plain))

@@ -91,13 +91,17 @@ def test_each_pass_is_a_new_permutation_and_noted_while_somebody_asks():
     assert [index.tolist() for index in noted] == during
 
 
-def test_a_batch_holds_images_in_0_to_1_with_their_own_labels():
+def test_a_batch_holds_images_in_0_to_1_with_their_own_labels_and_masks():
     part = numbered(8)
     images, labels = next(make_trainer().batches(part, rng()))
     for image, label in zip(images, labels, strict=True):
         number = int((image[0, 0, 0] * 255).round())
         assert torch.equal(image, torch.from_numpy(part.images[number]).float() / 255)
         assert int(label) == number % 2
+    part = numbered(12)
+    trainer = make_trainer("segmentation", "unet", augment=("flip", "turn"), batch_size=6)
+    for images, targets in (next(trainer.batches(part, rng(k))) for k in range(4)):
+        assert torch.equal(targets.bool().reshape(6, SIZE, SIZE), (images[:, 0] * 255).round() > 128)
 
 
 @given(count=st.integers(1, 30), size=st.integers(1, 12))
@@ -129,13 +133,6 @@ def test_masks_are_flipped_and_turned_with_their_images(kinds):
         assert len(found) == 1
         outcomes.add(found[0])
     assert len(outcomes) == max(1, 2 * ("flip" in kinds)) * max(1, 4 * ("turn" in kinds))  # each possible one occurs
-
-
-def test_a_segmentation_batch_keeps_masks_on_their_images():
-    part = numbered(12)
-    trainer = make_trainer("segmentation", "unet", augment=("flip", "turn"), batch_size=6)
-    for images, targets in (next(trainer.batches(part, rng(k))) for k in range(4)):
-        assert torch.equal(targets.bool().reshape(6, SIZE, SIZE), (images[:, 0] * 255).round() > 128)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +225,7 @@ def test_a_kept_optimiser_takes_the_learning_rate_of_its_round():
     assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(buffers, kept, strict=True))
 
 
-def test_evaluation_equals_counting_by_hand():
+def test_evaluation_equals_counting_by_hand_in_pieces_too():
     part, trainer = numbered(21), make_trainer()
     sums = trainer.evaluate(part)
     model = trainer.model.eval()
@@ -243,9 +240,6 @@ def test_evaluation_equals_counting_by_hand():
     assert float(sums["loss"]) == pytest.approx(float(F.cross_entropy(output, labels, reduction="sum")), rel=1e-5)
     metrics = trainer.task.finish(sums)
     assert metrics["accuracy"] == pytest.approx(float((output.argmax(1) == labels).float().mean()))
-
-
-def test_large_parts_are_evaluated_in_pieces_that_add_up():
     count = EVALUATION_BATCH + 3
     part = ImageSet(
         np.random.default_rng(0).integers(0, 256, (count, 1, SIZE, SIZE), dtype=np.uint8), np.arange(count) % 2

@@ -44,7 +44,7 @@ def test_one_image_less_changes_no_other_ones_draws(by_name):
     assert (found == [batch - {4} for batch in whole]) == by_name
 
 
-def test_all_images_of_a_patient_take_part_or_none_does():
+def test_a_patients_images_take_part_together_and_one_patient_less_changes_no_other_draws():
     cases = np.array([5, 5, 9, 9, 9, 1, 5])
     units = find_units(images(7, cases), "patient", "north")
     assert len(units) == 3
@@ -54,9 +54,6 @@ def test_all_images_of_a_patient_take_part_or_none_does():
             assert batch & own in (set(), own)
     share = np.mean([0 in batch for batch in taken(units, 2000)])
     assert share == pytest.approx(0.3, abs=0.04)
-
-
-def test_one_patient_less_changes_no_other_ones_draws_whatever_the_numbers_are():
     cases = np.array([0, 0, 1, 1, 2, 3])
     part = images(6, cases)
     fewer, keep = without(part, [0, 1])

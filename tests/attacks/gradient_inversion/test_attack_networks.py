@@ -33,13 +33,10 @@ def seeded(make) -> nn.Module:
         return make().double()
 
 
-def test_sizes_are_the_papers():
+def test_sizes_are_the_papers_and_weights_drawn_from_the_generator():
     assert parameter_count(LeNet()) == 85_036
     assert parameter_count(UnstridedResNet18()) == 14_445_732
     assert LeNet(1, 10, 28)(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
-
-
-def test_weights_are_drawn_from_the_generator():
     first, second = (with_random_weights(LeNet(), torch_rng(0, "w")) for _ in range(2))
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -70,7 +70,7 @@ def test_first_steps_are_those_of_the_papers_loop(lenet, smooth_images, sent):
         torch.testing.assert_close(found.images[row], image, rtol=0, atol=1e-8)
 
 
-def test_what_is_not_declared_is_not_used(one_image_each):
+def test_what_is_not_declared_is_not_used_and_a_prior_to_start_from_is(one_image_each):
     """An attack that reads labels off the gradients gives the same when it is handed wrong labels and start images."""
     model, _, _, parcels = one_image_each
     attack = GradientInversion(label="sign", lr=1.0, iterations=2)
@@ -79,6 +79,11 @@ def test_what_is_not_declared_is_not_used(one_image_each):
         model, labels=torch.zeros(2, 1), start_images=torch.ones(2, 1, 1, 16, 16), training=LocalTraining(0.1)
     )
     assert torch.equal(attack.run(parcels[:2], more).images, plain.images)
+    model, images, _, parcels = one_image_each
+    given = (images[:2] + 0.05).clamp(0, 1)
+    attack = GradientInversion(start="given", label="sign", lr=1.0, iterations=1)
+    found = attack.run(parcels[:2], knowledge(model, start_images=given))
+    assert torch.equal(found.start, given)
 
 
 def test_many_at_once_is_one_by_one(one_image_each):
@@ -159,24 +164,6 @@ def test_targets_that_leave_the_batch_take_nobody_elses_labels_along(one_image_e
     for row in range(2, 6):
         alone = attack.run(several[row : row + 1], knowledge(model, labels=labels[row : row + 1]))
         torch.testing.assert_close(found.images[row], alone.images[0], rtol=0, atol=1e-4)
-
-
-def test_a_prior_to_start_from(one_image_each):
-    model, images, _, parcels = one_image_each
-    given = (images[:2] + 0.05).clamp(0, 1)
-    attack = GradientInversion(start="given", label="sign", lr=1.0, iterations=1)
-    found = attack.run(parcels[:2], knowledge(model, start_images=given))
-    assert torch.equal(found.start, given)
-
-
-def test_a_start_that_diverged_loses_to_one_that_did_not():
-    def result(loss: float, image: float) -> dict[str, Tensor]:
-        return {"loss": torch.tensor([loss]), "images": torch.tensor([[image]]), "evaluations": torch.tensor([1])}
-
-    for first, second in ((math.nan, 3.0), (3.0, math.nan), (4.0, 3.0)):
-        best = _better(result(first, first), result(second, second))
-        assert best["images"].tolist() == [[3.0]]
-        assert best["evaluations"].tolist() == [2]
 
 
 def test_the_loss_is_that_of_the_image_that_is_returned(one_image_each):
@@ -300,7 +287,7 @@ def test_starts_are_distributed_as_they_are_called():
     assert bell.std() < 0.2 < flat.std()
 
 
-def test_restarts_keep_the_lowest_loss_and_the_trajectory_of_that_start(one_image_each):
+def test_restarts_keep_the_lowest_loss_and_its_trajectory_and_lose_what_diverged(one_image_each):
     model, _, _, parcels = one_image_each
     attack = GradientInversion(lr=1.0, iterations=1, returns="last", trajectory=(0, 1))
     once, thrice = (attack.model_copy(update={"restarts": n}).run(parcels[:3], knowledge(model)) for n in (1, 3))
@@ -309,3 +296,11 @@ def test_restarts_keep_the_lowest_loss_and_the_trajectory_of_that_start(one_imag
     assert bool((thrice.evaluations > once.evaluations).all())
     assert torch.equal(thrice.trajectory.images[:, 0], thrice.start)
     assert torch.equal(thrice.trajectory.images[:, 1], thrice.images)
+
+    def result(loss: float, image: float) -> dict[str, Tensor]:
+        return {"loss": torch.tensor([loss]), "images": torch.tensor([[image]]), "evaluations": torch.tensor([1])}
+
+    for first, second in ((math.nan, 3.0), (3.0, math.nan), (4.0, 3.0)):
+        best = _better(result(first, first), result(second, second))
+        assert best["images"].tolist() == [[3.0]]
+        assert best["evaluations"].tolist() == [2]

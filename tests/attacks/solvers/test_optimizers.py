@@ -48,7 +48,7 @@ def test_signs_and_box():
     assert optimizer.point[0, 2] == pytest.approx(0.5 - 30 * 0.1, rel=1e-4)  # free to leave
 
 
-def test_a_target_whose_gradient_has_vanished_stays_where_it_is():
+def test_a_target_that_diverges_or_whose_gradient_has_vanished_stops_alone():
     """Momentum would carry it on."""
     optimizer = Adam(start(2), lr=0.1, steps=10)
     for step in range(10):
@@ -60,9 +60,6 @@ def test_a_target_whose_gradient_has_vanished_stays_where_it_is():
     assert optimizer.converged.tolist() == [False, True]
     assert torch.equal(optimizer.point[1], there)
     assert not torch.equal(optimizer.point[0], optimizer.point[1])
-
-
-def test_a_diverging_target_stops_alone():
     begin = start()
     wild = Adam(begin, lr=0.01, steps=10)
     for step in range(10):
@@ -191,7 +188,7 @@ def test_fixed_shapes_change_nothing(monkeypatch):
     torch.testing.assert_close(fixed.point, growing.point, rtol=0, atol=1e-10)
 
 
-def test_a_diverging_target_leaves_the_others_bit_identical():
+def test_targets_that_diverge_or_finish_leave_the_others_as_they_are():
     problem, start = valleys()
     calm = search(problem, LBFGS(start, lr=0.1, steps=5), returns="last")
     wild = start.clone()
@@ -202,10 +199,7 @@ def test_a_diverging_target_leaves_the_others_bit_identical():
     assert torch.equal(found.point[others], calm.point[others])
     assert torch.equal(found.loss[others], calm.loss[others])
     assert found.evaluations[1] == 1
-
-
-def test_targets_that_finished_leave_the_batch():
-    """Three of four are done at the start: the last goes on alone, to where it would have gone alone."""
+    # Three of four are done at the start: the last goes on alone, to where it would have gone alone.
     problem, start = valleys()
     done = start.clone()
     problem.bends[:3] = done[:3] = 1.0  # the bottom of the valley with bend 1

@@ -39,7 +39,7 @@ def test_log_hinge_and_linear_by_hand():
         torch.testing.assert_close(loss.generator(scores), -scores)
 
 
-def test_being_identified_by_hand():
+def test_being_identified_and_the_gradient_penalty_by_hand():
     """phi of the probability of the own site; of two sites with equal logits it is a half."""
     logits, site = torch.tensor([[1.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 0])
     likely = torch.tensor([0.5, math.exp(2) / (math.exp(2) + 1)])
@@ -48,10 +48,7 @@ def test_being_identified_by_hand():
     torch.testing.assert_close(gan_loss("hinge").identification_loss(logits, site), torch.tensor([1.0, 3.0]))
     torch.testing.assert_close(site_cross_entropy(logits, site), -likely.log())
     torch.testing.assert_close(confusion_loss(logits, 1 - site), -(1 - likely).log())
-
-
-def test_the_gradient_penalty_is_taken_on_the_way_from_the_fake_to_the_real_image():
-    """A critic of half the squares has the point itself as its gradient: between 1 and 2, a quarter of the way 1.25."""
+    # A critic of half the squares has the point itself as its gradient: between 1 and 2, a quarter of the way 1.25.
     real, fake = torch.full((1, 1, 1, 1), 2.0), torch.full((1, 1, 1, 1), 1.0)
     for mixing, point in ((0.0, 1.0), (0.25, 1.25), (1.0, 2.0)):
         found = gradient_penalty(lambda x: x.square().sum((1, 2, 3)) / 2, real, fake, torch.tensor([mixing]))
@@ -137,16 +134,13 @@ def test_spectral_norm_divides_by_the_largest_singular_value():
         torch.testing.assert_close(spectral(given), (layer(given) - bias) / largest + bias, rtol=1e-3, atol=1e-4)
 
 
-def test_augmentation_in_the_middle_of_all_draws_only_blanks():
+def test_augmentation_is_by_each_images_own_draws_and_in_the_middle_only_blanks():
     images = torch.rand(2, 3, 32, 32, generator=rng()) * 2 - 1
     changed = augment(images, torch.full((2, DRAWS), 0.5))
     outside = torch.ones(32, 32, dtype=torch.bool)
     outside[9:24, 9:24] = False
     torch.testing.assert_close(changed[..., outside], images[..., outside])
     assert (changed[..., 9:24, 9:24] == 0).all()
-
-
-def test_augmentation_treats_each_image_by_its_own_draws_and_has_gradients():
     images = (torch.rand(3, 1, 28, 28, generator=rng()) * 2 - 1).requires_grad_()
     draws = torch.rand(3, DRAWS, generator=rng(1))
     together = augment(images, draws)
@@ -189,7 +183,7 @@ def test_batches_are_balanced_have_the_size_and_each_image_once_a_pass():
     assert len(next(endless_batches(3, 8, rng()))) == 3
 
 
-def test_replayed_images_join_as_real_ones():
+def test_replayed_images_join_as_real_ones_and_a_state_can_be_sent():
     images, labels = squares(8)
     taken = []
 
@@ -203,9 +197,6 @@ def test_replayed_images_join_as_real_ones():
     joined.fit(images, labels, rng(), FitOptions(stream()))
     assert len(taken) == 2
     assert any(not torch.equal(t, joined.state()[n]) for n, t in alone.state().items())
-
-
-def test_a_state_can_be_sent_and_the_averaged_generator_is_enough_to_sample():
     model, other = make(), GENERATORS["dcgan"](**TINY).build(channels=1, size=28, target=CLASSES, seed=7)
     model.fit(*squares(8), rng())
     sent = load(save({name: tensor for name, tensor in model.state().items() if name.startswith("average.")}))

@@ -250,7 +250,7 @@ def test_inside_a_side_is_a_power_of_two(size, inner):
     assert StyleGAN2().shape(1, size, Target()).size == inner
 
 
-def test_samples_come_from_the_average_and_truncation_moves_them_to_the_mean():
+def test_samples_come_from_the_average_and_frozen_noise_makes_the_same_image():
     model = build(steps=20)
     images = torch.randint(0, 256, (16, 1, 28, 28), dtype=torch.uint8, generator=rng())
     model.fit(images, torch.arange(16) % 2, rng())
@@ -262,9 +262,6 @@ def test_samples_come_from_the_average_and_truncation_moves_them_to_the_mean():
     assert float(mean.abs().sum()) > 0
     assert torch.allclose(model.average.truncated(w, 0.0), mean.expand(4, -1))
     assert torch.equal(model.average.truncated(w, 1.0), w)
-
-
-def test_frozen_noise_makes_the_same_image_from_the_same_style():
     model = build()
     w = torch.randn(2, 8, generator=rng()).requires_grad_()
     first, second = (model.images_of(w, model.fixed_noises()) for _ in range(2))
@@ -273,7 +270,7 @@ def test_frozen_noise_makes_the_same_image_from_the_same_style():
     assert float(w.grad.abs().sum()) > 0
 
 
-def test_replayed_images_join_every_batch():
+def test_replayed_images_join_every_batch_and_an_extra_loss_reaches_the_generator():
     images = torch.zeros(8, 1, 28, 28, dtype=torch.uint8)
     model = build()
     stream = iter([(torch.ones(4, 1, 28, 28), torch.ones(4, dtype=torch.long))])
@@ -282,6 +279,19 @@ def test_replayed_images_join_every_batch():
     assert real.shape == (12, 1, 32, 32)
     assert labels.tolist() == [0] * 8 + [1] * 4
     assert (float(real[:8].max()), float(real[8:].min())) == (-1.0, 1.0)
+    steps = stepping(path_weight=0)
+    seen = []
+
+    def extra(real, made):
+        assert made.requires_grad
+        seen.extend((real, made.detach()))
+        return 1000 * made.mean()  # darker
+
+    before = float(steps.make(torch.zeros(8, dtype=torch.long)).mean())
+    for _ in range(10):
+        steps.step(extra)
+    assert float(steps.make(torch.zeros(8, dtype=torch.long)).mean()) < before - 0.1
+    assert all(0 <= float(images.min()) <= float(images.max()) <= 1 for images in seen)
 
 
 def test_gamma_follows_the_sizes_and_adam_is_slowed_for_its_regulariser():
@@ -306,23 +316,7 @@ def test_ada_augments_more_where_the_discriminator_is_too_sure(sign, start, expe
     assert float(steps.controls.get_buffer("sure")) == pytest.approx(sign)
 
 
-def test_an_extra_loss_reaches_the_generator():
-    steps = stepping(path_weight=0)
-    seen = []
-
-    def extra(real, made):
-        assert made.requires_grad
-        seen.extend((real, made.detach()))
-        return 1000 * made.mean()  # darker
-
-    before = float(steps.make(torch.zeros(8, dtype=torch.long)).mean())
-    for _ in range(10):
-        steps.step(extra)
-    assert float(steps.make(torch.zeros(8, dtype=torch.long)).mean()) < before - 0.1
-    assert all(0 <= float(images.min()) <= float(images.max()) <= 1 for images in seen)
-
-
-def test_differential_privacy_is_refused_with_the_reason_and_found_in_the_network():
+def test_differential_privacy_and_bad_images_are_refused_with_the_reason():
     assert "compares the images of a batch" in StyleGAN2().dp_obstacle()
     model = build()
     assert any("Spread" in reason for reason in obstacles(model.networks["discriminator"]))
@@ -330,6 +324,10 @@ def test_differential_privacy_is_refused_with_the_reason_and_found_in_the_networ
     images, private = torch.zeros(8, 1, 28, 28, dtype=torch.uint8), FitOptions(private={"generator": None})
     with pytest.raises(BadInput, match="StyleGAN2's discriminator"):
         model.fit(images, torch.zeros(8), rng(), private)
+    with pytest.raises(BadInput, match="up to 1024 px"):
+        build(2000)
+    with pytest.raises(BadInput, match="labels run from"):
+        build(steps=1).fit(torch.zeros(8, 1, 28, 28, dtype=torch.uint8), torch.full((8,), 5), rng())
 
 
 class Judge(torch.nn.Module):
@@ -341,10 +339,3 @@ class Judge(torch.nn.Module):
 
     def forward(self, x):
         return self.network(x, torch.zeros(len(x)))[:, None]
-
-
-def test_bad_images_are_refused():
-    with pytest.raises(BadInput, match="up to 1024 px"):
-        build(2000)
-    with pytest.raises(BadInput, match="labels run from"):
-        build(steps=1).fit(torch.zeros(8, 1, 28, 28, dtype=torch.uint8), torch.full((8,), 5), rng())

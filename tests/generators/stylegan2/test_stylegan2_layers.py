@@ -56,7 +56,7 @@ def test_a_layer_computes_on_a_gpu_what_it_computes_on_a_cpu(shape, down, monkey
         assert torch.allclose(cpu, gpu)
 
 
-def test_factors_bias_noise_and_activation_by_hand():
+def test_factors_bias_noise_activation_and_the_spread_of_a_batch_by_hand():
     layer = Finish(2)
     with torch.no_grad():
         layer.bias.copy_(torch.tensor([0.5, -0.5]).reshape(2, 1, 1))
@@ -64,6 +64,10 @@ def test_factors_bias_noise_and_activation_by_hand():
     x, factors, grain = torch.randn(3, 2, 4, 4), torch.rand(3, 2, 1, 1), torch.randn(3, 1, 4, 4)
     expected = math.sqrt(2) * F.leaky_relu(x * factors + 0.25 * grain + layer.bias, 0.2)
     assert torch.allclose(layer(x, factors, grain), expected, atol=1e-6)
+    x = torch.arange(8.0).reshape(8, 1, 1, 1).expand(8, 2, 3, 3)
+    plane = Spread()(x)[:, -1]
+    groups = torch.arange(8.0).reshape(2, GROUP)
+    assert torch.allclose(plane[:, 0, 0], groups.var(1, unbiased=False).sqrt().repeat_interleave(GROUP), atol=1e-4)
 
 
 def test_weighting_channels_is_weighting_weights():
@@ -86,13 +90,6 @@ def test_a_slow_layer_begins_like_a_fast_one(speed):
     assert layer(torch.zeros(1, 3))[0].tolist() == pytest.approx([3.0, 3.0])
     wide = Linear(400, 400, speed=speed, gain=2.0)
     assert float(wide(torch.ones(1, 400)).detach().std()) == pytest.approx(2, rel=0.15)
-
-
-def test_the_spread_of_a_batch_by_hand():
-    x = torch.arange(8.0).reshape(8, 1, 1, 1).expand(8, 2, 3, 3)
-    plane = Spread()(x)[:, -1]
-    groups = torch.arange(8.0).reshape(2, GROUP)
-    assert torch.allclose(plane[:, 0, 0], groups.var(1, unbiased=False).sqrt().repeat_interleave(GROUP), atol=1e-4)
 
 
 def test_a_label_may_pass_through_layers_before_it_meets_an_image():

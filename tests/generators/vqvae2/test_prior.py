@@ -89,7 +89,7 @@ def test_ages_are_embedded_smoothly_and_unknown_labels_alike():
     assert torch.equal(embed(torch.tensor([0.0])), embed(torch.tensor([7.0])))
 
 
-def test_loss_by_hand():
+def test_loss_and_logits_by_hand():
     net, labels = prior(), torch.tensor([0, 2])
     top, bottom = torch.randint(5, (2, 3, 3)), torch.randint(7, (2, 6, 6))
     logits = net(top, bottom, labels)
@@ -100,16 +100,22 @@ def test_loss_by_hand():
             for probability, codes in zip(logits, (top, bottom), strict=True)
         ]
         assert found[i].item() == pytest.approx(sum(parts).item(), rel=1e-5)
+    net = pixel_cnn(5, 2)
+    features = torch.randn(1, 8, 2, 2, dtype=torch.double)
+    found = net.logits(features)
+    hidden = net.body(features)
+    trusted, guess = F.softplus(net.trust(hidden)), net.guess(hidden)
+    for code, vector in enumerate(net.embed.vectors):
+        # minus the squared distance, less what is the same for all codes
+        nearness = guess.square().sum(1) - (guess - vector[:, None, None]).square().sum(1)
+        torch.testing.assert_close(found[:, code], net.own(hidden)[:, code] + trusted[:, 0] * nearness)
 
 
-def test_draws_follow_the_probabilities():
+def test_a_gated_layer_by_hand_and_draws_follow_the_probabilities():
     logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(1000, 3)
     drawn = draw(logits, torch.arange(1000) / 1000).bincount()
     assert drawn.tolist() == pytest.approx([500, 300, 200], abs=1)
     assert draw(logits[:1], torch.tensor([0.9999999])).item() == 2
-
-
-def test_a_gated_layer_by_hand():
     layer = GatedLayer(2, 0.0).double()
     above, left, condition = (torch.randn(3, 2, 4, 4, dtype=torch.double) for _ in range(3))
     found_above, found_left = layer(above, left, condition)
@@ -124,15 +130,3 @@ def test_a_gated_layer_by_hand():
     beside = F.conv2d(F.pad(left, (1, 0)), layer.horizontal.weight, layer.horizontal.bias)
     inner = beside + layer.link(seen) + told[:, 4:]
     torch.testing.assert_close(found_left, left + layer.out(gated(inner)))
-
-
-def test_logits_by_hand():
-    net = pixel_cnn(5, 2)
-    features = torch.randn(1, 8, 2, 2, dtype=torch.double)
-    found = net.logits(features)
-    hidden = net.body(features)
-    trusted, guess = F.softplus(net.trust(hidden)), net.guess(hidden)
-    for code, vector in enumerate(net.embed.vectors):
-        # minus the squared distance, less what is the same for all codes
-        nearness = guess.square().sum(1) - (guess - vector[:, None, None]).square().sum(1)
-        torch.testing.assert_close(found[:, code], net.own(hidden)[:, code] + trusted[:, 0] * nearness)

@@ -59,7 +59,7 @@ def test_a_reconstruction_is_the_decoding_of_the_codes():
     assert (model.decode(model.encode(images)).float() / 255 - passed).abs().max() < 0.5 / 255 + 1e-5
 
 
-def test_loss_by_hand():
+def test_the_loss_and_the_nearest_code_by_hand():
     torch.manual_seed(0)
     net, images = bare(), torch.rand(3, 1, 28, 28)
     passed = net(images)
@@ -70,6 +70,10 @@ def test_loss_by_hand():
         pixels = F.mse_loss(passed.images[i] * 2 - 1, images[i] * 2 - 1)
         moved = F.mse_loss(top[i], passed.top.latents[i]) + F.mse_loss(bottom[i], passed.bottom.latents[i])
         assert losses(images, passed, 0.25)[i].item() == pytest.approx((pixels + 1.25 * moved).item(), rel=1e-5)
+    torch.manual_seed(0)
+    book, latents = Codebook(7, 3, "ema"), torch.randn(2, 3, 4, 4)
+    away = torch.cdist(latents.movedim(1, -1).reshape(-1, 3), book.vectors.weight)
+    assert torch.equal(book(latents).codes.flatten(), away.argmin(1))
 
 
 def test_each_term_moves_what_it_should():
@@ -90,14 +94,7 @@ def test_each_term_moves_what_it_should():
     torch.testing.assert_close(through, weight)
 
 
-def test_the_nearest_code_is_chosen():
-    torch.manual_seed(0)
-    book, latents = Codebook(7, 3, "ema"), torch.randn(2, 3, 4, 4)
-    away = torch.cdist(latents.movedim(1, -1).reshape(-1, 3), book.vectors.weight)
-    assert torch.equal(book(latents).codes.flatten(), away.argmin(1))
-
-
-def test_moving_averages_by_hand():
+def test_moving_averages_and_drawn_vectors_by_hand():
     book = Codebook(2, 1, "ema")
     book.vectors.weight.copy_(torch.tensor([[0.0], [10.0]]))
     book.counts.fill_(1)
@@ -107,6 +104,12 @@ def test_moving_averages_by_hand():
     # counts: 0.99 + 0.01 * (2, 1); sums: 0.99 * (0, 10) + 0.01 * (3, 12)
     torch.testing.assert_close(book.counts, torch.tensor([1.01, 1.0]))
     torch.testing.assert_close(book.vectors.weight[:, 0], torch.tensor([0.03 / 1.01, 10.02]))
+    latents = torch.arange(12.0).reshape(1, 1, 3, 4)
+    for size in (12, 30):
+        book = Codebook(size, 1, "ema")
+        book.start(latents, rng())
+        assert len(book.vectors.weight.unique()) == 12
+    assert make().usage({"top": torch.tensor([0, 3, 3]), "bottom": torch.zeros(2)}) == {"top": 0.25, "bottom": 1 / 16}
 
 
 def test_dead_codes_come_back_to_life_among_the_latents():
@@ -132,15 +135,6 @@ def test_only_a_gradient_codebook_has_trainable_codes_and_goes_with_privacy():
     assert not bare("ema").top_codebook.vectors.weight.requires_grad
     assert VQVAE2(codebook="gradient").dp_obstacle() is None
     assert "gradient" in (VQVAE2(codebook="ema").dp_obstacle() or "")
-
-
-def test_vectors_are_drawn_from_the_latents_without_repeats_while_there_are_enough():
-    latents = torch.arange(12.0).reshape(1, 1, 3, 4)
-    for size in (12, 30):
-        book = Codebook(size, 1, "ema")
-        book.start(latents, rng())
-        assert len(book.vectors.weight.unique()) == 12
-    assert make().usage({"top": torch.tensor([0, 3, 3]), "bottom": torch.zeros(2)}) == {"top": 0.25, "bottom": 1 / 16}
 
 
 def test_a_loaded_codebook_does_not_start_anew():

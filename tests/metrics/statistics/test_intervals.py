@@ -47,12 +47,9 @@ def test_bootstrap_of_independent_cases_is_scipys(kind):
     assert (ours.low, ours.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
-def test_an_address_names_the_draws():
+def test_an_address_names_the_draws_of_whole_patients():
     first, again, other = (bootstrap(np.arange(10.0), address=(seed,), draws=50) for seed in (1, 1, 2))
     assert first == again != other
-
-
-def test_all_images_of_a_patient_are_drawn_together():
     patients = ["b", "a", "b", "c", "a", "a"]
     seen: list[np.ndarray] = []
 
@@ -141,7 +138,7 @@ def test_classification_under_weights_is_what_scikit_learn_says(classes):
         assert {name: metrics[name][d] for name in expected} == pytest.approx(expected)
 
 
-def test_brier_is_scikit_learns_and_the_calibration_error_that_of_the_statistics_module():
+def test_brier_and_weights_of_two_are_what_scikit_learn_and_two_cases_say():
     found, labels, scores = probabilities(2)
     metrics = classification_metrics(found, labels, scores)(np.ones((1, N)))
     assert metrics["brier"][0] == pytest.approx(sklearn_metrics.brier_score_loss(labels, found[:, 1]))
@@ -149,9 +146,6 @@ def test_brier_is_scikit_learns_and_the_calibration_error_that_of_the_statistics
     many, labels, scores = probabilities(3)
     expected = sklearn_metrics.brier_score_loss(labels, many, labels=[0, 1, 2], scale_by_half=False)
     assert classification_metrics(many, labels, scores)(np.ones((1, N)))["brier"][0] == pytest.approx(expected)
-
-
-def test_a_case_of_weight_two_counts_as_two_cases():
     found, labels, scores = probabilities(3)
     twice = np.r_[np.arange(N), 0, 1, 2]
     weight = np.ones(N)
@@ -163,14 +157,11 @@ def test_a_case_of_weight_two_counts_as_two_cases():
     )
 
 
-def test_a_draw_without_a_class_has_no_auc_and_no_balanced_accuracy():
+def test_regression_and_means_by_hand_and_no_auc_without_a_class():
     found, labels, scores = probabilities(2)
     metrics = classification_metrics(found, labels, scores)(np.stack([labels == 1, np.ones(N)]).astype(float))
     assert np.isnan(metrics["auc"]).tolist() == [True, False]
     assert np.isnan(metrics["balanced_accuracy"]).tolist() == [True, False]
-
-
-def test_regression_and_means_by_hand():
     metrics = regression_metrics([11.0, 8.0, 10.0], [10.0, 10.0, 10.0])(np.array([[1.0, 1, 1], [0, 2, 0]]))
     assert metrics["mae"].tolist() == [1.0, 2.0]
     assert metrics["bias"].tolist() == [pytest.approx(-1 / 3), -2.0]

@@ -77,7 +77,7 @@ def test_mcnemar_is_statsmodels(only_ours, only_theirs):
     assert mcnemar([1, 0, 1], [1, 0, 1]) == 1
 
 
-def test_methods_against_a_baseline_are_corrected_together():
+def test_methods_against_a_baseline_are_paired_by_seed_and_corrected_together():
     lists = {"fedavg": THEIRS, "cwt": OURS, "feder": [0.9, 0.91, 0.89, 0.9, 0.95]}
     found = compare_with_baseline({name: dict(enumerate(values)) for name, values in lists.items()}, "fedavg")
     assert list(found) == ["cwt", "feder"]
@@ -85,9 +85,6 @@ def test_methods_against_a_baseline_are_corrected_together():
     assert [one.p for one in found.values()] == plain
     assert [one.p_holm for one in found.values()] == holm(plain)
     assert compare_with_baseline({"fedavg": {0: 1.0}}, "fedavg") == {}
-
-
-def test_values_are_paired_by_seed_and_one_pair_is_no_test():
     baseline = {("seed", 1): 0.5, ("seed", 2): 0.7, ("seed", 3): 0.6}
     values = {
         "fedavg": baseline,
@@ -162,18 +159,15 @@ def test_the_order_is_that_of_the_rank_sum_test_and_constant_scores_say_nothing(
     assert chance_of_order(np.zeros(0), np.zeros(9)) == 1
 
 
-def test_a_patient_with_many_images_counts_once():
+def test_a_patient_with_many_images_counts_once_and_firsts_share_their_others():
     """Ten images of one patient above all others are one case: by chance in one of four."""
     members, cases = np.full(10, 5.0), np.zeros(10)
     others = np.array([1.0, 2.0, 3.0])
     assert chance_of_order(members, others) < 0.005
     assert chance_of_order(members, others, cases, np.arange(3)) == pytest.approx(1 / 4)
     assert by_patient(np.array([1.0, 3.0, 5.0]), np.array([7, 7, 2])).tolist() == [5.0, 2.0]
-
-
-def test_firsts_share_their_others():
-    """One trial is one of 11; ten trials with one probability in common are first together far more often than 11^-3
-    says, and never more often than one alone."""
+    # One trial is one of 11; ten trials with one probability in common are first together far more often than 11^-3
+    # says, and never more often than one alone.
     assert chance_of_firsts(1, 1, 10) == pytest.approx(1 / 11)
     assert chance_of_firsts(3, 3, 10) == pytest.approx(6 / (11 * 12 * 13))
     assert chance_of_firsts(0, 8, 10) == 1
