@@ -28,7 +28,7 @@ from polyclinic.data.cache import PACKAGE, Progress, bytes_each, chunks, code_di
 from polyclinic.data.dataset import SPLITS, Dataset, Fold, balanced, balanced_total, patient_groups, split
 from polyclinic.data.labels import label_histograms, mean_ks, pairwise_ks
 from polyclinic.data.partitions import Sites, assign_to_sites
-from polyclinic.data.source import FileSource, Source
+from polyclinic.data.source import FileSource, Located, Source
 from polyclinic.data.volumes import parts as volume_parts
 from polyclinic.data.volumes.source import VolumeSource
 from polyclinic.data.volumes.volume import are_volumes, bytes_of
@@ -127,7 +127,7 @@ def prepare(
     settings = {
         "data": data.model_dump(mode="json"),
         "sites": sites.model_dump(mode="json"),
-        "content": data.fingerprint() if isinstance(data, FileSource) else "",
+        "content": data.fingerprint() if isinstance(data, Located) else "",
         "code": code_digest(PACKAGE.rglob("*.py")),
     }
     foreign = [*code_of(type(data)), *code_of(type(sites))]  # a plug-in that was edited makes other images

@@ -153,7 +153,7 @@ AFTERWARDS = {*SPREAD, "seed", "origin", "max_pixels", "allow_outside"}
 DATA_FOLDER = "$POLYCLINIC_DATA"
 
 
-class FileSource(Source):
+class Located(Source):
     """A source with a path. A subclass says what its images are, where to get them and how they lie."""
 
     path: Path = Field(
@@ -161,14 +161,6 @@ class FileSource(Source):
         "polyclinic is started), or $POLYCLINIC_DATA/..."
     )
     origin: str | None = Field(None, description="where these images can be had, told to whoever lacks them")
-    shape: Shape = Field("squash", description="how an oblong image becomes square: squash, pad or crop")
-    channels: Literal["auto", 1, 3] = Field("auto", description="1 for grey, 3 for colour, auto to look")
-
-    max_pixels: int = Field(
-        MOST_PIXELS,
-        ge=1,
-        description="most pixels of an image or slice, by what its file declares; a volume has 8 times as many",
-    )
     allow_outside: bool = Field(
         False, description="whether files may lie outside the folder of `path`, by their paths or by symbolic links"
     )
@@ -189,10 +181,6 @@ class FileSource(Source):
         path = path.expanduser()
         return path if path.parts[:1] == (DATA_FOLDER,) else Path(os.path.abspath(path))
 
-    @abstractmethod
-    def listing(self) -> Listing:
-        """Every image of the source, without opening one."""
-
     @property
     def location(self) -> Path:
         """The place of `path` on this machine; a study keeps `path` as it was written, so that it fits other
@@ -209,7 +197,7 @@ class FileSource(Source):
 
     def _cure(self) -> str:
         """The origin of the images, and the one word that makes the study run without them."""
-        where = self.origin or (self.where if self.where != FileSource.where else "")
+        where = self.origin or (self.where if self.where != Located.where else "")
         get = where.rstrip(".") or f"`polyclinic data show {self.source}` says what should be there"
         phantom = "hand-phantom" if getattr(self, "label_range", None) else self.phantom
         return f'to get it: {get}; to run on drawn images instead: source = "{phantom}" in [data]'
@@ -235,6 +223,22 @@ class FileSource(Source):
         """One sentence when there is nothing at `path`."""
         if not self.location.exists():
             raise BadInput(f"data.path: there is nothing at '{self.location}'; {self._cure()}")
+
+
+class FileSource(Located):
+    """A source of images in files."""
+
+    shape: Shape = Field("squash", description="how an oblong image becomes square: squash, pad or crop")
+    channels: Literal["auto", 1, 3] = Field("auto", description="1 for grey, 3 for colour, auto to look")
+    max_pixels: int = Field(
+        MOST_PIXELS,
+        ge=1,
+        description="most pixels of an image or slice, by what its file declares; a volume has 8 times as many",
+    )
+
+    @abstractmethod
+    def listing(self) -> Listing:
+        """Every image of the source, without opening one."""
 
     def load(self) -> Dataset:
         return self.prepared()

@@ -20,6 +20,7 @@ from polyclinic.data.datasets.phantoms.skin import SkinPhantom
 from polyclinic.data.datasets.photographs import Ham10000, Isic2019, KaggleRetinopathy
 from polyclinic.data.datasets.radiology import Brats2017, MontgomeryShenzhen, NihChestXray, RsnaBoneAge
 from polyclinic.data.datasets.table import Csv
+from polyclinic.data.datasets.volume_folder import Fets, VolumeFolder
 from polyclinic.data.source import AtSites, FileSource, Source
 from polyclinic.registry import Registry
 
@@ -34,11 +35,13 @@ SOURCES: Registry[type[Source]] = Registry(
         "skin-phantom": SkinPhantom,
         "brain-volumes": BrainVolumes,
         "folder": Folder,
+        "volumes": VolumeFolder,
         "csv": Csv,
         "npz": Npz,
         "kaggle-retinopathy": KaggleRetinopathy,
         "rsna-bone-age": RsnaBoneAge,
         "brats2017": Brats2017,
+        "fets": Fets,
         "montgomery-shenzhen": MontgomeryShenzhen,
         "isic2019": Isic2019,
         "ham10000": Ham10000,

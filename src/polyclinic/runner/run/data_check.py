@@ -20,7 +20,7 @@ from polyclinic.data.parts import prepare, spread
 from polyclinic.data.pixels import Fit, fit_image
 from polyclinic.data.plots import contact_sheet
 from polyclinic.data.reading import is_image_name
-from polyclinic.data.source import AtSites, FileSource, Source
+from polyclinic.data.source import AtSites, FileSource, Located, Source
 from polyclinic.data.survey_folders import are_same_names, institutions_of, one_to_one
 from polyclinic.errors import BadInput
 from polyclinic.models import PUBLIC, RANDOM, WeightsFile, find_weights, is_importable, registry_of
@@ -171,7 +171,7 @@ def _classes_that_are_sites(data: FileSource, listing: Listing) -> list[str]:
 
 def _are_here(data: Source) -> bool:
     """Whether the images are on this machine."""
-    if isinstance(data, FileSource):
+    if isinstance(data, Located):
         try:
             data.refuse_missing_path()
         except BadInput:
