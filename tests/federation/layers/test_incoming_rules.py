@@ -1,9 +1,10 @@
-"""The incoming check of weights at one small site, rule by rule: what is remembered and what is refused."""
+"""The incoming check, rule by rule at one small site; and in honest runs: no alarm, and the same result."""
 
 import pytest
 import torch
 from one_site import FIRST, LAST, LIMITS, Asked, changed, inspect, make_check, make_site, own
 
+from polyclinic import run
 from polyclinic.federation.call import DataDependentRefusal
 from polyclinic.federation.layers import incoming as inspection
 from polyclinic.federation.layers import incoming_figures as course
@@ -13,6 +14,8 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Incoming
 from polyclinic.federation.site import SiteState
+from polyclinic.files import read_tensors
+from polyclinic.methods import METHODS
 
 
 @pytest.mark.parametrize(
@@ -243,3 +246,55 @@ def test_a_rehearsal_is_plain_training_in_a_copy_of_the_network():
     assert all(torch.equal(one[name], again[name]) for name in one)
     site.round = 2
     assert max(course.movement(inspection.rehearse(site, weights, 2), weights).values()) < 1e-6
+
+
+GAN = {"name": "dcgan", "width": 4, "latent": 8, "steps": 2}
+SETTINGS = {
+    **{name: ({"generator": GAN, "tuning": {"on": False}}, {"buffer": 8}) for name in ("feder", "feder-a", "feder-b")},
+    "felicia": ({"generator": GAN}, {"steps": 2, "learner_steps": 3, "schedule": "local", "exchange_every": 1}),
+    "cwt-replay": ({"generator": GAN, "replay": {"probe": False, "codes": "prior", "samples": 8}}, {}),
+    "fedavg-replay": ({"generator": GAN, "replay": {"probe": False, "codes": "prior", "samples": 8}}, {}),
+}
+#: these say nothing of arriving weights that a quicker method does not
+LONG = ("fedavg-replay", "feder", "feder-b", "finetune", "fedrep", "ditto", "moon")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
+        for name in METHODS.builtin
+        if not METHODS[name].traits.needs_encoder
+    ],
+)
+def test_an_honest_run_passes_and_ends_in_the_same_weights(tiny, undisturbed, tmp_path, method):
+    tables, settings = SETTINGS.get(method, ({}, {}))
+    tables = {**tables, "sites.count": 2, "data.samples": 48}
+    if method == "fedbn":
+        tables["model.backbone"] = "small-cnn"
+    plain = undisturbed(tiny(method, tables, rounds=2, **settings))
+    checked = tiny(method, {**tables, "policy.incoming": {"on": True}}, rounds=2, **settings)
+    assert run(checked, tmp_path / "run")["weights_sha256"] == plain["weights_sha256"]
+
+
+@pytest.mark.parametrize(("from_file", "kept"), [(False, {"last", "own", "passed"}), (True, {"last", "own", "loss"})])
+def test_the_history_lies_in_the_sites_state_and_begins_with_weights_from_a_file(tiny, tmp_path, from_file, kept):
+    plain = run(tiny("fedavg", {"sites.count": 2}, rounds=1), tmp_path / "plain")
+    assert not list(plain.folder.glob("sites/*/state-*.safetensors"))
+    first = {"model.backbone": "lenet5", "model.weights": str(plain.folder / "model.safetensors")} if from_file else {}
+    result = run(
+        tiny("fedavg", {"policy.incoming": {"on": True}, "sites.count": 2, **first}, rounds=2), tmp_path / "run"
+    )
+    for state in result.folder.glob("sites/*/state-*.safetensors"):
+        assert {name.split("/")[1] for name in read_tensors(state) if name.startswith(History.GROUP)} >= kept
+
+
+def test_a_simulated_site_refuses_what_is_above_a_limit(tiny, tmp_path):
+    """A limit that no round can hold: every site fails in the first round after the first weights."""
+    study = tiny(
+        "fedavg",
+        {"policy.incoming": {"on": True, "moved": 1e-9, "times_own": 0.0}, "engine.on_failure": "stop"},
+        rounds=2,
+    )
+    with pytest.raises(Exception, match="moved of"):
+        run(study, tmp_path / "run")

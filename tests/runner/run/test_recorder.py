@@ -1,10 +1,14 @@
-"""The live file: who works, for as long as a run lasts."""
+"""Which rounds are run, by which sites, and which is released; the live file: who works, while a run lasts."""
+
+import json
 
 import pytest
 
+from polyclinic.errors import BadInput
 from polyclinic.runner.run import recorder as live
 from polyclinic.runner.run.recorder import FILE, Display, LiveFile
 from polyclinic.runner.run.run import run
+from polyclinic.tasks import TASKS
 
 
 class Watching(Display):
@@ -57,3 +61,153 @@ def test_a_run_in_the_way_keeps_its_file(tmp_path):
     (tmp_path / FILE).write_text("another run's")
     LiveFile(tmp_path, Display()).remove()
     assert (tmp_path / FILE).read_text() == "another run's"
+
+
+def history(result) -> list[dict]:
+    return [json.loads(line) for line in (result.folder / "history.jsonl").read_text().splitlines()]
+
+
+def trained(result) -> dict[int, list[str]]:
+    """The sites that trained in each round, by their ledgers."""
+    found: dict[int, list[str]] = {}
+    for path in sorted((result.folder / "ledger").glob("*.jsonl")):
+        for line in map(json.loads, path.read_text().splitlines()):
+            if line["operation"] in ("train", "gradient"):
+                found.setdefault(line["round"], []).append(path.stem)
+    return {number: list(dict.fromkeys(found[number])) for number in sorted(found)}
+
+
+def test_equal_scores_are_decided_by_the_loss():
+    task = TASKS["classification"]()
+    better = task.rank({"accuracy": 0.5, "loss": 0.6})
+    assert better > task.rank({"accuracy": 0.5, "loss": 0.7})
+    assert better < task.rank({"accuracy": 0.6, "loss": 9.0})
+    assert task.rank({"accuracy": 0.5, "auc": 0.8, "loss": 0.7}, "auc") == (0.8, -0.7)
+    assert task.rank({"accuracy": 0.5, "loss": 0.7}, "auc") is None
+    ages = TASKS["regression"]()
+    assert ages.rank({"mae": 3.0, "loss": 1.0}) > ages.rank({"mae": 4.0, "loss": 0.1})
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "auc", "loss"])
+def test_the_metric_chooses_the_released_round(undisturbed, tiny, metric):
+    result = undisturbed(tiny("fedavg", {"evaluation.select": "best", "evaluation.metric": metric}, rounds=5))
+    scores = [line["validation"]["pooled"] for line in history(result)]
+    sign = -1 if metric == "loss" else 1
+    ranks = [(sign * one[metric], -one["loss"]) for one in scores]
+    assert result["selected"]["round"] == ranks.index(max(ranks)) + 1
+
+
+def test_an_unknown_metric_is_refused_with_those_of_the_task(tiny):
+    with pytest.raises(BadInput, match=r"evaluation\.metric: no such choice: 'dice'.*accuracy, balanced_accuracy, auc"):
+        tiny("fedavg", {"evaluation.metric": "dice"})
+
+
+@pytest.mark.parametrize("method", ["fedavg", "cwt", "fedsgd"])
+def test_a_share_of_the_sites_takes_part_in_a_round(undisturbed, tiny, method):
+    result = undisturbed(tiny(method, {"sites.count": 4, "evaluation.every": 1}, fraction=0.5, rounds=6))
+    sites = trained(result)
+    assert {len(some) for some in sites.values()} == {2}
+    assert len({tuple(some) for some in sites.values()}) > 1
+    assert set(result.metrics["per_site"]) == {f"site-{number}" for number in (1, 2, 3, 4)}
+    assert all(len(line["validation"]["per_site"]) == 4 for line in history(result))
+
+
+def test_at_least_one_site_takes_part_and_all_sites_are_the_plain_run(undisturbed, tiny):
+    assert {len(some) for some in trained(undisturbed(tiny("fedavg", fraction=0.01))).values()} == {1}
+    plain = undisturbed(tiny("fedavg"))
+    assert undisturbed(tiny("fedavg", fraction=0.9))["weights_sha256"] == plain["weights_sha256"]  # 2.7 of 3 sites
+    assert undisturbed(tiny("fedavg", fraction=0.5))["weights_sha256"] != plain["weights_sha256"]
+
+
+@pytest.mark.parametrize("method", ["centralized", "fedreplay", "felicia", "feder"])
+def test_methods_that_need_all_sites_say_so(tiny, method):
+    with pytest.raises(BadInput, match=r"method\.fraction"):
+        tiny(method, fraction=0.5)
+
+
+def test_a_run_stops_when_its_patience_is_at_an_end(undisturbed, tiny):
+    whole = undisturbed(tiny("fedavg", {"optimizer.lr": 0.5}, rounds=8))
+    ranks = [TASKS["classification"]().rank(line["validation"]["pooled"]) for line in history(whole)]
+    best, stop = 0, len(ranks)
+    for number in range(1, len(ranks)):
+        best = number if ranks[number] > ranks[best] else best
+        if number - best >= 2:
+            stop = number + 1
+            break
+    assert stop < 8, "choose a study whose score falls"
+    short = undisturbed(tiny("fedavg", {"optimizer.lr": 0.5}, rounds=8, patience=2))
+    assert short["rounds"] == stop == len(history(short))
+    assert [line["validation"] for line in history(short)] == [line["validation"] for line in history(whole)][:stop]
+
+
+def test_patience_waits_for_the_next_score(undisturbed, tiny):
+    rare = {"optimizer.lr": 0.5, "evaluation.every": 3}
+    result = undisturbed(tiny("fedavg", rare, rounds=8, patience=1))
+    whole = history(undisturbed(tiny("fedavg", rare, rounds=8)))
+    ranks = {n: TASKS["classification"]().rank(whole[n - 1]["validation"]["pooled"]) for n in (3, 6)}
+    assert result["rounds"] == (8 if ranks[6] > ranks[3] else 6)
+
+
+def test_patience_needs_scores(tiny):
+    with pytest.raises(BadInput, match=r"method\.patience: nothing is scored.*evaluation\.every = 1"):
+        tiny("fedavg", {"evaluation.every": 0}, patience=2)
+
+
+@pytest.mark.parametrize("stop", [2, 4])
+def test_a_resumed_run_draws_the_same_sites_and_stops_at_the_same_round(undisturbed, tiny, tmp_path, monkeypatch, stop):
+    """It stops after `stop` rounds as if killed, and goes on."""
+    from polyclinic.runner.run.recorder import Recorder
+
+    study = tiny("fedavg", {"optimizer.lr": 0.5, "sites.count": 4}, rounds=9, patience=3, fraction=0.5)
+    whole = undisturbed(study)
+
+    class Killed(BaseException):
+        pass
+
+    done = Recorder.round_done
+
+    def die(self, federation, rounds, seconds):
+        if federation.round > stop:
+            raise Killed
+        done(self, federation, rounds, seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "round_done", die)
+        with pytest.raises(Killed):
+            run(study, tmp_path / "run")
+    result = run(study, tmp_path / "run", resume=True)
+    assert result["weights_sha256"] == whole["weights_sha256"]
+    assert result["rounds"] == whole["rounds"]
+    assert trained(result) == trained(whole)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "sentence"),
+    [
+        ("splitnn", {"optimizer.augment": ["mixup"]}, r"optimizer\.augment: 'splitnn' cannot mix images"),
+        (
+            "fedavg",
+            {"optimizer.augment": ["mixup"], "privacy": {"noise_multiplier": 1.0}},
+            r"optimizer\.augment: 'mixup' puts two images into one.*take 'mixup' out",
+        ),
+        (
+            "fedavg",
+            {"optimizer.balanced_batches": True, "privacy": {"noise_multiplier": 1.0}},
+            r"optimizer\.balanced_batches: .* set it to false under differential privacy",
+        ),
+        (
+            "fedavg",
+            {"optimizer.balanced_batches": True, "data.source": "hand-phantom", "task": {"name": "regression"}},
+            r"optimizer\.balanced_batches: regression has no classes",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_cure(tiny, method, settings, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        tiny(method, settings)
+
+
+def test_augmentation_goes_with_differential_privacy(undisturbed, tiny):
+    every = ["flip", "turn", "crop", "rotate", "brightness", "contrast", "noise"]
+    result = undisturbed(tiny("fedavg", {"optimizer.augment": every, "privacy": {"noise_multiplier": 1.0}}, rounds=1))
+    assert result["privacy"]["epsilon"] > 0
