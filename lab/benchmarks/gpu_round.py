@@ -21,7 +21,7 @@ from measuring import DEVICE, GPU, finish, flags, keep, machine, noise_images, n
 from torch import Tensor
 from torch.nn import functional
 
-from polyclinic.federation.ledger.background import BACKGROUND
+from polyclinic.federation.ledger.digest_threads import BACKGROUND
 from polyclinic.models import build
 from polyclinic.runner.run.recorder import Display
 from polyclinic.runner.run.run import run

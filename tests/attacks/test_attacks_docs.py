@@ -11,7 +11,7 @@ from torch import Tensor
 from polyclinic import attacks, models
 from polyclinic.attacks.attack import Capability
 from polyclinic.audits import Audit
-from polyclinic.federation.layers.defence import Defence
+from polyclinic.federation.layers.defence_and_poisoning import Defence
 from polyclinic.generators.vqvae2.autoencoder import noise_images
 from polyclinic.models import build, split
 from polyclinic.randomness import torch_rng

@@ -6,8 +6,8 @@ import torch
 from polyclinic.attacks import scoring
 from polyclinic.attacks.gradient_inversion.settings import GradientInversion
 from polyclinic.attacks.gradient_inversion.solver import Knowledge
-from polyclinic.federation.layers import defence as defences
-from polyclinic.federation.layers.defence import Defence
+from polyclinic.federation.layers import defence_and_poisoning as defences
+from polyclinic.federation.layers.defence_and_poisoning import Defence
 from polyclinic.federation.ledger.archive import releases
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.randomness import torch_rng

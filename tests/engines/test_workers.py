@@ -14,7 +14,7 @@ from polyclinic.engines.in_process import InProcess
 from polyclinic.federation.call import Call, Failure
 from polyclinic.federation.host import OpenSites, SiteHost
 from polyclinic.federation.layers import gate
-from polyclinic.federation.ledger import background, parcel
+from polyclinic.federation.ledger import digest_threads, parcel
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.runner.run import engines
 from polyclinic.runner.run.recorder import Recorder
@@ -114,7 +114,7 @@ def make_soon(monkeypatch):
 
     def make():
         waited, append_soon = [], Ledger.append_soon
-        for module in (background, gate, parcel):
+        for module in (digest_threads, gate, parcel):
             monkeypatch.setattr(module, "PAYS_FROM", 0)
 
         def note(ledger, digest, **about):

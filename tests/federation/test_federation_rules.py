@@ -10,7 +10,7 @@ import torch
 from polyclinic.data.parts import ImageSet
 from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.layers.cohort import fewest_patients, images_in_private_step
-from polyclinic.federation.layers.defence import Defence
+from polyclinic.federation.layers.defence_and_poisoning import Defence
 from polyclinic.federation.layers.replies import _check_targets
 from polyclinic.federation.ledger import verify as ledger_check
 from polyclinic.federation.ledger.kinds import ParcelRejected
@@ -19,8 +19,8 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.ledger.verify import Checked
 from polyclinic.federation.operation import operation, signature_of
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.sums import rows as fixed_point
-from polyclinic.federation.sums.rows import check_layout, check_open, parcels_of
+from polyclinic.federation.sums import arithmetic as fixed_point
+from polyclinic.federation.sums.arithmetic import check_layout, check_open, parcels_of
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.task import Target
 

@@ -5,7 +5,7 @@ import json
 from torch import Tensor
 
 from polyclinic.federation.site import SitePosition, SiteState, read_state
-from polyclinic.methods.shared.training_gans import NETWORKS
+from polyclinic.methods.shared.gan_plans import NETWORKS
 
 SITES = ("site-1", "site-2")
 #: two hospitals with photographs of skin, and a GAN that takes a moment

@@ -11,7 +11,7 @@ from polyclinic.data.parts import prepare
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.layers.gate import Gate
 from polyclinic.generators.gan.model import StackedGAN
-from polyclinic.methods.shared.gan_site import SiteGANs
+from polyclinic.methods.shared.site_gans import SiteGANs
 from polyclinic.randomness import seed_of
 from polyclinic.runner.run.result import Result
 from polyclinic.runner.run.run import run

@@ -13,16 +13,16 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import GENERATORS
 from polyclinic.methods.felicia import Felicia
-from polyclinic.methods.shared import training_gans
+from polyclinic.methods.shared import gan_plans
 from polyclinic.methods.shared.felicia import images_of_others, join_images
-from polyclinic.methods.shared.training_gans import STEPS
+from polyclinic.methods.shared.gan_plans import STEPS
 
 
 @pytest.fixture
 def gans(monkeypatch):
     """Sites with settings of a GAN; private ones by name."""
-    monkeypatch.setattr(training_gans, "adversarial_settings", lambda at: at.generator)
-    monkeypatch.setattr(training_gans.private, "is_private", lambda site, part: site.name == "private")
+    monkeypatch.setattr(gan_plans, "adversarial_settings", lambda at: at.generator)
+    monkeypatch.setattr(gan_plans.private, "is_private", lambda site, part: site.name == "private")
     settings = {"stackable": True, "separates_classes": False, "balances_classes": False, "batch_size": 8}
     settings["takes_turns"] = True
 
@@ -40,17 +40,17 @@ def gans(monkeypatch):
 
 
 def test_rows_of_a_batch_are_those_of_a_small_site_unless_images_are_repeated(gans):
-    assert training_gans.batch_rows(gans()) == 8
-    assert training_gans.batch_rows(gans(images=5)) == 5
-    assert training_gans.batch_rows(gans(images=5, balances_classes=True)) == 8
-    assert training_gans.batch_rows(gans(images=5, balances_classes=True, classes=0)) == 5
-    assert training_gans.steps_taken(gans()) == 0
-    assert training_gans.steps_taken(gans(steps=7)) == 7
+    assert gan_plans.batch_rows(gans()) == 8
+    assert gan_plans.batch_rows(gans(images=5)) == 5
+    assert gan_plans.batch_rows(gans(images=5, balances_classes=True)) == 8
+    assert gan_plans.batch_rows(gans(images=5, balances_classes=True, classes=0)) == 5
+    assert gan_plans.steps_taken(gans()) == 0
+    assert gan_plans.steps_taken(gans(steps=7)) == 7
 
 
 def test_sites_are_stacked_where_all_is_alike_and_classes_take_turns(gans):
     def groups(*sites):
-        return [len(group) for group in training_gans.stackable(list(sites))]
+        return [len(group) for group in gan_plans.stackable(list(sites))]
 
     assert groups(gans(), gans("b")) == [2]
     assert groups(gans()) == [1]
@@ -63,7 +63,7 @@ def test_sites_are_stacked_where_all_is_alike_and_classes_take_turns(gans):
     apart = {"separates_classes": True}
     assert groups(gans(**apart), gans("b", **apart)) == [2]
     assert groups(gans(**apart), gans("b", labels=(0,), **apart)) == [1, 1]
-    turns = training_gans.classes_take_turns
+    turns = gan_plans.classes_take_turns
     assert turns([gans(), gans("b")])
     assert not turns([gans(takes_turns=False)])
     assert not turns([gans(classes=0)])

@@ -20,7 +20,7 @@ from polyclinic.audits.truth import Truth, join
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput, WorkFailed, did_you_mean
 from polyclinic.federation.call import Call
-from polyclinic.federation.layers.defence import secure_sum
+from polyclinic.federation.layers.defence_and_poisoning import secure_sum
 from polyclinic.federation.ledger import archive
 from polyclinic.federation.ledger.archive import Release, is_attackable, is_worth_keeping, releases
 from polyclinic.federation.ledger.kinds import KINDS

@@ -25,7 +25,7 @@ from polyclinic.settings import Settings
 if TYPE_CHECKING:
     from polyclinic.data.parts import ImageSet
     from polyclinic.federation.federation import Federation
-    from polyclinic.federation.layers.defence import Defence, Poisoning
+    from polyclinic.federation.layers.defence_and_poisoning import Defence, Poisoning
     from polyclinic.federation.operation import Operation
     from polyclinic.models import Backbone
     from polyclinic.privacy.settings import Privacy

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from polyclinic.data.volumes.volume import are_volumes
 from polyclinic.errors import Damaged
 from polyclinic.federation.call import Call, LooksOn, Reply, may_depend_on_images
 from polyclinic.federation.layers import DEPLOYED, SIMULATED, Inspection, Layer
@@ -356,7 +355,7 @@ class OpenSites:
             budget = Budget(spec.policy, ledger.path, runs, price, anchors)
             if privacy is not None and privacy.target_epsilon is not None:
                 target = EpsilonLimit(privacy.target_epsilon, ledger.path, price)
-        raw = RawVolumes if are_volumes(data.train.images) else RawImages
+        raw = RawVolumes if data.train.images.dtype == object else RawImages
         raw_images = raw(data.train.images, data.validation.images, data.test.images)
         return Gate(site.name, spec.policy, ledger, raw_images, budget, target)
 

@@ -12,7 +12,7 @@ images go up. Nothing else leaves a site but its scores. With lambda 0, or one s
 Afterwards each site trains the task's network on real images, on synthetic ones and on both; validation images decide
 whether synthetic ones helped, and so which network is released (`shared/utility.py`). PrivGAN (Mukherjee et
 al. 2021) is the special case of one site's images in random parts: `sites.partition = "iid"`. The settings are in
-`shared/felicia.py`, and so is D_p; a site's GAN in training is in `shared/gan_site.py`.
+`shared/felicia.py`, and so is D_p; a site's GAN in training is in `shared/site_gans.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from polyclinic.generators import GeneratorModel
 from polyclinic.generators.base import check_labels
 from polyclinic.generators.gan.adversarial import AdversarialModel
 from polyclinic.generators.gan.model import GANModel
-from polyclinic.methods.shared import training_gans, utility
+from polyclinic.methods.shared import gan_plans, utility
 from polyclinic.methods.shared.felicia import (
     CentralDiscriminator,
     FeliciaSettings,
@@ -42,10 +42,10 @@ from polyclinic.methods.shared.felicia import (
     images_of_others,
     join_images,
 )
-from polyclinic.methods.shared.gan_site import SiteGANs
+from polyclinic.methods.shared.gan_plans import TrainGAN, TrainingGANs, adversarial_settings
 from polyclinic.methods.shared.method import Federation, Own, Parcel, Site, State, Traits, Weights, Work, operation
+from polyclinic.methods.shared.site_gans import SiteGANs
 from polyclinic.methods.shared.site_generator import build_generator
-from polyclinic.methods.shared.training_gans import TrainGAN, TrainingGANs, adversarial_settings
 from polyclinic.randomness import seed_of
 from polyclinic.training import private
 from polyclinic.training.optimizer import optimizer_tensors, restore_optimizer
@@ -186,16 +186,16 @@ class Felicia(FeliciaSettings):
 
         yield TrainGAN(site, partial(self.gans_of, steps=self.steps), take_steps)
 
-    @operation("synthetic-images", plan=training_gans.StartGAN, address="begin")
+    @operation("synthetic-images", plan=gan_plans.StartGAN, address="begin")
     def start_round(self, site: Site) -> Work[Parcel]:
         """Start a round of the synchronous schedule with the discriminator's step; the first images."""
-        made = yield training_gans.StartGAN(site, partial(self.gans_of, steps=self.steps))
+        made = yield gan_plans.StartGAN(site, partial(self.gans_of, steps=self.steps))
         return self.parcel_of(site, made)
 
-    @operation("synthetic-images", plan=training_gans.AdvanceGAN, address="go_on", repeats=True)
+    @operation("synthetic-images", plan=gan_plans.AdvanceGAN, address="go_on", repeats=True)
     def generator_step(self, site: Site, last: bool, gradients: Tensors | None = None) -> Work[Parcel | None]:
         """The generator's step for the images sent last, then the discriminator's; the next images."""
-        made = yield training_gans.AdvanceGAN(site, None if gradients is None else gradients["images"], last)
+        made = yield gan_plans.AdvanceGAN(site, None if gradients is None else gradients["images"], last)
         return None if made is None else self.parcel_of(site, made)
 
     @operation("synthetic-images", plan=TrainGAN, address="train_apart", repeats=True, takes={"central": "generator"})
@@ -206,7 +206,7 @@ class Felicia(FeliciaSettings):
 
         def take_steps(gans: TrainingGANs, sites: Sequence[Site]) -> None:
             received = CentralDiscriminator(self, sites[0], sites[0].data.train.images.shape, len(names), central)
-            received.expect_turns(training_gans.classes_take_turns(sites))
+            received.expect_turns(gan_plans.classes_take_turns(sites))
             for step in range(begin, begin + steps):
                 self.local_step(gans, sites, received, names, step)
 
@@ -218,7 +218,7 @@ class Felicia(FeliciaSettings):
         """The GANs of some sites, ready for the steps of a round."""
         models = [self.model_of(site) for site in group]
         if isinstance(models[0], AdversarialModel):
-            return training_gans.SiteGANInHalves(group[0], models[0], shared_noise=self.shared_noise, purpose=purpose)
+            return gan_plans.SiteGANInHalves(group[0], models[0], shared_noise=self.shared_noise, purpose=purpose)
         gans = [model for model in models if isinstance(model, GANModel)]
         return SiteGANs(group, gans, steps=steps, shared_noise=self.shared_noise, purpose=purpose)
 
@@ -226,7 +226,7 @@ class Felicia(FeliciaSettings):
         """The site's GAN as it is now; first its weights are the site's own, or those that all begin with."""
         own = seed_of(site.seed, site.name, "first weights")
         seed = own if self.first_weights == "independent" else site.seed
-        return build_generator(site, site.state.group(training_gans.NETWORKS), seed=seed)
+        return build_generator(site, site.state.group(gan_plans.NETWORKS), seed=seed)
 
     def local_step(
         self, gans: TrainingGANs, group: Sequence[Site], central: CentralDiscriminator, names: list[str], step: int
@@ -249,7 +249,7 @@ class Felicia(FeliciaSettings):
 
         gans.local_step(image_gradient, torch.cat(others))
 
-    def parcel_of(self, site: Site, made: training_gans.SyntheticBatch) -> Parcel:
+    def parcel_of(self, site: Site, made: gan_plans.SyntheticBatch) -> Parcel:
         """Synthetic images as they travel, with what differential privacy says about them; with the labels that they
         were made for where each class has a central discriminator."""
         privacy, small = self.privacy_of(site), self.wire == "small"

@@ -20,7 +20,7 @@ from polyclinic.data.partitions import PARTITIONS, Sites
 from polyclinic.data.pixels import MOST_PIXELS
 from polyclinic.data.source import Source
 from polyclinic.errors import BadInput, did_you_mean
-from polyclinic.federation.layers.defence import Defence, Poisoning
+from polyclinic.federation.layers.defence_and_poisoning import Defence, Poisoning
 from polyclinic.federation.sums.settings import Federated
 from polyclinic.generators import GENERATORS, Generator
 from polyclinic.generators.private_tuning import PrivateTuning

@@ -9,8 +9,8 @@ import torch
 from polyclinic.federation.call import GateRefused, GateRefusedData, Suspended
 from polyclinic.federation.layers.gate import Gate, RawImages, check_finite
 from polyclinic.federation.layers.suspension import FOLDER, Suspension, Suspensions
-from polyclinic.federation.ledger.background import PAYS_FROM
 from polyclinic.federation.ledger.budget import EPSILON_LOCK, Budget, Reservations, Reserved
+from polyclinic.federation.ledger.digest_threads import PAYS_FROM
 from polyclinic.federation.ledger.kinds import KINDS
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel

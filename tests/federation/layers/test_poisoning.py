@@ -6,7 +6,7 @@ import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput
-from polyclinic.federation.layers.defence import Poisoning, patched
+from polyclinic.federation.layers.defence_and_poisoning import Poisoning, patched
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.run.run import run

@@ -15,9 +15,9 @@ from polyclinic.federation.layers import leaving as transcript
 from polyclinic.federation.layers.cohort import images_in_generator_step, patients_in
 from polyclinic.federation.layers.leaving import ScoredModel, was_scored
 from polyclinic.federation.layers.sealing import TAKEN, KeyExchange, asked_in_state, seal, unseal
-from polyclinic.federation.ledger.appended import Notes
 from polyclinic.federation.ledger.keys import KitKeys, SeedKeys, seal_box
 from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.notes import Notes
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import Transaction, operation
 from polyclinic.federation.site import Site, SiteState

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load, save
 
 from polyclinic.federation.call import Expected, OneOf, Reply
-from polyclinic.federation.ledger import background, parcel, wire
-from polyclinic.federation.ledger.background import Background
+from polyclinic.federation.ledger import digest_threads, parcel, wire
+from polyclinic.federation.ledger.digest_threads import Background
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel, decode, decode_all, shortened
 
@@ -220,7 +220,7 @@ class Waited(Future):
 
 @pytest.mark.parametrize(("bytes", "waits"), [(60, False), (64, True)])
 def test_who_adds_more_than_may_wait_waits_for_the_first(monkeypatch, bytes, waits):
-    monkeypatch.setattr(background, "MOST_WAITING", 100)
+    monkeypatch.setattr(digest_threads, "MOST_WAITING", 100)
     held, first, second = Background(1), Waited(), Waited()
     held._waiting.extend([(first, 30), (second, 10)])
     held.submit(lambda: None, [torch.zeros(bytes // 4)]).result()

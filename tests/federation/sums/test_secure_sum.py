@@ -15,7 +15,7 @@ from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
-from polyclinic.federation.sums import rows as masks
+from polyclinic.federation.sums import arithmetic as masks
 from polyclinic.federation.sums.settings import Federated
 from polyclinic.federation.sums.site_memory import known
 

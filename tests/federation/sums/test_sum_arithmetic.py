@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from polyclinic.federation.call import GateRefused
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.sums import rows as fixed_point
-from polyclinic.federation.sums import rows as masks
-from polyclinic.federation.sums.rows import COUNT_BITS, TooLarge, from_whole, parcels_of, row_of, write_whole
+from polyclinic.federation.sums import arithmetic as fixed_point
+from polyclinic.federation.sums import arithmetic as masks
+from polyclinic.federation.sums.arithmetic import COUNT_BITS, TooLarge, from_whole, parcels_of, row_of, write_whole
 from polyclinic.federation.sums.settings import Federated, Floor, floor_of
 
 LAYOUT = [["gradients", "g", "float32", [1]]]

@@ -19,8 +19,16 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.sums import site_sums
+from polyclinic.federation.sums.arithmetic import (
+    Context,
+    TooLarge,
+    add_masks,
+    check_layout,
+    count_to_whole,
+    row_of,
+    sign_of,
+)
 from polyclinic.federation.sums.coordinator_sums import CoordinatorSums
-from polyclinic.federation.sums.rows import Context, TooLarge, add_masks, check_layout, count_to_whole, row_of, sign_of
 from polyclinic.federation.sums.settings import Federated, Floor
 from polyclinic.federation.sums.site_memory import honest_sites, known
 

@@ -25,7 +25,7 @@ from polyclinic.federation.layers.call_checks import (
     Unsealed,
 )
 from polyclinic.federation.layers.cohort import Archive, DrawnPatients, NotedBatches, RandomShares
-from polyclinic.federation.layers.defence import Defended, Poisoned
+from polyclinic.federation.layers.defence_and_poisoning import Defended, Poisoned
 from polyclinic.federation.layers.gate import Reservation, ThroughGate
 from polyclinic.federation.layers.incoming import Inspection
 from polyclinic.federation.layers.interface import Layer, OwnLayers

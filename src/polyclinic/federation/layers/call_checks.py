@@ -19,11 +19,11 @@ from polyclinic.data.dataset import SPLITS
 from polyclinic.federation.call import COORDINATOR, Call, Expected, GateRefused
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.layers.sealing import asked_in_state, unseal
-from polyclinic.federation.ledger.appended import Notes
 from polyclinic.federation.ledger.budget import SCORES
 from polyclinic.federation.ledger.keys import is_countersigned, signer_of_line
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.ledger import Ledger
+from polyclinic.federation.ledger.notes import Notes
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import FRONT, Operation, Parcels, Transaction, signature_of
 from polyclinic.federation.site import SiteState

@@ -27,7 +27,6 @@ from polyclinic.federation.layers.cohort import count_patients
 from polyclinic.federation.layers.interface import Layer
 from polyclinic.federation.layers.raw_volumes import RawVolumes
 from polyclinic.federation.layers.sealing import seal
-from polyclinic.federation.ledger.background import PAYS_FROM
 from polyclinic.federation.ledger.budget import (
     SCORES,
     Budget,
@@ -37,6 +36,7 @@ from polyclinic.federation.ledger.budget import (
     Reserved,
     size_tells_something,
 )
+from polyclinic.federation.ledger.digest_threads import PAYS_FROM
 from polyclinic.federation.ledger.kinds import OF_NO_IMAGE
 from polyclinic.federation.ledger.ledger import Ledger
 from polyclinic.federation.ledger.parcel import Parcel

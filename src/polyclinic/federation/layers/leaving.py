@@ -23,9 +23,9 @@ import torch
 from polyclinic.data.volumes.volume import bytes_of
 from polyclinic.federation.call import COORDINATOR, GateRefused, base_of
 from polyclinic.federation.layers.interface import Layer
-from polyclinic.federation.ledger.appended import Notes
 from polyclinic.federation.ledger.budget import SCORES, tells_something
 from polyclinic.federation.ledger.kinds import PUBLIC
+from polyclinic.federation.ledger.notes import Notes
 from polyclinic.federation.ledger.parcel import Parcel, shortened
 from polyclinic.federation.ledger.wire import ROUNDING
 from polyclinic.federation.operation import Parcels, Transaction, signature_of

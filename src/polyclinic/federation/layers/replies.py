@@ -57,8 +57,7 @@ def checked(federation: Federation, call: Call, reply: Reply) -> None:
 
 
 def checked_keys(federation: Federation, call: Call, reply: Reply) -> None:
-    """The public key that a site gives is one, its own, and the one that was confirmed: with another it would open
-    nothing, and every other site would refuse it."""
+    """The public key that a site gives is one, its own, and the confirmed one: with another nobody could open a box."""
     if call.operation != "give_key":
         return
     found = [dict(parcel.tensors) for parcel in reply.parcels if parcel.kind == "keys"]
@@ -119,14 +118,11 @@ class ReplyCheck:
         """Note that a site cannot use what another one sealed, which nobody else can open; whether the receiver has
         disagreed with more sites than the sender."""
         self.said |= {f"{sender}/disagrees/{receiver}": 1.0, f"{receiver}/disagrees/{sender}": 1.0}
-        with_sender, with_receiver = (
-            sum(name.startswith(f"{site}/disagrees/") for name in self.said) for site in (sender, receiver)
-        )
-        return with_receiver > with_sender
+        both = (sum(name.startswith(f"{site}/disagrees/") for name in self.said) for site in (sender, receiver))
+        return next(both) < next(both)
 
     def check_sum(self, federation: Federation, call: Call, reply: Reply) -> None:
-        """ParcelRejected or WorkFailed for the mean or sum of all sites that cannot be one: masks that do not cancel,
-        for example."""
+        """ParcelRejected or WorkFailed for what cannot be the mean or sum of all: masks that do not cancel, say."""
         for parcel in reply.parcels:
             _check_tensors(parcel, call)
         if self._method:
@@ -175,8 +171,7 @@ class ReplyCheck:
             # the confusion matrix of a deployed site is rounded cell by cell, from nothing to twice as many images
             sums = parcel.tensors
             images = float(sums["histograms"][:, 1].sum()) if "histograms" in sums else int(sums["count"])
-            own = f"{call.site}/"
-            counts = [said for name, said in self.said.items() if name.startswith(own) and "/samples" in name]
+            counts = [n for name, n in self.said.items() if name.startswith(f"{call.site}/") and "/samples" in name]
             if counts and images > 1000 * (max(counts) + 1):
                 raise ParcelRejected(f"metrics: scores of {images:g} images, and the site trains on {max(counts):g}")
             before = self.said.setdefault(about, images)
@@ -203,10 +198,9 @@ def _check_kinds(name: str, declared: Operation, reply: Reply) -> None:
             raise ParcelRejected(f"a parcel of kind '{kind}' came, which '{name}' does not release")
         if kinds.count(kind) > 1:
             raise ParcelRejected(f"two parcels of kind '{kind}' came for '{name}'")
-    if declared.partner != "sites":
-        missing = sorted(NEVER_LEFT_OUT & set(declared.releases) - set(kinds))
-        if missing:
-            raise ParcelRejected(f"no parcel of kind '{missing[0]}' came for '{name}'")
+    missing = sorted(NEVER_LEFT_OUT & set(declared.releases) - set(kinds))
+    if missing and declared.partner != "sites":
+        raise ParcelRejected(f"no parcel of kind '{missing[0]}' came for '{name}'")
 
 
 def _check_tensors(parcel: Parcel, call: Call) -> None:
@@ -216,13 +210,11 @@ def _check_tensors(parcel: Parcel, call: Call) -> None:
     for name, norm in norms.items():
         if not norm < math.inf:  # NaN too
             raise ParcelRejected(f"{parcel.kind}: tensor '{name}' holds NaN, infinity or numbers beyond all bounds")
-        if name in before and norm > LARGEST_GROWTH * before[name]:
-            limit = LARGEST_GROWTH * (before[name] + SMALL * math.sqrt(parcel.tensors[name].numel()))
-            if norm > limit:
-                raise ParcelRejected(
-                    f"weights: the norm of tensor '{name}' is {norm:.3g}, more than {LARGEST_GROWTH:g} times what the "
-                    f"site was sent ({before[name]:.3g})"
-                )
+        if name in before and norm > LARGEST_GROWTH * (before[name] + SMALL * math.sqrt(parcel.tensors[name].numel())):
+            raise ParcelRejected(
+                f"weights: the norm of tensor '{name}' is {norm:.3g}, more than {LARGEST_GROWTH:g} times what the site "
+                f"was sent ({before[name]:.3g})"
+            )
 
 
 def _check_targets(federation: Federation, parcel: Parcel) -> None:
@@ -234,21 +226,18 @@ def _check_targets(federation: Federation, parcel: Parcel) -> None:
         if parcel.kind == "masks":
             most = max((value for _, some in target.structures for value in some), default=1)
             if not 0 <= low <= high <= most:
-                known = "0 and 1" if most == 1 else f"0 to {most}"
-                raise ParcelRejected(f"masks: tensor '{name}' has values from {low:g} to {high:g}; masks have {known}")
-        elif task.like == "classification" and (
-            values.is_floating_point() or not 0 <= low <= high < len(target.classes)
-        ):
+                words = "0 and 1" if most == 1 else f"0 to {most}"
+                raise ParcelRejected(f"masks: tensor '{name}' has values from {low:g} to {high:g}; masks have {words}")
+        known = not values.is_floating_point() and 0 <= low <= high < len(target.classes)
+        if parcel.kind == "labels" and task.like == "classification" and not known:
             raise ParcelRejected(f"labels: tensor '{name}' names other classes than 0 to {len(target.classes) - 1}")
 
 
 SENT, RECEIVED = "sent", "received"
 #: what a record of differential privacy holds, at least
-RECORD: Mapping[str, Any] = {
-    **dict.fromkeys(("epsilon", "delta", "steps"), (int, float)),
-    "covers": list,
-    "does_not_cover": list,
-}
+RECORD: Mapping[str, Any] = dict.fromkeys(("epsilon", "delta", "steps"), (int, float)) | dict.fromkeys(
+    ("covers", "does_not_cover"), list
+)
 
 
 class Communication:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from polyclinic.federation.call import Call
-from polyclinic.federation.ledger.appended import Notes
 from polyclinic.federation.ledger.keys import KEY_BYTES, SealBroken, open_box, public_key, seal_box
 from polyclinic.federation.ledger.kinds import ParcelRejected
+from polyclinic.federation.ledger.notes import Notes
 from polyclinic.federation.ledger.parcel import SEALED, Parcel, decode
 from polyclinic.federation.operation import operation
 from polyclinic.json_types import JsonObject

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.ledger import wire as wire_codec
-from polyclinic.federation.ledger.background import BACKGROUND, PAYS_FROM, pieces_of_gpu
+from polyclinic.federation.ledger.digest_threads import BACKGROUND, PAYS_FROM, pieces_of_gpu
 from polyclinic.federation.ledger.kinds import KINDS, MESSAGE_LIMIT, ParcelRejected
 from polyclinic.federation.ledger.wire import ROUNDING, Encoding
 from polyclinic.files import contiguous_cpu_copies, decode_tensors

@@ -20,7 +20,7 @@ from polyclinic.federation.ledger.keys import public_key
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import Operation
-from polyclinic.federation.sums.rows import (
+from polyclinic.federation.sums.arithmetic import (
     SHARE_BYTES,
     TAIL,
     Context,

@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from pydantic import Field
 
 from polyclinic.federation.call import GateRefused
-from polyclinic.federation.ledger.appended import Notes
 from polyclinic.federation.ledger.keys import signer_of
 from polyclinic.federation.ledger.kinds import ParcelRejected
-from polyclinic.federation.sums.rows import Context
+from polyclinic.federation.ledger.notes import Notes
+from polyclinic.federation.sums.arithmetic import Context
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from polyclinic.federation.ledger.keys import KEY_BYTES, OVERHEAD, SealBroken, o
 from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
-from polyclinic.federation.sums.rows import (
+from polyclinic.federation.sums.arithmetic import (
     SHARE_BYTES,
     TAIL,
     Layout,

@@ -16,8 +16,8 @@ from polyclinic.generators.gan.adversarial import AdversarialGenerator, confusio
 from polyclinic.generators.gan.networks import OfEachClass, update_spectral_norms
 from polyclinic.generators.gan.trainer import centred
 from polyclinic.methods.shared import utility
+from polyclinic.methods.shared.gan_plans import adversarial_settings
 from polyclinic.methods.shared.method import Federation, Method, Parcel, Reply, Site, all_sites
-from polyclinic.methods.shared.training_gans import adversarial_settings
 from polyclinic.models import Backbone
 from polyclinic.randomness import seed_of
 from polyclinic.training.generator_loop import autocast

@@ -25,8 +25,8 @@ from polyclinic.generators.base import FitOptions, Progress
 from polyclinic.generators.gan.model import GANModel, Learner, fit_together
 from polyclinic.generators.gan.settings import GAN
 from polyclinic.generators.private_tuning import PrivateTuning
+from polyclinic.methods.shared.gan_plans import batch_rows, stackable
 from polyclinic.methods.shared.method import Federation, Parcel, Reply, Site
-from polyclinic.methods.shared.training_gans import batch_rows, stackable
 from polyclinic.progress import tell
 from polyclinic.randomness import seeded
 from polyclinic.tasks import Target

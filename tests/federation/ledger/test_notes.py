@@ -9,10 +9,10 @@ import pytest
 from polyclinic.errors import Damaged
 from polyclinic.federation.call import Call
 from polyclinic.federation.layers.call_checks import AnsweredCalls, Course, ScoredWeights, check_scores
-from polyclinic.federation.ledger import appended
 from polyclinic.federation.ledger import ledger as ledger_module
-from polyclinic.federation.ledger.appended import Notes
+from polyclinic.federation.ledger import notes
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger
+from polyclinic.federation.ledger.notes import Notes
 from polyclinic.federation.ledger.parcel import Parcel
 
 
@@ -31,10 +31,10 @@ def traffic(monkeypatch):
 
         monkeypatch.setattr(place, name, wrapper)
 
-    for module in (appended, ledger_module):
+    for module in (notes, ledger_module):
         counting(module, "append", lambda given, _: len(given[1]))
         counting(module, "atomic_write", lambda given, _: len(given[1]))
-    counting(appended.Path, "read_bytes", lambda _, found: len(found))
+    counting(notes.Path, "read_bytes", lambda _, found: len(found))
     return moved
 
 
@@ -73,7 +73,7 @@ def test_the_bytes_of_a_round_do_not_grow(tmp_path, traffic, rounds):
 def test_a_process_that_begins_anew_reads_each_file_once(tmp_path, traffic):
     rounds_at_a_site(tmp_path, 1, 100, traffic)
     size = sum(file.stat().st_size for file in tmp_path.iterdir())
-    appended.Notes.at.cache_clear()
+    notes.Notes.at.cache_clear()
     before = traffic[0]
     found = rounds_at_a_site(tmp_path, 101, 103, traffic)
     assert traffic[0] - before < 2.2 * size + 4_000 * 3  # the ledger twice: its end, and its chain

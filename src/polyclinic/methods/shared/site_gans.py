@@ -25,8 +25,8 @@ from polyclinic.generators.gan.model import (
     stacked,
 )
 from polyclinic.generators.gan.trainer import GANTrainer, RealBatches
-from polyclinic.methods.shared import training_gans
-from polyclinic.methods.shared.training_gans import ImageGradient, SyntheticBatch, TrainingGANs, steps_taken
+from polyclinic.methods.shared import gan_plans
+from polyclinic.methods.shared.gan_plans import ImageGradient, SyntheticBatch, TrainingGANs, steps_taken
 from polyclinic.randomness import torch_rng
 from polyclinic.training import private, private_steps
 from polyclinic.training.gpu.graphs import GraphedStep
@@ -62,13 +62,13 @@ class SiteGANs(TrainingGANs):
             self.networks, self.settings, device=self.device, precision=first.precision, capturable=capturable
         )
         self.names = [site.name for site in sites]
-        self.rows = self.settings.batch_size if self.private else training_gans.batch_rows(sites[0])
+        self.rows = self.settings.batch_size if self.private else gan_plans.batch_rows(sites[0])
         self.noise = self.fake = torch.empty(0)  # of the images that were made last
         self.statistics = [buffer.clone() for buffer in self.networks.generator_buffers]
         self._graphs: dict[str, GraphedStep] = {}
         self.optimizers = {
-            training_gans.GENERATOR_ADAM: self.trainer.generator_optimizer,
-            training_gans.DISCRIMINATOR_ADAM: self.trainer.discriminator_optimizer,
+            gan_plans.GENERATOR_ADAM: self.trainer.generator_optimizer,
+            gan_plans.DISCRIMINATOR_ADAM: self.trainer.discriminator_optimizer,
         }
         for group, optimizer in self.optimizers.items():
             states = [site.state.group(group) for site in sites]
@@ -145,14 +145,14 @@ class SiteGANs(TrainingGANs):
         for place, member in enumerate(self.members):
             state = member.site.state
             stack = self.networks if isinstance(self.networks, StackedGAN) else None
-            state.put(training_gans.NETWORKS, member.model.state() if stack is None else stack.state(place))
+            state.put(gan_plans.NETWORKS, member.model.state() if stack is None else stack.state(place))
             for group, tensors in adams.items():
                 if stack is None:
                     state.put(group, tensors)
                 else:
                     own = {n: t if n.endswith("/step") else t[place].clone() for n, t in tensors.items()}
                     state.put(group, own)
-            state[training_gans.STEPS] = torch.tensor(int(self.trainer.steps))
+            state[gan_plans.STEPS] = torch.tensor(int(self.trainer.steps))
 
     # --- inside -------------------------------------------------------------------------------------
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.layers import gate
-from polyclinic.federation.ledger import background, parcel
+from polyclinic.federation.ledger import digest_threads, parcel
 from polyclinic.federation.ledger import parcel as parcels
-from polyclinic.federation.ledger.background import Background
+from polyclinic.federation.ledger.digest_threads import Background
 from polyclinic.federation.ledger.ledger import Ledger, verify
 from polyclinic.federation.ledger.parcel import Parcel
 
@@ -20,7 +20,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 @pytest.fixture
 def always(monkeypatch):
     """Every parcel counts as a large one."""
-    for module in (background, gate, parcel):
+    for module in (digest_threads, gate, parcel):
         monkeypatch.setattr(module, "PAYS_FROM", 0)
 
 
