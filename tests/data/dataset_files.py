@@ -13,3 +13,8 @@ def load(name, root, **settings):
 def save(file, pixels):
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.asarray(pixels, np.uint8)).save(file)
+
+
+def levels(dataset) -> list[int]:
+    """The first pixel of each image."""
+    return dataset.images[:, 0, 0, 0].tolist()

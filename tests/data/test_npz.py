@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dataset_files import levels
 from PIL import Image
 
 from polyclinic.data.archives import Archive
@@ -12,10 +13,6 @@ from polyclinic.data.datasets.npz import Npz
 from polyclinic.errors import BadInput
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-def levels(dataset) -> list[int]:
-    return dataset.images[:, 0, 0, 0].tolist()
 
 
 def picture(file, value):

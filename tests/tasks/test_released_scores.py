@@ -137,14 +137,6 @@ AGES = Target(unit="months", label_range=(0.0, 200.0))
 TWO, THREE = Target(classes=("a", "b")), Target(classes=("a", "b", "c"))
 
 
-def no_noise(like):
-    return torch.zeros_like(like)
-
-
-def ones(like):
-    return torch.ones_like(like)
-
-
 def sums_of(task, outputs, labels, target):
     targets = task.targets(torch.tensor(labels))
     observed = task.near(task.observe(torch.tensor(outputs), targets, target), targets, target)
@@ -162,13 +154,13 @@ def test_errors_of_ages_by_hand():
     sums = sums_of(task, [[0.1], [0.9]], [100.0, 40.0], AGES)
     assert float(sums["absolute_error"]) == pytest.approx(60)
     assert float(sums["squared_error"]) == pytest.approx(100 + 2500)
-    told = task.noised(sums, no_noise, AGES)
+    told = task.noised(sums, torch.zeros_like, AGES)
     assert task.finish(told) == pytest.approx({"mae": 30, "rmse": math.sqrt(1300), "loss": 0.3})
 
 
 def test_noise_of_ages_by_hand():
     """One unit of noise is sqrt(2) of the largest errors, 50 and 2,500."""
-    told = Regression().noised(sums_of(Regression(), [[0.1]] * 8, [100.0] * 8, AGES), ones, AGES)
+    told = Regression().noised(sums_of(Regression(), [[0.1]] * 8, [100.0] * 8, AGES), torch.ones_like, AGES)
     assert float(told["absolute_error"]) == pytest.approx(80 + math.sqrt(2) * 50)
     assert float(told["squared_error"]) == pytest.approx(800 + math.sqrt(2) * 2500)
     assert int(told["count"]) == 8
@@ -186,14 +178,16 @@ def test_one_image_moves_ages_by_less_than_one_unit_of_noise():
 def test_the_loss_follows_from_the_errors(criterion):
     task = Regression(criterion=criterion)
     sums = sums_of(task, [[0.1], [-0.2], [0.05]], [100.0, 80.0, 150.0], AGES)
-    assert task.finish(task.noised(sums, no_noise, AGES))["loss"] == pytest.approx(task.finish(sums)["loss"], rel=0.3)
+    assert task.finish(task.noised(sums, torch.zeros_like, AGES))["loss"] == pytest.approx(
+        task.finish(sums)["loss"], rel=0.3
+    )
 
 
 def test_counts_of_two_classes_by_hand():
     """Without noise the matrix is as it was; the histograms of the first class mirror those of the second."""
     task = Classification()
     sums = sums_of(task, [[0.0, 2.0], [1.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [1, 1, 0, 0], TWO)
-    told = task.noised(sums, no_noise, TWO)
+    told = task.noised(sums, torch.zeros_like, TWO)
     assert told["confusion"].tolist() == sums["confusion"].tolist() == [[1, 1], [1, 1]]
     assert torch.equal(told["histograms"][0, 0], told["histograms"][1, 1].flip(0))
     rest, own = told["histograms"][1]
@@ -258,7 +252,9 @@ def test_the_nearest_counts_by_hand():
     """5, 1 and -3 are to add up to 4: 1 less for the first two, and none of the third."""
     assert nearest_counts(torch.tensor([5.0, 1.0, -3.0]), 4).tolist() == [4, 0, 0]
     assert nearest_counts(torch.tensor([3.0, 2.0, -3.0]), 4).tolist() == [2.5, 1.5, 0]
-    assert nearest_counts(torch.tensor([3.0, 2.0]), 0).tolist() == [0, 0]
+    assert nearest_counts(torch.tensor([3.0, -1.0]), 0).tolist() == [0, 0]
+    assert nearest_counts(torch.tensor([3.0, -1.0]), 1).tolist() == [1, 0]
+    assert nearest_counts(torch.tensor([0.5, 0.1]), 0.5).tolist() == pytest.approx([0.45, 0.05])
 
 
 def test_whole_counts_round_the_largest_rests_up():
