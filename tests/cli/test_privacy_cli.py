@@ -6,10 +6,8 @@ import shlex
 import tomllib
 from pathlib import Path
 
-import matplotlib.image
-
 from polyclinic.cli import run_app
-from polyclinic.privacy.epsilon import compute_epsilon, curves
+from polyclinic.privacy.epsilon import compute_epsilon
 from polyclinic.study import parse_study
 
 PAPER = ["privacy", "--samples", "1144", "--batch", "32", "--noise", "0.7", "--epochs", "225", "--delta", "8.7e-4"]
@@ -43,23 +41,6 @@ def test_a_target_gives_the_noise_or_the_epochs_or_both(capsys):
     for key in ("noise_for_target", "epochs_for_target"):
         one = found[key]
         assert compute_epsilon(found["sampling_rate"], one["noise"], one["steps"], 8.7e-4) <= 17.8
-
-
-def test_the_curve_is_drawn(tmp_path, capsys):
-    picture = tmp_path / "curve.png"
-    assert run_app(["privacy", "--curve", str(picture), "--sizes", "200,1000", "--epochs", "20"]) == 0
-    assert capsys.readouterr().out == f"drawn in {picture}\n"
-    pixels = matplotlib.image.imread(picture)
-    assert pixels.shape[1] > 500
-    assert pixels[..., :3].std() > 0.05
-
-
-def test_the_curves_are_the_accountants_and_fall_with_the_number_of_images():
-    found = curves([200, 1000], epochs=20, batch_size=32, noise=0.7)
-    assert [epochs for epochs, _ in found[200]] == list(range(1, 21))
-    assert found[200][-1] == (20, compute_epsilon(32 / 200, 0.7, 125, 1 / 200))
-    assert all(small[1] > large[1] for small, large in zip(found[200], found[1000], strict=True))
-    assert [epsilon for _, epsilon in found[200]] == sorted(epsilon for _, epsilon in found[200])
 
 
 GUIDE = Path(__file__).parents[2] / "docs" / "privacy.md"

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from polyclinic.data.labels import pairwise_ks
 from polyclinic.errors import BadInput
 from polyclinic.extras import is_installed
-from polyclinic.palette import FAINT, INK, SERIES
+from polyclinic.palette import FAINT, INK, LIGHT, heat_map, stacked_bars
 
 if TYPE_CHECKING:  # where it is used: not everybody has it
     from matplotlib.axes import Axes
@@ -78,33 +78,20 @@ def draw(
 
 
 def _stacked_bars(axes: Axes, labels: Mapping[str, np.ndarray], classes: Sequence[str]) -> None:
-    """A bar per site, from top to bottom in order, one colour per class."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_rgb
-
-    many = len(classes) > len(SERIES)
-    colours = colormaps["turbo"](np.linspace(0, 1, len(classes))) if many else SERIES[: len(classes)]
-    counts = np.array([np.bincount(values, minlength=len(classes)) for values in labels.values()])
-    left, places = np.zeros(len(counts)), np.arange(len(counts))
-    longest = counts.sum(axis=1).max()
-    for c, (name, colour) in enumerate(zip(classes, colours, strict=True)):
-        axes.barh(places, counts[:, c], left=left, height=0.72, color=colour, label=name, edgecolor="white")
-        for y, (count, start) in enumerate(zip(counts[:, c], left, strict=True)):
-            if len(counts) <= MOST_ROWS and count > 0.06 * longest:
-                dark = np.mean(to_rgb(colour)) < 0.6
-                axes.text(start + count / 2, y, f"{count:,}", ha="center", va="center", fontsize=9,
-                          color="white" if dark else INK)  # fmt: skip
-        left += counts[:, c]
-    for y, total in enumerate(left):
-        if len(counts) <= MOST_ROWS:
-            axes.text(total + 0.01 * longest, y, f"{int(total):,}", va="center", fontsize=9, color=FAINT)
+    """A bar per site, from top to bottom in order, one colour per class, with its numbers."""
+    counts = {name: np.bincount(values, minlength=len(classes)).tolist() for name, values in labels.items()}
+    words = "training images of each class" if len(classes) > 1 else "training images"
+    stacked_bars(axes, LIGHT, counts, classes, words)
+    if len(counts) <= MOST_ROWS:
+        longest, totals = max(map(sum, counts.values())), [f"{sum(own):,}" for own in counts.values()]
+        for bars in axes.containers:
+            shown = [f"{count:,.0f}" if count > 0.06 * longest else "" for count in bars.datavalues]  # type: ignore[attr-defined]
+            dark = np.mean(bars.patches[0].get_facecolor()[:3]) < 0.6
+            axes.bar_label(bars, shown, label_type="center", fontsize=9, color="white" if dark else INK)  # type: ignore[arg-type]
+        axes.bar_label(axes.containers[-1], totals, padding=3, fontsize=9, color=FAINT)  # type: ignore[arg-type]
     _name_rows(axes, list(labels))
-    axes.invert_yaxis()
-    axes.set_xlim(0, longest * 1.09)
-    axes.set_xlabel("training images of each class" if len(classes) > 1 else "training images", color=INK)
-    columns = min(len(classes), 5)
-    if 1 < len(classes) <= MOST_NAMED:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, borderaxespad=0.2)
+    if (named := axes.get_legend()) and not 1 < len(classes) <= MOST_NAMED:
+        named.remove()
 
 
 def _ridges(axes: Axes, labels: Mapping[str, np.ndarray], unit: str) -> None:
@@ -138,24 +125,14 @@ def _name_rows(axes: Axes, names: list[str], shift: float = 0.0) -> None:
 
 def _how_they_differ(axes: Axes, labels: Mapping[str, np.ndarray]) -> None:
     """The KS statistic of each pair as a heat map, and their mean in the title."""
-    table = pairwise_ks(labels)
-    pairs = table[np.triu_indices(len(table), k=1)]
-    mean = pairs.mean() if len(pairs) else 0.0
-    axes.imshow(table, cmap="BuPu", vmin=0, vmax=1)
-    if len(table) <= MOST_ROWS:
-        size = 10 if len(table) <= 8 else 7
-        for i, j in np.ndindex(*table.shape):
-            colour = "white" if table[i, j] > 0.55 else INK
-            axes.text(
-                j, i, "" if i == j else f"{table[i, j]:.2f}", ha="center", va="center", fontsize=size, color=colour
-            )
-    _name_rows(axes, list(labels))
-    every = -(-len(labels) // MOST_ROWS)
-    axes.set_xticks(range(0, len(labels), every), list(labels)[::every], rotation=35, ha="right")
+    table, names = pairwise_ks(labels), list(labels)
+    mean = table[np.triu_indices(len(table), k=1)].mean()
+    np.fill_diagonal(table, np.nan)
+    heat_map(axes, LIGHT, table, (names, names))
+    if len(names) > MOST_ROWS:
+        _name_rows(axes, names)
+        axes.set_xticks([])
     axes.set_title(f"Labels differ: mean pairwise KS {mean:.2f}", fontsize=12, color=INK, loc="left")
-    axes.tick_params(colors=INK, length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
 
 
 # --- contact sheet ------------------------------------------------------------------------------------------
