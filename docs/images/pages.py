@@ -92,7 +92,7 @@ def pages(work: Path) -> Iterator[dict[str, str]]:
 
 
 def opened(browser: Any, address: str, place: str, **look: Any) -> Any:
-    page = browser.new_context(**look).new_page()
+    page = browser.new_context(reduced_motion="reduce", **look).new_page()
     page.goto(address)
     page.wait_for_timeout(1500)
     if place.startswith("text="):
@@ -100,6 +100,7 @@ def opened(browser: Any, address: str, place: str, **look: Any) -> Any:
         page.wait_for_selector("figure.chart svg path", state="attached")  # a flat line has no height to be seen by
     elif place:
         page.locator(place).first.evaluate("one => one.scrollIntoView()")
+        page.wait_for_timeout(500)
     return page
 
 
@@ -121,7 +122,7 @@ def main() -> None:
             small = taken.convert("RGB").resize(
                 (ACROSS, taken.height * ACROSS // taken.width), Image.Resampling.LANCZOS
             )
-            small.quantize(96, dither=Image.Dither.NONE).save(HERE / f"page_{name}.png", optimize=True)
+            small.quantize(256, dither=Image.Dither.NONE).save(HERE / f"page_{name}.png", optimize=True)
         for name, address in addresses.items() if flags.looks else []:
             for wide, viewport in (("1280", WIDE), ("390", {**NARROW, "width": 390})):
                 for scheme in ("light", "dark"):

@@ -102,6 +102,8 @@ def test_names_of_points_overlap_nowhere():
     for place, one in enumerate(boxes):
         assert not any(one.overlaps(other) for other in boxes[place + 1 :])
         assert one.x1 <= figure.bbox.x1
+        centres = axes.transData.transform([*points.values()])
+        assert not any(one.contains(*centre) for centre in centres)
     plt.close(figure)
 
 

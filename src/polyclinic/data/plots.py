@@ -86,7 +86,7 @@ def _stacked_bars(axes: Axes, labels: Mapping[str, np.ndarray], classes: Sequenc
         longest, totals = max(map(sum, counts.values())), [f"{sum(own):,}" for own in counts.values()]
         for bars in axes.containers:
             shown = [f"{count:,.0f}" if count > 0.06 * longest else "" for count in bars.datavalues]  # type: ignore[attr-defined]
-            dark = np.mean(bars.patches[0].get_facecolor()[:3]) < 0.6
+            dark = np.mean(bars[0].get_facecolor()[:3]) < 0.6
             axes.bar_label(bars, shown, label_type="center", fontsize=9, color="white" if dark else INK)  # type: ignore[arg-type]
         axes.bar_label(axes.containers[-1], totals, padding=3, fontsize=9, color=FAINT)  # type: ignore[arg-type]
     _name_rows(axes, list(labels))

@@ -183,17 +183,24 @@ def picture(found: ComparisonEvidence) -> Section:
     return Section("picture", title, [chart])
 
 
+RADIUS = 13  #: of the largest point, in points of the drawing
+
+
 def name_points(axes: Any, theme: Palette, points: Mapping[str, tuple[float, float]]) -> None:
-    """Write the name of each point beside it, higher or lower where another name stands there; a thin line joins what
+    """Write the name of each point beside it, higher or lower where another name or point is; a thin line joins what
     is far apart. Places are in points (1/72 inch) of the drawing, of which the axes take most."""
     from matplotlib.textpath import TextPath
 
     wide, high = axes.figure.get_size_inches() * 72 * (0.8, 0.75)
     line = 12.0
     (left, right), (low, top) = (np.log10(axes.get_xlim()), axes.get_ylim())
-    taken: list[tuple[float, float, float]] = []
+
+    def place(size: float, value: float) -> tuple[float, float]:
+        return wide * (np.log10(max(1.0, size)) - left) / (right - left), high * (value - low) / (top - low)
+
+    taken = [(x - RADIUS, x + RADIUS, y) for x, y in (place(*point) for point in points.values())]
     for name, (size, value) in sorted(points.items(), key=lambda one: one[1][1]):
-        x, y = wide * (np.log10(max(1.0, size)) - left) / (right - left), high * (value - low) / (top - low)
+        x, y = place(size, value)
         length = TextPath((0, 0), name, size=8.5).get_extents().width + 6
         shift = 14 if x + 14 + length < wide else -14 - length
         start = x + shift
