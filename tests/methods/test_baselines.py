@@ -187,31 +187,12 @@ def test_fine_tuning_of_no_steps_is_fedavg(tiny_run):
     assert {kind for kinds in kinds_of(tuned).values() for kind in kinds} == {"weights", "metrics"}
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedrep"])
-def test_the_head_stays_at_each_site(tiny_run, method):
-    result = tiny_run({"name": method})
-    first, second, _ = of_sites(result, "fc.weight")
-    assert not torch.equal(first, second)
-    name = next(key.split("/", 1)[1] for key in result.weights() if "conv" in key and key.endswith("weight"))
-    assert torch.equal(*of_sites(result, name)[:2])
-
-
 def test_fedper_of_earlier_layers_keeps_more_at_the_sites(tiny_run):
     last = tiny_run({"name": "fedper"})["communication"]["total_bytes"]
     early = tiny_run({"name": "fedper", "personal_after": "conv1"})["communication"]["total_bytes"]
     assert early < last
     with pytest.raises(BadInput, match=r"method\.personal_after: small-cnn has no cut 'nose'; choose one of conv1"):
         tiny_run({"name": "fedper", "personal_after": "nose"})
-
-
-def test_fedrep_trains_the_head_first_and_then_the_rest_alone(tiny_run):
-    """With the head at its first weights, no passes for it: it stays there. With passes, only they change it."""
-    group = {"model": {"norm": "group"}}
-    never = tiny_run({"name": "fedrep", "head_epochs": 0, "rounds": 1}, **group)
-    heads = of_sites(never, "fc.weight")
-    assert torch.equal(heads[0], heads[1])
-    some = tiny_run({"name": "fedrep", "head_epochs": 1, "rounds": 1}, **group)
-    assert not torch.equal(of_sites(some, "fc.weight")[0], heads[0])
 
 
 @pytest.mark.parametrize("method", [name for name in NEW if name != "moon"])

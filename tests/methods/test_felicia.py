@@ -190,11 +190,6 @@ def test_the_result_says_what_each_training_set_is_worth_in_all_and_by_subgroup(
     assert pooled == pytest.approx(np.average([released[site]["accuracy"] for site in released], weights=weights))
 
 
-def test_a_site_can_release_one_training_set_always(felicia, undisturbed):
-    diets = undisturbed(felicia(release="synthetic")).metrics["diets"]
-    assert {of_site["released"] for of_site in diets.values()} == {"synthetic"}
-
-
 AGES = {"task.name": "regression", "data.source": "hand-phantom"}
 
 

@@ -1,6 +1,5 @@
 """`kill -9` anywhere, once or twice, then resume: the same weights, ledgers, history and bytes as without."""
 
-import contextlib
 import random
 import shutil
 import time
@@ -9,7 +8,6 @@ import pytest
 from processes import begin, kill, start, wait_for
 from run_folders import assert_same_run
 
-from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.ledger import verify
 from polyclinic.runner.run.run import run
 
@@ -154,33 +152,6 @@ def test_killed_somewhere(killable, name):
     case = killable(name)
     points = random.Random(f"{name} somewhere").sample(range(2, case.after_the_rounds), 2)
     case.resume_and_check(case.killed_at(*points))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STUDIES | MORE)
-def test_killed_everywhere(killable, name):
-    case = killable(name)
-    for point in range(1, len(case.changes) - 3):
-        for midway in (False, True):
-            case.resume_and_check(case.killed_at(point, midway=midway))
-
-
-@pytest.mark.slow
-def test_killed_with_workers_from_the_command_line(killable):
-    """Workers hold the folder's lock until they are gone, so that no resumed run meets one that still writes."""
-    case = killable("parallel")
-    folder = case.fresh()
-    (folder / "study.toml").write_text(case.study.with_settings({"engine.workers": 2}).to_toml())
-    process = start(begin, folder)
-    wait_for(lambda: lines(folder) >= 4)
-    kill(process)
-
-    def resumed():
-        with contextlib.suppress(BadInput):  # "another run is working in it"
-            return run(case.study, folder, resume=True)
-
-    wait_for(resumed)
-    assert_same_run(folder, case.expected)
 
 
 def lines(folder):
