@@ -50,7 +50,7 @@ MakeStudy = Callable[..., Study]
 LONGEST = """
 recorded_digests replay_methods gradient_inversion audit without_posix stacking felicia resume checks honest_incoming
 report_pages epsilon ray methods fuzz_campaign workers fault_campaign baselines feder equivalences backbones replies
-audit_outside what_attacks_get granted_to_attackers reproduce imported near_copies local_work plugin_packages plugins
+audit_outside what_attacks_get reproduce imported copies local_work plugin_packages plugins
 tune examples
 """.split()  # noqa: SIM905
 

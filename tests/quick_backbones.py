@@ -2,7 +2,7 @@
 
 ResNet-50, 101 and 152 take longer than all others together: ResNet-50 is tested by name where its blocks matter, and
 the other two are ResNet-50 with more blocks. So is ResNet-34 a ResNet-18 with more blocks.
-Those on EfficientNet-Lite0, which enlarges images, have their own tests (tests/models/test_efficientnet.py).
+Those on EfficientNet-Lite0, which enlarges images, have their own tests (tests/models/test_encoders.py).
 """
 
 from polyclinic.models import BACKBONES

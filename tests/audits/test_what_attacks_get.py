@@ -181,7 +181,6 @@ def test_features_that_were_asked_for_are_told_of_reconstructions(tiny, undistur
     assert found["evidence"]["distance_of_guess"] > 0
 
 
-@pytest.mark.usefixtures("hurried")
 def test_what_the_threat_model_withholds_is_not_tried(audited):
     granted = [c for c in Audit().threat_model if c not in (Capability.WEIGHTS, Capability.CLASSIFIER)]
     report, _ = audited("fedavg", {"audit.threat_model": granted})
@@ -225,8 +224,7 @@ def test_the_truth_enters_the_scoring_alone_and_known_labels_only_where_granted(
     assert attack_updates.AttackPlan(blind).knowledge(truth).labels is None
 
 
-@pytest.mark.usefixtures("hurried")
-def test_the_front_of_a_turn_of_one_step_is_attacked_as_it_was_moved(tiny, undisturbed, tmp_path):
+def test_the_front_of_a_turn_of_one_step_is_attacked_as_it_was_moved(tiny, undisturbed, tmp_path, hurried):
     changes = {**SMALL, "model.backbone": "small-cnn", "optimizer.batch_size": 2, "optimizer.momentum": 0.0}
     for steps, said in ((1, "the turn was one step on 2 images"), (2, "a turn of 2 steps is taken for one on 2")):
         done = undisturbed(tiny("splitnn", changes, rounds=1, local_steps=steps))
@@ -240,8 +238,7 @@ def test_the_front_of_a_turn_of_one_step_is_attacked_as_it_was_moved(tiny, undis
         assert gaps == dict.fromkeys(parts, "only a part of the network was sent")
 
 
-@pytest.mark.usefixtures("hurried")
-def test_progress_is_told_and_a_report_grows(tiny, undisturbed, tmp_path):
+def test_progress_is_told_and_a_report_grows(tiny, undisturbed, tmp_path, hurried):
     done = undisturbed(tiny("splitnn", {**SMALL, "model.backbone": "small-cnn"}, rounds=1))
     shutil.copytree(done.folder, tmp_path / "run")
     told = []
@@ -258,8 +255,7 @@ def test_progress_is_told_and_a_report_grows(tiny, undisturbed, tmp_path):
     assert (len(report["parcels"]), report["complete"]) == (1, False)
 
 
-@pytest.mark.usefixtures("hurried")
-def test_a_trajectory_is_kept_and_drawn(tiny, undisturbed, tmp_path):
+def test_a_trajectory_is_kept_and_drawn(tiny, undisturbed, tmp_path, hurried):
     """Steps beyond the search are left out and its last one is added; the picture stays in the site's folder."""
     done = undisturbed(tiny("fedavg", {**SMALL, "optimizer.batch_size": 2}, rounds=1, local_steps=1))
     folder = tmp_path / "run"
@@ -279,7 +275,6 @@ def test_a_trajectory_is_kept_and_drawn(tiny, undisturbed, tmp_path):
         audit(folder, trajectory=(5, 2))
 
 
-@pytest.mark.usefixtures("hurried")
 def test_latents_without_the_encoder(audited, hurry):
     """Where the encoder is not granted but similar images are, a decoder is trained that does not know it."""
     hurry(latent_steps=2, candidates=8)
@@ -291,7 +286,6 @@ def test_latents_without_the_encoder(audited, hurry):
     assert latents["findings"][0]["assumed"][0].startswith("the encoder is not known")
 
 
-@pytest.mark.usefixtures("hurried")
 def test_a_study_names_the_attack_on_its_gradients(audited, monkeypatch):
     """DLG as its paper has it: L-BFGS on images and labels together, on the papers' LeNet; steps may be kept."""
     used: list[GradientInversion] = []

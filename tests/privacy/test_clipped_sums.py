@@ -112,7 +112,7 @@ class Unused(nn.Module):
 
 
 @pytest.mark.parametrize("clipping", ["ghost", "stored"])
-def test_weights_that_stand_in_no_loss_have_no_gradient(clipping):
+def test_weights_that_stand_in_no_loss_and_batches_without_rows_have_sums_of_zeros(clipping):
     model, rows = Unused(), torch.tensor([[0.3, 0.4]])
     sums, unused = ClippedSums(model, clipping), list(model.unused.parameters())
     with sums.following():
@@ -122,10 +122,6 @@ def test_weights_that_stand_in_no_loss_have_no_gradient(clipping):
     assert [one.shape for one in found] == [one.shape for one in model.parameters()]
     assert found[0].tolist() == [pytest.approx([0.3, 0.4], rel=1e-4)]
     assert not any(bool(one.any()) for one in found[1:])
-
-
-@pytest.mark.parametrize("clipping", ["ghost", "stored"])
-def test_a_batch_without_rows_has_a_sum_of_zeros(clipping):
     model = Unused()
     sums = ClippedSums(model, clipping)
     with sums.following():

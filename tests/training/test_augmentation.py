@@ -25,17 +25,13 @@ def pictures(count=40, size=16):
 
 
 @pytest.mark.parametrize("kind", EACH)
-def test_images_change_and_stay_within_0_to_1(kind):
+def test_images_change_within_0_to_1_by_draws_that_do_not_depend_on_the_others(kind):
     images = pictures()
     changed, _ = augment(images, None, (kind,), rng())
     assert changed.shape == images.shape
     assert not torch.equal(changed, images)
     assert 0 <= float(changed.min()) <= float(changed.max()) <= 1
-
-
-@pytest.mark.parametrize("kind", EACH)
-def test_the_draw_of_an_image_does_not_depend_on_the_others(kind):
-    """What differential privacy needs: without one image, the others are changed as before, bit for bit."""
+    # What differential privacy needs: without one image, the others are changed as before, bit for bit.
     images, seeds = pictures(8), torch.arange(1000, 1008)
     masks = (images[:, 0] > 0.5).to(torch.uint8)
     left = torch.tensor([0, 1, 3, 6, 7])
