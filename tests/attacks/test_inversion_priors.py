@@ -146,10 +146,8 @@ def test_rounds_of_the_same_image_are_one_question_whose_loss_is_their_mean(lene
     knowledge = Knowledge([lenet, later], (1, SIDE, SIDE), classes=3, labels=label[None].expand(2, -1))
     assert attack.run(parcels, knowledge).images.shape == (1, 1, 1, SIDE, SIDE)
     simulation = Simulation(prepare_for_attack(lenet))
-    observed = {
-        name: torch.randn(2, *tensor.shape, generator=torch_rng("priors", name))
-        for name, tensor in simulation.weights.items()
-    }
+    sizes = {name: tensor.shape for name, tensor in simulation.weights.items()}
+    observed = {name: torch.randn(2, *size, generator=torch_rng("priors", name)) for name, size in sizes.items()}
     labels = FixedLabels(F.one_hot(torch.tensor([[1], [1]]), 3).float())
     rounds = Objective(simulation, observed, labels, image_shape=(1, 1, SIDE, SIDE))
     point = torch.rand(1, SIDE * SIDE, generator=torch_rng("priors", "point"))

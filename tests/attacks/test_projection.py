@@ -100,9 +100,8 @@ def test_the_label_is_asked_for_and_noise_that_is_not_frozen_named():
     once = Projection(iterations=1, starts=16)
     mixed = once.run(space, bright, Pixels(), labels=torch.tensor([0, 1]))
     alone = once.run(space, bright[1:], Pixels(), labels=torch.tensor([1]))
-    assert mixed.distances[1] == pytest.approx(
-        float(alone.distances[0])
-    )  # started from images of its own label, whoever stands before it
+    # started from images of its own label, whoever stands before it
+    assert mixed.distances[1] == pytest.approx(float(alone.distances[0]))
     attack = Projection(iterations=60, starts=4)
     found = attack.run(space, bright, Pixels(), labels=torch.tensor([1, 0]))
     assert found.distances[0] < 1e-4

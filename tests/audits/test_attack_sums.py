@@ -135,10 +135,8 @@ def test_second_moments_are_read_as_they_were_summed():
     torch.testing.assert_close(sums.by_class[ALL], torch.from_numpy(whole.T @ whole), atol=0.01, rtol=0.001)
     again = read_sums(sums_like(like, rows(10, "other"), LABELS))
     assert isinstance(again, MomentMatrices)
-    assert (
-        auc(again.scores(torch.from_numpy(rows(10, "other")), LABELS), again.scores(torch.from_numpy(inside), LABELS))
-        == 1
-    )
+    others, own = (torch.from_numpy(one) for one in (rows(10, "other"), inside))
+    assert auc(again.scores(others, LABELS), again.scores(own, LABELS)) == 1
 
 
 @pytest.mark.parametrize("squares", [False, True])

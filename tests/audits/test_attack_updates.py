@@ -299,9 +299,8 @@ def test_sums_have_tensors_that_are_known(kind, known, extra):
 def test_held_out_images_that_were_trained_on_are_not_held_out(trained):
     """Duplicates, or one folder given twice: a copy of such an image would look as near to a held-out one."""
     data = trained[1].data
-    both = ImageSet(
-        **{name: np.concatenate([getattr(data.test, name), getattr(data.train, name)]) for name in ("images", "labels")}
-    )
+    names = ("images", "labels")
+    both = ImageSet(**{one: np.concatenate([getattr(data.test, one), getattr(data.train, one)]) for one in names})
     assert len(Truth([], replace(data, test=both), 0).data.test) == len(data.test)
     assert not len(Truth([], replace(data, test=data.train), 0).data.test)
     assert Truth([], data, 0).data is data

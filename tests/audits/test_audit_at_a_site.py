@@ -40,9 +40,8 @@ def kit(tiny, undisturbed, tmp_path: Path) -> Path:
 
 def test_a_site_audits_its_own_part(kit: Path):
     report = audit(kit / "runs" / RUN)
-    assert [(one["site"], one["kind"]) for one in report["parcels"] if one["kind"] != "metrics"] == [
-        ("site-1", "weights")
-    ]
+    told = [(one["site"], one["kind"]) for one in report["parcels"] if one["kind"] != "metrics"]
+    assert told == [("site-1", "weights")]
     assert {one["site"] for one in report["parcels"]} == {"site-1"}
     attacks = {one["attack"]: one for one in report["parcels"][0]["findings"]}
     assert set(attacks) == {"gradient-inversion", "loss-threshold", "rmia", "lira"}
@@ -56,10 +55,8 @@ def test_it_finds_what_an_audit_of_the_simulated_run_finds(kit: Path, tiny, undi
     ours, theirs = audit(kit / "runs" / RUN), audit(tmp_path / "simulated")
     # a kit knows no other sites: whose images the search may start from, and which site an image is from
     others = ("gradient-inversion", "site-inference", "site-of-update")
-    words = [
-        [found["words"] for found in report["parcels"][0]["findings"] if found["attack"] not in others]
-        for report in (ours, theirs)
-    ]
+    found = [report["parcels"][0]["findings"] for report in (ours, theirs)]
+    words = [[one["words"] for one in some if one["attack"] not in others] for some in found]
     assert len(words[0]) == 3
     assert words[0] == words[1]
 

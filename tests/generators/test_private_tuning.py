@@ -147,10 +147,8 @@ def test_a_meters_mean_distance_is_of_all_pairs_and_its_figures_of_the_sets_they
     images, labels = data()
     meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"))
     model, distance = build(), Pixels()
-    pairs = [
-        float(distance(a[None].float() / 255, b[None].float() / 255))
-        for a, b in itertools.product(meter.images, meter.sample(model))
-    ]
+    real, made = (one.float() / 255 for one in (meter.images, meter.sample(model)))
+    pairs = [float(distance(a[None], b[None])) for a, b in itertools.product(real, made)]
     assert meter.mean_distance(model, distance) == pytest.approx(sum(pairs) / 400, rel=1e-4)
     images, labels = data()
     meter = Meter(images, labels, PrivateTuning(measured=20), rng(), torch.device("cpu"))

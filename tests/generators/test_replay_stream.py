@@ -79,10 +79,8 @@ def test_replayed_images_have_the_grey_values_of_real_ones_and_are_augmented_lik
     plain = model.decode(model.encode(images))[labels].float() / 255
     flipped = [not torch.equal(one, other) for one, other in zip(made, plain, strict=True)]
     assert 0 < sum(flipped) < 40
-    assert all(
-        torch.equal(one.flip(-1) if turned else one, other)
-        for one, other, turned in zip(made, plain, flipped, strict=True)
-    )
+    rows = zip(made, plain, flipped, strict=True)
+    assert all(torch.equal(one.flip(-1) if turned else one, other) for one, other, turned in rows)
 
 
 def test_masks_travel_with_their_images():
@@ -124,9 +122,8 @@ def test_blur_gives_replayed_images_away_and_pairs_stay_on_one_side_of_a_fold():
     numbers = torch.arange(count).reshape(-1, 1, 1, 1).expand(-1, 1, 28, 28)
     images, labels, folds = gather({"real": numbers, "replayed": numbers}, rng(), paired=True)
     assert labels.bincount().tolist() == [probe.PER_GROUP] * 2
-    fold_of = [
-        dict(zip(images[labels == g, 0, 0, 0].tolist(), folds[labels == g].tolist(), strict=True)) for g in (0, 1)
-    ]
+    groups = [(images[labels == g, 0, 0, 0].tolist(), folds[labels == g].tolist()) for g in (0, 1)]
+    fold_of = [dict(zip(*group, strict=True)) for group in groups]
     assert fold_of[0] == fold_of[1]
 
 

@@ -88,14 +88,9 @@ def test_a_damaged_file_is_made_again(tmp_path, damage):
     elif damage == "zip":
         np.savez(file.open("wb"), right)
     else:
-        file.write_bytes(
-            {
-                "empty": b"",
-                "half": content[: len(content) // 2],
-                "text": b"features",
-                "header": content.replace(b"'descr'", b"'descr(", 1),
-            }[damage]
-        )
+        contents = {"empty": b"", "half": content[: len(content) // 2], "text": b"features"}
+        contents["header"] = content.replace(b"'descr'", b"'descr(", 1)
+        file.write_bytes(contents[damage])
     assert np.array_equal(kept_features(encoder, IMAGES, tmp_path), right)
     assert file.read_bytes() == content
     assert encoder.batches == 2

@@ -124,6 +124,5 @@ def test_the_primary_model_on_latents(tmp_path, form, noise):
     assert primary.layer.weight.flatten().tolist() == pytest.approx([-(one + noise) / 3 for one in CLIPPED])
     assert kept["spent"] == {"north": [[noise, 1.0, 1]]}
     trainer.optimizer.batch_size = 1
-    assert private_latents.train(federation, kept, primary, (ROWS, torch.zeros(3)), optimizer)["spent"] == {
-        "north": [[noise, 1.0, 1], [4.0, 1 / 3, 3]]
-    }
+    spent = private_latents.train(federation, kept, primary, (ROWS, torch.zeros(3)), optimizer)["spent"]
+    assert spent == {"north": [[noise, 1.0, 1], [4.0, 1 / 3, 3]]}

@@ -162,10 +162,8 @@ def deployed_asked(study, folder, asked, restored=None):
     host = SiteHost(replace(assembly.host_spec(), policy=Policy(deployed=True)))
     host.restore(restored or {})
     first = len(restored or {}) + 1  # a site that was put back to where it stood after its first round
-    calls = [
-        Call(parts.names[0], "train", round, {"weights": Parcel("weights", weights)})
-        for round, weights in enumerate(asked, first)
-    ]
+    sent = [{"weights": Parcel("weights", weights)} for weights in asked]
+    calls = [Call(parts.names[0], "train", round, one) for round, one in enumerate(sent, first)]
     released = []
     for call in calls:
         released.append(host.handle(call).parcels[0])

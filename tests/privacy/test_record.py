@@ -69,11 +69,8 @@ def test_a_parcel_is_covered_if_all_that_is_in_it_was_trained_privately(on, part
 def test_samples_are_covered_by_generator_and_prior_and_every_kind_has_words():
     assert records.SAMPLED in records.names(["generator", "prior"])
     assert records.SAMPLED not in records.names(["generator"])
-    assert records.names(["generator", "prior"]) == [
-        "weights of the generator",
-        "weights of the prior",
-        "images sampled through generator and prior",
-    ]
+    both = ["weights of the generator", "weights of the prior"]
+    assert records.names(["generator", "prior"]) == [*both, "images sampled through generator and prior"]
     assert set(records.UNCOVERED) == set(KINDS) - {"keys", "shares"}  # which tell nothing of patients
 
 

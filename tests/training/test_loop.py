@@ -241,9 +241,8 @@ def test_evaluation_equals_counting_by_hand_in_pieces_too():
     metrics = trainer.task.finish(sums)
     assert metrics["accuracy"] == pytest.approx(float((output.argmax(1) == labels).float().mean()))
     count = EVALUATION_BATCH + 3
-    part = ImageSet(
-        np.random.default_rng(0).integers(0, 256, (count, 1, SIZE, SIZE), dtype=np.uint8), np.arange(count) % 2
-    )
+    images = np.random.default_rng(0).integers(0, 256, (count, 1, SIZE, SIZE), dtype=np.uint8)
+    part = ImageSet(images, np.arange(count) % 2)
     trainer = make_trainer()
     sizes = [len(images) for images, _ in trainer.in_order(part)]
     assert sizes == [EVALUATION_BATCH, 3]

@@ -236,9 +236,8 @@ class Counting:
 
 
 def replayed(site: int) -> ReplayedBatches:
-    return ReplayedBatches(
-        ((torch.full((2, 1), -100.0 * site - k), torch.tensor([k, k])) for k in itertools.count()), 2
-    )
+    made = ((torch.full((2, 1), -100.0 * site - k), torch.tensor([k, k])) for k in itertools.count())
+    return ReplayedBatches(made, 2)
 
 
 def test_each_site_has_its_own_replayed_images_behind_its_own(monkeypatch):

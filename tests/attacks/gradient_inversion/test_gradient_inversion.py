@@ -176,10 +176,8 @@ def test_the_loss_is_that_of_the_image_that_is_returned(one_image_each):
         found = attack.run(parcels[:1], knowledge(model, labels=labels[:1]))
         loss = cross_entropy(model(found.images[0]), one_hot(labels[0], 5).float())
         simulated = torch.autograd.grad(loss, list(model.parameters()))
-        distance = sum(
-            (s - parcels[0].tensors[name]).square().sum()
-            for s, (name, _) in zip(simulated, model.named_parameters(), strict=True)
-        )
+        pairs = zip(simulated, model.named_parameters(), strict=True)
+        distance = sum((s - parcels[0].tensors[name]).square().sum() for s, (name, _) in pairs)
         roughness = sum(found.images.diff(dim=dim).abs().mean() for dim in (-1, -2))
         assert float(found.loss[0]) == pytest.approx(float(distance + 2.0 * roughness), rel=1e-4)
 

@@ -95,10 +95,8 @@ def test_loss_and_logits_by_hand():
     logits = net(top, bottom, labels)
     found = negative_log_likelihoods(top, bottom, logits)
     for i in range(2):
-        parts = [
-            -probability.log_softmax(1)[i].gather(0, codes[i][None]).mean()
-            for probability, codes in zip(logits, (top, bottom), strict=True)
-        ]
+        both = zip(logits, (top, bottom), strict=True)
+        parts = [-one.log_softmax(1)[i].gather(0, codes[i][None]).mean() for one, codes in both]
         assert found[i].item() == pytest.approx(sum(parts).item(), rel=1e-5)
     net = pixel_cnn(5, 2)
     features = torch.randn(1, 8, 2, 2, dtype=torch.double)

@@ -6,7 +6,6 @@ from torch.nn import functional as F
 
 from polyclinic.errors import BadInput
 from polyclinic.generators.base import FitOptions
-from polyclinic.generators.vqvae2 import autoencoder
 from polyclinic.generators.vqvae2.autoencoder import Autoencoder, Codebook, Moved, losses, noise_images
 from polyclinic.generators.vqvae2.model import VQVAE2, VQVAE2Model
 from polyclinic.generators.vqvae2.prior import negative_log_likelihoods
@@ -202,19 +201,6 @@ def test_a_code_outside_the_codebook_is_refused_on_either_side(level: str, value
     codes[level][0, 0, 0] = value
     with pytest.raises(BadInput, match=f"{level} codes of shape"):
         model.decode(codes)
-
-
-def test_a_gpu_moves_dead_codes_and_no_others() -> None:
-    book = Codebook(8, 3, "ema")
-    rows = torch.cat([torch.zeros(39, 3), torch.full((1, 3), 50.0)])  # one row is far from its code
-    book.counts.fill_(9.0)
-    book.sums.fill_(9.0)
-    dead = torch.arange(8) == 5
-    moved = autoencoder.Moved(rows, torch.zeros(40, dtype=torch.long), torch.zeros(8, 3), dead)
-    book.revive_unasked(moved, rng())
-    assert torch.equal(book.vectors.weight[5], rows[-1])
-    assert torch.equal(book.vectors.weight[~dead], torch.ones(7, 3))
-    assert float(book.counts[5]) == pytest.approx(autoencoder.REVIVED * 40 / 8)
 
 
 @pytest.mark.parametrize("way", ["revive", "revive_unasked"])

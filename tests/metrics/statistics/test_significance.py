@@ -48,10 +48,9 @@ def test_wilcoxon_is_scipys_and_with_ties_counts_all_changes_of_sign():
     apart = np.array([1.0, 1, 2, 3, -1, 0])
     ranks = {1: 2.0, 2: 4.0, 3: 5.0}  # of |1 1 2 3 1|; the zero is left out
     observed = 2 + 2 + 4 + 5
-    sums = [
-        sum(ranks[abs(int(value))] for value, sign in zip(apart[:5], signs, strict=True) if sign)
-        for signs in itertools.product((0, 1), repeat=5)
-    ]
+    changes = itertools.product((0, 1), repeat=5)
+    kept = [[abs(int(value)) for value, sign in zip(apart[:5], signs, strict=True) if sign] for signs in changes]
+    sums = [sum(ranks[size] for size in sizes) for sizes in kept]
     expected = np.mean([abs(one - 7.5) >= observed - 7.5 for one in sums])
     assert paired_test(apart, np.zeros(6), test="wilcoxon").p == expected
     assert paired_test([1.0, 2], [1.0, 2], test="wilcoxon").p == 1
@@ -86,11 +85,8 @@ def test_methods_against_a_baseline_are_paired_by_seed_and_corrected_together():
     assert [one.p_holm for one in found.values()] == holm(plain)
     assert compare_with_baseline({"fedavg": {0: 1.0}}, "fedavg") == {}
     baseline = {("seed", 1): 0.5, ("seed", 2): 0.7, ("seed", 3): 0.6}
-    values = {
-        "fedavg": baseline,
-        "cwt": {("seed", 3): 0.9, ("seed", 9): 0.1, ("seed", 1): 0.6},
-        "moon": {("seed", 1): 1.0},
-    }
+    values = {"fedavg": baseline, "moon": {("seed", 1): 1.0}}
+    values["cwt"] = {("seed", 3): 0.9, ("seed", 9): 0.1, ("seed", 1): 0.6}
     found = compare_with_baseline(values, "fedavg")
     assert found == {"cwt": paired_test([0.9, 0.6], [0.6, 0.5])}
 
