@@ -188,7 +188,7 @@ def test_what_the_threat_model_withholds_is_not_tried(audited):
         "loss-threshold": "the threat model does not grant classifier",
         "shadow-models": "the threat model does not grant classifier",
         "site-inference": "the threat model does not grant classifier, weights",
-    }
+    }  # fmt: skip
     assert report["verdicts"]["weights"]["verdict"] == "not tested"
 
 

@@ -164,12 +164,10 @@ def test_a_meters_mean_distance_is_of_all_pairs_and_its_figures_of_the_sets_they
     chosen = [int((COARSE(images) - one).abs().sum(1).argmin()) for one in real]
     assert torch.equal(labels[chosen], meter.labels)  # made images have the labels of the real ones
     assert found == {
-        "fd": frechet_distance(real, made),
-        "fd_half": frechet_distance(real[:10], made[10:]),
-        "fd_floor": frechet_distance(real[:10], real[10:]),
-        "kid": kernel_distance(real, made),
+        "fd": frechet_distance(real, made), "fd_half": frechet_distance(real[:10], made[10:]),
+        "fd_floor": frechet_distance(real[:10], real[10:]), "kid": kernel_distance(real, made),
         "kid_floor": kernel_distance(real[:10], real[10:]),
-    }
+    }  # fmt: skip
 
 
 def test_both_phases_of_a_gan_and_a_second_whose_first_step_is_too_far():

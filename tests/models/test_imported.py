@@ -17,28 +17,18 @@ SMALL_VIT = {"patch_size": 16, "hidden_size": 16, "mlp_dim": 32, "num_layers": 1
 SMALL_VIT["classification"] = True
 #: networks of MONAI with the arguments that they cannot do without (docs/extend.md lists them)
 CLASSIFIERS = {
-    "DenseNet121": {},
-    "resnet10": {},
-    "ResNet": {"block": "basic", "layers": [1, 1, 1, 1], "block_inplanes": [4, 8, 16, 32]},
-    "SEResNet50": {},
-    "EfficientNetBN": {"model_name": "efficientnet-b0"},
-    "ViT": SMALL_VIT,
-    "Classifier": {"channels": [4, 8], "strides": [2, 2]},
-    "Regressor": {"channels": [4, 8], "strides": [2, 2]},
-}
+    "DenseNet121": {}, "resnet10": {},
+    "ResNet": {"block": "basic", "layers": [1, 1, 1, 1], "block_inplanes": [4, 8, 16, 32]}, "SEResNet50": {},
+    "EfficientNetBN": {"model_name": "efficientnet-b0"}, "ViT": SMALL_VIT,
+    "Classifier": {"channels": [4, 8], "strides": [2, 2]}, "Regressor": {"channels": [4, 8], "strides": [2, 2]},
+}  # fmt: skip
 SEGMENTERS = {
-    "UNet": SMALL_UNET,
-    "AttentionUnet": SMALL_UNET,
-    "BasicUNet": {"features": [4, 4, 8, 8, 16, 4]},
-    "BasicUNetPlusPlus": {"features": [4, 4, 8, 8, 16, 4]},
-    "SegResNet": {},
-    "SegResNetDS": {"init_filters": 8},
+    "UNet": SMALL_UNET, "AttentionUnet": SMALL_UNET, "BasicUNet": {"features": [4, 4, 8, 8, 16, 4]},
+    "BasicUNetPlusPlus": {"features": [4, 4, 8, 8, 16, 4]}, "SegResNet": {}, "SegResNetDS": {"init_filters": 8},
     "DynUNet": {"kernel_size": [3, 3, 3], "strides": [1, 2, 2], "upsample_kernel_size": [2, 2]},
-    "FlexibleUNet": {"backbone": "efficientnet-b0"},
-    "SwinUNETR": {"feature_size": 12},
-    "UNETR": {"hidden_size": 16, "mlp_dim": 32, "num_heads": 2},
-    "HighResNet": {},
-}
+    "FlexibleUNet": {"backbone": "efficientnet-b0"}, "SwinUNETR": {"feature_size": 12},
+    "UNETR": {"hidden_size": 16, "mlp_dim": 32, "num_heads": 2}, "HighResNet": {},
+}  # fmt: skip
 #: of these, networks whose gradients per image fail or that Opacus does not know
 NOT_PRIVATE = {"resnet10", "ResNet", "ViT", "SegResNet", "SegResNetDS", "DynUNet", "SwinUNETR"}
 

@@ -62,11 +62,9 @@ def test_an_array_that_is_gone_leaves_its_room():
 
 TABLES = {
     "data": {"source": "fundus-phantom", "size": 28, "samples": 40, "validation": 0.2, "test": 0.2},
-    "sites": {"partition": "iid", "count": 2},
-    "model": {"backbone": "small-cnn", "freeze": "conv2"},
-    "optimizer": {"lr": 0.05, "batch_size": 8},
-    "engine": {"workers": 1, "device": "cpu"},
-}
+    "sites": {"partition": "iid", "count": 2}, "model": {"backbone": "small-cnn", "freeze": "conv2"},
+    "optimizer": {"lr": 0.05, "batch_size": 8}, "engine": {"workers": 1, "device": "cpu"},
+}  # fmt: skip
 
 
 def frozen_run(folder, method, monkeypatch, *, kept: bool):

@@ -118,13 +118,10 @@ def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny,
     monkeypatch.setattr(SiteHost, "handle_group", lambda *asked: answers.extend(made := handle(*asked)) or made)
     monkeypatch.setattr(stacking.StackedTrainer, "train", noting(stacking.StackedTrainer.train, used))
     options = {
-        "fedavg": {"optimizer.augment": ["flip"]},
-        "fedbn": {"model.backbone": "small-cnn"},
-        "standalone": {"method.local_steps": 2},
-        "fedavg-replay": REPLAYING,
-        "fedrep": {"method.head_epochs": 1},
+        "fedavg": {"optimizer.augment": ["flip"]}, "fedbn": {"model.backbone": "small-cnn"},
+        "standalone": {"method.local_steps": 2}, "fedavg-replay": REPLAYING, "fedrep": {"method.head_epochs": 1},
         "finetune": {"method.tuning_steps": 2},
-    }.get(method, {})
+    }.get(method, {})  # fmt: skip
     alone, stacked = (run(tiny, tmp_path, method, choice, **options) for choice in ("never", "always"))
     assert used
     assert not [answer for answer in answers if isinstance(answer, Exception)]

@@ -53,21 +53,15 @@ class Copies:
         """In words, with the figures. `level`: the chance at which a share counts."""
         copies = int(self.is_copy.sum())
         figures: dict[str, float | int | str] = {
-            "features": self.features,
-            "made": len(self.is_copy),
-            "copies": copies,
-            "copy_limit": self.limit,
+            "features": self.features, "made": len(self.is_copy), "copies": copies, "copy_limit": self.limit,
             "median_to_training": float(self.training.distance.median()),
             "median_to_held_out": float(self.held_out.distance.median()),
             "median_held_out_to_training": float(self.baseline.distance.median()),
             "median_ratio": float(self.training.ratio.median()),
-            "median_ratio_held_out": float(self.baseline.ratio.median()),
-            "closer_share": self.closer_share,
-            "closer_by_chance": self.chance,
-            "authenticity": self.authenticity,
-            "compared": self.compared,
+            "median_ratio_held_out": float(self.baseline.ratio.median()), "closer_share": self.closer_share,
+            "closer_by_chance": self.chance, "authenticity": self.authenticity, "compared": self.compared,
             "orientations": "flips and quarter turns",
-        }
+        }  # fmt: skip
         return Verdict(copies > 0 or self.chance <= level, self._because(copies, level), figures)
 
     def _because(self, copies: int, level: float) -> str:

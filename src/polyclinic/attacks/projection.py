@@ -66,10 +66,8 @@ class Projections:
         )
         tested = {"ks": self.ks, "p_value": self.p_value, "p_members_closer": self.p_members_closer}
         medians: dict[str, float | str] = {
-            "features": self.members.features,
-            "median_members": near,
-            "median_held_out": far,
-        }
+            "features": self.members.features, "median_members": near, "median_held_out": far,
+        }  # fmt: skip
         return Verdict(leak, because, {**medians, **tested, "auc": self.separation.auc})
 
 

@@ -22,23 +22,15 @@ from polyclinic.study.tables import Audit
 ATTACKS: Registry[type[Attack]] = Registry(
     "polyclinic.attacks",
     {
-        "gradient-inversion": GradientInversionAttack,
-        "analytic-inversion": AnalyticInversionAttack,
-        "loss-threshold": LossMembershipAttack,
-        "reference-models": ReferenceMembershipAttack,
-        "site-inference": SiteInferenceAttack,
-        "latent-inversion": LatentInversionAttack,
-        "learned-decoder": LearnedDecoderAttack,
-        "generator": GeneratorAttack,
-        "decoding": DecodingAttack,
-        "copies": CopiesAttack,
-        "near-copies": NearCopiesAttack,
-        "reference-generators": ReferenceGeneratorsAttack,
-        "second-moments": SecondMomentsAttack,
-        "feature-decoder": FeatureDecoderAttack,
+        "gradient-inversion": GradientInversionAttack, "analytic-inversion": AnalyticInversionAttack,
+        "loss-threshold": LossMembershipAttack, "reference-models": ReferenceMembershipAttack,
+        "site-inference": SiteInferenceAttack, "latent-inversion": LatentInversionAttack,
+        "learned-decoder": LearnedDecoderAttack, "generator": GeneratorAttack, "decoding": DecodingAttack,
+        "copies": CopiesAttack, "near-copies": NearCopiesAttack, "reference-generators": ReferenceGeneratorsAttack,
+        "second-moments": SecondMomentsAttack, "feature-decoder": FeatureDecoderAttack,
         "score-histograms": HistogramsAttack,
     },
     base=Attack,
-)
+)  # fmt: skip
 
 __all__ = ["ATTACKS", "Attack", "Audit"]

@@ -197,12 +197,9 @@ def origin_finding(seen: Seen, asked: Asked, without: int = 0) -> Finding:
         because += f"; {without} other sites have no held-out images, and were not compared"
     theirs = asked.others[asked.rows_of(nearest)]
     evidence: dict[str, float | int | str] = {
-        "auc": separation(asked.own, theirs).auc,
-        "order_by_chance": chances[nearest],
-        "place_of_site": place,
-        "sites_compared": 1 + len(chances),
-        "nearest_site": nearest,
-    }
+        "auc": separation(asked.own, theirs).auc, "order_by_chance": chances[nearest], "place_of_site": place,
+        "sites_compared": 1 + len(chances), "nearest_site": nearest,
+    }  # fmt: skip
     title = f"{seen.where}, {ORIGIN}\nOrigin: the further apart, the better one tells whose update this is"
     draw = histograms(MEASURED, {"this site": asked.own, nearest: theirs}, title=title)
     return Finding(ORIGIN, THREAT, Verdict(leak, because, evidence), draw=draw, question=ORIGIN_QUESTION)

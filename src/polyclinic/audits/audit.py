@@ -135,17 +135,13 @@ def audit_parcel(tools: Tools, audited: AuditedParcel, folder: Path, clock: Cloc
     results += gaps
     stem = folder / "sites" / audited.site / "audit" / f"{release.name}-{audited.parcel.kind}"
     return {
-        "site": audited.who,
-        "sites": audited.sites,
-        "round": release.round,
-        "operation": release.operation,
-        "kind": audited.kind_that_left,
-        "digests": audited.digests,
+        "site": audited.who, "sites": audited.sites, "round": release.round, "operation": release.operation,
+        "kind": audited.kind_that_left, "digests": audited.digests,
         **({} if audited.is_released_model else {"recomputed": not doubt}),
         "findings": [_finding_json(one, stem, folder) for one in results if isinstance(one, CheckedFinding)],
         "not_tried": [asdict(result) for result in results if isinstance(result, NotTried)],
         "seconds": round(time.perf_counter() - begin, 1),
-    }
+    }  # fmt: skip
 
 
 def look_inside(audited: AuditedParcel, seen: Seen, truth: Truth, clock: Clock) -> tuple[list[Any], str]:
@@ -265,18 +261,13 @@ def _finding_json(tested: CheckedFinding, stem: Path, folder: Path) -> dict[str,
     """What audit.json says of a finding, whose pictures are drawn under `stem`."""
     found, power = tested.finding, [vars(one) for one in tested.power]
     written = {
-        "attack": found.attack,
-        "question": found.question,
-        "verdict": tested.word,
-        "words": str(found.verdict),
+        "attack": found.attack, "question": found.question, "verdict": tested.word, "words": str(found.verdict),
         "evidence": _figures(found.verdict.evidence),
         "power": [{**one, "evidence": _figures(one["evidence"]), "seconds": round(one["seconds"], 1)} for one in power],
-        "doubt": found.doubt,
-        "seconds": round(tested.seconds, 1),
-        "threat_model": found.threat_model,
+        "doubt": found.doubt, "seconds": round(tested.seconds, 1), "threat_model": found.threat_model,
         "assumed": found.assumed,
         "picture": _picture(found.draw, stem.with_name(f"{stem.name}-{found.attack}.png"), folder),
-    }
+    }  # fmt: skip
     if search := found.search:
         steps = stem.with_name(f"{stem.name}-{found.attack}-steps.png")
         curves = {"steps": list(search.steps), **_figures({"loss": search.loss, "distance": search.distance})}
@@ -304,19 +295,11 @@ def _json_number(value: Any) -> Any:
 
 def _empty_report(study: Study, tools: Tools, budget: str, lines: LedgerLines) -> dict[str, Any]:
     return {
-        "method": study.method.name,
-        "seed": study.seed,
-        "threat_model": str(tools.threat),
-        "threat_model_in_brief": tools.threat.brief(),
-        "threat_table": tools.threat.table(),
-        "granted": sorted(tools.threat.granted),
-        "budget": budget,
-        "level": tools.level,
-        "features": tools.distance.name,
-        "complete": False,
-        "verdicts": verdicts([], lines),
-        "parcels": [],
-    }
+        "method": study.method.name, "seed": study.seed, "threat_model": str(tools.threat),
+        "threat_model_in_brief": tools.threat.brief(), "threat_table": tools.threat.table(),
+        "granted": sorted(tools.threat.granted), "budget": budget, "level": tools.level,
+        "features": tools.distance.name, "complete": False, "verdicts": verdicts([], lines), "parcels": [],
+    }  # fmt: skip
 
 
 def _write_report(folder: Path, report: Mapping[str, Any]) -> None:

@@ -296,18 +296,13 @@ def write_row(finding: Finding, planted: list[tuple[str, str, Finding]], out: Pa
     shown = finding.draw is not None and draw_plot(finding.draw, picture)
     took = time.perf_counter() - begin
     return {
-        "attack": finding.attack,
-        "question": finding.question,
-        "verdict": CheckedFinding(finding, tuple(checks), took).word,
-        "words": str(finding.verdict),
-        "doubt": finding.doubt,
-        "evidence": finding.verdict.evidence,
+        "attack": finding.attack, "question": finding.question,
+        "verdict": CheckedFinding(finding, tuple(checks), took).word, "words": str(finding.verdict),
+        "doubt": finding.doubt, "evidence": finding.verdict.evidence,
         "power": [{name: getattr(one, name) for name in ("leak", "words", "found", "evidence")} for one in checks],
-        "threat_model": finding.threat_model,
-        "assumed": finding.assumed,
-        "picture": picture.name if shown else None,
+        "threat_model": finding.threat_model, "assumed": finding.assumed, "picture": picture.name if shown else None,
         "seconds": round(took, 1),
-    }
+    }  # fmt: skip
 
 
 def write_report(out: Path, facts: Json, rows: list[Json]) -> Json:

@@ -121,18 +121,15 @@ def grid_point(name: str, metric: str, result: Mapping[str, Any], report: Mappin
     images = [f["evidence"] for f in findings if "psnr" in f["evidence"]]
     areas = [f["evidence"]["auc"] for f in findings if "auc" in f["evidence"]]
     return {
-        "defence": name,
-        "utility": result["metrics"]["test"].get(metric),
+        "defence": name, "utility": result["metrics"]["test"].get(metric),
         "psnr": _mean([one["psnr"] for one in images]),
         "psnr_of_guess": _mean([one["psnr_of_guess"] for one in images]),
-        "recovered": sum(one["recovered"] for one in images),
-        "told": sum(one["told"] for one in images),
-        "images": sum(one["images"] for one in images),
-        "membership_auc": _mean(areas),
+        "recovered": sum(one["recovered"] for one in images), "told": sum(one["told"] for one in images),
+        "images": sum(one["images"] for one in images), "membership_auc": _mean(areas),
         "epsilon": (result.get("privacy") or {}).get("epsilon"),
         "leaks": sorted({f["attack"] for f in findings if f["verdict"] == "leaks"}),
         "verdict": gravest([one["verdict"] for one in report["verdicts"].values() if one.get("attacked")]),
-    }
+    }  # fmt: skip
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

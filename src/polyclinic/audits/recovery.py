@@ -78,19 +78,13 @@ class Recovery:
     def evidence(self) -> dict[str, float | int | str]:
         similar = ssim(self.found, self.truth) if min(self.truth.shape[-2:]) >= 7 else self.error * torch.nan
         return {
-            "images": len(self.error),
-            "recovered": int(self.recovered.sum()),
-            "psnr": float(_decibels(self.error).mean()),
-            "psnr_best": float(_decibels(self.error).max()),
-            "psnr_of_guess": float(_decibels(self.guess_error).mean()),
-            "mse": float(self.error.mean()),
-            "mse_of_guess": float(self.guess_error.mean()),
-            "ssim": float(similar.mean()),
-            "told": self.identified.count,
-            "told_by_chance": self.identified.chance,
-            "paired": "by least error" if self.by_assignment else "in order",
-            **self.perceptual,
-        }
+            "images": len(self.error), "recovered": int(self.recovered.sum()),
+            "psnr": float(_decibels(self.error).mean()), "psnr_best": float(_decibels(self.error).max()),
+            "psnr_of_guess": float(_decibels(self.guess_error).mean()), "mse": float(self.error.mean()),
+            "mse_of_guess": float(self.guess_error.mean()), "ssim": float(similar.mean()),
+            "told": self.identified.count, "told_by_chance": self.identified.chance,
+            "paired": "by least error" if self.by_assignment else "in order", **self.perceptual,
+        }  # fmt: skip
 
     def draw(self, path: Path, each: int = 3) -> None:
         """Target beside reconstruction: the best, the median and the worst, and the guess below. No picture if none may

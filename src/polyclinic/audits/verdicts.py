@@ -177,15 +177,13 @@ def _verdict_of_attacks(left: int, parcels: Sequence[JsonMapping]) -> JsonObject
     word = gravest([one["verdict"] for one in questions.values()])
     shown = _strongest_of_each([f for f in findings if f["verdict"] == LEAKS] or findings)
     return {
-        "verdict": word,
-        **_attacked(parcels),
-        "questions": questions,
+        "verdict": word, **_attacked(parcels), "questions": questions,
         "words": " ".join(f"{f['attack']}{_in_how_many(f, findings)}: {f['words']}" for f in shown),
         "power": [check for f in shown for check in f["power"]],
         "evidence": {f["attack"]: f["evidence"] for f in shown},
         "pictures": [path for f in shown for path in (f["picture"], f.get("trajectory", {}).get("picture")) if path],
         "not_tried": rest,
-    }
+    }  # fmt: skip
 
 
 def _attacked(parcels: Sequence[JsonMapping]) -> JsonObject:

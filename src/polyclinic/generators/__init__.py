@@ -14,15 +14,11 @@ from polyclinic.registry import Registry
 GENERATORS: Registry[type[Generator]] = Registry(
     "polyclinic.generators",
     {
-        "vqvae2": VQVAE2,
-        "gan": VanillaGAN,
-        "dcgan": DCGAN,
-        "wgan-gp": WassersteinGAN,
-        "privgan": PrivGAN,
+        "vqvae2": VQVAE2, "gan": VanillaGAN, "dcgan": DCGAN, "wgan-gp": WassersteinGAN, "privgan": PrivGAN,
         "stylegan2": StyleGAN2,
     },
     base=Generator,
-)
+)  # fmt: skip
 
 __all__ = [
     "DCGAN", "GENERATORS", "VQVAE2", "AdversarialGenerator", "AdversarialModel", "AdversarialSteps", "CodeSpace",

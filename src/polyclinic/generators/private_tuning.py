@@ -35,16 +35,9 @@ AT_ONCE = 32
 
 #: sections 3.2 and 4.2.2 of the paper
 PAPER = {
-    "alpha": 1.0,
-    "distance": "lpips-vgg",
-    "features": "inception-fid",
-    "scale": "sum",
-    "patience": 10_000,
-    "most_steps": 100_000,
-    "most_tuning_steps": 100_000,
-    "check_every": 500,
-    "growth": 2.5,
-}
+    "alpha": 1.0, "distance": "lpips-vgg", "features": "inception-fid", "scale": "sum", "patience": 10_000,
+    "most_steps": 100_000, "most_tuning_steps": 100_000, "check_every": 500, "growth": 2.5,
+}  # fmt: skip
 #: steps of the first phase where neither [tuning] nor the generator says how many
 USUAL_STEPS = 3000
 

@@ -8,13 +8,9 @@ from typing import Any
 
 #: public name -> the module in which it lives
 _HOMES = {
-    "Pixels": "perceptual",
-    "efficientnet_features": "distribution",
-    "fidelity": "distribution",
-    "inception_features": "distribution",
-    "perceptual_distance": "perceptual",
-    "precision_recall": "distribution",
-}
+    "Pixels": "perceptual", "efficientnet_features": "distribution", "fidelity": "distribution",
+    "inception_features": "distribution", "perceptual_distance": "perceptual", "precision_recall": "distribution",
+}  # fmt: skip
 __all__ = ["statistics", *_HOMES]
 
 

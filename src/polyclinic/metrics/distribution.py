@@ -208,8 +208,6 @@ def fidelity(
 def _figures(real: Tensor, made: Tensor, rng: torch.Generator) -> dict[str, float]:
     neighbours = min(NEIGHBOURS, len(real) - 1)
     return {
-        "FD": frechet_distance(real, made),
-        "KID": kernel_distance(real, made),
-        "KID deviation": kernel_distance_deviation(real, made, rng),
-        **precision_recall(real, made, neighbours),
-    }
+        "FD": frechet_distance(real, made), "KID": kernel_distance(real, made),
+        "KID deviation": kernel_distance_deviation(real, made, rng), **precision_recall(real, made, neighbours),
+    }  # fmt: skip

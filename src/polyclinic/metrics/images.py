@@ -80,15 +80,9 @@ Images = Tensor | np.ndarray
 
 #: the eight ways to lay a square picture on itself, and what undoes nothing else than a flip or quarter turns
 ORIENTATIONS = (
-    "as it is",
-    "turned by 90 degrees",
-    "turned by 180 degrees",
-    "turned by 270 degrees",
-    "mirrored",
-    "mirrored and turned by 90 degrees",
-    "mirrored and turned by 180 degrees",
-    "mirrored and turned by 270 degrees",
-)
+    "as it is", "turned by 90 degrees", "turned by 180 degrees", "turned by 270 degrees", "mirrored",
+    "mirrored and turned by 90 degrees", "mirrored and turned by 180 degrees", "mirrored and turned by 270 degrees",
+)  # fmt: skip
 
 
 def as_unit(images: Images, what: str = "images") -> Tensor:

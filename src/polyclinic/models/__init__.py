@@ -28,24 +28,13 @@ from polyclinic.settings import no_such_choice
 BACKBONES: Registry[type[Backbone]] = Registry(
     "polyclinic.backbones",
     {
-        "small-cnn": SmallCNN,
-        "lenet5": LeNet5,
-        "cnn-32-64-128": CNN32x64x128,
-        "cnn-64-128-64-32": CNN64x128x64x32,
-        "resnet18": ResNet18,
-        "resnet34": ResNet34,
-        "resnet50": ResNet50,
-        "resnet101": ResNet101,
-        "resnet152": ResNet152,
-        "efficientnet-lite0": EfficientNetLite0,
-        "unet": UNet,
-        "unet-512": UNet512,
-        "unet-efficientnet-lite0": UNetEfficientNetLite0,
-        "dynunet": DynUNet,
-        "segresnet": SegResNet,
+        "small-cnn": SmallCNN, "lenet5": LeNet5, "cnn-32-64-128": CNN32x64x128, "cnn-64-128-64-32": CNN64x128x64x32,
+        "resnet18": ResNet18, "resnet34": ResNet34, "resnet50": ResNet50, "resnet101": ResNet101,
+        "resnet152": ResNet152, "efficientnet-lite0": EfficientNetLite0, "unet": UNet, "unet-512": UNet512,
+        "unet-efficientnet-lite0": UNetEfficientNetLite0, "dynunet": DynUNet, "segresnet": SegResNet,
     },
     base=Backbone,
-)
+)  # fmt: skip
 
 __all__ = [
     "BACKBONES", "NORMS", "PUBLIC", "RANDOM", "Backbone", "Encoded", "Fitted", "WeightsFile", "build",

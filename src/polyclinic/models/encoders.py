@@ -141,13 +141,11 @@ def _deviation(level: Tensor) -> Tensor:
 ENCODERS: Registry[type[Encoder]] = Registry(
     "polyclinic.encoders",
     {
-        "efficientnet-lite0-1280": EfficientNetLite0Encoder,
-        "efficientnet-lite0-1024": EfficientNetLite0Pooled1024,
-        "efficientnet-lite0-2048": EfficientNetLite0Pooled2048,
-        "efficientnet-lite0-levels": EfficientNetLite0Levels,
+        "efficientnet-lite0-1280": EfficientNetLite0Encoder, "efficientnet-lite0-1024": EfficientNetLite0Pooled1024,
+        "efficientnet-lite0-2048": EfficientNetLite0Pooled2048, "efficientnet-lite0-levels": EfficientNetLite0Levels,
     },
     base=Encoder,
-)
+)  # fmt: skip
 
 
 # --- features kept in files -----------------------------------------------------------------------------------
@@ -192,13 +190,9 @@ def features_file(encoder: Encoder, images: np.ndarray, folder: Path | None = No
     if encoder.identity is None or folder is None or not os.access(folder, os.W_OK):
         return None
     key = {
-        "encoder": type(encoder).__qualname__,
-        "weights": encoder.identity,
-        "side": encoder.image_side,
-        "device": encoder.device.type,
-        "torch": torch.__version__,
-        "images": _digest(images),
-    }
+        "encoder": type(encoder).__qualname__, "weights": encoder.identity, "side": encoder.image_side,
+        "device": encoder.device.type, "torch": torch.__version__, "images": _digest(images),
+    }  # fmt: skip
     if encoder.batch != BATCH:  # other sizes compute other last bits
         key["batch"] = encoder.batch
     return folder / f"features-{digest_of(key)[:24]}.npy"

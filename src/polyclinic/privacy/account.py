@@ -97,12 +97,10 @@ SEED = "anyone who knows the study's seed, from which a simulated site draws its
 
 #: what each part's release is called
 RELEASES = {
-    "classifier": "weights of the classifier",
-    "encoder": "weights of the encoder",
+    "classifier": "weights of the classifier", "encoder": "weights of the encoder",
     "primary": "weights of the primary model, which the coordinator trains on latents",
-    "generator": "weights of the generator",
-    "prior": "weights of the prior",
-}
+    "generator": "weights of the generator", "prior": "weights of the prior",
+}  # fmt: skip
 
 #: why a parcel without a record of its own is not covered, by its kind
 UNCOVERED = {
@@ -133,19 +131,11 @@ def record(
     """
     latest = account.history[-1] if account.history else None
     return {
-        "epsilon": account.epsilon,
-        "delta": account.delta,
-        "accountant": account.accountant,
-        "steps": account.steps,
-        "sampling_rate": latest.sampling_rate if latest else None,
-        "noise": latest.noise if latest else None,
-        "mechanisms": [one._asdict() for one in account.history],
-        "trained": account.recorded,
-        "after": account.after,
-        "covers": list(covers),
-        "does_not_cover": list(does_not_cover),
-        **({"unit": unit} if unit != "image" else {}),
-    }
+        "epsilon": account.epsilon, "delta": account.delta, "accountant": account.accountant, "steps": account.steps,
+        "sampling_rate": latest.sampling_rate if latest else None, "noise": latest.noise if latest else None,
+        "mechanisms": [one._asdict() for one in account.history], "trained": account.recorded, "after": account.after,
+        "covers": list(covers), "does_not_cover": list(does_not_cover), **({"unit": unit} if unit != "image" else {}),
+    }  # fmt: skip
 
 
 def names(parts: Sequence[str]) -> list[str]:

@@ -177,13 +177,9 @@ def _embedding(layer: nn.Embedding, came: Tensor, back: Tensor) -> dict[str, Gra
 
 
 RULES: dict[type[nn.Module], Rule] = {
-    nn.Conv2d: _convolution,
-    nn.ConvTranspose2d: _transposed_convolution,
-    nn.Linear: _linear,
-    nn.GroupNorm: _group_norm,
-    nn.LayerNorm: _layer_norm,
-    nn.Embedding: _embedding,
-}
+    nn.Conv2d: _convolution, nn.ConvTranspose2d: _transposed_convolution, nn.Linear: _linear,
+    nn.GroupNorm: _group_norm, nn.LayerNorm: _layer_norm, nn.Embedding: _embedding,
+}  # fmt: skip
 
 
 def can_follow(module: nn.Module) -> bool:

@@ -165,18 +165,13 @@ class Inversion:
             path = kept.points[..., : math.prod(self.shape)].unflatten(2, self.shape)
             penalties = [problem.penalty(some) for some in path.unbind(1)]
             fields = {
-                "images": images,
-                "labels": label.argmax(-1) if self.knowledge.loss is None else label,
-                "start": problem.unpack(start)[0],
-                "loss": found.loss,
-                "distance": found.loss - problem.penalty(images).detach(),
-                "evaluations": found.evaluations,
-                "converged": found.converged,
-                "diverged": found.diverged,
-                "trajectory_images": path,
+                "images": images, "labels": label.argmax(-1) if self.knowledge.loss is None else label,
+                "start": problem.unpack(start)[0], "loss": found.loss,
+                "distance": found.loss - problem.penalty(images).detach(), "evaluations": found.evaluations,
+                "converged": found.converged, "diverged": found.diverged, "trajectory_images": path,
                 "trajectory_loss": kept.loss,
                 "trajectory_distance": kept.loss - (torch.stack(penalties, 1) if penalties else 0.0),
-            }
+            }  # fmt: skip
             best = _better(best, fields)
         return best
 

@@ -223,11 +223,9 @@ class StyleGAN2Model(AdversarialModel):
 def _networks(shape: StyleGAN2Shape) -> dict[str, nn.Module]:
     generator = StyleGenerator(shape)
     return {
-        "generator": generator,
-        "average": copy.deepcopy(generator).requires_grad_(False),
-        "discriminator": Discriminator(shape),
-        "controls": Controls(),
-    }
+        "generator": generator, "average": copy.deepcopy(generator).requires_grad_(False),
+        "discriminator": Discriminator(shape), "controls": Controls(),
+    }  # fmt: skip
 
 
 def _on_device(rng: torch.Generator, device: torch.device) -> torch.Generator:

@@ -22,14 +22,9 @@ SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
 #: a stage: blocks, kernel, stride of the first block, expansion, channels
 STAGES = (
-    (1, 3, 1, 1, 16),
-    (2, 3, 2, 6, 24),
-    (2, 5, 2, 6, 40),
-    (3, 3, 2, 6, 80),
-    (3, 5, 1, 6, 112),
-    (4, 5, 2, 6, 192),
+    (1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
-)
+)  # fmt: skip
 LAST_OF_LEVEL = (0, 2, 4, 10, 15)  # the last block before each halving of the side, and the very last
 LEVEL_CHANNELS = (16, 24, 40, 112, 320)
 VECTOR_WIDTH = 1280

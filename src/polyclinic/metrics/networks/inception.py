@@ -32,12 +32,10 @@ EPS = 1e-3
 
 #: the first layers: name, channels in and out, kernel, stride, padding, and whether max pooling follows
 STEM = (
-    ("Conv2d_1a_3x3", 3, 32, 3, 2, 0, False),
-    ("Conv2d_2a_3x3", 32, 32, 3, 1, 0, False),
-    ("Conv2d_2b_3x3", 32, 64, 3, 1, 1, True),
-    ("Conv2d_3b_1x1", 64, 80, 1, 1, 0, False),
+    ("Conv2d_1a_3x3", 3, 32, 3, 2, 0, False), ("Conv2d_2a_3x3", 32, 32, 3, 1, 0, False),
+    ("Conv2d_2b_3x3", 32, 64, 3, 1, 1, True), ("Conv2d_3b_1x1", 64, 80, 1, 1, 0, False),
     ("Conv2d_4a_3x3", 80, 192, 3, 1, 0, True),
-)
+)  # fmt: skip
 
 
 class Unit(nn.Module):

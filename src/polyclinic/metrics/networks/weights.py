@@ -36,27 +36,16 @@ SCALE = (0.458, 0.448, 0.450)
 #: a convolution: channels in, channels out, kernel, stride, padding, whether max pooling (of this size) comes before
 #: it, and whether its rectified output is a level
 ALEXNET = (
-    (3, 64, 11, 4, 2, 0, True),
-    (64, 192, 5, 1, 2, 3, True),
-    (192, 384, 3, 1, 1, 3, True),
-    (384, 256, 3, 1, 1, 0, True),
-    (256, 256, 3, 1, 1, 0, True),
-)
+    (3, 64, 11, 4, 2, 0, True), (64, 192, 5, 1, 2, 3, True), (192, 384, 3, 1, 1, 3, True),
+    (384, 256, 3, 1, 1, 0, True), (256, 256, 3, 1, 1, 0, True),
+)  # fmt: skip
 VGG16 = (
-    (3, 64, 3, 1, 1, 0, False),
-    (64, 64, 3, 1, 1, 0, True),
-    (64, 128, 3, 1, 1, 2, False),
-    (128, 128, 3, 1, 1, 0, True),
-    (128, 256, 3, 1, 1, 2, False),
-    (256, 256, 3, 1, 1, 0, False),
-    (256, 256, 3, 1, 1, 0, True),
-    (256, 512, 3, 1, 1, 2, False),
-    (512, 512, 3, 1, 1, 0, False),
+    (3, 64, 3, 1, 1, 0, False), (64, 64, 3, 1, 1, 0, True), (64, 128, 3, 1, 1, 2, False),
+    (128, 128, 3, 1, 1, 0, True), (128, 256, 3, 1, 1, 2, False), (256, 256, 3, 1, 1, 0, False),
+    (256, 256, 3, 1, 1, 0, True), (256, 512, 3, 1, 1, 2, False), (512, 512, 3, 1, 1, 0, False),
+    (512, 512, 3, 1, 1, 0, True), (512, 512, 3, 1, 1, 2, False), (512, 512, 3, 1, 1, 0, False),
     (512, 512, 3, 1, 1, 0, True),
-    (512, 512, 3, 1, 1, 2, False),
-    (512, 512, 3, 1, 1, 0, False),
-    (512, 512, 3, 1, 1, 0, True),
-)
+)  # fmt: skip
 #: names of weights, and what is built from them
 NETWORKS = {"lpips-alex": ("LPIPS-AlexNet", ALEXNET), "lpips-vgg": ("LPIPS-VGG16", VGG16)}
 #: sha256 over names and bytes of all tensors, in the order of their names

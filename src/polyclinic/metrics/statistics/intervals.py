@@ -285,11 +285,10 @@ def classification_metrics(probabilities: Numbers, labels: Numbers, scores: Numb
         return {
             "accuracy": weights @ right / total,
             "balanced_accuracy": _ratio(weights @ (present * right[:, None]), weights @ present).mean(1),
-            "loss": weights @ loss / total,
-            "brier": weights @ squares / total,
+            "loss": weights @ loss / total, "brier": weights @ squares / total,
             "calibration_error": np.abs(weights @ gaps).sum(1) / total,
             **({"auc": np.stack(defined, 1).mean(1)} if defined else {}),
-        }
+        }  # fmt: skip
 
     return metrics
 
