@@ -208,13 +208,11 @@ def question_verdict(question: str, parcels: Sequence[JsonMapping]) -> JsonObjec
     word = gravest([word for word, _ in answers])
     asked = [f for parcel in parcels for f in parcel["findings"] if f["question"] == question]
     return {
-        "verdict": word,
-        "attacks": sorted({f["attack"] for f in asked}),
+        "verdict": word, "attacks": sorted({f["attack"] for f in asked}),
         "seconds": round(sum(f["seconds"] for f in asked), 1),
-        "leaking": sum(answer == LEAKS for answer, _ in answers),
-        "parcels": len(answers),
+        "leaking": sum(answer == LEAKS for answer, _ in answers), "parcels": len(answers),
         "why": next(why for answer, why in answers if answer == word),
-    }
+    }  # fmt: skip
 
 
 def _answer_of_parcel(question: str, parcel: JsonMapping) -> tuple[Word, str] | None:

@@ -134,11 +134,9 @@ def precision_recall(real: Tensor, made: Tensor, neighbours: int = NEIGHBOURS) -
         covered.append(inside.any(1))
         recalled.append((away <= made_radius[None]).any(1))
     return {
-        "precision": float((balls > 0).double().mean()),
-        "recall": float(torch.cat(recalled).double().mean()),
-        "density": float(balls.double().mean() / neighbours),
-        "coverage": float(torch.cat(covered).double().mean()),
-    }
+        "precision": float((balls > 0).double().mean()), "recall": float(torch.cat(recalled).double().mean()),
+        "density": float(balls.double().mean() / neighbours), "coverage": float(torch.cat(covered).double().mean()),
+    }  # fmt: skip
 
 
 def _radii(vectors: Tensor, neighbours: int) -> Tensor:

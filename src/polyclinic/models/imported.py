@@ -92,16 +92,10 @@ def _imported(target: str, arguments: str, size: int) -> type[Backbone]:
     is_sequence = isinstance(network, nn.Sequential) and len(network) > 1
     names = [name for name, _ in network.named_children()] if is_sequence else ["network"]
     facts = {
-        "name": target,
-        "summary": f"{target}, a network of another package",
-        "make": staticmethod(make),
-        "arguments": given,
-        "is_sequence": is_sequence,
-        "device": device,
-        "stages": {name: (name,) for name in names},
-        "dense": _is_dense(target, output, outputs, size),
-        "volumes": not isinstance(size, int),
-    }
+        "name": target, "summary": f"{target}, a network of another package", "make": staticmethod(make),
+        "arguments": given, "is_sequence": is_sequence, "device": device, "stages": {name: (name,) for name in names},
+        "dense": _is_dense(target, output, outputs, size), "volumes": not isinstance(size, int),
+    }  # fmt: skip
     return type(make.__name__, (Imported,), facts)
 
 

@@ -87,14 +87,9 @@ class ResNet18(Backbone):
     blocks: ClassVar[tuple[int, int, int, int]] = (2, 2, 2, 2)
     norm_layers: ClassVar[bool | None] = True
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
-        "relu": ("conv1", "bn1", "relu"),
-        "conv1": ("maxpool",),
-        "layer1": ("layer1",),
-        "layer2": ("layer2",),
-        "layer3": ("layer3",),
-        "layer4": ("layer4",),
-        "head": ("avgpool", "flatten", "fc"),
-    }
+        "relu": ("conv1", "bn1", "relu"), "conv1": ("maxpool",), "layer1": ("layer1",), "layer2": ("layer2",),
+        "layer3": ("layer3",), "layer4": ("layer4",), "head": ("avgpool", "flatten", "fc"),
+    }  # fmt: skip
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__(channels, outputs, size, norm)

@@ -80,10 +80,8 @@ class CNN32x64x128(Backbone):
     summary: ClassVar[str] = "two convolutions and a dense layer: FELICIA's classifier of digits"
     norm_layers: ClassVar[bool | None] = False
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
-        "conv1": ("conv1", "relu1"),
-        "conv2": ("conv2", "relu2", "pool"),
-        "head": ("flatten", "fc1", "relu3", "fc2"),
-    }
+        "conv1": ("conv1", "relu1"), "conv2": ("conv2", "relu2", "pool"), "head": ("flatten", "fc1", "relu3", "fc2"),
+    }  # fmt: skip
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__(channels, outputs, size, norm)
@@ -105,11 +103,9 @@ class CNN64x128x64x32(Backbone):
     summary: ClassVar[str] = "three convolutions and a dense layer: FELICIA's classifier of skin lesions"
     norm_layers: ClassVar[bool | None] = False
     stages: ClassVar[dict[str, tuple[str, ...]]] = {
-        "conv1": ("conv1", "relu1"),
-        "conv2": ("conv2", "relu2"),
-        "conv3": ("conv3", "relu3"),
+        "conv1": ("conv1", "relu1"), "conv2": ("conv2", "relu2"), "conv3": ("conv3", "relu3"),
         "head": ("flatten", "fc1", "relu4", "fc2"),
-    }
+    }  # fmt: skip
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__(channels, outputs, size, norm)

@@ -107,12 +107,10 @@ class GradientInversion(AttackSettings):
     def needs(self) -> frozenset[Capability]:
         always = {Capability.ARCHITECTURE, Capability.BATCH_SIZE, Capability(self.kind)}
         sometimes = {
-            Capability.LOCAL_TRAINING: self.kind == "weights",
-            Capability.LABELS: self.label == "known",
-            Capability.PRIOR: self.start == "given",
-            Capability.SIMILAR_IMAGES: self.image_prior > 0,
+            Capability.LOCAL_TRAINING: self.kind == "weights", Capability.LABELS: self.label == "known",
+            Capability.PRIOR: self.start == "given", Capability.SIMILAR_IMAGES: self.image_prior > 0,
             Capability.BATCH_NORM_STATISTICS: self.batch_norm == "eval" or self.batch_norm_prior > 0,
-        }
+        }  # fmt: skip
         return frozenset(always | {capability for capability, needed in sometimes.items() if needed})
 
     @property
