@@ -28,19 +28,12 @@ class SmallCNN(Backbone):
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__(channels, outputs, size, norm)
-        self.conv1 = nn.Conv2d(channels, 32, 3, padding=1, bias=False)
-        self.norm1 = norm_layer(norm, 32)
-        self.relu1 = nn.ReLU()
-        self.pool1 = nn.MaxPool2d(2)
-        self.conv2 = nn.Conv2d(32, 64, 3, padding=1, bias=False)
-        self.norm2 = norm_layer(norm, 64)
-        self.relu2 = nn.ReLU()
-        self.pool2 = nn.MaxPool2d(2)
-        self.conv3 = nn.Conv2d(64, 64, 3, padding=1, bias=False)
-        self.norm3 = norm_layer(norm, 64)
-        self.relu3 = nn.ReLU()
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.flatten = nn.Flatten()
+        self.conv1, self.norm1 = nn.Conv2d(channels, 32, 3, padding=1, bias=False), norm_layer(norm, 32)
+        self.relu1, self.pool1 = nn.ReLU(), nn.MaxPool2d(2)
+        self.conv2, self.norm2 = nn.Conv2d(32, 64, 3, padding=1, bias=False), norm_layer(norm, 64)
+        self.relu2, self.pool2 = nn.ReLU(), nn.MaxPool2d(2)
+        self.conv3, self.norm3 = nn.Conv2d(64, 64, 3, padding=1, bias=False), norm_layer(norm, 64)
+        self.relu3, self.avgpool, self.flatten = nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
         self.fc = nn.Linear(64, outputs)
 
 
@@ -58,18 +51,11 @@ class LeNet5(Backbone):
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__(channels, outputs, size, norm)
-        self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
-        self.tanh1 = nn.Tanh()
-        self.pool1 = nn.AvgPool2d(2)
-        self.conv2 = nn.Conv2d(6, 16, 5)
-        self.tanh2 = nn.Tanh()
-        self.pool2 = nn.AvgPool2d(2)
+        self.conv1, self.tanh1, self.pool1 = nn.Conv2d(channels, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2)
+        self.conv2, self.tanh2, self.pool2 = nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2)
         self.flatten = nn.Flatten()
-        side = (size // 2 - 4) // 2
-        self.fc1 = nn.Linear(16 * side * side, 120)
-        self.tanh3 = nn.Tanh()
-        self.fc2 = nn.Linear(120, 84)
-        self.tanh4 = nn.Tanh()
+        self.fc1, self.tanh3 = nn.Linear(16 * ((size // 2 - 4) // 2) ** 2, 120), nn.Tanh()
+        self.fc2, self.tanh4 = nn.Linear(120, 84), nn.Tanh()
         self.fc3 = nn.Linear(84, outputs)
 
 
@@ -85,14 +71,10 @@ class CNN32x64x128(Backbone):
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__(channels, outputs, size, norm)
-        self.conv1 = nn.Conv2d(channels, 32, 3)
-        self.relu1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(32, 64, 3)
-        self.relu2 = nn.ReLU()
-        self.pool = nn.MaxPool2d(2)
+        self.conv1, self.relu1 = nn.Conv2d(channels, 32, 3), nn.ReLU()
+        self.conv2, self.relu2, self.pool = nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
         self.flatten = nn.Flatten()
-        self.fc1 = nn.Linear(64 * ((size - 4) // 2) ** 2, 128)
-        self.relu3 = nn.ReLU()
+        self.fc1, self.relu3 = nn.Linear(64 * ((size - 4) // 2) ** 2, 128), nn.ReLU()
         self.fc2 = nn.Linear(128, outputs)
 
 
@@ -109,13 +91,9 @@ class CNN64x128x64x32(Backbone):
 
     def __init__(self, channels: int, outputs: int, size: int, norm: str) -> None:
         super().__init__(channels, outputs, size, norm)
-        self.conv1 = nn.Conv2d(channels, 64, 4, 2, 1)
-        self.relu1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(64, 128, 4, 2, 1)
-        self.relu2 = nn.ReLU()
-        self.conv3 = nn.Conv2d(128, 64, 4, 2, 1)
-        self.relu3 = nn.ReLU()
+        self.conv1, self.relu1 = nn.Conv2d(channels, 64, 4, 2, 1), nn.ReLU()
+        self.conv2, self.relu2 = nn.Conv2d(64, 128, 4, 2, 1), nn.ReLU()
+        self.conv3, self.relu3 = nn.Conv2d(128, 64, 4, 2, 1), nn.ReLU()
         self.flatten = nn.Flatten()
-        self.fc1 = nn.Linear(64 * (size // 8) ** 2, 32)
-        self.relu4 = nn.ReLU()
+        self.fc1, self.relu4 = nn.Linear(64 * (size // 8) ** 2, 32), nn.ReLU()
         self.fc2 = nn.Linear(32, outputs)
