@@ -87,7 +87,7 @@ def inspect(
     from rich.console import Console
 
     from polyclinic.cli.display import RunDisplay
-    from polyclinic.cli.tables import show_inspection
+    from polyclinic.cli.tables import show_inspection, table_of
     from polyclinic.data.parts import prepare
     from polyclinic.runner.run.data_check import draw_doubles
     from polyclinic.study import load_study
@@ -106,11 +106,17 @@ def inspect(
         return
     with contextlib.closing(RunDisplay()) as display:
         parts = prepare(study.data, study.sites, progress=display.preparing)
+    volumes = facts_of_volumes(parts) if study.data.volumes else {}
     if as_json:
-        typer.echo(json.dumps(parts.info, indent=1))
+        typer.echo(json.dumps(parts.info | ({"volumes": volumes} if volumes else {}), indent=1))
         return
     console = Console()
     console.print(counts_table(parts, f"{path.stem}: {parts.info['source']} over {len(parts.names)} sites"))
+    if volumes:
+        rows = [(site, *facts.values()) for site, facts in volumes.items()]
+        console.print(
+            table_of(("site", *next(iter(volumes.values()))), rows, title="Training volumes, as their files are")
+        )
     digests = ", ".join(f"{name} {digest[:12]}" for name, digest in parts.info["digests"].items())
     ks = "" if _only_masks(parts.info) else f"mean pairwise KS of the training labels: {parts.info['mean_ks']:.3f}; "
     console.print(f"{ks}digests: {digests}")
@@ -167,6 +173,29 @@ def counts_table(parts: PreparedSites, title: str) -> Table:
     return table_of(columns, rows, title=title, title_justify="left", caption=caption)
 
 
+def facts_of_volumes(parts: PreparedSites) -> dict[str, dict[str, str]]:
+    """Of each site's training volumes: the medians of voxels, spacings and intensities of channels, in words."""
+    import numpy as np
+
+    from polyclinic.data.parts import open_site
+
+    found = {}
+    for site in parts.names:
+        known = [volume.origin for volume in open_site(parts.folder, site).train.images]
+        if known:
+            middle = {
+                name: np.median([one[name] for one in known], axis=0) for name in ("shape", "spacing", "intensities")
+            }
+            found[site] = {
+                "voxels": " x ".join(f"{n:.0f}" for n in middle["shape"]),
+                "mm": " x ".join(f"{mm:.3g}" for mm in middle["spacing"]),
+                "intensities (1, 50, 99 %)": "; ".join(
+                    f"{low:.4g}, {half:.4g}, {high:.4g}" for low, half, high in middle["intensities"]
+                ),
+            }
+    return found
+
+
 def _only_masks(info: JsonObject) -> bool:
     """True where images have masks, and no label by which sites could differ."""
     return bool(info["has_masks"]) and len(info["classes"]) == 1
@@ -205,15 +234,20 @@ def draw_sites(parts: PreparedSites, title: str, target: Path) -> None:
     from polyclinic.cli.tables import save_figure
     from polyclinic.data.parts import open_site
     from polyclinic.data.plots import draw, outlined
+    from polyclinic.data.volumes.planes import mask_planes, pictures
+    from polyclinic.data.volumes.volume import are_volumes
 
     sites, masked = {}, False
     for name in parts.names:
         train = open_site(parts.folder, name).train
-        masked |= train.masks is not None
+        masked |= train.masks is not None or are_volumes(train.images)
         order = np.argsort(train.labels, kind="stable")
         shown = np.unique(np.linspace(0, len(order) - 1, SAMPLES).astype(int))
-        images, masks = np.asarray(train.images[order[shown]]), train.masks
-        drawn = images if masks is None else outlined(images, np.asarray(masks[order[shown]]))
+        images, masks = train.images[order[shown]], train.masks
+        if are_volumes(images):
+            drawn = outlined(pictures(images), np.stack([mask_planes(volume) for volume in images]) > 0)
+        else:
+            drawn = np.asarray(images) if masks is None else outlined(images, np.asarray(masks[order[shown]]))
         sites[name] = (np.asarray(train.labels), drawn)
     most = max(len(images) for _, images in sites.values())
     many = sum(len(labels) for labels, _ in sites.values())

@@ -45,6 +45,7 @@ def predict(
     from polyclinic.runner.evaluate.calibration import case_count
     from polyclinic.runner.predict.masks import write_masks
     from polyclinic.runner.predict.predict import load_predictor, other_kind
+    from polyclinic.runner.predict.volumes import write_volume_masks
 
     if as_json and out is not None:
         raise BadInput("--json: prints, and --out writes a CSV file; give one of them")
@@ -69,7 +70,7 @@ def predict(
     if not found:
         raise BadInput(f"images: none of the {len(skipped)} files can be read; name other files")
     if masks is not None:
-        _write(masks, lambda: write_masks(found, masks))
+        _write(masks, lambda: (write_volume_masks if predictor.card.volume else write_masks)(found, masks))
     if any(one.frame is not None and one.file.suffix.lower() != ".npz" for one in found):
         trained = predictor.card.slices
         if slices == "all" and trained != "all":

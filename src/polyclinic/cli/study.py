@@ -97,11 +97,13 @@ def new(
 def write_for(images: Path, path: Path, hints: dict[str, str], *, force: bool = False) -> None:
     """Look at somebody's images, and write a study for them."""
     from polyclinic.data.survey_study import Hints, study_for
+    from polyclinic.study.for_volumes import volume_study_for
 
     if str(path) == "-":
         raise BadInput("--for: paths in the study begin at its folder, so it must be a file; name one instead of -")
     refuse_existing(path, force=force)
-    text, said = study_for(images, path, Hints(**hints), force=force)
+    found = None if any(hints.values()) else volume_study_for(images, path)
+    text, said = found or study_for(images, path, Hints(**hints), force=force)
     for sentence in said:
         typer.echo(sentence)
     refuse_existing(path, force=force)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from polyclinic.data.volumes.planes import grey_planes, planes_of
+from polyclinic.data.volumes.planes import grey_planes, mask_planes
 from polyclinic.data.volumes.volume import Volume
 from polyclinic.metrics.statistics import bland_altman
 from polyclinic.palette import Palette, legend, plain, tidy
@@ -180,7 +180,7 @@ def _outlined(run: RunEvidence, cases: Cases, row: int, mask: np.ndarray) -> tup
     picture: Any = part.images[place]
     truth = None if part.masks is None else np.asarray(part.masks[place])
     if isinstance(picture, Volume):
-        picture, truth = grey_planes(picture), planes_of(picture.mask, picture.mask, picture.spacing)
+        picture, truth = grey_planes(picture), mask_planes(picture)
     if truth is None or truth.shape != mask.shape:
         return None
     image = np.broadcast_to(np.asarray(picture), (3, *mask.shape))

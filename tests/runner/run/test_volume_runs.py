@@ -2,12 +2,18 @@
 
 import json
 
+import nibabel
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
+from polyclinic.data.datasets.phantoms.brain_volumes import BrainVolumes
+from polyclinic.data.volumes.preparation import Preparation
+from polyclinic.data.volumes.volume import RawVolume
 from polyclinic.runner.evaluate.case_scores import read_cases
+from polyclinic.runner.predict.volumes import values_of
 
 VOLUMES = {
     "data": {"source": "brain-volumes", "samples": 12, "shape": [24, 24, 16], "size": [16, 16, 16], "test": 0.3},
@@ -59,3 +65,55 @@ def test_the_model_file_knows_channels_structures_and_preparation(fedavg):
     assert volume["channels"] == ["flair", "t1", "t1ce", "t2"]
     assert volume["structures"]["core"] == [2, 3]
     assert volume["preparation"]["normalise"] == "each case"
+
+
+def save_case(folder, name, raw, channels):
+    for channel, voxels in zip(channels, raw.image, strict=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        image = nibabel.Nifti1Image(voxels.astype(np.float32), raw.affine)
+        nibabel.save(image, folder / f"{name}_{channel}.nii.gz")
+
+
+def test_predict_writes_masks_in_the_grid_of_each_case(fedavg, tmp_path):
+    source = BrainVolumes(samples=4, shape=(24, 24, 16))
+    raw = source.read(0, source.cases()[0])
+    turned = RawVolume(raw.image[:, ::-1].copy(), None, raw.affine @ np.diag([-1.0, 1, 1, 1]))
+    for name, one in (("a", raw), ("b", turned)):
+        save_case(tmp_path / "in", name, one, source.channels)
+    save_case(tmp_path / "in", "c", raw, source.channels[:3])
+    command = ["predict", str(fedavg.folder), str(tmp_path / "in"), "--masks", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "case c: has no channel 't2'" in done.output
+    assert "whole (ml)" in done.output
+    masks = {name: nibabel.load(tmp_path / "out" / f"{name}.nii.gz") for name in "ab"}
+    assert masks["a"].shape == raw.image.shape[1:]
+    assert set(np.unique(np.asarray(masks["a"].dataobj))) <= {0, 1, 2, 3}
+    np.testing.assert_allclose(masks["b"].affine, turned.affine)
+    flipped = np.asarray(masks["b"].dataobj)[::-1]
+    assert (flipped == np.asarray(masks["a"].dataobj)).mean() > 0.99  # a turned file is the same head
+    refused = CliRunner().invoke(app, [*command, "--slices", "all"])
+    assert "--slices: this model takes whole volumes" in str(refused.exception)
+
+
+@pytest.mark.parametrize("spacing", [None, (7.0, 9.0, 11.0)])
+def test_maps_come_back_to_the_grid_of_the_case(spacing):
+    """A box that the network marks in the prepared case is the same box, in millimetres, in the case's own voxels."""
+    image = np.zeros((1, 30, 24, 20), np.float32)
+    image[:, 5:25, 4:20, 3:18] = 1 + np.random.default_rng(0).random((20, 16, 15))
+    box = np.zeros((30, 24, 20), np.uint8)
+    box[10:20, 8:16, 6:14] = 1
+    affine = np.diag([-4.0, 5.0, 6.0, 1.0])
+    prepared, back = Preparation(spacing=spacing).prepared_and_back(RawVolume(image, box, affine))
+    found = back(torch.from_numpy(prepared.mask[None].astype(np.float32))).numpy()[0] > 0.5
+    assert found.shape == box.shape
+    overlap = 2 * (found & (box > 0)).sum() / (found.sum() + box.sum())
+    assert overlap == pytest.approx(1) if spacing is None else overlap > 0.75
+
+
+def test_structures_become_one_mask():
+    inside = np.array([[[[1, 1, 1, 0]]], [[[0, 1, 1, 0]]], [[[0, 0, 1, 1]]]], bool)
+    regions = {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
+    assert values_of(inside, regions).ravel().tolist() == [1, 2, 3, 0]
+    classes = {"liver": (1,), "tumour": (5, 2)}
+    assert values_of(inside[[0, 2]] & ~inside[[2, 1]], classes).ravel().tolist() == [1, 1, 0, 2]

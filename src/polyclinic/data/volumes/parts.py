@@ -23,7 +23,7 @@ def write(folder: Path, volumes: np.ndarray) -> None:
         names = {name: f"{number}.{name}.npy" for name, place in places.items() if place is not None}
         for name, file in names.items():
             _put(places[name], folder / file)
-        rows.append({**names, "spacing": list(volume.spacing)})
+        rows.append({**names, "spacing": list(volume.spacing), "origin": dict(volume.origin)})
     (folder / FACTS).write_text(json.dumps(rows), encoding="utf-8")
 
 
@@ -31,7 +31,9 @@ def opened(folder: Path) -> np.ndarray:
     """The volumes of a part, [N]; no file of them stays open."""
     rows = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     volumes = [
-        Volume(folder / row["image"], folder / row["mask"] if "mask" in row else None, tuple(row["spacing"]))
+        Volume(
+            folder / row["image"], folder / row["mask"] if "mask" in row else None, tuple(row["spacing"]), row["origin"]
+        )
         for row in rows
     ]
     return rows_of(volumes)

@@ -36,6 +36,11 @@ def grey_planes(volume: Volume, channel: int = 0) -> np.ndarray:
     return planes_of(grey, volume.mask, volume.spacing)
 
 
+def mask_planes(volume: Volume) -> np.ndarray:
+    """The same planes of a volume's mask, uint8 [SIDE, 3 SIDE]."""
+    return planes_of(volume.mask, volume.mask, volume.spacing)
+
+
 def pictures(images: np.ndarray) -> np.ndarray:
     """Images as they are, uint8 [N, C, H, W]; of volumes [N], the planes of their first channel."""
     return np.stack([grey_planes(volume)[None] for volume in images]) if are_volumes(images) else np.asarray(images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -12,6 +13,8 @@ from polyclinic.extras import need
 from polyclinic.settings import Settings
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from polyclinic.data.volumes.volume import RawVolume
 
 #: names of what goes through the transforms
@@ -41,10 +44,10 @@ class Preparation(Settings):
     spacing: tuple[float, float, float] | None = Field(
         None, description="millimetres between voxels to which all cases are resampled; if not given, as they are"
     )
-    normalise: Literal["each case", "fixed"] = Field(
+    normalise: Literal["each case", "fixed", "none"] = Field(
         "each case",
         description="each case: mean 0 and deviation 1 of every channel where it is not 0, as for MRI; fixed: by "
-        "`intensities`, as for CT",
+        "`intensities`, as for CT; none: as the files have them",
     )
     intensities: tuple[Intensities, ...] = Field(
         (), description="for fixed: { low, high, mean, deviation } of every channel, in their order"
@@ -68,6 +71,8 @@ class Preparation(Settings):
 
         if self.normalise == "each case":
             return [t.NormalizeIntensityd(IMAGE, nonzero=True, channel_wise=True)]
+        if self.normalise == "none":
+            return []
         columns = {
             name: [getattr(one, name) for one in self.intensities] for name in ("low", "high", "mean", "deviation")
         }
@@ -77,17 +82,31 @@ class Preparation(Settings):
 
     def prepare(self, raw: RawVolume) -> Prepared:
         """A case as the network takes it; `raw` stays as it is."""
+        return self.prepared_and_back(raw)[0]
+
+    def prepared_and_back(self, raw: RawVolume) -> tuple[Prepared, Callable[[Tensor], Tensor]]:
+        """A prepared case, and what brings float maps [K, X, Y, Z] of it to the case's own grid; 0 where it was cut."""
         import torch
         from monai.data import MetaTensor
+        from monai.transforms.utils import allow_missing_keys_mode
 
         affine = torch.from_numpy(raw.affine)
         given = {IMAGE: MetaTensor(torch.from_numpy(raw.image.copy()), affine)}
         if raw.mask is not None:
             given[MASK] = MetaTensor(torch.from_numpy(raw.mask[None]), affine)
-        found = self.transforms(mask=raw.mask is not None)(given)
+        transforms = self.transforms(mask=raw.mask is not None)
+        found = transforms(given)
         image = found[IMAGE].numpy().astype(np.float16)
         mask = found[MASK].numpy()[0].astype(np.uint8) if raw.mask is not None else None
-        return Prepared(image, mask, tuple(np.linalg.norm(found[IMAGE].affine[:3, :3].numpy(), axis=0).tolist()))
+        spacing = tuple(np.linalg.norm(found[IMAGE].affine[:3, :3].numpy(), axis=0).tolist())
+
+        def back(maps: Tensor) -> Tensor:
+            with_past = MetaTensor(maps, found[IMAGE].affine, applied_operations=found[IMAGE].applied_operations)
+            with allow_missing_keys_mode(transforms):
+                undone: Tensor = transforms.inverse({IMAGE: with_past})[IMAGE].as_tensor()
+            return undone
+
+        return Prepared(image, mask, spacing), back
 
 
 def _not_zero(image: Any) -> Any:

@@ -174,8 +174,7 @@ class VolumeSource(Source):
             "patient": case.patient or case.name,
             "site": case.site,
             "split": case.split,
-            "shape": list(raw.image.shape[1:]),
-            "spacing": list(raw.spacing),
+            "origin": raw.origin(),
             "affine": raw.affine.tolist(),
             "millilitres": inside * float(np.prod(raw.spacing)) / CUBIC_MM,
             "has_mask": raw.mask is not None,
@@ -200,7 +199,7 @@ def dataset_of(rows: Sequence[dict[str, Any]], folder: Path) -> Dataset:
 
     def volume(row: dict[str, Any]) -> Volume:
         image, mask = (folder / f"{row['number']}.{name}.npy" for name in ("image", "mask"))
-        return Volume(image, mask if row["has_mask"] else None, tuple(row["prepared_spacing"]))
+        return Volume(image, mask if row["has_mask"] else None, tuple(row["prepared_spacing"]), row["origin"])
 
     sites, splits = column("site"), column("split")
     return Dataset(

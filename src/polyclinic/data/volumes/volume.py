@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,16 @@ class RawVolume:
         """Millimetres between voxels along each axis."""
         return tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())
 
+    def origin(self) -> dict[str, Any]:
+        """What a prepared case says of its files (`Volume.origin`)."""
+        import nibabel
+
+        order = np.argsort(nibabel.io_orientation(self.affine)[:, 0])
+        known = [some[some != 0] for some in self.image]
+        levels = [np.percentile(some, (1, 50, 99)).round(3).tolist() if len(some) else [0.0] * 3 for some in known]
+        shape, spacing = np.array(self.image.shape[1:])[order], np.array(self.spacing)[order]
+        return {"shape": shape.tolist(), "spacing": spacing.tolist(), "intensities": levels}
+
 
 @dataclass(frozen=True, eq=False)
 class Volume:
@@ -39,6 +50,9 @@ class Volume:
     image_at: Path | np.ndarray
     mask_at: Path | np.ndarray | None
     spacing: tuple[float, ...]
+    #: of the case as its files have it, turned to right, front and head: shape, spacing, and of each channel the
+    #: intensities at 1, 50 and 99 % of what is not 0
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def image(self) -> np.ndarray:

@@ -24,6 +24,7 @@ from polyclinic.runner.evaluate.calibration import COVERAGES, Calibration, least
 from polyclinic.runner.predict import model_file
 from polyclinic.runner.predict.masks import in_own_size
 from polyclinic.runner.predict.model_file import MODEL, Card, ReleasedModel
+from polyclinic.runner.predict.volumes import predict_volumes
 from polyclinic.study.reading import refuse_changed
 from polyclinic.tasks import Task
 
@@ -37,13 +38,15 @@ OnBadFile = Callable[[Path, str], None]
 @dataclass(frozen=True)
 class Prediction:
     """What the model says about one image. `values` is what a table shows; `mask` bool [H, W], in the image's own
-    size, or None. `unlike` says how the image differs from those of the study, where it seems to be of another kind."""
+    size, or None; of a volume uint8 [X, Y, Z], the values of its structures, with `affine`. `unlike` says how the image
+    differs from those of the study, where it seems to be of another kind."""
 
     file: Path
     frame: int | None
     values: dict[str, Any]
     mask: np.ndarray | None = None
     unlike: str = ""
+    affine: np.ndarray | None = None
 
 
 class _Read(NamedTuple):
@@ -109,6 +112,12 @@ class Predictor:
         BadInput for a file that cannot be read, unless `on_bad_file` is there: it is told, and the file is skipped.
         `slices` of volumes, if not those of the training images.
         """
+        if self.card.volume is not None:
+            if slices is not None or specificity is not None:
+                flag = "--slices" if slices is not None else "--specificity"
+                raise BadInput(f"{flag}: this model takes whole volumes and draws masks; leave it out")
+            yield from predict_volumes(self, paths, on_bad_file)
+            return
         read = self._read_all(Reader(self.card.window, slices or self.card.slices), paths, on_bad_file)
         while batch := list(itertools.islice(read, self._batch())):
             self._check(coverage, specificity)
