@@ -14,7 +14,7 @@ from polyclinic.generators import private_tuning, replay_stream
 from polyclinic.generators.gan.settings import DCGAN
 from polyclinic.generators.private_tuning import PrivateTuning
 from polyclinic.methods.feder import FedER
-from polyclinic.methods.shared import pooling, site_generator
+from polyclinic.methods.shared import shared_images, site_generator
 from polyclinic.methods.shared.site_generator import uniform_labels
 from polyclinic.metrics.distribution import Extractor
 from polyclinic.metrics.perceptual import Pixels
@@ -88,7 +88,7 @@ def test_a_generator_for_segmentation_learns_images_with_their_masks_behind(monk
     assert (buffer["images"].shape, buffer["masks"].shape) == ((5, 1, 4, 4), (5, 4, 4))
     assert set(buffer["images"].unique().tolist()) == {3}
     assert torch.equal(buffer["masks"], torch.tensor([0, 0, 1, 1]).byte().expand(5, 4, 4))
-    assert (pooling.pooled_images(buffer).masks == buffer["masks"].numpy()).all()
+    assert (shared_images.pooled_images(buffer).masks == buffer["masks"].numpy()).all()
 
 
 @pytest.mark.parametrize("name", ["feder", "feder-b", "centralized"])

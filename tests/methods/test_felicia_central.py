@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from polyclinic.generators import GENERATORS
 from polyclinic.methods.felicia import Felicia
-from polyclinic.methods.shared.felicia import CentralDiscriminator, ImagesOfSites
+from polyclinic.methods.shared.central_discriminator import CentralDiscriminator, ImagesOfSites
 from polyclinic.tasks import Target
 
 TRAINER: Any = SimpleNamespace(

@@ -16,7 +16,7 @@ from polyclinic.federation.call import COORDINATOR
 from polyclinic.generators.base import RandomSource
 from polyclinic.generators.gan.trainer import GANNetworks, GANTrainer, RealBatches, centred
 from polyclinic.methods.felicia import Felicia
-from polyclinic.methods.shared.felicia import CentralDiscriminator
+from polyclinic.methods.shared.central_discriminator import CentralDiscriminator
 from polyclinic.methods.shared.gan_plans import SyntheticBatch
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.run.result import Result

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from polyclinic.data.parts import open_site, prepare
 from polyclinic.generators.stylegan2.training import Steps
 from polyclinic.methods.felicia import Felicia
-from polyclinic.methods.shared.felicia import CentralDiscriminator
+from polyclinic.methods.shared.central_discriminator import CentralDiscriminator
 from polyclinic.randomness import seed_of, torch_rng
 from polyclinic.runner.run.run import run
 from polyclinic.study import Study

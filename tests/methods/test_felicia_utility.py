@@ -12,8 +12,8 @@ from polyclinic.data.parts import ImageSet, open_site, prepare
 from polyclinic.federation.site import Site, SiteState
 from polyclinic.generators.gan.trainer import centred
 from polyclinic.methods.felicia import Felicia
-from polyclinic.methods.shared import utility
-from polyclinic.methods.shared.utility import OWN_SETS, TRAINING_SETS, TrainedNetwork
+from polyclinic.methods.shared import downstream_utility as utility
+from polyclinic.methods.shared.downstream_utility import OWN_SETS, TRAINING_SETS, TrainedNetwork
 from polyclinic.runner.run.run import run
 from polyclinic.training import private_steps
 

@@ -14,7 +14,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.generators import GENERATORS
 from polyclinic.methods.felicia import Felicia
 from polyclinic.methods.shared import gan_plans
-from polyclinic.methods.shared.felicia import images_of_others, join_images
+from polyclinic.methods.shared.central_discriminator import images_of_others, join_images
 from polyclinic.methods.shared.gan_plans import STEPS
 
 

@@ -12,7 +12,7 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.methods.fedavg_share import FedAvgShare
 from polyclinic.methods.fedreplay import FedReplay, _counts, _pooled
-from polyclinic.methods.shared import generative_replay, pooling, replay_space
+from polyclinic.methods.shared import generative_replay, replay_space, shared_images
 from polyclinic.methods.shared.generative_replay import GenerativeReplay, Replay
 from polyclinic.methods.shared.local_training import one_pass
 from polyclinic.questions.inspect import InspectSites
@@ -67,7 +67,7 @@ def shared(count=2, labels=2, masks=None, **changes):
 
 def checked(reply, dense=False):
     trainer = SimpleNamespace(task=SimpleNamespace(dense=dense))
-    pooling.check_shared(SimpleNamespace(image_shape=(1, 4, 4), trainer=trainer), reply)
+    shared_images.check_shared(SimpleNamespace(image_shape=(1, 4, 4), trainer=trainer), reply)
 
 
 def test_shared_images_have_labels_and_masks():
@@ -185,19 +185,19 @@ def part(*labels, masks=False):
 @pytest.mark.parametrize("masks", [False, True])
 def test_shared_images_are_parcels_and_become_images_again(masks):
     replies = [
-        Reply(site, (*pooling.release(own), Parcel("metrics", {"loss": torch.tensor(1.0)})))
+        Reply(site, (*shared_images.release(own), Parcel("metrics", {"loss": torch.tensor(1.0)})))
         for site, own in (("a", part(1, 2, masks=masks)), ("b", part(3, masks=masks)))
     ]
     kinds = ["real-images", "labels", *(["masks"] if masks else []), "metrics"]
     assert [parcel.kind for parcel in replies[0].parcels] == kinds
-    pooled = pooling.pool(replies)
+    pooled = shared_images.pool(replies)
     assert pooled["labels"].tolist() == [1, 2, 3]
-    assert pooling.pool(replies[:1])["labels"].tolist() == [1, 2]
-    assert list(pooling.parcels_of(pooled)) == ["real_images", "labels", *(["masks"] if masks else [])]
-    found = pooling.pooled_images(pooled)
+    assert shared_images.pool(replies[:1])["labels"].tolist() == [1, 2]
+    assert list(shared_images.parcels_of(pooled)) == ["real_images", "labels", *(["masks"] if masks else [])]
+    found = shared_images.pooled_images(pooled)
     assert (found.labels.tolist(), found.images[:, 0, 0, 0].tolist()) == ([1, 2, 3], [1, 2, 3])
     assert (found.masks is not None) is masks
-    some = pooling.release(part(4, 5, 6), np.array([2, 0]))
+    some = shared_images.release(part(4, 5, 6), np.array([2, 0]))
     assert some[1].tensors["labels"].tolist() == [6, 4]
 
 

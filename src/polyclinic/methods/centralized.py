@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from polyclinic.methods.shared import pooling, site_generator
+from polyclinic.methods.shared import shared_images, site_generator
 from polyclinic.methods.shared.method import Federation, Method, Parcel, Site, Traits, Weights, all_sites, operation
 from polyclinic.training.optimizer import coordinator_optimizer, keep_coordinator_optimizer
 
@@ -40,7 +40,7 @@ class Centralized(Method):
         figures = {name: value for name, value in given.items() if "/" in name}
         if figures:
             site_generator.report_generators(federation, figures)
-        images = pooling.pooled_images({name: value for name, value in given.items() if name not in figures})
+        images = shared_images.pooled_images({name: value for name, value in given.items() if name not in figures})
         state = federation.state(weights=federation.initial_weights())
         for _ in federation.rounds(self.rounds, state):
             model = trainer.load(state.weights)
@@ -59,7 +59,7 @@ class Centralized(Method):
         """Tensors that all sites give: images pooled, and figures of their generators as `site/figure`."""
         real = federation.ask_all("give_all") if self.images != "synthetic" else []
         made = federation.ask_all("give_synthetic") if self.images != "real" else []
-        return {**pooling.pool([*real, *made]), **site_generator.figures_of(made)}
+        return {**shared_images.pool([*real, *made]), **site_generator.figures_of(made)}
 
     @operation("synthetic-images", "metrics")
     def give_synthetic(self, site: Site) -> tuple[Parcel, Parcel]:
@@ -70,4 +70,4 @@ class Centralized(Method):
 
     @operation("real-images", "labels", "masks", partner="simulator")
     def give_all(self, site: Site) -> tuple[Parcel, ...]:
-        return pooling.release(site.data.train)
+        return shared_images.release(site.data.train)

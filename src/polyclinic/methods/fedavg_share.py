@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyclinic.methods.fedavg import FedAvg
-from polyclinic.methods.shared import local_training, pooling
+from polyclinic.methods.shared import local_training, shared_images
 from polyclinic.methods.shared.method import Call, Federation, Parcel, Reply, Site, Traits, Weights, operation
 from polyclinic.training.plans import FitSpec
 
@@ -43,19 +43,19 @@ class FedAvgShare(FedAvg):
         for site in federation.sites:
             others = [reply for reply in replies if reply.site != site]
             if others:
-                federation.ask(site, "take_shared", **pooling.parcels_of(pooling.pool(others)))
+                federation.ask(site, "take_shared", **shared_images.parcels_of(shared_images.pool(others)))
         return {"count": torch.tensor(sum(len(reply.real_images["images"]) for reply in replies))}
 
     def check_reply(self, federation: Federation, call: Call, reply: Reply) -> None:
         super().check_reply(federation, call, reply)
         if call.operation == "give_share":
-            pooling.check_shared(federation, reply)
+            shared_images.check_shared(federation, reply)
 
     @operation("real-images", "labels", "masks", partner="simulator")
     def give_share(self, site: Site) -> tuple[Parcel, ...]:
         count = max(1, round(self.share * len(site.data.train)))
         chosen = torch.randperm(len(site.data.train), generator=site.rng("share"))[:count]
-        return pooling.release(site.data.train, chosen.sort().values.numpy())
+        return shared_images.release(site.data.train, chosen.sort().values.numpy())
 
     @operation(partner="simulator")
     def take_shared(self, site: Site, real_images: Weights, labels: Weights, masks: Weights | None = None) -> None:
@@ -65,6 +65,6 @@ class FedAvgShare(FedAvg):
     def train(self, site: Site, weights: Weights) -> Parcel:
         part, shared = site.data.train, site.state.group("shared")
         if shared:  # by the others
-            part = pooling.union(part, pooling.pooled_images(shared))
+            part = shared_images.union(part, shared_images.pooled_images(shared))
         spec = FitSpec(self.steps_at(site, part), part, replayed=partial(self.replayed, site))
         return local_training.train(site, weights, spec)

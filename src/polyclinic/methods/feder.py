@@ -31,7 +31,7 @@ from polyclinic.generators import GeneratorModel, replay_stream
 from polyclinic.methods.shared import local_training, site_generator
 from polyclinic.methods.shared.local_training import LocalWork
 from polyclinic.methods.shared.method import OwnModels, Site, Traits, Work, all_sites, operation
-from polyclinic.methods.shared.pooling import pooled_images
+from polyclinic.methods.shared.shared_images import pooled_images
 from polyclinic.methods.shared.site_generator import FitGenerator, Tensors, training_stream
 from polyclinic.training.batches import ReplayedBatches
 from polyclinic.training.plans import Fit, FitSpec

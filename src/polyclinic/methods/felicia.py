@@ -10,9 +10,9 @@ sites' images go up and this gradient comes down. Local: the weights of D_p come
 images go up. Nothing else leaves a site but its scores. With lambda 0, or one site, every site trains for itself.
 
 Afterwards each site trains the task's network on real images, on synthetic ones and on both; validation images decide
-whether synthetic ones helped, and so which network is released (`shared/utility.py`). PrivGAN (Mukherjee et
+whether synthetic ones helped, and so which network is released (`shared/downstream_utility.py`). PrivGAN (Mukherjee et
 al. 2021) is the special case of one site's images in random parts: `sites.partition = "iid"`. The settings are in
-`shared/felicia.py`, and so is D_p; a site's GAN in training is in `shared/site_gans.py`.
+`shared/central_discriminator.py`, and so is D_p; a site's GAN in training is in `shared/site_gans.py`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from polyclinic.generators import GeneratorModel
 from polyclinic.generators.base import check_labels
 from polyclinic.generators.gan.adversarial import AdversarialModel
 from polyclinic.generators.gan.model import GANModel
-from polyclinic.methods.shared import gan_plans, utility
-from polyclinic.methods.shared.felicia import (
+from polyclinic.methods.shared import downstream_utility, gan_plans
+from polyclinic.methods.shared.central_discriminator import (
     CentralDiscriminator,
     FeliciaSettings,
     ImagesOfSites,
@@ -75,7 +75,7 @@ class Felicia(FeliciaSettings):
                 self.local_round(federation, state)
             if number == self.rounds or (self.weigh_every and number % self.weigh_every == 0):
                 others = self.collect_images(federation)
-                state.worth = [*state.worth, utility.ask_utility(federation, "evaluate_utility", others)]
+                state.worth = [*state.worth, downstream_utility.ask_utility(federation, "evaluate_utility", others)]
             federation.evaluate()
         federation.report("worth", state.worth)
         return {}
@@ -170,7 +170,9 @@ class Felicia(FeliciaSettings):
 
     def more_metrics(self, federation: Federation, models: Mapping[str, Weights]) -> dict[str, Any]:
         """Each site's network for each training set on the test images of all sites, in all and by sub-group."""
-        return {"diets": utility.test_tables(federation, "test_sums")} if federation.engine.simulation else {}
+        return (
+            {"diets": downstream_utility.test_tables(federation, "test_sums")} if federation.engine.simulation else {}
+        )
 
     # --- at a site --------------------------------------------------------------------------------
     # The GANs of simulated sites on one device train as a stack: what a plan gets as `sites` is one site, or those of
@@ -269,7 +271,7 @@ class Felicia(FeliciaSettings):
     @operation("synthetic-images")
     def give_images(self, site: Site) -> Parcel:
         """Synthetic images and the labels that they were made for, for the other sites' networks to learn from."""
-        part = utility.sample_part(site, self.model_of(site), self.images)
+        part = downstream_utility.sample_part(site, self.model_of(site), self.images)
         tensors = {"images": torch.from_numpy(part.images), "labels": torch.from_numpy(part.labels)}
         return Parcel("synthetic-images", tensors, {}, self.privacy_of(site), ("images",))
 
@@ -279,15 +281,17 @@ class Felicia(FeliciaSettings):
 
         `synthetic_images` are those of all other sites.
         """
-        synthetic = utility.sample_part(site, self.model_of(site), self.images)
-        others = None if synthetic_images is None else utility.received_part(site, synthetic_images)
-        spec = utility.Selection(self.learner_steps, self.margin, None if self.release == "gate" else self.release)
-        return utility.evaluate(site, synthetic, spec, others)
+        synthetic = downstream_utility.sample_part(site, self.model_of(site), self.images)
+        others = None if synthetic_images is None else downstream_utility.received_part(site, synthetic_images)
+        spec = downstream_utility.Selection(
+            self.learner_steps, self.margin, None if self.release == "gate" else self.release
+        )
+        return downstream_utility.evaluate(site, synthetic, spec, others)
 
     @operation("metrics", address="mark", splits=("test",), partner="simulator")
     def test_sums(self, site: Site, weights: Weights) -> Parcel | None:
         """The additive sums of a network's metrics on the site's test images, in all and by sub-group."""
-        return utility.test_sums(site, weights)
+        return downstream_utility.test_sums(site, weights)
 
     def score(self, site: Site, part: ImageSet, weights: Weights, own: Own) -> dict[str, Tensor]:
         """Sums as for any method; before the first evaluation of its images a site has no network to score."""

@@ -9,7 +9,7 @@ import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput, WorkFailed
-from polyclinic.methods.shared import utility
+from polyclinic.methods.shared import downstream_utility as utility
 from polyclinic.models import build, initial_weights
 from polyclinic.tasks import TASKS, Target
 from polyclinic.training.loop import Trainer, TrainerSpec

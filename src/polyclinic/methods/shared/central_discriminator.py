@@ -15,7 +15,7 @@ from polyclinic.generators.base import initial_networks
 from polyclinic.generators.gan.adversarial import AdversarialGenerator, confusion_loss, site_cross_entropy
 from polyclinic.generators.gan.networks import OfEachClass, update_spectral_norms
 from polyclinic.generators.gan.trainer import centred
-from polyclinic.methods.shared import utility
+from polyclinic.methods.shared import downstream_utility
 from polyclinic.methods.shared.gan_plans import adversarial_settings
 from polyclinic.methods.shared.method import Federation, Method, Parcel, Reply, Site, all_sites
 from polyclinic.models import Backbone
@@ -95,7 +95,7 @@ class FeliciaSettings(Method):
 
     @model_validator(mode="after")
     def _images_are_there(self) -> Self:
-        if self.release in utility.SHARED_SETS and not self.share_images:
+        if self.release in downstream_utility.SHARED_SETS and not self.share_images:
             raise ValueError(f"release '{self.release}' needs the other sites' images; set share_images = true")
         return self
 
