@@ -84,9 +84,7 @@ class EfficientNetLite0(PublicBackbone):
         self.add_encoder(norm)
         self.conv_head = nn.Conv2d(320, VECTOR_WIDTH, 1, bias=False)
         self.bn1 = norm_layer(norm, VECTOR_WIDTH, EPS)
-        self.relu1 = nn.ReLU6()
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.flatten = nn.Flatten()
+        self.relu1, self.avgpool, self.flatten = nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
         self.fc = nn.Linear(VECTOR_WIDTH, outputs)
 
     @classmethod

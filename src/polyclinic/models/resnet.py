@@ -19,11 +19,9 @@ class Block(nn.Module):
 
     def __init__(self, channels: int, width: int, stride: int, norm: str) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
-        self.bn1 = norm_layer(norm, width)
+        self.conv1, self.bn1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False), norm_layer(norm, width)
         self.relu1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = norm_layer(norm, width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, padding=1, bias=False), norm_layer(norm, width)
         self.downsample = shortcut(channels, width, stride, norm)
         self.relu2 = nn.ReLU()  # a second module: per-sample gradients need one call per module
 
@@ -44,14 +42,11 @@ class Bottleneck(nn.Module):
     def __init__(self, channels: int, width: int, stride: int, norm: str) -> None:
         super().__init__()
         outputs = self.expansion * width
-        self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
-        self.bn1 = norm_layer(norm, width)
+        self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), norm_layer(norm, width)
         self.relu1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.bn2 = norm_layer(norm, width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False), norm_layer(norm, width)
         self.relu2 = nn.ReLU()
-        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
-        self.bn3 = norm_layer(norm, outputs)
+        self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), norm_layer(norm, outputs)
         self.downsample = shortcut(channels, outputs, stride, norm)
         self.relu3 = nn.ReLU()
 
@@ -95,15 +90,13 @@ class ResNet18(Backbone):
         super().__init__(channels, outputs, size, norm)
         self.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = norm_layer(norm, 64)
-        self.relu = nn.ReLU()
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.relu, self.maxpool = nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)
         wide = self.block.expansion
         self.layer1 = layer(self.block, 64, 64, self.blocks[0], 1, norm)
         self.layer2 = layer(self.block, 64 * wide, 128, self.blocks[1], 2, norm)
         self.layer3 = layer(self.block, 128 * wide, 256, self.blocks[2], 2, norm)
         self.layer4 = layer(self.block, 256 * wide, 512, self.blocks[3], 2, norm)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.flatten = nn.Flatten()
+        self.avgpool, self.flatten = nn.AdaptiveAvgPool2d(1), nn.Flatten()
         self.fc = nn.Linear(512 * wide, outputs)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
