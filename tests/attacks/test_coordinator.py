@@ -45,22 +45,19 @@ def attacked(attack, backbone="cnn-64-128-64-32", size=16, send=gradient):
     return identified(attack.recover(send(crafted, images, LABELS), crafted, public), images, others)
 
 
-@pytest.mark.parametrize(
-    ("refused", "says"),
-    [
-        *(
-            (lambda name=name: crafting.dense_layer(network(name, 16)), "use 'fishing'")
-            for name in ("small-cnn", "resnet18")
-        ),
-        (lambda: crafting.activation(nn.Sequential(nn.Linear(2, 2))), "neither ReLU nor tanh"),
-        (lambda: CraftedSum(sites=3).rows(network("cnn-32-64-128", 12), 3), "site 3"),
-        (lambda: Imprint().craft(network("lenet5", 16), pictures(1, 16)), "two images or more"),
-        (lambda: TrapWeights().craft(network("lenet5", 16), pictures(5, 16)), "need ReLU"),
-        (lambda: TrapWeights().craft(network("resnet18", 16), pictures(4, 16, 2)), "use 'fishing'"),
-        (lambda: Fishing(target_class=2).craft(network("lenet5", 16), PUBLIC), "target_class 2"),
-        (lambda: Fishing().craft(network("unet", 16), PUBLIC), "the network has none"),
-    ],
-)
+@pytest.mark.parametrize(("refused", "says"), [
+    *(
+        (lambda name=name: crafting.dense_layer(network(name, 16)), "use 'fishing'")
+        for name in ("small-cnn", "resnet18")
+    ),
+    (lambda: crafting.activation(nn.Sequential(nn.Linear(2, 2))), "neither ReLU nor tanh"),
+    (lambda: CraftedSum(sites=3).rows(network("cnn-32-64-128", 12), 3), "site 3"),
+    (lambda: Imprint().craft(network("lenet5", 16), pictures(1, 16)), "two images or more"),
+    (lambda: TrapWeights().craft(network("lenet5", 16), pictures(5, 16)), "need ReLU"),
+    (lambda: TrapWeights().craft(network("resnet18", 16), pictures(4, 16, 2)), "use 'fishing'"),
+    (lambda: Fishing(target_class=2).craft(network("lenet5", 16), PUBLIC), "target_class 2"),
+    (lambda: Fishing().craft(network("unet", 16), PUBLIC), "the network has none"),
+])  # fmt: skip
 def test_networks_that_do_not_fit_are_refused(refused, says):
     with pytest.raises(BadInput, match=says):
         refused()
@@ -95,15 +92,10 @@ def test_many_images_are_inverted_a_few_at_a_time(monkeypatch):
     assert float((whole - pieces).abs().mean()) < 0.02
 
 
-@pytest.mark.parametrize(
-    ("attack", "backbone", "size"),
-    [
-        (Imprint(), "cnn-64-128-64-32", 16),
-        (Imprint(), "cnn-32-64-128", 12),
-        (Imprint(), "lenet5", 16),
-        (TrapWeights(), "cnn-32-64-128", 12),
-    ],
-)
+@pytest.mark.parametrize(("attack", "backbone", "size"), [
+    (Imprint(), "cnn-64-128-64-32", 16), (Imprint(), "cnn-32-64-128", 12), (Imprint(), "lenet5", 16),
+    (TrapWeights(), "cnn-32-64-128", 12),
+])  # fmt: skip
 def test_images_come_back(attack, backbone, size):
     found = attacked(attack, backbone, size)
     assert found.images >= 4  # five or six

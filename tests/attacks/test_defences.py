@@ -19,19 +19,16 @@ HALF = {"a": [3.0, 0.0], "b": [[4.0, 0.0], [0.0, pytest.approx(-0.3)]]}
 LINE, TWO = {"x": torch.tensor([2.0, -5.0, 1.0])}, {"a": torch.tensor([-3.0, -1.2, 1.4, 3.0])}
 
 
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [
-        (lambda: defences.sparsify(GRADIENTS, keep=0.5), HALF),  # the largest of all
-        (lambda: defences.sparsify(GRADIENTS, keep=1e-6), {"a": [0, 0], "b": [[4, 0], [0, 0]]}),  # one at least
-        (lambda: defences.prune(GRADIENTS, fraction=0.5), HALF),  # within each tensor
-        (lambda: defences.prune(LINE, fraction=0.99), {"x": [0, -5, 0]}),  # one of each tensor at least
-        (lambda: defences.prune({"x": torch.tensor([2.0])}, fraction=0.99), {"x": [2]}),
-        (lambda: defences.quantise(TWO, bits=2), {"a": [-3, 0, 0, 3]}),  # one level on each side of 0
-        (lambda: defences.quantise(TWO, bits=3), {"a": [-3, -1, 1, 3]}),
-        (lambda: defences.quantise({"b": torch.zeros(3)}), {"b": [0, 0, 0]}),
-    ],
-)
+@pytest.mark.parametrize(("made", "expected"), [
+    (lambda: defences.sparsify(GRADIENTS, keep=0.5), HALF),  # the largest of all
+    (lambda: defences.sparsify(GRADIENTS, keep=1e-6), {"a": [0, 0], "b": [[4, 0], [0, 0]]}),  # one at least
+    (lambda: defences.prune(GRADIENTS, fraction=0.5), HALF),  # within each tensor
+    (lambda: defences.prune(LINE, fraction=0.99), {"x": [0, -5, 0]}),  # one of each tensor at least
+    (lambda: defences.prune({"x": torch.tensor([2.0])}, fraction=0.99), {"x": [2]}),
+    (lambda: defences.quantise(TWO, bits=2), {"a": [-3, 0, 0, 3]}),  # one level on each side of 0
+    (lambda: defences.quantise(TWO, bits=3), {"a": [-3, -1, 1, 3]}),
+    (lambda: defences.quantise({"b": torch.zeros(3)}), {"b": [0, 0, 0]}),
+])  # fmt: skip
 def test_defences_by_hand(made, expected):
     assert {name: tensor.tolist() for name, tensor in made().items()} == expected
 

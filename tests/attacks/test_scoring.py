@@ -118,24 +118,19 @@ C = Capability
 LATENT, BASIC = {C.LATENTS, C.ARCHITECTURE}, {C.GRADIENTS, C.ARCHITECTURE, C.BATCH_SIZE}
 
 
-@pytest.mark.parametrize(
-    ("attack", "needs"),
-    [
-        (attacks.GradientInversion(), BASIC),
-        (attacks.GradientInversion(start="given"), BASIC | {C.PRIOR}),
-        (attacks.GradientInversion(label="known"), BASIC | {C.LABELS}),
-        (attacks.GradientInversion(kind="weights"), BASIC - {C.GRADIENTS} | {C.WEIGHTS, C.LOCAL_TRAINING}),
-        (attacks.LatentInversion(), LATENT | {C.BATCH_NORM_STATISTICS}),
-        (attacks.LatentInversion(batch_norm="train"), LATENT),
-        (attacks.PairedDecoder(), {C.LATENTS, C.PAIRED_LATENTS}),
-        (LearnedDecoder(), LATENT | {C.SIMILAR_IMAGES}),
-        (attacks.Projection(), {C.GENERATOR, C.CANDIDATES, C.CANDIDATE_LABELS}),
-        (attacks.Projection(guessed=True), {C.GENERATOR, C.CANDIDATES}),
-        (attacks.NearestSynthetic(), {C.SYNTHETIC_IMAGES, C.CANDIDATES}),
-        (attacks.ShadowModels(), {C.CLASSIFIER, C.CANDIDATES, C.CANDIDATE_LABELS, C.SIMILAR_IMAGES}),
-        (attacks.Fishing(), {C.GRADIENTS, C.ARCHITECTURE, C.SIMILAR_IMAGES, C.CHOSEN_WEIGHTS, C.CANDIDATES}),
-    ],
-)
+@pytest.mark.parametrize(("attack", "needs"), [
+    (attacks.GradientInversion(), BASIC), (attacks.GradientInversion(start="given"), BASIC | {C.PRIOR}),
+    (attacks.GradientInversion(label="known"), BASIC | {C.LABELS}),
+    (attacks.GradientInversion(kind="weights"), BASIC - {C.GRADIENTS} | {C.WEIGHTS, C.LOCAL_TRAINING}),
+    (attacks.LatentInversion(), LATENT | {C.BATCH_NORM_STATISTICS}),
+    (attacks.LatentInversion(batch_norm="train"), LATENT), (attacks.PairedDecoder(), {C.LATENTS, C.PAIRED_LATENTS}),
+    (LearnedDecoder(), LATENT | {C.SIMILAR_IMAGES}),
+    (attacks.Projection(), {C.GENERATOR, C.CANDIDATES, C.CANDIDATE_LABELS}),
+    (attacks.Projection(guessed=True), {C.GENERATOR, C.CANDIDATES}),
+    (attacks.NearestSynthetic(), {C.SYNTHETIC_IMAGES, C.CANDIDATES}),
+    (attacks.ShadowModels(), {C.CLASSIFIER, C.CANDIDATES, C.CANDIDATE_LABELS, C.SIMILAR_IMAGES}),
+    (attacks.Fishing(), {C.GRADIENTS, C.ARCHITECTURE, C.SIMILAR_IMAGES, C.CHOSEN_WEIGHTS, C.CANDIDATES}),
+])  # fmt: skip
 def test_an_attack_needs_what_it_declares_and_nothing_else(attack, needs):
     assert attack.needs == needs
     attack.check(ThreatModel(granted=frozenset(needs)))
@@ -154,12 +149,9 @@ def test_columns_with_one_more_zero_than_was_asked_for_are_found():
     assert sorted((found.T @ unit).abs().amax(1).tolist()) == pytest.approx([1.0, 1.0])
 
 
-@pytest.mark.parametrize(
-    ("told", "word"),
-    [
-        *(({"verdict": "withstood"}, "withstood"), ({"verdict": "leaks"}, "leaks"), ({"leak": True}, "leaks")),
-        *(({"leak": False}, "not tested"), ({"verdict": "no word", "leak": True}, "leaks"), ({}, "not tested")),
-    ],
-)
+@pytest.mark.parametrize(("told", "word"), [
+    *(({"verdict": "withstood"}, "withstood"), ({"verdict": "leaks"}, "leaks"), ({"leak": True}, "leaks")),
+    *(({"leak": False}, "not tested"), ({"verdict": "no word", "leak": True}, "leaks"), ({}, "not tested")),
+])  # fmt: skip
 def test_the_word_of_a_verdict(told, word):
     assert verdict_word(told) == word

@@ -40,16 +40,11 @@ def test_latents_leak_and_the_right_image_is_picked_out(folder):
     assert (folder / finding["picture"]).stat().st_size > 1000
 
 
-@pytest.mark.parametrize(
-    ("wanted", "words"),
-    [
-        ("auto", "held-out images of the other sites"),
-        ("held-out", "half of the site's own held-out images"),
-        ("phantoms", "chest-phantom, hand-phantom, brain-phantom"),
-        ("chest-phantom", "images of chest-phantom"),
-        ("chest-fantom", ""),
-    ],
-)
+@pytest.mark.parametrize(("wanted", "words"), [
+    ("auto", "held-out images of the other sites"), ("held-out", "half of the site's own held-out images"),
+    ("phantoms", "chest-phantom, hand-phantom, brain-phantom"), ("chest-phantom", "images of chest-phantom"),
+    ("chest-fantom", ""),
+])  # fmt: skip
 def test_whose_images_the_attacker_has(folder, wanted: str, words: str):
     assembly, _ = open_run(folder)
     study = assembly.study.model_copy(update={"audit": Audit(own_images=wanted)})

@@ -176,16 +176,13 @@ def same(found: torch.Tensor, wanted: np.ndarray) -> bool:
     return float(far.min(0).values.max()) < 0.01
 
 
-@pytest.mark.parametrize(
-    ("labels", "images", "vectors"),
-    [
-        ([0, 1], [1, 1], [1, 1]),  # each alone in its class
-        ([0, 1, 1], [2, 1], [2, 1]),  # the other class is known, so that two are left
-        ([0, 0, 1, 1], [2, 2], [1, 1]),  # second moments of both classes together: means alone
-        ([0] * 20 + [1], [1], [1]),  # the mean of twenty shows none of them
-        ([0] * 20 + [1] * 20, [], []),
-    ],
-)
+@pytest.mark.parametrize(("labels", "images", "vectors"), [
+    ([0, 1], [1, 1], [1, 1]),  # each alone in its class
+    ([0, 1, 1], [2, 1], [2, 1]),  # the other class is known, so that two are left
+    ([0, 0, 1, 1], [2, 2], [1, 1]),  # second moments of both classes together: means alone
+    ([0] * 20 + [1], [1], [1]),  # the mean of twenty shows none of them
+    ([0] * 20 + [1] * 20, [], []),
+])  # fmt: skip
 def test_what_sums_over_all_classes_tell_of_few_images(labels, images, vectors):
     features = rows(len(labels), "all")
     found = few_images(sums_of_all(features, labels))

@@ -278,19 +278,15 @@ def test_a_tensor_that_no_attack_reads_leaves_a_gap(trained):
     assert (gap.question, gap.excluded) == (EVERY_QUESTION, False)
 
 
-@pytest.mark.parametrize(
-    ("kind", "known", "extra"),
-    [
-        ("statistics", {"counts": 2, "first": 2, "second": 2}, {"thumbnails": 2}),
-        ("metrics", {"histograms": 30, "confusion": 9, "loss": 1}, {"losses": 40}),
-        ("metrics", {"confusion": 9}, {f"piece{number:02}": 8 for number in range(9)}),
-        ("statistics", {"something": 3}, {}),
-        ("synthetic-images", {"images": 12, "labels": 3}, {"more": 90}),
-        ("activations", {"activations": 12}, {"images": 90}),
-        ("latents", {"latents": 12, "low": 2, "step": 2, "flipped_latents": 12}, {"images": 90}),
-        ("masks", {"anything": 12}, {}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "known", "extra"), [
+    ("statistics", {"counts": 2, "first": 2, "second": 2}, {"thumbnails": 2}),
+    ("metrics", {"histograms": 30, "confusion": 9, "loss": 1}, {"losses": 40}),
+    ("metrics", {"confusion": 9}, {f"piece{number:02}": 8 for number in range(9)}),
+    ("statistics", {"something": 3}, {}), ("synthetic-images", {"images": 12, "labels": 3}, {"more": 90}),
+    ("activations", {"activations": 12}, {"images": 90}),
+    ("latents", {"latents": 12, "low": 2, "step": 2, "flipped_latents": 12}, {"images": 90}),
+    ("masks", {"anything": 12}, {}),
+])  # fmt: skip
 def test_sums_have_tensors_that_are_known(kind, known, extra):
     tensors = {name: torch.zeros(size) for name, size in (known | extra).items()}
     assert unread_names(SimpleNamespace(kind=kind, parcel=Parcel(kind, tensors, {}))) == list(extra)
@@ -306,13 +302,10 @@ def test_held_out_images_that_were_trained_on_are_not_held_out(trained):
     assert Truth([], data, 0).data is data
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "more"),
-    [
-        ("fedavg", {"optimizer.momentum": 0.9, "optimizer.weight_decay": 0.1}, {}),
-        ("fedprox", {"optimizer.momentum": 0.0}, {"mu": 20.0}),
-    ],
-)
+@pytest.mark.parametrize(("method", "changes", "more"), [
+    ("fedavg", {"optimizer.momentum": 0.9, "optimizer.weight_decay": 0.1}, {}),
+    ("fedprox", {"optimizer.momentum": 0.0}, {"mu": 20.0}),
+])  # fmt: skip
 def test_an_update_taken_as_it_was_made_is_explained_by_its_images(tiny, undisturbed, method, changes, more):
     study = tiny(method, {**KEPT, "data.test": 0.4, **changes}, rounds=1, local_steps=2, **more)
     seen, _, truth = kept(study, undisturbed, "train")

@@ -27,26 +27,23 @@ GENERATOR = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "attacks"),
-    [
-        ("fedavg", {}, {"weights": {"gradient-inversion", *MEMBERSHIP}}),
-        pytest.param("fedprox", {}, {"weights": {"gradient-inversion", *MEMBERSHIP}}, marks=pytest.mark.slow),
-        ("fedbn", {"model.backbone": "small-cnn"}, {"weights": {"gradient-inversion"}}),
-        ("fedsgd", {}, {"gradients": {"gradient-inversion"}}),
-        pytest.param("fedavg", MASKS, {"weights": {"gradient-inversion", *MEMBERSHIP}}, marks=pytest.mark.slow),
-        ("cwt", {"optimizer.name": "adam"}, {"weights": {"gradient-inversion", *MEMBERSHIP}}),
-        ("fedavg-share", {}, {"weights": {"gradient-inversion", *MEMBERSHIP}}),
-        (
-            "splitnn",
-            {"model.backbone": "small-cnn"},
-            {"activations": {"latent-inversion", "learned-decoder"}, "weights": {"gradient-inversion"}},
-        ),
-        ("fedreplay", {}, {"latents": {"latent-inversion", "learned-decoder"}, "weights": {"gradient-inversion"}}),
-        pytest.param("cwt-replay", GENERATOR, REPLAYED, marks=pytest.mark.slow),
-        pytest.param("fedavg-replay", {**GENERATOR, "replay.codes": "as-trained"}, REPLAYED, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("method", "changes", "attacks"), [
+    ("fedavg", {}, {"weights": {"gradient-inversion", *MEMBERSHIP}}),
+    pytest.param("fedprox", {}, {"weights": {"gradient-inversion", *MEMBERSHIP}}, marks=pytest.mark.slow),
+    ("fedbn", {"model.backbone": "small-cnn"}, {"weights": {"gradient-inversion"}}),
+    ("fedsgd", {}, {"gradients": {"gradient-inversion"}}),
+    pytest.param("fedavg", MASKS, {"weights": {"gradient-inversion", *MEMBERSHIP}}, marks=pytest.mark.slow),
+    ("cwt", {"optimizer.name": "adam"}, {"weights": {"gradient-inversion", *MEMBERSHIP}}),
+    ("fedavg-share", {}, {"weights": {"gradient-inversion", *MEMBERSHIP}}),
+    (
+        "splitnn",
+        {"model.backbone": "small-cnn"},
+        {"activations": {"latent-inversion", "learned-decoder"}, "weights": {"gradient-inversion"}},
+    ),
+    ("fedreplay", {}, {"latents": {"latent-inversion", "learned-decoder"}, "weights": {"gradient-inversion"}}),
+    pytest.param("cwt-replay", GENERATOR, REPLAYED, marks=pytest.mark.slow),
+    pytest.param("fedavg-replay", {**GENERATOR, "replay.codes": "as-trained"}, REPLAYED, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_every_kind_is_attacked_with_what_fits_it(audited, method, changes, attacks):
     report, folder = audited(method, changes)
     done: dict[str, set[str]] = {}
@@ -75,13 +72,10 @@ def test_a_secure_sum_alone_is_attacked_and_real_images_need_no_attack(audited):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("generator", "changes"),
-    [
-        ("dcgan", {"generator.steps": 2, "generator.width": 2, "generator.latent": 4}),
-        ("stylegan2", {"generator.steps": 1, "generator.width": 4, "generator.latent": 8}),
-    ],
-)
+@pytest.mark.parametrize(("generator", "changes"), [
+    ("dcgan", {"generator.steps": 2, "generator.width": 2, "generator.latent": 4}),
+    ("stylegan2", {"generator.steps": 1, "generator.width": 4, "generator.latent": 8}),
+])  # fmt: skip
 @pytest.mark.slow
 def test_generators_of_every_kind_are_projected_into(audited, generator, changes):
     table = {"generator.name": generator, "generator.batch_size": 8, **changes}

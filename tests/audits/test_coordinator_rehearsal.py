@@ -21,18 +21,15 @@ WORKS, STOPPED = row("a", False, 5), row("a", True, stopped=True)
 FAILED = [row(CONTROL, True), WORKS, row("a", True, failed="no memory"), row("b", False, 3)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "word", "why"),
-    [
-        ([WORKS, STOPPED], WITHSTOOD, ""),
-        ([row(CONTROL, True), WORKS, STOPPED], WITHSTOOD, ""),
-        ([WORKS, row("a", True, 1)], LEAKS, ""),
-        ([row("a", False), STOPPED], NOT_TESTED, ""),  # it does not work without the check either
-        ([row(CONTROL, True, stopped=True), WORKS, STOPPED], NOT_TESTED, "honest weights"),
-        ([*FAILED, row("b", True, stopped=True)], NOT_TESTED, "no memory"),  # a site that fails was not stopped
-        ([*FAILED, row("b", True, 2)], LEAKS, ""),
-    ],
-)
+@pytest.mark.parametrize(("rows", "word", "why"), [
+    ([WORKS, STOPPED], WITHSTOOD, ""),
+    ([row(CONTROL, True), WORKS, STOPPED], WITHSTOOD, ""),
+    ([WORKS, row("a", True, 1)], LEAKS, ""),
+    ([row("a", False), STOPPED], NOT_TESTED, ""),  # it does not work without the check either
+    ([row(CONTROL, True, stopped=True), WORKS, STOPPED], NOT_TESTED, "honest weights"),
+    ([*FAILED, row("b", True, stopped=True)], NOT_TESTED, "no memory"),  # a site that fails was not stopped
+    ([*FAILED, row("b", True, 2)], LEAKS, ""),
+])  # fmt: skip
 def test_the_check_withstands_only_attacks_that_work_without_it(rows, word, why):
     found, because = judge(rows)
     assert found == word

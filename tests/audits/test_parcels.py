@@ -42,18 +42,15 @@ def cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:500])
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "sentence"),
-    [
-        ("0-weights.safetensors", cut_short, "is not what its ledger says left"),
-        ("0-weights.safetensors", lambda file: file.write_bytes(b""), "is not what its ledger says left"),
-        ("0-weights.safetensors", Path.unlink, "lacks a parcel that was kept"),
-        ("context.safetensors", cut_short, "so no attack can be scored"),
-        ("context.safetensors", Path.unlink, "so no attack can be scored"),
-        ("note.json", lambda file: file.write_text("{"), "a note of what was kept cannot be read"),
-        ("note.json", lambda file: file.write_text("{}"), "a note of what was kept cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("name", "damage", "sentence"), [
+    ("0-weights.safetensors", cut_short, "is not what its ledger says left"),
+    ("0-weights.safetensors", lambda file: file.write_bytes(b""), "is not what its ledger says left"),
+    ("0-weights.safetensors", Path.unlink, "lacks a parcel that was kept"),
+    ("context.safetensors", cut_short, "so no attack can be scored"),
+    ("context.safetensors", Path.unlink, "so no attack can be scored"),
+    ("note.json", lambda file: file.write_text("{"), "a note of what was kept cannot be read"),
+    ("note.json", lambda file: file.write_text("{}"), "a note of what was kept cannot be read"),
+])  # fmt: skip
 def test_a_damaged_kept_file_is_named(folder: Path, name: str, damage: Callable[[Path], object], sentence: str):
     damage(kept(folder, name))
     with pytest.raises(WorkFailed, match=sentence):
@@ -68,16 +65,13 @@ def test_a_ledger_that_is_gone_is_named(folder: Path):
     assert untouched(folder)
 
 
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        ({"kinds": ["latents"]}, "--kinds: no parcel of kind latents .* kept metrics, weights"),
-        ({"kinds": ["weihgts"]}, "--kinds: no such choice: 'weihgts' .did you mean"),
-        ({"sites": ["site-9"]}, "--sites: no such choice: 'site-9' .did you mean"),
-        ({"device": "nonsense"}, "--device: there is no 'nonsense' here"),
-        ({"features": "pixel"}, "--features: no such choice: 'pixel' .did you mean 'pixels'"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "sentence"), [
+    ({"kinds": ["latents"]}, "--kinds: no parcel of kind latents .* kept metrics, weights"),
+    ({"kinds": ["weihgts"]}, "--kinds: no such choice: 'weihgts' .did you mean"),
+    ({"sites": ["site-9"]}, "--sites: no such choice: 'site-9' .did you mean"),
+    ({"device": "nonsense"}, "--device: there is no 'nonsense' here"),
+    ({"features": "pixel"}, "--features: no such choice: 'pixel' .did you mean 'pixels'"),
+])  # fmt: skip
 def test_what_is_not_there_is_said_before_anything_is_written(folder: Path, asked: dict, sentence: str):
     with pytest.raises(BadInput, match=sentence):
         audit(folder, **asked)

@@ -59,17 +59,14 @@ def test_the_strongest_finding_speaks_for_all_unless_an_attack_was_cut_off():
     assert question_of(leak, not_tried=(gap(EVERY_QUESTION),))["verdict"] == LEAKS
 
 
-@pytest.mark.parametrize(
-    ("power", "doubt", "word"),
-    [
-        ([], "", NOT_TESTED),
-        ([planted(True)], "", WITHSTOOD),
-        ([planted(False)], "", NOT_TESTED),
-        ([planted(True)], "the search had not ended", NOT_TESTED),
-        ([planted(True), planted(False, "weaker")], "", NOT_TESTED),
-        ([planted(False), planted(True)], "", WITHSTOOD),  # one attack finds the leak that another misses
-    ],
-)
+@pytest.mark.parametrize(("power", "doubt", "word"), [
+    ([], "", NOT_TESTED),
+    ([planted(True)], "", WITHSTOOD),
+    ([planted(False)], "", NOT_TESTED),
+    ([planted(True)], "the search had not ended", NOT_TESTED),
+    ([planted(True), planted(False, "weaker")], "", NOT_TESTED),
+    ([planted(False), planted(True)], "", WITHSTOOD),  # one attack finds the leak that another misses
+])  # fmt: skip
 def test_withstood_is_earned_by_finding_what_was_planted(power, doubt, word):
     found = question_of(finding("inversion", NOT_TESTED, "none", power=power, doubt=doubt))
     assert found["verdict"] == word
@@ -162,17 +159,14 @@ def test_an_attack_that_takes_long_is_cut_and_the_others_still_run():
 HELD = finding("inversion", WITHSTOOD, "none", power=[planted(True)])
 
 
-@pytest.mark.parametrize(
-    ("attacked", "left_by", "open_ones"),
-    [
-        ([{"sites": ["a"]}], {"a": ["train"], "b": ["train"]}, "what b sent was not attacked"),
-        ([{"sites": ["a"]}, {"sites": ["b"]}], {"a": ["train"], "b": ["train"]}, ""),
-        ([{"sites": ["a", "b"]}], {"a": ["train"], "b": ["train"]}, ""),
-        ([{"sites": ["a"]}], {"a": ["train"], "b": []}, ""),  # which sent no weights
-        ([{"operation": "train"}], {"site-1": ["train", "give"]}, "what left by give was not attacked"),
-        ([{"operation": "train"}, {"operation": "give"}], {"site-1": ["train", "give"]}, ""),
-    ],
-)
+@pytest.mark.parametrize(("attacked", "left_by", "open_ones"), [
+    ([{"sites": ["a"]}], {"a": ["train"], "b": ["train"]}, "what b sent was not attacked"),
+    ([{"sites": ["a"]}, {"sites": ["b"]}], {"a": ["train"], "b": ["train"]}, ""),
+    ([{"sites": ["a", "b"]}], {"a": ["train"], "b": ["train"]}, ""),
+    ([{"sites": ["a"]}], {"a": ["train"], "b": []}, ""),  # which sent no weights
+    ([{"operation": "train"}], {"site-1": ["train", "give"]}, "what left by give was not attacked"),
+    ([{"operation": "train"}, {"operation": "give"}], {"site-1": ["train", "give"]}, ""),
+])  # fmt: skip
 def test_whatever_nobody_attacked_has_not_withstood(attacked, left_by, open_ones):
     lines = {
         site: [{"kind": "weights", "operation": one} for one in operations] or [{"kind": "metrics", "operation": "say"}]
@@ -185,13 +179,10 @@ def test_whatever_nobody_attacked_has_not_withstood(attacked, left_by, open_ones
         assert WITHSTOOD not in [one["verdict"] for one in found["questions"].values()]
 
 
-@pytest.mark.parametrize(
-    ("seen", "weakest", "doubt", "word"),
-    [
-        *((0.1, 0.6, "", WITHSTOOD), (0.1, 0.4, "", NOT_TESTED), (0.1, None, "", NOT_TESTED)),
-        *((0.1, 0.6, "not ended", NOT_TESTED), (0.1, "unreadable", "", NOT_TESTED), (0.9, 0.6, "", LEAKS)),
-    ],
-)
+@pytest.mark.parametrize(("seen", "weakest", "doubt", "word"), [
+    *((0.1, 0.6, "", WITHSTOOD), (0.1, 0.4, "", NOT_TESTED), (0.1, None, "", NOT_TESTED)),
+    *((0.1, 0.6, "not ended", NOT_TESTED), (0.1, "unreadable", "", NOT_TESTED), (0.9, 0.6, "", LEAKS)),
+])  # fmt: skip
 def test_nothing_found_is_withstood_only_with_power_which_the_same_attack_shows(seen, weakest, doubt, word):
     attack = Threshold(0.5, weakest, doubt)
     found = checked(attack, seen)

@@ -141,16 +141,13 @@ def test_activations_of_a_batch_are_inverted_in_training_mode_and_scored_with_th
     assert found.assumed == ["the encoder (up to conv1) is the one of the beginning of the turn, 1 step ago"]
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "attack", "of_kind", "capability"),
-    [
-        ("fedreplay", {}, attack_latents.LatentInversionAttack().attack, "latents", Capability.LATENTS),
-        ("fedreplay", {}, attack_latents.LatentInversionAttack().attack, "latents", Capability.BATCH_NORM_STATISTICS),
-        ("cwt-replay", VQVAE2, attack_synthetic.DecodingAttack().attack, "codes", Capability.GENERATOR),
-        ("fedavg-replay", DCGAN, attack_synthetic.GeneratorAttack().attack, "generator", Capability.GENERATOR),
-        ("fedavg-replay", DCGAN, attack_synthetic.GeneratorAttack().attack, "generator", Capability.SYNTHETIC_IMAGES),
-    ],
-)
+@pytest.mark.parametrize(("method", "changes", "attack", "of_kind", "capability"), [
+    ("fedreplay", {}, attack_latents.LatentInversionAttack().attack, "latents", Capability.LATENTS),
+    ("fedreplay", {}, attack_latents.LatentInversionAttack().attack, "latents", Capability.BATCH_NORM_STATISTICS),
+    ("cwt-replay", VQVAE2, attack_synthetic.DecodingAttack().attack, "codes", Capability.GENERATOR),
+    ("fedavg-replay", DCGAN, attack_synthetic.GeneratorAttack().attack, "generator", Capability.GENERATOR),
+    ("fedavg-replay", DCGAN, attack_synthetic.GeneratorAttack().attack, "generator", Capability.SYNTHETIC_IMAGES),
+])  # fmt: skip
 def test_what_is_withheld_is_not_used(opened, method, changes, attack, of_kind, capability):
     tools, (kept, _) = opened(method, {**changes, **withheld(capability)})
     release = next(one for one in kept if of_kind in one.kinds)

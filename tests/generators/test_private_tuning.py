@@ -109,16 +109,10 @@ def test_phase_two_ends_beyond_the_limit_and_keeps_what_was_within():
     assert [said[3] for said in told][3:] == [4, 5, 9.9, 10.1]
 
 
-@pytest.mark.parametrize(
-    ("every", "most", "steps"),
-    [
-        (500, 1300, [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1300]),
-        (7, 14, [1, 2, 5, 7, 14]),
-        (500, 30, [1, 2, 5, 10, 20, 30]),
-        (1, 3, [1, 2, 3]),
-        (2, 1, [1]),
-    ],
-)
+@pytest.mark.parametrize(("every", "most", "steps"), [
+    (500, 1300, [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1300]), (7, 14, [1, 2, 5, 7, 14]),
+    (500, 30, [1, 2, 5, 10, 20, 30]), (1, 3, [1, 2, 3]), (2, 1, [1]),
+])  # fmt: skip
 def test_phase_two_is_measured_early(every, most, steps):
     assert list(measured_steps(every, most)) == steps
 

@@ -61,13 +61,10 @@ def test_monai_resnet_weights_load_and_give_the_same_outputs_and_gradients(backb
     assert all(torch.allclose(p.grad, wanted[name].grad, rtol=1e-4) for name, p in ours.named_parameters())
 
 
-@pytest.mark.parametrize(
-    ("backbone", "parameters"),
-    [
-        *(("resnet18", 11_689_512), ("resnet34", 21_797_672), ("resnet50", 25_557_032)),
-        *(("resnet101", 44_549_160), ("resnet152", 60_192_808)),
-    ],
-)
+@pytest.mark.parametrize(("backbone", "parameters"), [
+    *(("resnet18", 11_689_512), ("resnet34", 21_797_672), ("resnet50", 25_557_032)),
+    *(("resnet101", 44_549_160), ("resnet152", 60_192_808)),
+])  # fmt: skip
 def test_resnets_have_as_many_parameters_as_published_for_a_thousand_classes(backbone, parameters):
     with torch.device("meta"):
         assert models.parameter_count(models.build(backbone, channels=3, outputs=1000, size=224)) == parameters
@@ -143,13 +140,10 @@ def test_felicias_classifiers_have_the_papers_layers_counted_by_hand():
     assert models.parameter_count(lesions) == filters + dense + (32 + 1) * 2 == 396_642
 
 
-@pytest.mark.parametrize(
-    ("backbone", "norm", "message"),
-    [
-        ("resnet81", "batch", r"model\.backbone: .*did you mean 'resnet18'.*lenet5, resnet101, resnet152, resnet18"),
-        ("resnet18", "layer", r"model\.norm: no such choice: 'layer'; choose one of batch, group"),
-    ],
-)
+@pytest.mark.parametrize(("backbone", "norm", "message"), [
+    ("resnet81", "batch", r"model\.backbone: .*did you mean 'resnet18'.*lenet5, resnet101, resnet152, resnet18"),
+    ("resnet18", "layer", r"model\.norm: no such choice: 'layer'; choose one of batch, group"),
+])  # fmt: skip
 def test_a_choice_that_does_not_exist_is_named_with_the_ones_that_do(backbone, norm, message):
     with pytest.raises(BadInput, match=message):
         models.build(backbone, channels=1, outputs=2, size=28, norm=norm)

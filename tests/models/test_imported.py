@@ -67,19 +67,16 @@ def test_what_we_know_is_passed_where_it_is_named():
     assert bound(SEResNet50, (3, 5, 64))["num_classes"] == 5
 
 
-@pytest.mark.parametrize(
-    ("target", "arguments", "words"),
-    [
-        ("no.such.package:Net", {}, "'no.such.package' cannot be imported"),
-        ("monai.networks.nets:NoNet", {}, "'monai.networks.nets' has no 'NoNet'"),
-        ("os:system", {"command": "exit 1"}, "'os:system' is neither a torch.nn.Module nor a function"),
-        ("pathlib:Path", {}, "'pathlib:Path' is neither a torch.nn.Module nor a function"),
-        (NETS + "DenseNet121", {"growth": 3}, "model.arguments: .* cannot be built: TypeError"),
-        (NETS + "DenseNet121", {"spatial_dims": 3}, "cannot take images of 1 x 32 x 32"),
-        (NETS + "ViT", {**SMALL_VIT, "classification": False}, r"gives \(2, 4, 16\) for 2 images of 32 px, and must"),
-        ("small-cnn", {"width": 3}, "model.arguments: are for importable networks, and 'small-cnn' takes none"),
-    ],
-)
+@pytest.mark.parametrize(("target", "arguments", "words"), [
+    ("no.such.package:Net", {}, "'no.such.package' cannot be imported"),
+    ("monai.networks.nets:NoNet", {}, "'monai.networks.nets' has no 'NoNet'"),
+    ("os:system", {"command": "exit 1"}, "'os:system' is neither a torch.nn.Module nor a function"),
+    ("pathlib:Path", {}, "'pathlib:Path' is neither a torch.nn.Module nor a function"),
+    (NETS + "DenseNet121", {"growth": 3}, "model.arguments: .* cannot be built: TypeError"),
+    (NETS + "DenseNet121", {"spatial_dims": 3}, "cannot take images of 1 x 32 x 32"),
+    (NETS + "ViT", {**SMALL_VIT, "classification": False}, r"gives \(2, 4, 16\) for 2 images of 32 px, and must"),
+    ("small-cnn", {"width": 3}, "model.arguments: are for importable networks, and 'small-cnn' takes none"),
+])  # fmt: skip
 def test_what_cannot_be_used_is_said_with_the_cure(target, arguments, words):
     with pytest.raises(BadInput, match=words):
         find(target, size=32, arguments=arguments)

@@ -61,15 +61,10 @@ def test_what_fits_is_taken_over_as_float32_and_the_rest_is_named(tmp_path):
     assert torch.equal(fitted.weights["fc3.bias"], torch.ones(2))
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        lambda tensor: tensor.to_sparse(),
-        lambda tensor: tensor.to("meta"),
-        lambda tensor: tensor.to(torch.complex64),
-        lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
-    ],
-)
+@pytest.mark.parametrize("odd", [
+    lambda tensor: tensor.to_sparse(), lambda tensor: tensor.to("meta"), lambda tensor: tensor.to(torch.complex64),
+    lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
+])  # fmt: skip
 def test_tensors_that_are_not_ordinary_numbers_are_not_taken_over(tmp_path, odd):
     torch.save({**other(), "fc3.weight": odd(other()["fc3.weight"])}, tmp_path / "w.pt")
     fitted = read_weights(tmp_path / "w.pt").fitted(drawn(), "lenet5")
@@ -82,19 +77,16 @@ class Dangerous:
         return os.mkdir, ("made-by-a-pickle",)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("nowhere.pt", None, r"model\.weights: '.*nowhere\.pt' cannot be read \(No such file"),
-        ("text.pt", b"hello", r"^model\.weights: '.*text\.pt' is not a file of weights; name a \.safetensors file, or"),
-        ("text.txt", b"hello", r"'.*text\.txt' is not a file of weights"),
-        ("pickle.pt", pickle.dumps({"a": 1}), r"'.*pickle\.pt' holds other objects than tensors, or is damaged"),
-        ("text.safetensors", b"hello", r"is not a safetensors file, or is damaged"),
-        ("code.pt", {"a": Dangerous()}, r"holds other objects than tensors, .* write it again with torch\.save\("),
-        ("network.pt", torch.nn.Linear(2, 2), r"holds other objects than tensors"),
-        ("empty.pt", {"epoch": 3}, r"holds no named tensors"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("nowhere.pt", None, r"model\.weights: '.*nowhere\.pt' cannot be read \(No such file"),
+    ("text.pt", b"hello", r"^model\.weights: '.*text\.pt' is not a file of weights; name a \.safetensors file, or"),
+    ("text.txt", b"hello", r"'.*text\.txt' is not a file of weights"),
+    ("pickle.pt", pickle.dumps({"a": 1}), r"'.*pickle\.pt' holds other objects than tensors, or is damaged"),
+    ("text.safetensors", b"hello", r"is not a safetensors file, or is damaged"),
+    ("code.pt", {"a": Dangerous()}, r"holds other objects than tensors, .* write it again with torch\.save\("),
+    ("network.pt", torch.nn.Linear(2, 2), r"holds other objects than tensors"),
+    ("empty.pt", {"epoch": 3}, r"holds no named tensors"),
+])  # fmt: skip
 def test_other_files_are_refused_and_nothing_in_them_runs(tmp_path, monkeypatch, name, content, message):
     monkeypatch.chdir(tmp_path)
     if isinstance(content, bytes):

@@ -121,15 +121,12 @@ def test_next_to_no_noise_costs_everything_and_is_told_at_once(rate, accountant)
     assert composed_epsilon([beside, Mechanism(0.0, rate, 0)], 1e-5) == composed_epsilon([beside], 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "samples", "batch", "steps"),
-    [
-        *((1, 100, 10, 10), (0.5, 10, 1, 5), (3, 10, 1, 30), (0, 100, 10, 0)),
-        (1, 10, 3, 4),  # 3.3 rounded upwards
-        (7, 4, 9, 7),  # every image takes part in every step
-        (2, 49, 1, 98),  # 2 / (1 / 49) is a little more than 98 in floating point
-    ],
-)
+@pytest.mark.parametrize(("epochs", "samples", "batch", "steps"), [
+    *((1, 100, 10, 10), (0.5, 10, 1, 5), (3, 10, 1, 30), (0, 100, 10, 0)),
+    (1, 10, 3, 4),  # 3.3 rounded upwards
+    (7, 4, 9, 7),  # every image takes part in every step
+    (2, 49, 1, 98),  # 2 / (1 / 49) is a little more than 98 in floating point
+])  # fmt: skip
 def test_steps_of_epochs_by_hand(epochs, samples, batch, steps):
     assert steps_in(epochs, samples, batch) == steps
 

@@ -250,15 +250,12 @@ def column(*places: float) -> torch.Tensor:
     return torch.tensor(places, dtype=torch.float64).reshape(1, 1, -1, 1)
 
 
-@pytest.mark.parametrize(
-    ("left", "right", "square", "sizes"),
-    [
-        ((1.0,), (1.0,), 1.0, 1.0),
-        ((1.0, 1.0), (1.0, 1.0), 4.0, 4.0),
-        ((1.0, -1.0), (1.0, 1.0), 0.0, 4.0),  # two places that cancel out: rounding could hide a length
-        ((0.0,), (5.0,), 0.0, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("left", "right", "square", "sizes"), [
+    ((1.0,), (1.0,), 1.0, 1.0),
+    ((1.0, 1.0), (1.0, 1.0), 4.0, 4.0),
+    ((1.0, -1.0), (1.0, 1.0), 0.0, 4.0),  # two places that cancel out: rounding could hide a length
+    ((0.0,), (5.0,), 0.0, 0.0),
+])  # fmt: skip
 def test_a_length_is_enlarged_by_sixteen_units_in_the_last_place_of_all_that_was_added(left, right, square, sizes):
     [found] = Products(column(*left), column(*right)).squares().tolist()
     assert found == square + sizes * 16 * torch.finfo(torch.float64).eps
@@ -282,16 +279,13 @@ class OnGpu(torch.Tensor):
     is_cuda = True
 
 
-@pytest.mark.parametrize(
-    ("layer", "repeats", "on", "computed"),
-    [
-        (nn.Conv2d(8, 8, 1), False, OnGpu, torch.bfloat16),  # rows begin at sixteen bytes: eight numbers of two
-        (nn.Conv2d(4, 8, 1), False, OnGpu, torch.float32),
-        (nn.Linear(8, 8), False, OnGpu, torch.float32),
-        (nn.Conv2d(8, 8, 1), True, OnGpu, torch.float32),  # a run that must repeat itself
-        (nn.Conv2d(8, 8, 1), False, torch.Tensor, torch.float32),  # a processor
-    ],
-)
+@pytest.mark.parametrize(("layer", "repeats", "on", "computed"), [
+    (nn.Conv2d(8, 8, 1), False, OnGpu, torch.bfloat16),  # rows begin at sixteen bytes: eight numbers of two
+    (nn.Conv2d(4, 8, 1), False, OnGpu, torch.float32),
+    (nn.Linear(8, 8), False, OnGpu, torch.float32),
+    (nn.Conv2d(8, 8, 1), True, OnGpu, torch.float32),  # a run that must repeat itself
+    (nn.Conv2d(8, 8, 1), False, torch.Tensor, torch.float32),  # a processor
+])  # fmt: skip
 def test_short_numbers_are_multiplied_where_a_gpu_is_fast_and_nowhere_else(monkeypatch, layer, repeats, on, computed):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: repeats)
     came, back = _as_followed(layer, torch.ones(2), torch.ones(2).bfloat16().as_subclass(on))
@@ -305,16 +299,11 @@ def tied() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
-    ("model", "followed"),
-    [
-        (nn.Sequential(nn.Linear(2, 2), nn.ReLU()), True),
-        (nn.Sequential(nn.Linear(2, 2), nn.PReLU()), False),
-        (nn.Sequential(nn.Linear(2, 2), nn.PReLU().requires_grad_(False)), True),
-        (tied(), False),
-        (nn.Conv1d(1, 1, 1), False),
-    ],
-)
+@pytest.mark.parametrize(("model", "followed"), [
+    (nn.Sequential(nn.Linear(2, 2), nn.ReLU()), True), (nn.Sequential(nn.Linear(2, 2), nn.PReLU()), False),
+    (nn.Sequential(nn.Linear(2, 2), nn.PReLU().requires_grad_(False)), True), (tied(), False),
+    (nn.Conv1d(1, 1, 1), False),
+])  # fmt: skip
 def test_layers_with_a_rule_whose_weights_are_their_own_are_followed(model, followed):
     assert can_follow(model) is followed
     assert ClippedSums(model).ghost is followed

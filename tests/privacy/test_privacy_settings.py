@@ -25,25 +25,22 @@ class BatchDeviation(nn.Module):
         return x + x.std(0, keepdim=True)
 
 
-@pytest.mark.parametrize(
-    ("layer", "cause", "cure"),
-    [
-        (nn.BatchNorm2d(4), "batch norm mixes the images", "model.norm = 'group'"),
-        (nn.BatchNorm1d(4, track_running_stats=False), "batch norm mixes the images", "model.norm = 'group'"),
-        (nn.InstanceNorm2d(4, track_running_stats=True), "instance norm with running", "model.norm = 'group'"),
-        (Codebook(4, 2, "ema"), "moving averages", "generator.codebook = 'gradient'"),
-        (nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), "spectral norm", "switch it off"),
-        (nn.utils.spectral_norm(nn.Linear(3, 3)), "spectral norm", "switch it off"),
-        (BatchDeviation(), "BatchDeviation computes statistics", "switch it off"),
-        (nn.AlphaDropout(), "AlphaDropout drops by an image's place", "use torch.nn.Dropout"),
-        (nn.FeatureAlphaDropout(), "FeatureAlphaDropout drops by an image's place", "use torch.nn.Dropout"),
-        *(
-            (type(name, (nn.Identity,), {})(), f"{name} drops by an image's place", "use torch.nn.Dropout")
-            for name in ("DropPath", "StochasticDepth")  # as packages call a layer that drops whole paths
-        ),
-        (nn.ReLU(inplace=True), "ReLU works in place", "inplace=False"),
-    ],
-)
+@pytest.mark.parametrize(("layer", "cause", "cure"), [
+    (nn.BatchNorm2d(4), "batch norm mixes the images", "model.norm = 'group'"),
+    (nn.BatchNorm1d(4, track_running_stats=False), "batch norm mixes the images", "model.norm = 'group'"),
+    (nn.InstanceNorm2d(4, track_running_stats=True), "instance norm with running", "model.norm = 'group'"),
+    (Codebook(4, 2, "ema"), "moving averages", "generator.codebook = 'gradient'"),
+    (nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), "spectral norm", "switch it off"),
+    (nn.utils.spectral_norm(nn.Linear(3, 3)), "spectral norm", "switch it off"),
+    (BatchDeviation(), "BatchDeviation computes statistics", "switch it off"),
+    (nn.AlphaDropout(), "AlphaDropout drops by an image's place", "use torch.nn.Dropout"),
+    (nn.FeatureAlphaDropout(), "FeatureAlphaDropout drops by an image's place", "use torch.nn.Dropout"),
+    *(
+        (type(name, (nn.Identity,), {})(), f"{name} drops by an image's place", "use torch.nn.Dropout")
+        for name in ("DropPath", "StochasticDepth")  # as packages call a layer that drops whole paths
+    ),
+    (nn.ReLU(inplace=True), "ReLU works in place", "inplace=False"),
+])  # fmt: skip
 def test_every_layer_that_breaks_the_guarantee_is_named_once_with_the_cure(layer, cause, cure):
     [sentence] = obstacles(nn.Sequential(nn.Linear(3, 3), layer, layer))
     assert cause in sentence
@@ -135,22 +132,18 @@ def test_methods_whose_sites_train_the_classifier_can(name):
     assert parse_study(made.as_tables()) == made
 
 
-@pytest.mark.parametrize(
-    ("method", "privacy", "tables", "sentence"),
-    [
-        ({"name": "fedavg"}, {}, {"model": {"norm": "batch"}}, "model.norm = 'group'"),
-        ({"name": "fedbn"}, {}, {"model": {"norm": "batch"}}, "model.norm = 'group'"),
-        ({"name": "splitnn"}, {}, {}, "activations and labels"),
-        ({"name": "centralized"}, {}, {}, "federated method"),
-        ({"name": "fedavg-share"}, {}, {}, "real images"),
-        ({"name": "cwt", "weighted_loss": True}, {}, {}, "method.weighted_loss"),
-        ({"name": "fedreplay"}, {}, {}, "choose from encoder, primary"),
-        ({"name": "fedreplay"}, {"on": ["primary"]}, {}, "name 'encoder' beside 'primary'"),
-        ({"name": "fedavg"}, {"on": ["generator"]}, {}, r"\[replay\]"),
-        ({"name": "cwt-replay"}, {"on": ["generator"]}, {}, "generator.codebook = 'gradient'"),
-        ({"name": "fedavg"}, {"noise_multiplier": -1}, {}, "privacy.noise_multiplier"),
-    ],
-)
+@pytest.mark.parametrize(("method", "privacy", "tables", "sentence"), [
+    ({"name": "fedavg"}, {}, {"model": {"norm": "batch"}}, "model.norm = 'group'"),
+    ({"name": "fedbn"}, {}, {"model": {"norm": "batch"}}, "model.norm = 'group'"),
+    ({"name": "splitnn"}, {}, {}, "activations and labels"), ({"name": "centralized"}, {}, {}, "federated method"),
+    ({"name": "fedavg-share"}, {}, {}, "real images"),
+    ({"name": "cwt", "weighted_loss": True}, {}, {}, "method.weighted_loss"),
+    ({"name": "fedreplay"}, {}, {}, "choose from encoder, primary"),
+    ({"name": "fedreplay"}, {"on": ["primary"]}, {}, "name 'encoder' beside 'primary'"),
+    ({"name": "fedavg"}, {"on": ["generator"]}, {}, r"\[replay\]"),
+    ({"name": "cwt-replay"}, {"on": ["generator"]}, {}, "generator.codebook = 'gradient'"),
+    ({"name": "fedavg"}, {"noise_multiplier": -1}, {}, "privacy.noise_multiplier"),
+])  # fmt: skip
 def test_studies_that_cannot_say_why_and_what_helps(method, privacy, tables, sentence):
     with pytest.raises(BadInput, match=sentence):
         study(method, privacy, **tables)
@@ -180,35 +173,32 @@ CLEAR, ALL_COVERED = {"parts": EVERYTHING}, {"cover": "all"}
 PRIMARY = "privacy.on: the latents that the primary model learns"
 
 
-@pytest.mark.parametrize(
-    ("settings", "facts", "words"),
-    [
-        ({}, {"parts": (), "method_obstacle": "because"}, "because"),  # what a method says comes first
-        ({}, {"parts": ()}, ".*sites train nothing in 'x'"),
-        ({"on": ["encoder"]}, {}, ".*choose from classifier"),
-        ({"on": ["generator"]}, {}, r".*add the table \[replay\]"),
-        ({"on": ["generator", "prior"]}, {"parts": ("generator",)}, ".*replay.codes = 'prior'"),
-        # only what is to be private can stand in the way
-        *(({"on": on}, OBSTACLES, "network") for on in (["classifier"], ["encoder"], ["encoder", "primary"])),
-        *(({"on": [*more, "generator"]}, OBSTACLES, "generator") for more in ([], ["prior"], ["classifier"])),
-        *(({"on": on}, CLEAR, "") for on in (["classifier"], ["encoder", "primary"], ["generator"])),
-        *(({"on": ["prior"]}, one, "privacy.on: a prior learns codes of a generator") for one in (OBSTACLES, CLEAR)),
-        *(({"on": ["primary"]}, one, PRIMARY) for one in (OBSTACLES, CLEAR)),
-        ({"on": ["primary", "classifier"]}, CLEAR, PRIMARY),
-        ({"on": ["encoder", "primary"], "unit": "patient"}, CLEAR, "privacy.unit: the coordinator does not know"),
-        ({"unit": "patient"}, CLEAR, ""),
-        # scores that cannot be noised matter where noise is wanted
-        ({"score_noise": 5.0}, {"score_obstacle": "why"}, "why"),
-        *(({"score_noise": noise}, {"score_obstacle": why}, "") for noise, why in ((5.0, None), (None, "why"))),
-        # a study that is to be covered in all says what is not
-        *((ALL_COVERED, {}, ""), ({**ALL_COVERED, "score_noise": 5.0}, {"scores": True}, "")),
-        (ALL_COVERED, {"parts": ("classifier", "generator", "prior")}, "privacy.cover: .*; name generator, prior in"),
-        (ALL_COVERED, {"uncovered": ("codes", "labels")}, "privacy.cover: .*codes of real images leave the sites"),
-        (ALL_COVERED, {"uncovered": ("latents", "labels")}, "privacy.cover: 'x' releases labels, latents of real imag"),
-        (ALL_COVERED, {"scores": True}, "privacy.cover: .*scores on validation and test images are released as they"),
-        ({"cover": "named"}, {"scores": True, "uncovered": ("codes",), "parts": ("classifier", "prior")}, ""),
-    ],
-)
+@pytest.mark.parametrize(("settings", "facts", "words"), [
+    ({}, {"parts": (), "method_obstacle": "because"}, "because"),  # what a method says comes first
+    ({}, {"parts": ()}, ".*sites train nothing in 'x'"),
+    ({"on": ["encoder"]}, {}, ".*choose from classifier"),
+    ({"on": ["generator"]}, {}, r".*add the table \[replay\]"),
+    ({"on": ["generator", "prior"]}, {"parts": ("generator",)}, ".*replay.codes = 'prior'"),
+    # only what is to be private can stand in the way
+    *(({"on": on}, OBSTACLES, "network") for on in (["classifier"], ["encoder"], ["encoder", "primary"])),
+    *(({"on": [*more, "generator"]}, OBSTACLES, "generator") for more in ([], ["prior"], ["classifier"])),
+    *(({"on": on}, CLEAR, "") for on in (["classifier"], ["encoder", "primary"], ["generator"])),
+    *(({"on": ["prior"]}, one, "privacy.on: a prior learns codes of a generator") for one in (OBSTACLES, CLEAR)),
+    *(({"on": ["primary"]}, one, PRIMARY) for one in (OBSTACLES, CLEAR)),
+    ({"on": ["primary", "classifier"]}, CLEAR, PRIMARY),
+    ({"on": ["encoder", "primary"], "unit": "patient"}, CLEAR, "privacy.unit: the coordinator does not know"),
+    ({"unit": "patient"}, CLEAR, ""),
+    # scores that cannot be noised matter where noise is wanted
+    ({"score_noise": 5.0}, {"score_obstacle": "why"}, "why"),
+    *(({"score_noise": noise}, {"score_obstacle": why}, "") for noise, why in ((5.0, None), (None, "why"))),
+    # a study that is to be covered in all says what is not
+    *((ALL_COVERED, {}, ""), ({**ALL_COVERED, "score_noise": 5.0}, {"scores": True}, "")),
+    (ALL_COVERED, {"parts": ("classifier", "generator", "prior")}, "privacy.cover: .*; name generator, prior in"),
+    (ALL_COVERED, {"uncovered": ("codes", "labels")}, "privacy.cover: .*codes of real images leave the sites"),
+    (ALL_COVERED, {"uncovered": ("latents", "labels")}, "privacy.cover: 'x' releases labels, latents of real imag"),
+    (ALL_COVERED, {"scores": True}, "privacy.cover: .*scores on validation and test images are released as they"),
+    ({"cover": "named"}, {"scores": True, "uncovered": ("codes",), "parts": ("classifier", "prior")}, ""),
+])  # fmt: skip
 def test_what_a_method_and_a_table_of_privacy_say_to_each_other(settings, facts, words):
     found = sentence(Privacy(**settings), Facts(**{"method": "x", "parts": ("classifier",), **facts}))
     assert re.match(words, found)

@@ -208,18 +208,15 @@ REPLAY = {"generator.name": "vqvae2", "generator.codebook": "gradient", "replay.
 REPLAY |= {**ALL, **NO_SCORES}
 
 
-@pytest.mark.parametrize(
-    ("method", "settings", "cure"),
-    [
-        ("fedavg", {**ALL}, "set evaluation.every = 0 and evaluation.final = 'none'"),
-        ("fedavg", {**ALL, "evaluation.every": 0}, "evaluation.final = 'none'"),
-        ("fedavg", {**ALL, "evaluation.final": "none"}, "set evaluation.every = 0"),
-        ("fedavg-replay", {**REPLAY, "privacy.on": ["generator"]}, "name classifier in privacy.on"),
-        ("fedavg-replay", {**REPLAY, "privacy.on": ["generator", "classifier"]}, "set replay.codes = 'prior'"),
-        ("fedreplay", {**ALL, **NO_SCORES, "privacy.on": ["encoder", "primary"]}, "releases labels, latents"),
-        ("felicia", {**ALL, **NO_SCORES, "generator.name": "gan", "privacy.on": ["generator"]}, "releases metrics of"),
-    ],
-)
+@pytest.mark.parametrize(("method", "settings", "cure"), [
+    ("fedavg", {**ALL}, "set evaluation.every = 0 and evaluation.final = 'none'"),
+    ("fedavg", {**ALL, "evaluation.every": 0}, "evaluation.final = 'none'"),
+    ("fedavg", {**ALL, "evaluation.final": "none"}, "set evaluation.every = 0"),
+    ("fedavg-replay", {**REPLAY, "privacy.on": ["generator"]}, "name classifier in privacy.on"),
+    ("fedavg-replay", {**REPLAY, "privacy.on": ["generator", "classifier"]}, "set replay.codes = 'prior'"),
+    ("fedreplay", {**ALL, **NO_SCORES, "privacy.on": ["encoder", "primary"]}, "releases labels, latents"),
+    ("felicia", {**ALL, **NO_SCORES, "generator.name": "gan", "privacy.on": ["generator"]}, "releases metrics of"),
+])  # fmt: skip
 def test_what_would_leave_uncovered_is_named_with_the_cure(tiny, method, settings, cure):
     with pytest.raises(BadInput) as refused:
         tiny(method, settings)

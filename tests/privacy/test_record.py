@@ -51,17 +51,14 @@ def test_before_the_first_step_nothing_was_spent_and_without_an_account_nothing_
     assert records.summary({}, ["weights"]) is None
 
 
-@pytest.mark.parametrize(
-    ("on", "parts", "covered"),
-    [
-        (["classifier"], ["classifier"], True),
-        (["generator"], ["classifier"], False),
-        (["generator"], ["generator"], True),
-        (["generator"], ["generator", "prior"], False),
-        (["prior"], ["prior"], False),  # it has learnt codes of a generator that saw everything
-        (["generator", "prior"], ["generator", "prior"], True),
-    ],
-)
+@pytest.mark.parametrize(("on", "parts", "covered"), [
+    (["classifier"], ["classifier"], True),
+    (["generator"], ["classifier"], False),
+    (["generator"], ["generator"], True),
+    (["generator"], ["generator", "prior"], False),
+    (["prior"], ["prior"], False),  # it has learnt codes of a generator that saw everything
+    (["generator", "prior"], ["generator", "prior"], True),
+])  # fmt: skip
 def test_a_parcel_is_covered_if_all_that_is_in_it_was_trained_privately(on, parts, covered):
     assert records.covered_parts(on, parts) is covered
 

@@ -123,14 +123,11 @@ def test_label_smoothing_by_hand_and_not_in_the_metrics():
     assert float(sums["loss"]) == pytest.approx(-float(log[0]))
 
 
-@pytest.mark.parametrize(
-    ("settings", "rounds", "by_hand"),
-    [
-        ({"lr": 2.0, "schedule": "cosine"}, 4, [2.0, 1 + np.cos(np.pi / 4), 1.0, 1 - np.cos(np.pi / 4)]),
-        ({"lr": 1.0, "warmup": 3, "decay_every": 0}, 5, [0.25, 0.5, 0.75, 1.0, 1.0]),  # rises evenly
-        ({"lr": 1.0, "warmup": 1, "schedule": "cosine"}, 3, [0.5, 1.0, 0.5]),
-    ],
-)
+@pytest.mark.parametrize(("settings", "rounds", "by_hand"), [
+    ({"lr": 2.0, "schedule": "cosine"}, 4, [2.0, 1 + np.cos(np.pi / 4), 1.0, 1 - np.cos(np.pi / 4)]),
+    ({"lr": 1.0, "warmup": 3, "decay_every": 0}, 5, [0.25, 0.5, 0.75, 1.0, 1.0]),  # rises evenly
+    ({"lr": 1.0, "warmup": 1, "schedule": "cosine"}, 3, [0.5, 1.0, 0.5]),
+])  # fmt: skip
 def test_the_learning_rate_follows_its_schedule_at_every_site(settings, rounds, by_hand):
     table = Optimizer(**settings, batch_sizes={"a": 3}).over(rounds)
     for one in (table, table.at_site("a"), table.at_site("b")):

@@ -103,14 +103,11 @@ REPLAYING = {"replay.probe": False, "replay.codes": "prior", "replay.samples": 8
 REPLAYING |= {"generator.steps": 1, "generator.width": 2, "generator.latent": 4}
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        *("fedavg", "fedbn", "moon", "scaffold"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedprox", "feddyn", "standalone", "fedavg-replay")),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ditto", "fedrep", "finetune")),
-    ],
-)
+@pytest.mark.parametrize("method", [
+    *("fedavg", "fedbn", "moon", "scaffold"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedprox", "feddyn", "standalone", "fedavg-replay")),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("ditto", "fedrep", "finetune")),
+])  # fmt: skip
 def test_sites_that_train_as_a_stack_end_where_they_end_one_by_one(method, tiny, tmp_path, monkeypatch):
     """Sites of different sizes: they take different numbers of steps, and the smallest has smaller batches. A stack
     that fails is done one by one, and would end there too."""

@@ -146,17 +146,14 @@ def test_gradients_that_hold_no_image_give_none():
 WITHOUT_BIAS = nn.Sequential(nn.Linear(16, 3, bias=False))
 
 
-@pytest.mark.parametrize(
-    ("work", "says"),
-    [
-        (lambda: labels.counts({"0.weight": torch.ones(1, 3, 16)}, WITHOUT_BIAS, "0", 2), "need a bias"),
-        (lambda: labels.last_linear(nn.Conv2d(1, 1, 1)), "no linear layer"),
-        *(
-            (lambda model=model: AnalyticInversion().run({}, model, (1, 4, 4)), "layer that is linear with a bias")
-            for model in (LeNet(), WITHOUT_BIAS, nn.Flatten(), nn.Linear(15, 2))
-        ),
-    ],
-)
+@pytest.mark.parametrize(("work", "says"), [
+    (lambda: labels.counts({"0.weight": torch.ones(1, 3, 16)}, WITHOUT_BIAS, "0", 2), "need a bias"),
+    (lambda: labels.last_linear(nn.Conv2d(1, 1, 1)), "no linear layer"),
+    *(
+        (lambda model=model: AnalyticInversion().run({}, model, (1, 4, 4)), "layer that is linear with a bias")
+        for model in (LeNet(), WITHOUT_BIAS, nn.Flatten(), nn.Linear(15, 2))
+    ),
+])  # fmt: skip
 def test_networks_without_such_a_layer_are_refused(work, says):
     with pytest.raises(BadInput, match=says):
         work()

@@ -226,24 +226,17 @@ def test_trajectory_with_adam(one_image_each):
     torch.testing.assert_close(kept.distance[:, 2], kept.loss[:, 2] - rough)
 
 
-@pytest.mark.parametrize(
-    ("settings", "known", "says"),
-    [
-        ({"label": "known"}, {}, "Knowledge.labels"),
-        ({"label": "known"}, {"labels": torch.zeros(3)}, r"Knowledge\.labels is for .*; give \[1, 1, \.\.\.\]"),
-        ({"start": "given"}, {}, "Knowledge.start_images"),
-        ({"start": "given"}, {"start_images": torch.zeros(2, 1, 1, 16, 16)}, r"start_images is for .*; give \[1, 1"),
-        ({"kind": "weights"}, {}, "Knowledge.training"),
-        ({"label": "sign"}, {"batch_size": 2}, "counts"),
-        ({}, {"classes": None}, "Knowledge.classes"),
-        ({"label": "counts"}, {"loss": cross_entropy}, "reads classes"),
-        ({"kind": "weights"}, {"training": LocalTraining(0.1)}, "parcels of kind 'gradients'"),
-        ({}, {"model": nn.Linear(2, 2)}, "no parameter of the network"),
-        ({}, {"model": LeNet(3, 5, 16)}, "other shapes"),
-        ({}, {"model": [LeNet(1, 5, 16)] * 2}, "2 networks, and there are 1 parcels"),
-        ({}, {"model": []}, "empty list"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "known", "says"), [
+    ({"label": "known"}, {}, "Knowledge.labels"),
+    ({"label": "known"}, {"labels": torch.zeros(3)}, r"Knowledge\.labels is for .*; give \[1, 1, \.\.\.\]"),
+    ({"start": "given"}, {}, "Knowledge.start_images"),
+    ({"start": "given"}, {"start_images": torch.zeros(2, 1, 1, 16, 16)}, r"start_images is for .*; give \[1, 1"),
+    ({"kind": "weights"}, {}, "Knowledge.training"), ({"label": "sign"}, {"batch_size": 2}, "counts"),
+    ({}, {"classes": None}, "Knowledge.classes"), ({"label": "counts"}, {"loss": cross_entropy}, "reads classes"),
+    ({"kind": "weights"}, {"training": LocalTraining(0.1)}, "parcels of kind 'gradients'"),
+    ({}, {"model": nn.Linear(2, 2)}, "no parameter of the network"), ({}, {"model": LeNet(3, 5, 16)}, "other shapes"),
+    ({}, {"model": [LeNet(1, 5, 16)] * 2}, "2 networks, and there are 1 parcels"), ({}, {"model": []}, "empty list"),
+])  # fmt: skip
 def test_bad_knowledge_is_named(one_image_each, settings, known, says):
     model, _, _, parcels = one_image_each
     given = dataclasses.replace(knowledge(model), **known)
@@ -251,16 +244,13 @@ def test_bad_knowledge_is_named(one_image_each, settings, known, says):
         GradientInversion(**settings).run(parcels[:1], given)
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        *((one, "'gaussian' needs variance") for one in ({"distance": "gaussian"}, {"variance": 3.0})),
-        *(({name: True}, "go with adam or adamw") for name in ("box", "signed")),
-        ({"distance": "cosine", "kernel": "whole-gradient"}, "kernel goes with"),
-        ({"distance": "gaussian", "variance": 8, "variance_factor": 2}, "variance_factor goes with"),
-        *(({"trajectory": steps}, "trajectory") for steps in ((3, 2), (-1, 2), (2, 2), (0, 101))),
-    ],
-)
+@pytest.mark.parametrize(("settings", "says"), [
+    *((one, "'gaussian' needs variance") for one in ({"distance": "gaussian"}, {"variance": 3.0})),
+    *(({name: True}, "go with adam or adamw") for name in ("box", "signed")),
+    ({"distance": "cosine", "kernel": "whole-gradient"}, "kernel goes with"),
+    ({"distance": "gaussian", "variance": 8, "variance_factor": 2}, "variance_factor goes with"),
+    *(({"trajectory": steps}, "trajectory") for steps in ((3, 2), (-1, 2), (2, 2), (0, 101))),
+])  # fmt: skip
 def test_contradictions_are_refused(settings, says):
     with pytest.raises(ValidationError, match=says):
         GradientInversion(**settings)

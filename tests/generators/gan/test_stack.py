@@ -79,13 +79,10 @@ def learner(place: int, name: str, told: list, **changes) -> Learner:
     return Learner(model, images, (torch.arange(count) % 2).numpy(), rng, lambda *one: told.append((place, *one)))
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        *(("gan", {"critic_steps": 2}), ("wgan-gp", {}), ("privgan", {})),
-        ("dcgan", {"discriminator_norm": "spectral", "augment": True, "labels": "even"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes"), [
+    *(("gan", {"critic_steps": 2}), ("wgan-gp", {}), ("privgan", {})),
+    ("dcgan", {"discriminator_norm": "spectral", "augment": True, "labels": "even"}),
+])  # fmt: skip
 def test_a_stack_learns_what_each_learns_alone(name, changes, monkeypatch):
     monkeypatch.setattr("polyclinic.generators.gan.settings.PASSES", 2)
     told: list = []

@@ -172,20 +172,16 @@ def test_progress_is_told_after_every_epoch_and_a_priors_rate_falls_evenly_to_ze
     assert [Schedule(4, 8, 1.0, fade=True).lr_in(epoch) for epoch in range(4)] == [1.0, 0.75, 0.5, 0.25]
 
 
-@pytest.mark.parametrize(
-    ("words", "work"),
-    [
-        ("28 px or more", lambda: make(size=27)),
-        ("give uint8", lambda: make().encode(torch.zeros(2, 1, 28, 28))),
-        ("give uint8", lambda: make().encode(blobs(2, size=32))),
-        ("one each", lambda: make().fit_prior(make().encode(blobs(2)), torch.zeros(3), rng())),
-        ("there are 2 classes", lambda: make().sample(torch.tensor([2]), rng())),
-        ("prior_epochs", lambda: make(prior_epochs=0).sample(torch.tensor([1]), rng())),
-        ("do not fit", lambda: make().decode(make(size=64).encode(blobs(1, 64)))),
-        ("same \\[generator\\] table", lambda: make().load(make(width=16).state())),
-        ("same \\[generator\\] table", lambda: make().load(make(prior_epochs=0).state())),
-    ],
-)
+@pytest.mark.parametrize(("words", "work"), [
+    ("28 px or more", lambda: make(size=27)), ("give uint8", lambda: make().encode(torch.zeros(2, 1, 28, 28))),
+    ("give uint8", lambda: make().encode(blobs(2, size=32))),
+    ("one each", lambda: make().fit_prior(make().encode(blobs(2)), torch.zeros(3), rng())),
+    ("there are 2 classes", lambda: make().sample(torch.tensor([2]), rng())),
+    ("prior_epochs", lambda: make(prior_epochs=0).sample(torch.tensor([1]), rng())),
+    ("do not fit", lambda: make().decode(make(size=64).encode(blobs(1, 64)))),
+    ("same \\[generator\\] table", lambda: make().load(make(width=16).state())),
+    ("same \\[generator\\] table", lambda: make().load(make(prior_epochs=0).state())),
+])  # fmt: skip
 def test_faults_are_named(words: str, work):
     with pytest.raises(BadInput, match=words):
         work()

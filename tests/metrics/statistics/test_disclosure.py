@@ -62,16 +62,13 @@ def test_bounds_of_one_patient_and_variances_of_sites_by_hand():
     assert (low, high) == (pytest.approx(0.7 - 1.96 * 0.2, abs=1e-3), pytest.approx(0.7 + 1.96 * 0.2, abs=1e-3))
 
 
-@pytest.mark.parametrize(
-    ("people", "told"),
-    [
-        ([range(1), range(1, 2), range(2, 14), range(14, 40)], [False, False, False, True]),  # two of one patient each
-        ([range(6), range(6), range(6, 40), range(40, 90)], [False, False, False, True]),  # two of the same patients
-        ([range(6), range(6, 12), range(12, 40)], [False, False, True]),  # twelve together are enough
-        ([range(0), range(12), range(12, 40)], [True, True, True]),
-        ([range(3), range(3, 8)], [False, False]),
-    ],
-)
+@pytest.mark.parametrize(("people", "told"), [
+    ([range(1), range(1, 2), range(2, 14), range(14, 40)], [False, False, False, True]),  # two of one patient each
+    ([range(6), range(6), range(6, 40), range(40, 90)], [False, False, False, True]),  # two of the same patients
+    ([range(6), range(6, 12), range(12, 40)], [False, False, True]),  # twelve together are enough
+    ([range(0), range(12), range(12, 40)], [True, True, True]),
+    ([range(3), range(3, 8)], [False, False]),
+])  # fmt: skip
 def test_cells_of_few_patients_do_not_follow_from_the_others(people, told):
     cells = [np.array(some, dtype=np.int64) for some in people]
     assert told_cells(cells, 10).tolist() == told
