@@ -128,9 +128,6 @@ def test_a_policy_that_says_nothing_about_scores_allows_a_thousand(kit):
     assert kit.host().spec.policy.max_scores == 1000
 
 
-# --- coarse scores --------------------------------------------------------------------------------------
-
-
 def test_no_bin_and_no_cell_is_about_a_few_images(kit):
     kit.policy(min_cohort=5, scores="coarse")
     file = kit.folder / "local" / "site.toml"

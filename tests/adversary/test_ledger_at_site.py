@@ -88,9 +88,6 @@ def test_files_of_anchors_are_private(kit):
     assert anchor.parent.stat().st_mode & 0o777 == 0o700
 
 
-# --- with the coordinator's counter-signature -----------------------------------------------------------
-
-
 @pytest.fixture
 def heads(kit):
     """What the coordinator of the run keeps."""
@@ -180,9 +177,6 @@ def test_a_head_tells_the_coordinator_nothing_about_what_was_sealed(kit):
         lines = [json.loads(text) for text in ledger.path.read_text().splitlines()]
         assert ["salt" in line for line in lines] == [False, True]
     assert len(heads) == 2
-
-
-# --- what a person sees ---------------------------------------------------------------------------------
 
 
 def verify(capsys, *arguments):

@@ -112,9 +112,6 @@ def test_a_full_machine_suspends_nothing(kit, monkeypatch):
     assert Suspensions(kit.folder).all() == []
 
 
-# --- private-head: the coordinator chooses the basis ---------------------------------------------------
-
-
 @pytest.mark.parametrize("unit", [None, torch.arange(3)], ids=["image", "patient"])
 @pytest.mark.parametrize("far", [math.inf, math.nan, 3e38])
 def test_an_image_that_a_basis_sends_to_infinity_counts_as_one_without_a_gradient(unit, far):

@@ -86,9 +86,6 @@ def changed_admission(federation, **sites):
     return new.model_copy(update={"signature": signed(signing_key_of_coordinator(federation), new)})
 
 
-# --- private keys stay --------------------------------------------------------------------------------
-
-
 def secrets_of_sites(federation):
     """Private keys of all sites, as bytes: sealing, signing, and both primes of TLS."""
     found = []
@@ -159,9 +156,6 @@ def test_who_holds_the_authority_opens_and_signs_nothing_in_a_sites_name(federat
             verify(tmp_path / f"{number}.jsonl", ring.verifying_keys("linz"))
 
 
-# --- words --------------------------------------------------------------------------------------------
-
-
 def test_all_sites_see_the_same_words_and_each_calls_another(made, capsys):
     roster = admission_of(made).roster
     assert roster.words == read(made / "wien" / "local" / "confirmed.json", Confirmation).roster.words
@@ -199,9 +193,6 @@ def test_every_part_of_the_list_changes_the_words(made):
         {**roster.sites, "paris": other}, {k: v for k, v in roster.sites.items() if k != "wien"},
         {**roster.sites, "graz": roster.sites["linz"], "linz": roster.sites["graz"]})]  # fmt: skip
     assert len({one.words for one in (roster, *lists)}) == len(lists) + 1
-
-
-# --- a kit works when it is confirmed, and as long as it is what was confirmed ---------------------------
 
 
 @pytest.mark.parametrize(
@@ -273,9 +264,6 @@ def test_a_relay_of_the_hospital_is_written_into_the_kit_and_stays_there(federat
         confirmation_of(federation / "graz")
     confirm(to_confirm(federation / "graz", admission_of(federation)), "", server="fl.example.org:8002")
     assert "relay.example" not in (federation / "graz" / "startup" / "fed_client.json").read_text()
-
-
-# --- new keys, lost keys, renewed certificates ----------------------------------------------------------
 
 
 def release(kit, content):

@@ -48,9 +48,6 @@ def confirm_all(federation):
         confirm(to_confirm(federation / name, admission_of(federation)), admission_of(federation).roster.words)
 
 
-# --- words and calls -----------------------------------------------------------------------------------
-
-
 @cache
 def neighbours_in(names, site):
     return Roster.model_construct(sites=dict.fromkeys(names)).neighbours(site)
@@ -110,9 +107,6 @@ def test_a_site_of_the_coordinators_own_needs_a_new_call_and_lowers_no_floor(fed
         confirmation_of(federation / "graz")
 
 
-# --- old lists and old requests ---------------------------------------------------------------------------
-
-
 def test_an_old_request_or_list_does_not_bring_earlier_keys_back(federation):
     """Stolen keys of graz, which has drawn new ones: whoever carries files sends the old request, or list, again."""
     place, old = federation / "coordinator", admission_of(federation)
@@ -152,9 +146,6 @@ def test_a_revoked_site_is_not_admitted_again(federation):
     with pytest.raises(BadInput, match="'linz' was revoked"):
         admit(place, [federation / "linz" / "linz.request.json"])
     assert sorted(admit(place, []).roster.sites) == ["graz", "wien"]
-
-
-# --- requests -------------------------------------------------------------------------------------------
 
 
 def test_requests_that_do_not_fit_are_refused(federation, tmp_path):
@@ -296,9 +287,6 @@ def test_a_user_without_a_name_confirms(federation, monkeypatch):
     """A container that runs as a number."""
     monkeypatch.setattr("getpass.getuser", lambda: {}["no such user"])
     confirm(to_confirm(federation / "graz", admission_of(federation)), "")
-
-
-# --- rehearsals, damaged kits, what stays behind ----------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,6 +1,9 @@
 """A site that leaves for good, and a site that others no longer trust."""
 
 import json
+import re
+import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -14,6 +17,8 @@ from polyclinic.deployment.processes import Participant, is_running
 from polyclinic.errors import BadInput
 from polyclinic.federation.ledger.keys import KitKeys
 from polyclinic.study import Study
+
+PAGE = Path(__file__).parents[2] / "docs" / "hospital_it.md"
 
 
 @pytest.fixture
@@ -67,6 +72,14 @@ def test_what_could_act_in_its_name_goes_and_the_proof_stays(kit, capsys):
     assert approvals.decisions("third")[-1].why == ""
     with pytest.raises(BadInput, match=r"left for good on .*; to take part again, join anew"):
         Participant.of(kit).start()
+
+
+def test_what_the_it_page_says_about_uninstalling_leaves_the_proof(kit):
+    section = PAGE.read_text(encoding="utf-8").partition("\n## Uninstall\n")[2].partition("\n## ")[0]
+    [line] = re.findall(r"^polyclinic (.*?)(?:  #.*)?$", section, re.MULTILINE)
+    assert run_app([str(kit) if word.startswith("/var") else word for word in shlex.split(line)]) == 0
+    assert [one.name for one in (kit / "approvals").iterdir()]
+    assert not list(kit.rglob("*.key"))
 
 
 def test_a_running_site_does_not_leave(kit, capsys, monkeypatch):

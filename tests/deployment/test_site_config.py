@@ -210,9 +210,6 @@ def test_another_version_of_the_package_is_refused():
         relay_of(order, "north", None)
 
 
-# --- plug-ins -----------------------------------------------------------------------------------------
-
-
 PLUGIN = """
 from typing import Literal
 from polyclinic import FedAvg
