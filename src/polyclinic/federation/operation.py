@@ -96,7 +96,7 @@ def operation(
     `plan`: the kind of plan that the function yields first, where plans of several simulated sites may be
     carried out together (`engine.stacked`). `address`: what random draws are addressed by instead of the function's
     name, so that a function can be renamed and its draws stay the same. `most`: numbers of a parcel by kind,
-    where metrics or statistics have more than few (`SMALL`).
+    where metrics or statistics have more than few (`SMALL`), weights or gradients more than the model.
 
     Answers that the coordinator needs the mean or the sum of only are named in the method's table `SUMMED`.
     """

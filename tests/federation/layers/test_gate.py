@@ -166,5 +166,10 @@ def test_images_under_the_name_of_metrics_are_too_many_numbers(make_gate):
         leaves(make_gate(), Parcel("statistics", {"products": torch.ones(2**20 + 1)}), Asked.give_sums)
     with pytest.raises(GateRefused, match="of 60 images, where at most 7864320 can be"):
         leaves(make_gate(), Parcel("latents", {"latents": torch.ones(60, 2**18)}))
+    with pytest.raises(GateRefused, match="of 60 images, where at most 15360 can be"):
+        leaves(make_gate(), Parcel("labels", {"labels": images.flatten()[:15361]}))
+    for kind in ("weights", "gradients"):
+        with pytest.raises(GateRefused, match=f"kept back {kind} of 'train': 15728640 numbers, where the model and"):
+            leaves(make_gate(), Parcel(kind, {"fc.weight": images}))
     with pytest.raises(GateRefused, match="metadata is longer than 1048576 bytes"):
         leaves(make_gate(), Parcel("metrics", {}, {"pixels": [0.25] * 200_000}))

@@ -51,7 +51,9 @@ UPDATES = frozenset({"weights", "gradients", "statistics"})
 #: bytes of a parcel's metadata as JSON: plain figures beside the tensors, or the layout of a sum
 MOST_METADATA = 2**20
 #: numbers for each pixel of each image of the site: of both orientations, by a network of 256 channels at full size
-PER_IMAGE = {"latents": 512, "activations": 512}
+PER_IMAGE = {"latents": 512, "activations": 512, "labels": 1, "masks": 8}
+#: kinds that have no more numbers than the site's model, and few beside it
+OF_A_MODEL, BESIDE_A_MODEL = frozenset({"weights", "gradients"}), 2**14
 
 
 class Reservation(Layer):
@@ -94,6 +96,9 @@ class ThroughGate(Layer):
             return f"{numbers} numbers of {images} images, where at most {most} can be" if numbers > most else ""
         if len(json.dumps(dict(parcel.metadata), default=str)) > MOST_METADATA:
             return f"its metadata is longer than {MOST_METADATA} bytes"
+        if parcel.kind in OF_A_MODEL - transaction.declared.most.keys() and numbers > BESIDE_A_MODEL:
+            most = sum(map(Tensor.numel, site.trainer.model.state_dict().values())) + BESIDE_A_MODEL
+            return f"{numbers} numbers, where the model and what is beside it have {most}" if numbers > most else ""
         return transaction.declared.too_many(parcel.kind, numbers, site.trainer)
 
 
