@@ -11,7 +11,8 @@ from polyclinic import attacks
 from polyclinic.attacks import draw_images, scoring
 from polyclinic.attacks.attack import Capability, ThreatModel, verdict_word
 from polyclinic.attacks.decoders import LearnedDecoder
-from polyclinic.attacks.gradient_inversion.analytic import _sparse_columns
+from polyclinic.attacks.gradient_inversion.analytic import _sparse_columns, _whole
+from polyclinic.attacks.near_copies import brighten
 from polyclinic.errors import BadInput
 from polyclinic.metrics.perceptual import perceptual_distance
 from polyclinic.randomness import torch_rng
@@ -155,3 +156,10 @@ def test_columns_with_one_more_zero_than_was_asked_for_are_found():
 ])  # fmt: skip
 def test_the_word_of_a_verdict(told, word):
     assert verdict_word(told) == word
+
+
+def test_counts_are_whole_and_brightness_is_added_by_hand():
+    assert _whole(torch.zeros(4), 8).tolist() == [2, 2, 2, 2]
+    assert _whole(torch.tensor([-1.0, 3.0]), 6).tolist() == [0, 6]
+    images = torch.tensor([0.2, 0.9])
+    assert brighten(images, 0.4, images, torch_rng("x")).tolist() == pytest.approx([0.6, 1.0])

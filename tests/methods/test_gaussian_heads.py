@@ -335,3 +335,10 @@ def pairs_of(rule, parts):
     sums = one_round.sums_and_squares if rule == "naive-bayes" else one_round.sums_and_products
     first, second = (torch.stack(list(one)) for one in zip(*(sums(rows) for rows in parts), strict=True))
     return {"counts": torch.tensor([len(rows) for rows in parts]), "first": first, "second": second}
+
+
+def test_shares_of_classes_by_hand():
+    counts = torch.tensor([0, 3, 1])
+    assert gaussian_heads.log_priors(counts)[1:].tolist() == pytest.approx(np.log([0.75, 0.25]).tolist())
+    assert gaussian_heads.log_priors(counts, equal=True)[1:].tolist() == [0.0, 0.0]
+    assert all(gaussian_heads.log_priors(counts, equal=equal)[0] < -50 for equal in (False, True))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyclinic.federation.site import SiteState
-from polyclinic.methods.feder import FedER, queue_of
+from polyclinic.methods.feder import FedER, mean_prediction, queue_of
 from polyclinic.randomness import torch_rng
 
 
@@ -138,3 +138,13 @@ def test_time_is_that_of_the_turns_that_a_round_waits_for(rounds, takes, time, t
     assert federation.evaluated == rounds
     assert federation.told["asynchronous"]["turns"] == turns
     assert federation.told["asynchronous"]["time"] == time
+
+
+def test_the_mean_of_predictions_by_hand():
+    logits = torch.logit(torch.tensor([[[0.2]], [[0.6]]]))
+    assert mean_prediction(logits, values=False).sigmoid().tolist() == [[pytest.approx(0.4)]]
+    classes = torch.tensor([[[0.2, 0.8]], [[0.6, 0.4]]]).log()
+    assert mean_prediction(classes, values=False).exp().tolist() == [pytest.approx([0.4, 0.6])]
+    assert mean_prediction(torch.tensor([[[1.0]], [[3.0]]]), values=True).tolist() == [[2.0]]
+    for sure in (90.0, -90.0):
+        assert 15 < abs(float(mean_prediction(torch.full((2, 1, 1), sure), values=False))) < 17, "a logit stays finite"

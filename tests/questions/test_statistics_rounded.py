@@ -14,7 +14,7 @@ from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.files import write_tensors
 from polyclinic.metrics.statistics.significance import delong_test
 from polyclinic.questions.evaluate import EvaluateOnly, second_model
-from polyclinic.questions.statistics import changes_between, check_told, joined, score, told_about
+from polyclinic.questions.statistics import _p, changes_between, check_told, joined, score, told_about
 from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.task import MOST_IMAGES
 
@@ -216,3 +216,10 @@ def test_a_second_model_is_of_the_same_network(tmp_path):
     for other in ({"w": torch.zeros(3)}, {"w": torch.zeros(2).double()}, {"v": torch.zeros(2)}):
         with pytest.raises(BadInput, match="has other tensors than the first model"):
             second_model(str(file), other)
+
+
+def test_p_values_by_hand():
+    told = [(0.0, 0.0, 0.0, 0.0), (0.1, 0.1, 0.1, 0.0), (0.1, 0.0, 0.2, 0.0), (1.0, 1.0, 1.0, 0.0)]
+    assert [_p(one) for one in told] == [1.0, 0.0, 0.0, 0.0]
+    for value in (1.96, -1.96):
+        assert _p((value, 0.0, 0.0, 1.0)) == pytest.approx(0.05, abs=1e-3)

@@ -13,6 +13,8 @@ from polyclinic.federation.layers.cohort import (
     check_classes,
     check_more_images_than,
     count_patients,
+    fewest_patients,
+    images_in_private_step,
     patients_behind,
 )
 from polyclinic.federation.layers.leaving import check_private, coarse_scores, without_loss
@@ -174,3 +176,19 @@ def test_sums_of_products_want_more_images_than_features(images, policy, refused
         return
     with pytest.raises(GateRefusedData, match=f"of 8 features of {images} images give the features of single"):
         check_more_images_than(8, site, images)
+
+
+@pytest.mark.parametrize(
+    ("cases", "batch", "patients"),
+    [(None, 3, 3), (None, 9, 5), ([1, 1, 1, 2, 3], 3, 1), ([1, 1, 1, 2, 3], 4, 2), ([1, 1, 1, 2, 3], 99, 3)],
+)
+def test_the_fewest_patients_of_a_batch(cases, batch, patients):
+    images = ImageSet(np.zeros((5, 1, 2, 2), np.uint8), np.zeros(5), cases=None if cases is None else np.array(cases))
+    assert fewest_patients(images, batch) == patients
+
+
+def test_a_private_step_takes_as_many_images_as_its_smallest_rate_says():
+    private = {"steps": 1, "sampling_rate": 0.25}
+    assert images_in_private_step({"mechanisms": [private, {"steps": 3, "sampling_rate": 0.5}]}, 40) == 10
+    assert images_in_private_step({"mechanisms": [{"steps": 0, "sampling_rate": 0.01}]}, 40) == 40
+    assert images_in_private_step({}, 40) == 0

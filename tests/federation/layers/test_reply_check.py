@@ -8,13 +8,14 @@ import torch
 
 from polyclinic.errors import WorkFailed
 from polyclinic.federation.call import Call, Reply
-from polyclinic.federation.layers.replies import Coverage, Heads, ReplyCheck
+from polyclinic.federation.layers.replies import Coverage, Heads, ReplyCheck, _check_targets
 from polyclinic.federation.ledger.keys import Head, SeedKeys, is_countersigned, sign_line
 from polyclinic.federation.ledger.kinds import OF_NO_IMAGE, ParcelRejected
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.ledger.verify import RECEIVED_FILE, read_received
 from polyclinic.federation.operation import operation
 from polyclinic.tasks.classification import Classification
+from polyclinic.tasks.regression import Regression
 from polyclinic.tasks.task import Target
 
 TARGET = Target(("a", "b"))
@@ -382,3 +383,8 @@ def test_what_tells_something_of_images_without_a_record_is_uncovered(parcel, un
 def test_a_record_that_is_none_covers_nothing(name, value):
     coverage = noted(Parcel("weights", TENSORS, privacy={**RECORD, name: value}))
     assert (coverage.records, coverage.uncovered) == ({}, {"weights"})
+
+
+def test_ages_are_no_classes():
+    trainer = SimpleNamespace(task=Regression(), target=Target(label_range=(0.0, 200.0)))
+    _check_targets(SimpleNamespace(trainer=trainer), Parcel("labels", {"t": torch.tensor([30.5, 120.0])}))

@@ -6,7 +6,9 @@ import json
 import pytest
 
 from polyclinic.errors import BadInput, Damaged, WorkFailed
+from polyclinic.federation.call import COORDINATOR
 from polyclinic.federation.layers.replies import RECEIVED_FILE
+from polyclinic.federation.ledger import verify as ledger_check
 from polyclinic.federation.ledger.keys import (
     PUBLIC_FILE,
     SIGNING_FILE,
@@ -17,7 +19,15 @@ from polyclinic.federation.ledger.keys import (
     signing_public_key,
 )
 from polyclinic.federation.ledger.ledger import AnchorFile, Ledger, LedgerBroken
-from polyclinic.federation.ledger.verify import Evidence, Witness, check_ledger, check_run, evidence_about, witnesses_in
+from polyclinic.federation.ledger.verify import (
+    Checked,
+    Evidence,
+    Witness,
+    check_ledger,
+    check_run,
+    evidence_about,
+    witnesses_in,
+)
 from polyclinic.run_folder import note_files
 
 KEYS = SeedKeys(7)
@@ -238,3 +248,30 @@ def test_the_furthest_witness_counts_and_the_furthest_counter_signature(tmp_path
         check_ledger(path, "north", Evidence(KEYS, True, forged, run="run"))
     for unknown in (Evidence(KEYS, True, forged), Evidence(None, False, forged, run="run")):
         assert check_ledger(path, "north", unknown).countersigned == 3  # nobody can say whose it is
+
+
+def test_what_the_coordinator_never_received_is_counted(monkeypatch, tmp_path):
+    same = {"round": 1, "operation": "train", "kind": "weights", "digest": "d"}
+    lines = [
+        {**same, "index": 0, "to": COORDINATOR, "bytes": 5},
+        {**same, "index": 1, "to": "site-2", "bytes": 5},
+        {**same, "index": 2, "to": COORDINATOR, "bytes": 0},
+        {**same, "index": 3, "to": COORDINATOR, "bytes": 7},
+    ]
+    came = {"site": "site-1", "number": 1, "round": 1, "operation": "train", "to": COORDINATOR}
+    parcel = {"kind": "weights", "bytes": 5, "digest": "d"}
+    told = [{**came, "parcels": [parcel]}, {**came, "site": "another", "parcels": [7]}]
+    monkeypatch.setattr(ledger_check, "read_received", lambda folder: told)
+    checked = Checked(lines, signatures_checked=True)
+    ledger_check._compare(tmp_path / "ledger", "site-1", checked, tmp_path)
+    assert checked.not_received == [4]
+    sealed = {**came, "to": "site-2", "parcels": [{**parcel, "digest": None}]}  # nobody but site 2 knows its content
+    told.append(sealed)
+    ledger_check._compare(tmp_path / "ledger", "site-1", checked, tmp_path)
+    sealed["to"] = COORDINATOR
+    with pytest.raises(LedgerBroken, match="has no such line"):
+        ledger_check._compare(tmp_path / "ledger", "site-1", checked, tmp_path)
+    told.pop()
+    parcel["digest"] = "other"
+    with pytest.raises(LedgerBroken, match=r"line 1: weights of 'train' in round 1 came, and .* has no such line"):
+        ledger_check._compare(tmp_path / "ledger", "site-1", checked, tmp_path)

@@ -9,11 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.federation.call import GateRefused
+from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.sums import arithmetic as fixed_point
-from polyclinic.federation.sums import arithmetic as masks
-from polyclinic.federation.sums.arithmetic import COUNT_BITS, TooLarge, from_whole, parcels_of, row_of, write_whole
+from polyclinic.federation.sums import arithmetic
+from polyclinic.federation.sums.arithmetic import (
+    COUNT_BITS,
+    TooLarge,
+    check_layout,
+    check_open,
+    from_whole,
+    parcels_of,
+    row_of,
+    write_whole,
+)
 from polyclinic.federation.sums.settings import Federated, Floor, floor_of
 
 LAYOUT = [["gradients", "g", "float32", [1]]]
@@ -39,7 +48,7 @@ def test_the_mean_is_right_to_the_resolution(parts):
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(1, 10**9))
 def test_a_whole_number_is_exact_or_refused(value, weight):
     """Also with weight 1, and the smallest number of 64 bits, which has no opposite."""
-    if abs(value) * weight <= fixed_point.LARGEST:
+    if abs(value) * weight <= arithmetic.LARGEST:
         assert int(to_whole(torch.tensor([value, 0]), weight, 24).view(np.int64)[0]) == value * weight
     else:
         with pytest.raises(TooLarge, match=f"with {weight} as weight"):
@@ -75,9 +84,9 @@ def sharings(draw):
 @given(sharings(), st.integers(0, 2**250))
 def test_any_threshold_of_shares_gives_the_secret_back(sharing, drawn):
     secret, threshold, shares, places = sharing
-    made = masks.split_secret(secret, threshold, shares, lambda k: drawn * k + k)
+    made = arithmetic.split_secret(secret, threshold, shares, lambda k: drawn * k + k)
     for count in {threshold, shares}:
-        assert masks.combine_shares({place: made[place - 1] for place in places[:count]}) == secret
+        assert arithmetic.combine_shares({place: made[place - 1] for place in places[:count]}) == secret
 
 
 @given(sharings(), SECRETS)
@@ -86,7 +95,7 @@ def test_fewer_shares_fit_every_secret(sharing, other):
     secret, threshold, shares, places = sharing
     if threshold == 1:
         return
-    made = masks.split_secret(secret, threshold, shares)
+    made = arithmetic.split_secret(secret, threshold, shares)
     few = {place: made[place - 1] for place in places[: threshold - 1]}
     # the polynomial through these shares and the other secret at 0: its value at one more place is a proper share
     with_other = {place: int.from_bytes(share, "big") for place, share in few.items()} | {
@@ -98,22 +107,22 @@ def test_fewer_shares_fit_every_secret(sharing, other):
         above = below = 1
         for also in with_other:
             if also != at:
-                above, below = above * (place - also) % masks.PRIME, below * (at - also) % masks.PRIME
-        value += known * above * pow(below, -1, masks.PRIME)
-    forged = (value % masks.PRIME).to_bytes(masks.SHARE_BYTES, "big")
-    assert masks.combine_shares({**few, place: forged}) == other
+                above, below = above * (place - also) % arithmetic.PRIME, below * (at - also) % arithmetic.PRIME
+        value += known * above * pow(below, -1, arithmetic.PRIME)
+    forged = (value % arithmetic.PRIME).to_bytes(arithmetic.SHARE_BYTES, "big")
+    assert arithmetic.combine_shares({**few, place: forged}) == other
 
 
 @pytest.mark.parametrize("shares", [{}, {0: bytes(33)}, {1: b"\xff" * 33}, {1: (2**256).to_bytes(33, "big")}])
 def test_what_is_no_share_gives_nothing(shares):
-    assert masks.combine_shares(shares) is None
+    assert arithmetic.combine_shares(shares) is None
 
 
 def test_shares_are_the_values_of_a_polynomial_with_as_many_coefficients_as_open_it():
     """The secret 5 with the coefficients 10 and 100: 5 + 10 x + 100 x^2. One coefficient less, and two shares open."""
-    made = masks.split_secret((5).to_bytes(32, "big"), 3, 4, lambda k: 10**k)
+    made = arithmetic.split_secret((5).to_bytes(32, "big"), 3, 4, lambda k: 10**k)
     assert [int.from_bytes(share, "big") for share in made] == [115, 425, 935, 1645]
-    assert [int.from_bytes(share, "big") for share in masks.split_secret((5).to_bytes(32, "big"), 1, 2)] == [5, 5]
+    assert [int.from_bytes(share, "big") for share in arithmetic.split_secret((5).to_bytes(32, "big"), 1, 2)] == [5, 5]
 
 
 USUAL = Federated(sum="secure")
@@ -182,3 +191,51 @@ def test_what_is_accepted_cannot_be_opened(sites, threshold):
         except GateRefused:
             continue
         assert not openings(sites, liars, common, own)
+
+
+def whole_row(numbers, weight=2, expected=0, sites=2):
+    return np.array([*numbers, weight, expected, sites], dtype=np.int64).view(np.uint64)
+
+
+def test_what_a_sum_says_by_hand():
+    """Whole numbers of two bits: 6 and 8 are 1.5 and 2; of two images they are a mean of 0.75 and 1."""
+    layout = [["weights", "w", "float32", [2]]]
+    [mean] = parcels_of(whole_row([6, 8], expected=12), layout, ["weights"], mean=True, bits=2, sites=2)
+    assert mean.tensors["w"].tolist() == [0.75, 1.0]
+    assert mean.metadata == {"samples": 2, "expected": 3.0, "sites": 2}
+    [total] = parcels_of(whole_row([6, 8], weight=1), layout, ["weights"], mean=False, bits=2, sites=2)
+    assert total.tensors["w"].tolist() == [1.5, 2.0]
+    for wrong in (whole_row([6, 8], weight=0), whole_row([6, 8], sites=3)):
+        with pytest.raises(ParcelRejected, match="masks do not cancel"):
+            parcels_of(wrong, layout, ["weights"], mean=False, bits=2, sites=2)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("weights", ["weights", "w", "float32"], ["labels", "w", "float32", [2]], ["weights", 7, "float32", [2]]),
+        *(["weights", "w", "save", [2]], ["weights", "w", 7, [2]], ["weights", "w", "float32", 2]),
+        *(["weights", "w", "float32", [-1]], ["weights", "w", "float32", [True]], ["weights", "w", "float32", [2.0]]),
+    ],
+)
+def test_a_layout_that_says_something_else_is_refused(entry):
+    numbers = torch.zeros(5, dtype=torch.int64)
+    check_layout([["weights", "w", "float32", [2]]], numbers, ["weights"])
+    with pytest.raises(ParcelRejected, match="no list of kinds, names, dtypes and shapes"):
+        check_layout([entry], numbers, ["weights"])
+
+
+def test_a_row_in_the_clear_counts_as_one_site():
+    row = torch.tensor([2**53, -(2**53), 3, 0, 1])
+    check_open(row)
+    check_open(torch.tensor([5, -5, 0, 0, 1]))  # a site without images
+    for place, wrong in ((0, 2**53 + 1), (1, -(2**53) - 1), (2, -1), (3, -1), (4, 2), (4, 0)):
+        changed = row.clone()
+        changed[place] = wrong
+        with pytest.raises(ParcelRejected, match="does not count as one site"):
+            check_open(changed)
+
+
+@pytest.mark.parametrize(("weight", "mean"), [(1, 12), (2, 6), (3, 4), (8, 2)])
+def test_means_of_whole_numbers(weight, mean):
+    assert int(arithmetic.from_whole(np.array([12], dtype=np.uint64), weight, 24, torch.int64)) == mean

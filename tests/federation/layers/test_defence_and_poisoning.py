@@ -1,4 +1,4 @@
-"""Attackers at named sites of a simulation: what they train on and what they send, by hand; and in a run."""
+"""Defences of updates, and attackers at named sites of a simulation: what they train on and send, by hand."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import BadInput
-from polyclinic.federation.layers.defence_and_poisoning import Poisoning, patched
+from polyclinic.federation.layers.defence_and_poisoning import Defence, Poisoning, patched
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.randomness import torch_rng
 from polyclinic.runner.run.run import run
@@ -98,3 +98,19 @@ def test_no_deployed_site_is_asked_to_attack(tiny):
     }
     with pytest.raises(BadInput, match=r"\[poisoning\]: attackers are for simulations"):
         tiny("fedavg", settings)
+
+
+def test_a_defence_changes_gradients_and_what_weights_moved_by():
+    gradients = Parcel("gradients", {"g": torch.tensor([1.0, -4.0, 2.0, 3.0])}, {"samples": 5})
+    kept = Defence(name="sparsify", keep=0.5)(gradients, {})
+    assert kept.tensors["g"].tolist() == [0.0, -4.0, 0.0, 3.0]
+    assert kept.metadata == {"samples": 5}
+    assert Defence(name="prune", fraction=0.25)(gradients, {}).tensors["g"].tolist() == [0.0, -4.0, 2.0, 3.0]
+    start = Parcel("weights", {"w": torch.tensor([10.0, 10.0, 10.0])})
+    sent = Parcel("weights", {"w": torch.tensor([11.0, 7.0, 12.0]), "n": torch.tensor(3), "own": torch.ones(1)})
+    moved = Defence(name="sparsify", keep=1 / 3)(sent, {"weights": start})
+    assert {name: one.tolist() for name, one in moved.tensors.items()} == {"w": [10.0, 7.0, 10.0], "n": 3, "own": [1.0]}
+    levels = Defence(name="quantise", bits=2)(sent, {"weights": start}).tensors["w"]
+    assert levels.tolist() == [10.0, 7.0, 13.0]  # steps of 3: plus and minus the largest, and nothing
+    for other in (sent, Parcel("metrics", {"m": torch.ones(2)})):
+        assert Defence(name="sparsify")(other, {}) is other
