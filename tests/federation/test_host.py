@@ -4,13 +4,11 @@ import contextlib
 from types import SimpleNamespace
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
-from plain_study import kit_of, plain_study
+from plain_study import host_spec, kit_of, plain_study, plain_trainer
 from torch import nn
 
-from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.federation.call import (
     Call,
     DataDependentRefusal,
@@ -27,7 +25,6 @@ from polyclinic.federation.ledger.ledger import AnchorFile, LedgerBroken
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.site import HostSpec
 from polyclinic.federation.sums.settings import Federated
 
 NUMBERS = torch.linspace(0, 1, 2048)
@@ -99,23 +96,8 @@ class Band:
 
 def make(folder, method=None, trainer=None, **changes):
     tables = {name: changes.pop(name) for name in ("defence", "poisoning", "wire", "federation") if name in changes}
-    part = ImageSet(np.zeros((4, 1, 2, 2), np.uint8), np.zeros(4, np.int64))
-    plain = SimpleNamespace(
-        privacy=None,
-        device=torch.device("cpu"),
-        local_names=frozenset(),
-        model=nn.Linear(1, 1),
-        random_shares=lambda rng: contextlib.nullcontext(),
-    )
-    spec = {
-        "study": plain_study(method or Band(), **tables),
-        "trainer": trainer or plain,
-        "folder": folder,
-        "open_data": lambda name: SiteData(name, part, part, part),
-        "policy": Policy(shares="equal", incoming={"on": False}),
-        "expected": {},
-    }
-    return SiteHost(HostSpec(**{**spec, **changes}))
+    given = {"trainer": trainer or plain_trainer(), "policy": Policy(shares="equal", incoming={"on": False}), **changes}
+    return SiteHost(host_spec(folder, study=plain_study(method or Band(), **tables), **given))
 
 
 @pytest.mark.parametrize("private", [True, False])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from plain_study import kit_of, plain_study
+from plain_study import host_spec, kit_of, plain_study
 
 from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import WorkFailed
@@ -20,21 +20,13 @@ from polyclinic.federation.ledger.kinds import ParcelRejected
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.site import HostSpec, Site, SitePosition, SiteState, version_of
+from polyclinic.federation.site import Site, SitePosition, SiteState, version_of
 from polyclinic.methods.shared import aggregation
 
 
 def sites_in(folder, privacy=None, **changes):
-    part = ImageSet(np.zeros((5, 1, 8, 8), dtype=np.uint8), np.zeros(5, dtype=np.int64))
-    spec = {
-        "study": plain_study(SimpleNamespace(rounds=3, name="none"), durable=changes.pop("durable", False)),
-        "trainer": SimpleNamespace(privacy=privacy),
-        "folder": folder / "runs" / "study",
-        "open_data": lambda name: SiteData(name, part, part, part),
-        "policy": Policy(),
-        "expected": {},
-    }
-    found = HostSpec(**{**spec, **changes})
+    given = {"trainer": SimpleNamespace(privacy=privacy), "policy": Policy(), **changes}
+    found = host_spec(folder / "runs" / "study", SimpleNamespace(rounds=3, name="none"), **given)
     return OpenSites(found, deployed=found.policy.deployed)
 
 
@@ -213,17 +205,7 @@ class Hoarder:
 
 
 def host_in(folder, kilobytes):
-    images = np.zeros((1, 1, 8, 8), dtype=np.uint8)
-    part = ImageSet(images, np.zeros(1, dtype=np.int64))
-    spec = HostSpec(
-        study=plain_study(Hoarder()),
-        trainer=None,
-        folder=folder,
-        open_data=lambda name: SiteData(name, part, part, part),
-        policy=Policy(shares="equal"),
-        expected={},
-    )
-    host = SiteHost(spec)
+    host = SiteHost(host_spec(folder, Hoarder()))
     host.sites.RESIDENT_BYTES = kilobytes * 1024
     return host
 

@@ -1,15 +1,11 @@
 """A site's state survives eviction, restart and its own failures; a host runs what a method declares, no more."""
 
-import contextlib
 import math
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from plain_study import plain_study
+from plain_study import host_spec, plain_trainer
 
-from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.errors import Damaged
 from polyclinic.federation.call import Call, Expected, GateRefused
 from polyclinic.federation.host import SiteHost
@@ -18,7 +14,7 @@ from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.ledger.parcel import Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Policy
-from polyclinic.federation.site import HostSpec, SitePosition, SiteState, state_path
+from polyclinic.federation.site import SitePosition, SiteState, state_path
 
 
 class Count:
@@ -100,31 +96,15 @@ class Clerk:
         return None
 
 
-TRAINER = SimpleNamespace(
-    model=torch.nn.Linear(1, 1),
-    privacy=None,
-    device=torch.device("cpu"),
-    random_shares=lambda rng: contextlib.nullcontext(),
-)
-
-
-def data_of(name):
-    images = np.random.default_rng(len(name)).integers(0, 256, (3, 4, 1, 8, 8), dtype=np.uint8)
-    return SiteData(name, *(ImageSet(some, np.zeros(4, dtype=np.int64)) for some in images))
+TRAINER = plain_trainer()
 
 
 @pytest.fixture
 def make_host(tmp_path):
     def make(resident=8, kinds=tuple(KINDS)):
-        spec = HostSpec(
-            study=plain_study(Clerk()),
-            trainer=TRAINER,
-            folder=tmp_path,
-            open_data=data_of,
-            policy=Policy(kinds=kinds),
-            expected={"weights": Expected.like("weights", {"w": torch.zeros(2)}, partial=True)},
-        )
-        host = SiteHost(spec)
+        expected = {"weights": Expected.like("weights", {"w": torch.zeros(2)}, partial=True)}
+        given = {"trainer": TRAINER, "policy": Policy(kinds=kinds), "expected": expected}
+        host = SiteHost(host_spec(tmp_path, Clerk(), **given))
         host.sites.RESIDENT = resident
         return host
 

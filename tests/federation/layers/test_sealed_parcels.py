@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from plain_study import plain_study
+from plain_study import host_spec, plain_study
 
-from polyclinic.data.parts import ImageSet, SiteData
 from polyclinic.engines.worker_process import reason_of
 from polyclinic.federation.call import Call, Expected, Failure, Reply
 from polyclinic.federation.collaborators import FederationSpec
@@ -21,7 +19,6 @@ from polyclinic.federation.ledger.ledger import verify
 from polyclinic.federation.ledger.parcel import SEALED, Parcel
 from polyclinic.federation.operation import operation
 from polyclinic.federation.policy import Incoming, Policy
-from polyclinic.federation.site import HostSpec
 
 SITES = ("a", "b", "c")
 SECRET = torch.arange(64, dtype=torch.float32) * 1.25 + 3
@@ -75,32 +72,23 @@ class Wire:
         self.host.restore(positions)
 
 
-def data_of(name):
-    images = np.random.default_rng(1).integers(0, 256, (3, 4, 1, 8, 8), dtype=np.uint8)
-    return SiteData(name, *(ImageSet(some, np.zeros(4, dtype=np.int64)) for some in images))
-
-
 @pytest.fixture
 def make(tmp_path):
     def build(meddle=lambda call: call):
-        of_host = HostSpec(
-            study=plain_study(Courier()),
-            trainer=None,
-            folder=tmp_path,
-            open_data=data_of,
-            # there is no network to try weights on
-            policy=Policy(kinds=tuple(KINDS), incoming=Incoming(on=False), shares="equal"),
-            expected={"weights": Expected.like("weights", {"w": SECRET})},
-        )
+        # there is no network to try weights on
+        policy = Policy(kinds=tuple(KINDS), incoming=Incoming(on=False), shares="equal")
+        expected = {"weights": Expected.like("weights", {"w": SECRET})}
         spec = FederationSpec(
             study=plain_study(),
             sites=SITES,
             folder=tmp_path,
             initial={},
-            expected={"weights": Expected.like("weights", {"w": SECRET})},
+            expected=expected,
             trainer=None,
         )
-        federation = Federation(spec, Wire(SiteHost(of_host), meddle))
+        federation = Federation(
+            spec, Wire(SiteHost(host_spec(tmp_path, Courier(), policy=policy, expected=expected)), meddle)
+        )
         federation.round = 3
         return federation
 
