@@ -50,6 +50,13 @@ def test_methods_train_volumes(method, settings, tiny, undisturbed):
     assert 0 <= found.metrics["test"]["dice"] <= 1
 
 
+def test_two_processes_and_one_give_the_same_weights(fedavg, tiny, undisturbed):
+    again = undisturbed(tiny("fedavg", {**VOLUMES, "engine.workers": 2}, rounds=2, local_epochs=2))
+    known = [json.loads((one.folder / "result.json").read_text()) for one in (fedavg, again)]
+    assert known[0]["failures"] == known[1]["failures"] == []
+    assert known[0]["weights_sha256"] == known[1]["weights_sha256"]
+
+
 def test_the_report_shows_planes_with_both_outlines(fedavg):
     done = CliRunner().invoke(app, ["report", str(fedavg.folder)])
     assert done.exit_code == 0, done.output
