@@ -6,6 +6,7 @@ Tables of an audit fit into 80 columns without breaking a word: names stand as t
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,7 +171,10 @@ WORDS = {"labels": "labels", "intensities": "intensities", "sides": "image sizes
 
 
 def show_inspection(found: JsonMapping, title: str, picture: Path | None) -> None:
-    """Answers of sites before training, as tables, sentences and a picture."""
+    """Answers of sites before training, as tables, sentences and a picture; of volumes, the settings that follow."""
+    if "plan" in found:
+        print("\n".join(plan_lines(found)))
+        return
     classes, console = found["classes"], Console()
     names = classes or [f"bin {number + 1}" for number in range(len(found["total"]["labels"]))]
     told = {**found["per_site"], "all": found["total"]}
@@ -190,6 +194,19 @@ def show_inspection(found: JsonMapping, title: str, picture: Path | None) -> Non
 
         save_figure(draw_inspection(found, title), picture)
         console.print(f"picture: {picture}")
+
+
+def plan_lines(found: JsonMapping) -> list[str]:
+    """The fingerprint of volumes, and lines of a study by nnU-Net's rules."""
+    told = {name: found[name] for name in ("cases", "median_spacing", "median_extent", "voxels", "gigabytes")}
+    lines = [f"# {name.replace('_', ' ')}: {json.dumps(value)}" for name, value in told.items()]
+    lines += [f"# channel {n}, inside structures: {json.dumps(one)}" for n, one in enumerate(found["intensities"])]
+    for table, settings in found["plan"].items():
+        lines += ["", f"[{table}]"]
+        for name, value in settings.items():
+            inner = value.items() if isinstance(value, dict) else ()
+            lines += [f"{name}.{key} = {json.dumps(one)}" for key, one in inner] or [f"{name} = {json.dumps(value)}"]
+    return lines
 
 
 def _print_images(found: JsonMapping, console: Console) -> None:

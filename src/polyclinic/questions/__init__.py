@@ -5,8 +5,13 @@
 
 from polyclinic.methods import Method
 from polyclinic.questions.evaluate import EvaluateOnly
+from polyclinic.questions.fingerprint import FingerprintVolumes
 from polyclinic.questions.inspect import InspectSites
 
-QUESTIONS: dict[str, type[Method]] = {"evaluate": EvaluateOnly, "inspect": InspectSites}
+QUESTIONS: dict[str, type[Method]] = {
+    "evaluate": EvaluateOnly,
+    "inspect": InspectSites,
+    "fingerprint": FingerprintVolumes,
+}
 
 __all__ = ["QUESTIONS"]

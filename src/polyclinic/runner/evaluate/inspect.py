@@ -35,8 +35,9 @@ def as_question(study: Study, name: str, **changes: object) -> Study:
 
 
 def inspection_of(study: Study) -> Study:
-    """The study that asks its sites for counts."""
-    return as_question(study, "inspect", evaluation__every=0, evaluation__final="none", evaluation__select="last")
+    """The study that asks its sites for counts; of volumes, for their fingerprint."""
+    name = "fingerprint" if study.data.volumes else "inspect"
+    return as_question(study, name, evaluation__every=0, evaluation__final="none", evaluation__select="last")
 
 
 def inspect_federated(study: Study, *, cache: Path | None = None) -> JsonObject:
