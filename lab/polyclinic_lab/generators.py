@@ -144,5 +144,5 @@ def draw_projections(distances: list[list[float]], sheet: tuple[torch.Tensor, ..
 
 def _generator(run: Path, study: Study, site: str, shape: tuple[int, ...], classes: tuple[str, ...]) -> GeneratorModel:
     state = read_tensors(run / "sites" / site / "generator.safetensors")
-    made = study.generator.build_for(shape, Target(classes=classes), seed=study.seed, state=state)
-    return made.to(DEVICE) if hasattr(made, "to") else made
+    target = Target(classes=classes)
+    return study.generator.build_for(shape, target, seed=study.seed, state=state, device=DEVICE)

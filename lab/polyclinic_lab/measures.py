@@ -72,16 +72,19 @@ def measure(words: Sequence[str], folders: Folders, scale: str) -> list[Row]:
     for label, runs in folders.items():
         read = [
             {key: value for name, settings in names for key, value in OF_RUN[name](run, *settings).items()}
+            if run.exists()
+            else None
             for run in runs
         ]
         rows += rows_of(label, read)
     return rows
 
 
-def rows_of(label: str, found: Sequence[Mapping[str, float | list[float]]]) -> list[Row]:
-    """A row for each metric that every run has: values of different arms are compared seed by seed."""
-    names = [name for name in (found[0] if found else {}) if all(name in one for one in found)]
-    return [Row(label, name, tuple(one[name] for one in found)) for name in names]
+def rows_of(label: str, found: Sequence[Mapping[str, float | list[float]] | None]) -> list[Row]:
+    """A row for each metric that every run has: values of different arms are compared seed by seed. None: no run."""
+    known = [one for one in found if one is not None]
+    names = [name for name in (known[0] if known else {}) if all(name in one for one in known)]
+    return [Row(label, name, tuple(None if one is None else one[name] for one in found)) for name in names]
 
 
 def kept(run: Path, name: str, compute: Callable[[Path], JsonObject]) -> JsonObject:

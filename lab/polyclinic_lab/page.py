@@ -23,7 +23,7 @@ to its record: all values, the rule, settings, data, machine, minutes and commit
 
 - *yes*: the whole 95 % interval of the differences (seed by seed, or image by image) lies on the claimed side. *no*: it
   lies on the other side. *undecided*: it has both signs, or pooled training learnt too little to compare with; the
-  record says how many seeds would decide. In brackets: seeds, or images.
+  record says how many seeds would decide. In brackets: seeds, or images; parts of the rule that hold.
 - `quick`: small networks and images (two cores, at most 15 minutes); `full` comes near to the paper (a GPU). Numbers
   are those of the largest scale that was run, mean ± standard deviation, of what the rule asks. *not run*: the
   experiment was made anew, and has not had a GPU yet.
@@ -97,7 +97,16 @@ def _verdict(claim: Claim, scale: str, kept: Kept) -> str:
         return "-"
     seeds = max((row["n"] for row in found["ours"]), default=0)
     word = f"[{found['verdict']}](../records/{claim.name}-{scale}.json)"
-    return f"{word}{f' ({seeds})' if claim.arms else ''}{' †' if is_stale(found) else ''}"
+    return f"{word}{f' ({seeds}{_parts(claim, found)})' if claim.arms else ''}{' †' if is_stale(found) else ''}"
+
+
+def _parts(claim: Claim, found: JsonObject) -> str:
+    """How many of a rule's sentences hold, where they do not decide it together."""
+    table = {(row["label"], row["metric"]): row["values"] for row in found["ours"]}
+    words = [one.judge(table).word for one in claim.rule.sentences]
+    met = claim.rule.provided is None or claim.rule.provided.judge(table).word == "yes"
+    told = met and len(words) > 1 and found["verdict"] == "undecided"
+    return f"; {words.count('yes')} of {len(words)} parts" if told else ""
 
 
 def _reasons(kept: Kept) -> Iterator[str]:

@@ -17,6 +17,7 @@ from polyclinic.files import atomic_write, make_folder, read_json
 from polyclinic.json_types import JsonObject
 from polyclinic_lab.claim import CLAIMS, Claim, Scale, find_claim
 from polyclinic_lab.judge import as_text, judge, plan
+from polyclinic_lab.measures import OF_ALL
 
 RECORDS = Path(__file__).parents[1] / "records"
 #: records by claim and scale
@@ -88,7 +89,10 @@ def join(kept: list[Path], folder: Path) -> Path:
 
 
 def record(claim: Claim, runs: Path, options: argparse.Namespace) -> JsonObject | None:
-    """`claim.json` of the first seeds that have all their runs; None where there is no such seed."""
+    """`claim.json` of all runs that are there, some seeds of some arms perhaps; None where the first seed lacks one.
+
+    What is measured of all runs together is measured of the first seeds that have them all.
+    """
     planned = plan(claim, options.figures, options.scale, None, phantom=False, runs=runs)
     lacking = [entry for arm in planned.values() for entry in arm if not entry.folder.exists()]
     seeds = min((entry.seed for entry in lacking), default=claim.seeds[options.scale])
@@ -96,8 +100,10 @@ def record(claim: Claim, runs: Path, options: argparse.Namespace) -> JsonObject 
         return None
     out = options.figures / f"{claim.name}-{options.scale}"
     make_folder(out)
-    whole = {label: arm[:seeds] for label, arm in planned.items()}
-    found = judge(claim, whole, out, scale=options.scale, phantom=False, begin=time.monotonic())
+    if claim.measure[0].split()[0] not in OF_ALL:
+        seeds = 1 + max(entry.seed for arm in planned.values() for entry in arm if entry.folder.exists())
+    there = {label: arm[:seeds] for label, arm in planned.items()}
+    found = judge(claim, there, out, scale=options.scale, phantom=False, begin=time.monotonic())
     missing = [entry.words for entry in lacking]
     return found | {"missing": missing, "rule_commit": first_commit(claim, found, options)}
 

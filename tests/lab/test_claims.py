@@ -11,7 +11,7 @@ from polyclinic_lab import claim
 from polyclinic_lab.claim import CLAIMS, SCALES, Claim, ClaimsFile, find_claim, tuned_name
 from polyclinic_lab.judge import STUDIES, plan, slug
 from polyclinic_lab.measures import OF_ALL, OF_RUN
-from polyclinic_lab.page import PAGES, pages
+from polyclinic_lab.page import PAGES, _parts, pages
 from polyclinic_lab.records import is_stale, minutes_of, records
 
 SMALL = """
@@ -132,6 +132,15 @@ def test_a_record_of_another_study_is_stale() -> None:
     found = {"claim": claim.name, "scale": "quick", "phantom": False, "changes": changes}
     assert not is_stale(found)
     assert is_stale(found | {"changes": {**changes, "fedavg": ["method.rounds=99"]}})
+
+
+def test_an_undecided_conjunction_says_how_many_parts_hold() -> None:
+    """By hand: one difference has one sign in all seeds, the other has both."""
+    values = {"cwt": [0.5, 0.51], "cwt-replay": [0.7, 0.71], "fedavg": [0.7, 0.8], "fedreplay": [0.8, 0.7]}
+    rows = [{"label": label, "metric": "accuracy", "values": seeds} for label, seeds in values.items()]
+    claim = CLAIMS["qu-figure5-retina-high"]
+    assert _parts(claim, {"verdict": "undecided", "ours": rows}) == "; 1 of 2 parts"
+    assert _parts(claim, {"verdict": "yes", "ours": rows}) == ""
 
 
 def test_minutes_are_measured_where_there_is_a_record() -> None:

@@ -49,6 +49,28 @@ def test_a_record_is_made_of_all_folders_and_says_which_runs_are_missing(kept, t
     assert (tmp_path / "figures" / "ours-one-site-quick" / "claim.png").exists()
 
 
+def test_arms_have_the_seeds_that_are_there(tmp_path, monkeypatch) -> None:
+    """By hand: seeds 1, 2 of one arm and 1 of the other make one pair; the other value is kept."""
+    claim = CLAIMS["qu-one-communication"]
+    monkeypatch.setenv("POLYCLINIC_DATA", str(tmp_path))
+    monkeypatch.setitem(globals(), "CLAIM", claim)
+    (fedavg, last), (fedreplay, _) = plan(claim, tmp_path, "quick", 2, phantom=False, runs=tmp_path / "runs").values()
+    for entry, carried in ((fedavg, 4e6), (last, 5e6), (fedreplay, 1e6)):
+        entry.folder.mkdir(parents=True)
+        result = {
+            "metrics": {"test": {"mae": 9.0}},
+            "communication": {"total_bytes": carried},
+            "timing": {"seconds": 1},
+        }
+        (entry.folder / "result.json").write_text(json.dumps(result))
+        (entry.folder / "measured").touch()
+    found = made(monkeypatch, [tmp_path], tmp_path)
+    values = {row["label"]: row["values"] for row in found["ours"] if row["metric"] == "MB"}
+    assert values == {"fedavg": [4.0, 5.0], "fedreplay": [1.0, None]}
+    assert found["missing"] == ["fedreplay, seed 1"]
+    assert "1 seeds" in found["why"]
+
+
 def test_the_commit_of_a_rule_is_that_of_an_earlier_record(kept, tmp_path, monkeypatch) -> None:
     earlier = {"claim": CLAIM.name, "scale": "full", "rule": CLAIM.rule.words, "rule_commit": "older"}
     (tmp_path / "earlier.json").write_text(json.dumps(earlier))
