@@ -1,4 +1,4 @@
-"""Data sets of computer vision by name: MedMNIST, MNIST, CIFAR-10."""
+"""Data sets of computer vision by name: MNIST, CIFAR-10."""
 
 import gzip
 import struct
@@ -7,48 +7,9 @@ import numpy as np
 import pytest
 from dataset_files import load
 
-from polyclinic.data.datasets import SOURCES
 from polyclinic.errors import BadInput
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-def write_medmnist(file, shape, columns=1, highest=1):
-    arrays = {}
-    for name, count in {"train": 4, "val": 2, "test": 2}.items():
-        arrays[f"{name}_images"] = np.arange(count * int(np.prod(shape))).reshape(count, *shape).astype(np.uint8)
-        arrays[f"{name}_labels"] = np.tile([[0], [highest]], (count // 2, columns)).astype(np.uint8)
-        arrays[f"{name}_labels"][:, :-1] = 0  # of several columns, the last one counts
-    np.savez(file, **arrays)
-
-
-def test_medmnist_reads_the_file_of_the_nearest_larger_size(root):
-    write_medmnist(root / "pneumoniamnist.npz", (28, 28))
-    write_medmnist(root / "pneumoniamnist_64.npz", (64, 64))
-    data = load("medmnist", root)
-    assert data.images.shape == (8, 1, 28, 28)
-    assert data.split.tolist() == ["train"] * 4 + ["validation"] * 2 + ["test"] * 2
-    assert data.labels.tolist() == [0, 1] * 4
-    assert data.classes == ("normal", "pneumonia")
-    assert SOURCES["medmnist"](path=root, size=40).files() == [root / "pneumoniamnist_64.npz"]
-    assert SOURCES["medmnist"](path=root, size=128).files() == [root / "pneumoniamnist_64.npz"]
-    with pytest.raises(BadInput, match=r"there is no 'bloodmnst' \(did you mean 'bloodmnist'\?\)"):
-        load("medmnist", root, subset="bloodmnst")
-
-
-def test_medmnist_in_colour_in_three_dimensions_and_with_many_labels(root):
-    write_medmnist(root / "bloodmnist.npz", (28, 28, 3), highest=7)
-    blood = load("medmnist", root, subset="bloodmnist")
-    assert blood.images.shape == (8, 3, 28, 28)
-    assert len(blood.classes) == 8
-    write_medmnist(root / "nodulemnist3d.npz", (28, 28, 28))
-    nodule = load("medmnist", root, subset="nodulemnist3d")
-    with np.load(root / "nodulemnist3d.npz") as archive:
-        assert np.array_equal(nodule.images[0, 0], archive["train_images"][0, 14])
-    write_medmnist(root / "chestmnist.npz", (28, 28), columns=14)
-    chest = load("medmnist", root, subset="chestmnist", finding="hernia")
-    assert chest.classes == ("other", "hernia")
-    assert chest.labels.tolist() == [0, 1] * 4
 
 
 def write_idx(file, values):

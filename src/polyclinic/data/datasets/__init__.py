@@ -7,7 +7,7 @@ import `data` and what lies below it (`errors`, `settings`, `randomness`), never
 from collections.abc import Mapping
 from typing import Any
 
-from polyclinic.data.datasets.benchmarks import Cifar10, MedMnist, Mnist
+from polyclinic.data.datasets.benchmarks import Cifar10, Mnist
 from polyclinic.data.datasets.folder import Folder
 from polyclinic.data.datasets.npz import Npz
 from polyclinic.data.datasets.phantoms.brain import BrainPhantom
@@ -46,7 +46,6 @@ SOURCES: Registry[type[Source]] = Registry(
         "isic2019": Isic2019,
         "ham10000": Ham10000,
         "nih-chestxray": NihChestXray,
-        "medmnist": MedMnist,
         "mnist": Mnist,
         "cifar10": Cifar10,
         "at-sites": AtSites,

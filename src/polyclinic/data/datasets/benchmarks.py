@@ -1,11 +1,10 @@
-"""Benchmarks of machine learning: MNIST, CIFAR-10, MedMNIST v2."""
+"""Benchmarks of machine learning: MNIST and CIFAR-10, as FELICIA has them."""
 
 from __future__ import annotations
 
 import gzip
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,10 +12,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from polyclinic.data.archives import Archive
 from polyclinic.data.listing import Listing, listing_of_parts
 from polyclinic.data.source import FileSource
-from polyclinic.errors import BadInput, did_you_mean
+from polyclinic.errors import BadInput
 
 # --- MNIST ----------------------------------------------------------------------------------------------------
 
@@ -133,88 +131,3 @@ def _listing(path: Path, parts: list[np.ndarray], classes: tuple[str, ...]) -> L
     splits = ["train"] * (len(parts) - 1) + ["test"]
     labels = [part[:, 0] for part in parts]
     return listing_of_parts(str(path), list(zip(splits, images, labels, strict=True)), classes)
-
-
-# --- MedMNIST v2: any of its sets, at 28, 64, 128 or 224 pixels -----------------------------------------------
-
-
-SIZES = (28, 64, 128, 224)
-SPLITS = {"train": "train", "val": "validation", "test": "test"}
-_ORGANS = "bladder|femur-left|femur-right|heart|kidney-left|kidney-right|liver|lung-left|lung-right|pancreas|spleen"
-_NAMES = {
-    "pathmnist": "adipose|background|debris|lymphocytes|mucus|smooth muscle|normal colon mucosa|"
-    "cancer-associated stroma|colorectal adenocarcinoma epithelium",
-    "chestmnist": "atelectasis|cardiomegaly|effusion|infiltration|mass|nodule|pneumonia|pneumothorax|consolidation|"
-    "edema|emphysema|fibrosis|pleural|hernia",
-    "dermamnist": "actinic keratoses|basal cell carcinoma|benign keratosis|dermatofibroma|melanoma|melanocytic nevi|"
-    "vascular lesions",
-    "octmnist": "choroidal neovascularization|diabetic macular edema|drusen|normal",
-    "pneumoniamnist": "normal|pneumonia",
-    "retinamnist": "0|1|2|3|4",
-    "breastmnist": "malignant|normal or benign",
-    "bloodmnist": "basophil|eosinophil|erythroblast|immature granulocytes|lymphocyte|monocyte|neutrophil|platelet",
-    "tissuemnist": "collecting duct|distal convoluted tubule|glomerular endothelial|interstitial endothelial|"
-    "leukocytes|podocytes|proximal tubule|thick ascending limb",
-    "organamnist": _ORGANS,
-    "organcmnist": _ORGANS,
-    "organsmnist": _ORGANS,
-    "organmnist3d": "liver|kidney-right|kidney-left|femur-right|femur-left|bladder|heart|lung-right|lung-left|spleen|"
-    "pancreas",
-    "nodulemnist3d": "benign|malignant",
-    "adrenalmnist3d": "normal|hyperplasia",
-    "fracturemnist3d": "buckle|nondisplaced|displaced",
-    "vesselmnist3d": "vessel|aneurysm",
-    "synapsemnist3d": "inhibitory|excitatory",
-}
-#: every set with the names of its classes, in the order of its labels
-CLASSES = {name: tuple(text.split("|")) for name, text in _NAMES.items()}
-
-
-class MedMnist(FileSource):
-    """MedMNIST v2: any of its sets with the official splits; of the 3D sets the middle slices."""
-
-    source: Literal["medmnist"] = "medmnist"
-    size: int = Field(28, ge=16, le=224, description="side of the square images; the nearest larger file is read")
-    subset: str = Field("pneumoniamnist", description="the set, e.g. pathmnist, bloodmnist, organmnist3d")
-    finding: str = Field("effusion", description="which of chestmnist's findings is the label; other sets ignore it")
-
-    where: ClassVar[str] = (
-        "MedMNIST v2 (Yang et al. 2023) at Zenodo, one .npz per set and size; CC BY 4.0 (dermamnist: CC BY-NC 4.0)."
-    )
-    layout: ClassVar[str] = """
-        path/pneumoniamnist.npz          28 px
-        path/pneumoniamnist_64.npz       also _128 and _224
-    each with train_images, train_labels, val_images, val_labels, test_images, test_labels. `path` may be the file."""
-
-    def files(self) -> Sequence[Path]:
-        return [self._file()]
-
-    def listing(self) -> Listing:
-        archive = Archive(self._file())
-        classes, finding = CLASSES[self.subset], None
-        if self.subset == "chestmnist":
-            if self.finding not in classes:
-                raise BadInput(f"data.finding: there is no '{self.finding}'; choose one of {', '.join(classes)}")
-            classes, finding = ("other", self.finding), classes.index(self.finding)
-        parts = []
-        for name, split in SPLITS.items():
-            labels = archive[f"{name}_labels"]
-            labels = labels.reshape(-1) if finding is None else labels[:, finding]
-            images = archive[f"{name}_images"]
-            is_volume = images.ndim == 4 and images.shape[3] != 3  # [N, D, H, W]: its middle slices
-            parts.append((split, images[:, images.shape[1] // 2] if is_volume else images, labels))
-        return listing_of_parts(self.subset, parts, classes)
-
-    def _file(self) -> Path:
-        if self.subset not in CLASSES:
-            hint = did_you_mean(self.subset, list(CLASSES))
-            raise BadInput(f"data.subset: there is no '{self.subset}'{hint}; choose one of {', '.join(CLASSES)}")
-        if self.location.is_file():
-            return self.location
-        larger = [size for size in SIZES if size >= self.size]
-        smaller = [size for size in reversed(SIZES) if size < self.size]
-        for size in (*larger, *smaller):
-            file = self.location / (f"{self.subset}.npz" if size == 28 else f"{self.subset}_{size}.npz")
-            if file.is_file():
-                return file
-        raise BadInput(f"data.path: '{self.location}' has no {self.subset}.npz (nor one of _64, _128, _224)")
