@@ -114,6 +114,13 @@ def test_an_array_gives_the_sites_of_an_archive(tmp_path, capsys, name):
     assert (study.data.site, study.data.group, study.sites.partition) == (name, "patient_id", "column")
 
 
+def test_numbers_of_classes_and_sites_have_the_names_that_the_archive_gives_them(tmp_path):
+    names = {"label_names": np.array(["well", "ill"]), "site_names": np.array(["north", "south"])}
+    numbers = {"labels": np.arange(24) % 2, "site": np.arange(24) // 12}
+    found = survey(save(tmp_path / "a.npz", images=images(), **numbers, **names))
+    assert (found.labels.classes, found.sites) == ({"well": 12, "ill": 12}, {"north": 12, "south": 12})
+
+
 def test_an_archive_without_images_names_what_it_has(tmp_path):
     save(tmp_path / "a.npz", y=np.arange(4), X=np.zeros((4, 9)))
     with pytest.raises(BadInput, match=r"no array has images \[N, H, W\]; it has y \[4\], X \[4, 9\]"):

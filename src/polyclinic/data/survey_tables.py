@@ -312,6 +312,15 @@ def survey_archive(path: Path, hints: Hints = Hints()) -> Survey:  # noqa: B008 
         columns["masks"] = usual[0]
     elif "labels" not in columns:
         raise BadInput(f"--for {path}: {_no_labels(shapes, prefixes[0], sum(counts.values()))}")
+    told = Columns(archive, name)
+    for own in (columns[what] for what in ("labels", "site") if what in columns):  # names in the place of numbers
+        names, values = told.names_of(own), arrays[own]
+        if (
+            names is not None
+            and np.issubdtype(values.dtype, np.integer)
+            and 0 <= values.min() <= values.max() < len(names)
+        ):
+            arrays[own] = names.astype(str)[values]
     texts = [str(value) for value in arrays[columns["labels"]].tolist()] if "labels" in columns else []
     labels = labels_of(texts) if texts else Labels.masks()
     _refuse_pixels(archive.first(prefixes[0] + name), f"{path}: '{name}'")
