@@ -50,7 +50,9 @@ class VolumeSource(Source):
     structures: dict[str, tuple[int, ...]] = Field(
         {}, description="values of the mask by structure: { core = [1, 4] }; structures may overlap (BraTS' regions)"
     )
-    preparation: Preparation = Field(default_factory=Preparation)
+    preparation: Preparation = Field(
+        default_factory=Preparation, description="axes, spacing, intensities and size, a table of its own (volumes.md)"
+    )
     strict: bool = Field(
         False, description="stop at a case that cannot be read, instead of naming it and going on without it"
     )
